@@ -213,7 +213,7 @@ SPANS = {
     "a start beyond the end": Case("answer", "a.json", squad(question(start=99)), ("not at character 99",)),
     "a negative start": Case("answer", "a.json", squad(question(start=-1)), ("not at character -1",)),
     "a start that is text": Case(
-        "answer", "a.json", squad(question(start="0")), ("is '0', expected a whole number",)
+        "answer", "a.json", squad(question(start="0")), ("is '0', expected an integer",)
     ),
     "an id that occurs twice": Case(
         "answer", "a.json", squad(question(), question()), ("the id occurs twice",)

@@ -330,7 +330,7 @@ def test_many_quotes_take_linear_time(tmp_path: Path) -> None:
         ("a.en,b.de,c.fr", {}, "neither one table"),
         ("a.en,", {}, "neither one table"),
         ([], {}, "neither one table"),
-        (["a.tsv", "b.tsv"], {"format": "tsv"}, "two files are given"),
+        (["a.tsv", "b.tsv"], {"format": "tsv"}, "two are given"),
         ("hub:wmt14", {}, "hub:NAME:SPLIT"),
         ("embedded:", {}, "embedded:NAME"),
     ],

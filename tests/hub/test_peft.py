@@ -165,7 +165,7 @@ def adapter(tmp_path_factory):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"r": 10**12}, r"q_proj does not have the tensors lora_A.weight \(1000000000000, 16\)"),
+        ({"r": 10**12}, r"q_proj lacks the tensors lora_A.weight \(1000000000000, 16\)"),
         ({"r": 0}, "adapter_config.json: r: "),
         ({"lora_alpha": "1"}, "adapter_config.json: lora_alpha: "),
         ({"use_dora": True}, r"lora_magnitude_vector \(16,\) of adapter_config.json"),
@@ -199,8 +199,8 @@ def without_b(tensors):
             lambda t: {n.replace("q_proj", "x_proj"): v for n, v in t.items()},
             r"modules that .* does not have\n.*x_proj",
         ),
-        (lambda t: {n: v.mT.contiguous() for n, v in t.items()}, r"q_proj does not have the tensors"),
-        (without_b, r"q_proj does not have the tensors"),
+        (lambda t: {n: v.mT.contiguous() for n, v in t.items()}, r"q_proj lacks the tensors"),
+        (without_b, r"q_proj lacks the tensors"),
         (
             lambda t: t | {"base_model.model.lm_head.weight": torch.ones(3, 16)},
             r"wrong shape: lm_head.weight",

@@ -305,7 +305,7 @@ REJECTED = [
     ("plain", {"model.max_positions": 2}, "2 tokens leave no room"),
     ("follows", {"model.heads": ["lm"]}, r"model\.heads: next-sentence, pooler is missing"),
     ("denoise", {"tokenizer.special": []}, "no mask token"),
-    ("denoise", {"task.noise": {"permute": 0.0, "infill": 0.0}}, "every rate is 0"),
+    ("denoise", {"task.noise": {"permute": 0.0, "infill": 0.0}}, "all rates are 0"),
     ("denoise", {"task.written": 0, "task.best_by": "exact_match"}, "exact_match requires generated texts"),
     ("sentinels", {"tokenizer.sentinels": 1}, r"set tokenizer\.sentinels=2"),
 ]  # fmt: skip

@@ -159,7 +159,7 @@ def test_templates_that_refuse_or_are_invalid() -> None:
         render("a\n{% if %}", {})
     with pytest.raises(CheckpointError, match="UndefinedError"):
         render("{{ a.b.c }}", {})
-    with pytest.raises(DataError, match="must be plain text, lists and objects"):
+    with pytest.raises(DataError, match="must be text, lists and objects"):
         render("", {"messages": [object()]})
     assert render("{{ strftime_now('%Y') }}", {}) in {str(datetime.now().year), str(datetime.now().year - 1)}
 

@@ -249,7 +249,7 @@ def test_added_tokens_are_single_and_in_the_saved_model(tmp_path: Path) -> None:
         ({"add": ["a"]}, "tokenizer: add: there is no joint tokenizer to add tokens to"),
         (
             {"add": "nothing.txt", "file": "FILE"},
-            "tokenizer.add: nothing.txt cannot be read .*; name a text file",
+            "tokenizer.add: nothing.txt cannot be read .*; name a file",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from trifold.data.files import FORMATS, TEXT_FORMATS, find_files, is_dataset
 from trifold.data.lines import WHOLE_FILE, FileRange, display_name, inner_suffix, iter_lines, read_text
-from trifold.data.pairs import INNER_BREAK, ReadReport, Rows, iter_dataset, plural, read_pairs
+from trifold.data.pairs import INNER_BREAK, HoldOut, ReadReport, Rows, iter_dataset, plural, read_pairs
 from trifold.data.settings import DataSettings
 from trifold.data.tables import NumberedRow, check_text, iter_parquet, read_objects, value_at
 from trifold.deprecated import renamed
@@ -79,7 +79,7 @@ class Documents(Rows):
         return cls(texts, report)
 
     def hold_out(
-        self, count: int | float | str, seed: int, keys: Sequence[Any] | None = None
+        self, count: HoldOut, seed: int, keys: Sequence[Any] | None = None
     ) -> tuple[Documents, Documents]:
         """As `Rows.hold_out`; a single document is split by characters, and the held-out share is its end.
 
@@ -95,9 +95,7 @@ class Documents(Rows):
             )
         cut = int(len(text) * (1 - count))
         if not text[:cut].strip() or not text[cut:].strip():
-            raise DataError(
-                f"data.holdout: a share of {count} of {len(text):,} characters leaves a part blank"
-            )
+            raise DataError(f"data.holdout: {count} of {len(text):,} characters leaves a part blank")
         train, held = Documents.of([text[:cut]], name), Documents.of([text[cut:]], f"the end of {name}")
         train.report = self.report  # keeps the counts of dropped documents
         return train, held
@@ -169,13 +167,11 @@ def find_parts(source: str | list[str], settings: DataSettings) -> tuple[Documen
     return DocumentReport(name, files=len(files), skipped_files=skipped), parts
 
 
-def filter_documents(
-    documents: Iterable[str], settings: DataSettings, report: DocumentReport
-) -> Iterator[str]:
+def filter_documents(texts: Iterable[str], settings: DataSettings, report: DocumentReport) -> Iterator[str]:
     """Iterate over the documents that the settings keep, and count all of them in `report`."""
     # With a cache, the text may be so large that its digests do not fit into memory: duplicates are not counted.
     seen: set[bytes] | None = None if settings.cache is not None else set()
-    for text in documents:
+    for text in texts:
         report.documents += 1
         if (not text or text.isspace()) and report.count_blank(settings):
             continue
@@ -191,9 +187,7 @@ def filter_documents(
 
 def _file_kind(file: str, settings: DataSettings) -> str:
     if settings.format not in ("auto", *TEXT_FORMATS.values()):
-        raise SettingsError(
-            f"data.format: {settings.format} holds rows; the format of raw text is text, jsonl or parquet"
-        )
+        raise SettingsError(f"data.format: {settings.format} holds rows; raw text is text, jsonl or parquet")
     if settings.format != "auto":
         return settings.format
     suffix = inner_suffix(file)

@@ -41,7 +41,10 @@ def download(dataset: Dataset, report: Report, watch: Watch) -> None:
     folder = data_folder()
     try:
         for file in dataset.present():
-            _verify(file)
+            content = _convert("", [folder / file.path], _limit(file)) if file.urls else b""
+            if file.urls and _sha256(content) != file.sha256:
+                wrong = f"{folder / file.path}: not the published content, whose SHA-256 is {file.sha256}"
+                raise DataError(f"{wrong}; move the file away to download it")
         if missing := [file for file in dataset.files if not (folder / file.path).exists()]:
             disk.make_folder(folder)
             with FileLock(folder / f".{dataset.name}.lock"):
@@ -52,13 +55,6 @@ def download(dataset: Dataset, report: Report, watch: Watch) -> None:
             f"{error.filename or folder}: cannot be written ({error.strerror or error}); {disk.remedy(error)}, or set "
             f"{VARIABLE} to another folder"
         ) from None
-
-
-def _verify(file: File) -> None:
-    target = data_folder() / file.path
-    if file.urls and _sha256(_convert("", [target], _limit(file))) != file.sha256:
-        remedy = "move the file away to download it"
-        raise DataError(f"{target}: not the published content, whose SHA-256 is {file.sha256}; {remedy}")
 
 
 def _obtain(file: File, report: Report, watch: Watch) -> None:
@@ -119,12 +115,10 @@ class _Interrupted(Exception):
 class _Redirects(HTTPRedirectHandler):
     """Follows redirects to addresses of the same scheme, which is https for all datasets."""
 
-    def redirect_request(self, request: Any, *arguments: Any) -> Any:
-        if urlsplit(arguments[-1]).scheme != request.type:
-            raise DataError(
-                f"{request.full_url}: is redirected to {arguments[-1]}, which is not {request.type}"
-            )
-        return super().redirect_request(request, *arguments)
+    def redirect_request(self, request: Any, *given: Any) -> Any:
+        if urlsplit(given[-1]).scheme != request.type:
+            raise DataError(f"{request.full_url}: is redirected to {given[-1]}, which is not {request.type}")
+        return super().redirect_request(request, *given)
 
 
 def _fetch(url: str, part: Path, limit: int, report: Report, watch: Watch) -> None:
@@ -155,9 +149,7 @@ def _attempt(url: str, part: Path, limit: int, watch: Watch) -> None:
             return
         if code in RETRIED or code >= 500:
             raise _Interrupted(str(error)) from None
-        raise DataError(
-            f"{url}: {error}; the file may have moved: see its source in `trifold data`"
-        ) from None
+        raise DataError(f"{url}: {error}; it may have moved: see its source in `trifold data`") from None
     with response, watch(part.stem) as advance:
         size = start = start if response.status == 206 else 0
         length = response.length  # None if the server does not send it

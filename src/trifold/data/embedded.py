@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bz2
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import TypeAlias
@@ -75,9 +75,7 @@ def functions() -> Splits:
     return stdlib.split_functions(stdlib.read_functions(stdlib.library_folder()))
 
 
-SOURCES: dict[str, Callable[[], Splits]] = {
-    make.__name__: make for make in (smoke, phrasebook, translations, functions)
-}
+SOURCES = {make.__name__: make for make in (smoke, phrasebook, translations, functions)}
 
 
 @cache

@@ -37,9 +37,7 @@ def find_files(source: str | list[str]) -> tuple[list[str], Counter[str]]:
         source = [source] if expand_path(source).exists() else source.split(",")
     names = [name.strip() for name in source]
     if not names or not all(names):
-        raise SettingsError(
-            f"data: {source!r} names no file; give a file, a folder, or a pattern such as *.txt"
-        )
+        raise SettingsError(f"data: {source!r} names no file; give a file, a folder, or a pattern like *.txt")
     skipped: Counter[str] = Counter()
     return list(dict.fromkeys(file for name in names for file in _files_of_name(name, skipped))), skipped
 
@@ -54,9 +52,7 @@ def _files_of_name(name: str, skipped: Counter[str]) -> list[str]:
         matches = glob.glob(str(path), recursive=True)  # noqa: PTH207 (Path.glob takes no absolute pattern)
         found = [file for file in sorted(matches) if Path(file).is_file()]
         if not found:
-            raise DataError(
-                f"{name}: no file matches this pattern; check it with `ls`, in quotes on a command line"
-            )
+            raise DataError(f"{name}: matches no file; check it with `ls`, in quotes on a command line")
         return found
     return [str(path)]  # if it is missing, opening it raises the error
 

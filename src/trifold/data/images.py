@@ -62,15 +62,14 @@ class ImageSettings(Settings):
         short, limit = self.shortest_edge, self.longest_edge
         if short is None:
             return self.size or (height, width)
-        exact: float = short
-        if limit is not None and max(height, width) / min(height, width) * short > limit:
-            exact = limit * float(min(height, width)) / max(height, width)
+        exact, low, high = float(short), min(height, width), max(height, width)
+        if limit is not None and high / low * short > limit:
+            exact = limit * float(low) / high
             short = round(exact)
-        if min(height, width) == short:
+        if low == short:
             return height, width
-        return (
-            (int(exact * height / width), short) if width < height else (short, int(exact * width / height))
-        )
+        longer = int(exact * high / low)
+        return (longer, short) if width < height else (short, longer)
 
 
 def read_image(
@@ -124,9 +123,7 @@ def _decode(image: Any, name: str, channels: int, kinds: Counter[Any]) -> Any:
     """The decoded Pillow image, upright and with the given number of channels."""
     mode = {1: "L", 3: "RGB"}.get(channels)
     if mode is None:
-        raise DataError(
-            f"{name}: this model reads images of {channels} channels, and image files have 1 or 3"
-        )
+        raise DataError(f"{name}: the model reads images of {channels} channels, and image files have 1 or 3")
     library, transpose = import_pillow()
     try:
         with warnings.catch_warnings():

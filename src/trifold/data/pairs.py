@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import PurePath
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from trifold.data import embedded, tables
 from trifold.data.files import FORMATS, is_dataset
@@ -26,6 +26,7 @@ _CLASSES = {
         LABELS, lambda value, place: check_text(str(value) if isinstance(value, int) else value, place)
     ),
 }
+HoldOut: TypeAlias = int | float | str  # a number, a share, or a fold
 # Characters that other programs treat as line ends. Here they are part of the line.
 INNER_BREAK = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
@@ -117,9 +118,7 @@ class Rows(Sized):
     def select(self, indices: list[int], name: str) -> Self:
         """The rows at `indices` as a new set called `name`."""
 
-    def hold_out(
-        self, count: int | float | str, seed: int, keys: Sequence[Any] | None = None
-    ) -> tuple[Self, Self]:
+    def hold_out(self, count: HoldOut, seed: int, keys: Sequence[Any] | None = None) -> tuple[Self, Self]:
         """Split into training and held-out rows; a float is a share, `fold:2/5` the second of five folds.
 
         The held-out rows are the last of a shuffle by `seed`; both parts keep the order of the file. Rows with equal
@@ -157,9 +156,7 @@ class Pairs(Rows):
         )
 
 
-def hold_out_indices(
-    total: int, count: int | float | str, seed: int, noun: str
-) -> tuple[list[int], list[int]]:
+def hold_out_indices(total: int, count: HoldOut, seed: int, noun: str) -> tuple[list[int], list[int]]:
     """The indices to keep and those to hold out, both sorted; a float is a share, of at least one.
 
     `fold:2/5` is the second of the five folds of this seed, which partition the indices.
@@ -174,9 +171,7 @@ def hold_out_indices(
         return sorted({*order}.difference(held)), sorted(held)
     size = max(1, round(count * total)) if isinstance(count, float) else count
     if size >= total:
-        raise DataError(
-            f"data.holdout: {size:,} {noun} of {total:,} leave nothing to train on; hold out fewer"
-        )
+        raise DataError(f"data.holdout: {size:,} {noun} of {total:,} leave nothing to train on; use fewer")
     return sorted(order[: total - size]), sorted(order[total - size :])
 
 
@@ -292,9 +287,7 @@ def _table_format(file: str, settings: DataSettings) -> str:
 
 def _read_aligned(files: list[str], settings: DataSettings) -> Iterator[Row]:
     if settings.format not in ("auto", "text"):
-        raise SettingsError(
-            f"data.format: {settings.format} is one file with both sides, but two files are given"
-        )
+        raise SettingsError(f"data.format: {settings.format} is one file with both sides; two are given")
     left, right = (iter_lines(file, settings.max_line_bytes) for file in files)
     for number, (source, target) in enumerate(zip_longest(left, right), start=1):
         if source is None or target is None:

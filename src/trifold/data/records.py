@@ -6,7 +6,7 @@ chosen by their names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import PurePath
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 from trifold.data.conll import iter_conll
 from trifold.data.files import FORMATS, find_files, is_dataset
 from trifold.data.lines import display_name, inner_suffix, iter_lines
-from trifold.data.pairs import Report, Rows, filter_rows, iter_dataset, plural
+from trifold.data.pairs import HoldOut, Report, Rows, filter_rows, iter_dataset, plural
 from trifold.data.settings import DataSettings, Source
 from trifold.data.squad import iter_squad
 from trifold.data.tables import NumberedRow, Role, Roles, check_text, choose_columns, iter_file, read_roles
@@ -24,13 +24,8 @@ from trifold.errors import SettingsError
 
 __all__ = ["RecordReport", "Records", "Role", "Roles", "check_text", "read_records"]
 
-_READERS: dict[str, Callable[[str, DataSettings], Iterator[NumberedRow]]] = {
-    "conll": iter_conll,
-    "squad": iter_squad,
-}
-_FORMATS = (
-    FORMATS | dict.fromkeys((".conll", ".conllu", ".bio", ".iob", ".iob2"), "conll") | {".json": "squad"}
-)
+_READERS = {"conll": iter_conll, "squad": iter_squad}
+_FORMATS = FORMATS | dict.fromkeys(".conll .conllu .bio .iob .iob2".split(), "conll") | {".json": "squad"}
 
 
 @dataclass
@@ -64,9 +59,7 @@ class Records(Rows):
         columns = {role: [values[i] for i in indices] for role, values in self.columns.items()}
         return type(self)(columns, [self.lines[i] for i in indices], RecordReport(name, pairs=len(indices)))
 
-    def hold_out(
-        self, count: int | float | str, seed: int, keys: Sequence[Any] | None = None
-    ) -> tuple[Self, Self]:
+    def hold_out(self, count: HoldOut, seed: int, keys: Sequence[Any] | None = None) -> tuple[Self, Self]:
         return super().hold_out(count, seed, self.columns.get("context"))  # rows of one context stay together
 
 

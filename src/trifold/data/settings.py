@@ -37,9 +37,7 @@ class DataSettings(Settings):
     columns: dict[str, str | int | None] = Field(
         {}, description="column of a part of a row of a labelled task, such as `{text: review, pair: null}`"
     )
-    format: Literal["auto", "text", "tsv", "csv", "jsonl", "parquet", "conll", "squad"] = (
-        "auto"  # auto: by suffix
-    )
+    format: Literal["auto", "text", "tsv", "csv", "jsonl", "parquet", "conll", "squad"] = "auto"  # by suffix
     header: bool | None = None  # whether the first row of a TSV or CSV file has column names; null: detect
 
     documents: Literal["line", "blank", "file"] = Field(

@@ -62,9 +62,7 @@ def check_answers(answers: Any, context: str, place: str) -> list[dict[str, Any]
         text = check_text(answer.get("text"), f"{place}: the text of an answer")
         start = answer.get("answer_start", answer.get("start"))
         if not isinstance(start, int) or isinstance(start, bool):
-            raise DataError(
-                f"{place}: answer_start of {text!r:.80} is {start!r:.40}, expected a whole number"
-            )
+            raise DataError(f"{place}: answer_start of {text!r:.80} is {start!r:.40}, expected an integer")
         there = context[start : start + len(text)] if start >= 0 else ""
         if there != text:
             raise DataError(

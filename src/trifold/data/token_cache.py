@@ -121,9 +121,7 @@ class TokenCache:
         for shard in manifest["shards"]:
             stop = start + shard["tokens"]
             if _sha256(self.ids, start, stop) != shard["sha256"]:
-                raise _damaged(
-                    self.folder / IDS, f"tokens {start:,} to {stop:,} are not those that were written"
-                )
+                raise _damaged(self.folder / IDS, f"tokens {start:,} to {stop:,} are not what was written")
             start = stop
         if _sha256(self.starts, 0, len(self.starts)) != manifest["starts_sha256"]:
             raise _damaged(self.folder / STARTS, "the content is not what was written")

@@ -117,10 +117,8 @@ class Family:
             return None
         # All end ids beyond the vocabulary mean the same: no end token.
         one, other = (with_defaults(c, eos_id=min(c.eos_id, c.output_vocab_size)) for c in (config, again))
-        different = {name: value for name, value in again if value != getattr(config, name)}
-        return {
-            name: value for name, value in different.items() if getattr(one, name) != getattr(other, name)
-        }
+        changed = {name: value for name, value in again if value != getattr(config, name)}
+        return {name: value for name, value in changed.items() if getattr(one, name) != getattr(other, name)}
 
 
 # What None stands for in a field of ModelConfig.

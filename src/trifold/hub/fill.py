@@ -45,10 +45,8 @@ def fill_model(
     parameters = dict(model.named_parameters())
     matrices = _quantizable(model) if stored == "int8" else {}
     places = {
-        name: torch.empty(
-            parameter.shape, dtype=torch.int8 if parameter in matrices else dtype, device=device
-        )
-        for name, parameter in parameters.items()
+        name: torch.empty(own.shape, dtype=torch.int8 if own in matrices else dtype, device=device)
+        for name, own in parameters.items()
     }
     with _copying(device, sum(place.numel() for place in places.values())) as copy:
         for name, tensor in tensors:

@@ -78,12 +78,9 @@ def write_settings(
     """Write generation_config.json and then config.json, with `more` keys."""
     if config.decoder_layers:
         write_json(folder / GENERATION, write_generation(config, generation))
-    about = {
-        "model_type": family.model_type,
-        "architectures": [family.architecture(config)],
-        "dtype": dtype_name(dtype),
-    }
-    write_json(folder / CONFIG, family.write(config) | dict(more or {}) | about)
+    about = {"architectures": [family.architecture(config)], "dtype": dtype_name(dtype)}
+    named = {"model_type": family.model_type, **about}
+    write_json(folder / CONFIG, family.write(config) | dict(more or {}) | named)
 
 
 def families_for(config: ModelConfig, first: object = None) -> Iterator[Family]:
@@ -257,9 +254,7 @@ def resolve(name: str, *, pickled: bool = False, others: Iterable[str] = ()) -> 
     if name and folder.is_dir():
         found = next((f for f in (folder, folder / "model") if (f / CONFIG).is_file()), folder)
         if found == folder and (folder / "recipe.yaml").is_file():
-            raise CheckpointError(
-                f"{name}: the run has no model yet; continue it with `trifold resume {name}`"
-            )
+            raise CheckpointError(f"{name}: the run has no model yet; continue with `trifold resume {name}`")
         return found
     if folder.is_file():
         raise CheckpointError(f"{name}: a file, not the folder of a model")
@@ -283,11 +278,8 @@ def similar_folder(folder: Path, others: Iterable[str] = ()) -> str:
 
 def no_run_error(folder: Path) -> UsageError:
     """The error for a folder that is not a run; it names a similar folder beside it, or runs around it."""
-    files = [
-        *folder.parent.glob("recipe.yaml"),
-        *folder.parent.glob("*/recipe.yaml"),
-        *folder.glob("*/recipe.yaml"),
-    ]
+    parent = folder.parent
+    files = [*parent.glob("recipe.yaml"), *parent.glob("*/recipe.yaml"), *folder.glob("*/recipe.yaml")]
     runs = ", ".join(sorted(file.parent.as_posix() for file in files)[:10])
     near = (not folder.exists() and similar_folder(folder)) or (f"; known runs: {runs}" if runs else "")
     return UsageError(f"{folder}: no such run (a run has a recipe.yaml){near}")
@@ -301,9 +293,7 @@ def _download(name: str, files: list[str]) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=files, ignore_patterns=["[!0-9]*/*"]))
     except RepositoryNotFoundError:
-        raise CheckpointError(
-            f"{missing} no such model on the hub that you can access; check the name"
-        ) from None
+        raise CheckpointError(f"{missing} no model on the hub that you can access; check the name") from None
     except LocalEntryNotFoundError:
         raise CheckpointError(
             f"{missing} the hub cannot be reached and the model is not in the cache; "

@@ -122,11 +122,9 @@ class AdapterConfig(Settings):
 
 def read_adapter_config(folder: Path) -> tuple[AdapterConfig, Path]:
     """The settings of an adapter, and the folder of its base. Raises CheckpointError."""
-    values, known = read_json(folder / ADAPTER), AdapterConfig.model_fields
+    values, own = read_json(folder / ADAPTER), AdapterConfig.model_fields
     with naming(folder / ADAPTER):
-        keys = AdapterConfig.parse(
-            {k: v for k, v in values.items() if k in known or (v and k not in IGNORED)}
-        )
+        keys = AdapterConfig.parse({k: v for k, v in values.items() if k in own or (v and k not in IGNORED)})
     base = resolve(keys.base_model_name_or_path)
     if (base / ADAPTER).is_file():
         raise CheckpointError(
@@ -163,12 +161,9 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         outputs, inputs = matrix.shape
         shapes = [(keys.r, inputs), (outputs, keys.r), (outputs,) if keys.use_dora else None]
         if [None if part is None else tuple(part.shape) for part in (a, b, magnitude)] != shapes:
-            wanted = ", ".join(
-                f"{part} {shape}" for part, shape in zip(PARTS.values(), shapes, strict=True) if shape
-            )
-            raise CheckpointError(
-                f"{folder / TENSORS}: {module} does not have the tensors {wanted} of {ADAPTER}"
-            )
+            expected_parts = zip(PARTS.values(), shapes, strict=True)
+            wanted = ", ".join(f"{part} {shape}" for part, shape in expected_parts if shape)
+            raise CheckpointError(f"{folder / TENSORS}: {module} lacks the tensors {wanted} of {ADAPTER}")
         assert a is not None and b is not None
         scale = LoRASettings(rank=keys.r, alpha=keys.lora_alpha, rslora=keys.use_rslora).scale
         whole = adapted(matrix, a, b, scale, magnitude)

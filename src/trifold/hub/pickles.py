@@ -60,9 +60,8 @@ def _convert(sandbox: Sandbox, file: Path, output: Path, timeout: float | None) 
     size = file.stat().st_size
     request = {"file": str(file.resolve()), "output": str(output)}
     try:
-        answer = sandbox.request(
-            request, timeout=timeout or _TIMEOUT + size / _SPEED, memory=3 * size + _MEMORY
-        )
+        seconds = timeout or _TIMEOUT + size / _SPEED
+        answer = sandbox.request(request, timeout=seconds, memory=3 * size + _MEMORY)
     except SandboxStartError as error:
         raise CheckpointError(f"{file}: {error}") from None
     except SandboxError as error:
@@ -72,6 +71,5 @@ def _convert(sandbox: Sandbox, file: Path, output: Path, timeout: float | None) 
     tensors, tied = TensorFile(output), answer.get("tied")
     if not isinstance(tied, dict) or not all(isinstance(v, str) and v in tensors for v in tied.values()):
         raise CheckpointError(f"{file}: the sandbox gave an invalid answer; do not trust this file")
-    return RenamedTensors(
-        {name: (tensors, name) for name in tensors} | {name: (tensors, tied[name]) for name in tied}
-    )
+    names = {name: name for name in tensors} | tied
+    return RenamedTensors({new: (tensors, old) for new, old in names.items()})

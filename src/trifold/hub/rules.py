@@ -50,10 +50,7 @@ LEADING_AXIS = each(lambda theirs: theirs.squeeze(0), lambda ours: ours.unsqueez
 
 def joined_axes(axis: int, parts: int) -> Transform:
     """Their `axis`, with `parts` entries, and the next one are a single axis of ours."""
-    return each(
-        lambda theirs: theirs.flatten(axis, axis + 1),
-        lambda ours: ours.unflatten(axis, (parts, -1)),
-    )
+    return each(lambda theirs: theirs.flatten(axis, axis + 1), lambda ours: ours.unflatten(axis, (parts, -1)))
 
 
 def permuted(order: Sequence[int], axis: int = 0) -> Transform:
@@ -182,10 +179,8 @@ def _expression(pattern: str) -> re.Pattern[str]:
     """The pattern as a regular expression."""
     parts = re.split(r"\{(\*?)(\w+)(?::([\w|]+))?\}", pattern)
     text = re.escape(parts[0])
-    for anything, name, words, literal in zip(
-        parts[1::4], parts[2::4], parts[3::4], parts[4::4], strict=True
-    ):
-        text += f"(?P<{name}>{words or ('.+' if anything else '[^.]+')})" + re.escape(literal)
+    for star, name, words, literal in zip(parts[1::4], parts[2::4], parts[3::4], parts[4::4], strict=True):
+        text += f"(?P<{name}>{words or ('.+' if star else '[^.]+')})" + re.escape(literal)
     return re.compile(text)
 
 

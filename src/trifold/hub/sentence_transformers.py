@@ -62,9 +62,7 @@ def read_modules(folder: Path) -> SentenceModules | None:
 def write_modules(folder: Path, modules: SentenceModules, width: int, positions: int) -> None:
     """Write the inverse of `read_modules` for a model of this width. Raises CheckpointError for unsupported modules."""
     if modules.problem:
-        raise CheckpointError(
-            f"{modules.problem} is not supported; remove modules.json to keep the states only"
-        )
+        raise CheckpointError(f"{modules.problem} is not supported; remove modules.json to keep the states")
     steps = STEPS[: 2 + modules.normalise]
     for path, _ in steps:
         (folder / path).mkdir(parents=True, exist_ok=True)

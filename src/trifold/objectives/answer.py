@@ -155,10 +155,8 @@ def label_windows(parts: Sequence[Encoded], start: int, end: int) -> list[tuple[
     whole = (min(extents)[0], max(last for _, last in extents))
     if whole not in extents or not any(found):
         return [(UNKNOWN, UNKNOWN)] * len(parts)
-    return [
-        (places[0], places[-1]) if own == whole else (0, 0)
-        for places, own in zip(found, extents, strict=True)
-    ]
+    both = zip(found, extents, strict=True)
+    return [(places[0], places[-1]) if own == whole else (0, 0) for places, own in both]
 
 
 class Answer(LabelledObjective):

@@ -24,13 +24,7 @@ from trifold.data import Records, read_records
 from trifold.errors import DataError, SettingsError
 from trifold.nn import Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
-from trifold.objectives.labelled import (
-    UNKNOWN,
-    LabelledObjective,
-    LabelledSettings,
-    TextExamples,
-    text_width,
-)
+from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples, text_width
 from trifold.objectives.labels import (
     MULTI,
     REGRESSION,
@@ -81,9 +75,7 @@ class ClassifySettings(LabelledSettings):
     @classmethod
     def _name_labels(cls, weights: Any) -> Any:
         """The weights with text as keys; YAML reads the label 1 as a number."""
-        return (
-            {str(name): value for name, value in weights.items()} if isinstance(weights, Mapping) else weights
-        )
+        return {str(k): v for k, v in weights.items()} if isinstance(weights, Mapping) else weights
 
     def usage(self, folder: Path) -> str:
         return super().usage(folder) + ' --pair "another text"' * self._reads_pairs
@@ -95,9 +87,8 @@ class ClassifySettings(LabelledSettings):
         pairs = [pair for pair in train.columns["pair"] if pair is not None]
         self._reads_pairs = bool(pairs)
         tokenizer = context.load_or_train_tokenizer(lambda: [*train.columns["text"], *pairs])
-        config = config_with_labels(
-            context, context.config_for(tokenizer), train, valid, self.label_separator
-        )
+        config = context.config_for(tokenizer)
+        config = config_with_labels(context, config, train, valid, self.label_separator)
         objective = Classify(self, tokenizer, config, text_width(context), context.report, pairs=bool(pairs))
         objective.weights = objective.class_weights(train)
         return self.bundle(objective, context, train, valid)
@@ -151,9 +142,8 @@ class Classify(LabelledObjective):
                     "use the same columns, or set data.columns.pair"
                 )
         encoded = self.encode(rows, texts, pairs if self.pairs else None)
-        if self.config.classifier_input == "eos" and any(
-            self.config.eos_id not in row.ids for row in encoded
-        ):
+        end = self.config.eos_id
+        if self.config.classifier_input == "eos" and any(end not in row.ids for row in encoded):
             raise SettingsError(
                 "model.classifier_input: eos, but a text has no </s>, because its tokenizer appends none; "
                 "set model.classifier_input=first or last"
@@ -277,7 +267,5 @@ class Classify(LabelledObjective):
             label = sorted(filter(None, map(str.strip, label)), key=lambda name: self.numbers[name])
         else:
             output = self.config.labels[output] if self.problem == SINGLE else f"{output:.3f}"
-        source, given, found = (
-            ", ".join(x) if isinstance(x, list) else str(x) for x in (text, label, output)
-        )
-        return Sample(source if pair is None else f"{source} | {pair}", given, found)
+        source, given, ours = (", ".join(x) if isinstance(x, list) else str(x) for x in (text, label, output))
+        return Sample(source if pair is None else f"{source} | {pair}", given, ours)

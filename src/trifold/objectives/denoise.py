@@ -85,9 +85,7 @@ class Noise(Settings):
     @model_validator(mode="after")
     def _check_rates(self) -> Self:
         if not any(self.model_dump().values()):
-            raise ValueError(
-                "every rate is 0, so that texts would only be copied; set infill=0.3, for example"
-            )
+            raise ValueError("all rates are 0, so texts would only be copied; set infill=0.3, for example")
         return self
 
 
@@ -182,9 +180,8 @@ class Denoise(DocumentObjective):
 
     def batch(self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Corrupt the given examples and pack them."""
-        return self._translate.batch(
-            self.corrupt_rows(examples, rows, width, draw=draw), np.arange(len(rows))
-        )
+        pairs = self.corrupt_rows(examples, rows, width, draw=draw)
+        return self._translate.batch(pairs, np.arange(len(rows)))
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
         """Cross-entropy over the target tokens, in nats."""

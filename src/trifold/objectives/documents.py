@@ -85,11 +85,8 @@ class DocumentChunks:
         start, documents = self.chunks.starts[row], self.documents
         assert isinstance(documents, AnnotatedTexts)
         part = slice(start, start + self.chunks.sizes[row])
-        return (
-            documents.ids[part].astype(np.int64),
-            documents.word_starts[part],
-            documents.sentence_starts[part],
-        )
+        ids = documents.ids[part].astype(np.int64)
+        return ids, documents.word_starts[part], documents.sentence_starts[part]
 
 
 class SpecialTokens(NamedTuple):
@@ -233,11 +230,9 @@ class DocumentObjectiveSettings(ObjectiveSettings):
                 raise DataError(f"{name}: no document has a token; is the tokenizer for this text?")
             context.report(f"{name}: {empty:,} documents without a token: left out")
         if count := count_unknown(tokenizer, annotated.ids):
-            unknown = (
-                f"{count:,} of {len(annotated.ids):,} tokens are unknown ({tokenizer.names['unk_token']})"
-            )
+            unknown, total = tokenizer.names["unk_token"], len(annotated.ids)
             use = "inputs and targets" if self.append_eos else "inputs, but never targets"
-            context.report(f"{name}: {unknown}: {use}")
+            context.report(f"{name}: {count:,} of {total:,} tokens are unknown ({unknown}): {use}")
         try:
             for line in objective.describe(annotated):
                 context.report(f"{name}: {line}")

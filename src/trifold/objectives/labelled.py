@@ -141,11 +141,9 @@ class LabelledObjective(Objective):
         types = Ragged.of([row.types for row in encoded]) if has_types else None
         return Ragged.of([row.ids for row in encoded]), types
 
-    def report_unseen(
-        self, rows: Records, labels: Iterable[str], noun: str, count: int | None = None
-    ) -> None:
+    def report_unseen(self, rows: Records, names: Iterable[str], noun: str, count: int | None = None) -> None:
         """Report labels that the model does not have. count: of what they are, by default of the labels."""
-        if unseen := Counter(labels):
+        if unseen := Counter(names):
             listed = shorten(", ".join(sorted(unseen)), 60, placeholder=" …")
             number = count or unseen.total()
             noun = noun if number > 1 else noun.replace("s", "", 1)  # 1 tag, 1 row with labels

@@ -69,9 +69,7 @@ class Batch:
 
     def to(self, device: torch.device) -> Self:
         """A copy on another device."""
-        return replace(
-            self, **{field.name: _move(getattr(self, field.name), device) for field in fields(self)}
-        )
+        return replace(self, **{each.name: _move(getattr(self, each.name), device) for each in fields(self)})
 
 
 @dataclass(frozen=True)

@@ -55,10 +55,8 @@ class PermutationSettings(DocumentObjectiveSettings):
 
     def model_problem(self, config: ModelConfig) -> str | None:
         remedy = "set model.query_stream=true model.positions=relative-sinusoidal"
-        missing = (
-            None if config.query_stream else f"model.query_stream: the model has no query stream; {remedy}"
-        )
-        return super().model_problem(config) or missing
+        missing = f"model.query_stream: the model has no query stream; {remedy}"
+        return super().model_problem(config) or (None if config.query_stream else missing)
 
     def create(self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut) -> Permutation:
         return Permutation(self, tokenizer, width, SpecialTokens.of(tokenizer), cut)

@@ -87,9 +87,7 @@ class TagSettings(LabelledSettings):
 def _read_list(value: Any, place: str) -> list[str]:
     """A list of words or tags, which may be numbers. Raises DataError for anything else and for empty ones."""
     if not isinstance(value, list):
-        raise DataError(
-            f"{place} is {value!r:.40}, expected a list; for one word per line, set data.format=conll"
-        )
+        raise DataError(f"{place} is {value!r:.40}, not a list; for one word per line, set data.format=conll")
     if not value:
         raise DataError(f"{place} is an empty list; remove the row")
     for number, each in enumerate(value):
@@ -187,10 +185,8 @@ class Tag(LabelledObjective):
     def compute_scores(self, run: EvalRun) -> Scores:
         """Scores of the tags of all sentences, and the first sentences with their entities."""
         references, examples = run.rows.columns["tags"], run.examples
-        classes = dict(run.sums["classes"])
-        found = [
-            choose_tags(classes[n], firsts, self.config.labels) for n, firsts in enumerate(examples.firsts)
-        ]
+        classes, labels = dict(run.sums["classes"]), self.config.labels
+        found = [choose_tags(classes[n], firsts, labels) for n, firsts in enumerate(examples.firsts)]
         pairs = list(zip(chain(*references), chain(*found), strict=True))
         values = {"accuracy": 100 * sum(one == other for one, other in pairs) / len(pairs)}
         lines = [f"accuracy of {len(pairs):,} tags = {values['accuracy']:.2f}"]

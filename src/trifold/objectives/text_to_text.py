@@ -139,17 +139,14 @@ def _read_part(name: str, part: PartSettings, split: str, context: BuildContext)
         for row in complete
     ]
     rows = rows.select(complete, f"{place}.{split}")
-    targets = [
-        _format_target(*each, part, rows.report.name) for each in zip(rows.targets, rows.lines, strict=True)
-    ]
+    numbered = zip(rows.targets, rows.lines, strict=True)
+    targets = [_format_target(*each, part, rows.report.name) for each in numbered]
     return replace(rows, sources=sources, targets=targets)
 
 
 def _format_target(text: str, line: int, part: PartSettings, name: str) -> str:
-    if part.number is None:
-        return text
     try:
-        return format_number(float(text), part.number)
+        return text if part.number is None else format_number(float(text), part.number)
     except (ValueError, OverflowError):
         raise DataError(
             f"{name}, line {line}: {text!r} is not a number, but the part has number: {part.number}; correct the row "
@@ -217,10 +214,8 @@ class TextToText(Translate):
 
     def choose_rows(self, rows: Rows, draw: int) -> Ids:
         """The share of each part: all of its rows equally often, except for a random choice that comes once more."""
-        chosen = []
-        for number, ((_, start, stop), count) in enumerate(
-            zip(rows.parts, self.rows_per_epoch(rows), strict=True)
-        ):
+        chosen, counts = [], self.rows_per_epoch(rows)
+        for number, ((_, start, stop), count) in enumerate(zip(rows.parts, counts, strict=True)):
             repeats, rest = divmod(count, stop - start)
             some = example_rng(draw, number).permutation(stop - start)[:rest]
             chosen += [np.tile(np.arange(start, stop), repeats), start + np.sort(some)]

@@ -62,19 +62,16 @@ def choose_task(config: ModelConfig, task: str | None) -> str:
     Raises UsageError for a task that is unknown or not supported, and if there is no single default.
     """
     supported = supported_tasks(config)
+    names = ", ".join(supported)
     if task is None:
         generates = "lm" in config.chosen_heads and config.shape != "encoder"
-        defaults = [
-            name for name in supported if TASKS[name].head and not (generates and name == "fill-mask")
-        ]
-        if len(defaults) == 1:
-            return defaults[0]
-        if defaults:
-            raise UsageError(f"this model supports several tasks; name one of {', '.join(supported)}")
+        usual = [name for name in supported if TASKS[name].head and not (generates and name == "fill-mask")]
+        if len(usual) == 1:
+            return usual[0]
+        if usual:
+            raise UsageError(f"this model supports several tasks; name one of {names}")
         if generates:
-            raise UsageError(
-                f"this is a generation model; use `trifold generate`, or name a task ({', '.join(supported)})"
-            )
+            raise UsageError(f"this is a generation model; use `trifold generate`, or name a task ({names})")
         return "embed"
     if task not in TASKS:
         raise UsageError(f"task {task!r} is not known{nearest(task, list(TASKS), 'tasks')}")
@@ -83,7 +80,7 @@ def choose_task(config: ModelConfig, task: str | None) -> str:
         needed = "a bidirectional language-model head" if head == "lm" else f"a {head} head"
         heads = ", ".join(config.chosen_heads) or "none"
         raise UsageError(
-            f"task {task}: requires {needed}; this model has the heads: {heads}; it supports {', '.join(supported)}"
+            f"task {task}: requires {needed}; this model has the heads: {heads}; it supports {names}"
         )
     return task
 

@@ -53,9 +53,7 @@ def render(template: str, values: Mapping[str, Any], *, timeout: float = TIMEOUT
     except SandboxError as error:
         raise CheckpointError(f"the chat template was stopped: {error}") from None
     except (TypeError, ValueError) as error:
-        raise DataError(
-            f"messages for a chat template must be plain text, lists and objects ({error})"
-        ) from None
+        raise DataError(f"messages for a chat template must be text, lists and objects ({error})") from None
     if "refused" in found:
         raise DataError(f"the chat template refuses these messages: {found['refused']}")
     if "error" in found:

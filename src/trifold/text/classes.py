@@ -255,9 +255,7 @@ CLASSES: dict[str, TokenizerClass] = {
     "DistilBertTokenizer": _WORDPIECE,
     "GPT2Tokenizer": _GPT_2,
     "CodeGenTokenizer": _GPT_2,
-    "GPTNeoXTokenizer": TokenizerClass(
-        _neox, bos_and_eos, _NEOX, "BPE", rebuild=False, drop_post_processor=True
-    ),
+    "GPTNeoXTokenizer": replace(_GPT_2, build=_neox, names=_NEOX, drop_post_processor=True),
     "OpenAIGPTTokenizer": TokenizerClass(_gpt_2018, bos_and_eos, {"unk_token": "<unk>"}, "BPE"),
     "RobertaTokenizer": _ROBERTA,
     "BartTokenizer": _ROBERTA,

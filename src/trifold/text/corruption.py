@@ -96,9 +96,8 @@ def mask_tokens(
     flags = np.zeros(len(ids), np.bool_)
     flags[positions] = True
     spans = find_runs(flags)
-    draws = rng.random(len(spans) if per_span else len(positions))
-    if per_span:
-        draws = np.repeat(draws, spans[:, 1] - spans[:, 0])
+    lengths = spans[:, 1] - spans[:, 0]
+    draws = np.repeat(rng.random(len(spans)), lengths) if per_span else rng.random(len(positions))
     random_tokens = replacement.ordinary[rng.integers(len(replacement.ordinary), size=len(positions))]
     inputs, targets = ids.copy(), ids[positions]
     unmasked = np.where(draws < replacement.masked + replacement.random, random_tokens, targets)

@@ -63,12 +63,10 @@ def truncate(first: Any, second: Any | None, size: int, cut: Cut) -> int:
     if cut == "longest_first":
         kept = list(share_room(lengths[0], lengths[1], size))
     else:
-        which = 0 if cut == "only_first" else 1
+        which = ("only_first", "only_second").index(cut)
         if lengths[which] <= excess:
-            name = ("first", "second")[which]
-            raise UsageError(
-                f"the {name} text has {lengths[which]} tokens, too few to cut {excess}; raise max_length"
-            )
+            found = f"the {cut.removeprefix('only_')} text has {lengths[which]} tokens"
+            raise UsageError(f"{found}, too few to cut {excess}; raise max_length")
         kept = [length - excess * (text == which) for text, length in enumerate(lengths)]
     for encoding, length, keep in zip((first, second), lengths, kept, strict=True):
         if encoding is not None and keep < length:

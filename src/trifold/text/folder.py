@@ -152,9 +152,7 @@ def _build(
     """The parts of the class with the folder's vocabulary; the post-processor of a tokenizer.json is kept."""
     vocabulary = from_document(document) if document else _read_vocabulary(path)
     if not (vocabulary.scores if row.model == "Unigram" else vocabulary.ids):
-        raise CheckpointError(
-            f"{path}: its files hold no {row.model} vocabulary, which the tokenizer's class needs"
-        )
+        raise CheckpointError(f"{path}: its files hold no {row.model} vocabulary, which the class needs")
     built = row.build(vocabulary, settings, names)
     first = [*added_tokens(document, settings), *vocabulary.added]
     built.add_tokens(new_tokens(built, first, settings, names))
@@ -180,9 +178,7 @@ def _build_sentencepiece(path: Path, settings: Mapping[str, Any], names: Names) 
     """A SentencePiece model of an unknown class."""
     vocabulary = _read_vocabulary(path)
     if vocabulary.unk_id is None:
-        raise CheckpointError(
-            f"{path}: nothing names the tokenizer class of its files; add a tokenizer_config.json"
-        )
+        raise CheckpointError(f"{path}: nothing names its tokenizer class; add a tokenizer_config.json")
     library = unknown_sentencepiece(vocabulary)
     for role, fallback in (("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")):
         if role not in settings and library.token_to_id(fallback) is not None:

@@ -119,9 +119,8 @@ def _is_end(text: str, start: int, found: re.Match[str], stop: int, rules: Langu
     if sign != terminator:  # a quote or bracket closes after the period
         return True
     before = _BEFORE.search(text, max(start, found.start() - 40), found.start())
-    return _period_ends(
-        before.group() if before else "", text, start, found.start(), following, starts, rules
-    )
+    assert before is not None  # it may be empty
+    return _period_ends(before.group(), text, start, found.start(), following, starts, rules)
 
 
 def _period_ends(

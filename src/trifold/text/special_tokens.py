@@ -109,15 +109,13 @@ def new_tokens(
 
 
 def _listed_tokens(settings: Mapping[str, Any]) -> Iterator[AddedToken]:
-    listed = settings.get("added_tokens_decoder") or {}
+    table = settings.get("added_tokens_decoder") or {}
     place = "tokenizer_config.json: added_tokens_decoder"
-    if not isinstance(listed, dict) or not all(
-        isinstance(e, dict) and content_of(e) for e in listed.values()
-    ):
+    if not isinstance(table, dict) or not all(isinstance(e, dict) and content_of(e) for e in table.values()):
         raise CheckpointError(f"{place} is not a list of tokens by id")
-    if any(not key.isdecimal() or len(key) > 9 or int(key) >= MAX_TOKENS for key in listed):
+    if any(not key.isdecimal() or len(key) > 9 or int(key) >= MAX_TOKENS for key in table):
         raise CheckpointError(f"{place} has an id that is not below {MAX_TOKENS:,}")
-    return (_make_token(listed[key]) for key in sorted(listed, key=int))
+    return (_make_token(table[key]) for key in sorted(table, key=int))
 
 
 def _make_special(entry: object, name: str) -> AddedToken:

@@ -92,9 +92,7 @@ class Tokenizer:
         """The id of the special token of a role (`pad`, `eos`, …). Raises DataError if there is none."""
         number = self._id(f"{role}_token")
         if number is None:
-            raise DataError(
-                f"the tokenizer has no {role} token, which is needed here; name one in its settings"
-            )
+            raise DataError(f"the tokenizer has no {role} token, which is needed; name one in its settings")
         return number
 
     def _id(self, role: str) -> int | None:
@@ -318,9 +316,8 @@ class Tokenizer:
         if name not in self.templates:
             known = ", ".join(sorted(self.templates)) or "none"
             raise DataError(f"the tokenizer has no chat template {name!r} (known: {known})")
-        return render(
-            self.templates[name], template_values(messages, self.names, add_generation_prompt, more)
-        )
+        values = template_values(messages, self.names, add_generation_prompt, more)
+        return render(self.templates[name], values)
 
     # --- files -----------------------------------------------------------------------------------------
 

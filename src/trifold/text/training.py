@@ -11,15 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
-from tokenizers import (
-    Regex,
-    Tokenizer as Library,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    trainers,
-)
+from tokenizers import Regex, Tokenizer as Library, decoders, models, normalizers, pre_tokenizers, trainers
 
 from trifold.errors import SettingsError
 from trifold.settings import Settings
@@ -88,9 +80,7 @@ def make_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokeniz
         try:
             tokens = tuple(Path(tokens).expanduser().read_text("utf-8").splitlines())
         except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(
-                f"tokenizer.add: {tokens} cannot be read ({error}); name a text file"
-            ) from None
+            raise SettingsError(f"tokenizer.add: {tokens} cannot be read ({error}); name a file") from None
     tokenizer.library.add_tokens([token for token in tokens if token.strip()])
     return tokenizer
 

@@ -20,9 +20,7 @@ _MAX_LIST = 128
 _MAX_GROWTH = 1_000  # factor by which all replacements together may lengthen a text
 _MODELS = ("BPE", "WordPiece", "WordLevel", "Unigram", None)  # None: files from before 2020
 _MAX_PATTERN = 10_000  # characters; the longest in use has about 1,000
-_MAX_WORD = (
-    1_000  # characters of a word that WordPiece splits, which takes quadratic time; the usual limit is 100
-)
+_MAX_WORD = 1_000  # characters of a word, which WordPiece splits in quadratic time; the usual limit is 100
 
 
 class Rejected(ValueError):

@@ -25,9 +25,8 @@ SPACE = "▁"  # stands for a space in SentencePiece and similar vocabularies
 # Character -> byte in byte-level BPE: a visible byte is itself, the others are mapped to U+0100 and up.
 _VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _HIDDEN = sorted({*range(256)}.difference(_VISIBLE))
-BYTE_ALPHABET = dict(
-    zip(map(chr, [*_VISIBLE, *range(256, 256 + len(_HIDDEN))]), _VISIBLE + _HIDDEN, strict=True)
-)
+BYTE_ALPHABET = {chr(byte): byte for byte in _VISIBLE}
+BYTE_ALPHABET |= {chr(256 + number): byte for number, byte in enumerate(_HIDDEN)}
 
 
 @dataclass(frozen=True)
@@ -135,13 +134,9 @@ def read_sentencepiece(path: Path) -> Vocabulary:
     except (ValueError, IndexError, TypeError, struct.error) as error:
         raise CheckpointError(f"{path}: not a SentencePiece model ({error}); copy the file again") from None
     if kind not in (UNIGRAM, BPE):
-        raise CheckpointError(
-            f"{path}: a SentencePiece model of kind {kind}; only unigram (1) and BPE (2) are read"
-        )
+        raise CheckpointError(f"{path}: SentencePiece kind {kind}; only unigram (1) and BPE (2) are read")
     if not pieces or not 0 <= unk_id < len(pieces) or not isinstance(charsmap, bytes):
-        raise CheckpointError(
-            f"{path}: not a SentencePiece model (it has {len(pieces)} pieces); copy the file again"
-        )
+        raise CheckpointError(f"{path}: not a SentencePiece model ({len(pieces)} pieces); copy it again")
     added = [
         AddedToken(piece, normalized=False, special=kind_of_piece == CONTROL)
         for piece, _, kind_of_piece in pieces

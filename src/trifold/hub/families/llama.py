@@ -79,10 +79,7 @@ MISTRAL = replace(
 SIZES = sizes(
     vocab=49152, width=3072, inner=12288, layers=30, heads=24, positions=4096, activation="gelu_pytorch_tanh"
 )
-STARCODER2_LAYER = {
-    "feed_forward.sublayer.in_proj": "mlp.c_fc",
-    "feed_forward.sublayer.out_proj": "mlp.c_proj",
-}
+CODER_LAYER = {"feed_forward.sublayer.in_proj": "mlp.c_fc", "feed_forward.sublayer.out_proj": "mlp.c_proj"}
 STARCODER2 = Family(
     model_type="starcoder2",
     stem="Starcoder2",
@@ -99,7 +96,7 @@ STARCODER2 = Family(
         *COMMON,
     ),
     constants=DECODER | {"feed_forward_bias": same("attention_bias")},
-    rules=replace(RULES, names=RULES.names | in_layer(".layers.{i}.", STARCODER2_LAYER)),
+    rules=replace(RULES, names=RULES.names | in_layer(".layers.{i}.", CODER_LAYER)),
     # Left over from the training program; `transformers` does not read them.
     ignored="""
     activation_function attention_softmax_in_fp32 layer_norm_epsilon scale_attention_softmax_in_fp32

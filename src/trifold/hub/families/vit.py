@@ -22,9 +22,8 @@ Size = int | list[int]  # the side of a square, or [height, width]
 
 
 def _load_sizes(file: Any, fields: Fields) -> Fields:
-    (height, width), (tall, wide) = (
-        height_and_width(key, getattr(file, key)) for key in ("image_size", "patch_size")
-    )
+    sizes = (height_and_width(key, getattr(file, key)) for key in ("image_size", "patch_size"))
+    (height, width), (tall, wide) = sizes
     positions = (height // tall) * (width // wide) + 1
     return {"image_size": (height, width), "patch_size": (tall, wide), "max_positions": positions}
 
