@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,7 +19,6 @@ from tests.models import add_noise
 
 from trifold import errors, fast
 from trifold.nn import ModelConfig, Transformer
-from trifold.train import device
 
 torch.set_num_threads(1)
 fast.enable()  # as `trifold.load` and `trifold.train` do; the tests of nn disable it
@@ -43,11 +40,8 @@ def _messages_in_one_line() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _cheap_training_runs() -> Iterator[None]:
-    """Omit what costs more than a tiny training run itself: a full garbage collection of all imported libraries, and
-    the wait for the disk. Tests of these use replacements of their own.
-    """
+    """Omit the wait for the disk, which costs more than a tiny training run. Tests of it use their own replacement."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device, "gc", SimpleNamespace(collect=int, freeze=gc.freeze, unfreeze=gc.unfreeze))
         patch.setattr(os, "fsync", lambda file: None)
         yield
 

@@ -26,7 +26,6 @@ from trifold.train.device import (
     choose_workers,
     find_device,
     keep_freed_memory,
-    reduce_interpreter_pauses,
 )
 from trifold.train.monitor import View
 from trifold.train.ranks import prefetch
@@ -45,22 +44,21 @@ def main() -> None:
     optimizer = "adamw" if args.wide else args.optimizer or "muon"
     if args.precision == "int8" and (why := int8_training_obstacle(device)):
         raise SystemExit(f"no products of bytes here, {why}")
-    trainer, batches, workers = (
+    trainer, batches, _ = (
         wide(device, precision) if args.wide else as_the_recipe(device, precision, optimizer)
     )
 
-    with reduce_interpreter_pauses(workers):
-        coming = prefetch(batches)
-        number = 0
+    coming = prefetch(batches)
+    number = 0
 
-        def step() -> tuple[float, int]:
-            nonlocal number
-            number += 1
-            update = trainer.update(next(coming), number)
-            return update.loss, update.tokens
+    def step() -> tuple[float, int]:
+        nonlocal number
+        number += 1
+        update = trainer.update(next(coming), number)
+        return update.loss, update.tokens
 
-        run_timed("trifold" if optimizer == "muon" else f"trifold, {optimizer}", args, step)
-        coming.close()
+    run_timed("trifold" if optimizer == "muon" else f"trifold, {optimizer}", args, step)
+    coming.close()
 
 
 def as_the_recipe(

@@ -14,7 +14,6 @@ from trifold.train.device import (
     choose_workers,
     find_device,
     keep_freed_memory,
-    reduce_interpreter_pauses,
 )
 from trifold.train.monitor import View
 from trifold.train.ranks import prefetch
@@ -38,20 +37,19 @@ def main() -> None:
         Machine(device, choose_precision(PRECISIONS[args.precision], device), workers),
     )
     clock = Clock("trifold, as the recipe", args)
-    with reduce_interpreter_pauses(workers):
-        for step, dealt in enumerate(prefetch(iterate_batches(prepared, workers)), start=1):
-            shares = dealt.micro_batches
-            update = trainer.update(shares, step)
-            packings = [share.source.packing for share in shares]
-            source_tokens = sum(packing.real for packing in packings if packing is not None)
-            if not clock.step(
-                loss=update.loss,
-                source_tokens=source_tokens,
-                target_tokens=update.tokens,
-                positions=positions(shares),
-            ):
-                print_line(clock.line())
-                return
+    for step, dealt in enumerate(prefetch(iterate_batches(prepared, workers)), start=1):
+        shares = dealt.micro_batches
+        update = trainer.update(shares, step)
+        packings = [share.source.packing for share in shares]
+        source_tokens = sum(packing.real for packing in packings if packing is not None)
+        if not clock.step(
+            loss=update.loss,
+            source_tokens=source_tokens,
+            target_tokens=update.tokens,
+            positions=positions(shares),
+        ):
+            print_line(clock.line())
+            return
 
 
 if __name__ == "__main__":

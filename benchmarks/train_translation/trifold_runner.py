@@ -17,7 +17,7 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.translate import Batch, Examples, Translate, TranslateSettings
 from trifold.ragged import Ragged
 from trifold.recipe import TrainSettings
-from trifold.train.device import Machine, choose_workers, keep_freed_memory, reduce_interpreter_pauses
+from trifold.train.device import Machine, choose_workers, keep_freed_memory
 from trifold.train.ranks import prefetch
 from trifold.train.trainer import Trainer
 
@@ -70,17 +70,16 @@ def main() -> None:
                 yield rows, [task.batch(examples, share) for share in split_batch(lengths, rows, workers)]
 
     clock = Clock("trifold", args)
-    with reduce_interpreter_pauses(workers):
-        for step, (rows, batch) in enumerate(prefetch(batches()), start=1):
-            update = trainer.update(batch, step)
-            if not clock.step(
-                loss=update.loss,
-                source_tokens=int(lengths[rows, 0].sum()),
-                target_tokens=update.tokens,
-                positions=positions(batch),
-            ):
-                print_line(clock.line())
-                return
+    for step, (rows, batch) in enumerate(prefetch(batches()), start=1):
+        update = trainer.update(batch, step)
+        if not clock.step(
+            loss=update.loss,
+            source_tokens=int(lengths[rows, 0].sum()),
+            target_tokens=update.tokens,
+            positions=positions(batch),
+        ):
+            print_line(clock.line())
+            return
 
 
 if __name__ == "__main__":

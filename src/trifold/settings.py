@@ -114,23 +114,16 @@ def _walk(cls: type[Settings], path: Location) -> tuple[list[str], type[Settings
     """
     keys: list[str] = []
     inner: type[Settings] | None = cls
-    kinds: dict[str, type[Settings]] = {}
-    is_name = False  # whether the next part is a key of a dictionary
-    for part in path:
-        if str(part) in kinds:
-            inner, kinds = kinds[str(part)], {}
-            continue
-        if inner is None:
-            break
-        keys.append(str(part))
-        if is_name:
-            is_name = False
-            continue
-        field = inner.model_fields.get(str(part))
-        is_name = field is not None and get_origin(field.annotation) is dict
+    parts = list(map(str, path))
+    while parts and inner is not None:
+        field = inner.model_fields.get(parts[0])
         members = _settings_classes(field.annotation) if field else []
-        kinds = {_kind(member): member for member in members} if len(members) > 1 else {}
-        inner = members[0] if members else None
+        keys.append(parts.pop(0))
+        if parts and field and members and get_origin(field.annotation) is dict:
+            keys.append(parts.pop(0))
+        kinds = {_kind(member): member for member in members}
+        has_kind = len(kinds) > 1 and bool(parts) and parts[0] in kinds
+        inner = kinds[parts.pop(0)] if has_kind else next(iter(members), None)
     return keys, inner
 
 

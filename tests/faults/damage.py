@@ -20,6 +20,7 @@ from tests.faults.runs import TINY, Box, forked, training
 
 from trifold import disk
 from trifold.errors import CheckpointError
+from trifold.recipe import TrainSettings
 from trifold.train import checkpoint
 from trifold.train.checkpoint import Checkpoint, load_newest, step_of
 
@@ -235,7 +236,7 @@ def power_cuts_are_survived(box: Box) -> None:
     shutil.copytree(folder, image)
     with recording() as operations:
         checkpoint.save(folder, _state(new, 2))
-        checkpoint.prune(folder, 1, upto=new)
+        checkpoint.prune(folder, TrainSettings(keep_last=1, save_every=1), new, 0)
     for length in range(len(operations) + 1):
         for early in (False, True):  # names may reach the disk before they are flushed, or not
             after = box.folder / "after"

@@ -204,9 +204,9 @@ def _rounded_loss(
     return losses.LossSums(loss, loss.detach())
 
 
-def _by_number(folder: Path, keep: int, *arguments: Any, **named: Any) -> None:
+def _by_number(folder: Path, settings: Any, *arguments: Any) -> None:
     """Keep the highest numbers, whoever created the folders."""
-    for path in sorted(folder.glob("step-*"))[:-keep]:
+    for path in sorted(folder.glob("step-*"))[: -settings.keep_last]:
         disk.remove(path)
 
 

@@ -12,6 +12,7 @@ from tests.train.runs import assert_equal_runs, random_state
 
 from trifold import disk
 from trifold.errors import CheckpointError
+from trifold.recipe import TrainSettings
 from trifold.train import checkpoint
 from trifold.train.trainer import Trainer
 
@@ -24,12 +25,16 @@ def steps(folder):
     return [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(folder)]
 
 
+def prune(folder, keep, every=1, *, upto=10**7, best=0, **settings):
+    checkpoint.prune(folder, TrainSettings(keep_last=keep, save_every=every, **settings), upto, best)
+
+
 # --- removal --------------------------------------------------------------------------------------------------
 
 
 def test_prune_keeps_the_newest(save_checkpoints, tmp_path):
     save_checkpoints(2, 10, 4, 100)
-    checkpoint.prune(tmp_path, keep=2)
+    prune(tmp_path, keep=2)
     assert steps(tmp_path) == [10, 100]
 
 
@@ -37,7 +42,7 @@ def test_irregular_checkpoint_does_not_displace_a_regular_one(save_checkpoints, 
     found = []
     for step in (10, 20, 23, 27, 30, 34):
         save_checkpoints(step)
-        checkpoint.prune(tmp_path, keep=2, every=10)
+        prune(tmp_path, keep=2, every=10)
         found.append(steps(tmp_path))
     assert found == [[10], [10, 20], [10, 20, 23], [10, 20, 27], [20, 30], [20, 30, 34]]
     assert [checkpoint.step_of(path) for path in checkpoint.regular_checkpoints(tmp_path, 10)] == [20, 30]
@@ -46,13 +51,13 @@ def test_irregular_checkpoint_does_not_displace_a_regular_one(save_checkpoints, 
 def test_prune_keeps_multiples_of_keep_every_and_the_best(save_checkpoints, tmp_path):
     for step in (10, 20, 30, 40, 50, 60, 70):
         save_checkpoints(step)
-        checkpoint.prune(tmp_path, 1, 10, upto=step, keep_every=30, best=20)
+        prune(tmp_path, 1, 10, upto=step, best=20, keep_every=30, keep_best=True)
     assert steps(tmp_path) == [20, 30, 60, 70]
 
 
 def test_prune_ignores_later_steps(save_checkpoints, tmp_path):
     save_checkpoints(3, 6, 90)
-    checkpoint.prune(tmp_path, 1, upto=6)
+    prune(tmp_path, 1, upto=6)
     assert steps(tmp_path) == [6, 90]
 
 
@@ -68,7 +73,7 @@ def test_prune_keeps_folders_with_foreign_files(save_checkpoints, tmp_path):
     (paths[0] / "remark.txt").write_text("mine", encoding="utf-8")
     (tmp_path / "step-00000000").mkdir()
     (tmp_path / "step-00000000" / "model.pt").write_bytes(b"theirs")
-    checkpoint.prune(tmp_path, 1)
+    prune(tmp_path, 1)
     assert names(tmp_path) == ["step-00000000", "step-00000001", "step-00000003"]
 
 
@@ -79,7 +84,7 @@ def test_prune_keeps_unreadable_checkpoints(save_checkpoints, tmp_path, make_unr
     make_unreadable(paths[2] / "manifest.json")
     assert checkpoint.list_checkpoints(tmp_path) == paths
     assert checkpoint.load_newest(tmp_path).path == paths[1]
-    checkpoint.prune(tmp_path, 1)
+    prune(tmp_path, 1)
     assert all(path.is_dir() for path in paths)
 
 
@@ -169,7 +174,7 @@ def test_killed_save_is_invisible_and_removed_later(save_checkpoints, tmp_path):
     run_killed("rename", killed, lambda: save_checkpoints(7))
     assert checkpoint.list_checkpoints(tmp_path) == []
     save_checkpoints(8)
-    checkpoint.prune(tmp_path, keep=5)
+    prune(tmp_path, keep=5)
     assert names(tmp_path) == ["step-00000008"]
 
 
@@ -179,7 +184,7 @@ def test_killed_removal_leaves_no_partial_checkpoint(save_checkpoints, tmp_path)
         raise Killed
 
     save_checkpoints(1, 2, 3)
-    run_killed("remove", killed, lambda: checkpoint.prune(tmp_path, 2))
+    run_killed("remove", killed, lambda: prune(tmp_path, 2))
     assert steps(tmp_path) == [2, 3]
     checkpoint.sweep(tmp_path)
     assert names(tmp_path) == ["step-00000002", "step-00000003"]
@@ -205,7 +210,7 @@ def test_checkpoint_that_cannot_be_removed_stays_intact(save_checkpoints, tmp_pa
     save_checkpoints(1, 2)
     with monkeypatch.context() as patch:
         fail_at(patch, disk, "rename", 1)
-        checkpoint.prune(tmp_path, 1)
+        prune(tmp_path, 1)
     paths = checkpoint.list_checkpoints(tmp_path)
     assert [checkpoint.load(path).progress["step"] for path in paths] == [1, 2]
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Sequence
 
@@ -16,7 +15,6 @@ from trifold.train.device import (
     choose_workers,
     device_of_rank,
     find_machine,
-    reduce_interpreter_pauses,
 )
 from trifold.train.ranks import SINGLE, Ranks
 
@@ -110,15 +108,3 @@ def test_settings_incompatible_with_sharding_are_rejected(change: dict[str, obje
     settings = load_recipe("smoke", {f"train.{key}": each for key, each in change.items()}).train
     with pytest.raises(SettingsError, match=rf"train\.sharding: full is incompatible with train\..*{value}"):
         check_sharding(settings)
-
-
-# --- the process ----------------------------------------------------------------------------------------------
-
-
-def test_interpreter_settings_are_restored() -> None:
-    before = sys.getswitchinterval()
-    with reduce_interpreter_pauses(2):
-        assert sys.getswitchinterval() <= 0.0005 and gc.get_freeze_count() > 0
-    assert sys.getswitchinterval() == before and gc.get_freeze_count() == 0
-    with reduce_interpreter_pauses(1):
-        assert sys.getswitchinterval() == before

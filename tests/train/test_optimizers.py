@@ -26,7 +26,6 @@ from trifold.train.optimizers import (
     decay_group,
     is_hidden_matrix,
     learning_rate,
-    newest_weight,
     peak_rate,
 )
 
@@ -232,10 +231,18 @@ def test_moving_average_is_the_weighted_mean_of_all_weights(decay, steps):
 
 @given(decay=st.floats(0.01, 0.9999))
 def test_share_of_the_newest_weights_falls_from_one_to_one_minus_decay(decay):
-    shares = [newest_weight(decay, step) for step in range(1, 200)]
+    average = MovingAverage(torch.ones(1, dtype=torch.float64), decay)
+
+    def share_of_newest(updates):
+        average.mean.zero_()
+        average.updates = updates - 1
+        average.update()
+        return float(average.mean)
+
+    shares = [share_of_newest(updates) for updates in range(1, 200)]
     assert shares[0] == pytest.approx(1)
     assert all(later <= earlier for earlier, later in pairwise(shares))
-    assert newest_weight(decay, 10**9) == pytest.approx(1 - decay, rel=1e-9)
+    assert share_of_newest(10**9) == pytest.approx(1 - decay, rel=1e-9)
 
 
 # --- learning rate --------------------------------------------------------------------------------------------

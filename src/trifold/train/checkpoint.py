@@ -136,25 +136,19 @@ def save(folder: Path, checkpoint: Checkpoint, tensors: Iterator[Tensor] | None 
     return final
 
 
-def prune(
-    folder: Path, keep: int, every: int = 1, *, upto: int | None = None, keep_every: int | None = None,
-    best: int | None = None,
-) -> None:  # fmt: skip
-    """Remove old checkpoints and temporary folders.
+def prune(folder: Path, settings: TrainSettings, step: int, best: int) -> None:
+    """Remove checkpoints up to `step` that the settings do not keep, and temporary folders; `best` is the best step.
 
-    These stay: the newest `keep` regular checkpoints, the newest of all, multiples of `keep_every`, and step `best`.
-    Only folders that contain our checkpoint files and nothing else, up to step `upto`, are removed.
+    The newest checkpoint stays, and so do folders with other files than those of a checkpoint.
     """
-    ours = [
-        path
-        for path in list_checkpoints(folder)
-        if _is_ours(path) and (upto is None or step_of(path) <= upto)
-    ]
-    kept = {*[path for path in ours if step_of(path) % every == 0][-keep:], *ours[-1:]}
-    for path in ours:
-        step = step_of(path)
-        if path not in kept and step != best and not (keep_every and step % keep_every == 0):
-            _mark_for_removal(path)
+    ours = {step_of(path): path for path in list_checkpoints(folder) if _is_ours(path)}
+    steps = [each for each in ours if each <= step]
+    kept = {*[each for each in steps if each % settings.save_every == 0][-settings.keep_last :], *steps[-1:]}
+    kept |= {each for each in steps if settings.keep_every and each % settings.keep_every == 0}
+    kept |= {best} if settings.keep_best else set()
+    for each in steps:
+        if each not in kept:
+            _mark_for_removal(ours[each])
     sweep(folder)
 
 
@@ -258,16 +252,8 @@ class Saver:
             self._pool.shutdown()
 
     def _write(self, state: Checkpoint, best: int, tensors: Iterator[Tensor] | None = None) -> None:
-        settings = self._settings
         save(self._folder, state, tensors)
-        prune(
-            self._folder,
-            settings.keep_last,
-            settings.save_every,
-            upto=state.progress["step"],
-            keep_every=settings.keep_every,
-            best=best if settings.keep_best else None,
-        )
+        prune(self._folder, self._settings, state.progress["step"], best)
 
 
 # --- reading -------------------------------------------------------------------------------------------

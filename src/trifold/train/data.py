@@ -255,14 +255,12 @@ def iterate_batches(
         epoch, number = epoch + 1, 0
 
 
-def batches_of_all_ranks(
-    data: TrainingData, workers: int, batches: list[RankBatch], world: int
-) -> list[Batch]:
+def batches_of_all_ranks(data: TrainingData, workers: int, taken: list[RankBatch], world: int) -> list[Batch]:
     """The micro-batches of all ranks in an update; those of the other ranks are built again."""
     if world == 1:
-        return [micro_batch for batch in batches for micro_batch in batch.micro_batches]
+        return [micro_batch for batch in taken for micro_batch in batch.micro_batches]
     found: list[Batch] = []
     for rank in range(world):
-        again = iterate_batches(data, workers, batches[0].epoch, batches[0].number, rank=rank, world=world)
-        found += [each for batch in islice(again, len(batches)) for each in batch.micro_batches]
+        again = iterate_batches(data, workers, taken[0].epoch, taken[0].number, rank=rank, world=world)
+        found += [each for batch in islice(again, len(taken)) for each in batch.micro_batches]
     return found

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import platform
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -227,31 +224,8 @@ def keep_freed_memory() -> None:
     a page fault per 4 KiB. Blocks above MMAP_THRESHOLD are still returned: they are few, and keeping them fragments
     about a tenth of the memory. Does nothing with other C libraries.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):
-        return
     mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
-    _ = mallopt(mmap_threshold, MMAP_THRESHOLD) or mallopt(mmap_threshold, MAX_MMAP_THRESHOLD)
-    mallopt(trim_threshold, (1 << 31) - 1)
-
-
-@contextmanager
-def reduce_interpreter_pauses(workers: int) -> Iterator[None]:
-    """Reduce the pauses that Python causes in worker threads, until the block ends.
-
-    The garbage collector stops all threads for tenths of a second to scan long-lived objects, so these are frozen. A
-    thread that only launches an operator waits up to a switch interval for one that runs Python code.
-    """
-    before = sys.getswitchinterval()
-    gc.collect()
-    gc.freeze()
-    if workers > 1:
-        sys.setswitchinterval(min(before, 0.0005))
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
-        gc.unfreeze()
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        _ = mallopt(mmap_threshold, MMAP_THRESHOLD) or mallopt(mmap_threshold, MAX_MMAP_THRESHOLD)
+        mallopt(trim_threshold, (1 << 31) - 1)

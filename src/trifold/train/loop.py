@@ -31,13 +31,7 @@ from trifold.train.data import (
     load_data,
     position_after,
 )
-from trifold.train.device import (
-    agree_on_options,
-    environment,
-    find_machine,
-    keep_freed_memory,
-    reduce_interpreter_pauses,
-)
+from trifold.train.device import agree_on_options, environment, find_machine, keep_freed_memory
 from trifold.train.memory import check_fits, estimate_memory
 from trifold.train.monitor import Meter, MetricsLog, Outcome, Snapshot, StoppedBy, View, choose_view
 from trifold.train.ranks import Interrupted, Ranks, handle_signals, join_ranks, prefetch
@@ -116,8 +110,7 @@ class Run:
                         self.view.say(str(self.machine))
                         self._create_model(resources)
                         self._restore()
-                    with reduce_interpreter_pauses(self.machine.workers):
-                        return self._train()
+                    return self._train()
             except Interrupted as interrupted:
                 self.stop.adopt(interrupted)
                 saved = checkpoint.list_checkpoints(self.folder.checkpoints)
@@ -205,7 +198,7 @@ class Run:
             for line in self.changed_files:
                 self.view.say(line)
                 self.log.event(progress.step, "data changed", what=line)
-            if self.log.lacks_tensorboard:
+            if self.ranks.is_first and self.log.board is None:
                 self.view.say("no TensorBoard (pip install 'trifold[plots]'); metrics are in metrics.jsonl")
             self.view.begin(settings.steps, progress.step)
             self.meter = Meter(settings.steps, progress.seconds, progress.step)

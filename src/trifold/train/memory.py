@@ -91,13 +91,7 @@ def estimate_memory(
 
 
 def saved_elements(
-    config: ModelConfig,
-    tokens: int,
-    length: int,
-    *,
-    compiled: bool | None = None,
-    recompute: bool = False,
-    int8: bool = False,
+    config: ModelConfig, tokens: int, length: int, *, compiled: bool, recompute: bool, int8: bool
 ) -> int:
     """Elements saved for the backward pass, with `tokens` on each side in rows of `length`.
 
@@ -107,10 +101,9 @@ def saved_elements(
     recomputes them. The feed-forward network adds the inputs of its activation (F, and F of a gate), and also the
     outputs with activation dropout or int8 training.
 
-    compiled: whether the compiled loops run; default: whether they are installed. recompute: blocks save only their
-    inputs, and one block at a time the rest. int8: linear layers train with int8 matmul.
+    compiled: whether the compiled loops run. recompute: blocks save only their inputs, and one block at a time the
+    rest. int8: linear layers train with int8 matmul.
     """
-    compiled = compiled_loops() is not None if compiled is None else compiled
     mask = 1 if config.dropout and not compiled else 0  # the compiled loops redraw the mask
     layers = 0
     for side, sized in config.stacks.items():

@@ -9,6 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
 
@@ -281,24 +282,23 @@ class Meter:
 
 
 class MetricsLog:
-    """metrics.jsonl, and TensorBoard if it is installed. `writes` is False on ranks other than 0."""
+    """metrics.jsonl, and TensorBoard (`board`) if it is installed. `writes` is False on ranks other than 0."""
 
     def __init__(
         self, folder: RunFolder, step: int, max_lines: int | None = None, *, writes: bool = True
     ) -> None:
         self._folder, self._writes, self.lines = folder, writes, 0
+        self.board: Any = None
         self._open(step, max_lines)
-
-    @property
-    def lacks_tensorboard(self) -> bool:
-        """Whether TensorBoard is missing."""
-        return self._writes and self._board is None
 
     def _open(self, step: int, max_lines: int | None) -> None:
         if self._writes:
             self.lines = self._folder.truncate_metrics(step, max_lines)
             self._file = self._folder.metrics.open("ab")
-            self._board = _open_tensorboard(self._folder.path / "tensorboard", step)
+            with suppress(ImportError):
+                from torch.utils.tensorboard import SummaryWriter
+
+                self.board = SummaryWriter(str(self._folder.path / "tensorboard"), purge_step=step + 1)
 
     def event(self, step: int, name: str, **details: Any) -> None:
         """Append an event: `{"step": 7, "event": "skipped", …}`."""
@@ -313,9 +313,9 @@ class MetricsLog:
     def __call__(self, step: int, values: dict[str, float]) -> None:
         """Append a line of metrics, visible to readers at once."""
         self._append({"step": step, **values})
-        if self._writes and self._board is not None:
+        if self.board is not None:
             for name, value in values.items():
-                self._board.add_scalar(name, value, step)
+                self.board.add_scalar(name, value, step)
 
     def update(self, snapshot: Snapshot, norm: float, seconds: float) -> None:
         """Append the values of a logged step. norm: of the gradient; seconds: since the beginning of the run."""
@@ -340,19 +340,8 @@ class MetricsLog:
 
     def close(self) -> None:
         """Flush to disk and close."""
-        if not self._writes:
-            return
-        try:
-            self.flush()
-        finally:
-            self._file.close()
-        if self._board is not None:
-            self._board.close()
-
-
-def _open_tensorboard(path: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(path), purge_step=step + 1)
+        if self._writes:
+            with self._file:
+                self.flush()
+        if self.board is not None:
+            self.board.close()

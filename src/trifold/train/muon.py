@@ -43,9 +43,8 @@ class Muon:
         for name, view in self._views.items():
             if is_hidden_matrix(name, view):
                 self._by_shape[view.shape[0], view.shape[1]].append(name)
-        self._momenta = {
-            shape: weights.master.new_zeros(len(names), *shape) for shape, names in self._by_shape.items()
-        }
+        zeros = weights.master.new_zeros
+        self._momenta = {shape: zeros(len(names), *shape) for shape, names in self._by_shape.items()}
         self._dtype = torch.bfloat16 if weights.low_precision else torch.float32
         hidden = {name for names in self._by_shape.values() for name in names}
         if hidden == self._views.keys():

@@ -1,7 +1,7 @@
 """Optimizers over the flat master weights, and the schedules of the learning rate.
 
 Each works in place on the master weights (P,) and a flat gradient, through views by name where it needs matrices. Its
-state has the names that checkpoints use. `muon.py` has Muon.
+`state` has live tensors as KIND.PARAMETER and "step", so that copying into them restores it. `muon.py` has Muon.
 
 Adam, AdamW (Kingma & Ba 2015, algorithm 1; decoupled weight decay: Loshchilov & Hutter 2019, algorithm 2):
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,19 +32,10 @@ from trifold.errors import CheckpointError
 from trifold.recipe import TrainSettings
 
 if TYPE_CHECKING:
+    from trifold.train.muon import Muon
     from trifold.train.trainer import FlatWeights
 
-
-class Optimizer(Protocol):
-    """Updates the weights that it was created for."""
-
-    def step(self, gradient: Tensor, rate: float) -> None:
-        """One update with `gradient` (P,), which is not modified, at learning rate `rate`."""
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """The state as KIND.PARAMETER and "step": the live tensors, so that copying into them restores it."""
-
+Optimizer: TypeAlias = "Adam | Adafactor | Muon"
 
 # The kinds of state in a checkpoint, which tell the optimizers apart.
 STATE_KINDS: dict[str, frozenset[str]] = {
@@ -71,9 +62,8 @@ def check_state(optimizer: str, expected: Collection[str], saved: Collection[str
     if set(expected) == set(saved):
         return
     found = {name.partition(".")[0] for name in saved} - {"ema"}
-    owner = (
-        " or ".join(name for name, kinds in STATE_KINDS.items() if kinds == found) or "an unknown optimizer"
-    )
+    owners = [name for name, kinds in STATE_KINDS.items() if kinds == found]
+    owner = " or ".join(owners or ["an unknown optimizer"])
     if found == STATE_KINDS[optimizer]:
         owner += " for other parameters"
     differing = sorted(set(expected) ^ set(saved))
@@ -118,9 +108,8 @@ class Adam:
         everything = settings.optimizer == "adam"
         self._weights, self._flat = weights, everything and not weights.factors
         named = {"": weights.master} if self._flat else weights.named(weights.master)
-        self._views = {
-            name: torch.nn.Parameter(view) for name, view in named.items() if names is None or name in names
-        }
+        chosen = named.keys() if names is None else names
+        self._views = {name: torch.nn.Parameter(view) for name, view in named.items() if name in chosen}
         decayed = named.keys() if everything else decay_group(named, settings.weight_decay_on)
         groups: dict[tuple[float, float], list[Tensor]] = defaultdict(list)
         for name, view in self._views.items():
@@ -180,9 +169,7 @@ class Adafactor:
         self._step = torch.zeros(1)
         self._rows = {name: torch.zeros_like(w[..., :1]) for name, w in self._views.items() if w.dim() > 1}
         self._columns = {name: torch.zeros_like(self._views[name][..., :1, :]) for name in self._rows}
-        self._squares = {
-            name: torch.zeros_like(w) for name, w in self._views.items() if name not in self._rows
-        }
+        self._squares = {name: torch.zeros_like(w) for name, w in self._views.items() if w.dim() <= 1}
 
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: float) -> None:
@@ -244,12 +231,10 @@ class MovingAverage:
     def update(self) -> None:
         """Include the current weights."""
         self.updates += 1
-        self.mean.lerp_(self._master, newest_weight(self._decay, self.updates))
-
-
-def newest_weight(decay: float, updates: int) -> float:
-    """(1 − d) / (1 − d^t): 1 for the first update, approaching 1 − d."""
-    return min(1.0, (1 - decay) / -math.expm1(updates * math.log(decay)))
+        newest = (1 - self._decay) / -math.expm1(
+            self.updates * math.log(self._decay)
+        )  # falls from 1 to 1 − d
+        self.mean.lerp_(self._master, min(1.0, newest))
 
 
 # --- schedules -----------------------------------------------------------------------------------------

@@ -36,9 +36,8 @@ def _select(key: str, patterns: Sequence[str], names: Collection[str]) -> set[st
         matching = {name for name in names if fnmatchcase(f".{name}.", f"*.{pattern}.*")}
         if not matching:
             known = {part for name in names for part in name.split(".")}
-            raise SettingsError(
-                f"{key}: no part of the model matches {pattern!r}{nearest(pattern, [*known])}"
-            )
+            near = nearest(pattern, [*known])
+            raise SettingsError(f"{key}: no part of the model matches {pattern!r}{near}")
         found |= matching
     return found
 

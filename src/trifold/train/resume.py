@@ -38,7 +38,8 @@ def check_same_run(recipe: Recipe, folder: RunFolder) -> list[str]:
     """
     identity = folder.identity()
     written = load_recipe(folder.recipe)
-    original = _original_recipe(identity["recipe"], recipe) if "recipe" in identity else written
+    bound = identity.get("recipe")
+    original = written if bound is None else Recipe.parse(_merge(bound, recipe.model_dump()))
     free = free_settings(recipe)
     changes = _differences(original.model_dump(), recipe.model_dump())
     if rejected := [f"{key} ({value!r:.60})" for key, value in changes if not is_free(key, free)]:
@@ -101,12 +102,8 @@ def _schedule_changes(before: TrainSettings, now: TrainSettings) -> Iterator[str
 # --- settings ------------------------------------------------------------------------------------------
 
 
-def _original_recipe(bound: Mapping[str, Any], recipe: Recipe) -> Recipe:
-    """The recipe of a checkpoint: free settings are those of `recipe`; settings that it lacks have their defaults."""
-    return Recipe.parse(_merge(bound, recipe.model_dump()))
-
-
 def _merge(bound: Mapping[str, Any], current: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+    """The settings `bound` in a checkpoint, and the free ones of the current recipe."""
     merged = dict(bound)
     for key, value in current.items():
         if isinstance(value, dict) and isinstance(bound.get(key), dict):

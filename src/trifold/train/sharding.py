@@ -109,29 +109,26 @@ def gather_on_first(named: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tens
 
 def _shard(model: Transformer, machine: Machine) -> None:
     """Shard each block, and the rest together; gradients are summed in the master type, not averaged."""
+    from torch.distributed import fsdp
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import (
-        FSDPModule,
-        MixedPrecisionPolicy,
-        fully_shard,
-        register_fsdp_forward_method,
-    )
 
     # Outputs that are views are safe here, because none is modified in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     wide = master_dtype(machine.dtype)
     model.to(wide)
     mesh = init_device_mesh(machine.device.type, (machine.ranks.world,))
-    policy = MixedPrecisionPolicy(param_dtype=machine.dtype, reduce_dtype=wide, cast_forward_inputs=False)
+    policy = fsdp.MixedPrecisionPolicy(
+        param_dtype=machine.dtype, reduce_dtype=wide, cast_forward_inputs=False
+    )
     blocks: list[nn.Module] = []
     if not model.config.block_of_layer:  # blocks that serve several layers stay with the model
         blocks = [block for stack in model.modules() if isinstance(stack, Stack) for block in stack.blocks]
     for module in (*blocks, model):
-        fully_shard(module, mesh=mesh, mp_policy=policy)
+        fsdp.fully_shard(module, mesh=mesh, mp_policy=policy)
         if hasattr(module, "query_stream"):  # the second forward method of two-stream blocks
-            register_fsdp_forward_method(module, "query_stream")
+            fsdp.register_fsdp_forward_method(module, "query_stream")
     for module in model.modules():
-        if isinstance(module, FSDPModule):
+        if isinstance(module, fsdp.FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 

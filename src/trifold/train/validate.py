@@ -65,13 +65,11 @@ class Validator:
             weights = merge(weights, lora.scale)
         for name, parameter in self.model.named_parameters():
             parameter.copy_(weights[name])
-        recipe = self.data.recipe
+        data, recipe = self.data, self.data.recipe
         context = EvalContext(recipe.batch, recipe.generate, recipe.train.samples, recipe.train.seed, poll)
         try:
             poll()
-            result = self.data.objective.evaluate(
-                self.model, self.data.bundle.valid, self.data.valid, context
-            )
+            result = data.objective.evaluate(self.model, data.bundle.valid, data.valid, context)
         except Interrupted:
             if best.score is None:  # there is no other model to use
                 self.save_model()
@@ -98,15 +96,12 @@ class Validator:
         """Write the generated samples as a table, and the scores or their signatures, which contain them."""
         if not (result.samples or result.signatures):
             return
-        rows = [
-            "\t".join(cell.translate(ESCAPES) for cell in sample if cell is not None)
-            for sample in result.samples
-        ]
+        rows = ([cell.translate(ESCAPES) for cell in each if cell is not None] for each in result.samples)
         has_reference = any(sample.reference is not None for sample in result.samples)
         header = "source\treference\tours" if has_reference else "prompt\tours"
         scores = result.signatures or [score_text(*each) for each in result.scores.items()]
         path = self.folder.samples / f"step-{step:08d}.tsv"
-        disk.replace_text(path, "\n".join([header, *rows]) + "\n")
+        disk.replace_text(path, "\n".join([header, *map("\t".join, rows)]) + "\n")
         disk.replace_text(path.with_suffix(".scores.txt"), "\n".join(scores) + "\n")
 
 
