@@ -49,16 +49,15 @@ def beam_search(state: DecodingState, setup: SearchSetup) -> list[list[Hypothesi
     scores[:, :, 0] = 0
     while True:
         log_probs = processed_log_probs(state, setup)
-        vocabulary = log_probs.shape[-1]
-        counts: Tensor | None = None  # (B, V) beams of the groups so far that continue with each token
+        # (B, V) beams of the groups so far that continue with each token
+        counts = log_probs.new_zeros(len(scores), log_probs.shape[-1]) if groups > 1 else None
         steps = []
         for group in range(groups):
             group_log_probs = log_probs.view(len(scores), groups, beams, -1)[:, group]
             if counts is not None:
                 group_log_probs = group_log_probs - penalty * counts[:, None]
             step = _continue(state, setup, finished[group], group_log_probs, scores[:, group], group * beams)
-            if group + 1 < groups:
-                counts = log_probs.new_zeros(len(scores), vocabulary) if counts is None else counts
+            if counts is not None:
                 counts.scatter_add_(1, step.tokens, step.exists.to(counts.dtype))
             steps.append(step)
 

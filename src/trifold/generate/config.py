@@ -155,12 +155,8 @@ class GenerationConfig(Settings):
     @property
     def sampling_keys(self) -> list[str]:
         """The settings that select sampling; top_k of a contrastive search does not."""
-        contrastive = {"top_k"} if self.penalty_alpha is not None else set()
-        return [
-            key
-            for key in SAMPLING
-            if getattr(self, key) is not None and key not in {"top_k_form", *contrastive}
-        ]
+        others = {"top_k_form"} if self.penalty_alpha is None else {"top_k_form", "top_k"}
+        return [key for key in SAMPLING if getattr(self, key) is not None and key not in others]
 
     @field_validator("temperature", mode="before")
     @classmethod
@@ -191,14 +187,13 @@ def with_generation_options(function: Function) -> Function:
     signature = inspect.signature(function)
     parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
     lines = [inspect.getdoc(function) or "", "", "Options:"]
+    keyword = inspect.Parameter.KEYWORD_ONLY
     for name, field in GenerationConfig.model_fields.items():
         parameters.append(
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.annotation
-            )
+            inspect.Parameter(name, keyword, default=field.default, annotation=field.annotation)
         )
         lines.append(f"    {name}: {field.description}")
-    parameters.append(inspect.Parameter("draft", inspect.Parameter.KEYWORD_ONLY, default=None))
+    parameters.append(inspect.Parameter("draft", keyword, default=None))
     lines.append("    draft: smaller model for speculative decoding")
     function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     function.__doc__ = "\n".join(lines)
@@ -231,9 +226,7 @@ _ALTERNATIVES = (
 )
 
 
-def resolve(
-    stored: Mapping[str, Any] | GenerationConfig, given: Mapping[str, Any], at: str = ""
-) -> GenerationConfig:
+def resolve(stored: Mapping[str, Any] | GenerationConfig, given: Mapping[str, Any]) -> GenerationConfig:
     """Combine the arguments `given` with the settings `stored` with a model; arguments take precedence.
 
     An argument that selects a strategy drops the stored settings of the others: sampling drops beam settings, beams
@@ -246,7 +239,7 @@ def resolve(
         if any(given.get(key) is not None for key in group):
             dropped = (*dropped, *group)
     inherited = {key: value for key, value in stored.items() if key not in dropped}
-    return GenerationConfig.parse({**inherited, **given}, at)
+    return GenerationConfig.parse({**inherited, **given})
 
 
 # --- contradictions --------------------------------------------------------------------------------------

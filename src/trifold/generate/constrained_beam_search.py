@@ -129,10 +129,10 @@ def constrained_beam_search(state: DecodingState, setup: SearchSetup) -> list[li
         log_probs = processed_log_probs(state, setup)
         pool = _continuations(log_probs, unprocessed, scores, states, constraints, setup.stopping.ids)
         following = []
-        for index, (number, limit) in enumerate(
-            zip(state.sentences.tolist(), state.limits.tolist(), strict=True)
+        for candidates, number, limit in zip(
+            pool, state.sentences.tolist(), state.limits.tolist(), strict=True
         ):
-            feasible = [each for each in pool[index] if each.missing <= limit - length]
+            feasible = [each for each in candidates if each.missing <= limit - length]
             chosen = _finish_and_choose(state, setup, finished, number, feasible, is_full=length == limit)
             best = max((each.score for each in chosen), default=NEVER)
             following.append(chosen if finished.can_improve(number, length, limit, best) else [])

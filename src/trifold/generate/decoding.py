@@ -53,9 +53,7 @@ class Model(Protocol):
     def decode(self, inputs: Inputs, memory: Memory | None = None, cache: Cache | None = None) -> Tensor:
         """The next tokens (R, T) -> hidden states (R, T, E); advances the cache."""
 
-    def new_cache(
-        self, kind: CacheKind = "growing", *, capacity: int | None = None, rollback: int = 0
-    ) -> Cache:
+    def new_cache(self, kind: CacheKind, *, capacity: int, rollback: int) -> Cache:
         """An empty cache for at most `capacity` tokens, of which the last `rollback` can be removed."""
 
 

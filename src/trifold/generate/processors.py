@@ -90,9 +90,8 @@ def _phrase_tables(phrases: Sequence[Sequence[int]], ends: list[int]) -> list[Te
 
 def bad_words(banned: BannedText, ends: list[int], logits: Tensor, context: Context) -> Tensor:
     """Forbid tokens that complete a banned text in the output, however it is tokenized."""
-    rows, tokens = banned.completions(_generated(context).tolist())
-    if rows:
-        logits[rows, tokens] = NEVER
+    for row, token in banned.completions(_generated(context).tolist()):
+        logits[row, token] = NEVER
     return logits
 
 
@@ -152,9 +151,8 @@ PROCESSORS: dict[str, Callable[..., Tensor]] = {
     "forced_bos_token_id": forced_bos,
     "forced_eos_token_id": forced_eos,
 }
-FORBID_ENDS = frozenset({"min_new_tokens", "min_length"})
 # Settings that may forbid every token.
-MAY_FORBID_ALL = FORBID_ENDS | {"no_repeat_ngram_size", "bad_words_ids", "bad_words"}
+MAY_FORBID_ALL = {"min_new_tokens", "min_length", "no_repeat_ngram_size", "bad_words_ids", "bad_words"}
 
 
 def processor(config: GenerationConfig, model: ModelConfig, codec: Codec | None = None) -> LogitsProcessor:
@@ -171,9 +169,7 @@ def processor(config: GenerationConfig, model: ModelConfig, codec: Codec | None 
         assert codec is not None, "bad_words needs a tokenizer"
         chosen["bad_words"] = BannedText(chosen["bad_words"], codec, model.output_vocab_size)
     steps = [partial(PROCESSORS[key], value, ends) for key, value in chosen.items()]
-    # The check for a remaining token reads the whole vocabulary at every step, so it is left out where possible.
-    others_remain = chosen.keys() <= FORBID_ENDS and model.output_vocab_size > len({*ends, model.pad_id})
-    may_forbid_all = not MAY_FORBID_ALL.isdisjoint(chosen) and not others_remain
+    may_forbid_all = not MAY_FORBID_ALL.isdisjoint(chosen)
     forbid_padding = config.bad_words_ids is None and model.pad_id not in ends
 
     def process(logits: Tensor, context: Context) -> Tensor:
@@ -214,19 +210,12 @@ class BannedText:
         self._always = {token for pair in self._strings for token in self._containing(*pair)}
         self._starting_with = cache(self._find_starting_with)
 
-    def completions(self, sequences: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-        """Rows of `sequences`, and tokens that would complete a banned string there."""
-        rows: list[int] = []
-        tokens: list[int] = []
-        for row, text in enumerate(self._codec.decode(sequences)):
-            candidates = sorted(self._candidates(text))
-            rows += [row] * len(candidates)
-            tokens += candidates
-        if not rows:
-            return rows, tokens
-        extended = [[*sequences[row], token] for row, token in zip(rows, tokens, strict=True)]
-        found = [index for index, hit in enumerate(self._criteria.end_with_string(extended)) if hit]
-        return [rows[index] for index in found], [tokens[index] for index in found]
+    def completions(self, sequences: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+        """Rows of `sequences`, each with a token that would complete a banned string there."""
+        texts = enumerate(self._codec.decode(sequences))
+        pairs = [(row, token) for row, text in texts for token in sorted(self._candidates(text))]
+        complete = self._criteria.end_with_string([[*sequences[row], token] for row, token in pairs])
+        return [pair for pair, is_complete in zip(pairs, complete, strict=True) if is_complete]
 
     def _candidates(self, text: str) -> set[int]:
         stripped = _without_spaces(text)

@@ -46,10 +46,8 @@ def score_tokens(model: Model, inputs: Inputs, targets: Inputs) -> TokenScores:
         if longest > 1:
             hidden = state.read(tokens[:, : longest - 1]).flatten(0, 1)
             labels = tokens[:, 1:longest].flatten()
-            rest = [
-                _log_probs(state.head(h), y)
-                for h, y in zip(hidden.split(CHUNK), labels.split(CHUNK), strict=True)
-            ]
+            chunks = zip(hidden.split(CHUNK), labels.split(CHUNK), strict=True)
+            rest = [_log_probs(state.head(states), label) for states, label in chunks]
             scores[:, 1:longest] = torch.cat(rest).view(rows, longest - 1)
     scores = scores.masked_fill(~real, 0.0)
     return TokenScores(scores, scores.sum(1))

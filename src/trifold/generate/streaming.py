@@ -39,9 +39,8 @@ class TextStreamer:
         if len(kept) < len(text):
             self._stopped, self._held = True, ""
             return kept
-        held = max(
-            (n for s in self._stop_strings for n in range(1, len(s)) if text.endswith(s[:n])), default=0
-        )
+        starts = (string[:n] for string in self._stop_strings for n in range(1, len(string)))
+        held = max((len(start) for start in starts if text.endswith(start)), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 

@@ -112,18 +112,15 @@ def _step(
     before: positions of sentences -> their tokens without the new one. length: number of tokens with it.
     """
     stopping, full = setup.stopping, state.limits <= length
-    ended, stopped = stopping.is_end(tokens) | full, None
-    if stopping.strings:
-        stopped = stopping.completes_string(before, tokens)
-        ended |= stopped
+    stopped = stopping.completes_string(before, tokens)
+    ended = stopping.is_end(tokens) | full | stopped
     if not bool(ended.any()):
         setup.report(length, len(tokens))
         return Step(state.sentences, tokens, {}), None
     done, remaining = ended.nonzero().squeeze(1), (~ended).nonzero().squeeze(1)
     setup.report(length, len(remaining))
     final = scores[done] / setup.divisor(length)
-    by_string = torch.zeros_like(ended) if stopped is None else stopped
-    found = stopping.hypotheses(before(done), tokens[done], final, by_string[done], full[done])
+    found = stopping.hypotheses(before(done), tokens[done], final, stopped[done], full[done])
     outputs = dict(zip(state.sentences[done].tolist(), found, strict=True))
     return Step(state.sentences, tokens, outputs), remaining
 
