@@ -32,7 +32,7 @@ def assert_close(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> None:
     assert float((ours.detach().float() - theirs.detach().float()).abs().max()) <= limit
 
 
-@pytest.mark.parametrize("name", ["round_like", "round_native", "round_ties_away"])
+@pytest.mark.parametrize("name", ["round_like", "round_ties_away"])
 def test_rounding_to_bf16_equals_that_of_pytorch(name: str) -> None:
     """For every exponent and sign with several mantissas, ties, infinities and NaN among them."""
     from numba import njit
@@ -58,8 +58,6 @@ def test_rounding_to_bf16_equals_that_of_pytorch(name: str) -> None:
     run(x, out)
     ours, theirs = torch.from_numpy(out).view(torch.bfloat16), torch.from_numpy(x).bfloat16()
     same = (ours == theirs) | (ours.isnan() & theirs.isnan())
-    if name == "round_native":
-        same |= (ours == 0) & (theirs.abs() < 1.2e-38)
     assert same.all(), x[~same.numpy()]
 
 

@@ -257,9 +257,8 @@ class _PackedAttention(torch.autograd.Function):
             torch.bmm(scores, vs[:, visible], out=heads_out[:, block])
             weights.append(scores)
         out = q.new_empty(q.shape[0], size)
-        compiled_loops().merge_heads(
-            as_array(heads_out.unflatten(0, ctx.grid)), q_starts, 1.0, as_array(out), 0
-        )
+        padded = as_array(heads_out.unflatten(0, ctx.grid))
+        compiled_loops().merge_heads(padded, q_starts, 1.0, as_array(out), 0)
         ctx.save_for_backward(qs, ks, vs, *weights)
         return out
 

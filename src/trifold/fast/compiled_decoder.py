@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from trifold.fast import instruction as ins
 from trifold.fast.thread_pool import DTYPES, Field, divide_into_tasks, execute, matmul_fields, set_fields
 from trifold.nn.attention import Attention
-from trifold.nn.cache import Cache, LayerCache
+from trifold.nn.cache import Cache
 from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import FeedForward, Linear, Residual, RMSNorm
 from trifold.nn.relative import Relations
@@ -220,7 +220,10 @@ class CompiledDecoder:
                 # The bias of the first key that is still stored.
                 program["score_bias"][own[number]] += 4 * layer.own.evicted
             if len(self.cross_attention):
-                self._set_memory_keys(self.cross_attention[number], layer, rows)
+                assert layer.memory is not None, "the prompt fills the keys of cross-attention"
+                index, shared = self.cross_attention[number], layer.memory[0].shape
+                self._set_keys(index, *layer.memory)
+                program[index]["length"], program[index]["beams"] = shared[2], rows // shared[0]
         start = 0
         for stop, matmuls in self.int8_matmuls:
             execute(program[start:stop])
@@ -240,12 +243,6 @@ class CompiledDecoder:
                 if isinstance(value, Tensor):
                     self.alive.append(value)
                 set_fields(self.program, indices, **{name: value})
-
-    def _set_memory_keys(self, index: np.int64, layer: LayerCache, rows: int) -> None:
-        assert layer.memory is not None, "the prompt fills the keys of cross-attention"
-        keys, values = layer.memory
-        self._set_keys(index, keys, values)
-        self.program[index]["length"], self.program[index]["beams"] = keys.shape[2], rows // keys.shape[0]
 
     def _set_keys(self, index: np.int64, keys: Tensor, values: Tensor) -> None:
         if self.keys_of[index] is keys:

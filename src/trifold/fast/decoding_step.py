@@ -29,15 +29,8 @@ from trifold.nn.stack import LayerInputs, Stack
 
 MIN_WEIGHTS = 4 * 10**6  # of a stack
 SUPPORTED = (
-    Attention,
-    FeedForward,
-    Linear,
-    Int8TrainedLinear,
-    LayerNorm,
-    RMSNorm,
-    nn.Identity,
-    Dropout,
-    HookPoint,
+    *(Attention, FeedForward, Linear, Int8TrainedLinear, LayerNorm, RMSNorm),
+    *(nn.Identity, Dropout, HookPoint),
 )
 
 Translation: TypeAlias = tuple[range, CompiledDecoder | None]
@@ -93,13 +86,11 @@ def is_supported(stack: Stack, cache: Cache, x: Tensor) -> bool:
         return False
     parts = [part for block in stack.blocks for part in sublayers(block)]
     modules = [module for part in parts for module in (*part.children(), *part.sublayer.children())]
-    has_hooks = any(module._forward_hooks or module._forward_pre_hooks for module in stack.modules())
+    stored = [layer.own.buffers for layer in cache.layers]
     return (
         all(type(module) in SUPPORTED for module in modules)
-        and all(
-            layer.own.buffers is not None and layer.own.buffers[0].dtype in DTYPES for layer in cache.layers
-        )
-        and not has_hooks
+        and all(buffers is not None and buffers[0].dtype in DTYPES for buffers in stored)
+        and not any(module._forward_hooks or module._forward_pre_hooks for module in stack.modules())
         and all(is_readable(weight) for weight in weights)
         and compiled_interpreter() is not None
     )

@@ -137,9 +137,8 @@ def linears(x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
     """
     if x.numel() // x.shape[-1] < 64 or _separate(layers):
         return tuple(layer(x) for layer in layers)
-    outputs: tuple[Tensor, ...] = concatenated_linears(x, layers).split(
-        [len(layer.weight) for layer in layers], dim=-1
-    )
+    sizes = [len(layer.weight) for layer in layers]
+    outputs: tuple[Tensor, ...] = concatenated_linears(x, layers).split(sizes, dim=-1)
     return outputs
 
 
@@ -288,9 +287,8 @@ class _LayerNorm(torch.autograd.Function):
         weight, bias = copy_parameter(weight), copy_parameter(bias)
         out = torch.empty(x.shape, dtype=x.dtype)
         mean, inverse_std = np.empty(len(x), np.float32), np.empty(len(x), np.float32)
-        compiled_loops().layer_norm(
-            *map(as_array, (x, weight, bias)), epsilon, as_array(out), mean, inverse_std
-        )
+        arrays = map(as_array, (x, weight, bias))
+        compiled_loops().layer_norm(*arrays, epsilon, as_array(out), mean, inverse_std)
         ctx.save_for_backward(x, weight)
         ctx.moments = mean, inverse_std
         return out

@@ -15,11 +15,8 @@ from functools import wraps
 from typing import Any, TypeAlias
 
 import numpy as np
-from llvmlite import ir
 from numba import njit, types
-from numba.core import config
-from numba.core.codegen import get_host_cpu_features
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
@@ -32,11 +29,6 @@ FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 loop = njit(nogil=True, fastmath=FASTMATH, error_model="numpy", cache=True)
 inline = njit(inline="always", fastmath=FASTMATH, error_model="numpy")
 subroutine = njit(nogil=True, fastmath=FASTMATH, error_model="numpy")
-
-# Without this instruction, LLVM would call a rounding function that is not linked.
-HAS_BF16_ROUNDING = "+avx512bf16" in (
-    get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
-)
 
 
 # --- conversions ---------------------------------------------------------------------------------------
@@ -78,34 +70,6 @@ def round_like(like: Any, x: Any) -> Any:
 
         return rounded
     return lambda like, x: np.float32(x)
-
-
-class _BFloat16(ir.Type):  # type: ignore[misc]
-    """LLVM's bf16 type, which llvmlite lacks."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-
-@intrinsic
-def _native_bits(typing: Any, x: Any) -> Any:
-    """The bits of the bf16 nearest to an fp32."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.bitcast(builder.fptrunc(values[0], _BFloat16()), ir.IntType(16))
-
-    return types.uint16(types.float32), generate
-
-
-@by_type
-def round_native(like: Any, x: Any) -> Any:
-    """`round_like` by the CPU's bf16 instruction if it has one. It flushes denormals (below 1e-38) to zero.
-
-    For loops with much arithmetic: elsewhere the compiler considers it expensive and uses narrower vectors.
-    """
-    if like == types.uint16 and HAS_BF16_ROUNDING:
-        return lambda like, x: _native_bits(np.float32(x))
-    return lambda like, x: round_like(like, x)  # noqa: PLW0108 (Numba needs a Python function)
 
 
 @by_type
@@ -176,7 +140,7 @@ def dropout(
     """out[j] = x[j] + y[j] · scale where random_bits(j, seed) ≥ threshold, else x[j]; all (N,). x None: zeros."""
     for j in range(out.shape[0]):
         kept = to_float(y[j]) * scale if random_bits(j, seed) >= threshold else F(0)
-        out[j] = round_native(out[j], kept if x is None else to_float(x[j]) + kept)
+        out[j] = round_like(out[j], kept if x is None else to_float(x[j]) + kept)
 
 
 # --- activation ----------------------------------------------------------------------------------------
@@ -194,7 +158,7 @@ def gelu_tanh(x: Array, out: Array) -> None:
     """out = 0.5 x (1 + tanh u), all (N,)."""
     for j in range(out.shape[0]):
         v = to_float(x[j])
-        out[j] = round_native(out[j], v / (F(1) + _exp_minus_2u(v)))
+        out[j] = round_like(out[j], v / (F(1) + _exp_minus_2u(v)))
 
 
 @loop
@@ -204,7 +168,7 @@ def gelu_tanh_backward(d_out: Array, x: Array, d_x: Array) -> None:
         v = to_float(x[j])
         s = F(1) / (F(1) + _exp_minus_2u(v))
         slope = s + v * s * (F(1) - s) * (F(1.5957691216) + F(0.2140644489) * v * v)
-        d_x[j] = round_native(d_x[j], to_float(d_out[j]) * slope)
+        d_x[j] = round_like(d_x[j], to_float(d_out[j]) * slope)
 
 
 # --- layer norm ----------------------------------------------------------------------------------------
@@ -343,7 +307,7 @@ def softmax_backward(weights: Array, gradient: Array) -> None:
         for s in range(w.shape[0]):
             total += to_float(w[s]) * to_float(g[s])
         for s in range(w.shape[0]):
-            g[s] = round_native(g[s], to_float(w[s]) * (to_float(g[s]) - total))
+            g[s] = round_like(g[s], to_float(w[s]) * (to_float(g[s]) - total))
 
 
 # --- cross-entropy -------------------------------------------------------------------------------------
