@@ -64,9 +64,8 @@ class _Loader(yaml.SafeLoader):
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         if len(node.value) > 1_000:
-            raise yaml.constructor.ConstructorError(
-                None, None, "an integer of thousands of digits", node.start_mark
-            )
+            problem = "an integer of thousands of digits"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         value: int = super().construct_yaml_int(node)
         return value
 

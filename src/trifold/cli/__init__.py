@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from types import FrameType
 from typing import Annotated
@@ -95,15 +95,10 @@ def _sigterm_as_exception() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         raise Terminated(143)
 
-    try:
-        before = signal.signal(signal.SIGTERM, leave)
-    except ValueError:  # only the main thread may set signal handlers
+    with ExitStack() as handlers:
+        with suppress(ValueError):  # only the main thread may set signal handlers
+            handlers.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, leave))
         yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _app(arguments: Sequence[str]) -> typer.Typer:

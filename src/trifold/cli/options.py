@@ -73,11 +73,9 @@ def generation_options() -> dict[str, Any]:
     """An option for each generation setting except those that hold several token ids."""
     from trifold.generate.config import GenerationConfig
 
-    options = {
-        name: _generation_option(_plain_types(field.annotation), str(field.description))
-        for name, field in GenerationConfig.model_fields.items()
-    }
-    return {name: annotation for name, annotation in options.items() if annotation is not None}
+    fields = GenerationConfig.model_fields.items()
+    types = {name: _plain_types(field.annotation) for name, field in fields}
+    return given(**{name: _generation_option(types[name], str(field.description)) for name, field in fields})
 
 
 def generation_settings(options: dict[str, Any]) -> dict[str, Any]:

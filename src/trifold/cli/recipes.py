@@ -18,9 +18,8 @@ def run(json: Json = False) -> None:
     from trifold.data.catalog import find_dataset
     from trifold.recipe import included_recipes, missing_files
 
-    recipes = [
-        (name, missing_files(values), values["description"]) for name, values in included_recipes().items()
-    ]
+    included = included_recipes().items()
+    recipes = [(name, missing_files(values), values["description"]) for name, values in included]
     if json:
         print_json([dict(zip(("name", "missing", "description"), recipe, strict=True)) for recipe in recipes])
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, TypeVar
@@ -70,8 +70,7 @@ def train_demo(recipe: Recipe, out: Path) -> Outcome:
 
 def spread(rows: Sequence[Row], count: int) -> list[Row]:
     """`count` rows at equal distances, so that they show different constructions."""
-    if len(rows) <= count:
-        return list(rows)
+    count = min(count, len(rows))
     return [rows[index * len(rows) // count] for index in range(count)]
 
 
@@ -82,7 +81,7 @@ def check_mark(correct: bool) -> str:
 
 def abbreviate(text: str, width: int) -> str:
     """The text in one line of at most `width` columns."""
-    return shorten(" ".join(text.split()), width, placeholder=" …")
+    return shorten(text, width, placeholder=" …")
 
 
 def save_picture(draw: Callable[[], Figure], path: Path, what: str) -> Path | None:
@@ -101,7 +100,7 @@ def quote(text: str) -> str:
     return shlex.quote(text) if set(text) & set('"$`\\!') else f'"{text}"'
 
 
-def print_folders(folders: dict[str, Path | None], commands: Sequence[str]) -> None:
+def print_folders(folders: Mapping[str, Path | None], commands: Sequence[str]) -> None:
     """Print where the results are and what to do next."""
     from trifold.hub.folder import describe_folder
 

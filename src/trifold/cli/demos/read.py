@@ -67,9 +67,8 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
     print_table([(f"{len(rows):,} pairs", "accuracy", "std. error"), *measured], "lrr")
     print("\nEach sentence has each label once, so that its words alone do not tell.")
     print(f"\ntraining             {seconds:.0f} s, {steps:,} steps in three runs")
-    print_folders(
-        {"model": out / "model", "pretrained model": out / PRETRAINING / "model"}, next_commands(out)
-    )
+    folders = {"model": out / "model", "pretrained model": out / PRETRAINING / "model"}
+    print_folders(folders, next_commands(out))
 
 
 def next_commands(out: Path) -> list[str]:
