@@ -14,7 +14,7 @@ from tests.train.runs import TINY, InterruptingView, assert_equal_runs, events_o
 
 import trifold
 from trifold.errors import DataError, SettingsError
-from trifold.recipe import load_recipe, recipe_names
+from trifold.recipe import Recipe, load_recipe, recipe_names
 from trifold.train import checkpoint, loop, resume, run_folder, train
 from trifold.train.run_folder import IDENTITY, RunFolder
 
