@@ -232,7 +232,7 @@ HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     "spiece.model: a score that is no number": (PIECES + piece(b"b", float("nan")), "not finite"),
     "spiece.model: a piece that is not UTF-8": (PIECES + piece(b"\xff\xfe"), "not a SentencePiece model"),
     "spiece.model: the unknown beyond the pieces": (PIECES + field(2, b"\xc0\x02" + varint(10**9)), "not a SentencePiece"),
-    "spiece.model: a kind that is not read": (PIECES + field(2, b"\x18\x03"), "of kind 3"),
+    "spiece.model: a kind that is not read": (PIECES + field(2, b"\x18\x03"), "kind 3"),
     "spiece.model: a gigabyte": (sized(2**30), "too large; at most"),
     "spiece.model: a link that leads out": (linked("{outside}"), "leads out of its folder"),
     # Chat templates are rendered too; more of them in tests/text
