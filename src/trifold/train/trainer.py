@@ -59,10 +59,8 @@ class RejectedUpdate(TrifoldError):
     """
 
     def __init__(self, kind: Literal["non-finite", "spike"], step: int, loss: float, norm: float) -> None:
-        spike = ", a spike" if kind == "spike" else ""
-        super().__init__(
-            f"step {step}: loss {loss}, gradient norm {norm}{spike}; the weights were not changed"
-        )
+        cause = f"loss {loss}, gradient norm {norm}{', a spike' * (kind == 'spike')}"
+        super().__init__(f"step {step}: {cause}; the weights were not changed")
         self.kind, self.step, self.loss, self.norm = kind, step, loss, norm
 
     @property
