@@ -164,6 +164,63 @@ def test_a_loss_without_its_column_is_an_error(loss, column, tmp_path):
         build(tmp_path, loss)
 
 
+def build_rows(folder, rows, loss="auto", **columns):
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = DataSettings.parse({"train": str(file), "valid": str(file), "columns": columns})
+    parts = TokenizerSettings.parse(WORDS), ModelConfig.parse(ENCODER), BatchSettings()
+    return EmbedSettings(loss=loss).build(BuildContext(data, *parts, 1, folder / "tokens", lambda line: None))
+
+
+@pytest.mark.parametrize(
+    "names", [("question1", "question2", "is_duplicate"), ("#1 String", "#2 String", "Quality")]
+)
+def test_binary_labels_are_scores(names, tmp_path):
+    rows = [dict(zip(names, (*texts[:2], n % 2), strict=True)) for n, texts in enumerate(TEXTS)]
+    bundle = build_rows(tmp_path, rows)
+    assert bundle.objective.settings.loss == "cosent"
+    assert bundle.objective.examples(bundle.valid).labels.tolist() == [n % 2 for n in range(12)]
+
+
+@pytest.mark.parametrize("column", ["label", "gold_label"])
+def test_classes_of_inference_are_not_trained_as_scores(column, tmp_path):
+    rows = [{"premise": one, "hypothesis": other, column: n % 3} for n, (one, other, _) in enumerate(TEXTS)]
+    with pytest.raises(SettingsError, match=rf"data\.columns\.label: '{column}' .* is a class"):
+        build_rows(tmp_path, rows)
+    assert build_rows(tmp_path, rows, label=column).objective.settings.loss == "cosent"
+    assert build_rows(tmp_path, rows, label=None).objective.settings.loss == "ranking"
+
+
+def test_a_row_without_the_negative_of_others_is_an_error_with_its_line(tmp_path):
+    rows = [dict(zip(("anchor", "positive", "negative"), texts, strict=True)) for texts in TEXTS]
+    del rows[4]["negative"]
+    with pytest.raises(DataError, match=r"rows\.jsonl:5: a text is missing"):
+        build_rows(tmp_path, rows)
+
+
+def test_a_score_that_is_no_number_is_an_error_with_its_line(tmp_path):
+    rows = [{"sentence1": one, "sentence2": other, "score": "high"} for one, other, _ in TEXTS]
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: the label 'high' is not a number; correct it"):
+        build_rows(tmp_path, rows)
+
+
+def test_pooling_and_normalization_are_those_of_start_from_unless_set(tmp_path):
+    file = pairs(tmp_path / "rows.tsv", score=True)
+    options = {**TINY, "data.train": file, "train.steps": 2, "train.validate_every": 2, "train.accumulate": 1}
+    first = options | {"task.pooling": "max", "task.normalise": True}
+    trifold.train("similarity", out=tmp_path / "first", **first)
+    again = {key: value for key, value in options.items() if not key.startswith("model.")}
+    again |= {"start_from": str(tmp_path / "first" / "model")}
+    trifold.train("similarity", out=tmp_path / "second", **again)
+    modules = trifold.load(tmp_path / "second").modules
+    assert (modules.pooling, modules.normalise) == ("max", True)
+    vector = trifold.load(tmp_path / "second").embed("w1 w2")
+    assert float(vector.norm()) == pytest.approx(1, abs=1e-5)
+    trifold.train("similarity", out=tmp_path / "third", **again, **{"task.pooling": "mean"})
+    modules = trifold.load(tmp_path / "third").modules
+    assert (modules.pooling, modules.normalise) == ("mean", True)
+
+
 def test_a_missing_text_is_an_error(tmp_path):
     bundle = build(tmp_path, negative=True)
     bundle.valid.columns["negative"][3] = None

@@ -17,6 +17,7 @@ from trifold.errors import SettingsError, TrifoldError
 from trifold.hub import read_config, resolve
 from trifold.hub.families import FAMILIES
 from trifold.hub.presets import PRESETS as PUBLISHED_PRESETS
+from trifold.hub.sentence_transformers import read_modules
 from trifold.jsonfiles import read_json
 from trifold.nn.config import PRESETS, ModelConfig
 from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
@@ -46,6 +47,8 @@ def complete(values: dict[str, Any]) -> list[str]:
             start = resolve(name)
             config = _with_heads(start, objective)
             defaults = {**defaults, "model": config.model_dump(), "tokenizer": {"file": str(start)}}
+            if "pooling" in objective.model_fields and (modules := read_modules(start)) is not None:
+                defaults["task"] = {"pooling": modules.pooling, "normalise": modules.normalise}
         if not groups["data"].get("train"):
             raise SettingsError("data.train: no training data; set data.train=FILE")
         chosen = _for_size(groups, config)

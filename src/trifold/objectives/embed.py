@@ -20,7 +20,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.data import Records, Role, read_records
+from trifold.data import DataSettings, Records, Role, read_records
+from trifold.data.settings import Source
 from trifold.data.tables import check_text
 from trifold.errors import DataError, SettingsError
 from trifold.hub.sentence_transformers import SentenceModules, write_modules
@@ -32,11 +33,12 @@ from trifold.predict.embed import POOLINGS
 from trifold.scores.correlation import CorrelationScore
 from trifold.text.spans import Ids
 
+CLASSES = ("label", "gold_label")  # of a premise and a hypothesis, no scores
 COLUMNS = {
     "text": Role(("anchor", "query", *ROLES["text"].names), check_text),
     "pair": Role(("positive", *ROLES["pair"].names), check_text),
-    "negative": Role(("negative", "hard_negative"), check_text, required=False),
-    "label": Role((*NUMBERS, "label"), read_label, required=False),
+    "negative": Role(("negative", "hard_negative", "negative_1"), check_text, required=False),
+    "label": Role((*NUMBERS, *CLASSES, "is_duplicate", "quality"), read_label, required=False),
 }
 NEEDED = {"cosent": "label", "cosine": "label", "triplet": "negative", "ranking": "pair"}
 
@@ -53,6 +55,7 @@ class EmbedSettings(labelled.LabelledSettings):
     scale: float = Field(20.0, gt=0, description="ranking and cosent: factor of the cosine")
     margin: float = Field(5.0, ge=0, description="triplet: of the Euclidean distances")
     pooling: Literal["mean", "cls", "last", "max"] = Field("mean", description="which states make the vector")
+    normalise: bool = Field(False, description="make the vectors of length 1")
     best_by: Literal["auto", "loss"] = Field(
         "auto", description="auto: Pearson; without scores, accuracy of triplets or mean reciprocal rank"
     )
@@ -64,13 +67,15 @@ class EmbedSettings(labelled.LabelledSettings):
         return super().with_heads(config).model_copy(update={} if has_pooler else {"heads": ()})
 
     def build(self, context: BuildContext) -> TaskBundle:
-        train, valid = context.read(lambda source, data, split: read_records(source, data, COLUMNS, split))
+        train, valid = context.read(_read_rows)
         has = {role for role, values in train.columns.items() if any(value is not None for value in values)}
         loss = self.loss if self.loss != "auto" else "cosent" if "label" in has else "ranking"
         if (needed := NEEDED[loss]) not in has:
             raise SettingsError(f"task.loss: {loss} requires a column; set data.columns.{needed}")
         context.report(f"loss: {loss}")
+        context.report(f"pooling: {self.pooling}{', normalized' * self.normalise}")
         roles = ["text", "pair"] + ["negative"] * ("negative" in has and needed != "label")
+        _texts(train, roles)
         score = "pearson" if "label" in has else "accuracy" if len(roles) == 3 else "mrr"
         chosen = {"loss": loss, "best_by": score if self.best_by == "auto" else self.best_by}
         tokenizer = context.load_or_train_tokenizer(lambda: chain(*(train.columns[role] for role in roles)))
@@ -79,6 +84,27 @@ class EmbedSettings(labelled.LabelledSettings):
         objective.roles, objective.gathers = roles, loss in ("ranking", "cosent")
         objective.top = float(max(1, *abs(read_numbers(train)))) if "label" in has else None
         return self.bundle(objective, context, train, valid)
+
+
+def _read_rows(source: Source, data: DataSettings, split: str) -> Records:
+    """The rows. Raises SettingsError if their labels are classes of inference."""
+    rows = read_records(source, data, COLUMNS, split)
+    text, label = (rows.report.columns.get(role, "").casefold() for role in ("text", "label"))
+    if text == "premise" and label in CLASSES and "label" not in data.columns:
+        raise SettingsError(
+            f"data.columns.label: {label!r} of a premise and a hypothesis is a class, not a score; name a column of "
+            "scores, or keep the rows of entailment and set data.columns.label=null"
+        )
+    return rows
+
+
+def _texts(rows: Records, roles: list[str]) -> list[str]:
+    """The texts of each row in turn. Raises DataError for a missing one."""
+    texts = [*chain(*zip(*(rows.columns[role] for role in roles), strict=True))]
+    if None in texts:
+        place = f"{rows.report.name}:{rows.lines[texts.index(None) // len(roles)]}"
+        raise DataError(f"{place}: a text is missing; give all rows the same columns")
+    return texts
 
 
 @dataclass(frozen=True)
@@ -104,16 +130,13 @@ class Embed(labelled.LabelledObjective):
     """Embeddings. roles: the columns of texts. top: the largest score of training, which becomes 1; None: no scores."""
 
     token_name = row_name = "rows"
-    loss_unit = "loss"
+    loss_unit = "per row"
     roles: list[str]
     top: float | None
 
     def examples(self, rows: Records, draw: int | None = None) -> Examples:
         """Encode texts. Raises DataError for a missing text or score."""
-        texts = [*chain(*zip(*(rows.columns[role] for role in self.roles), strict=True))]
-        if None in texts:
-            place = f"{rows.report.name}:{rows.lines[texts.index(None) // len(self.roles)]}"
-            raise DataError(f"{place}: a text is missing; give all rows the same columns")
+        texts = _texts(rows, self.roles)
         scores = np.zeros(len(rows), np.float32) if self.top is None else read_numbers(rows) / self.top
         return Examples(*self.tokens_and_types(self.encode(rows, texts)), scores)
 
@@ -132,6 +155,7 @@ class Embed(labelled.LabelledObjective):
         hidden = packing.grid(model(batch.inputs))
         real = hidden.new_ones(packing.shape, dtype=torch.bool) if packing.attend is None else packing.attend
         vectors = POOLINGS[self.settings.pooling](hidden, real).float()
+        vectors = F.normalize(vectors, dim=-1) if self.settings.normalise else vectors
         return torch.cat([batch.labels[:, None], vectors.reshape(batch.tokens, -1)], 1)
 
     def table_loss(self, table: Tensor) -> Tensor:
@@ -196,5 +220,5 @@ class Embed(labelled.LabelledObjective):
     def save(self, folder: Path) -> None:
         """Write the tokenizer, and the pooling as sentence-transformers does."""
         super().save(folder)
-        modules = SentenceModules(self.settings.pooling, max_length=self.width)
+        modules = SentenceModules(self.settings.pooling, self.settings.normalise, self.width)
         write_modules(folder, modules, self.config.d_model, self.config.max_positions)

@@ -162,8 +162,8 @@ def read_numbers(rows: Records) -> NDArray[np.float32]:
             found.append(np.nan)
         if not np.isfinite(found[-1]):
             raise DataError(
-                f"{rows.report.name}:{line}: the label {label!r:.60} is not a number, which regression requires; "
-                "correct it, or set data.columns.label to the column of the numbers"
+                f"{rows.report.name}:{line}: the label {label!r:.60} is not a number; correct it, "
+                " or set data.columns.label to the column of the numbers"
             )
     return np.array(found, dtype=np.float32)
 
