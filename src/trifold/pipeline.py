@@ -5,6 +5,7 @@ Predictions (classes, tags, answers, …) are in predict/predict.py.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -222,15 +223,16 @@ class Pipeline(PredictMixin):
         *,
         first: int = 0,
         on_done: Callable[[int], None] | None = None,
+        max_source: int | None = None,
         **arguments: Any,
     ) -> list[list[Hypothesis]]:
         """All outputs of each text (num_return_sequences) with their scores.
 
         first: number of texts[0] in the whole input, so that sampling part by part draws the same as a single call.
-        on_done: called with the number of texts that were finished.
+        on_done: called with the number of texts that were finished. max_source: tokens to which texts are truncated.
         """
         draft, config = self._options(arguments)
-        rows, codec = Ragged.of(self.read(texts)), self.target_tokenizer
+        rows, codec = Ragged.of(self.read(texts, max_source or sys.maxsize)), self.target_tokenizer
         return generate_rows(self.model, rows, config, first=first, on_done=on_done, codec=codec, draft=draft)
 
     @with_generation_options
@@ -263,8 +265,8 @@ class Pipeline(PredictMixin):
         _, config = self._options(arguments)
         return output_limit(config, self.config, len(self.read([text])[0]))
 
-    def read(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, with special tokens, and with an end token for an encoder.
+    def read(self, texts: Sequence[str], limit: int = sys.maxsize) -> list[list[int]]:
+        """The ids of each text, with special tokens, and with an end token for an encoder, truncated to `limit`.
 
         Raises DataError for a text without tokens.
         """
@@ -276,7 +278,9 @@ class Pipeline(PredictMixin):
             raise DataError(f"text {empty.index(True) + 1} of {len(texts)} has no tokens: nothing to {what}")
         end = self.config.eos_id
         appends = both and end < self.config.vocab_size
-        return [[*row.ids, end] if appends and row.ids[-1] != end else list(row.ids) for row in encoded]
+        found = [[*row.ids, end] if appends and row.ids[-1] != end else list(row.ids) for row in encoded]
+        last = -1 if both else limit - 1  # the end token is kept
+        return [[*ids[: limit - 1], ids[last]] if len(ids) > limit else ids for ids in found]
 
     def decode(self, outputs: Sequence[Sequence[int]], **arguments: Any) -> list[str]:
         """The text of each output, up to the first of the stop strings in these arguments of `generate`."""

@@ -108,3 +108,24 @@ def test_the_report_is_for_labelled_data(run, tmp_path):
     done = run_command("eval", str(run), "--report", str(tmp_path / "out"))
     assert (done.code, "--report is for labelled data" in done.err) == (2, True)
     assert not (tmp_path / "out").exists()
+
+
+def test_images_have_the_tables_of_a_classification(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for n in range(24):
+        path = tmp_path / "images" / "abc"[n % 3] / f"{n}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.new("L", (8, 8), 10 * n).save(path)
+    data = [f"data.{split}={tmp_path / 'images'}" for split in ("train", "valid")]
+    tiny = [each for each in TINY.split() if not each.startswith("tokenizer")]
+    done = run_command("train", "images", *data, *tiny, "--out", str(tmp_path / "run"))
+    assert done.code == 0 and "vocabulary" not in done.err, done.err
+    done = run_command("eval", str(tmp_path / "run"), "--report", str(tmp_path / "out"), "--json")
+    assert done.code == 0, done.err
+    confusion, mistakes = (read(tmp_path / "out" / f"{name}.tsv") for name in ("confusion", "mistakes"))
+    correct = sum(int(row[row["expected"]]) for row in confusion)
+    assert json.loads(done.out)["scores"]["accuracy"] == pytest.approx(100 * correct / 24)
+    assert len(mistakes) == 24 - correct > 0
+    for row in mistakes:
+        assert Path(row["text"]).parent.name == row["expected"] != row["predicted"]
+    assert sum(int(row["count"]) for row in read(tmp_path / "out" / "calibration.tsv")) == 24

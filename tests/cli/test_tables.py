@@ -239,3 +239,101 @@ def test_a_missing_table_is_no_text(trifold, models, tmp_path):
         "predict", str(models["classify"]), str(tmp_path / "no.csv"), "--out", str(tmp_path / "b.csv")
     )
     assert (done.code, "no.csv: no such file" in done.err) == (1, True)
+
+
+def test_the_input_is_not_overwritten(trifold, models, tmp_path, monkeypatch):
+    table = write(tmp_path / "a.csv")
+    before = table.read_bytes()
+    monkeypatch.chdir(tmp_path)
+    done = trifold("predict", str(models["classify"]), "a.csv", "--out", str(tmp_path / "x/../a.csv"))
+    assert done.code == 2 and "is the table that is read; name another file" in done.err
+    assert table.read_bytes() == before and [*tmp_path.iterdir()] == [table]
+
+
+def test_an_output_that_stops_at_a_long_text_continues_with_texts_truncated(trifold, models, tmp_path):
+    rows = [{"text": text} for text in [*TEXTS[:5], "fox " * 99, TEXTS[0]]]
+    command = ["predict", str(models["classify"]), str(write(tmp_path / "a.csv", rows)), "--batch-size", "4"]
+    assert trifold(*command, "--out", str(tmp_path / "b.csv")).code == 1
+    truncate = [*command, "--on-overflow", "truncate", "--out"]
+    done = trifold(*truncate, str(tmp_path / "b.csv"))
+    assert done.code == 0 and "continues after row 4" in done.err
+    assert trifold(*truncate, str(tmp_path / "c.csv")).code == 0
+    assert (tmp_path / "b.csv").read_bytes() == (tmp_path / "c.csv").read_bytes()
+
+
+@pytest.mark.parametrize("header", ["review,n", ",text", ",fold,review,label"])
+def test_headers_with_one_known_name_or_an_index_are_recognized(trifold, models, tmp_path, header):
+    columns = header.split(",")
+    lines = [
+        ",".join(TEXTS[n] if name in ("review", "text") else str(n) for name in columns) for n in range(3)
+    ]
+    (tmp_path / "a.csv").write_text("\n".join([header, *lines, ""]), "utf-8")
+    done = trifold(
+        "predict", str(models["classify"]), str(tmp_path / "a.csv"), "--out", str(tmp_path / "b.csv")
+    )
+    assert done.code == 0, done.err
+    assert (tmp_path / "b.csv").read_text("utf-8").splitlines()[0] == f"{header},prediction,score"
+    assert len(read(tmp_path / "b.csv")) == 3
+
+
+def test_a_corpus_is_a_table_and_results_are_json_lines(trifold, models, tmp_path):
+    table, out = write(tmp_path / "a.csv", ROWS[:10]), tmp_path / "b.jsonl"
+    done = trifold("predict", str(models["embed"]), TEXTS[9], "--corpus", str(table), "--out", str(out))
+    assert done.code == 0, done.err
+    (best, *_) = read(out)[0]["outputs"]
+    assert (best["number"], best["text"]) == (10, TEXTS[9])
+
+
+def test_a_table_of_queries_needs_an_output(trifold, models, tmp_path):
+    table = write(tmp_path / "a.csv")
+    done = trifold("predict", str(models["embed"]), str(table), "--corpus", str(table))
+    assert done.code == 2 and f"the rows of the table {table}" in done.err.replace("\n    ", " ")
+
+
+def test_the_texts_of_a_table_are_translated(trifold, run, tmp_path, monkeypatch):
+    texts = ["one two", "", "two\nthree", "four", "three one two"]
+    table = write(tmp_path / "a.csv", [{"id": "1", "source": text, "target": "x"} for text in texts])
+    command = ["predict", str(run), str(table), "--batch-size", "2", "--out"]
+    done = trifold(*command, str(tmp_path / "whole.csv"))
+    assert done.code == 0 and "1 of 5 lines are blank" in done.err
+    found = read(tmp_path / "whole.csv")
+    assert [row["source"] for row in found] == texts
+    expected = library.load(run).generate([text for text in texts if text])
+    assert [row["prediction"] for row in found] == [expected[0], "", *expected[1:]]
+    flush, flushed = disk.flush, []
+
+    def interrupt(file):
+        flush(file)
+        flushed.extend([file] if file.name.endswith(".part") else [])
+        if len(flushed) > 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "flush", interrupt)
+        assert trifold(*command, str(tmp_path / "b.csv")).code == 130
+    done = trifold(*command, str(tmp_path / "b.csv"))
+    assert done.code == 0 and "continues after row 2" in done.err
+    assert (tmp_path / "b.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+def test_a_long_source_is_an_error_or_truncated(trifold, run, tmp_path):
+    pipe = library.load(run)
+    limit = pipe.config.max_positions
+    long = "one two three " * limit
+    table = write(tmp_path / "a.csv", [{"source": "one"}, {"source": long}])
+    command = ["predict", str(run), str(table), "--out", str(tmp_path / "b.csv")]
+    done = trifold(*command)
+    assert done.code == 1 and "a.csv:3: " in done.err and "--on-overflow truncate" in done.err
+    done = trifold(*command, "--on-overflow", "truncate")
+    assert done.code == 0 and f"1 texts are truncated to {limit} tokens" in done.err
+    (ids,) = pipe.read([long], limit)
+    assert ids == [*pipe.read([long])[0][: limit - 1], pipe.config.eos_id]
+
+
+def test_commands_on_tables_that_do_not_fit_a_translator_are_rejected(trifold, run, tmp_path):
+    table = write(tmp_path / "a.csv", [{"source": "one"}])
+    done = trifold("generate", str(run), str(table))
+    assert done.code == 2 and "a table; `trifold predict" in done.err.replace("\n    ", " ")
+    for option in (["--top-k", "2"], ["--pair", "x"]):
+        done = trifold("predict", str(run), str(table), *option, "--out", str(tmp_path / "b.csv"))
+        assert done.code == 2 and "not an option of a model that generates text" in done.err

@@ -256,3 +256,17 @@ def test_public_datasets_need_no_settings(data_folder: Path, folder: str, count:
     assert len(records) == count
     assert (records.columns["pair"][0] is None) == folder.startswith("sst2")
     assert len(set(records.columns["label"])) < 300
+
+
+def test_an_array_of_objects_gives_the_rows_of_json_lines(tmp_path: Path) -> None:
+    rows = [{"text": f"text {n}\nof two lines", "label": n} for n in range(3)]
+    lines = read(write(tmp_path, "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows)))
+    array = read(write(tmp_path, "a.json", json.dumps(rows, indent=1)))
+    assert (array.columns, array.lines) == (lines.columns, lines.lines)
+    with pytest.raises(DataError, match=r"a\.json, row 2: no value 'label'"):
+        read(write(tmp_path, "a.json", json.dumps([*rows[:1], {"text": "a"}])))
+
+
+def test_the_name_of_an_index_is_empty(tmp_path: Path) -> None:
+    records = read(write(tmp_path, "a.csv", ",text,label\n0,a,x\n1,b,y\n"))
+    assert (records.columns["text"], records.columns["label"]) == (["a", "b"], ["x", "y"])

@@ -67,7 +67,7 @@ def test_answers_of_hub_datasets_are_two_lists() -> None:
         (squad({"id": "q", "question": "?", "answers": ["lang"]}), "'answers' is not a list of objects"),
         (squad(question(), context=None), "the context after question 0 is null"),
         (squad(), "no row is left"),
-        ([{"text": "a"}], "'data' is not a list of objects"),
+        (["a"], "'array' is not a list of objects"),
         ({"data": [{"context": "a"}]}, "'paragraphs' is not a list of objects"),
         ('{"data": [}', r"a\.json:1:11: not valid JSON"),
         ("[" * 100_000, "nested too deeply"),

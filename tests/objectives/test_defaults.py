@@ -132,3 +132,16 @@ def test_advice_keeps_the_family_of_start_from(tmp_path):
     other = config.model_copy(update={"lm_head_transform": "tanh", "activation": "tanh"})
     assert "position_offset" in describe_misfit(other)  # no longer the positions of the weights
     assert describe_misfit(other, tmp_path).endswith("roberta with model.lm_head_transform=gelu")
+
+
+def test_the_positions_of_csv_are_those_of_its_records(tmp_path):
+    positions = []
+    for end in (" ", "\n"):
+        text = end.join([SENTENCE] * 20)
+        (tmp_path / "a.csv").write_text("text,label\n" + f'"{text}",x\n"{text}",y\n' * 20, encoding="utf-8")
+        recipe = tmp_path / "mine.yaml"
+        recipe.write_text(
+            f"task: {{kind: classify}}\ndata: {{train: {tmp_path / 'a.csv'}}}", encoding="utf-8"
+        )
+        positions.append(load_recipe(recipe).model.max_positions)
+    assert positions[0] == positions[1] > 64

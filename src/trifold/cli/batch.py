@@ -69,16 +69,11 @@ def generate_batches(
     """
     from trifold.text.annotation import unknown_words
 
-    progress, limits, longest = Progress(), list[str | None](), pipeline.config.max_positions
-    unknown = list[str]()
+    progress, limits, unknown = Progress(), list[str | None](), list[str]()
 
     def generate(read: int, indices: list[int], sources: list[str]) -> list[list[Output]]:
-        for index, ids in zip(indices, pipeline.read(sources), strict=True):
-            if len(ids) > longest:
-                raise DataError(
-                    f"line {read + index + 1}: {len(ids):,} tokens, and the model reads at most {longest:,}; "
-                    "split the line"
-                )
+        places = [f"line {read + index + 1}" for index in indices]
+        check_lengths(pipeline, sources, places, pipeline.config.max_positions, "split the line")
         unknown.extend(unknown_words(pipeline.reader, sources))
         found = generate_outputs(pipeline, sources, settings, progress, read)
         limits.extend(output.limit for outputs in found for output in outputs)
@@ -88,6 +83,18 @@ def generate_batches(
         yield text, outputs or []
     warn_unknown(pipeline, unknown)
     warn_limits(pipeline, limits)
+
+
+def check_lengths(
+    pipeline: Pipeline, texts: Sequence[str], places: Sequence[str], longest: int, remedy: str | None
+) -> None:
+    """Raises DataError for a text with more than `longest` tokens; without a `remedy`, prints how many there are."""
+    excess = {n: len(ids) for n, ids in enumerate(pipeline.read(texts)) if len(ids) > longest}
+    for number, length in excess.items() if remedy is not None else ():
+        size = f"{length:,} tokens, and the model reads at most {longest:,}"
+        raise DataError(f"{places[number]}: {size}; {remedy}")
+    if excess:
+        print_note(f"{len(excess):,} texts are truncated to {longest:,} tokens")
 
 
 def in_batches(
@@ -155,14 +162,15 @@ def generate_outputs(
     pipeline: Pipeline,
     texts: list[str],
     settings: dict[str, Any],
-    progress: Progress | None = None,
+    progress: Callable[[int], None] | None = None,
     first: int = 0,
+    max_source: int | None = None,
 ) -> list[list[Output]]:
-    """The outputs for each text, best first; `first` is the index of texts[0] in the whole input.
+    """The outputs for each text, best first. The arguments are those of `Pipeline.hypotheses`.
 
     Raises DataError for a text without tokens.
     """
-    found = pipeline.hypotheses(texts, first=first, on_done=progress, **settings)
+    found = pipeline.hypotheses(texts, first=first, on_done=progress, max_source=max_source, **settings)
     decoded = iter(pipeline.decode([one.tokens for each in found for one in each], **settings))
     return [
         [to_output(pipeline, text, next(decoded), one, settings) for one in each]

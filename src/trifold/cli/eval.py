@@ -152,7 +152,7 @@ def check(request: Request) -> DataKind:
     for file in request.data:
         check_utf8(file, "DATA")
     data_kind = data_kind_of(request)
-    if request.folder is not None and data_kind != "table":
+    if request.folder is not None and data_kind not in ("table", "images"):
         raise UsageError("--report is for labelled data, and this model does another task: leave it out")
     for name in request.options:
         kinds, description = next(group[1:] for group in GROUPS if name in group[0])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 from trifold.cli import batch, options as declared
 from trifold.cli.batch import Output, load_pipeline, one_line
+from trifold.cli.tables import is_table
 from trifold.cli.terminal import open_output, print_result
 from trifold.errors import UsageError
 from trifold.jsonfiles import json_line
@@ -54,6 +56,8 @@ def run(
     """
     settings = declared.generation_settings(options)
     is_piped = batch.reads_stdin([] if text is None else [text])
+    if text is not None and is_table([text]) and Path(text).is_file():
+        raise UsageError(f"{text}: a table; `trifold predict {model} {text} --out FILE.csv` reads its rows")
     if stream and (is_piped or json):
         raise UsageError("--stream prints one TEXT: pass the text in quotes, and leave out --json")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -23,7 +24,7 @@ EXAMPLES = (
     'trifold predict runs/qa "Who wrote it?" --context "It was written by Ada."',
     "trifold predict google/vit-base-patch16-224 cat.jpg dog.png",
 )
-PICTURE_BATCH = 64  # pictures read before the first prediction
+SMALL_BATCH = 64  # pictures, or texts of a generation model, that are read before the first prediction
 MULTI = "multi_label_classification"
 
 # Options of the tasks.
@@ -98,11 +99,16 @@ def run(
     **options: Any,
 ) -> None:
     """Fill in masks, classify, tag, answer or embed: one output line for each text, or for each line of input."""
-    command = repr(locals())
+    # An output that stops at a text that is too long can continue with texts truncated.
+    command = repr({**locals(), "options": {**options, "on_overflow": None}})
     texts, pairs = text or [], pair or []
     table = is_table(texts)
     if table and (out is None or out.suffix not in (".csv", ".tsv", ".jsonl")):
-        raise UsageError("--out: name a .csv, .tsv or .jsonl file for the rows of the table with predictions")
+        raise UsageError(
+            f"--out: name a .csv, .tsv or .jsonl file for the rows of the table {texts[0]} with predictions"
+        )
+    if table and out is not None and out.resolve() == Path(texts[0]).expanduser().resolve():
+        raise UsageError(f"--out {out}: is the table that is read; name another file")
     is_piped = not table and reads_stdin(texts)
     if pairs and tsv:
         raise UsageError("--pair and --tsv both set the second text: leave one of them out")
@@ -113,6 +119,7 @@ def run(
     for second in pairs:
         check_utf8(second, "--pair")
 
+    from trifold.cli.batch import check_lengths, generate_outputs
     from trifold.data import DataSettings, compute_digests, expand_path, iter_lines
     from trifold.hub import resolve
     from trifold.predict.predict import TASKS, choose_task
@@ -120,8 +127,18 @@ def run(
 
     pipeline = load_pipeline(model, device=device, dtype=dtype, tokenizer=tokenizer)
     corpus = options.pop("corpus")
-    name = choose_task(pipeline.config, "search" if task is None and corpus is not None else task)
-    is_split = tsv or (TASKS[name].pairs == "must" and not pairs)
+    recipe, config = find_recipe(model), pipeline.config
+    data = DataSettings() if recipe is None else recipe.data
+    is_generator = config.shape != "encoder" and config.chosen_heads == ("lm",)
+    generates = table and task is None and corpus is None and is_generator
+    name = "generate" if generates else choose_task(config, task if corpus is None else task or "search")
+    unused = [each for each in given(**options, pair=pairs) if generates and each != "on_overflow"]
+    if unused:
+        raise UsageError(f"{unused[0]}: not an option of a model that generates text")
+    longest = min(config.max_positions, getattr(recipe and recipe.task, "max_source", config.max_positions))
+    advice = "shorten it, or truncate it (--on-overflow truncate)"
+    remedy = None if options["on_overflow"] == "truncate" else advice
+    is_split = tsv or (not generates and TASKS[name].pairs == "must" and not pairs)
     count, unknown = None if is_piped else len(texts), list[str]()
 
     def contents(batch: list[Input]) -> list[object]:
@@ -131,32 +148,39 @@ def run(
         encode = pipeline.reader.encode
         return [all(any(map(str.isalnum, x)) or any(encode([x])) for x in both) for both in sides]
 
-    def predict(progress: Callable[[int], None], read: int, indices: list[int], batch: list[Input]) -> Any:
+    def predict(progress: Any, first: int, read: int, indices: list[int], batch: list[Input]) -> Any:
         if not pipeline.config.n_patches and len(unknown) < 10_000:
             unknown.extend(unknown_words(pipeline.reader, (f"{one.text} {one.pair or ''}" for one in batch)))
+        sources, places = [one.text for one in batch], [one.place for one in batch]
+        if generates:
+            check_lengths(pipeline, sources, places, longest, remedy)
+            return generate_outputs(pipeline, sources, {}, progress, first + read, longest)
         return pipeline.predict(
-            [one.text for one in batch],
+            sources,
             [one.pair for one in batch if one.pair is not None] or None,
             task=name,
-            places=[one.place for one in batch],
+            places=places,
             on_done=progress,
             on_cut=print_note,
-            **given(**options, corpus=None if corpus is None else iter_lines(corpus)),
+            **given(**options, corpus=None if corpus is None else read_corpus(corpus)),
         )
+
+    def read_corpus(file: str) -> Iterator[str]:
+        rows = read_table([file], name, data, []) if is_table([file]) else None
+        return iter_lines(file) if rows is None else (row.text for row in rows)
 
     # A person who types expects an output after each line.
     is_typed = is_piped and sys.stdin.isatty()
-    size = 1 if is_typed else batch_size or (PICTURE_BATCH if pipeline.config.n_patches else BATCH)
+    size = 1 if is_typed else batch_size or (SMALL_BATCH if pipeline.config.n_patches or generates else BATCH)
     if table and out is not None:
         problem, added = pipeline.config.problem_type, ["prediction", "score"][: 1 + (name == "classify")]
         if name == "classify":
             options["top_k"] = options["top_k"] or (pipeline.config.n_labels if problem == MULTI else 1)
-        data = recipe.data if (recipe := find_recipe(model)) else DataSettings()
         read = partial(read_table, texts, name, data, pairs)
         files = compute_digests([str(expand_path(texts[0])), *map(str, sorted(resolve(model).iterdir()))])
 
-        def rows(inputs: Iterator[Input], advance: Callable[[int], None]) -> Iterator[tuple[Input, Any]]:
-            for one, found in in_batches(inputs, size, contents, partial(predict, advance)):
+        def rows(inputs: Iterator[Input], first: int, advance: Any) -> Iterator[tuple[Input, Any]]:
+            for one, found in in_batches(inputs, size, contents, partial(predict, advance, first)):
                 advance(found is None)
                 yield one, dict(zip(added, _values(name, problem, found), strict=False))
 
@@ -164,8 +188,9 @@ def run(
         warn_unknown(pipeline, unknown)
         return
     inputs = _inputs(iter_lines("-") if is_piped else texts, count, pairs, is_split=is_split)
+    json = json or (out is not None and out.suffix == ".jsonl")
     with open_output(out) as results:
-        for one, found in in_batches(inputs, size, contents, partial(predict, Progress())):
+        for one, found in in_batches(inputs, size, contents, partial(predict, Progress(), 0)):
             print_result(_format(one, name, found, json), results)
     warn_unknown(pipeline, unknown)
 
@@ -231,7 +256,9 @@ def _format_text(task: str, found: Any) -> str:
 
 
 def _values(task: str, problem: str | None, found: Any) -> list[Any]:
-    """The label and the score of a classification, the number of a regression; else JSON."""
+    """The label and the score of a classification, the number of a regression, an output of a text; else JSON."""
+    if task == "generate":
+        return [found[0].text if found else ""]
     if task == "classify" and problem == MULTI and found is not None:
         found = [one for one in found if one.score > 0.5]
     elif task == "classify" and found is not None and len(found) == 1:

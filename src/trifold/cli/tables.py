@@ -15,7 +15,7 @@ from trifold.cli.terminal import count_progress, print_note
 from trifold.data import DataSettings
 from trifold.data.files import FORMATS
 from trifold.data.lines import inner_suffix
-from trifold.data.tables import check_text, choose_columns, iter_file, read_roles
+from trifold.data.tables import choose_columns, iter_file, read_roles
 from trifold.errors import DataError, UsageError
 from trifold.jsonfiles import json_line, read_json
 
@@ -36,34 +36,38 @@ def is_table(texts: Sequence[str]) -> bool:
     """Whether the first text is the name of a table, and the others set columns of it."""
     name = texts[0] if texts else ""
     is_name = FORMATS.get(inner_suffix(name), "text") != "text" and (" " not in name or Path(name).is_file())
-    return is_name and all(text.startswith("data.columns.") for text in texts[1:])
+    return is_name and all(text.startswith(("data.columns.", "data.source=")) for text in texts[1:])
 
 
 def read_table(texts: Sequence[str], task: str, data: DataSettings, pair: Sequence[str]) -> Iterator[Input]:
     """The rows; a blank line is one if there is a single column. texts, pair: arguments of the command."""
-    from trifold.objectives import answer, labels
+    from trifold.objectives import answer, labels, summarize
 
-    *sides, (label, role) = [*(answer if task == "answer" else labels).ROLES.items()][-3:]
+    known = {"answer": answer.ROLES, "generate": summarize.ROLES}.get(task, labels.ROLES)
+    *sides, (label, role) = [*known.items()][-3:]
     sides = sides[: 2 if not pair and task in ("classify", "answer", "next-sentence") else 1]
-    # A null is an empty text. A column of labels is recognized so that it is not taken for a text.
-    roles = {
-        name: each._replace(convert=lambda x, at: check_text("" if x is None else x, at))
-        for name, each in sides
-    }
+    roles = dict(sides)
     columns = {name: column for name, column in data.columns.items() if name in roles}
-    columns |= [text.removeprefix("data.columns.").partition("=")[::2] for text in texts[1:]]
+    chosen = (text.removeprefix("data.").removeprefix("columns.") for text in texts[1:])
+    columns |= [text.partition("=")[::2] for text in chosen]
+    # A column of labels is recognized so that it is not taken for a text.
     roles[label] = role._replace(convert=lambda x, at: x, required=False)
     data = data.model_copy(update={"columns": columns, "target": "target"})
     names, kind = [name for each in roles.values() for name in each.names], FORMATS[inner_suffix(texts[0])]
     found, first = dict[str, str](), dict[str, Any]()
-    for _, place, row in iter_file(texts[0], kind, data, names):
+    # A header may have a single name of a text.
+    header = {**columns, **{name: name for _, each in sides for name in each.names}}
+    named = data.model_copy(update={"columns": header})
+    for _, place, row in iter_file(texts[0], kind, named, names):
         if row is None and len(first) != 1:
             continue
         row = dict.fromkeys(first, "") if row is None else row
         if not first:
             found, first = choose_columns(row, roles, data, place, is_table=kind in ("csv", "tsv")), {**row}
             print_once(f"{texts[0]}: " + ", ".join(f"{name} {each!r:.40}" for name, each in found.items()))
-        text, *second, _ = read_roles(row, roles, found, place)
+        # A null is an empty text.
+        filled = {key: "" if value is None else value for key, value in row.items()}
+        text, *second, _ = read_roles(filled, roles, found, place)
         yield Input(place, text, [*second, *pair, None][0], row)
 
 
@@ -73,7 +77,7 @@ def write_table(
     """Write the rows with the `added` columns, in windows of `size` rows; every row is checked before.
 
     `.part` next to the output grows; `.part.json` has its size, and the `key` of the command that continues it.
-    predict: yields rows with values, and calls its second argument with the number of new ones.
+    predict: yields rows with values, given rows, the number of those before, and what counts new ones.
     """
     columns, total = [name for one in islice(read(), 1) for name in [*one.row, *added]], 0
     for one in read():
@@ -94,7 +98,7 @@ def write_table(
         if not state["rows"] and out.suffix != ".jsonl":
             header = {name: name for name in columns}
             disk.put(file, _record(out.suffix, columns, Input("", "", None), header))
-        results = predict(islice(read(), state["rows"], None), advance)
+        results = predict(islice(read(), state["rows"], None), state["rows"], advance)
         while records := [_record(out.suffix, columns, *each) for each in islice(results, size)]:
             disk.put(file, b"".join(records))
             disk.flush(file)

@@ -18,7 +18,8 @@ from trifold.data.lines import expand_path, open_binary
 from trifold.data.records import RecordReport, Records
 from trifold.errors import DataError
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
+SPLITS = {"train", "val", "valid", "validation", "test"}
 MAX_BYTES = 2**26  # of an image in an archive
 UNSCALED: dict[str, Any] = {"scale": None, "mean": None, "deviation": None}
 # Names of a file and of a class; the path, bytes or Pillow image, or None for a file that is no image.
@@ -31,7 +32,7 @@ def read_images(source: str | list[str], settings: ImageSettings, channels: int)
     Raises DataError for a source without images, and for an image that cannot be read.
     """
     settings, kinds = settings.model_copy(update=UNSCALED), Counter[tuple[str, int, int]]()
-    records, ignored = Records({role: [] for role in ("text", "pair", "label", "image")}), list[str]()
+    records, ignored = Records({role: [] for role in ("text", "pair", "label", "image")}), Counter[str]()
     for number, (name, label, image) in enumerate(iter_images(source, ignored), start=1):
         pixels = np.moveaxis(read_image(image, settings, channels, name, kinds).astype(np.uint8), 0, -1)
         for column, value in zip(records.columns.values(), (name, None, label, pixels), strict=True):
@@ -44,23 +45,24 @@ def read_images(source: str | list[str], settings: ImageSettings, channels: int)
         mode, height, width = kept
         records.report.header.append(f"{count:,} converted to {mode} {height} x {width}")
     if ignored:
-        records.report.header.append(f"{len(ignored):,} other files ignored, such as {ignored[0]}")
+        kinds_of_files = ", ".join(f"{count:,} {suffix}" for suffix, count in ignored.most_common())
+        records.report.header.append(f"other files ignored: {kinds_of_files}")
     return records
 
 
 def measure_images(source: str | list[str]) -> tuple[int, tuple[str, int, int]]:
     """The number of images; Pillow mode, height and width of the first one."""
-    found, kinds = iter_images(source, []), Counter[tuple[str, int, int]]()
+    found, kinds = iter_images(source, Counter()), Counter[tuple[str, int, int]]()
     name, _, image = next(found)
     read_image(image, ImageSettings(size=None, **UNSCALED), 3, name, kinds)
     return 1 + sum(1 for _ in found), next(iter(kinds))
 
 
-def iter_images(source: str | list[str], ignored: list[str]) -> Iterator[Labelled]:
+def iter_images(source: str | list[str], ignored: Counter[str]) -> Iterator[Labelled]:
     """The images of folders, archives, or IDX files such as train-images-idx3-ubyte, beside which the labels are.
 
-    ignored: receives the names of other files. Raises DataError for a file that is missing or damaged, and if there is
-    no image.
+    ignored: counts other files by suffix. Raises DataError for a file that is missing or damaged, if there is no image,
+    and for one of several splits that a source contains.
     """
     names, is_empty = [source] if isinstance(source, str) else source, True
     for name in names:
@@ -68,7 +70,7 @@ def iter_images(source: str | list[str], ignored: list[str]) -> Iterator[Labelle
         find = _iter_idx if "idx3" in path.name else _iter_folder if path.is_dir() else _iter_archive
         for image in find(name):
             if image[-1] is None:
-                ignored.append(image[0])
+                ignored[PurePath(image[0]).suffix or PurePath(image[0]).name] += 1
             else:
                 is_empty = False
                 yield image
@@ -80,8 +82,18 @@ def iter_images(source: str | list[str], ignored: list[str]) -> Iterator[Labelle
 
 def _iter_folder(name: str) -> Iterator[Labelled]:
     folder = expand_path(name)
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    _check_splits(name, {path.parent.parent.name for path in paths if _is_image(path)})
+    for path in paths:
         yield str(path), path.parent.name, path if path.parent != folder and _is_image(path) else None
+
+
+def _check_splits(name: str, folders: set[str]) -> None:
+    """Raises DataError if the folders that hold those of the classes are several splits."""
+    if "train" in folders and len(found := sorted(SPLITS & folders)) > 1:
+        raise DataError(
+            f"{name}: contains the splits {', '.join(found)}; name the folder of one, such as {name}/train"
+        )
 
 
 def _is_image(path: PurePath) -> bool:

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from trifold.errors import DataError, TrifoldError
 from trifold.settings import Settings
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # with widely used decoders; others are rejected before decoding
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")  # widely used; others are rejected before decoding
 MAX_PIXELS = 10**8  # a small file may claim to hold more than fits into memory
 
 Filter = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]

@@ -129,7 +129,7 @@ def _read_rows(
             chosen = ", ".join(f"{role} {column!r:.40}" for role, column in columns.items())
             report.columns = columns
             line = "".join(header).replace("no header", "no header: ") + chosen
-            unused = [key for key in row if key not in columns.values() and not key.isdigit()]
+            unused = [key for key in row if key not in columns.values() and key and not key.isdigit()]
             line += f"; not used: {shorten(', '.join(unused), 40, placeholder=' …')}" if unused else ""
             if line not in report.header:
                 report.header.append(line)

@@ -1,4 +1,4 @@
-"""Questions about contexts, and their answers, in the JSON of SQuAD 1.1 and 2.0."""
+"""JSON files: the questions, contexts and answers of SQuAD 1.1 and 2.0, or an array of objects."""
 
 from __future__ import annotations
 
@@ -11,17 +11,24 @@ from trifold.data.settings import DataSettings
 from trifold.data.tables import NumberedRow, check_text, parse_json
 from trifold.errors import DataError
 
-_FORM = 'SQuAD files are {"data": [{"paragraphs": [{"context": …, "qas": [{"id": …, "question": …, "answers": …}]}]}]}'
+_FORM = (
+    'SQuAD files are {"data": [{"paragraphs": [{"context": …, "qas": [{"id": …, "question": …, "answers": …}]}]}]}; '
+    "other .json files are an array of objects, and .jsonl files have one object per line"
+)
 
 
 def iter_squad(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
-    """The questions of a file, numbered from 1.
+    """The questions of a file, or the objects of an array, numbered from 1.
 
-    A row has "id", "question", "context" and "answers": a list of {"text", "start"}, start in characters of the
-    context, which is empty if the question has no answer. Raises DataError if the file has another form, if an answer
-    is not in its context, or if an id occurs twice.
+    The row of a question has "id", "question", "context" and "answers": a list of {"text", "start"}, start in
+    characters of the context, which is empty if the question has no answer. Raises DataError if the file has another
+    form, if an answer is not in its context, or if an id occurs twice.
     """
     content = parse_json(read_text(file), file, 1, _FORM)
+    if isinstance(content, list):
+        rows = enumerate(_list({"array": content}, "array", file), start=1)
+        yield from ((number, f"{file}, row {number}", row) for number, row in rows)
+        return
     number, ids = 0, set[str]()
     for article in _list(content, "data", file):
         for paragraph in _list(article, "paragraphs", file):

@@ -109,7 +109,8 @@ def _read_table(
     4180: commas, double quotes, and line ends inside quotes, which become `\n`).
     """
     if kind == "csv":
-        records = _csv_records(lines, name, settings.max_line_bytes)
+        found = csv_records(lines, name, settings.max_line_bytes)
+        records = ((number, _csv_fields(record, f"{name}:{number}")) for number, record in found)
     else:
         records = ((number, line.split("\t")) for number, line in enumerate(lines, start=1))
     keys: list[str] = []
@@ -145,7 +146,8 @@ def _read_header(
     is_known = codes <= _CODES or sum(
         cell in known or _WORDS.issuperset(_words(cell)) for cell in cells
     ) >= min(2, len(cells))
-    is_named = is_known and all(map(_NAME.fullmatch, cells)) and len(set(cells)) == len(cells)
+    # The first name may be empty: pandas writes it for an index.
+    is_named = is_known and all(map(_NAME.fullmatch, cells[not cells[0] :])) and len({*cells}) == len(cells)
     recurs = (a == b for row in rows for a, b in zip(first, row, strict=False) if row is not first)
     return first if is_named and not any(recurs) else []
 
@@ -264,7 +266,8 @@ def check_text(value: Any, place: str) -> str:
 
 # The csv module is not used: even in strict mode it accepts a quote inside an unquoted field, it rejects a lone
 # carriage return, and it reads an unclosed quote to the end of the file before it reports the line of that end.
-def _csv_records(lines: Iterable[str], name: str, max_bytes: int) -> Iterator[tuple[int, list[str]]]:
+def csv_records(lines: Iterable[str], name: str, max_bytes: int) -> Iterator[tuple[int, str]]:
+    """The records of CSV, of one or several lines, with the numbers of their first lines."""
     numbered = enumerate(lines, start=1)
     for number, record in numbered:
         parts, size, quotes = [record], len(record), record.count('"')
@@ -274,7 +277,7 @@ def _csv_records(lines: Iterable[str], name: str, max_bytes: int) -> Iterator[tu
                 raise DataError(f"{name}:{number}: a quote is opened and not closed; close it, or use TSV")
             parts.append(part)
             size, quotes = size + len(part), quotes + part.count('"')
-        yield number, _csv_fields("\n".join(parts), f"{name}:{number}")
+        yield number, "\n".join(parts)
 
 
 def _csv_fields(record: str, place: str) -> list[str]:

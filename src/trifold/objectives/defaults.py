@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import groupby
+from itertools import chain, groupby
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 
 from trifold.data import expand_path, iter_lines, list_files
+from trifold.data.files import FORMATS
 from trifold.data.image_sets import measure_images
+from trifold.data.lines import inner_suffix
+from trifold.data.tables import csv_records
 from trifold.errors import SettingsError, TrifoldError
 from trifold.hub import read_config, resolve
 from trifold.hub.families import FAMILIES
@@ -145,6 +148,13 @@ def _join_words(lines: Iterable[str]) -> Iterator[str]:
             yield " ".join(line.split(maxsplit=1)[0] for line in block)
 
 
+def _iter_records(file: str) -> Iterator[str]:
+    """The lines of a file, or the records of CSV, whose texts may have several lines."""
+    lines = iter_lines(file, LARGE, allow_empty=True)
+    is_csv = FORMATS.get(inner_suffix(file)) == "csv"
+    return (record for _, record in csv_records(lines, file, LARGE)) if is_csv else lines
+
+
 def _measure(data: Mapping[str, Any], token_bytes: int, *, in_columns: bool) -> tuple[int, float]:
     """Estimates of the tokens of the training files, and of a long row. What cannot be read, training reports."""
     size, lengths = 0, []
@@ -152,7 +162,7 @@ def _measure(data: Mapping[str, Any], token_bytes: int, *, in_columns: bool) -> 
         files = list_files(data.get("train"))
         size = sum(expand_path(file).stat().st_size for file in files)
         if size <= LARGE:
-            lines = (line for file in files for line in iter_lines(file, LARGE, allow_empty=True))
+            lines = chain.from_iterable(map(_iter_records, files))
             rows = _join_words(lines) if in_columns else lines
             lengths = [len(row.encode()) / token_bytes + 2 for row in rows]
     longest = np.percentile(lengths, 99) if lengths and data.get("documents", "line") == "line" else 512
