@@ -136,9 +136,8 @@ def read_documents(source: str | list[str], settings: DataSettings, split: str =
     report, found = open_documents(source, settings, split)
     documents = Documents(list(filter_documents(found, settings, report)), report)
     if not documents:
-        raise DataError(
-            f"{report.name}: no document is left ({report.documents:,} read, {report.blank:,} blank)"
-        )
+        counts = f"{report.documents:,} read, {report.blank:,} blank"
+        raise DataError(f"{report.name}: no document is left ({counts})")
     return documents
 
 

@@ -41,8 +41,7 @@ def download(dataset: Dataset, report: Report, watch: Watch) -> None:
     folder = data_folder()
     try:
         for file in dataset.present():
-            content = _convert("", [folder / file.path], _limit(file)) if file.urls else b""
-            if file.urls and _sha256(content) != file.sha256:
+            if file.urls and _sha256(_convert("", [folder / file.path], _limit(file))) != file.sha256:
                 wrong = f"{folder / file.path}: not the published content, whose SHA-256 is {file.sha256}"
                 raise DataError(f"{wrong}; move the file away to download it")
         if missing := [file for file in dataset.files if not (folder / file.path).exists()]:

@@ -78,9 +78,9 @@ def write_settings(
     """Write generation_config.json and then config.json, with `more` keys."""
     if config.decoder_layers:
         write_json(folder / GENERATION, write_generation(config, generation))
-    about = {"architectures": [family.architecture(config)], "dtype": dtype_name(dtype)}
-    named = {"model_type": family.model_type, **about}
-    write_json(folder / CONFIG, family.write(config) | dict(more or {}) | named)
+    keys = family.write(config) | dict(more or {})
+    keys |= {"model_type": family.model_type, "architectures": [family.architecture(config)]}
+    write_json(folder / CONFIG, keys | {"dtype": dtype_name(dtype)})
 
 
 def families_for(config: ModelConfig, first: object = None) -> Iterator[Family]:

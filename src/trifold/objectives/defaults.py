@@ -125,11 +125,8 @@ def _measure_images(source: Any) -> tuple[int, dict[str, Any]]:
         count, (mode, *sides) = measure_images(source)
     patch = 4 if max(sides) <= 32 else 8
     tall, wide = (max(1, round(min(side, 64) / patch)) for side in sides)
-    image = {
-        "image_size": [tall * patch, wide * patch],
-        "patch_size": [patch, patch],
-        "max_positions": tall * wide + 1,
-    }
+    size, positions = [tall * patch, wide * patch], tall * wide + 1
+    image = {"image_size": size, "patch_size": [patch, patch], "max_positions": positions}
     model = {"d_model": 128, "n_layers": 4, "d_ff": 256, "stem": [32, 64, 64, 128]}
     return count, image | model | {"n_channels": 1 if mode in ("1", "L", "LA", "I", "I;16") else 3}
 

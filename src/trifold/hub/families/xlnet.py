@@ -22,6 +22,10 @@ def _load_width(value: int | None, fields: Fields) -> None:
         raise SettingsError(f"d_head: {value} is not d_model {width} / n_head {heads}")
 
 
+def _load_clamp(value: int, fields: Fields) -> int | None:
+    return value if value > 0 else None
+
+
 def _load_summary(file: Any, fields: Fields) -> Fields:
     """What is applied to the state of a sequence before it is classified."""
     name = file.summary_activation or None
@@ -88,14 +92,7 @@ FAMILY = Family(
         row("tie_word_embeddings", "tie_lm_head", True),
         ids(5, 1, 2, padded=True),
         row("d_head", "d_head", None, load=_load_width),
-        row(
-            "clamp_len",
-            "relative_clamp",
-            -1,
-            kind=int,
-            load=lambda n, _: n if n > 0 else None,
-            save=lambda n: n or -1,
-        ),
+        row("clamp_len", "relative_clamp", -1, kind=int, load=_load_clamp, save=lambda n: n or -1),
         row("summary_type", "classifier_input", "last", kind=Literal["last", "first"], heads=("sequence",)),
         Entry(
             {"summary_use_proj": (bool, True), "summary_activation": (str | None, "tanh")},
