@@ -64,8 +64,7 @@ class Pipeline(PredictMixin):
         pictures: ImageSettings | None = None,
         modules: SentenceModules | None = None,
     ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
+        self.model, self.tokenizer = model, tokenizer
         self.pictures, self.modules = pictures, modules
         self.target_tokenizer = target_tokenizer or tokenizer
         self.generation = GenerationConfig.parse(generation or {})
@@ -257,8 +256,8 @@ class Pipeline(PredictMixin):
             if on_end is not None:
                 on_end(outputs[0])
 
-        for _, part in stream_text(self.model, inputs, config, self.writer, draft=draft, on_end=ended):
-            yield part
+        parts = stream_text(self.model, inputs, config, self.writer, draft=draft, on_end=ended)
+        yield from (part for _, part in parts)
 
     def limit(self, text: str, **arguments: Any) -> OutputLimit:
         """The largest number of output tokens for this text and what sets it; the arguments are those of `generate`."""
@@ -270,12 +269,11 @@ class Pipeline(PredictMixin):
 
         Raises DataError for a text without tokens.
         """
-        reader, both = self.reader, self.config.shape == "encoder-decoder"
-        encoded = reader.rows(texts)
+        encoded, both = self.reader.rows(texts), self.config.shape == "encoder-decoder"
         empty = [all(text is None for text in row.texts) for row in encoded]
         if any(empty):
-            what = "translate" if both else "continue"
-            raise DataError(f"text {empty.index(True) + 1} of {len(texts)} has no tokens: nothing to {what}")
+            place = f"text {empty.index(True) + 1} of {len(texts)}"
+            raise DataError(f"{place} has no tokens: nothing to {'translate' if both else 'continue'}")
         end = self.config.eos_id
         appends = both and end < self.config.vocab_size
         found = [[*row.ids, end] if appends and row.ids[-1] != end else list(row.ids) for row in encoded]

@@ -11,7 +11,6 @@ import typer
 
 from trifold.cli import batch, options as declared
 from trifold.cli.batch import Output, load_pipeline, one_line
-from trifold.cli.tables import is_table
 from trifold.cli.terminal import open_output, print_result
 from trifold.errors import UsageError
 from trifold.jsonfiles import json_line
@@ -56,13 +55,15 @@ def run(
     """
     settings = declared.generation_settings(options)
     is_piped = batch.reads_stdin([] if text is None else [text])
-    if text is not None and is_table([text]) and Path(text).is_file():
-        raise UsageError(f"{text}: a table; `trifold predict {model} {text} --out FILE.csv` reads its rows")
     if stream and (is_piped or json):
         raise UsageError("--stream prints one TEXT: pass the text in quotes, and leave out --json")
 
+    from trifold.cli.tables import is_table
     from trifold.data import iter_lines
     from trifold.text.annotation import unknown_words
+
+    if text is not None and is_table([text]) and Path(text).is_file():
+        raise UsageError(f"{text}: a table; `trifold predict {model} {text} --out FILE.csv` reads its rows")
 
     precision: dict[str, Any] = {"device": device, "dtype": dtype, "weights": weights}
     pipeline = load_pipeline(model, tokenizer=tokenizer, **precision)
