@@ -104,10 +104,27 @@ def test_mistakes_of_tags_and_answers(tmp_path):
     assert len(mistakes) == round(len(rows) * (1 - scores["exact_match"] / 100))
 
 
+def test_mistakes_of_multiple_choice(tmp_path):
+    rows = [{"text": text, "choices": WORDS[:3], "label": n % 3} for n, text in enumerate(TEXTS)]
+    scores, mistakes = report(tmp_path, "choose", rows)
+    check_order(mistakes, "probability")
+    assert len(mistakes) == round(len(rows) * (1 - scores["accuracy"] / 100)) > 0
+
+
 def test_the_report_is_for_labelled_data(run, tmp_path):
     done = run_command("eval", str(run), "--report", str(tmp_path / "out"))
     assert (done.code, "--report is for labelled data" in done.err) == (2, True)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_task_without_labels_has_no_report(tmp_path):
+    rows = [{"text": "a", "pair": "a b", "score": 1}, {"text": "b c", "pair": "a", "score": 0}]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    data = [f"data.train={path}", f"data.valid={path}", "--out", str(tmp_path / "run")]
+    assert run_command("train", "similarity", *data, *TINY.split()).code == 0
+    done = run_command("eval", str(tmp_path / "run"), "--report", str(tmp_path / "out"))
+    assert (done.code, "--report is for labelled data" in done.err) == (2, True)
 
 
 def test_images_have_the_tables_of_a_classification(tmp_path):

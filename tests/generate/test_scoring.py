@@ -50,7 +50,7 @@ def test_invalid_rows_are_named():
     model = tiny_model(max_positions=8)
     with pytest.raises(DataError, match="3 inputs and 2 targets"):
         score_tokens(model, padded_batch(ROWS), padded_batch(TARGETS[:2]))
-    with pytest.raises(DataError, match=r"row 1 is a target of 9 tokens; the maximum here is 8"):
+    with pytest.raises(DataError, match=r"row 1 is a target of 9 tokens; the maximum is 8"):
         score_tokens(model, padded_batch(ROWS), padded_batch([[3], [4] * 9, [5]]))
     with pytest.raises(DataError, match=r"row 2 is a target with zero tokens"):
         score_tokens(model, padded_batch(ROWS), padded_batch([[3], [4], []]))

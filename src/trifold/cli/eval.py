@@ -60,6 +60,7 @@ GROUPS: tuple[tuple[Mapping[str, Any], tuple[DataKind, ...], str], ...] = (
     (FOR_PAIRS, ("pairs",), "translations"),
     (FOR_DOCUMENTS, ("documents",), "raw text"),
 )
+REPORTED = ("classify", "tag", "answer", "choose", "images")  # the tasks of labels, which --report is for
 # Shape of a model without a run -> the data on which it is measured.
 BY_SHAPE: dict[str, DataKind] = {"decoder": "documents", "encoder-decoder": "pairs"}
 
@@ -152,13 +153,15 @@ def check(request: Request) -> DataKind:
     for file in request.data:
         check_utf8(file, "DATA")
     data_kind = data_kind_of(request)
-    if request.folder is not None and data_kind not in ("table", "images"):
+    task: Any = request.recipe and request.recipe.task.evaluated
+    if request.folder is not None and (task is None or task.kind not in REPORTED):
         raise UsageError("--report is for labelled data, and this model does another task: leave it out")
     for name in request.options:
         kinds, description = next(group[1:] for group in GROUPS if name in group[0])
         if data_kind not in kinds:
+            option = name.replace("_", "-")
             raise UsageError(
-                f"--{name.replace('_', '-')} is for {description}, and this model does another task: leave it out"
+                f"--{option} is for {description}, and this model does another task: leave it out"
             )
     return data_kind
 

@@ -195,9 +195,7 @@ def _requested_columns(roles: Roles, settings: DataSettings) -> dict[str, str | 
             raise SettingsError(f"data.columns.{role}: this task reads no {role!r}; it reads {known}")
         requested[role] = None if value is None else str(value)
         if value is None and roles[role].required:
-            raise SettingsError(
-                f"data.columns.{role}: this task requires a column; name it, or remove the key"
-            )
+            raise SettingsError(f"data.columns.{role}: this task needs a column; name it, or remove the key")
     for value, default, role in ((settings.source, "source", "text"), (settings.target, "target", "label")):
         role = role if role in roles else default
         if value != default and role not in roles:

@@ -59,9 +59,7 @@ def _check_lengths(lengths: list[int], limits: list[int]) -> int:
         if not length:
             raise DataError(f"row {row} is a target with zero tokens: add text, or leave the row out")
         if length > limit:
-            raise DataError(
-                f"row {row} is a target of {length} tokens; the maximum here is {limit}: shorten it"
-            )
+            raise DataError(f"row {row} is a target of {length} tokens; the maximum is {limit}; shorten it")
     return max(lengths)
 
 

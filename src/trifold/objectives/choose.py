@@ -21,6 +21,7 @@ from trifold.data import Records, Role, read_records
 from trifold.data.tables import check_text
 from trifold.errors import DataError
 from trifold.nn import Transformer
+from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.labelled import (
     LabelledObjective,
     LabelledSettings,
@@ -74,10 +75,8 @@ class ChooseSettings(LabelledSettings):
         both = zip(train.columns["text"], train.columns["choices"], strict=True)
         texts = (text for first, choices in both for text in (first, *choices))
         tokenizer = context.load_or_train_tokenizer(lambda: texts)
-        objective = Choose(
-            self, tokenizer, context.config_for(tokenizer), text_width(context), context.report
-        )
-        return self.bundle(objective, context, train, valid)
+        task = Choose(self, tokenizer, context.config_for(tokenizer), text_width(context), context.report)
+        return self.bundle(task, context, train, valid)
 
 
 def number_labels(context: BuildContext, *sources: Records) -> None:
@@ -172,3 +171,13 @@ class Choose(LabelledObjective):
     def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
         """The number of correct choices."""
         return {"correct": int((logits.argmax(-1) == batch.labels).sum())}
+
+    def compute_scores(self, run: EvalRun) -> Scores:
+        """The accuracy, and the first rows with their right and their chosen text."""
+        samples, sure = list[Sample](), list[float]()
+        for row in run.sample_rows:
+            logits = self.logits(run.model, self.batch(run.examples, row[None]).to(run.device))[0]
+            text, choices, label = (run.rows.columns[name][row] for name in ("text", "choices", "label"))
+            samples.append(Sample(text, choices[label], choices[int(logits.argmax())]))
+            sure.append(float(logits.softmax(-1).max()))
+        return Scores(self.scores_of_sums(run.sums), samples, (), sure)
