@@ -238,7 +238,7 @@ def test_invalid_rows_name_the_place(
     ("settings", "message"),
     [
         ({"columns": {"lable": "x"}}, r"data\.columns\.lable: .* reads text, pair, label"),
-        ({"columns": {"text": None}}, r"data\.columns\.text: this task requires a column"),
+        ({"columns": {"text": None}}, r"data\.columns\.text: this task needs a column"),
         ({}, "holds plain lines"),
     ],
 )
