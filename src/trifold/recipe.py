@@ -227,11 +227,9 @@ class Recipe(Settings):
     name: str
     description: str = ""
     start_from: str | None = Field(
-        None,
-        description="model folder, run or hub id with the initial weights, and with the model and the tokenizer of a "
-        "recipe that names none; the heads may differ",
+        None, description="folder, run or hub id of weights (and model, tokenizer if unset); heads may differ"
     )
-    pretrain: dict[str, Any] | None = Field(None, description="settings of masked pretraining")
+    pretrain: dict[str, Any] | None = Field(None, description="settings of a first stage (task.kind: masked)")
     task: SerializeAsAny[ObjectiveSettings] = Field({}, validate_default=True)  # its `kind` selects the class
     data: DataSettings
     tokenizer: TokenizerSettings = TokenizerSettings()

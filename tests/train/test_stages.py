@@ -1,4 +1,4 @@
-"""Masked pretraining on the texts of a task, then the task: two ordinary runs."""
+"""A first stage, such as masked pretraining on the texts of a task, then the task: ordinary runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from trifold.errors import SettingsError
 from trifold.objectives.objective import BuildContext
 from trifold.recipe import load_recipe
 from trifold.train.run_folder import PRETRAINED
+from trifold.train.stages import pretrain
 
 SIZES = {
     "model.d_model": 16, "model.n_heads": 2, "model.n_layers": 1, "model.d_ff": 16, "model.max_positions": 32,
@@ -65,6 +66,23 @@ def test_both_stages_equal_two_runs_by_hand(recipe, tmp_path, monkeypatch, kind)
         ours, theirs = (tmp_path / name / stage / "model" for name in ("one", "hand"))
         for file in ("model.safetensors", "tokenizer.json"):
             assert (ours / file).read_bytes() == (theirs / file).read_bytes(), stage
+
+
+def test_a_stage_of_another_task_has_its_own_settings_and_may_have_a_stage(recipe, tmp_path):
+    first = {"task": {"kind": "tag"}, "model": {"heads": ["token"]}, "train": {"steps": 3}}
+    nested = {"task": {"kind": "embed", "scale": 7}, "pretrain": first, "model": {"heads": ["pooler"]}}
+    stages = []
+
+    def run(recipe, out):
+        stages.append((recipe, out))
+
+    outer = recipe("answer", task__stride=4, pretrain=nested)
+    _, last = pretrain(outer, tmp_path, RecordingView(), run)
+    pretrain(stages[0][0], stages[0][1], RecordingView(), run)
+    (second, folder), (deepest, _) = stages
+    assert (second.task.kind, second.task.scale, second.model.heads) == ("embed", 7, ("pooler",))
+    assert (deepest.task.kind, deepest.model.heads, deepest.train.steps) == ("tag", ("token",), 3)
+    assert (last.task, last.pretrain, last.start_from) == (outer.task, None, str(folder / "model"))
 
 
 @pytest.mark.slow

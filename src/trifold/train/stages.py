@@ -1,4 +1,4 @@
-"""Recipes that derive from another one: with other values, and its first stage of masked pretraining."""
+"""Recipes that derive from another one: with other values, and its first stage."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ def changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
 
 def pretrain(recipe: Recipe, out: Path, view: View, train: Callable[..., Outcome]) -> tuple[Outcome, Recipe]:
     """Train the first stage of a recipe in `out`; its outcome, and the recipe of the second, which starts from it."""
-    if recipe.task.kind not in ("classify", "tag", "answer"):
-        raise SettingsError(f"pretrain: requires task.kind classify, tag or answer, not {recipe.task.kind}")
+    stage, kind = recipe.pretrain or {}, recipe.task.kind
+    masked = {} if "kind" in stage.get("task", {}) else {"kind": "masked", "texts_of": kind}
+    if masked and kind not in ("classify", "tag", "answer"):
+        raise SettingsError(f"pretrain: requires task.kind classify, tag or answer, not {kind}")
     values = recipe.model_dump(exclude={"pretrain", "generate"})
     labels = ModelConfig().model_dump(include={"heads", "n_labels", "label_names", "problem_type"})
-    values |= {"task": {"kind": "masked", "texts_of": recipe.task.kind}, "model": values["model"] | labels}
-    for group, own in (recipe.pretrain or {}).items():
+    values |= {"task": masked, "model": values["model"] | labels}
+    for group, own in stage.items():
         values[group] = {**values.get(group, {}), **own} if isinstance(own, dict) else own
     model = str(out / PRETRAINED / "model")
     second = changed(recipe, {"pretrain": None, "start_from": model, "tokenizer.file": model})
