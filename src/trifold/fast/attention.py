@@ -4,7 +4,7 @@ attend_one_query   decoding on a CPU, one query per row: an instruction of the i
 short_attention    training or prompts on a CPU, up to 128 × 128 scores: three matmuls with few passes between
 fused_attention    PyTorch's scaled_dot_product_attention, elsewhere
 packed_attention   training on a CPU with packed rows: matmuls over all rows at once, compiled loops between
-plain_attend       if weights are captured or dropped, scores are capped, or the bias is trained
+plain_attend       if hook points are watched, weights dropped, scores are capped, or the bias is trained
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from trifold.fast.layers import concatenated_linears
 from trifold.fast.thread_pool import DTYPES, execute_one
 from trifold.nn.attention import Attention
 from trifold.nn.cache import LayerCache
-from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout
 from trifold.nn.masks import Mask
 from trifold.nn.ops import attend as plain_attend, share_keys, unshare_keys
@@ -45,15 +44,15 @@ def attend(
     bias: Tensor | None = None,
     soft_cap: float | None = None,
     drop: Dropout | None = None,
-    pattern: HookPoint | None = None,
+    hooks: Attention | None = None,
 ) -> Tensor:
     """See `nn.ops.attend`."""
-    reads_weights = (pattern is not None and pattern.watched) or (drop is not None and drop.active)
+    reads_weights = hooks is not None or (drop is not None and drop.active)
     if not reads_weights and supports_attend_one_query(q, k, mask):
         return attend_one_query(q, k, v, mask, bias, soft_cap)
     trains_bias = bias is not None and bias.requires_grad and torch.is_grad_enabled()
     if trains_bias or soft_cap is not None or reads_weights:
-        return plain_attend(q, k, v, mask, bias=bias, soft_cap=soft_cap, drop=drop, pattern=pattern)
+        return plain_attend(q, k, v, mask, bias=bias, soft_cap=soft_cap, drop=drop, hooks=hooks)
     rows = q.shape[0]
     q, k, v = share_keys(q, k, v)
     if is_eager_cpu(q) and q.shape[2] * k.shape[2] <= MAX_SHORT_SCORES:
@@ -204,7 +203,7 @@ def attention(
 
 def _supports_packed(layer: Attention, x: Tensor, mask: Mask) -> bool:
     """Whether `packed_attention` supports this layer and these rows."""
-    if mask.packing is None or mask.window is not None or layer.pattern.watched or layer.drop.active:
+    if mask.packing is None or mask.window is not None or layer.watched or layer.drop.active:
         return False
     if layer.groups > 1 or layer.soft_cap is not None or layer.query_scale != 1.0:
         return False

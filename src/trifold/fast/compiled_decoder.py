@@ -18,7 +18,7 @@ from trifold.fast import instruction as ins
 from trifold.fast.thread_pool import DTYPES, Field, divide_into_tasks, execute, matmul_fields, set_fields
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache
-from trifold.nn.hooks import HookPoint
+from trifold.nn.hooks import Hookable
 from trifold.nn.layers import FeedForward, Linear, Residual, RMSNorm
 from trifold.nn.relative import Relations
 from trifold.nn.stack import LayerInputs
@@ -41,7 +41,7 @@ class CompiledDecoder:
 
     def __init__(self, stack: Any, like: Tensor, max_rows: int, *, int8_matmul: bool) -> None:
         self.max_rows, self.int8_matmul = max_rows, int8_matmul
-        self.hook_points = [module for module in stack.modules() if isinstance(module, HookPoint)]
+        self.hook_points = [module for module in stack.modules() if isinstance(module, Hookable)]
         windows = [UNLIMITED if window is None else window for window in stack.windows]
         self.windows = np.array(windows) if min(windows) < UNLIMITED else None
         self.buffers: dict[tuple[str, int], Tensor] = {}

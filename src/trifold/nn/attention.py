@@ -35,7 +35,12 @@ class Attention(nn.Module):
     """Multi-head self-attention, or cross-attention if `memory` is given. It is stateless: a cache is an argument.
 
     crosses: cross-attention, without relative positions, because the keys belong to another sequence.
+
+    Hook points: `queries` (B, H, T, D), `keys` and `values` (B, H', S, D) as they enter equation 1; `scores` and `pattern`
+    (B, H, T, S) before and after the softmax; `heads` (B, H, T, D), the weighted sums.
     """
+
+    watched = False
 
     def __init__(self, config: ModelConfig, layer: int = 0, *, crosses: bool = False) -> None:
         super().__init__()
@@ -49,7 +54,8 @@ class Attention(nn.Module):
         has_relations = config.positions == "relative-sinusoidal" and not crosses
         self.relative = RelativeScores(config) if has_relations else None
         self.drop = Dropout(config.attention_dropout)
-        self.pattern = HookPoint()
+        self.queries, self.keys, self.values = HookPoint(), HookPoint(), HookPoint()
+        self.scores, self.pattern, self.heads = HookPoint(), HookPoint("pattern"), HookPoint()
         self.soft_cap = config.score_soft_cap
         # `ops.attend` scales scores by 1/√D. Any other scale is reached by scaling the queries.
         scale = 1.0 if config.attention_scale is None else config.attention_scale * math.sqrt(width)
@@ -94,9 +100,12 @@ class Attention(nn.Module):
             if rotary is not None and rotary.after_cache:
                 k = rotary.keys(k)
         q, bias = self.queries_and_bias(q, bias)
-        heads = ops.attend(
-            q, k, v, mask, bias=bias, soft_cap=self.soft_cap, drop=self.drop, pattern=self.pattern
-        )
+        options = {"bias": bias, "soft_cap": self.soft_cap, "drop": self.drop}
+        if self.watched:
+            q, k, v = self.queries(q), self.keys(k), self.values(v)
+            heads = self.heads(ops.attend(q, k, v, mask, **options, hooks=self))
+        else:
+            heads = ops.attend(q, k, v, mask, **options)
         merged = merge_heads(heads)
         return merged if mask.packing is None else mask.packing.flat(merged)
 

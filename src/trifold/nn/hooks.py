@@ -1,29 +1,42 @@
-"""Hook points: named identities through which tensors pass, so that they can be read while the model runs.
+"""Hook points: named tensors that can be read and replaced while the model runs.
 
 with capture(model) as captured:
     model(inputs)
 captured["decoder.blocks.0.cross_attention.sublayer.pattern"]     # (B, H, T, S)
+
+The number of a block in a name is that of the layer, also if several layers share a block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import cycle
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
 
-class HookPoint(nn.Module):
-    """An identity with a name. While it is `watched`, fused kernels, which hide weights, are not used.
+Kind = Literal["pattern", "state", "activation"]
+Hook = Callable[[str, Tensor], Tensor | None]
 
-    kind: "pattern" for attention weights, "state" for outputs of layers and embeddings.
+
+class Hookable(nn.Module):
+    """A module whose output is a hook point. While it is `watched`, so is the module that contains it, and operations
+    that do not compute its output are not used.
+
+    kind: "pattern" for attention weights, "state" for outputs of layers and embeddings, "activation" for all others.
     """
 
     watched = False
+    kind: Kind = "activation"
 
-    def __init__(self, kind: Literal["pattern", "state"] = "pattern") -> None:
+
+class HookPoint(Hookable):
+    """An identity with a name."""
+
+    def __init__(self, kind: Kind = "activation") -> None:
         super().__init__()
         self.kind = kind
 
@@ -31,23 +44,51 @@ class HookPoint(nn.Module):
         return x
 
 
+def hook_points(model: nn.Module) -> Iterator[tuple[Hookable, nn.Module, list[str]]]:
+    """Every hook point, the module that contains it, and its dotted name in each of the layers that share it."""
+    for name, point in model.named_modules():
+        if isinstance(point, Hookable):
+            side, _, inner = name.partition(".blocks.")
+            block, _, inner = inner.partition(".")
+            layers = enumerate(model.get_submodule(side).order) if inner else ()
+            names = [f"{side}.blocks.{n}.{inner}" for n, used in layers if used == int(block)]
+            yield point, model.get_submodule(name.rpartition(".")[0]), names or [name]
+
+
 @contextmanager
-def capture(model: nn.Module, ending: str = "", *, kind: str | None = None) -> Iterator[dict[str, Tensor]]:
-    """Record, detached, what passes through the hook points whose dotted name ends with `ending`, of one kind or all.
+def hooked(
+    model: nn.Module, hook: Hook, where: Callable[[str, Kind], bool] = lambda name, kind: True
+) -> Iterator[None]:
+    """Call hook(name, tensor) at the hook points for which `where` is true; a tensor that it returns replaces the other.
 
-    A point that is passed more than once (in a block that several layers share) keeps the last tensor.
+    The hook may not change the tensor in place. Each layer passes its points once per forward pass, of which only one
+    may run at a time.
     """
-    captured: dict[str, Tensor] = {}
 
-    def record(name: str, _module: nn.Module, _args: Any, out: Tensor) -> None:
-        captured[name] = out.detach()
+    def call(layers: Iterator[str], kind: Kind, _module: nn.Module, _args: Any, out: Tensor) -> Tensor | None:
+        name = next(layers)
+        return hook(name, out) if where(name, kind) else None
 
     with ExitStack() as hooks:
-        for name, point in model.named_modules():
-            if isinstance(point, HookPoint) and name.endswith(ending) and kind in (None, point.kind):
-                hooks.enter_context(point.register_forward_hook(partial(record, name)))
-                hooks.callback(setattr, point, "watched", False)
-                point.watched = True
+        for point, container, names in hook_points(model):
+            if any(where(name, point.kind) for name in names):
+                function = partial(call, cycle(names), point.kind)
+                hooks.enter_context(point.register_forward_hook(function))
+                for module in (point, container):
+                    hooks.callback(setattr, module, "watched", getattr(module, "watched", False))
+                    module.watched = True
+        yield
+
+
+@contextmanager
+def capture(model: nn.Module, ending: str = "", *, kind: Kind | None = None) -> Iterator[dict[str, Tensor]]:
+    """Record, detached, what passes through the hook points whose dotted name ends with `ending`, of one kind or all."""
+    captured: dict[str, Tensor] = {}
+
+    def record(name: str, x: Tensor) -> None:
+        captured[name] = x.detach()
+
+    with hooked(model, record, lambda name, found: name.endswith(ending) and kind in (None, found)):
         yield captured
 
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from trifold.nn import ops
 from trifold.nn.config import ModelConfig
+from trifold.nn.hooks import Hookable, HookPoint
 
 
 class Linear(nn.Module):
@@ -57,7 +58,7 @@ class Dropout(nn.Module):
         return f"p={self.p}"
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(Hookable):
     """(x − mean) / √(variance + ε) · weight + bias over the last dimension (Ba et al. 2016)."""
 
     def __init__(self, config: ModelConfig, width: int | None = None) -> None:
@@ -70,7 +71,7 @@ class LayerNorm(nn.Module):
         return ops.layer_norm(x, self.weight, self.bias, self.epsilon)
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Hookable):
     """x / √(mean(x²) + ε) · weight over the last dimension (Zhang & Sennrich 2019, equation 4)."""
 
     def __init__(self, config: ModelConfig, width: int | None = None) -> None:
@@ -108,7 +109,10 @@ class FeedForward(nn.Module):
     """activation(x W₁ + b₁) W₂ + b₂ at every position (Vaswani et al. 2017, equation 2).
 
     Gated: (activation(x W_g + b_g) ∘ (x W₁ + b₁)) W₂ + b₂ (Shazeer 2020, equation 6).
+    The hook point `inner` (B, T, d_ff) is the factor of W₂.
     """
+
+    watched = False
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -119,6 +123,7 @@ class FeedForward(nn.Module):
         self.out_proj = Linear(config.d_ff, config.d_model, bias=config.feed_forward_bias)
         self.activation_name, self.activation = config.activation, ACTIVATIONS[config.activation]
         self.drop = Dropout(config.activation_dropout)
+        self.inner = HookPoint()
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, T, E) -> (B, T, E)."""
@@ -126,14 +131,17 @@ class FeedForward(nn.Module):
             y, gated = self.in_proj(x), None
         else:
             y, gated = ops.linears(x, (self.gate_proj, self.in_proj))
-        if not self.drop.active:
+        if not (self.drop.active or self.watched):
             return ops.activation_linear(self.out_proj, self.activation, y, gated)
         y = self.activation(y)
-        return self.out_proj(self.drop(y if gated is None else y * gated))
+        return self.out_proj(self.inner(self.drop(y if gated is None else y * gated)))
 
 
-class Residual(nn.Module):
-    """after(x + drop(exit(sublayer(enter(x))))): the placement decides which of enter, exit and after are norms."""
+class Residual(Hookable):
+    """after(x + drop(exit(sublayer(enter(x))))): the placement decides which of enter, exit and after are norms.
+
+    The hook point `output` is what is added to x.
+    """
 
     PLACEMENTS: ClassVar = {"pre": (1, 0, 0), "post": (0, 0, 1), "sandwich": (1, 1, 0)}  # enter, exit, after
 
@@ -144,8 +152,10 @@ class Residual(nn.Module):
             for has_norm in self.PLACEMENTS[config.norm_placement]
         )
         self.sublayer = sublayer
+        self.output = HookPoint()
         self.drop = Dropout(config.dropout)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """x (B, T, E) -> (B, T, E); other arguments are for the sub-layer."""
-        return self.after(self.drop.add(x, self.exit(self.sublayer(self.enter(x), *args, **kwargs))))
+        y = self.exit(self.sublayer(self.enter(x), *args, **kwargs))
+        return self.after(self.drop.add(x, self.output(y) if self.watched else y))

@@ -21,7 +21,6 @@ from trifold.nn.rng import thread_rng
 if TYPE_CHECKING:
     from trifold.nn.attention import Attention
     from trifold.nn.cache import Cache
-    from trifold.nn.hooks import HookPoint
     from trifold.nn.layers import Dropout, Linear
     from trifold.nn.masks import Mask
     from trifold.nn.stack import LayerInputs, Stack
@@ -103,13 +102,13 @@ def attend(
     bias: Tensor | None = None,
     soft_cap: float | None = None,
     drop: Dropout | None = None,
-    pattern: HookPoint | None = None,
+    hooks: Attention | None = None,
 ) -> Tensor:
     """softmax(Q Kᵀ / √D + mask) V: q (B, H, T, D), k and v (B', H', S, D) -> (B, H, T, D)    (Vaswani et al. 2017).
 
     H / H' heads share a head of keys and values, and B / B' consecutive rows share a row of them. A soft cap c turns
-    scores s into c·tanh(s / c) (Gemma 2); then `bias` (B or 1, H, T or 1, S) is added. The weights pass through
-    `pattern` and `drop`. A query that may attend to nothing gives 0.
+    scores s into c·tanh(s / c) (Gemma 2); then `bias` (B or 1, H, T or 1, S) is added. The weights pass through `drop`.
+    A query that may attend to nothing gives 0. hooks: the layer, if its hook points `scores` and `pattern` are watched.
     """
     rows = q.shape[0]
     q, k, v = share_keys(q, k, v)
@@ -119,14 +118,16 @@ def attend(
     offsets = mask.additive(scores.shape[-2], scores.shape[-1], scores, bias)
     if offsets is not None:
         scores = scores + offsets
+    if hooks is not None:
+        scores = hooks.scores(scores)
     if offsets is not None and mask.has_fully_masked_rows:
         # A softmax over -inf only would give NaN gradients, so fully masked rows become 0 before it.
         masked = (offsets == float("-inf")).all(-1, keepdim=True)
         weights = torch.softmax(scores.masked_fill(masked, 0.0), dim=-1).masked_fill(masked, 0.0)
     else:
         weights = torch.softmax(scores, dim=-1)
-    if pattern is not None:
-        weights = pattern(weights)
+    if hooks is not None:
+        weights = hooks.pattern(weights)
     if drop is not None:
         weights = drop(weights)
     return unshare_keys(torch.matmul(weights, v), rows)

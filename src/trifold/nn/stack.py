@@ -67,8 +67,11 @@ class ParallelBlock(nn.Module):
         assert not crosses, "a parallel block has no cross-attention"
         self.two_norms = config.residual == "parallel-two-norms"
         norm = new_norm(config) if self.two_norms else nn.Identity()
-        self.self_attention = nn.ModuleDict({"enter": new_norm(config), "sublayer": Attention(config, layer)})
-        self.feed_forward = nn.ModuleDict({"enter": norm, "sublayer": FeedForward(config)})
+        parts = {"enter": new_norm(config), "sublayer": Attention(config, layer), "output": HookPoint()}
+        self.self_attention = nn.ModuleDict(parts)
+        self.feed_forward = nn.ModuleDict(
+            {"enter": norm, "sublayer": FeedForward(config), "output": HookPoint()}
+        )
         self.drop = Dropout(config.dropout)
 
     def forward(self, x: Tensor, inputs: LayerInputs, cache: LayerCache | None = None) -> Tensor:
@@ -77,7 +80,7 @@ class ParallelBlock(nn.Module):
         positions = {"bias": inputs.bias, "rotary": inputs.rotary}
         attended = self.self_attention["sublayer"](normed, mask=inputs.mask, cache=cache, **positions)
         inner = self.feed_forward["sublayer"](self.feed_forward["enter"](x) if self.two_norms else normed)
-        return self.drop.add(x, attended + inner)
+        return self.drop.add(x, self.self_attention["output"](attended) + self.feed_forward["output"](inner))
 
 
 BLOCKS: dict[str, Callable[..., nn.Module]] = {
