@@ -83,7 +83,7 @@ def read_attention(pipeline: Pipeline, text: str, target: str | None = None) -> 
     reader, writer = pipeline.reader, pipeline.writer
     if not reader.encode([text])[0]:
         raise DataError(f"{text!r} has no tokens: pass another text")
-    source, given, written, output = _read_ids(pipeline, text, target)
+    source, given, written, output = read_ids(pipeline, text, target)
     length, limit = max(len(source), len(given)), pipeline.config.max_positions
     if length > limit:
         raise DataError(
@@ -101,7 +101,7 @@ def read_attention(pipeline: Pipeline, text: str, target: str | None = None) -> 
     )
 
 
-def _read_ids(pipeline: Pipeline, text: str, target: str | None) -> tuple[list[int], ...]:
+def read_ids(pipeline: Pipeline, text: str, target: str | None) -> tuple[list[int], ...]:
     """Ids that the encoder reads, that the decoder reads, that follow each of the latter, and of the output."""
     shape, writer = pipeline.config.shape, pipeline.writer
     if shape == "encoder":

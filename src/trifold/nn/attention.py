@@ -7,6 +7,7 @@ Equation 1 is `ops.attend`. Shapes: B batch, T queries, S keys, H heads, D head 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -36,8 +37,8 @@ class Attention(nn.Module):
 
     crosses: cross-attention, without relative positions, because the keys belong to another sequence.
 
-    Hook points: `queries` (B, H, T, D), `keys` and `values` (B, H', S, D) as they enter equation 1; `scores` and `pattern`
-    (B, H, T, S) before and after the softmax; `heads` (B, H, T, D), the weighted sums.
+    Hook points: `queries` (B, H, T, D), `keys` and `values` (B, H', S, D) as they enter equation 1; `scores` and
+    `pattern` (B, H, T, S) before and after the softmax; `heads` (B, H, T, D), the weighted sums.
     """
 
     watched = False
@@ -100,7 +101,7 @@ class Attention(nn.Module):
             if rotary is not None and rotary.after_cache:
                 k = rotary.keys(k)
         q, bias = self.queries_and_bias(q, bias)
-        options = {"bias": bias, "soft_cap": self.soft_cap, "drop": self.drop}
+        options: dict[str, Any] = {"bias": bias, "soft_cap": self.soft_cap, "drop": self.drop}
         if self.watched:
             q, k, v = self.queries(q), self.keys(k), self.values(v)
             heads = self.heads(ops.attend(q, k, v, mask, **options, hooks=self))

@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
-
 Kind = Literal["pattern", "state", "activation"]
 Hook = Callable[[str, Tensor], Tensor | None]
 
@@ -50,7 +49,8 @@ def hook_points(model: nn.Module) -> Iterator[tuple[Hookable, nn.Module, list[st
         if isinstance(point, Hookable):
             side, _, inner = name.partition(".blocks.")
             block, _, inner = inner.partition(".")
-            layers = enumerate(model.get_submodule(side).order) if inner else ()
+            stack: Any = model.get_submodule(side if inner else "")
+            layers = enumerate(stack.order) if inner else ()
             names = [f"{side}.blocks.{n}.{inner}" for n, used in layers if used == int(block)]
             yield point, model.get_submodule(name.rpartition(".")[0]), names or [name]
 
@@ -59,7 +59,7 @@ def hook_points(model: nn.Module) -> Iterator[tuple[Hookable, nn.Module, list[st
 def hooked(
     model: nn.Module, hook: Hook, where: Callable[[str, Kind], bool] = lambda name, kind: True
 ) -> Iterator[None]:
-    """Call hook(name, tensor) at the hook points for which `where` is true; a tensor that it returns replaces the other.
+    """Call hook(name, tensor) at the hook points for which `where` is true; a tensor that it returns replaces that one.
 
     The hook may not change the tensor in place. Each layer passes its points once per forward pass, of which only one
     may run at a time.
@@ -76,13 +76,13 @@ def hooked(
                 hooks.enter_context(point.register_forward_hook(function))
                 for module in (point, container):
                     hooks.callback(setattr, module, "watched", getattr(module, "watched", False))
-                    module.watched = True
+                    setattr(module, "watched", True)  # noqa: B010 (containers need not declare it)
         yield
 
 
 @contextmanager
 def capture(model: nn.Module, ending: str = "", *, kind: Kind | None = None) -> Iterator[dict[str, Tensor]]:
-    """Record, detached, what passes through the hook points whose dotted name ends with `ending`, of one kind or all."""
+    """Record, detached, what passes through the hook points whose name ends with `ending`, of one kind or all."""
     captured: dict[str, Tensor] = {}
 
     def record(name: str, x: Tensor) -> None:

@@ -147,7 +147,12 @@ class Transformer(nn.Module):
 
         Raises KeyError for a head that the model does not have.
         """
-        hidden = self(inputs, decoder_inputs)
+        return self.apply_heads(self(inputs, decoder_inputs), inputs, heads=heads)
+
+    def apply_heads(
+        self, hidden: Tensor, inputs: Inputs, *, heads: Iterable[str] | None = None
+    ) -> dict[str, Tensor]:
+        """The outputs of the named heads for hidden states (B, T, E) of the last stack; see `head_outputs`."""
         if (packing := inputs.packing) is not None:
             tokens = packing.grid(inputs.tokens[..., None])[..., 0]
             hidden, inputs = packing.grid(hidden), Inputs(tokens, packing.attend)

@@ -70,7 +70,7 @@ class ModelReader:
         if pairs is not None:
             raise UsageError("this model reads single images; remove the second texts")
         batches = batches_by_length(np.ones(len(texts), np.int64), IMAGES_PER_BATCH)
-        return self._run(batches, lambda chosen: self._images(texts, chosen), apply)
+        return self._run(batches, lambda chosen: self.images(texts, chosen), apply)
 
     def encode(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, special_in_text: bool = False
@@ -149,7 +149,8 @@ class ModelReader:
             return None
         return None if self.required_tokenizer.rows([""])[0].ids[-1:] == [end] else end
 
-    def _images(self, images: Sequence[Any], chosen: Sequence[int]) -> Inputs:
+    def images(self, images: Sequence[Any], chosen: Sequence[int]) -> Inputs:
+        """The pixels of the chosen files or Pillow images."""
         config, settings = self.config, self.pictures
         if settings is None:
             raise UsageError(

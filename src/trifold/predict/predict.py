@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -168,6 +169,26 @@ class PredictMixin:
         Further option: pooling. Memory holds 2,048 texts at a time, so `texts` may be an iterator of any length.
         """
         return self.predict(queries, task="search", corpus=texts, **options)
+
+    # --- inspection ------------------------------------------------------------------------------------
+
+    def trace(self, text: Any, target: str | None = None, *, gradients: bool = False) -> Any:
+        """The activations of one text or image by the name of their hook point (`look.trace.Trace`).
+
+        target: the output of an encoder-decoder (default: its own), the continuation of a decoder's text, the text
+        without masks of a masked language model, the class of a classifier. gradients: trace them too.
+        """
+        return self.run_with(text, target, gradients=gradients)
+
+    def run_with(
+        self, text: Any, target: str | None = None, *, hooks: Any = None, gradients: bool = False
+    ) -> Any:
+        """The trace of a pass in which each function in `hooks` replaces the tensor of a hook point: {name: function}.
+
+        Tensors have no batch axis. A function must not change its argument in place.
+        """
+        trace = importlib.import_module("trifold.look.trace")  # a higher package
+        return trace.run_with(self, text, target, hooks=hooks, gradients=gradients)
 
 
 def _with_modules(modules: SentenceModules, options: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,276 @@
+"""Traces: activations equal those of the model, edits change what they name and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.models import add_noise
+
+from trifold import fast
+from trifold.errors import DataError, UsageError
+from trifold.nn import ModelConfig, Transformer
+from trifold.nn.hooks import hook_points
+from trifold.pipeline import Pipeline
+from trifold.text import TokenizerSettings, train_tokenizer
+
+SIZES = {"max_positions": 64, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
+TEXT, OTHER, LONG = "the quick fox.", "fox the quick.", "the quick brown fox."
+PRE = {"norm_placement": "pre"}
+ROTARY = {"positions": "rotary", "norm": "rms", "gated": True, "activation": "silu", "n_kv_heads": 2} | PRE
+MODELS = {
+    "translator": {},
+    "bart": {"positions": "learned", "attention_bias": True, "embedding_norm": True, "lm_head_bias": True},
+    "t5": {"positions": "relative", "attention_scale": 1.0, "norm": "rms", "scale_embeddings": False} | PRE,
+    "gpt2": {"shape": "decoder", "positions": "learned", "attention_bias": True, "scale_embeddings": False} | PRE,
+    "llama": {"shape": "decoder", "scale_embeddings": False, "tie_lm_head": False} | ROTARY,
+    "gemma2": {"shape": "decoder", "score_soft_cap": 5.0, "sliding_window": 3}
+    | ROTARY | {"norm_placement": "sandwich"},
+    "bloom": {"shape": "decoder", "positions": "alibi", "attention_bias": True} | PRE,
+    "falcon": {"shape": "decoder", "residual": "parallel"} | ROTARY,
+    "bert": {"shape": "encoder", "positions": "learned", "n_token_types": 2, "embedding_norm": True,
+             "heads": ("lm",), "lm_head_transform": "gelu", "lm_head_bias": True, "attention_bias": True},
+    "albert": {"shape": "encoder", "positions": "learned", "heads": ("lm",), "block_of_layer": (0, 0), "d_embedding": 8,
+               "lm_head_transform": "gelu"},
+    "xlnet": {"shape": "encoder", "positions": "relative-sinusoidal", "heads": ("lm",)},
+    "classifier": {"shape": "encoder", "positions": "learned", "heads": ("pooler", "sequence"),
+                   "classifier_input": "pooler", "label_names": ("bad", "good")},
+    "vit": {"shape": "encoder", "positions": "learned", "image_size": (8, 8), "max_positions": 5, "patch_size": (4, 4),
+            "heads": ("sequence",), "label_names": ("bad", "good")} | PRE,
+}  # fmt: skip
+SHAPES = ["translator", "gpt2", "bert", "classifier", "vit"]
+
+
+def new_pipeline(name: str) -> Pipeline:
+    torch.manual_seed(5)
+    special = ["cls", "sep", "mask"] if MODELS[name].get("shape") == "encoder" else []
+    settings = TokenizerSettings(kind="char", min_frequency=1, special=special)
+    codec = train_tokenizer([LONG], settings)
+    config = ModelConfig.parse(SIZES | {"vocab_size": codec.vocab_size} | MODELS[name])
+    return Pipeline(add_noise(Transformer(config), 0.3), None if name == "vit" else codec)
+
+
+def example(name: str) -> tuple:
+    """A text, or an image, and a target."""
+    if name == "vit":
+        return torch.randn(3, 8, 8), "good"
+    return TEXT, {"encoder": None, "decoder": " brown"}.get(MODELS[name].get("shape"), LONG)
+
+
+every = pytest.mark.parametrize("name", MODELS)
+each_shape = pytest.mark.parametrize("name", SHAPES)
+
+
+@every
+def test_a_trace_holds_every_hook_point_and_the_logits_of_the_model(name):
+    pipe, (text, target) = new_pipeline(name), example(name)
+    trace = pipe.trace(text, target)
+    assert set(trace) == {name for _, _, names in hook_points(pipe.model) for name in names}
+    ids = [torch.tensor([row]) for row in trace.example.ids.values()] or [text[None]]
+    with fast.disabled(), torch.no_grad():
+        torch.testing.assert_close(trace.logits, pipe.logits(ids[0], None, *ids[1:])[0])
+    last = trace[f"{trace.side}.states.1"]
+    assert last.shape == (len(trace.tokens[trace.side]), 16)
+
+
+@every
+def test_hooks_that_return_their_input_change_no_bit(name):
+    pipe, (text, target) = new_pipeline(name), example(name)
+    trace = pipe.trace(text, target)
+    seen = []
+    same = pipe.run_with(text, target, hooks={n: lambda x: seen.append(0) or x.clone() for n in trace})
+    assert len(seen) == len(trace)
+    for point in trace:
+        assert torch.equal(same[point], trace[point]), point
+    assert torch.equal(same.logits, trace.logits)
+
+
+@every
+def test_tracing_leaves_the_model_as_it_was(name):
+    pipe, (text, target) = new_pipeline(name), example(name)
+    ids = text[None] if name == "vit" else torch.tensor([pipe.tokenizer.encode([TEXT])[0]])
+    before = pipe.logits(ids)
+    pipe.trace(text, target)
+    assert torch.equal(pipe.logits(ids), before)
+    assert not any(point.watched or point._forward_hooks for point, _, _ in hook_points(pipe.model))
+
+
+@every
+def test_the_lens_at_the_last_layer_equals_the_logits(name):
+    trace = new_pipeline(name).trace(*example(name))
+    assert torch.equal(trace.layer_logits(2), trace.logits)
+    assert not torch.equal(trace.layer_logits(1), trace.logits)
+    lens = trace.lens(3)
+    rows = 1 if trace.logits.dim() == 1 else len(trace.logits)
+    assert lens.ids.shape[0] == 3 and lens.ids[0].numel() == rows * min(3, trace.logits.shape[-1])
+    assert torch.equal(lens.ids[-1], trace.top(3).ids)
+
+
+@every
+def test_heads_of_zero_leave_the_bias_of_the_sublayer(name):
+    trace = new_pipeline(name).trace(*example(name))
+    part = f"{trace.side}.blocks.1.self_attention"
+    zeroed = trace.patched([{"name": f"{part}.sublayer.heads", "op": "zero", "heads": range(4)}])
+    block = getattr(trace.pipeline.model, trace.side).blocks[-1]
+    residual = block.self_attention
+    bias = (residual["sublayer"] if name == "falcon" else residual.sublayer).o_proj.bias
+    x = torch.zeros_like(zeroed[f"{part}.output"]) + (0 if bias is None else bias.detach())
+    expected = residual.exit(x).detach() if name == "gemma2" else x
+    torch.testing.assert_close(zeroed[f"{part}.output"], expected)
+    if bias is None:
+        without = trace.patched([{"name": f"{part}.output", "op": "zero"}])
+        torch.testing.assert_close(without.logits, zeroed.logits)
+    else:
+        moved = trace.pipeline.run_with(*example(name), hooks={f"{part}.output": lambda _: expected})
+        assert torch.equal(moved.logits, zeroed.logits)
+    assert not torch.equal(zeroed.logits, trace.logits)
+
+
+@pytest.mark.parametrize("name", [n for n in MODELS if n not in ("vit", "classifier")])
+def test_copying_all_states_of_the_last_layer_gives_the_logits_of_the_other_text(name):
+    pipe = new_pipeline(name)
+    _, target = example(name)
+    a, b = pipe.trace(TEXT, target), pipe.trace(OTHER, target)
+    effect = a.effect([{"name": f"{a.side}.states.1", "op": "copy", "from": OTHER}])
+    assert torch.equal(effect.after.logits, b.logits)
+    torch.testing.assert_close(effect.logits, b.logits - a.logits)
+    assert not torch.equal(a.logits, b.logits)
+
+
+@each_shape
+def test_edits_change_the_chosen_heads_and_positions_only(name):
+    trace = new_pipeline(name).trace(*example(name))
+    point = f"{trace.side}.blocks.0.self_attention.sublayer.heads"
+    x = trace[point]
+    edit = {"name": point, "heads": [1, 3], "positions": [0, 2]}
+    mean = x.mean(-2, keepdim=True).expand_as(x)
+    for op, value in (("zero", 0 * x), ("mean", mean), ("scale", -3 * x)):
+        found = trace.patched([edit | {"op": op, "value": -3}])[point]
+        expected = x.clone()
+        for head in (1, 3):
+            for position in (0, 2):
+                expected[head, position] = value[head, position]
+        torch.testing.assert_close(found, expected)
+    twice = trace.patched([edit | {"op": "scale", "value": 2}] * 2)
+    assert torch.equal(twice[point][1, 0], 4 * x[1, 0])
+
+
+def test_edited_scores_stay_masked():
+    trace = new_pipeline("gpt2").trace(TEXT)
+    scores = "decoder.blocks.0.self_attention.sublayer.scores"
+    for op in ("zero", "mean", "scale"):
+        pattern = trace.patched([{"name": scores, "op": op}])[scores.replace("scores", "pattern")]
+        assert not pattern.triu(1).any()
+        torch.testing.assert_close(pattern.sum(-1), torch.ones(4, len(pattern[0])))
+
+
+def test_a_block_that_layers_share_is_edited_in_one_layer():
+    trace = new_pipeline("albert").trace(TEXT)
+    first, second = (f"encoder.blocks.{n}.feed_forward.output" for n in range(2))
+    edited = trace.patched([{"name": second, "op": "zero"}])
+    assert torch.equal(edited[first], trace[first]) and edited[first].any()
+    assert not edited[second].any()
+
+
+def test_copies_between_texts_of_different_lengths_need_positions():
+    trace = new_pipeline("gpt2").trace(TEXT)
+    edit = {"name": "decoder.states.0", "op": "copy", "from": LONG}
+    with pytest.raises(DataError, match="14 and 20 tokens"):
+        trace.patched([edit])
+    found = trace.patched([edit | {"positions": [2]}])["decoder.states.0"]
+    assert torch.equal(found[2], trace.of(LONG)["decoder.states.0"][2])
+    assert torch.equal(found[3], trace["decoder.states.0"][3])
+
+
+def test_the_loss_is_that_of_the_next_token_of_masks_and_of_the_class():
+    for name, target in (("gpt2", " fox"), ("translator", "fox"), ("classifier", "good")):
+        trace = new_pipeline(name).trace(TEXT, target)
+        rows = trace.logits.reshape(-1, trace.logits.shape[-1])
+        expected = [
+            float("nan") if label < 0 else -float(row.log_softmax(-1)[label])
+            for row, label in zip(rows, trace.labels.tolist(), strict=True)
+        ]
+        torch.testing.assert_close(trace.loss, torch.tensor(expected), equal_nan=True)
+    bert = new_pipeline("bert")
+    trace = bert.trace(f"the qu{bert.tokenizer.names['mask_token']}ck fox.", TEXT)
+    assert trace.masks() == trace.loss.isnan().logical_not().nonzero()[:, 0].tolist() == [7]
+    assert trace.labels[7] == trace.of(TEXT).example.ids["encoder"][7]
+
+
+# --- gradients -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bloom", "gemma2", "falcon"])
+def test_no_gradient_reaches_the_future(name):
+    trace = new_pipeline(name).trace(TEXT, gradients=True)
+    gradient = trace.gradient_x_input(position=5)["decoder"]
+    assert gradient[1:6].abs().min() > 0 and not gradient[6:].any()
+
+
+@every
+def test_gradients_equal_the_change_of_the_logit(name):
+    """By the difference quotient in the direction of one position of the embeddings."""
+    pipe, (text, target) = new_pipeline(name), example(name)
+    pipe.model.double()
+    if name == "vit":
+        text = text.double()
+    trace = pipe.trace(text, target, gradients=True)
+    side, step = next(iter(trace.tokens)), 1e-3  # logits are float32
+    point = f"{side}_embeddings.output"
+
+    def moved(by):
+        factor = torch.ones(len(trace[point]), 1, dtype=torch.float64)
+        factor[1] += by
+        return pipe.run_with(text, target, hooks={point: lambda x: x * factor})
+
+    index = (1,) if trace.logits.dim() == 1 else (-1, 7)
+    quotient = (moved(step).logits[index] - moved(-step).logits[index]) / (2 * step)
+    found = trace.gradient_x_input(*([None, 1] if len(index) == 1 else index))[side][1]
+    torch.testing.assert_close(found.float(), quotient, rtol=1e-2, atol=2e-3)
+    losses = (moved(step).loss.nansum() - moved(-step).loss.nansum()) / (2 * step)
+    if bool((trace.labels >= 0).any()):
+        found = (trace.gradients[point][1] * trace[point][1]).sum()
+        torch.testing.assert_close(found.float(), losses, rtol=1e-2, atol=2e-2)
+
+
+def test_parameters_keep_no_gradients():
+    pipe = new_pipeline("gpt2")
+    assert pipe.trace(TEXT, gradients=True).gradients
+    assert all(parameter.grad is None for parameter in pipe.model.parameters())
+
+
+# --- errors ----------------------------------------------------------------------------------------------
+
+HEADS = "decoder.blocks.0.self_attention.sublayer.heads"
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        ({"name": "decoder.states.9", "op": "zero"}, "decoder.states.9: no such hook point"),
+        ({"name": HEADS, "op": "drop"}, "give one of zero, mean, scale, copy"),
+        ({"name": HEADS, "op": "zero", "heads": [4]}, "numbers from 0 to 3"),
+        ({"name": HEADS, "op": "zero", "positions": [-1]}, "numbers from 0 to 13"),
+        ({"name": "decoder.states.0", "op": "zero", "heads": [0]}, "has no heads"),
+        ({"name": HEADS, "op": "zero", "head": [0]}, "head: no such key of an edit"),
+        ({"name": HEADS, "op": "copy"}, "needs `from`"),
+    ],
+)
+def test_invalid_edits_are_rejected(edit, message):
+    with pytest.raises(UsageError, match=message):
+        new_pipeline("gpt2").trace(TEXT).patched([edit])
+
+
+def test_invalid_arguments_are_rejected():
+    pipe = new_pipeline("gpt2")
+    with pytest.raises(UsageError, match="no such hook point"):
+        pipe.run_with(TEXT, hooks={"decoder.state.0": lambda x: x})
+    with pytest.raises(UsageError, match="gradients=True"):
+        print(pipe.trace(TEXT).gradients)
+    with pytest.raises(KeyError, match="no such hook point"):
+        pipe.trace(TEXT)["decoder.state.0"]
+    with pytest.raises(DataError, match="exceed"):
+        pipe.trace("x" * 65)
+    with pytest.raises(DataError, match="16 tokens"):
+        new_pipeline("bert").trace(TEXT, "fox")
+    with pytest.raises(UsageError, match="not a class"):
+        new_pipeline("classifier").trace(TEXT, "goof")
