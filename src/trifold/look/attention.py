@@ -26,7 +26,7 @@ KINDS = {
     "decoder": "decoder self-attention: each generated token attends to the tokens before it",
     "cross": "cross-attention: each generated token attends to the source",
 }
-_HOOKS = {
+HOOKS = {
     "encoder": "encoder.blocks.{}.self_attention.sublayer.pattern",
     "decoder": "decoder.blocks.{}.self_attention.sublayer.pattern",
     "cross": "decoder.blocks.{}.cross_attention.sublayer.pattern",
@@ -127,7 +127,7 @@ def attention_weights(model: Transformer, source: Sequence[int], given: Sequence
     with eval_mode(model), capture(model, "pattern") as captured:
         model(*(Inputs(torch.tensor([ids], device=device)) for ids in (source, given) if ids))
     found = {}
-    for kind, name in _HOOKS.items():
+    for kind, name in HOOKS.items():
         hooks = takewhile(captured.__contains__, map(name.format, count()))
         if layers := [captured[hook][0].float().cpu() for hook in hooks]:
             refuse_non_finite(weights := torch.stack(layers))

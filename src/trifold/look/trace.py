@@ -162,6 +162,17 @@ class Trace(Mapping[str, Tensor]):
         losses = F.cross_entropy(rows, labels, reduction="none", ignore_index=-1)
         return losses.masked_fill(labels < 0, float("nan"))
 
+    def label_names(self, ids: Sequence[int]) -> list[str]:
+        """The names of predicted ids: tokens or classes."""
+        if self.head != "lm":
+            return [self.pipeline.config.labels[number] for number in ids]
+        return (self.pipeline.writer if self.side == "decoder" else self.pipeline.reader).pieces(ids)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all activations."""
+        return sum(x.nbytes for x in self._activations.values())
+
     # --- logit lens --------------------------------------------------------------------------------------
 
     def layer_logits(self, layer: int) -> Tensor:
