@@ -10,7 +10,7 @@ WORKERS ?= 2
 TESTS  := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench faults clean
+.PHONY: help setup demo test check bench faults web clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -47,6 +47,9 @@ faults: $(VENV)/ready-dev ## fault injection with the full number of trials (hou
 	@$(BIN)/python -m tests.faults --size full
 	@$(BIN)/python -m tests.faults --plant all
 
+web: ## rebuild the page of `trifold look` from web/ (requires Node)
+	@cd web && npm ci --silent && npm run -s check && npm run -s build
+
 clean: ## remove environments and caches (runs/ is kept)
 	@echo "clean: environments and caches"
 	@rm -rf $(VENV) .bench-venv benchmarks/.cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
@@ -68,5 +71,5 @@ $(VENV)/ready-plots: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/ready-dev: $(BIN)/python pyproject.toml constraints.txt
 	@echo "setup: installing trifold and its tools with pinned versions (a few minutes the first time)"
-	@$(PIP) install -qq -c constraints.txt -e ".[dev,plots,fast]"
+	@$(PIP) install -qq -c constraints.txt -e ".[dev,plots,fast,web]"
 	@touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gzip
 import inspect
 import json
 import subprocess
@@ -72,6 +73,11 @@ def test_import_and_help_are_fast(action: str, limit: float) -> None:
     assert not SLOW & set(runs[0]["modules"])
     # The best processor time of three, twice the limit: fails with an eager import, not on a busy machine.
     assert min(run["seconds"] for run in runs) <= 2 * limit
+
+
+def test_the_page_of_look_is_part_of_the_package_and_small() -> None:
+    content = files("trifold.look").joinpath("page.html").read_bytes()
+    assert len(gzip.compress(content)) <= 200_000
 
 
 def test_project_and_changelog_have_the_same_version() -> None:

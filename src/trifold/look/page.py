@@ -1,0 +1,80 @@
+"""The page of `trifold look`: the built file of web/, with answers to requests embedded in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.resources import files
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from trifold import disk
+from trifold.errors import TrifoldError
+from trifold.look.requests import answer, key
+from trifold.look.session import Session
+
+MARK = "/*ANSWERS*/"  # in the built file, where the embedded answers go
+MAX_NEURONS = 2**20  # products of queries and keys that a file contains; 11 MB
+
+
+def page(answers: Mapping[str, Any], start: Mapping[str, Any], *, live: bool = False) -> str:
+    """The HTML with embedded answers. Markup in them cannot end the element that contains them.
+
+    start: text and target that are shown first, and `models`, the names of the models.
+    """
+    template = files("trifold.look").joinpath("page.html").read_text(encoding="utf-8")
+    content = json.dumps(
+        {"live": live, "start": start, "answers": answers}, ensure_ascii=False, allow_nan=False
+    )
+    for letter in "<>&\u2028\u2029":
+        content = content.replace(letter, f"\\u{ord(letter):04x}")
+    before, after = template.split(MARK)
+    return before + content + after
+
+
+Request = tuple[str, dict[str, Any]]
+
+
+def offline_requests(session: Session, text: str, target: str | None = None) -> Iterator[Request]:
+    """The requests that a written page answers: those of every view of one text that are not too large together."""
+    config, shared = session.pipeline.config, {"text": text, "target": target}
+    kinds = answer(session, "model", {})["layers"]
+    found = session.trace(text, target)
+    yield "model", {}
+    yield "trace", shared
+    for kind, layers in kinds.items():
+        for layer in range(layers):
+            yield "attention", {**shared, "kind": kind, "layer": layer}
+    if found.head is not None:
+        yield "lens", shared
+        yield "gradients", shared
+    neurons = []
+    for kind, layers in kinds.items():
+        queries = len(found.tokens["decoder" if kind == "cross" else kind])
+        sizes = product(range(layers), range(config.n_heads), range(queries))
+        neurons += [{"kind": kind, "layer": n, "head": head, "query": query} for n, head, query in sizes]
+    keys = max(map(len, found.tokens.values()))
+    if len(neurons) * keys * config.head_width <= MAX_NEURONS:
+        for place in neurons:
+            yield "neuron", {**shared, **place}
+
+
+def write_page(
+    session: Session,
+    text: str,
+    target: str | None,
+    out: Path,
+    requests: Iterable[Request] | None = None,
+    name: str = "",
+) -> Path:
+    """Write one file that needs no network and no model, with the answers to `requests`, by default to all views."""
+    chosen = offline_requests(session, text, target) if requests is None else requests
+    answers = {key(name, params): answer(session, name, params) for name, params in chosen}
+    html = page(answers, {"text": text, "target": target, "models": [name]})
+    try:
+        disk.make_folder(out.parent)
+        disk.replace_text(out, html)
+    except OSError as error:
+        raise TrifoldError(f"{out}: cannot be written ({error.strerror}); {disk.remedy(error)}") from None
+    return out

@@ -1,0 +1,78 @@
+"""The requests of the page: a name and JSON parameters, answered by a function of this package.
+
+The live server, the written page and Python use the same functions.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from trifold.errors import UsageError
+from trifold.look import session as traces, views
+from trifold.look.session import Session
+from trifold.settings import nearest
+
+REQUESTS: dict[str, Callable[..., dict[str, Any]]] = {
+    "model": views.model,
+    "attention": views.attention,
+    "trace": traces.trace,
+    "neuron": traces.neuron,
+    "lens": traces.lens,
+    "effect": traces.effect,
+    "gradients": traces.gradients,
+}
+
+
+def answer(session: Session | Sequence[Session], name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer as JSON values; the parameter `model` selects one of several sessions, from 0.
+
+    Raises UsageError for unknown names and parameters, and the errors of the model.
+    """
+    sessions, params = [session] if isinstance(session, Session) else session, dict(params)
+    number = params.pop("model", 0)
+    if number not in range(len(sessions)):
+        raise UsageError(f"model: {number!r:.40}; the models are 0 to {len(sessions) - 1}")
+    if name not in REQUESTS:
+        raise UsageError(f"{name!r:.40}: no such request{nearest(name, [*REQUESTS])}")
+    try:
+        signature(REQUESTS[name]).bind(sessions[number], **params)
+    except TypeError as error:
+        raise UsageError(f"{name}: {error}") from None
+    if not isinstance(params.get("text", ""), str) or not isinstance(params.get("target") or "", str):
+        raise UsageError(f"{name}: text and target are strings")
+    with sessions[number].lock:
+        found = encode(REQUESTS[name](sessions[number], **params))
+    assert isinstance(found, dict)
+    return found
+
+
+def key(name: str, params: Mapping[str, Any]) -> str:
+    """The name of an answer in a written page, as `key` in web/src/data.ts computes it."""
+    given = {name: value for name, value in sorted(params.items()) if value is not None}
+    return f"{name} {json.dumps(given, ensure_ascii=False, separators=(',', ':'), sort_keys=True)}"
+
+
+def encode(value: Any) -> Any:
+    """A value for JSON: arrays become their shape, type and bytes in base64, numbers that are not finite text."""
+    if isinstance(value, Tensor):
+        value = value.detach().float().cpu().numpy()
+    if isinstance(value, np.ndarray):
+        is_small = value.dtype in (np.uint8, np.bool_)
+        data = b64encode(value.astype("u1" if is_small else "<f4").tobytes()).decode("ascii")
+        return {"shape": list(value.shape), "dtype": "uint8" if is_small else "float32", "data": data}
+    if isinstance(value, Mapping):
+        return {str(name): encode(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [encode(each) for each in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not np.isfinite(value):
+        return str(value)
+    return value

@@ -1,0 +1,105 @@
+"""The live page of `trifold look`: a server on the loopback interface that runs one model.
+
+Pages of other sites could send requests to the loopback interface. The server therefore requires a random token, which
+only the URL that it opens contains, and rejects other names in Host and other origins.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trifold.errors import TrifoldError, UsageError
+from trifold.look.page import page
+from trifold.look.requests import answer
+from trifold.look.session import Session
+
+HOST = "127.0.0.1"
+MAX_BODY = 1 << 20  # bytes of a request
+HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
+
+
+def open_socket(port: int = 0) -> socket.socket:
+    """A listening socket on the loopback interface; port 0: any free one. Raises UsageError if it is in use."""
+    listener = socket.socket()
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((HOST, port))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise UsageError(f"--port {port}: {error.strerror}; choose another, or leave it out") from None
+    return listener
+
+
+def create_app(sessions: Sequence[Session], start: Mapping[str, Any], port: int, token: str) -> Any:
+    """The ASGI application. Raises UsageError if starlette is not installed."""
+    try:
+        from starlette.applications import Starlette
+        from starlette.concurrency import run_in_threadpool
+        from starlette.requests import Request
+        from starlette.responses import HTMLResponse, JSONResponse, Response
+        from starlette.routing import Route
+    except ImportError:
+        raise UsageError(
+            "the live page requires starlette and uvicorn: pip install 'trifold[web]'; --out page.html writes a page "
+            "without them"
+        ) from None
+    hosts = {f"{name}:{port}" for name in (HOST, "localhost")}
+
+    def refused(request: Request, given: str) -> Response | None:
+        """An error for a request that does not come from the page."""
+        origin = request.headers.get("origin")
+        if request.headers.get("host") not in hosts or origin not in (
+            None,
+            *(f"http://{host}" for host in hosts),
+        ):
+            return JSONResponse({"error": "another host or origin"}, 403, HEADERS)
+        if not hmac.compare_digest(given.encode(), token.encode()):
+            return JSONResponse({"error": "wrong token; open the URL that trifold look prints"}, 403, HEADERS)
+        return None
+
+    def read(name: str, body: bytes) -> tuple[int, dict[str, Any]]:
+        try:
+            params = json.loads(body)
+            if not isinstance(params, dict):
+                raise UsageError("the parameters are not an object")
+            return 200, answer(sessions, name, params)  # a session runs one request at a time
+        except (TrifoldError, ValueError, TypeError, LookupError, RecursionError) as error:
+            return 400, {"error": str(error)}
+
+    async def index(request: Request) -> Response:
+        failure = refused(request, request.query_params.get("token", ""))
+        return failure or HTMLResponse(page({}, start, live=True), headers=HEADERS)
+
+    async def api(request: Request) -> Response:
+        if failure := refused(request, request.headers.get("x-token", "")):
+            return failure
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BODY:
+                return JSONResponse({"error": f"more than {MAX_BODY:,} bytes"}, 413, HEADERS)
+        status, found = await run_in_threadpool(read, request.path_params["name"], body)
+        return JSONResponse(found, status, HEADERS)
+
+    return Starlette(routes=[Route("/", index), Route("/api/{name}", api, methods=["POST"])])
+
+
+def serve(
+    sessions: Sequence[Session], start: Mapping[str, Any], port: int, on_ready: Callable[[str], None]
+) -> None:
+    """Serve until interrupted; `on_ready` is called with the URL. Raises UsageError without starlette and uvicorn."""
+    token = secrets.token_urlsafe(24)
+    with open_socket(port) as listener:
+        number = listener.getsockname()[1]
+        app = create_app(sessions, start, number, token)
+        import uvicorn
+
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        on_ready(f"http://{HOST}:{number}/?token={token}")
+        server.run(sockets=[listener])

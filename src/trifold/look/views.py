@@ -1,0 +1,103 @@
+"""What the first views of the page show: the components of a model, and attention weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from trifold.costs import forward_flops
+from trifold.errors import UsageError
+from trifold.look.attention import HOOKS, KINDS
+from trifold.look.session import Session
+from trifold.look.trace import Edit
+from trifold.nn import ModelConfig
+from trifold.nn.attention import Attention
+from trifold.nn.layers import Linear
+
+
+def model(session: Session) -> dict[str, Any]:
+    """The tree of components with shapes, parameters, and FLOPs per token.
+
+    A matrix has two FLOPs per element; attention has in addition 4 · H · D per key, for the scores and the weighted sum
+    (Kaplan et al. 2020, section 2.1). Shared parameters count where they occur first.
+    """
+    pipeline = session.pipeline
+    config, seen, stacks = pipeline.config, set[int](), pipeline.config.stacks
+    size, patch = config.image_size, config.patch_size
+    grid = None if size is None or patch is None else [size[0] // patch[0], size[1] // patch[1]]
+    tree = _node(pipeline.model, "", config.shape, seen)
+    flops = forward_flops(config, 1, 1)
+    sizes = ("d_model", "n_heads", "kv_heads", "head_width", "d_ff", "vocab_size", "max_positions")
+    return {
+        "name": pipeline.model.family or "trifold",
+        "shape": config.shape,
+        "sizes": {name: getattr(config, name) for name in sizes},
+        "layers": _kinds(config),
+        "heads": {
+            kind: (stacks["decoder"] if kind == "cross" else stacks[kind]).n_heads for kind in _kinds(config)
+        },
+        "kinds": {kind: KINDS[kind] for kind in _kinds(config)},
+        "grid": grid,
+        "parameters": pipeline.model.count_parameters(),
+        "flops": flops._asdict(),
+        "tree": tree,
+    }
+
+
+def _kinds(config: ModelConfig) -> dict[str, int]:
+    """Kind of attention -> number of its layers."""
+    layers = {side: sized.n_layers for side, sized in config.stacks.items()}
+    return layers | ({"cross": layers["decoder"]} if config.shape == "encoder-decoder" else {})
+
+
+def _node(module: nn.Module, name: str, title: str, seen: set[int]) -> dict[str, Any]:
+    """A module, its own tensors, and its children that have parameters."""
+    tensors = [(key, value) for key, value in module.named_parameters(recurse=False) if id(value) not in seen]
+    seen.update(id(value) for _, value in tensors)
+    children = [
+        _node(child, f"{name}.{key}".lstrip("."), key, seen)
+        for key, child in module.named_children()
+        if next(child.parameters(), None) is not None
+    ]
+    own = sum(value.numel() for _, value in tensors)
+    flops = (
+        2 * sum(value.numel() for _, value in tensors if value.dim() == 2)
+        if isinstance(module, Linear)
+        else 0
+    )
+    per_key = 0
+    if isinstance(module, Attention):
+        per_key = 4 * module.q_proj.weight.shape[0]
+    return {
+        "name": name,
+        "title": title,
+        "kind": type(module).__name__,
+        "tensors": {key: list(value.shape) for key, value in tensors},
+        "parameters": own + sum(child["parameters"] for child in children),
+        "flops": flops + sum(child["flops"] for child in children),
+        "flops_per_key": per_key + sum(child["flops_per_key"] for child in children),
+        "children": children,
+    }
+
+
+def attention(
+    session: Session,
+    text: Any,
+    target: str | None = None,
+    kind: str = "decoder",
+    layer: int = 0,
+    edits: Sequence[Edit] = (),
+) -> dict[str, Any]:
+    """The weights of a layer, from 0: uint8 (H, T, S), 255 being 1.
+
+    Raises UsageError for a kind or layer that the model does not have.
+    """
+    kinds = _kinds(session.pipeline.config)
+    if kind not in kinds:
+        raise UsageError(f"kind: {kind!r}; this model has {', '.join(kinds)}")
+    if not 0 <= layer < kinds[kind]:
+        raise UsageError(f"layer: {layer}; the layers are 0 to {kinds[kind] - 1}")
+    weights = session.trace(text, target, edits)[HOOKS[kind].format(layer)]
+    return {"weights": weights.float().mul(255).round().byte().cpu().numpy()}

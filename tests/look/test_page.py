@@ -1,0 +1,185 @@
+"""The page answers requests with the numbers of the model, embeds nothing that runs, and serves only its own page."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from threading import Thread
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+
+from trifold.costs import forward_flops
+from trifold.errors import UsageError
+from trifold.look import read_attention
+from trifold.look.page import page, write_page
+from trifold.look.requests import REQUESTS, answer, key
+from trifold.look.session import Session
+from trifold.pipeline import Pipeline
+
+TEXT = "the quick fox."
+
+
+def decode(array: dict) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(array["data"]), np.dtype(array["dtype"])).reshape(array["shape"])
+
+
+def test_attention_is_that_of_the_model(pipeline):
+    session, maps = Session(pipeline), read_attention(pipeline, TEXT)
+    for kind, weights in maps.patterns.items():
+        for layer, expected in enumerate(weights):
+            found = decode(
+                answer(session, "attention", {"text": TEXT, "kind": kind, "layer": layer})["weights"]
+            )
+            np.testing.assert_allclose(found / 255, expected, atol=0.5 / 255 + 1e-6)
+
+
+def test_tokens_label_the_weights(pipeline):
+    session = Session(pipeline)
+    found = answer(session, "trace", {"text": TEXT, "target": "Fuchs!"})
+    for kind, sides in {"encoder": ["encoder"] * 2, "cross": ["decoder", "encoder"]}.items():
+        weights = answer(session, "attention", {"text": TEXT, "target": "Fuchs!", "kind": kind})["weights"]
+        assert [len(found["tokens"][side]) for side in sides] == weights["shape"][1:]
+        assert [len(found["words"][side]["of_token"]) for side in sides] == weights["shape"][1:]
+    assert len(found["labels"]) == len(found["tokens"]["decoder"])
+
+
+def test_components_have_all_parameters_and_flops(pipeline):
+    check_components(pipeline)
+
+
+def test_components_of_one_stack_have_all_parameters_and_flops(one_stack):
+    check_components(one_stack)
+
+
+def check_components(pipeline: Pipeline) -> None:
+    found = answer(Session(pipeline), "model", {})
+    tree, config = found["tree"], pipeline.config
+    assert found["parameters"] == tree["parameters"] == pipeline.model.count_parameters()
+    for node in walk(tree):
+        module = pipeline.model.get_submodule(node["name"])
+        assert node["tensors"].keys() <= dict(module.named_parameters(recurse=False)).keys()
+    # The output projection is the shared table of the embeddings, and has no matrix of its own.
+    head = 2 * config.d_model * config.output_vocab_size
+    assert tree["flops"] + tree["flops_per_key"] + head == sum(forward_flops(config, 1, 1))
+
+
+def walk(node: dict):
+    yield node
+    for child in node["children"]:
+        yield from walk(child)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        ("atention", {}, "did you mean 'attention'"),
+        ("attention", {"kind": "cross"}, "text"),
+        ("attention", {"text": ["a.png"]}, "strings"),
+        ("model", {"model": 1}, "models are 0 to 0"),
+        ("model", {"other": 1}, "other"),
+        ("attention", {"text": TEXT, "kind": "both", "layer": 0}, "kind: 'both'"),
+        ("attention", {"text": TEXT, "kind": "cross", "layer": 9}, "layer: 9"),
+    ],
+)
+def test_invalid_requests_are_rejected(pipeline, name, params, message):
+    with pytest.raises(UsageError, match=message):
+        answer(Session(pipeline), name, params)
+
+
+def embedded(html: str) -> dict:
+    (content,) = re.findall(r'<script type="application/json" id="answers">(.*?)</script>', html, re.DOTALL)
+    return json.loads(content)
+
+
+def test_a_written_page_embeds_the_answers_as_text(pipeline, tmp_path):
+    text = "</script><script>alert(1)</script><!-- & fox"
+    session = Session(pipeline)
+    html = write_page(session, text, None, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert html.count("<script") == page({}, {}).count("<script") == 2 and "alert(1)</" not in html
+    found = embedded(html)
+    assert found["live"] is False
+    assert found["start"]["text"] == text
+    params = {"text": text, "kind": "cross", "layer": 1}
+    assert found["answers"][key("attention", params)] == answer(session, "attention", params)
+
+
+def test_a_page_is_one_file_without_addresses():
+    html = page({}, {})
+    assert "default-src 'none'" in html and "unsafe-eval" not in html
+    assert re.findall(r'(?:src|href)="(?!data:)[^"]*"', html) == []
+
+
+# --- the server ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(pipeline):
+    """(port, token) of a running server."""
+    pytest.importorskip("starlette")
+    uvicorn = pytest.importorskip("uvicorn")
+    from trifold.look.server import create_app, open_socket
+
+    with open_socket() as listener:
+        port = listener.getsockname()[1]
+        running = uvicorn.Server(
+            uvicorn.Config(
+                create_app([Session(pipeline)], {}, port, "secret"), log_level="error", lifespan="off"
+            )
+        )
+        thread = Thread(target=running.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield port
+        running.should_exit = True
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def send(port: int, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    try:
+        with urlopen(Request(f"http://127.0.0.1:{port}{path}", body, names), timeout=20) as response:
+            return response.status, response.read()
+    except HTTPError as error:
+        return error.code, error.read()
+
+
+def test_the_live_page_answers_as_python_does(server, pipeline):
+    status, html = send(server, "/?token=secret")
+    assert status == 200 and embedded(html.decode())["live"] is True
+    status, body = send(server, "/api/model", b"{}", X_Token="secret")
+    assert (status, json.loads(body)) == (200, answer(Session(pipeline), "model", {}))
+    assert set(REQUESTS) >= {"model", "trace", "attention"}
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "expected"),
+    [
+        ("/", {}, 403),
+        ("/?token=other", {}, 403),
+        ("/?token=secret", {"Host": "evil.example"}, 403),
+        ("/?token=secret", {"Origin": "http://evil.example"}, 403),
+        ("/api/model", {}, 403),
+        ("/api/model?token=secret", {}, 403),
+        ("/api/model", {"X_Token": "secrét"}, 403),
+        ("/api/model", {"X_Token": "secret", "Origin": "null"}, 403),
+        ("/api/none", {"X_Token": "secret"}, 400),
+    ],
+)
+def test_other_pages_are_refused(server, path, headers, expected):
+    body = b"{}" if path.startswith("/api") else None
+    status, content = send(server, path, body, **headers)
+    assert status == expected and b"<script" not in content
+
+
+BODIES = {b"[]": 400, b"{": 400, b"\xff": 400, b"[" * 100_000: 400, b" " * (1 << 20) + b"{}": 413}
+
+
+@pytest.mark.parametrize(("body", "status"), BODIES.items(), ids=map(str, range(5)))
+def test_invalid_bodies_end_in_an_error(server, body, status):
+    found, content = send(server, "/api/model", body, X_Token="secret")
+    assert found == status and json.loads(content)["error"]
+    assert send(server, "/api/model", b"{}", X_Token="secret")[0] == 200

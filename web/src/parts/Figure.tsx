@@ -1,0 +1,34 @@
+// A part of a view with a title, its text for screen readers, and buttons that save it.
+
+import type { ComponentChildren } from "preact";
+import { useRef } from "preact/hooks";
+import { save, savePng, saveSvg } from "../export";
+
+interface Props {
+  title: string;
+  name: string; // of the saved file
+  data?: () => unknown; // what the JSON file contains
+  picture?: boolean; // whether the part has an svg.figure
+  children: ComponentChildren;
+}
+
+export function Figure({ title, name, data, picture = true, children }: Props) {
+  const part = useRef<HTMLElement>(null);
+  return (
+    <section class="figure-box" ref={part} aria-label={title}>
+      <header>
+        <h2>{title}</h2>
+        <span class="buttons">
+          {picture && <button onClick={() => part.current && saveSvg(part.current, name)}>SVG</button>}
+          {picture && <button onClick={() => part.current && savePng(part.current, name)}>PNG</button>}
+          {data && <button onClick={() => save(`${name}.json`, JSON.stringify(data(), null, 1))}>JSON</button>}
+        </span>
+      </header>
+      {children}
+    </section>
+  );
+}
+
+export function Message({ error }: { error?: string }) {
+  return <p class={error ? "error" : "quiet"} role={error ? "alert" : "status"}>{error ?? "…"}</p>;
+}

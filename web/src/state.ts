@@ -1,0 +1,108 @@
+// What is shown and selected, kept in the fragment of the URL.
+
+import { effect, signal, type Signal } from "@preact/signals";
+import type { Array64 } from "./data";
+
+export interface Model {
+  name: string;
+  shape: "encoder-decoder" | "encoder" | "decoder";
+  sizes: Record<string, number>;
+  kinds: Record<string, string>; // of attention, with titles
+  layers: Record<string, number>; // of each kind
+  heads: Record<string, number>;
+  grid: [number, number] | null; // patches of an image
+  parameters: number;
+  flops: Record<string, number>;
+  tree: Component;
+}
+
+export interface Component {
+  name: string;
+  title: string;
+  kind: string;
+  tensors: Record<string, number[]>;
+  parameters: number;
+  flops: number;
+  flops_per_key: number;
+  children: Component[];
+}
+
+export interface Best {
+  tokens: string[][] | string[][][];
+  probabilities: Array64;
+}
+
+export interface Words {
+  texts: string[];
+  of_token: (number | null)[];
+}
+
+export interface Trace {
+  side: "encoder" | "decoder"; // the one that predicts
+  tokens: Record<string, string[]>;
+  words: Record<string, Words>;
+  output: string | null;
+  masks: number[];
+  labels?: (string | null)[];
+  loss?: Array64;
+  top?: Best;
+}
+
+export const view = signal("attention");
+export const text = signal("");
+export const target = signal(""); // empty: the model's own output
+export const other = signal(""); // a second text beside the first
+export const kind = signal("");
+export const layer = signal(0); // from 0; -1: the average
+export const head = signal(0);
+export const row = signal(-1); // a query token; -1: none
+export const words = signal(false); // whole words instead of tokens
+export const mode = signal("map"); // of attention: map or lines
+export const component = signal(""); // of the architecture
+export const theme = signal("auto");
+
+const kept: Record<string, Signal<string> | Signal<number> | Signal<boolean>> = {
+  view, text, target, other, kind, layer, head, row, words, mode, component, theme,
+};
+
+/** Read the fragment; values that are absent keep their defaults. */
+export function readFragment(): void {
+  const given = new URLSearchParams(location.hash.slice(1));
+  for (const [name, value] of given) {
+    const found = kept[name];
+    if (!found) continue;
+    if (typeof found.value === "number") found.value = Number(value) || 0;
+    else if (typeof found.value === "boolean") found.value = value === "true";
+    else found.value = value;
+  }
+}
+
+/** Write every change of the state into the fragment, without a history entry for each. */
+export function writeFragment(): void {
+  const defaults = Object.fromEntries(Object.entries(kept).map(([name, each]) => [name, each.value]));
+  readFragment();
+  effect(() => {
+    const changed = Object.entries(kept).filter(([name, each]) => each.value !== defaults[name]);
+    const fragment = new URLSearchParams(changed.map(([name, each]) => [name, String(each.value)]));
+    history.replaceState(null, "", `${location.pathname}${location.search}#${fragment}`);
+  });
+}
+
+/** The parameters of every request that reads the text. */
+export type TextParams = { text: string; target: string | null; model?: number };
+
+export const textParams = (): TextParams => ({ text: text.value, target: target.value || null });
+
+/** The chosen kind of attention; another one if the model does not have it. */
+export function chosenKind(model: Model): string {
+  const kinds = Object.keys(model.kinds);
+  return kinds.includes(kind.value) ? kind.value : kinds[kinds.length - 1];
+}
+
+/** The sides of the queries and of the keys of a kind of attention. */
+export const sidesOf = (kind: string): [string, string] =>
+  kind === "cross" ? ["decoder", "encoder"] : [kind, kind];
+
+/** The labels of queries: in cross-attention the tokens that they write, else the tokens themselves. */
+export const queryLabels = (trace: Trace, kind: string): string[] =>
+  kind === "cross" && trace.labels ? trace.labels.map((label, n) => label ?? trace.tokens.decoder[n]) : trace.tokens[sidesOf(kind)[0]];

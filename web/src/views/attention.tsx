@@ -1,0 +1,151 @@
+// Attention: thumbnails of every layer and head; one of them, or an average, as a heat map or as lines.
+
+import { useEffect, useState } from "preact/hooks";
+import { isLive, start, useAnswer } from "../data";
+import { Figure, Message } from "../parts/Figure";
+import { HeatMap, paint } from "../parts/HeatMap";
+import { Lines } from "../parts/Lines";
+import { chosenKind, head, kind, layer, mode, other, queryLabels, row, sidesOf, textParams, words, type Model, type TextParams, type Trace } from "../state";
+import { headsOf, mergeWords, select, shrink, type Weights } from "../weights";
+
+export function Attention({ model }: { model: Model }) {
+  const params = textParams();
+  const { value: trace, error } = useAnswer<Trace>("trace", params.text ? params : null);
+  const chosen = chosenKind(model);
+  if (!params.text) return <Message error="Enter a text." />;
+  if (!trace) return <Message error={error} />;
+  const beside: { name: string; params: TextParams }[] = start.models.slice(1).map((name, n) => ({ name, params: { ...params, model: n + 1 } }));
+  if (other.value) beside.push({ name: other.value, params: { ...params, text: other.value } });
+  return (
+    <>
+      <div class="controls" role="group" aria-label="Attention">
+        {Object.entries(model.kinds).map(([name, title]) => (
+          <button key={name} aria-pressed={name === chosen} onClick={() => (kind.value = name)} title={title}>{name}</button>
+        ))}
+        <button aria-pressed={layer.value < 0} onClick={() => (layer.value = layer.value < 0 ? 0 : -1)}>average of layers</button>
+        <button aria-pressed={head.value < 0} disabled={layer.value < 0} onClick={() => (head.value = head.value < 0 ? 0 : -1)}>average of heads</button>
+        <span class="gap" />
+        <button aria-pressed={mode.value === "map"} onClick={() => (mode.value = "map")}>map</button>
+        <button aria-pressed={mode.value === "lines"} onClick={() => (mode.value = "lines")}>lines</button>
+        {!model.grid && <button aria-pressed={words.value} onClick={() => (words.value = !words.value)}>whole words</button>}
+        {!model.grid && (
+          <label class="inline">second text
+            <input value={other.value} disabled={!isLive} title={isLive ? "" : "requires the live page"} onChange={(event) => (other.value = event.currentTarget.value)} />
+          </label>
+        )}
+      </div>
+      <div class="columns">
+        <Thumbnails model={model} trace={trace} kind={chosen} params={params} />
+        <Head model={model} kind={chosen} params={params} title={beside.length ? (start.models[0] ?? "") : ""} />
+        {beside.map((each) => <Head key={each.name} model={model} kind={chosen} params={each.params} title={each.name} />)}
+      </div>
+    </>
+  );
+}
+
+/** The chosen head for a text and a model. */
+function Head({ model, kind, params, title }: { model: Model; kind: string; params: TextParams; title: string }) {
+  const { value: trace, error } = useAnswer<Trace>("trace", params);
+  const [weights, setWeights] = useState<Weights | null>(null);
+  const [failure, setFailure] = useState("");
+  const [at, each, whole] = [layer.value, head.value, words.value && !model.grid];
+  useEffect(() => {
+    if (!trace) return;
+    let isCurrent = true;
+    select(params, model, trace, kind, at, each).then(
+      (found) => {
+        if (!isCurrent) return;
+        setWeights(whole ? mergeWords(found, trace, kind) : found);
+        setFailure("");
+      },
+      (problem: Error) => isCurrent && setFailure(problem.message),
+    );
+    return () => {
+      isCurrent = false;
+    };
+  }, [trace, kind, at, each, whole]);
+  if (!trace) return <Message error={error} />;
+  const name = at < 0 ? "average of all layers" : each < 0 ? `layer ${at + 1}, average of the heads` : `layer ${at + 1}, head ${each + 1}`;
+  const selectRow = (n: number) => (row.value = n === row.value ? -1 : n);
+  const label = `Attention weights, ${name}`;
+  const data = () => weights && { ...weights, values: Array.from(weights.values, (value) => value / 255) };
+  return (
+    <Figure title={`${title ? `${title}: ` : ""}${kind} attention, ${name}`} name={`attention-${kind}-${at + 1}-${each + 1}`} data={data}>
+      {failure && <Message error={failure} />}
+      {weights && mode.value === "lines" && <Lines {...weights} row={row.value} label={label} onSelect={selectRow} />}
+      {weights && mode.value === "map" && (
+        <HeatMap {...weights} row={row.value} label={label} onSelect={selectRow} show={(r, c) => (weights.values[r * weights.columns.length + c] / 255).toFixed(3)} />
+      )}
+      {weights && model.grid && <Grid weights={weights} grid={model.grid} />}
+    </Figure>
+  );
+}
+
+/** What one query attends to, as the patches lie in the image; the class token is left out. */
+function Grid({ weights, grid: [height, width] }: { weights: Weights; grid: [number, number] }) {
+  const query = Math.max(0, row.value);
+  const size = weights.columns.length;
+  const values = Array.from(weights.values.slice(query * size + 1, (query + 1) * size));
+  const most = Math.max(1, ...values);
+  const names = (count: number) => Array.from({ length: count }, (_, n) => String(n + 1));
+  return (
+    <>
+      <h3>patches that {weights.rows[query]} attends to</h3>
+      <HeatMap values={values.map((value) => (255 * value) / most)} rows={names(height)} columns={names(width)} label={`Patches that ${weights.rows[query]} attends to`}
+        show={(r, c) => (values[r * width + c] / 255).toFixed(3)} />
+    </>
+  );
+}
+
+interface ThumbnailProps {
+  model: Model;
+  trace: Trace;
+  kind: string;
+  params: TextParams;
+}
+
+function Thumbnails({ model, trace, kind, params }: ThumbnailProps) {
+  const heads = Array.from({ length: model.heads[kind] }, (_, n) => n);
+  return (
+    <table class="thumbnails">
+      <caption>layer × head</caption>
+      <tbody>
+        <tr>
+          <td />
+          {heads.map((n) => <th key={n} scope="col">{n + 1}</th>)}
+        </tr>
+        {Array.from({ length: model.layers[kind] }, (_, n) => (
+          <ThumbnailRow key={`${kind} ${n}`} model={model} trace={trace} kind={kind} params={params} number={n} />
+        ))}
+      </tbody>
+    </table>
+  );
+}
+
+function ThumbnailRow({ trace, kind, params, number }: ThumbnailProps & { number: number }) {
+  const [pictures, setPictures] = useState<string[]>([]);
+  useEffect(() => {
+    let isCurrent = true;
+    const [rows, columns] = [queryLabels(trace, kind).length, trace.tokens[sidesOf(kind)[1]].length];
+    headsOf(params, kind, number).then(
+      (found) => isCurrent && setPictures(found.map((each) => paint(...shrink(each, rows, columns, 52)))),
+      () => isCurrent && setPictures([]),
+    );
+    return () => {
+      isCurrent = false;
+    };
+  }, [trace, kind, number]);
+  return (
+    <tr>
+      <th scope="row">{number + 1}</th>
+      {pictures.map((picture, n) => (
+        <td key={n}>
+          <button class="thumbnail" aria-pressed={layer.value === number && head.value === n} aria-label={`Layer ${number + 1}, head ${n + 1}`}
+            onClick={() => { layer.value = number; head.value = n; }}>
+            <img src={picture} alt="" />
+          </button>
+        </td>
+      ))}
+    </tr>
+  );
+}

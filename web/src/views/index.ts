@@ -1,0 +1,17 @@
+// The views of the page, in the order of their keys 1 to 9 and 0.
+
+import type { ComponentType } from "preact";
+import type { Model } from "../state";
+import { Architecture } from "./architecture";
+import { Attention } from "./attention";
+
+export interface View {
+  title: string;
+  show: ComponentType<{ model: Model }>;
+  applies?: (model: Model) => boolean;
+}
+
+export const VIEWS: Record<string, View> = {
+  architecture: { title: "Architecture", show: Architecture },
+  attention: { title: "Attention", show: Attention },
+};

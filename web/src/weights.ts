@@ -1,0 +1,76 @@
+// Attention weights of a text: averages over heads and layers, and tokens merged into words.
+
+import { numbers, request, type Array64 } from "./data";
+import { queryLabels, sidesOf, type Model, type TextParams, type Trace, type Words } from "./state";
+
+export interface Weights {
+  values: Float32Array | Uint8Array; // 0 to 255
+  rows: string[];
+  columns: string[];
+}
+
+/** The heads of a layer, each (rows × columns). */
+export async function headsOf(params: TextParams, kind: string, layer: number): Promise<Uint8Array[]> {
+  const { weights } = await request<{ weights: Array64 }>("attention", { ...params, kind, layer });
+  const [heads, rows, columns] = weights.shape;
+  const all = numbers(weights) as Uint8Array;
+  return Array.from({ length: heads }, (_, n) => all.subarray(n * rows * columns, (n + 1) * rows * columns));
+}
+
+/** The largest weights of blocks, at most `most` in each direction, and their numbers of rows and columns. */
+export function shrink(values: Uint8Array, rows: number, columns: number, most: number): [Uint8Array, number, number] {
+  const step = Math.ceil(Math.max(rows, columns) / most);
+  if (step === 1) return [values, rows, columns];
+  const [height, width] = [Math.ceil(rows / step), Math.ceil(columns / step)];
+  const found = new Uint8Array(height * width);
+  for (let r = 0; r < rows; r++)
+    for (let c = 0; c < columns; c++) {
+      const at = Math.floor(r / step) * width + Math.floor(c / step);
+      if (values[r * columns + c] > found[at]) found[at] = values[r * columns + c];
+    }
+  return [found, height, width];
+}
+
+export function mean(parts: ArrayLike<number>[]): Float32Array {
+  const found = new Float32Array(parts[0].length);
+  for (const part of parts) for (let n = 0; n < found.length; n++) found[n] += part[n] / parts.length;
+  return found;
+}
+
+/** The weights of a head; head -1: the average of the layer; layer -1: that of all layers. */
+export async function select(params: TextParams, model: Model, trace: Trace, kind: string, layer: number, head: number): Promise<Weights> {
+  const last = model.layers[kind] - 1;
+  const layers = layer < 0 ? Array.from({ length: last + 1 }, (_, n) => n) : [Math.min(layer, last)];
+  const parts = (await Promise.all(layers.map((each) => headsOf(params, kind, each)))).map((heads) =>
+    head < 0 || layer < 0 ? mean(heads) : heads[Math.min(head, heads.length - 1)],
+  );
+  return { values: parts.length > 1 ? mean(parts) : parts[0], rows: queryLabels(trace, kind), columns: trace.tokens[sidesOf(kind)[1]] };
+}
+
+/** Tokens of words: weights to a word are added, those from a word averaged; special tokens stay. */
+export function mergeWords(weights: Weights, trace: Trace, kind: string): Weights {
+  const [queries, keys] = sidesOf(kind).map((side) => trace.words[side]);
+  const moved = kind === "cross" ? { ...queries, of_token: [...queries.of_token.slice(1), null] } : queries;
+  const [rows, columns] = [groups(weights.rows, moved), groups(weights.columns, keys)];
+  const values = new Float32Array(rows.labels.length * columns.labels.length);
+  for (let r = 0; r < weights.rows.length; r++)
+    for (let c = 0; c < weights.columns.length; c++)
+      values[rows.of[r] * columns.labels.length + columns.of[c]] += weights.values[r * weights.columns.length + c] / rows.sizes[rows.of[r]];
+  return { values, rows: rows.labels, columns: columns.labels };
+}
+
+function groups(tokens: string[], words: Words) {
+  const [labels, of, sizes] = [[] as string[], [] as number[], [] as number[]];
+  let last: number | null = null;
+  tokens.forEach((token, n) => {
+    const word = words.of_token[n] ?? null;
+    if (word === null || word !== last) {
+      labels.push(word === null ? token : words.texts[word]);
+      sizes.push(0);
+    }
+    of.push(labels.length - 1);
+    sizes[labels.length - 1] += 1;
+    last = word;
+  });
+  return { labels, of, sizes };
+}
