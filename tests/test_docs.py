@@ -215,6 +215,14 @@ def test_table_of_families_is_generated() -> None:
     assert page.read_text(encoding="utf-8") == generator["render_families"](), "run: python docs/generate.py"
 
 
+def test_the_walkthrough_is_generated() -> None:
+    page = ROOT / "docs" / "walkthrough.md"
+    generator = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+    assert page.read_text(encoding="utf-8") == generator["render_walkthrough"](), (
+        "run: python docs/generate.py"
+    )
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_have_targets(page: Path) -> None:
     text = _without_blocks(page)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -30,7 +28,7 @@ def test_the_neuron_view_recomputes_the_attention_of_every_family(name):
     for kind in kinds.get(name, (found.side,)):
         side, part = ("decoder", "cross_attention") if kind == "cross" else (kind, "self_attention")
         point = f"{side}.blocks.1.{part}.sublayer"
-        view = requests.neuron(session, text, target, kind, layer=1, head=3, query=4)
+        view = requests.neuron(session, text, kind, layer=1, head=3, query=4, target=target)
         np.testing.assert_allclose(view["products"].sum(-1) * view["scale"], view["scores"], atol=1e-5)
         scores = np.where(view["allowed"], view["capped"] + view["offsets"], -np.inf)
         np.testing.assert_allclose(scores, found[f"{point}.scores"][3, 4], atol=1e-5)
@@ -52,7 +50,7 @@ def test_the_neuron_view_recomputes_the_attention_of_every_family(name):
 
 def test_the_neuron_view_shows_rotated_queries_and_the_keys_of_the_group():
     session = Session(new_pipeline("llama"))
-    view = requests.neuron(session, TEXT, None, "decoder", layer=0, head=3, query=4)
+    view = requests.neuron(session, TEXT, "decoder", layer=0, head=3, query=4)
     model = session.pipeline.model
     layer = model.decoder.blocks[0].self_attention
     x = session.trace(TEXT)["decoder.blocks.0.self_attention.enter"]
@@ -71,13 +69,16 @@ def test_the_neuron_view_shows_rotated_queries_and_the_keys_of_the_group():
     np.testing.assert_allclose(view["keys"], [rotate(row, n) for n, row in enumerate(k)], atol=1e-5)
 
 
+FIRST = {"kind": "decoder", "layer": 0, "head": 0, "query": 0}
+
+
 @pytest.mark.parametrize(("arguments", "message"), [
-    ({"kind": "crossed"}, "encoder, decoder, cross"), ({"kind": "cross"}, "no cross attention"),
-    ({"layer": 2}, "no decoder attention in layer 2"), ({"head": 4}, "head 4"), ({"query": -1}, "query -1"),
+    ({"kind": "crossed"}, "kind 'crossed'"), ({"kind": "cross"}, "kind 'cross'"),
+    ({"layer": 2}, "layer 2"), ({"head": 4}, "head 4"), ({"query": 14}, "query 14"),
 ])  # fmt: skip
 def test_a_neuron_that_does_not_exist_is_rejected(arguments, message):
     with pytest.raises(UsageError, match=message):
-        requests.neuron(Session(new_pipeline("gpt2")), TEXT, **arguments)
+        requests.neuron(Session(new_pipeline("gpt2")), TEXT, **(FIRST | arguments))
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -118,7 +119,7 @@ def test_a_session_keeps_the_last_traces(monkeypatch):
     session = Session(new_pipeline("gpt2"))
     first = session.trace(TEXT)
     assert session.trace(TEXT) is first and session.trace(LONG) is not first and session.trace(TEXT) is first
-    assert math.isclose(first.nbytes, sum(x.nbytes for x in first.values()))
-    monkeypatch.setattr(requests, "MAX_BYTES", first.nbytes)
+    size = sum(x.nbytes for x in first.values())
+    monkeypatch.setattr(requests, "MAX_BYTES", size)
     session.trace(LONG)
     assert session.trace(TEXT) is not first

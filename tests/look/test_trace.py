@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from tests.models import add_noise
@@ -101,8 +104,8 @@ def test_the_lens_at_the_last_layer_equals_the_logits(name):
     assert not torch.equal(trace.layer_logits(1), trace.logits)
     lens = trace.lens(3)
     rows = 1 if trace.logits.dim() == 1 else len(trace.logits)
-    assert lens.ids.shape[0] == 3 and lens.ids[0].numel() == rows * min(3, trace.logits.shape[-1])
-    assert torch.equal(lens.ids[-1], trace.top(3).ids)
+    assert lens[1].shape[0] == 3 and lens[1][0].numel() == rows * min(3, trace.logits.shape[-1])
+    assert torch.equal(lens[1][-1], trace.top(3)[1])
 
 
 @every
@@ -130,9 +133,9 @@ def test_copying_all_states_of_the_last_layer_gives_the_logits_of_the_other_text
     pipe = new_pipeline(name)
     _, target = example(name)
     a, b = pipe.trace(TEXT, target), pipe.trace(OTHER, target)
-    effect = a.effect([{"name": f"{a.side}.states.1", "op": "copy", "from": OTHER}])
-    assert torch.equal(effect.after.logits, b.logits)
-    torch.testing.assert_close(effect.logits, b.logits - a.logits)
+    after, logits, _ = a.effect([{"name": f"{a.side}.states.1", "op": "copy", "from": OTHER}])
+    assert torch.equal(after.logits, b.logits)
+    torch.testing.assert_close(logits, b.logits - a.logits)
     assert not torch.equal(a.logits, b.logits)
 
 
@@ -192,7 +195,7 @@ def test_the_loss_is_that_of_the_next_token_of_masks_and_of_the_class():
         torch.testing.assert_close(trace.loss, torch.tensor(expected), equal_nan=True)
     bert = new_pipeline("bert")
     trace = bert.trace(f"the qu{bert.tokenizer.names['mask_token']}ck fox.", TEXT)
-    assert trace.masks() == trace.loss.isnan().logical_not().nonzero()[:, 0].tolist() == [7]
+    assert trace.masks == trace.loss.isnan().logical_not().nonzero()[:, 0].tolist() == [7]
     assert trace.labels[7] == trace.of(TEXT).example.ids["encoder"][7]
 
 
@@ -247,9 +250,9 @@ HEADS = "decoder.blocks.0.self_attention.sublayer.heads"
     ("edit", "message"),
     [
         ({"name": "decoder.states.9", "op": "zero"}, "decoder.states.9: no such hook point"),
-        ({"name": HEADS, "op": "drop"}, "give one of zero, mean, scale, copy"),
-        ({"name": HEADS, "op": "zero", "heads": [4]}, "numbers from 0 to 3"),
-        ({"name": HEADS, "op": "zero", "positions": [-1]}, "numbers from 0 to 13"),
+        ({"name": HEADS, "op": "drop"}, "drop: no such op"),
+        ({"name": HEADS, "op": "zero", "heads": [4]}, "a number from 0 to 3"),
+        ({"name": HEADS, "op": "zero", "positions": [14]}, "a number from 0 to 13"),
         ({"name": "decoder.states.0", "op": "zero", "heads": [0]}, "has no heads"),
         ({"name": HEADS, "op": "zero", "head": [0]}, "head: no such key of an edit"),
         ({"name": HEADS, "op": "copy"}, "needs `from`"),
@@ -274,3 +277,24 @@ def test_invalid_arguments_are_rejected():
         new_pipeline("bert").trace(TEXT, "fox")
     with pytest.raises(UsageError, match="not a class"):
         new_pipeline("classifier").trace(TEXT, "goof")
+
+
+# --- documentation ---------------------------------------------------------------------------------------
+
+
+def test_the_documentation_lists_the_hook_points():
+    page = Path(__file__).parents[2] / "docs" / "look.md"
+    rows = page.read_text(encoding="utf-8").split("<!-- hook points -->")[1].split("\n\n")[1].splitlines()[2:]
+    listed = {row.split("`")[1] for row in rows}
+    parts = {
+        name.replace("self_attention", "feed_forward") for name in listed if "self_attention.sub" not in name
+    }
+    found = {
+        re.sub(r"\.\d+", ".N", point)
+        .replace("encoder", "decoder")
+        .replace("cross_attention", "self_attention")
+        for name in MODELS
+        for point in new_pipeline(name).trace(*example(name))
+    }
+    assert found <= listed | parts
+    assert listed <= found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,72 +18,55 @@ from trifold.settings import nearest
 
 @dataclass(frozen=True)
 class Example:
-    """What a model reads. ids: those of each side, "encoder" and "decoder". labels: (T,) the id that each position of
-    the last side predicts, (1,) for a class, -1 where there is none.
+    """ids: those of each side, "encoder" and "decoder"; empty for an image. labels: (T,) the id that each position of
+    the last side predicts, (1,) a class; -1 where there is none.
     """
 
-    text: Any
     target: str | None
+    ids: dict[str, list[int]]
+    labels: Tensor
     inputs: Inputs
     decoder_inputs: Inputs | None = None
-    ids: dict[str, list[int]] = field(default_factory=dict)
-    labels: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
 
 def read_example(pipeline: Pipeline, text: Any, target: str | None = None) -> Example:
     """The inputs and labels of a text, or of an image: a file, a Pillow image, or a tensor (channels, height, width).
 
-    target: the output of an encoder-decoder (default: its own), the continuation of a decoder's text, the text of a
-    masked language model without masks, the class of a classifier.
+    target: see `Pipeline.trace`. Raises DataError for a text without tokens, and for a masked text and a target of
+    different lengths; UsageError for an unknown class.
     """
     config, device = pipeline.config, pipeline.device
+    reader = ModelReader(pipeline.model, pipeline.tokenizer, pipeline.pictures, on_overflow=None)
+    predicts_tokens, classes = "lm" in config.chosen_heads, list(config.labels)
+    following = [-1]
+    if target is not None and "sequence" in config.chosen_heads:
+        if target not in classes:
+            raise UsageError(f"target {target!r} is not a class{nearest(target, classes, 'classes')}")
+        following = [classes.index(target)]
     if config.patch_size is not None:
-        reader = ModelReader(pipeline.model, pictures=pipeline.pictures)
-        pixels = text[None] if isinstance(text, Tensor) else reader.images([text], [0]).pixels
-        return Example(text, target, Inputs(pixels=pixels).to(device), labels=_class(pipeline, target))
+        inputs = Inputs(pixels=text[None]) if isinstance(text, Tensor) else reader.images([text], [0])
+        return Example(target, {}, torch.tensor(following), inputs.to(device))
     if not isinstance(text, str):
         raise UsageError(f"text is {type(text).__name__}; give a string")
     if config.shape == "encoder":
-        return _read_encoder(pipeline, text, target)
-    generates, labels = "lm" in config.chosen_heads, _class(pipeline, target)
+        rows = reader.encode([text], special_in_text=True)
+        ids, mask = {"encoder": (own := rows[0].ids)}, pipeline.reader.mask_id
+        if predicts_tokens:
+            full = own if target is None else reader.encode([target], special_in_text=True)[0].ids
+            if len(full) != len(own):
+                raise DataError(f"text has {len(own)} tokens, target {len(full)}; a mask replaces one token")
+            known, pairs = mask not in own, zip(own, full, strict=True)
+            following = [new if new != mask and (known or old == mask) else -1 for old, new in pairs]
+        return Example(target, ids, torch.tensor(following), reader.inputs(rows).to(device))
     if config.shape == "decoder":
-        more = pipeline.writer.encode([target])[0] if target and generates else []
-        ids = {"decoder": [*pipeline.read([text])[0], *more]}
-        following = [*ids["decoder"][1:], -1]
-    elif generates:
+        continuation = pipeline.writer.encode([target])[0] if target and predicts_tokens else []
+        ids = {"decoder": [*pipeline.read([text])[0], *continuation]}
+        following = [*ids["decoder"][1:], -1] if predicts_tokens else following
+    elif predicts_tokens:
         source, given, following, _ = read_ids(pipeline, text, target)
         ids = {"encoder": source, "decoder": given}
     else:
         source = pipeline.read([text])[0]
-        ids, following = {"encoder": source, "decoder": [config.start_id, *source[:-1]]}, []
-    inputs = [Inputs(torch.tensor([row], device=device)) for row in ids.values()]
-    labels = torch.tensor(following) if generates else labels
-    return Example(text, target, inputs[0], inputs[1] if len(inputs) > 1 else None, ids, labels)
-
-
-def _read_encoder(pipeline: Pipeline, text: str, target: str | None) -> Example:
-    reader = ModelReader(pipeline.model, pipeline.tokenizer, on_overflow=None)
-    rows = reader.encode([text], special_in_text=True)
-    ids, labels = rows[0].ids, _class(pipeline, target)
-    if "lm" in pipeline.config.chosen_heads:
-        full = ids if target is None else reader.encode([target], special_in_text=True)[0].ids
-        if len(full) != len(ids):
-            raise DataError(f"text has {len(ids)} tokens and target {len(full)}; a mask replaces one token")
-        mask = pipeline.reader.mask_id
-        labels = torch.tensor(
-            [
-                -1 if new == mask or (old != mask and mask in ids) else new
-                for old, new in zip(ids, full, strict=True)
-            ]
-        )
-    return Example(text, target, reader.inputs(rows).to(pipeline.device), None, {"encoder": ids}, labels)
-
-
-def _class(pipeline: Pipeline, target: str | None) -> Tensor:
-    """(1,) the number of a class, -1 if there is none."""
-    names = pipeline.config.labels
-    if target is None or "sequence" not in pipeline.config.chosen_heads:
-        return torch.tensor([-1])
-    if target not in names:
-        raise UsageError(f"target {target!r} is not a class{nearest(target, list(names), 'classes')}")
-    return torch.tensor([names.index(target)])
+        ids = {"encoder": source, "decoder": [config.start_id, *source[:-1]]}
+    inputs, *more = (Inputs(torch.tensor([row], device=device)) for row in ids.values())
+    return Example(target, ids, torch.tensor(following), inputs, *more)

@@ -24,6 +24,7 @@ REQUESTS: dict[str, Callable[..., dict[str, Any]]] = {
     "attention": views.attention,
     "trace": traces.trace,
     "neuron": traces.neuron,
+    "walkthrough": traces.walkthrough,
     "lens": traces.lens,
     "effect": traces.effect,
     "gradients": traces.gradients,

@@ -1,18 +1,14 @@
 """Traces: every named activation of one text, its gradients, and what changes when activations are edited.
 
-    trace = pipe.trace("A dog runs.", "Ein Hund rennt.")
-    trace["decoder.blocks.0.cross_attention.sublayer.pattern"]                   # (H, T, S)
-    trace.patched([{"name": "encoder.blocks.1.feed_forward.output", "op": "zero"}]).loss
-
 Tensors have no batch axis: T queries, S keys, H heads, D head size, E model width, V vocabulary, C classes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,146 +17,67 @@ from torch.nn import functional as F
 from trifold.errors import DataError, UsageError
 from trifold.generate.decoding import eval_mode, refuse_non_finite
 from trifold.look.examples import Example, read_example
-from trifold.nn.hooks import Kind, hook_points, hooked
+from trifold.nn.heads import NEEDS_POSITIONS
+from trifold.nn.hooks import hook_points, hooked
 from trifold.pipeline import Pipeline
 from trifold.settings import nearest
 
+Function = Callable[[Tensor], Tensor]
 Edit = Mapping[str, Any]
 """name: a hook point. op: zero, mean (over positions), scale (by `value`) or copy (from the text `from`). heads and
 positions: the indices to change, from 0; default: all.
 """
-Function = Callable[[Tensor], Tensor]
 
 
-class Lens(NamedTuple):
-    """The best tokens or classes after each layer, the embeddings first: (L + 1, T, top), or (L + 1, 1, top)."""
-
-    probabilities: Tensor
-    ids: Tensor
-
-
-class Effect(NamedTuple):
-    """The traces without and with edits; `logits` and `loss` are the differences, with minus without."""
-
-    before: Trace
-    after: Trace
-
-    @property
-    def logits(self) -> Tensor:
-        return self.after.logits - self.before.logits
-
-    @property
-    def loss(self) -> Tensor:
-        return self.after.loss - self.before.loss
-
-
-class Trace(Mapping[str, Tensor]):
+class Trace(dict[str, Tensor]):
     """A forward pass on one example: hook point -> tensor, in the order of computation.
 
-    hooks: hook point -> function that replaces its tensor. Raises UsageError for an unknown hook point.
+    hooks: hook point -> function that replaces its tensor. With `gradients`, tensors are part of a graph. Raises
+    UsageError for an unknown hook point. side: the last stack. head: the head whose logits are traced, or None.
+    labels: (T,) the id that each position predicts, (1,) of a classifier, -1 if unknown. masks: positions of masks.
     """
 
     def __init__(
-        self,
-        pipeline: Pipeline,
-        example: Example,
-        hooks: Mapping[str, Function] | None = None,
-        *,
-        gradients: bool = False,
+        self, pipeline: Pipeline, example: Example, hooks: Mapping[str, Function], gradients: bool = False
     ) -> None:
-        self.pipeline, self.example = pipeline, example
-        self._hooks, self._activations = dict(hooks or {}), dict[str, Tensor]()
-        model = pipeline.model
-        known = [name for _, _, names in hook_points(model) for name in names]
-        for name in self._hooks:
-            if name not in known:
-                raise UsageError(f"{name}: no such hook point{nearest(name, known, 'hook points')}")
+        super().__init__()
+        self.pipeline, self.example, self.hooks, self.labels = pipeline, example, hooks, example.labels
+        self.side = "encoder" if pipeline.model.decoder is None else "decoder"
+        heads = pipeline.config.chosen_heads
+        self.head = next((name for name in heads if name not in ("pooler", *NEEDS_POSITIONS)), None)
+        ids = example.ids.get("encoder", []) if self.side == "encoder" and self.head == "lm" else []
+        self.masks = [place for place, token in enumerate(ids) if token == pipeline.reader.mask_id]
+        known = [name for _, _, names in hook_points(pipeline.model) for name in names]
+        for name in hooks:
+            _require(name, known, "hook point")
 
-        def edit(name: str, x: Tensor) -> Tensor:
-            return self._hooks[name](x[0])[None]
-
-        def record(name: str, x: Tensor) -> Tensor:
+        def hook(name: str, x: Tensor) -> Tensor:
+            x = hooks[name](x[0]) if name in hooks else x[0]
             if gradients and name.endswith("embeddings.output"):
                 x = x.detach().requires_grad_()
-            self._activations[name] = x
-            return x
+            self[name] = x
+            return x[None]
 
-        def is_edited(name: str, kind: Kind) -> bool:
-            return name in self._hooks
-
-        with ExitStack() as contexts:
-            contexts.enter_context(torch.set_grad_enabled(gradients))
-            for context in (eval_mode(model), hooked(model, edit, is_edited), hooked(model, record)):
-                contexts.enter_context(context)
+        with torch.set_grad_enabled(gradients), eval_mode(pipeline.model), hooked(pipeline.model, hook):
             try:
-                self._hidden = model(example.inputs, example.decoder_inputs)
-                self._logits = None if self.head is None else self._apply_head(self._hidden)
+                hidden = pipeline.model(example.inputs, example.decoder_inputs)
+                self._logits = None if self.head is None else self.apply_head(hidden[0])
             except ValueError as error:
                 raise DataError(str(error)) from error
-        if not self._hooks:
-            refuse_non_finite(self._hidden)
+        self.names = list(self)
+        if not hooks:
+            refuse_non_finite(hidden)
 
-    # --- tensors -----------------------------------------------------------------------------------------
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._activations:
-            raise KeyError(f"{name}: no such hook point{nearest(name, self.names, 'hook points')}")
-        return self._activations[name][0].detach()
-
-    def __iter__(self) -> Any:
-        return iter(self._activations)
-
-    def __len__(self) -> int:
-        return len(self._activations)
-
-    @property
-    def names(self) -> list[str]:
-        """The hook points that the example passed."""
-        return list(self._activations)
-
-    @property
-    def side(self) -> str:
-        """The stack whose states the head reads: "encoder" or "decoder"."""
-        return "encoder" if self.pipeline.model.decoder is None else "decoder"
+    def __missing__(self, name: str) -> Tensor:
+        raise KeyError(f"{name}: no such hook point{nearest(name, self.names, 'hook points')}")
 
     @cached_property
     def tokens(self) -> dict[str, list[str]]:
         """The tokens of "encoder" and "decoder"; those of an image are its class token and its patches."""
         if not self.example.ids:
-            patches = range(1, self.pipeline.config.n_patches + 1)
-            return {"encoder": ["[CLS]", *(f"patch {n}" for n in patches)]}
+            return {"encoder": ["[CLS]", *(f"patch {n + 1}" for n in range(self.pipeline.config.n_patches))]}
         codecs = {"encoder": self.pipeline.reader, "decoder": self.pipeline.writer}
         return {side: codecs[side].pieces(ids) for side, ids in self.example.ids.items()}
-
-    @property
-    def head(self) -> str | None:
-        """The head whose logits are traced, or None."""
-        names = self.pipeline.config.chosen_heads
-        return next((name for name in names if name not in ("pooler", "boundary")), None)
-
-    @property
-    def logits(self) -> Tensor:
-        """(T, V) of a language model, (C,) of a classifier. Raises UsageError if the model has no head."""
-        if self._logits is None:
-            raise UsageError("this model has no head with logits; its activations can be traced")
-        return self._logits[0].detach()
-
-    @property
-    def labels(self) -> Tensor:
-        """(T,) the id that each position predicts, (1,) of a classifier; -1 where none is known."""
-        return self.example.labels
-
-    @cached_property
-    def loss(self) -> Tensor:
-        """(T,) negative log-likelihood of the labels, NaN where there is none."""
-        return self._loss().detach()
-
-    def _loss(self) -> Tensor:
-        assert self._logits is not None
-        rows = self._logits[0].reshape(-1, self._logits.shape[-1])
-        labels = self.labels.to(rows.device)
-        losses = F.cross_entropy(rows, labels, reduction="none", ignore_index=-1)
-        return losses.masked_fill(labels < 0, float("nan"))
 
     def label_names(self, ids: Sequence[int]) -> list[str]:
         """The names of predicted ids: tokens or classes."""
@@ -169,11 +86,19 @@ class Trace(Mapping[str, Tensor]):
         return (self.pipeline.writer if self.side == "decoder" else self.pipeline.reader).pieces(ids)
 
     @property
-    def nbytes(self) -> int:
-        """The size of all activations."""
-        return sum(x.nbytes for x in self._activations.values())
+    def logits(self) -> Tensor:
+        """(T, V) of a language model, (C,) of a classifier. Raises UsageError if the model has no head."""
+        if self._logits is None:
+            raise UsageError("this model has no head with logits; its activations can be traced")
+        return self._logits
 
-    # --- logit lens --------------------------------------------------------------------------------------
+    @property
+    def loss(self) -> Tensor:
+        """(T,) negative log-likelihood of the labels, NaN where there is none."""
+        rows = self.logits.reshape(-1, self.logits.shape[-1])
+        labels = self.labels.to(rows.device).expand(len(rows))
+        losses = F.cross_entropy(rows, labels, reduction="none", ignore_index=-1)
+        return losses.masked_fill(labels < 0, math.nan)
 
     def layer_logits(self, layer: int) -> Tensor:
         """The head's logits (T, V) or (C,) of the states after a layer (0: the embeddings) and the final norm; those of
@@ -181,31 +106,30 @@ class Trace(Mapping[str, Tensor]):
         """
         name = f"{self.side}.states.{layer - 1}" if layer else f"{self.side}_embeddings.output"
         with torch.no_grad(), eval_mode(self.pipeline.model):
-            stack = getattr(self.pipeline.model, self.side)
-            return self._apply_head(stack.final_norm(self._activations[name]))[0]
+            final_norm = getattr(self.pipeline.model, self.side).final_norm
+            return self.apply_head(final_norm(self[name][None])[0])
 
-    def lens(self, top: int = 5) -> Lens:
-        """The `top` predictions of every layer at every position."""
+    def lens(self, top: int = 5) -> tuple[Tensor, Tensor]:
+        """Probabilities and ids of the `top` predictions after each layer, the embeddings first: (L + 1, T, top)."""
         layers = len(getattr(self.pipeline.model, self.side).order)
-        found = [_top(self.layer_logits(layer), top) for layer in range(layers + 1)]
-        return Lens(*(torch.stack(parts) for parts in zip(*found, strict=True)))
+        found = [_best(self.layer_logits(layer), top) for layer in range(layers + 1)]
+        values, ids = (torch.stack(parts) for parts in zip(*found, strict=True))
+        return values, ids
 
-    def top(self, count: int = 5) -> Lens:
-        """The `count` best predictions at every position: probabilities and ids, both (T, count)."""
-        return Lens(*_top(self.logits, count))
+    def top(self, count: int = 5) -> tuple[Tensor, Tensor]:
+        """Probabilities and ids of the `count` best predictions at every position: (T, count)."""
+        return _best(self.logits, count)
 
-    def _apply_head(self, hidden: Tensor) -> Tensor:
-        if self.head is None:
-            raise UsageError("this model has no head with logits; its activations can be traced")
-        return self.pipeline.model.apply_heads(hidden, self.example.inputs, heads=[self.head])[self.head]
-
-    # --- gradients ---------------------------------------------------------------------------------------
+    def apply_head(self, hidden: Tensor) -> Tensor:
+        """The logits of hidden states (T, E)."""
+        head = self.head or ""
+        return self.pipeline.model.apply_heads(hidden[None], self.example.inputs, [head])[head][0]
 
     @cached_property
     def gradients(self) -> dict[str, Tensor]:
         """Hook point -> gradient of the sum of `loss`; without labels, of the best logit of the default position."""
-        has_labels = bool((self.labels >= 0).any())
-        return self._gradients(self._loss().nansum() if has_labels else self._logit(None, None), self.names)
+        output = self.loss.nansum() if bool((self.labels >= 0).any()) else self._logit(None, None)
+        return self._gradients(output, self.names)
 
     def gradient_x_input(self, position: int | None = None, token: int | None = None) -> dict[str, Tensor]:
         """Side -> (T,) the sum over E of embedding times gradient of a logit.
@@ -214,145 +138,99 @@ class Trace(Mapping[str, Tensor]):
         """
         names = {side: f"{side}_embeddings.output" for side in self.tokens}
         gradients = self._gradients(self._logit(position, token), list(names.values()))
-        return {side: (self[name] * gradients[name]).sum(-1) for side, name in names.items()}
-
-    def default_position(self) -> int:
-        """The first mask, or the last position."""
-        masks = self.masks()
-        return masks[0] if masks else -1
-
-    def masks(self) -> list[int]:
-        """The positions of mask tokens in the text of a masked language model."""
-        codec = self.pipeline.tokenizer
-        ids = self.example.ids.get("encoder", []) if self.side == "encoder" and self.head == "lm" else []
-        return [place for place, token in enumerate(ids) if codec is not None and token == codec.mask_id]
+        return {side: (self[name] * gradients[name]).sum(-1).detach() for side, name in names.items()}
 
     def _logit(self, position: int | None, token: int | None) -> Tensor:
-        rows = self._apply_head(self._hidden)[0]
-        row = rows if rows.dim() == 1 else rows[self.default_position() if position is None else position]
+        rows, default = self.logits, (*self.masks, -1)[0]
+        place = check_index("position", default if position is None else position, len(self.labels))
+        row = rows if rows.dim() == 1 else rows[place]
         return row[row.argmax() if token is None else token]
 
     def _gradients(self, output: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
         if not output.requires_grad:
             raise UsageError("the trace has no gradients; use trace(…, gradients=True)")
-        tensors = [self._activations[name] for name in names]
-        found = torch.autograd.grad(output, tensors, retain_graph=True, allow_unused=True)
-        zeros = (
-            torch.zeros_like(x) if gradient is None else gradient
-            for x, gradient in zip(tensors, found, strict=True)
-        )
-        return {name: gradient[0] for name, gradient in zip(names, zeros, strict=True)}
-
-    # --- edits -------------------------------------------------------------------------------------------
+        tensors = [self[name] for name in names]
+        found = torch.autograd.grad(output, tensors, retain_graph=True, materialize_grads=True)
+        return dict(zip(names, found, strict=True))
 
     def patched(self, edits: Sequence[Edit]) -> Trace:
         """The trace of the same example with edited activations.
 
         Raises UsageError for an edit that does not fit its hook point, DataError for texts of different lengths.
         """
-        functions: dict[str, Function] = dict(self._hooks)
+        functions = dict(self.hooks)
         for edit in edits:
-            function, before = self._function(edit), functions.get(edit["name"])
-            functions[edit["name"]] = function if before is None else _chain(before, function)
+            for key in edit:
+                _require(key, ("name", "heads", "positions", "op", "value", "from"), "key of an edit")
+            name, op = str(edit.get("name")), str(edit.get("op"))
+            _require(op, tuple(OPERATIONS), "op")
+            if op == "copy" and not isinstance(edit.get("from"), str):
+                raise UsageError(f"{name}: copy needs `from`, the text to copy from")
+            value = self.of(edit["from"])[name] if op == "copy" else edit.get("value", 1.0)
+            functions[name] = partial(_edited, edit, value, functions.get(name, torch.clone))
         return Trace(self.pipeline, self.example, functions)
 
-    def effect(self, edits: Sequence[Edit]) -> Effect:
-        """The change that the edits cause."""
-        return Effect(self, self.patched(edits))
-
-    def _function(self, edit: Edit) -> Function:
-        known = ("name", "heads", "positions", "op", "value", "from")
-        for key in edit:
-            if key not in known:
-                raise UsageError(f"{key}: no such key of an edit{nearest(key, list(known), 'keys')}")
-        name, op = edit.get("name"), edit.get("op")
-        if op not in OPERATIONS:
-            raise UsageError(f"{name}: op is {op!r}; give one of {', '.join(OPERATIONS)}")
-        value: Any = edit.get("value", 1.0)
-        if op == "copy":
-            if not isinstance(edit.get("from"), str):
-                raise UsageError(f"{name}: copy needs `from`, the text to copy from")
-            value = self.of(edit["from"])[str(name)]
-
-        def apply(x: Tensor) -> Tensor:
-            new = OPERATIONS[op](x, value)
-            if new.shape != x.shape:
-                new = _fit(str(name), new, x, edit.get("positions"))
-            return torch.where(_chosen(str(name), x, edit) & (x != float("-inf")), new, x)
-
-        return apply
+    def effect(self, edits: Sequence[Edit]) -> tuple[Trace, Tensor, Tensor]:
+        """The trace with edits, and the differences of its logits and its loss to those of this one."""
+        after = self.patched(edits)
+        return after, after.logits - self.logits, after.loss - self.loss
 
     def of(self, text: str) -> Trace:
         """The trace of another text, with the same target or output."""
         target = self.example.target
-        if target is None and self.side == "decoder" and "encoder" in self.example.ids:
+        if target is None and len(self.example.ids) > 1 and self.head == "lm":
             target = self.pipeline.writer.decode([self.labels.tolist()])[0]
         return run_with(self.pipeline, text, target)
 
 
-# --- operations of edits ---------------------------------------------------------------------------------
-
-
-def _mean(x: Tensor, value: Any) -> Tensor:
-    return x.masked_fill(x == float("-inf"), float("nan")).nanmean(-2, keepdim=True).expand_as(x)
+def run_with(pipeline: Pipeline, text: Any, target: str | None = None, **options: Any) -> Trace:
+    """See `Pipeline.run_with`."""
+    hooks = options.pop("hooks", None) or {}
+    return Trace(pipeline, read_example(pipeline, text, target), hooks, **options)
 
 
 OPERATIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "zero": lambda x, value: torch.zeros_like(x),
-    "mean": _mean,
+    "mean": lambda x, value: x.where(x > -math.inf, math.nan).nanmean(-2, keepdim=True).expand_as(x),
     "scale": lambda x, value: x * value,
     "copy": lambda x, value: value.to(x),
 }
 
 
-def _chosen(name: str, x: Tensor, edit: Edit) -> Tensor:
-    """Boolean (H, T, 1) or (T, 1): the heads and positions to change."""
-    axes = ("heads", "positions")[-(x.dim() - 1) :]
+def _edited(edit: Edit, value: Any, before: Function, x: Tensor) -> Tensor:
+    """before(x) with the chosen heads and positions changed; scores of -inf stay."""
+    x, name = before(x), edit["name"]
+    new, axes = OPERATIONS[edit["op"]](x, value), ("heads", "positions")[-(x.dim() - 1) :]
     if edit.get("heads") is not None and "heads" not in axes:
         raise UsageError(
-            f"{name} has no heads: leave heads out, or edit the hook point `heads` of its attention"
+            f"{name} has no heads; edit the hook point `heads` of its attention, or leave heads out"
         )
-    chosen = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
-    for axis, key in enumerate(axes):
-        if (indices := edit.get(key)) is not None:
-            size = x.shape[axis]
-            if any(not 0 <= index < size for index in indices):
-                raise UsageError(f"{name}: {key} {list(indices)}: give numbers from 0 to {size - 1}")
-            here = torch.zeros(size, dtype=torch.bool, device=x.device)
-            here[list(indices)] = True
-            chosen &= here.view(-1, *[1] * (len(axes) - 1 - axis))
-    return chosen[..., None]
-
-
-def _fit(name: str, new: Tensor, x: Tensor, positions: Sequence[int] | None) -> Tensor:
-    """A copy from a text of another length, in the shape of x; it is read at `positions` only."""
-    shared = min(new.shape[-2], x.shape[-2])
-    if positions is None or new.shape[-1] != x.shape[-1] or max(positions, default=0) >= shared:
-        raise DataError(
-            f"{name}: the texts have {x.shape[-2]} and {new.shape[-2]} tokens; copy from a text of the same length, "
-            "or positions that both have, of a hook point without scores"
-        )
+    chosen = [range(n) if edit.get(key) is None else edit[key] for key, n in zip(axes, x.shape, strict=False)]
+    for key, indices, size, available in zip(axes, chosen, x.shape, new.shape, strict=False):
+        indices = [check_index(f"{name}: {key}", index, size) for index in indices]
+        whole = edit.get(key) is None and size != available
+        if whole or max(indices, default=0) >= available or new.shape[-1] != x.shape[-1]:
+            raise DataError(
+                f"{name}: the texts have {size} and {available} tokens; copy positions that both have"
+            )
+    grid = torch.meshgrid(*(torch.tensor([*indices], device=x.device) for indices in chosen), indexing="ij")
     out = x.clone()
-    out[..., :shared, :] = new[..., :shared, :]
+    out[grid] = torch.where(x[grid] == -math.inf, x[grid], new[grid])
     return out
 
 
-def _chain(first: Function, second: Function) -> Function:
-    return lambda x: second(first(x))
+def check_index(name: str, index: int, size: int) -> int:
+    """The index from 0. Raises UsageError if there are not that many."""
+    if not -size <= index < size:
+        raise UsageError(f"{name} {index}: give a number from 0 to {size - 1}")
+    return index % size
 
 
-def _top(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    best = logits.softmax(-1).topk(min(count, logits.shape[-1]))
-    return best.values, best.indices
+def _best(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    values, ids = logits.softmax(-1).topk(min(count, logits.shape[-1]))
+    return values, ids
 
 
-def run_with(
-    pipeline: Pipeline,
-    text: Any,
-    target: str | None = None,
-    *,
-    hooks: Mapping[str, Function] | None = None,
-    gradients: bool = False,
-) -> Trace:
-    """See `Pipeline.run_with`."""
-    return Trace(pipeline, read_example(pipeline, text, target), hooks, gradients=gradients)
+def _require(name: str, known: Sequence[str], what: str) -> None:
+    if name not in known:
+        raise UsageError(f"{name}: no such {what}{nearest(name, list(known), f'{what}s')}")

@@ -7,7 +7,6 @@ Equation 1 is `ops.attend`. Shapes: B batch, T queries, S keys, H heads, D head 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -101,13 +100,11 @@ class Attention(nn.Module):
             if rotary is not None and rotary.after_cache:
                 k = rotary.keys(k)
         q, bias = self.queries_and_bias(q, bias)
-        options: dict[str, Any] = {"bias": bias, "soft_cap": self.soft_cap, "drop": self.drop}
-        if self.watched:
+        hooks = self if self.watched else None
+        if hooks is not None:
             q, k, v = self.queries(q), self.keys(k), self.values(v)
-            heads = self.heads(ops.attend(q, k, v, mask, **options, hooks=self))
-        else:
-            heads = ops.attend(q, k, v, mask, **options)
-        merged = merge_heads(heads)
+        heads = ops.attend(q, k, v, mask, bias=bias, soft_cap=self.soft_cap, drop=self.drop, hooks=hooks)
+        merged = merge_heads(heads if hooks is None else self.heads(heads))
         return merged if mask.packing is None else mask.packing.flat(merged)
 
     def project(self, x: Tensor, packing: Packing | None = None) -> tuple[Tensor, Tensor, Tensor]:

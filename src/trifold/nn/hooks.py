@@ -56,24 +56,21 @@ def hook_points(model: nn.Module) -> Iterator[tuple[Hookable, nn.Module, list[st
 
 
 @contextmanager
-def hooked(
-    model: nn.Module, hook: Hook, where: Callable[[str, Kind], bool] = lambda name, kind: True
-) -> Iterator[None]:
-    """Call hook(name, tensor) at the hook points for which `where` is true; a tensor that it returns replaces that one.
+def hooked(model: nn.Module, hook: Hook, ending: str = "", kind: Kind | None = None) -> Iterator[None]:
+    """Call hook(name, tensor) at the hook points whose name ends with `ending`, of one kind or all; a tensor that it
+    returns replaces that one.
 
     The hook may not change the tensor in place. Each layer passes its points once per forward pass, of which only one
     may run at a time.
     """
 
-    def call(layers: Iterator[str], kind: Kind, _module: nn.Module, _args: Any, out: Tensor) -> Tensor | None:
-        name = next(layers)
-        return hook(name, out) if where(name, kind) else None
+    def call(layers: Iterator[str], _module: nn.Module, _args: Any, out: Tensor) -> Tensor | None:
+        return hook(next(layers), out)
 
     with ExitStack() as hooks:
         for point, container, names in hook_points(model):
-            if any(where(name, point.kind) for name in names):
-                function = partial(call, cycle(names), point.kind)
-                hooks.enter_context(point.register_forward_hook(function))
+            if names[0].endswith(ending) and kind in (None, point.kind):
+                hooks.enter_context(point.register_forward_hook(partial(call, cycle(names))))
                 for module in (point, container):
                     hooks.callback(setattr, module, "watched", getattr(module, "watched", False))
                     setattr(module, "watched", True)  # noqa: B010 (containers need not declare it)
@@ -88,7 +85,7 @@ def capture(model: nn.Module, ending: str = "", *, kind: Kind | None = None) -> 
     def record(name: str, x: Tensor) -> None:
         captured[name] = x.detach()
 
-    with hooked(model, record, lambda name, found: name.endswith(ending) and kind in (None, found)):
+    with hooked(model, record, ending, kind):
         yield captured
 
 

@@ -69,9 +69,8 @@ class ParallelBlock(nn.Module):
         norm = new_norm(config) if self.two_norms else nn.Identity()
         parts = {"enter": new_norm(config), "sublayer": Attention(config, layer), "output": HookPoint()}
         self.self_attention = nn.ModuleDict(parts)
-        self.feed_forward = nn.ModuleDict(
-            {"enter": norm, "sublayer": FeedForward(config), "output": HookPoint()}
-        )
+        parts = {"enter": norm, "sublayer": FeedForward(config), "output": HookPoint()}
+        self.feed_forward = nn.ModuleDict(parts)
         self.drop = Dropout(config.dropout)
 
     def forward(self, x: Tensor, inputs: LayerInputs, cache: LayerCache | None = None) -> Tensor:

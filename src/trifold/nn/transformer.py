@@ -147,11 +147,9 @@ class Transformer(nn.Module):
 
         Raises KeyError for a head that the model does not have.
         """
-        return self.apply_heads(self(inputs, decoder_inputs), inputs, heads=heads)
+        return self.apply_heads(self(inputs, decoder_inputs), inputs, heads)
 
-    def apply_heads(
-        self, hidden: Tensor, inputs: Inputs, *, heads: Iterable[str] | None = None
-    ) -> dict[str, Tensor]:
+    def apply_heads(self, hidden: Tensor, inputs: Inputs, heads: Iterable[str] | None) -> dict[str, Tensor]:
         """The outputs of the named heads for hidden states (B, T, E) of the last stack; see `head_outputs`."""
         if (packing := inputs.packing) is not None:
             tokens = packing.grid(inputs.tokens[..., None])[..., 0]
@@ -178,19 +176,13 @@ class Transformer(nn.Module):
         """n_layers + 1 tensors (B, T, E) for "encoder" and "decoder": the embeddings and the output of each layer, the
         last one after the final norm.
         """
-        outputs: dict[str, Tensor] = {}
         with capture(self, kind="state") as captured:
-            memory = None if self.encoder is None else self.encode(inputs)
-            if memory is not None:
-                outputs["encoder"] = memory.hidden
-            if self.decoder is not None:
-                if decoder_inputs is None:
-                    decoder_inputs = inputs if memory is None else shift_right(inputs, self.config.start_id)
-                outputs["decoder"] = self.decode(decoder_inputs, memory)
+            self(inputs, decoder_inputs)
         states = {}
-        for side, last in outputs.items():
-            between = [captured[f"{side}.states.{n}"] for n in range(len(getattr(self, side).order) - 1)]
-            states[side] = [captured[f"{side}_embeddings.output"], *between, last]
+        for side in self.config.stacks:
+            *before, last = (captured[f"{side}.states.{n}"] for n in range(len(getattr(self, side).order)))
+            before = [captured[f"{side}_embeddings.output"], *before]
+            states[side] = [*before, getattr(self, side).final_norm(last)]
         return states
 
     def new_cache(

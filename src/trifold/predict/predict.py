@@ -170,25 +170,19 @@ class PredictMixin:
         """
         return self.predict(queries, task="search", corpus=texts, **options)
 
-    # --- inspection ------------------------------------------------------------------------------------
-
-    def trace(self, text: Any, target: str | None = None, *, gradients: bool = False) -> Any:
-        """The activations of one text or image by the name of their hook point (`look.trace.Trace`).
+    def trace(self, text: Any, target: str | None = None, **options: Any) -> Any:
+        """The activations of one text or image by the name of their hook point, as a `look.trace.Trace`.
 
         target: the output of an encoder-decoder (default: its own), the continuation of a decoder's text, the text
-        without masks of a masked language model, the class of a classifier. gradients: trace them too.
+        without masks of a masked language model, the class of a classifier. Option: gradients (False).
         """
-        return self.run_with(text, target, gradients=gradients)
+        return importlib.import_module("trifold.look.trace").run_with(self, text, target, **options)
 
-    def run_with(
-        self, text: Any, target: str | None = None, *, hooks: Any = None, gradients: bool = False
-    ) -> Any:
-        """The trace of a pass in which each function in `hooks` replaces the tensor of a hook point: {name: function}.
-
-        Tensors have no batch axis. A function must not change its argument in place.
+    def run_with(self, text: Any, target: str | None = None, *, hooks: Any) -> Any:
+        """The trace in which each function of `hooks`, {hook point: function}, replaces a tensor, which it does not
+        change in place. Tensors have no batch axis.
         """
-        trace = importlib.import_module("trifold.look.trace")  # a higher package
-        return trace.run_with(self, text, target, hooks=hooks, gradients=gradients)
+        return self.trace(text, target, hooks=hooks)
 
 
 def _with_modules(modules: SentenceModules, options: dict[str, Any]) -> dict[str, Any]:

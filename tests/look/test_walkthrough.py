@@ -1,0 +1,100 @@
+"""Every result of the walkthrough equals the forward pass."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tests.look.test_trace import LONG, MODELS, TEXT, example, new_pipeline
+
+from trifold.errors import UsageError
+from trifold.look.session import Session, walkthrough as request
+from trifold.look.walkthrough import teaching_model, walkthrough
+
+
+def assert_equals_forward_pass(trace, side, position):
+    steps = walkthrough(trace, side, position)
+    named = [step for step in steps if step.hook]
+    for step in named:
+        x = trace.logits if step.hook == "logits" else trace[step.hook]
+        row = x if x.dim() == 1 else x.select(-2, position)
+        torch.testing.assert_close(step.result, row, atol=2e-5, rtol=1e-4, msg=f"{step.title}: {step.hook}")
+    return steps, named
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_result_equals_its_hook_point(name):
+    pipe, (text, target) = new_pipeline(name), example(name)
+    trace = pipe.trace(text, target)
+    passed = set()
+    for side in trace.tokens:
+        for position in (0, 3):
+            steps, named = assert_equals_forward_pass(trace, side, position)
+        passed |= {step.hook for step in named}
+        assert len(named) >= 0.55 * len(steps)
+    # Shown as operands, or equal to another hook point of the same tensor.
+    others = ("states.0", "states.1", "cross_attention.sublayer.keys", "cross_attention.sublayer.values",
+              ".after", ".exit", "embeddings.norm", "lm_head.norm")  # fmt: skip
+    assert {hook for hook in set(trace) - passed if not hook.endswith(others)} == set()
+
+
+def test_the_request_holds_the_steps_as_arrays():
+    session = Session(new_pipeline("t5"))
+    steps = request(session, TEXT, LONG, side="encoder", position=2)["steps"]
+    expected = walkthrough(session.trace(TEXT, LONG), "encoder", 2)
+    assert [step["title"] for step in steps] == [step.title for step in expected]
+    for step, other in zip(steps, expected, strict=True):
+        assert (
+            step["result"].tolist() == other.result.tolist()
+            and step["operands"].keys() == other.operands.keys()
+        )
+
+
+def test_a_side_or_a_token_that_does_not_exist_is_rejected():
+    trace = new_pipeline("gpt2").trace(TEXT)
+    with pytest.raises(UsageError, match="side 'encoder'"):
+        walkthrough(trace, "encoder")
+    with pytest.raises(UsageError, match="a number from 0 to 13"):
+        walkthrough(trace, position=14)
+
+
+# --- with a calculator -----------------------------------------------------------------------------------
+
+
+def softmax(row):
+    powers = [math.exp(x) for x in row]
+    return [x / sum(powers) for x in powers]
+
+
+def test_the_softmax_of_the_copied_example():
+    assert [round(x, 4) for x in softmax([0, 1 / math.sqrt(3), 0])] == [0.2645, 0.4711, 0.2645]
+
+
+def test_the_numbers_of_the_teaching_model_follow_from_its_weights():
+    """In plain Python, for the second of three words."""
+    embedded = [[1, -1, 1, -1], [1 + 1, 1, -1, -1 - 1]]  # the, cat, each with its position
+
+    def norm(row):
+        mean = sum(row) / 4
+        deviation = math.sqrt(sum((x - mean) ** 2 for x in row) / 4)
+        return [(x - mean) / deviation for x in row]
+
+    the, cat = map(norm, embedded)
+    q, heads = [cat[0], cat[1], cat[2], -cat[3]], []
+    keys = [[x[1], x[0], x[2], x[3]] for x in (the, cat)]
+    for a in (0, 2):
+        weights = softmax([(q[a] * k[a] + q[a + 1] * k[a + 1]) / math.sqrt(2) for k in keys])
+        heads += [sum(w * x[a + i] / 2 for w, x in zip(weights, (the, cat), strict=True)) for i in (0, 1)]
+    stream = [x + y for x, y in zip(embedded[1], [heads[0], heads[1], heads[3], heads[2]], strict=True)]
+    inner = [max(0, x + b) for x, b in zip(norm(stream), [0, 0, 0.5, 0.5], strict=True)]
+    last = norm([x + y / 2 for x, y in zip(stream, inner, strict=True)])
+    words = {"▁the": [1, -1, 1, -1], "▁cat": [1, 1, -1, -1], "▁sat": [1, -1, -1, 1]}
+    logits = {word: sum(x * y for x, y in zip(last, row, strict=True)) for word, row in words.items()}
+
+    pipe = teaching_model()
+    trace = pipe.trace("the cat sat")
+    assert trace.tokens["decoder"] == ["▁the", "▁cat", "▁sat"]
+    found = {word: float(trace.logits[1, pipe.tokenizer.library.token_to_id(word)]) for word in words}
+    assert found == pytest.approx(logits, abs=1e-5)
+    assert_equals_forward_pass(trace, "decoder", 1)
