@@ -4,6 +4,7 @@ import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { isLive, request, start, waiting } from "./data";
 import { chosenKind, head, kind, layer, row, target, text, theme, view, writeFragment, type Model } from "./state";
+import "uplot/dist/uPlot.min.css";
 import "./theme.css";
 import { VIEWS } from "./views";
 

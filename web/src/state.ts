@@ -11,6 +11,7 @@ export interface Model {
   layers: Record<string, number>; // of each kind
   heads: Record<string, number>;
   grid: [number, number] | null; // patches of an image
+  has_run: boolean; // whether the model belongs to a training run
   parameters: number;
   flops: Record<string, number>;
   tree: Component;

@@ -124,10 +124,11 @@ def _open_page(
     import webbrowser
 
     from trifold.look.page import write_page
+    from trifold.look.run_view import run_folder
     from trifold.look.server import serve
     from trifold.look.session import Session
 
-    sessions = [Session(pipeline) for pipeline in models.values()]
+    sessions = [Session(pipeline, run_folder(name)) for name, pipeline in models.items()]
     if out is not None:
         if text is None:
             raise UsageError("TEXT is missing; a written page shows one text")

@@ -42,6 +42,8 @@ def offline_requests(session: Session, text: str, target: str | None = None) -> 
     kinds = answer(session, "model", {})["layers"]
     found = session.trace(text, target)
     yield "model", {}
+    if session.folder is not None:
+        yield "run", {}
     yield "trace", shared
     for kind, layers in kinds.items():
         for layer in range(layers):

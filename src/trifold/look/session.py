@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from threading import RLock
 from typing import Any
 
@@ -29,10 +30,10 @@ Index = int | None
 
 
 class Session:
-    """A model and the last traces of it. Only one thread at a time runs the model."""
+    """A model and the last traces of it. folder: of its run, or None. Only one thread at a time runs the model."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self.pipeline, self.lock = pipeline, RLock()
+    def __init__(self, pipeline: Pipeline, folder: Path | None = None) -> None:
+        self.pipeline, self.folder, self.lock = pipeline, folder, RLock()
         self._traces: dict[str, Trace] = {}
 
     def trace(self, text: Any, target: Target = None, edits: Edits = (), **options: bool) -> Trace:

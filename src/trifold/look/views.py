@@ -39,6 +39,7 @@ def model(session: Session) -> dict[str, Any]:
             kind: (stacks["decoder"] if kind == "cross" else stacks[kind]).n_heads for kind in _kinds(config)
         },
         "kinds": {kind: KINDS[kind] for kind in _kinds(config)},
+        "has_run": session.folder is not None,
         "grid": grid,
         "parameters": pipeline.model.count_parameters(),
         "flops": flops._asdict(),

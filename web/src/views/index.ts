@@ -4,6 +4,7 @@ import type { ComponentType } from "preact";
 import type { Model } from "../state";
 import { Architecture } from "./architecture";
 import { Attention } from "./attention";
+import { Run } from "./run";
 
 export interface View {
   title: string;
@@ -14,4 +15,5 @@ export interface View {
 export const VIEWS: Record<string, View> = {
   architecture: { title: "Architecture", show: Architecture },
   attention: { title: "Attention", show: Attention },
+  run: { title: "Training run", show: Run, applies: (model) => model.has_run },
 };

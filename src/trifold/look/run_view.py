@@ -1,0 +1,105 @@
+"""The training run that a model belongs to: its curves and samples, and a head in each of its checkpoints."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import defaultdict
+from copy import copy, deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import load_file
+
+from trifold.errors import CheckpointError, UsageError
+from trifold.look.attention import HOOKS
+from trifold.look.session import Answer, Session
+from trifold.look.trace import Trace
+from trifold.look.views import attention
+
+MAX_POINTS = 2_000  # of a curve
+MAX_SAMPLES = 20  # of a step
+
+
+def run_folder(model: str) -> Path | None:
+    """The run of a model folder or of a run, or None."""
+    folder = Path(model).expanduser()
+    return next((each for each in (folder, folder.parent) if (each / "metrics.jsonl").is_file()), None)
+
+
+def _folder(session: Session) -> Path:
+    if session.folder is None:
+        raise UsageError("the model does not belong to a run; name the folder that `trifold train` wrote")
+    return session.folder
+
+
+def run(session: Session) -> Answer:
+    """curves: "steps" and "values" by name, from metrics.jsonl, at most 2,000 points evenly chosen. samples: "rows" of
+    source, reference and output by "step". checkpoints: the steps of those that exist.
+
+    Raises UsageError if the model does not belong to a run.
+    """
+    folder, curves = _folder(session), defaultdict[str, dict[float, float]](dict)
+    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        try:
+            found = json.loads(line)
+        except ValueError:  # the last line of a run that is being written
+            continue
+        for name, value in found.items():
+            if name != "step" and isinstance(value, int | float):
+                curves[name][found["step"]] = value
+    samples = []
+    for file in sorted((folder / "samples").glob("step-*.tsv")):
+        with file.open(encoding="utf-8", newline="") as lines:
+            header, *rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+        samples.append({"step": _step(file), "header": header, "rows": rows[:MAX_SAMPLES]})
+    return {
+        "name": folder.name,
+        "curves": {name: _thin(points) for name, points in curves.items()},
+        "samples": samples,
+        "checkpoints": [_step(each) for each in _checkpoints(folder)],
+    }
+
+
+def _step(path: Path) -> int:
+    return int(path.name.split("-")[1].split(".")[0])
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted(each.parent for each in folder.glob("checkpoints/step-*/weights.safetensors"))
+
+
+def _thin(points: dict[float, float]) -> dict[str, Any]:
+    values = np.array([*points.items()], dtype=np.float32).reshape(-1, 2)
+    chosen = values[
+        np.unique(np.linspace(0, len(values) - 1, min(len(values), MAX_POINTS)).round().astype(int))
+    ]
+    return {"steps": chosen[:, 0], "values": chosen[:, 1]}
+
+
+def head_over_checkpoints(
+    session: Session, text: str, target: str | None = None, *, kind: str, layer: int, head: int
+) -> Answer:
+    """steps: of the checkpoints; weights: of a head in each, uint8 (checkpoints, T, S), 255 being 1.
+
+    The output that the decoder reads is the target, by default that of the finished model. Raises CheckpointError for
+    weights of another model.
+    """
+    folder, finished = _folder(session), session.pipeline
+    shape = attention(session, text, target, kind, layer)["weights"].shape
+    if not 0 <= head < shape[0]:
+        raise UsageError(f"head: {head}; the heads are 0 to {shape[0] - 1}")
+    example, steps, weights = session.trace(text, target).example, list[int](), []
+    for checkpoint in _checkpoints(folder):
+        pipeline = copy(finished)
+        pipeline.model = deepcopy(finished.model)
+        saved = load_file(checkpoint / "weights.safetensors")
+        own = pipeline.model.state_dict()
+        if any(name not in own or own[name].shape != value.shape for name, value in saved.items()):
+            raise CheckpointError(f"{checkpoint}: its weights are not those of the model")
+        pipeline.model.load_state_dict(saved, strict=False)
+        steps.append(_step(checkpoint))
+        found = Trace(pipeline, example)[HOOKS[kind].format(layer)][head]
+        weights.append(found.float().mul(255).round().byte().cpu().numpy())
+    return {"steps": steps, "weights": np.array(weights, np.uint8).reshape(-1, *shape[1:])}

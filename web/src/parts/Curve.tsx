@@ -1,0 +1,30 @@
+// A curve over training steps, with a cursor that all curves share.
+
+import { useEffect, useRef } from "preact/hooks";
+import uPlot from "uplot";
+
+interface Props {
+  title: string;
+  steps: ArrayLike<number>;
+  values: ArrayLike<number>;
+}
+
+export function Curve({ title, steps, values }: Props) {
+  const place = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    const style = getComputedStyle(document.documentElement);
+    const axis = { stroke: style.getPropertyValue("--quiet"), grid: { stroke: style.getPropertyValue("--edge"), width: 0.5 } };
+    const options: uPlot.Options = {
+      width: 420,
+      height: 220,
+      title,
+      cursor: { sync: { key: "steps" } },
+      scales: { x: { time: false } },
+      series: [{ label: "step" }, { label: title, stroke: style.getPropertyValue("--accent"), width: 1.5, points: { show: steps.length < 40 } }],
+      axes: [axis, { ...axis, size: 64 }],
+    };
+    const plot = new uPlot(options, [Array.from(steps), Array.from(values)], place.current as HTMLElement);
+    return () => plot.destroy();
+  }, [title, steps, values]);
+  return <div class="curve" ref={place} role="img" aria-label={`${title} by step`} />;
+}

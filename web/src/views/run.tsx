@@ -1,0 +1,73 @@
+// The training run: its curves, a head in each checkpoint, and the samples of each validation.
+
+import { useState } from "preact/hooks";
+import { isAvailable, numbers, useAnswer, type Array64 } from "../data";
+import { Curve } from "../parts/Curve";
+import { Figure, Message } from "../parts/Figure";
+import { HeatMap } from "../parts/HeatMap";
+import { head, kind, layer, textParams, theme, type Model, type Trace } from "../state";
+
+interface Run {
+  name: string;
+  curves: Record<string, { steps: Array64; values: Array64 }>;
+  samples: { step: number; header: string[]; rows: string[][] }[];
+  checkpoints: number[];
+}
+
+export function Run({ model }: { model: Model }) {
+  const { value: run, error } = useAnswer<Run>("run", {});
+  const [sample, setSample] = useState(-1);
+  if (!run) return <Message error={error} />;
+  const shown = run.samples.at(sample);
+  return (
+    <>
+      <Figure title={`${run.name}: curves`} name="run" data={() => run} picture={false}>
+        <div class="columns" key={theme.value}>
+          {Object.entries(run.curves).map(([name, curve]) => (
+            <Curve key={name} title={name.replaceAll("_", " ")} steps={numbers(curve.steps)} values={numbers(curve.values)} />
+          ))}
+        </div>
+      </Figure>
+      {run.checkpoints.length > 0 && <Checkpoints model={model} />}
+      {shown && (
+        <Figure title={`Samples at step ${shown.step.toLocaleString("en")}`} name="samples" data={() => run.samples} picture={false}>
+          <label class="slider">validation
+            <input type="range" min={0} max={run.samples.length - 1} value={sample < 0 ? run.samples.length - 1 : sample} onInput={(event) => setSample(Number(event.currentTarget.value))} />
+          </label>
+          <table class="facts samples">
+            <thead><tr>{shown.header.map((name) => <th key={name} scope="col">{name}</th>)}</tr></thead>
+            <tbody>{shown.rows.map((row, n) => <tr key={n}>{row.map((cell, c) => <td key={c}>{cell}</td>)}</tr>)}</tbody>
+          </table>
+        </Figure>
+      )}
+    </>
+  );
+}
+
+function Checkpoints({ model }: { model: Model }) {
+  const [at, setAt] = useState(-1);
+  const kinds = Object.keys(model.kinds);
+  const chosen = kinds.includes(kind.value) ? kind.value : kinds[kinds.length - 1];
+  const place = { layer: Math.max(0, Math.min(layer.value, model.layers[chosen] - 1)), head: Math.max(0, head.value) };
+  const params = { ...textParams(), kind: chosen, ...place };
+  const possible = Boolean(params.text) && isAvailable("head_over_checkpoints", params);
+  const { value: trace } = useAnswer<Trace>("trace", params.text ? textParams() : null);
+  const { value, error } = useAnswer<{ steps: number[]; weights: Array64 }>("head_over_checkpoints", possible ? params : null);
+  const title = `${chosen}: layer ${place.layer + 1}, head ${place.head + 1} over checkpoints`;
+  if (!possible || !trace || !value) {
+    return <Figure title={title} name="checkpoints" picture={false}><Message error={possible ? error : "Open the model with trifold look, and a text, to see a head in each checkpoint."} /></Figure>;
+  }
+  const n = at < 0 ? value.steps.length - 1 : at;
+  const [, rows, columns] = value.weights.shape;
+  const weights = numbers(value.weights).subarray(n * rows * columns, (n + 1) * rows * columns);
+  const labels = (side: string, size: number) => (trace.tokens[side] ?? []).slice(0, size);
+  return (
+    <Figure title={`${title}: step ${value.steps[n].toLocaleString("en")}`} name="checkpoints" data={() => value}>
+      <label class="slider">checkpoint
+        <input type="range" min={0} max={value.steps.length - 1} value={n} onInput={(event) => setAt(Number(event.currentTarget.value))} />
+      </label>
+      <HeatMap values={weights} rows={labels(chosen === "encoder" ? "encoder" : "decoder", rows)} columns={labels(chosen === "decoder" ? "decoder" : "encoder", columns)}
+        label={title} show={(r, c) => (weights[r * columns + c] / 255).toFixed(3)} />
+    </Figure>
+  );
+}
