@@ -22,7 +22,7 @@ from trifold.nn.distillation import (
     relation_losses,
     soft_target_loss,
 )
-from trifold.nn.hooks import record_calls
+from trifold.nn.hooks import hooked, record_calls
 from trifold.nn.losses import CHUNK
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
@@ -162,11 +162,8 @@ def relations_and_weights(made: Transformer, inputs: Inputs) -> tuple[AttentionR
     stack = made.encoder if made.decoder is None else made.decoder
     attention = stack.blocks[-1].self_attention.sublayer
     weights: list[Tensor] = []
-    attention.pattern.watched = True
-    hook = attention.pattern.register_forward_hook(lambda _m, _a, out: weights.append(out))
-    with record_calls(attention) as calls:
+    with record_calls(attention) as calls, hooked(attention, lambda _, x: weights.append(x), "pattern"):
         made(inputs)
-    hook.remove()
     return attention_relations(attention, calls[-1]), weights[-1]
 
 
