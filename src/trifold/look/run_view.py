@@ -100,6 +100,6 @@ def head_over_checkpoints(
             raise CheckpointError(f"{checkpoint}: its weights are not those of the model")
         pipeline.model.load_state_dict(saved, strict=False)
         steps.append(_step(checkpoint))
-        found = Trace(pipeline, example)[HOOKS[kind].format(layer)][head]
+        found = Trace(pipeline, example, {})[HOOKS[kind].format(layer)][head]
         weights.append(found.float().mul(255).round().byte().cpu().numpy())
     return {"steps": steps, "weights": np.array(weights, np.uint8).reshape(-1, *shape[1:])}
