@@ -22,7 +22,7 @@ from trifold.look.trace import Edit, Trace, check_index, run_with
 from trifold.look.walkthrough import walkthrough as walk
 from trifold.pipeline import Pipeline
 
-MAX_BYTES = 2**29  # of the activations of cached traces; the last trace is kept in any case
+MAX_BYTES = 5 * 2**28  # of the activations of cached traces; the last trace is kept in any case
 Answer = dict[str, Any]
 Edits = Sequence[Edit]
 Target = str | None
