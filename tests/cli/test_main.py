@@ -113,7 +113,7 @@ WRONG = {
     ("generate", "x", "y", "--num-beams", "many"): "--num-beams",
     ("generate", "x", "y", "--nun-beams", "2"): "--num-beams",
     ("show", "transformer-base", "--length", "0"): "--length",
-    ("look", "x"): "TEXT",
+    ("look", "x", "--json"): "TEXT",
     ("train", "no-such-recipe"): "list them with `trifold recipes`",
     ("train", "smoke", "train.stesp=3"): "steps",
     ("train", "smoke", "train.steps=many"): "train.steps",

@@ -32,7 +32,7 @@ def open_socket(port: int = 0) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
-        raise UsageError(f"--port {port}: {error.strerror}; choose another, or leave it out") from None
+        raise UsageError(f"port {port}: {error.strerror}; choose another, or leave it out") from None
     return listener
 
 
