@@ -117,6 +117,10 @@ def _continue(
 
     next_scores, index = best.masked_fill(ended, NEVER).topk(beams)
     exists, next_scores = next_scores > NEVER, next_scores.masked_fill(full[:, None], NEVER)
+    if setup.hook is not None:
+        kept = torch.zeros_like(ended).scatter(1, index, exists & ~full[:, None])
+        kept[done] = True
+        setup.hook.step(state, rows, tokens, best, kept, ended | full[:, None])
     return Continuations(next_scores, rows.gather(1, index), tokens.gather(1, index), exists)
 
 

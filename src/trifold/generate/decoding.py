@@ -57,6 +57,20 @@ class Model(Protocol):
         """An empty cache for at most `capacity` tokens, of which the last `rollback` can be removed."""
 
 
+class SearchHook(Protocol):
+    """Sees every step of beam search, greedy decoding and sampling, and may change the logits."""
+
+    def process(self, logits: Tensor, context: Context) -> Tensor:
+        """A logits processor that runs after all others."""
+
+    def step(
+        self, state: DecodingState, rows: Tensor, tokens: Tensor, scores: Tensor, kept: Tensor, ended: Tensor
+    ) -> None:
+        """The candidates (B, N) of a step, before the state advances: the row that a token continues, the token, and
+        log P of the output with it, -inf if forbidden. kept: they continue, or are outputs. ended: no token follows.
+        """
+
+
 class SearchSetup(NamedTuple):
     """The options and callbacks of a search."""
 
@@ -64,6 +78,7 @@ class SearchSetup(NamedTuple):
     process: LogitsProcessor
     stopping: StoppingCriteria
     on_step: StepCallback | None = None
+    hook: SearchHook | None = None
 
     def divisor(self, length: int) -> float:
         """The divisor of log P in the score of an output of `length` tokens."""

@@ -7,6 +7,7 @@ temperature. Shapes: R rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -75,6 +76,15 @@ FILTERS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+def chosen_filters(config: GenerationConfig) -> dict[str, Callable[[Tensor], Tensor]]:
+    """The filters that the settings select, in the order of application."""
+    return {
+        key: partial(keep, value=value)
+        for key, keep in FILTERS.items()
+        if (value := getattr(config, key)) is not None
+    }
+
+
 def greedy(log_probs: Tensor, indices: Tensor, generated: int) -> Tensor:
     """The most likely token."""
     if log_probs.device.type == "cpu" and log_probs.dtype is torch.float32:
@@ -93,12 +103,12 @@ def sampler(
     seed = int(torch.randint(2**62, ())) if config.seed is None else config.seed
     streams = [np.random.default_rng((seed, *key)).random(steps, dtype=np.float32) for key in keys]
     uniform = torch.from_numpy(np.stack(streams)).to(device)
-    filters = [(keep, value) for key, keep in FILTERS.items() if (value := getattr(config, key)) is not None]
+    filters = chosen_filters(config)
     is_uniform = config.top_k_form == "uniform"
 
     def choose(log_probs: Tensor, indices: Tensor, generated: int) -> Tensor:
-        for keep, value in filters:
-            log_probs = keep(log_probs, value)
+        for keep in filters.values():
+            log_probs = keep(log_probs)
         weights = (log_probs > NEVER).to(log_probs.dtype) if is_uniform else log_probs.softmax(-1)
         mass = weights.cumsum(-1)
         # In (0, total], so that the first token whose cumulative mass reaches it has a probability above 0.

@@ -6,13 +6,21 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from trifold.errors import UsageError
 from trifold.generate.beam_search import beam_search, best_first
 from trifold.generate.config import GenerationConfig, end_ids
 from trifold.generate.constrained_beam_search import constrained_beam_search
-from trifold.generate.decoding import DecodingState, Model, SearchSetup, StepCallback, eval_mode
-from trifold.generate.processors import processor
+from trifold.generate.decoding import (
+    DecodingState,
+    Model,
+    SearchHook,
+    SearchSetup,
+    StepCallback,
+    eval_mode,
+)
+from trifold.generate.processors import Context, processor
 from trifold.generate.sampling import greedy, sampler
 from trifold.generate.speculative import Proposer, check_draft, draft_proposer, look_up, speculative_search
 from trifold.generate.stopping import Codec, Hypothesis, StoppingCriteria
@@ -36,6 +44,7 @@ def generate_tokens(
     on_step: StepCallback | None = None,
     codec: Codec | None = None,
     draft: Model | None = None,
+    hook: SearchHook | None = None,
 ) -> list[list[Hypothesis]]:
     """Generate the `num_return_sequences` best outputs for each row of `inputs` (B, S), best first.
 
@@ -43,13 +52,14 @@ def generate_tokens(
     of each row in the whole input (default: 0, 1, …); random numbers depend on it, so batching and sorting do not
     change samples. on_step: called with (tokens generated, unfinished sentences). codec: tokenizer of the outputs, for
     words and stop strings given as text. draft: a smaller model with the same vocabulary for speculative decoding; the
-    tokens stay the same. Beam search may find fewer outputs if fewer exist. Raises DataError for an empty or too long
-    row, UsageError for incompatible arguments.
+    tokens stay the same. hook: see SearchHook; contrastive, speculative and constrained search do not call its `step`.
+    Beam search may find fewer outputs if fewer exist. Raises DataError for an empty or too long row, UsageError for
+    incompatible arguments.
     """
     numbers = _check_numbers(numbers, inputs)
     if not numbers:
         return []
-    setup = _setup(model, config, codec, on_step)
+    setup = _setup(model, config, codec, on_step, hook)
     config = setup.config
     with eval_mode(model):
         if config.num_beams > 1:
@@ -129,13 +139,24 @@ def _check_numbers(numbers: Sequence[int] | None, inputs: Inputs) -> Sequence[in
 
 
 def _setup(
-    model: Model, config: GenerationConfig, codec: Codec | None, on_step: StepCallback | None = None
+    model: Model,
+    config: GenerationConfig,
+    codec: Codec | None,
+    on_step: StepCallback | None = None,
+    hook: SearchHook | None = None,
 ) -> SearchSetup:
     config = _encode_words(config, codec, model.config)
     ends, strings = end_ids(config, model.config), config.stop_strings or ()
     forced_eos = config.forced_eos_token_id is not None
     stopping = StoppingCriteria(ends, strings, codec, forced_eos=forced_eos)
-    return SearchSetup(config, processor(config, model.config, codec), stopping, on_step)
+    process = processor(config, model.config, codec)
+    if hook is None:
+        return SearchSetup(config, process, stopping, on_step)
+
+    def hooked(logits: Tensor, context: Context) -> Tensor:
+        return hook.process(process(logits, context), context)
+
+    return SearchSetup(config, hooked, stopping, on_step, hook)
 
 
 def _search_without_beams(

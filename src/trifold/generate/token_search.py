@@ -36,6 +36,14 @@ def token_search(state: DecodingState, setup: SearchSetup, choose: Sampler) -> I
         scores = scores + log_probs.gather(1, tokens[:, None]).squeeze(1)
         refuse_nan(scores)
         step, remaining = _step(state, setup, tokens, scores, state.generated_tokens, state.generated + 1)
+        if setup.hook is not None:
+            rows = torch.arange(len(tokens), device=tokens.device)
+            kept, ended = (
+                torch.ones_like(rows, dtype=torch.bool),
+                [n in step.ended for n in step.sentences.tolist()],
+            )
+            columns = (rows, tokens, scores, kept, torch.tensor(ended, device=tokens.device))
+            setup.hook.step(state, *(column[:, None] for column in columns))
         yield step
         if remaining is None:
             state.advance(tokens)

@@ -15,6 +15,7 @@ from trifold.look.requests import answer, key
 from trifold.look.session import Session
 
 MARK = "/*ANSWERS*/"  # in the built file, where the embedded answers go
+MAX_SEARCHED = 2**28  # parameters of a model whose file contains a search
 MAX_NEURONS = 2**20  # products of queries and keys that a file contains; 11 MB
 
 
@@ -39,7 +40,8 @@ Request = tuple[str, dict[str, Any]]
 def offline_requests(session: Session, text: str, target: str | None = None) -> Iterator[Request]:
     """The requests that a written page answers: those of every view of one text that are not too large together."""
     config, shared = session.pipeline.config, {"text": text, "target": target}
-    kinds = answer(session, "model", {})["layers"]
+    model = answer(session, "model", {})
+    kinds = model["layers"]
     found = session.trace(text, target)
     yield "model", {}
     if session.folder is not None:
@@ -51,6 +53,8 @@ def offline_requests(session: Session, text: str, target: str | None = None) -> 
     if found.head is not None:
         yield "lens", shared
         yield "gradients", shared
+    if model["generates"] and session.pipeline.model.count_parameters() <= MAX_SEARCHED:
+        yield "search", {"text": text}
     neurons = []
     for kind, layers in kinds.items():
         queries = len(found.tokens["decoder" if kind == "cross" else kind])

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from trifold.errors import UsageError
-from trifold.look import run_view, session as traces, views
+from trifold.look import run_view, search, session as traces, views
 from trifold.look.session import Session
 from trifold.settings import nearest
 
@@ -28,6 +28,7 @@ REQUESTS: dict[str, Callable[..., dict[str, Any]]] = {
     "lens": traces.lens,
     "effect": traces.effect,
     "gradients": traces.gradients,
+    "search": search.search,
     "run": run_view.run,
     "head_over_checkpoints": run_view.head_over_checkpoints,
 }

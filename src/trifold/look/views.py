@@ -41,6 +41,7 @@ def model(session: Session) -> dict[str, Any]:
         "kinds": {kind: KINDS[kind] for kind in _kinds(config)},
         "has_run": session.folder is not None,
         "grid": grid,
+        "generates": "decoder" in stacks and "lm" in config.chosen_heads and pipeline.tokenizer is not None,
         "parameters": pipeline.model.count_parameters(),
         "flops": flops._asdict(),
         "tree": tree,

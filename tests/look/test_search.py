@@ -1,0 +1,169 @@
+"""The tree of a search is that of the real search: its outputs, its scores, and what it discards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trifold.errors import UsageError
+from trifold.generate import generate_tokens, resolve
+from trifold.look.requests import answer
+from trifold.look.search import search
+from trifold.look.session import Session
+from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.pipeline import Pipeline
+
+TEXT = "the quick fox."
+SETTINGS = [
+    {"num_beams": 1},
+    {"num_beams": 3},
+    {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
+    {"samples": 3, "top_k": 5, "temperature": 2.0},
+]
+
+
+@pytest.fixture(params=["encoder-decoder", "decoder"])
+def session(request, pipeline) -> Session:
+    """Nothing forbidden, so that the forward pass has the same probabilities."""
+    if request.param == "encoder-decoder":
+        return Session(Pipeline(pipeline.model, pipeline.tokenizer, pipeline.target_tokenizer))
+    return Session(request.getfixturevalue("decoder"))
+
+
+@pytest.fixture
+def decoder(pipeline) -> Pipeline:
+    torch.manual_seed(5)
+    sizes = {"max_positions": 64, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
+    config = ModelConfig(**sizes, shape="decoder", vocab_size=pipeline.reader.vocab_size)
+    return Pipeline(Transformer(config).eval(), pipeline.reader)
+
+
+def prefixes(nodes: list[dict]) -> list[list[int]]:
+    """The ids from the start to each node."""
+    found: list[list[int]] = []
+    for node in nodes:
+        found.append([] if node["parent"] < 0 else [*found[node["parent"]], node["id"]])
+    return found
+
+
+def log_prob(pipeline: Pipeline, ids: list[int]) -> float:
+    """The sum of the log-probabilities of the output `ids`, from one forward pass."""
+    (source,), config = pipeline.read([TEXT]), pipeline.config
+    first = config.shape == "decoder"
+    tokens = torch.tensor([source + ids[:-1] if first else [config.start_id, *ids[:-1]]])
+    logits = (
+        pipeline.logits(tokens) if first else pipeline.logits(torch.tensor([source]), decoder_tokens=tokens)
+    )
+    rows = logits[0, -len(ids) :].log_softmax(-1)
+    return float(rows[torch.arange(len(ids)), torch.tensor(ids)].sum().detach())
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_the_outputs_are_those_of_the_pipeline(session, settings):
+    options = {**settings, "max_new_tokens": 6}
+    tree = search(session, TEXT, **options)
+    if samples := options.pop("samples", 0):
+        options |= {"do_sample": True, "seed": 0, "num_return_sequences": samples}
+    (expected,) = session.pipeline.hypotheses(
+        [TEXT], **{"num_return_sequences": options.get("num_beams", 1), **options}
+    )
+    ends, paths = [session.pipeline.config.eos_id], prefixes(tree["nodes"])
+    assert [each["score"] for each in tree["outputs"]] == [each.score for each in expected]
+    for found, output in zip(tree["outputs"], expected, strict=True):
+        ids = paths[found["node"]]
+        assert (ids[:-1] if ids[-1] in ends else ids) == output.tokens
+        assert found["finish_reason"] == output.finish_reason
+        assert tree["nodes"][found["node"]]["reason"].startswith("output")
+    assert tree["outputs"][0]["text"] == session.pipeline.generate(TEXT, **options)
+
+
+@pytest.mark.parametrize("settings", [SETTINGS[n] for n in (0, 1, 3)], ids=str)
+@pytest.mark.parametrize("forced", [[], [5, 7]], ids=str)
+def test_scores_are_sums_of_log_probabilities_of_the_forward_pass(session, settings, forced):
+    nodes = search(session, TEXT, forced, **settings, max_new_tokens=5, bad_words_ids=[])["nodes"]
+    for node, ids in list(zip(nodes, prefixes(nodes), strict=True))[1:]:
+        if node["kept"]:
+            assert node["score"] == pytest.approx(log_prob(session.pipeline, ids), abs=2e-4)
+            assert ids[:2] == forced[: len(ids)] or not forced
+
+
+def test_what_fell_out_of_the_beam_is_less_probable_than_what_stayed(session):
+    nodes = search(session, TEXT, num_beams=3, max_new_tokens=6)["nodes"]
+    paths, checked = prefixes(nodes), 0
+    for length in range(1, 7):
+        level = [node for node, ids in zip(nodes, paths, strict=True) if len(ids) == length]
+        stayed = [each["score"] for each in level if each["kept"]]
+        fallen = [each["score"] for each in level if "fell out" in each["reason"]]
+        late = [each["score"] for each in level if each["reason"].startswith("ends at rank")]
+        assert len(level) == 6 and len(stayed) >= 3
+        assert max([*fallen, *late]) <= sorted(stayed)[-3]
+        checked += len(fallen)
+    assert checked >= 5 and sum("output" in node["reason"] for node in nodes) >= 3
+
+
+def test_a_filter_of_the_sampler_is_the_reason_of_what_it_cut(session):
+    nodes = search(session, TEXT, samples=2, top_k=2, max_new_tokens=4)["nodes"]
+    for parent in {node["parent"] for node in nodes[1:]}:
+        children = [node for node in nodes if node["parent"] == parent]
+        children.sort(key=lambda node: -node["probability"])
+        assert [node["reason"] == "cut by top_k 2" for node in children] == [
+            n >= 2 for n in range(len(children))
+        ]
+
+
+def test_a_forced_token_is_the_first_as_with_forced_bos(session):
+    for token in (5, 8):
+        tree = search(session, TEXT, [token], num_beams=3, max_new_tokens=6)
+        options = {"num_beams": 3, "max_new_tokens": 6, "forced_bos_token_id": token}
+        assert tree["outputs"][0]["text"] == session.pipeline.generate(TEXT, **options)
+
+
+def test_forced_tokens_continue_a_decoder_as_if_they_were_its_prompt(decoder):
+    forced = [5, 7, 9]
+    tree = search(Session(decoder), TEXT, forced, num_beams=1, max_new_tokens=9)
+    prompt = torch.tensor([decoder.read([TEXT])[0] + forced])
+    (expected,) = decoder.generate_tokens(prompt, max_new_tokens=6)
+    ids = prefixes(tree["nodes"])[tree["outputs"][0]["node"]]
+    assert ids[:3] == forced and ids[3 : 3 + len(expected)] == expected
+
+
+@pytest.mark.parametrize("settings", [{"num_beams": 3}, {"do_sample": True, "seed": 4}, {}], ids=str)
+def test_a_hook_that_changes_nothing_changes_no_bit(session, settings):
+    class Watch:
+        steps = 0
+
+        def process(self, logits, context):
+            return logits
+
+        def step(self, state, rows, tokens, scores, kept, ended):
+            assert rows.shape == tokens.shape == scores.shape == kept.shape == ended.shape
+            self.steps += 1
+
+    pipeline, watch = session.pipeline, Watch()
+    inputs = Inputs(torch.tensor(pipeline.read([TEXT, TEXT])))
+    config = resolve(pipeline.generation, {**settings, "max_new_tokens": 6})
+    plain, watched = (generate_tokens(pipeline.model, inputs, config, hook=hook) for hook in (None, watch))
+    assert plain == watched and watch.steps > 0
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"forced": [0], "num_beams": 2}, "forced: token 0"),
+        ({"forced": [10**6], "num_beams": 2}, "forced: token 1000000"),
+        ({"penalty_alpha": 0.5, "top_k": 4, "num_beams": 1}, "penalty_alpha"),
+        ({"num_bems": 3}, "num_beams"),
+    ],
+    ids=str,
+)
+def test_what_has_no_tree_is_refused(pipeline, params, message):
+    with pytest.raises(UsageError, match=message):
+        answer(Session(pipeline), "search", {"text": TEXT, **params})
+
+
+@pytest.mark.parametrize("one_stack", ["encoder"], indirect=True)
+def test_a_model_that_cannot_generate_has_no_view(one_stack, pipeline):
+    assert not answer(Session(one_stack), "model", {})["generates"]
+    assert answer(Session(pipeline), "model", {})["generates"]
+    with pytest.raises(UsageError, match="cannot generate"):
+        answer(Session(one_stack), "search", {"text": TEXT})
