@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from trifold.look import read_attention
-from trifold.look.page import write_page
+from trifold.look.figures import neighbours, positions
+from trifold.look.page import page, write_page
+from trifold.look.requests import answer
+from trifold.look.search import search
 from trifold.look.session import Session
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -25,7 +29,12 @@ FLAGS = (
 WEB = Path(__file__).parents[2] / "web"
 TEXT = "the quick fox."
 # View -> an element that shows that it is drawn.
-VIEWS = {"architecture": "ul.tree button", "attention": "button.thumbnail"}
+VIEWS = {
+    "architecture": "ul.tree button",
+    "attention": "button.thumbnail",
+    "search": "svg.figure circle",
+    "figures": "svg.figure circle",
+}
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +73,12 @@ def test_every_view_is_drawn_and_accessible(tab, pipeline, tmp_path, view, theme
 
 def test_a_model_of_one_stack_has_every_view(tab, one_stack, tmp_path):
     file = write_page(Session(one_stack), TEXT, None, tmp_path / "page.html")
-    for view, drawn in VIEWS.items():
+    lacks = {"search"} if one_stack.config.shape == "encoder" else set()
+    for view in VIEWS.keys() - lacks:
         tab.goto("about:blank")
         tab.goto(f"{file.as_uri()}#view={view}")
-        tab.wait_for_selector(drawn)
-    assert tab.locator("button.thumbnail").count() == 2 * 4
+        tab.wait_for_selector(VIEWS[view])
+        assert view != "attention" or tab.locator("button.thumbnail").count() == 2 * 4
 
 
 def test_a_cell_shows_the_weight_of_the_model(tab, pipeline, tmp_path):
@@ -100,6 +110,68 @@ def test_keys_move_the_selection_and_the_address_keeps_it(tab, pipeline, tmp_pat
     tab.reload()
     tab.wait_for_selector("button.thumbnail[aria-pressed=true]")
     assert tab.locator("button.thumbnail[aria-pressed=true]").get_attribute("aria-label") == "Layer 2, head 3"
+
+
+def test_the_tree_has_the_probabilities_of_the_search(tab, pipeline, tmp_path):
+    file = write_page(Session(pipeline), TEXT, None, tmp_path / "page.html")
+    tab.goto(f"{file.as_uri()}#view=search")
+    tab.wait_for_selector("svg.figure circle")
+    nodes = search(Session(pipeline), TEXT)["nodes"]
+    assert tab.locator("svg.figure circle").count() == len(nodes)
+    tab.get_by_text("Table of all").click()
+    tab.wait_for_selector("[aria-label=Candidates] tbody tr")
+    cells = tab.locator("[aria-label=Candidates] tbody tr").all_text_contents()
+    for node, text in zip(nodes[1:], cells, strict=True):
+        size = node["probability"]
+        assert (f"{size:.4f}" if size >= 1e-4 else f"{size:.2e}".replace("e-0", "e-")) in text
+        assert (node["reason"] or "continued") in text
+    assert tab.locator("[aria-label=Candidates] button:enabled").count() == 0
+
+
+def test_a_click_forces_a_token_on_the_live_page(tab, pipeline):
+    session, address = Session(pipeline), "http://127.0.0.1:9/"
+
+    def respond(route):
+        name = route.request.url.removeprefix(f"{address}api/")
+        if route.request.url.startswith(f"{address}api/"):
+            params = json.loads(route.request.post_data)
+            route.fulfill(json=answer(session, name, params))
+        else:
+            start = {"text": TEXT, "target": None, "models": ["model"]}
+            html = page({"model {}": answer(session, "model", {})}, start, live=True)
+            route.fulfill(body=html, content_type="text/html")
+
+    tab.route("**/*", respond)
+    tab.goto(f"{address}#view=search")
+    tab.wait_for_selector("svg.figure circle")
+    token = search(session, TEXT)["nodes"][6]
+    tab.locator("svg.figure g.link").nth(5).click(force=True)
+    tab.get_by_text("Every output begins with").wait_for()
+    forced = search(session, TEXT, [token["id"]])
+    shown = tab.locator("[aria-label='List of outputs'] tbody tr").first.text_content()
+    assert forced["outputs"][0]["text"] in shown and "forced" in tab.evaluate("location.hash")
+
+
+@pytest.mark.parametrize("figure", ["positions", "masks", "schedules"])
+def test_figures_have_the_numbers_of_the_real_code(tab, pipeline, tmp_path, figure):
+    file = write_page(Session(pipeline), TEXT, None, tmp_path / "page.html")
+    tab.goto(f"{file.as_uri()}#view=figures")
+    rows = tab.locator("[aria-label='Nearest neighbours'] tbody tr")
+    rows.first.wait_for()
+    last = max(Session(pipeline).trace(TEXT).example.ids["decoder"])
+    found = neighbours(Session(pipeline), "decoder", last)
+    for text, token, value in zip(
+        rows.all_text_contents(), found["tokens"], found["similarity"], strict=True
+    ):
+        assert text.endswith(f"{float(value):.4f}") and text.startswith(token.strip() or "␣")
+    tab.get_by_role("button", name=figure, exact=True).click()
+    tab.wait_for_selector(".curve canvas" if figure == "schedules" else "svg.figure image")
+    if figure == "positions":
+        box = tab.locator("section[aria-label=Sinusoids] image").bounding_box()
+        size = box["height"] / 64
+        tab.mouse.move(box["x"] + 2.5 * size, box["y"] + 7.5 * size)
+        expected = f"7 → 2: {float(positions(Session(pipeline))['sinusoids'][7, 2]):.4f}"
+        tab.get_by_text(expected).wait_for()
 
 
 def test_markup_in_texts_stays_text(tab, pipeline, tmp_path):

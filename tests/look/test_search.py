@@ -73,7 +73,10 @@ def test_the_outputs_are_those_of_the_pipeline(session, settings):
         ids = paths[found["node"]]
         assert (ids[:-1] if ids[-1] in ends else ids) == output.tokens
         assert found["finish_reason"] == output.finish_reason
-        assert tree["nodes"][found["node"]]["reason"].startswith("output")
+        node = tree["nodes"][found["node"]]
+        assert node["reason"].startswith("output")
+        if "num_beam_groups" not in options:
+            assert node["score"] / len(ids) == pytest.approx(output.score, rel=1e-4)
     assert tree["outputs"][0]["text"] == session.pipeline.generate(TEXT, **options)
 
 

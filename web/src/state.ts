@@ -12,6 +12,8 @@ export interface Model {
   heads: Record<string, number>;
   grid: [number, number] | null; // patches of an image
   has_run: boolean; // whether the model belongs to a training run
+  generates: boolean; // text
+  tables: string[]; // sides with embeddings of their own
   parameters: number;
   flops: Record<string, number>;
   tree: Component;
@@ -60,10 +62,13 @@ export const row = signal(-1); // a query token; -1: none
 export const words = signal(false); // whole words instead of tokens
 export const mode = signal("map"); // of attention: map or lines
 export const component = signal(""); // of the architecture
+export const side = signal(""); // of the walkthrough, and of the embeddings
+export const search = signal(""); // options, JSON
+export const figure = signal("embeddings");
 export const theme = signal("auto");
 
 const kept: Record<string, Signal<string> | Signal<number> | Signal<boolean>> = {
-  view, text, target, other, kind, layer, head, row, words, mode, component, theme,
+  view, text, target, other, kind, layer, head, row, words, mode, component, side, search, figure, theme,
 };
 
 /** Read the fragment; values that are absent keep their defaults. */

@@ -78,11 +78,8 @@ FILTERS: dict[str, Callable[..., Tensor]] = {
 
 def chosen_filters(config: GenerationConfig) -> dict[str, Callable[[Tensor], Tensor]]:
     """The filters that the settings select, in the order of application."""
-    return {
-        key: partial(keep, value=value)
-        for key, keep in FILTERS.items()
-        if (value := getattr(config, key)) is not None
-    }
+    values = {key: getattr(config, key) for key in FILTERS}
+    return {key: partial(FILTERS[key], value=value) for key, value in values.items() if value is not None}
 
 
 def greedy(log_probs: Tensor, indices: Tensor, generated: int) -> Tensor:

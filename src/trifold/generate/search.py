@@ -6,21 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from trifold.errors import UsageError
 from trifold.generate.beam_search import beam_search, best_first
 from trifold.generate.config import GenerationConfig, end_ids
 from trifold.generate.constrained_beam_search import constrained_beam_search
-from trifold.generate.decoding import (
-    DecodingState,
-    Model,
-    SearchHook,
-    SearchSetup,
-    StepCallback,
-    eval_mode,
-)
-from trifold.generate.processors import Context, processor
+from trifold.generate.decoding import DecodingState, Model, SearchHook, SearchSetup, StepCallback, eval_mode
+from trifold.generate.processors import processor
 from trifold.generate.sampling import greedy, sampler
 from trifold.generate.speculative import Proposer, check_draft, draft_proposer, look_up, speculative_search
 from trifold.generate.stopping import Codec, Hypothesis, StoppingCriteria
@@ -52,14 +44,18 @@ def generate_tokens(
     of each row in the whole input (default: 0, 1, …); random numbers depend on it, so batching and sorting do not
     change samples. on_step: called with (tokens generated, unfinished sentences). codec: tokenizer of the outputs, for
     words and stop strings given as text. draft: a smaller model with the same vocabulary for speculative decoding; the
-    tokens stay the same. hook: see SearchHook; contrastive, speculative and constrained search do not call its `step`.
-    Beam search may find fewer outputs if fewer exist. Raises DataError for an empty or too long row, UsageError for
-    incompatible arguments.
+    tokens stay the same. hook: see SearchHook. Beam search may find fewer outputs if fewer exist. Raises DataError for
+    an empty or too long row, UsageError for incompatible arguments.
     """
     numbers = _check_numbers(numbers, inputs)
     if not numbers:
         return []
-    setup = _setup(model, config, codec, on_step, hook)
+    setup = _setup(model, config, codec, on_step)
+    if hook is not None:
+        before = setup.process
+        setup = setup._replace(
+            hook=hook, process=lambda x, context: hook.process(before(x, context), context)
+        )
     config = setup.config
     with eval_mode(model):
         if config.num_beams > 1:
@@ -139,24 +135,13 @@ def _check_numbers(numbers: Sequence[int] | None, inputs: Inputs) -> Sequence[in
 
 
 def _setup(
-    model: Model,
-    config: GenerationConfig,
-    codec: Codec | None,
-    on_step: StepCallback | None = None,
-    hook: SearchHook | None = None,
+    model: Model, config: GenerationConfig, codec: Codec | None, on_step: StepCallback | None = None
 ) -> SearchSetup:
     config = _encode_words(config, codec, model.config)
     ends, strings = end_ids(config, model.config), config.stop_strings or ()
     forced_eos = config.forced_eos_token_id is not None
     stopping = StoppingCriteria(ends, strings, codec, forced_eos=forced_eos)
-    process = processor(config, model.config, codec)
-    if hook is None:
-        return SearchSetup(config, process, stopping, on_step)
-
-    def hooked(logits: Tensor, context: Context) -> Tensor:
-        return hook.process(process(logits, context), context)
-
-    return SearchSetup(config, hooked, stopping, on_step, hook)
+    return SearchSetup(config, processor(config, model.config, codec), stopping, on_step)
 
 
 def _search_without_beams(

@@ -37,12 +37,8 @@ def token_search(state: DecodingState, setup: SearchSetup, choose: Sampler) -> I
         refuse_nan(scores)
         step, remaining = _step(state, setup, tokens, scores, state.generated_tokens, state.generated + 1)
         if setup.hook is not None:
-            rows = torch.arange(len(tokens), device=tokens.device)
-            kept, ended = (
-                torch.ones_like(rows, dtype=torch.bool),
-                [n in step.ended for n in step.sentences.tolist()],
-            )
-            columns = (rows, tokens, scores, kept, torch.tensor(ended, device=tokens.device))
+            ended = torch.isin(step.sentences, step.sentences.new_tensor([*step.ended]))
+            columns = (torch.arange(len(tokens)), tokens, scores, torch.ones_like(ended), ended)
             setup.hook.step(state, *(column[:, None] for column in columns))
         yield step
         if remaining is None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from trifold import disk
 from trifold.errors import TrifoldError
+from trifold.look import figures
 from trifold.look.requests import answer, key
 from trifold.look.session import Session
 
@@ -40,8 +41,7 @@ Request = tuple[str, dict[str, Any]]
 def offline_requests(session: Session, text: str, target: str | None = None) -> Iterator[Request]:
     """The requests that a written page answers: those of every view of one text that are not too large together."""
     config, shared = session.pipeline.config, {"text": text, "target": target}
-    model = answer(session, "model", {})
-    kinds = model["layers"]
+    kinds = (model := answer(session, "model", {}))["layers"]
     found = session.trace(text, target)
     yield "model", {}
     if session.folder is not None:
@@ -55,6 +55,7 @@ def offline_requests(session: Session, text: str, target: str | None = None) -> 
         yield "gradients", shared
     if model["generates"] and session.pipeline.model.count_parameters() <= MAX_SEARCHED:
         yield "search", {"text": text}
+    yield from figures.offline(session, text, target)
     neurons = []
     for kind, layers in kinds.items():
         queries = len(found.tokens["decoder" if kind == "cross" else kind])

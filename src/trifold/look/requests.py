@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from trifold.errors import UsageError
-from trifold.look import run_view, search, session as traces, views
+from trifold.look import figures, run_view, search, session as traces, views
 from trifold.look.session import Session
 from trifold.settings import nearest
 
@@ -29,6 +29,11 @@ REQUESTS: dict[str, Callable[..., dict[str, Any]]] = {
     "effect": traces.effect,
     "gradients": traces.gradients,
     "search": search.search,
+    "neighbours": figures.neighbours,
+    "components": figures.components,
+    "positions": figures.positions,
+    "masks": figures.masks,
+    "schedules": figures.schedules,
     "run": run_view.run,
     "head_over_checkpoints": run_view.head_over_checkpoints,
 }

@@ -10,6 +10,7 @@ from torch import nn
 from trifold.costs import forward_flops
 from trifold.errors import UsageError
 from trifold.look.attention import HOOKS, KINDS
+from trifold.look.figures import tables
 from trifold.look.session import Session
 from trifold.look.trace import Edit
 from trifold.nn import ModelConfig
@@ -42,6 +43,7 @@ def model(session: Session) -> dict[str, Any]:
         "has_run": session.folder is not None,
         "grid": grid,
         "generates": "decoder" in stacks and "lm" in config.chosen_heads and pipeline.tokenizer is not None,
+        "tables": tables(session),
         "parameters": pipeline.model.count_parameters(),
         "flops": flops._asdict(),
         "tree": tree,

@@ -1,4 +1,4 @@
-// A curve over training steps, with a cursor that all curves share.
+// A curve over training steps, or another axis, with a cursor that all curves share.
 
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
@@ -7,9 +7,10 @@ interface Props {
   title: string;
   steps: ArrayLike<number>;
   values: ArrayLike<number>;
+  axis?: string;
 }
 
-export function Curve({ title, steps, values }: Props) {
+export function Curve({ title, steps, values, axis: label = "step" }: Props) {
   const place = useRef<HTMLDivElement>(null);
   useEffect(() => {
     const style = getComputedStyle(document.documentElement);
@@ -18,13 +19,13 @@ export function Curve({ title, steps, values }: Props) {
       width: 420,
       height: 220,
       title,
-      cursor: { sync: { key: "steps" } },
+      cursor: { sync: { key: label } },
       scales: { x: { time: false } },
-      series: [{ label: "step" }, { label: title, stroke: style.getPropertyValue("--accent"), width: 1.5, points: { show: steps.length < 40 } }],
+      series: [{ label }, { label: title, stroke: style.getPropertyValue("--accent"), width: 1.5, points: { show: steps.length < 40 } }],
       axes: [axis, { ...axis, size: 64 }],
     };
     const plot = new uPlot(options, [Array.from(steps), Array.from(values)], place.current as HTMLElement);
     return () => plot.destroy();
   }, [title, steps, values]);
-  return <div class="curve" ref={place} role="img" aria-label={`${title} by step`} />;
+  return <div class="curve" ref={place} role="img" aria-label={`${title} by ${label}`} />;
 }

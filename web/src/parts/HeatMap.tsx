@@ -12,6 +12,8 @@ interface Props {
   label: string; // for screen readers
   show: (row: number, column: number) => string; // the text of a cell
   onSelect?: (row: number, column: number) => void;
+  space?: number; // pixels of the longer side
+  every?: number; // which labels are drawn
 }
 
 /** The matrix as a data URL, one pixel per cell. */
@@ -33,11 +35,11 @@ export function paint(values: ArrayLike<number>, rows: number, columns: number, 
 
 const short = (text: string, most: number) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
-export function HeatMap({ values, rows, columns, scale = "weight", row = -1, label, show, onSelect }: Props) {
+export function HeatMap({ values, rows, columns, scale = "weight", row = -1, label, show, onSelect, space = 640, every = 1 }: Props) {
   const [cell, setCell] = useState<[number, number] | null>(null);
   const frame = useRef(0);
-  const size = Math.max(1.5, Math.min(26, 640 / Math.max(rows.length, columns.length)));
-  const hasLabels = size >= 9;
+  const size = Math.max(1.5, Math.min(26, space / Math.max(rows.length, columns.length)));
+  const hasLabels = size * every >= 9;
   const left = hasLabels ? 8 + 6.6 * Math.min(16, Math.max(1, ...rows.map((each) => each.length))) : 8;
   const top = hasLabels ? 8 + 6.6 * Math.min(16, Math.max(1, ...columns.map((each) => each.length))) : 8;
   const [width, height] = [columns.length * size, rows.length * size];
@@ -54,13 +56,13 @@ export function HeatMap({ values, rows, columns, scale = "weight", row = -1, lab
     <div class="heat">
       <svg class="figure" width={left + width + 8} height={top + height + 8} role="img" aria-label={label}>
         {hasLabels &&
-          columns.map((each, n) => (
+          columns.map((each, n) => n % every === 0 && (
             <text key={n} class="tick" transform={`translate(${left + (n + 0.65) * size},${top - 6}) rotate(-90)`} fill="currentColor">
               {short(each, 16)}
             </text>
           ))}
         {hasLabels &&
-          rows.map((each, n) => (
+          rows.map((each, n) => n % every === 0 && (
             <text key={n} class={n === row ? "tick chosen" : "tick"} x={left - 6} y={top + (n + 0.68) * size} text-anchor="end" fill="currentColor">
               {short(each, 16)}
             </text>
