@@ -15,6 +15,7 @@ from trifold.look.page import page, write_page
 from trifold.look.requests import answer
 from trifold.look.search import search
 from trifold.look.session import Session
+from trifold.look.walkthrough import walkthrough
 
 playwright = pytest.importorskip("playwright.sync_api")
 BROWSER = shutil.which("chromium")
@@ -32,6 +33,10 @@ TEXT = "the quick fox."
 VIEWS = {
     "architecture": "ul.tree button",
     "attention": "button.thumbnail",
+    "neuron": "table.data .share",
+    "walkthrough": "ol.steps",
+    "lens": "button.token.wide",
+    "changes": "div.tokens button[style]",
     "search": "svg.figure circle",
     "figures": "svg.figure circle",
 }
@@ -49,6 +54,7 @@ def browser():
 def tab(browser):
     """A page that fails the test for a message on the console and for a request to the network."""
     page, problems = browser.new_page(), list[str]()
+    page.set_default_timeout(10_000)
     page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: problems.append(str(error)))
     local = ("file:", "data:", "blob:", "about:", "http://127.0.0.1:")
@@ -93,6 +99,38 @@ def test_a_cell_shows_the_weight_of_the_model(tab, pipeline, tmp_path):
         tab.wait_for_function(
             f"document.querySelector('.readout').textContent.endsWith('{round_trip(weights[row, column])}')"
         )
+
+
+def test_views_show_the_numbers_of_the_model(tab, pipeline, tmp_path):
+    session, target = Session(pipeline), "Fuchs"
+    trace = session.trace(TEXT, target)
+    address = write_page(session, TEXT, target, tmp_path / "page.html").as_uri()
+
+    def shown(fragment: str, cells: str) -> list[str]:
+        tab.goto("about:blank")
+        tab.goto(f"{address}#{fragment}")
+        tab.wait_for_selector(cells)
+        return [each.strip() for each in tab.locator(cells).all_inner_texts()]
+
+    cells = shown("view=neuron&kind=cross&layer=2&head=1&row=3", "table.data .share")
+    weights = trace["decoder.blocks.2.cross_attention.sublayer.pattern"][1, 3]
+    assert cells == [f"{weight:.4f}" for weight in weights.tolist()]
+
+    shown("view=lens", "button.token.wide")
+    titles = tab.locator("button.token.wide").evaluate_all("cells => cells.map((cell) => cell.title)")
+    probabilities = trace.lens(1)[0].flip(0).flatten().tolist()
+    assert titles == [f"{each:.4f}" for each in probabilities]
+
+    tab.goto("about:blank")
+    tab.goto(f"{address}#view=walkthrough&side=decoder")
+    tab.wait_for_selector("ol.steps")
+    steps = list(walkthrough(trace, "decoder", len(trace.tokens["decoder"]) - 1))
+    results = tab.locator("ol.steps tr.result .numbers:first-child").all_text_contents()
+    assert len(results) == len(steps) > 20
+    for step, result in zip(steps, results, strict=True):
+        row = step.result.reshape(-1, step.result.shape[-1])[0] if step.result.dim() else step.result[None]
+        numbers = [float(each) for each in result.replace("−∞", "-inf").removesuffix("…").split()]
+        assert numbers == pytest.approx(row[:12].tolist(), abs=6e-5)
 
 
 def round_trip(weight: float) -> str:

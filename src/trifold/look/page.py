@@ -53,6 +53,8 @@ def offline_requests(session: Session, text: str, target: str | None = None) -> 
     if found.head is not None:
         yield "lens", shared
         yield "gradients", shared
+    for side, tokens in found.tokens.items():
+        yield "walkthrough", {**shared, "side": side, "position": len(tokens) - 1}
     if model["generates"] and session.pipeline.model.count_parameters() <= MAX_SEARCHED:
         yield "search", {"text": text}
     yield from figures.offline(session, text, target)

@@ -33,7 +33,7 @@ export function paint(values: ArrayLike<number>, rows: number, columns: number, 
   return canvas.toDataURL();
 }
 
-const short = (text: string, most: number) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+const short = (text: string, most: number) => (!text.trim() ? "␣" : text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
 export function HeatMap({ values, rows, columns, scale = "weight", row = -1, label, show, onSelect, space = 640, every = 1 }: Props) {
   const [cell, setCell] = useState<[number, number] | null>(null);

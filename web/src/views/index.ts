@@ -4,9 +4,13 @@ import type { ComponentType } from "preact";
 import type { Model } from "../state";
 import { Architecture } from "./architecture";
 import { Attention } from "./attention";
+import { Changes } from "./changes";
 import { Figures } from "./figures";
+import { Lens } from "./lens";
+import { Neuron } from "./neuron";
 import { Run } from "./run";
 import { Search } from "./search";
+import { Walkthrough } from "./walkthrough";
 
 export interface View {
   title: string;
@@ -17,6 +21,10 @@ export interface View {
 export const VIEWS: Record<string, View> = {
   architecture: { title: "Architecture", show: Architecture },
   attention: { title: "Attention", show: Attention },
+  neuron: { title: "Neuron", show: Neuron },
+  walkthrough: { title: "Arithmetic", show: Walkthrough },
+  lens: { title: "Lens", show: Lens, applies: (model) => model.has_logits },
+  changes: { title: "Changes", show: Changes, applies: (model) => model.has_logits },
   search: { title: "Search", show: Search, applies: (model) => model.generates },
   figures: { title: "Figures", show: Figures },
   run: { title: "Training run", show: Run, applies: (model) => model.has_run },
