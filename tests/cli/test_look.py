@@ -59,3 +59,41 @@ def test_bad_input(trifold, run, case, tmp_path, monkeypatch):
     assert (done.code, done.out) == (code, "")
     assert done.err.startswith("error: ")
     assert message in done.err
+
+
+PAIRS = "twenty seven\t2 7\none\t1\n\nthree four five\t3 4 5\n"
+
+
+def test_roles_over_a_corpus(trifold, run, tmp_path):
+    corpus, align, out = (tmp_path / name for name in ("pairs.tsv", "align", "page.html"))
+    corpus.write_text(PAIRS, encoding="utf-8")
+    align.write_text("0-0 1-1\n0-0\n\n0-0 1-1 2-2\n", encoding="utf-8")
+    done = trifold("look", str(run), "--roles", str(corpus), "--align", str(align), "--json")
+    report = json.loads(done.out)
+    assert (done.code, report["lines"], report["skipped"], report["pruned"]) == (0, 3, 0, None)
+    assert {each["role"] for each in report["heads"]} >= {"positional", "separator", "rare", "alignment"}
+    role = next(each["role"] for each in report["heads"] if each["found"])
+    done = trifold("look", str(run), "--roles", str(corpus), "--prune", role, "--out", str(out))
+    assert done.code == 0 and out.is_file()
+    lines = done.out.splitlines()
+    assert (
+        max(map(len, lines)) <= 80
+        and lines[0].split() == "role relation head share 95 % baseline queries".split()
+    )
+    for score in ("loss", "accuracy", "BLEU"):
+        assert any(line.strip().startswith(score) and " → " in line for line in lines), score
+    assert "heads have a role over 3 lines" in done.err
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("--align", "x"), "--align requires --roles FILE"),
+    (("--prune", "positional"), "--prune requires --roles FILE"),
+    (("--roles", "pairs.tsv", "--kind", "all"), "--roles prints a table"),
+    (("--roles", "pairs.tsv", "--out", "a.png"), "--roles prints a table"),
+    (("--roles", "pairs.tsv", "--prune", "posional"), "posional: no such role; did you mean 'positional'?"),
+])  # fmt: skip
+def test_options_of_roles(trifold, run, arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pairs.tsv").write_text(PAIRS, encoding="utf-8")
+    done = trifold("look", str(run), *arguments)
+    assert (done.code, done.out) == (2, "") and message in done.err

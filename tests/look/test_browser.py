@@ -8,11 +8,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.look.test_roles import planted_model, repeated_lines
 
 from trifold.look import read_attention
 from trifold.look.figures import neighbours, positions
 from trifold.look.page import page, write_page
 from trifold.look.requests import answer
+from trifold.look.roles import head_roles
 from trifold.look.search import search
 from trifold.look.session import Session
 from trifold.look.walkthrough import walkthrough
@@ -166,8 +168,9 @@ def test_the_tree_has_the_probabilities_of_the_search(tab, pipeline, tmp_path):
     assert tab.locator("[aria-label=Candidates] button:enabled").count() == 0
 
 
-def test_a_click_forces_a_token_on_the_live_page(tab, pipeline):
-    session, address = Session(pipeline), "http://127.0.0.1:9/"
+def open_live(tab, session, fragment):
+    """Open the live page; the test answers its requests in place of the server."""
+    address = "http://127.0.0.1:9/"
 
     def respond(route):
         name = route.request.url.removeprefix(f"{address}api/")
@@ -180,7 +183,61 @@ def test_a_click_forces_a_token_on_the_live_page(tab, pipeline):
             route.fulfill(body=html, content_type="text/html")
 
     tab.route("**/*", respond)
-    tab.goto(f"{address}#view=search")
+    tab.goto(f"{address}#{fragment}")
+
+
+def test_an_edit_shows_its_effect_on_the_text_and_over_lines(tab, pipeline):
+    session = Session(pipeline)
+    open_live(tab, session, "view=changes&kind=cross&layer=1&head=2")
+    tab.get_by_role("button", name="Apply").click()
+    name = "decoder.blocks.1.cross_attention.sublayer.heads"
+    edits = [{"name": name, "op": "zero", "heads": [2]}]
+    rows = tab.locator("[aria-label='Effect at each position'] tbody tr")
+    rows.first.wait_for()
+    found = answer(session, "effect", {"text": TEXT, "edits": edits})
+    assert rows.count() == found["before"]["loss"]["shape"][0]
+    _, _, change = session.trace(TEXT).effect(edits)
+    assert f"{float(change[0]):.4f}" in rows.first.text_content()
+    lines = "the quick fox.\tFuchs\nbrown\tder"
+    tab.get_by_label("Lines", exact=True).fill(lines)
+    tab.get_by_role("button", name="Measure").click()
+    over = answer(session, "lines_effect", {"lines": lines, "edits": edits})
+    table = tab.locator("[aria-label='Effect over lines'] tbody tr")
+    table.first.wait_for()
+    for row, score in zip(table.all_text_contents(), ("loss", "accuracy", "bleu"), strict=True):
+        assert row == score + "".join(
+            f"{value:.4f}" for value in (*over[score], over[score][1] - over[score][0])
+        )
+    tab.get_by_role("button", name="Remove all").click()
+    assert "edits" not in tab.evaluate("location.hash")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_an_example_of_a_role_opens_the_attention_of_its_head(tab, theme, tmp_path):
+    planted = planted_model()
+    lines = repeated_lines()[:12]
+    session = Session(planted, roles=head_roles(planted, lines))
+    address = write_page(session, lines[0].text, None, tmp_path / "page.html").as_uri()
+    tab.goto(f"{address}#view=roles&role=induction&theme={theme}")
+    rows = tab.locator("section[aria-label='Heads with a role'] tbody tr")
+    rows.first.wait_for()
+    shown = next(each for each in session.roles["heads"] if each["role"] == "induction" and each["found"])
+    assert "decoder 2.1" in rows.first.text_content() and f"{shown['share']:.4f}" in rows.first.text_content()
+    axe = WEB / "node_modules" / "axe-core" / "axe.min.js"
+    if axe.is_file():
+        tab.evaluate(axe.read_text(encoding="utf-8"))
+        found = tab.evaluate("axe.run()")["violations"]
+        assert [(each["id"], each["nodes"][0]["html"]) for each in found] == []
+    rows.first.locator("td:last-child button").nth(1).click()
+    tab.wait_for_selector("svg.figure image")
+    assert tab.locator("header input").first.input_value() == shown["examples"][1]["text"]
+    fragment = tab.evaluate("location.hash")
+    assert f"row={shown['examples'][1]['row']}" in fragment and "layer=1" in fragment
+
+
+def test_a_click_forces_a_token_on_the_live_page(tab, pipeline):
+    session = Session(pipeline)
+    open_live(tab, session, "view=search")
     tab.wait_for_selector("svg.figure circle")
     token = search(session, TEXT)["nodes"][6]
     tab.locator("svg.figure g.link").nth(5).click(force=True)

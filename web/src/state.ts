@@ -12,6 +12,7 @@ export interface Model {
   heads: Record<string, number>;
   grid: [number, number] | null; // patches of an image
   has_run: boolean; // whether the model belongs to a training run
+  has_roles: boolean; // measured over a corpus
   has_logits: boolean;
   generates: boolean; // text
   tables: string[]; // sides with embeddings of their own
@@ -64,13 +65,14 @@ export const words = signal(false); // whole words instead of tokens
 export const mode = signal("map"); // of attention: map or lines
 export const component = signal(""); // of the architecture
 export const side = signal(""); // of the walkthrough, and of the embeddings
+export const role = signal(""); // of heads; empty: all
 export const search = signal(""); // options, JSON
 export const figure = signal("embeddings");
 export const edits = signal(""); // JSON
 export const theme = signal("auto");
 
 const kept: Record<string, Signal<string> | Signal<number> | Signal<boolean>> = {
-  view, text, target, other, kind, layer, head, row, words, mode, component, side, edits, search, figure, theme,
+  view, text, target, other, kind, layer, head, row, words, mode, component, side, role, edits, search, figure, theme,
 };
 
 /** Read the fragment; values that are absent keep their defaults. */

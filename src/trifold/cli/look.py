@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from trifold.cli.options import Codec, Device, Json, Model
-from trifold.cli.terminal import print_json, print_note
+from trifold.cli.terminal import count_progress, print_json, print_note, print_table
 from trifold.errors import UsageError, check_utf8
 
 if TYPE_CHECKING:
+    from trifold.look.corpus import Line
     from trifold.pipeline import Pipeline
 
 EXAMPLES = (
@@ -19,6 +21,7 @@ EXAMPLES = (
     'trifold look runs/demo "I love dogs." --out page.html',
     'trifold look runs/demo "I love dogs." --kind all --out heads.png',
     'trifold look runs/demo "I love dogs." --target "J\'aime les chiens." --json',
+    "trifold look runs/demo --roles pairs.tsv --prune positional",
 )
 
 
@@ -53,6 +56,25 @@ def run(
     compare: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Another model beside it on the live page.")
     ] = None,
+    roles: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Find the roles of heads over these lines: text, or text, tab, target."
+        ),
+    ] = None,
+    align: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Aligned words of --roles: pairs 0-0 1-2 per line.")
+    ] = None,
+    coreference: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Mentions and antecedents of --roles: pairs per line.")
+    ] = None,
+    conllu: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Sentences with dependencies, for --roles.")
+    ] = None,
+    prune: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ROLE", help="Measure the model without the heads of this role; repeatable."),
+    ] = None,
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Of the live page.")] = 0,
     browser: Annotated[
         bool, typer.Option("--browser/--no-browser", help="Open the live page, or print its address.")
@@ -64,10 +86,12 @@ def run(
     """Inspect a model in the browser, or write the page or a picture of attention to a file.
 
     The live page is served on this machine only. With --json, print the weights, and draw only with --out.
+    With --roles, print which heads are positional, rare, syntactic, …; TEXT or --out adds the page.
     """
     from trifold.cli.batch import load_pipeline
     from trifold.look import read_attention
     from trifold.look.attention import draw_alignment, draw_heads
+    from trifold.look.corpus import read_corpus
     from trifold.look.plots import check_picture, save_figure
 
     for value, name in ((text or "", "TEXT"), (target or "", "--target"), (str(out), "--out")):
@@ -79,6 +103,25 @@ def run(
         raise UsageError(
             "--compare requires the live page; leave out --out, --kind, --layer, --head and --json"
         )
+    files = {"--align": align, "--coreference": coreference, "--conllu": conllu, "--prune": prune}
+    if roles is None and (unused := [name for name, value in files.items() if value]):
+        raise UsageError(f"{unused[0]} requires --roles FILE")
+    if roles is not None:
+        if draws or (out is not None and not is_page) or compare is not None:
+            raise UsageError(
+                "--roles prints a table; leave out --kind, --layer, --head, --compare, and pictures"
+            )
+        lines = read_corpus(roles, align, coreference, conllu)
+        pipeline = load_pipeline(model, device=device, tokenizer=tokenizer)
+        report = _measure_roles(pipeline, lines, prune or [])
+        if json:
+            print_json(report)
+        else:
+            _print_roles(report)
+        if out is not None or (text is not None and not json):
+            first = (lines[0].text, lines[0].target) if text is None else (text, target)
+            _open_page({model: pipeline}, *first, out, port, browser, report)
+        return
     if (is_page or out is None) and not json and not draws:
         models = {name: load_pipeline(name, device=device, tokenizer=tokenizer) for name in names}
         _open_page(models, text, target, out, port, browser)
@@ -119,8 +162,9 @@ def _open_page(
     out: Path | None,
     port: int,
     browser: bool,
+    roles: dict[str, Any] | None = None,
 ) -> None:
-    """Write the page, or serve it until interrupted."""
+    """Write the page, or serve it until interrupted. roles: what they were found to be, or None."""
     import webbrowser
 
     from trifold.look.page import write_page
@@ -128,7 +172,7 @@ def _open_page(
     from trifold.look.server import serve
     from trifold.look.session import Session
 
-    sessions = [Session(pipeline, run_folder(name)) for name, pipeline in models.items()]
+    sessions = [Session(pipeline, run_folder(name), roles) for name, pipeline in models.items()]
     if out is not None:
         if text is None:
             raise UsageError("TEXT is missing; a written page shows one text")
@@ -145,3 +189,55 @@ def _open_page(
             webbrowser.open(address)
 
     serve(sessions, {"text": text or "", "target": target, "models": [*models]}, port, ready)
+
+
+def _measure_roles(pipeline: Pipeline, lines: Sequence[Line], prune: Sequence[str]) -> dict[str, Any]:
+    """The report of `head_roles`, and `pruned`: the effect of removing the heads of some roles, or None."""
+    from trifold.look.effects import effect_on_bleu, effect_over_lines
+    from trifold.look.roles import check_roles, head_roles, prune_edits
+
+    check_roles(prune)
+    with count_progress("lines read", len(lines)) as on_done:
+        report = head_roles(pipeline, lines, on_done)
+    if not prune:
+        return {**report, "pruned": None}
+    try:
+        edits = prune_edits(report, prune)
+    except UsageError as error:
+        print_note(f"warning: {error}; nothing is removed")
+        return {**report, "pruned": None}
+    rows = [line.text if line.target is None else f"{line.text}\t{line.target}" for line in lines]
+    rows = [row for row in rows if not row.endswith("\t")]  # sentences of --conllu have no target
+    with count_progress("lines without these heads", len(rows)) as on_done:
+        effect = effect_over_lines(pipeline, rows, edits, on_done)
+    effect["bleu"] = effect_on_bleu(pipeline, rows, edits)
+    return {**report, "pruned": {"roles": list(prune), "edits": edits, **effect}}
+
+
+def _print_roles(report: dict[str, Any]) -> None:
+    """Heads with roles in a table of at most 80 columns, then the effect of pruning."""
+    found = [each for each in report["heads"] if each["found"]]
+    places = {(each["kind"], each["layer"], each["head"]) for each in report["heads"]}
+    rows = [("role", "relation", "head", "share", "95 %", "baseline", "queries")]
+    for each in found:
+        head = f"{each['kind']} {each['layer'] + 1}.{each['head'] + 1}"
+        interval = f"{each['low']:.2f}–{each['high']:.2f}"
+        numbers = f"{each['share']:.2f}", interval, f"{each['baseline']:.2f}", f"{each['trials']:,}"
+        rows.append((each["role"], each["relation"], head, *numbers))
+    if found:
+        print_table(rows, "   rrrr", cut=2)
+    held = {(each["kind"], each["layer"], each["head"]) for each in found}
+    print_note(
+        f"{len(held)} of {len(places)} heads have a role over {report['lines']:,} lines; layer.head from 1"
+    )
+    if report["skipped"]:
+        print_note(f"links of {report['skipped']:,} lines are left out: their tokens do not spell the words")
+    if report["pruned"] is not None:
+        pruned = report["pruned"]
+        count = sum(len(edit["heads"]) for edit in pruned["edits"])
+        print(f"without {count} heads ({', '.join(pruned['roles'])}):")
+        for name, form in (("loss", ".4f"), ("accuracy", ".4f"), ("bleu", ".2f")):
+            if pruned[name] is not None:
+                before, after = pruned[name]
+                title = "BLEU" if name == "bleu" else name
+                print(f"  {title} {before:{form}} → {after:{form}} ({after - before:+{form}})")

@@ -40,7 +40,9 @@ def iter_conll(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
         width = width or len(fields)
         if len(fields) != width or width < 2 or not all(fields):
             found = f"{len(fields)} columns" if all(fields) else "an empty column"
-            expected = "a word and its tag are required" if width < 2 else f"the first line has {width}"
+            expected = (
+                "a word and its tag are required" if len(fields) == width else f"the first line has {width}"
+            )
             raise DataError(
                 f"{file}:{number}: {found}, but {expected}; separate columns by tabs or spaces, and sentences by a "
                 "blank line"

@@ -1,18 +1,31 @@
-"""The effect of edits over many lines: loss and accuracy of a model with and without them."""
+"""The effect of edits over many lines: loss and accuracy of a model, and BLEU, with and without them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from trifold.errors import DataError
-from trifold.look.trace import Edit, run_with
+from torch import Tensor
+
+from trifold.errors import DataError, UsageError
+from trifold.look.session import Session
+from trifold.look.trace import Edit, check_index, run_with
+from trifold.nn.hooks import hooked
 from trifold.pipeline import Pipeline
+from trifold.scores.bleu import bleu
+
+MAX_LINES = 200  # of a request of the page
 
 
-def effect_over_lines(pipeline: Pipeline, lines: Iterable[str], edits: Sequence[Edit]) -> dict[str, Any]:
+def effect_over_lines(
+    pipeline: Pipeline,
+    lines: Iterable[str],
+    edits: Sequence[Edit],
+    on_done: Callable[[int], None] = lambda count: None,
+) -> dict[str, Any]:
     """The numbers of lines and labels; loss (nats per label) and accuracy (share of labels that are the best
-    prediction), each without and with edits.
+    prediction), each without and with edits. on_done: called with a number of lines.
 
     A line is a text, or a text, a tab and the target. Raises DataError if no line has labels.
     """
@@ -24,7 +37,56 @@ def effect_over_lines(pipeline: Pipeline, lines: Iterable[str], edits: Sequence[
         for which, each in enumerate((trace, trace.patched(edits))):
             loss[which] += float(each.loss.double().nansum())
             right[which] += int((each.logits.argmax(-1).cpu().reshape(-1) == trace.labels)[known].sum())
+        on_done(1)
     if not labels:
         raise DataError(f"{count} lines have no labels; write text, a tab and the target on each")
     means = {name: [x / labels for x in sums] for name, sums in (("loss", loss), ("accuracy", right))}
     return {"lines": count, "labels": labels, **means}
+
+
+def effect_on_bleu(pipeline: Pipeline, lines: Iterable[str], edits: Sequence[Edit]) -> list[float] | None:
+    """BLEU of the outputs without and with edits of heads; None without targets, or with other edits.
+
+    A search computes one position at a time, so only `zero` and `scale` of whole heads have a meaning in it.
+    """
+    pairs = [line.rstrip("\n").split("\t", 1) for line in lines if "\t" in line]
+    fits = all(each["op"] in ("zero", "scale") and each.get("positions") is None for each in edits)
+    if not pairs or not fits or pipeline.config.shape != "encoder-decoder" or pipeline.tokenizer is None:
+        return None
+    texts, targets = zip(*pairs, strict=True)
+    before = pipeline.generate(texts)
+    with scaled_heads(pipeline, edits):
+        after = pipeline.generate(texts)
+    return [bleu(outputs, targets).value for outputs in (before, after)]
+
+
+@contextmanager
+def scaled_heads(pipeline: Pipeline, edits: Sequence[Edit]) -> Iterator[None]:
+    """Multiply the outputs of heads in every forward pass, also of a search; `zero` multiplies by 0."""
+    factors: dict[str, list[tuple[list[int] | slice, float]]] = {}
+    for edit in edits:
+        if not edit["name"].endswith("sublayer.heads"):
+            raise UsageError(f"{edit['name']}: edit the hook point `heads` of an attention")
+        chosen = slice(None) if edit.get("heads") is None else [*edit["heads"]]
+        factors.setdefault(edit["name"], []).append((chosen, 0.0 if edit["op"] == "zero" else edit["value"]))
+
+    def scale(name: str, x: Tensor) -> Tensor | None:
+        for chosen, factor in factors.get(name, ()):
+            for head in chosen if isinstance(chosen, list) else ():
+                check_index(f"{name}: heads", head, x.shape[1])
+            x = x.clone()
+            x[:, chosen] *= factor
+        return x if name in factors else None
+
+    with hooked(pipeline.model, scale, "sublayer.heads"):
+        yield
+
+
+def lines_effect(session: Session, lines: str, edits: Sequence[Edit]) -> dict[str, Any]:
+    """See `effect_over_lines`, and `bleu`: without and with edits, or None."""
+    rows = [line for line in lines.split("\n") if line.strip()]
+    if len(rows) > MAX_LINES:
+        raise UsageError(f"{len(rows):,} lines; the page reads at most {MAX_LINES}")
+    found = effect_over_lines(session.pipeline, rows, edits)
+    heads = all(str(each.get("name")).endswith("sublayer.heads") for each in edits)
+    return {**found, "bleu": effect_on_bleu(session.pipeline, rows, edits) if heads else None}

@@ -17,6 +17,7 @@ from trifold.look.session import Session
 
 MARK = "/*ANSWERS*/"  # in the built file, where the embedded answers go
 MAX_SEARCHED = 2**28  # parameters of a model whose file contains a search
+MAX_TEXTS = 20  # examples of roles that a file contains
 MAX_NEURONS = 2**20  # products of queries and keys that a file contains; 11 MB
 
 
@@ -46,6 +47,9 @@ def offline_requests(session: Session, text: str, target: str | None = None) -> 
     yield "model", {}
     if session.folder is not None:
         yield "run", {}
+    if session.roles is not None:
+        yield "roles", {}
+        yield from _examples(session.roles)
     yield "trace", shared
     for kind, layers in kinds.items():
         for layer in range(layers):
@@ -67,6 +71,18 @@ def offline_requests(session: Session, text: str, target: str | None = None) -> 
     if len(neurons) * keys * config.head_width <= MAX_NEURONS:
         for place in neurons:
             yield "neuron", {**shared, **place}
+
+
+def _examples(roles: dict[str, Any]) -> Iterator[Request]:
+    """The attention of the examples of heads that have a role, at most MAX_TEXTS texts."""
+    texts = dict[tuple[str, str | None], None]()
+    for head in (each for each in roles["heads"] if each["found"]):
+        for example in head["examples"]:
+            shared = {"text": example["text"], "target": example["target"]}
+            if (pair := (shared["text"], shared["target"])) in texts or len(texts) < MAX_TEXTS:
+                texts[pair] = None
+                yield "trace", shared
+                yield "attention", {**shared, "kind": head["kind"], "layer": head["layer"]}
 
 
 def write_page(

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from trifold.errors import UsageError
-from trifold.look import figures, run_view, search, session as traces, views
+from trifold.look import effects, figures, run_view, search, session as traces, views
 from trifold.look.session import Session
 from trifold.settings import nearest
 
@@ -27,7 +27,9 @@ REQUESTS: dict[str, Callable[..., dict[str, Any]]] = {
     "walkthrough": traces.walkthrough,
     "lens": traces.lens,
     "effect": traces.effect,
+    "lines_effect": effects.lines_effect,
     "gradients": traces.gradients,
+    "roles": traces.roles,
     "search": search.search,
     "neighbours": figures.neighbours,
     "components": figures.components,

@@ -30,10 +30,14 @@ Index = int | None
 
 
 class Session:
-    """A model and the last traces of it. folder: of its run, or None. Only one thread at a time runs the model."""
+    """A model and the last traces of it. folder: of its run, or None. roles: what `look.roles.head_roles` returned, or
+    None. Only one thread at a time runs the model.
+    """
 
-    def __init__(self, pipeline: Pipeline, folder: Path | None = None) -> None:
-        self.pipeline, self.folder, self.lock = pipeline, folder, RLock()
+    def __init__(
+        self, pipeline: Pipeline, folder: Path | None = None, roles: dict[str, Any] | None = None
+    ) -> None:
+        self.pipeline, self.folder, self.roles, self.lock = pipeline, folder, roles, RLock()
         self._traces: dict[str, Trace] = {}
 
     def trace(self, text: Any, target: Target = None, edits: Edits = (), **options: bool) -> Trace:
@@ -143,3 +147,10 @@ def neuron(
     rows = {"query": q, "keys": k, "products": q * k, "scores": scores, "capped": capped, "offsets": offsets}
     rows |= {"allowed": allowed, "weights": weights}
     return {"scale": scale, **{name: _array(x) for name, x in rows.items()}}
+
+
+def roles(session: Session) -> Answer:
+    """The roles of heads over the corpus of the session; see `look.roles.head_roles`."""
+    if session.roles is None:
+        raise UsageError("roles are measured over a corpus: trifold look MODEL --roles CORPUS")
+    return session.roles

@@ -41,6 +41,7 @@ def model(session: Session) -> dict[str, Any]:
         },
         "kinds": {kind: KINDS[kind] for kind in _kinds(config)},
         "has_run": session.folder is not None,
+        "has_roles": session.roles is not None,
         "grid": grid,
         "has_logits": any(name not in ("pooler", "boundary") for name in config.chosen_heads),
         "generates": "decoder" in stacks and "lm" in config.chosen_heads and pipeline.tokenizer is not None,

@@ -31,6 +31,7 @@ export function Changes({ model }: { model: Model }) {
     <div class="stack">
       <Editor model={model} trace={trace} />
       {edits.value && <Effect trace={trace} />}
+      {edits.value && isLive && <LinesEffect />}
       <Gradients trace={trace} />
     </div>
   );
@@ -125,6 +126,22 @@ function Effect({ trace }: { trace: Trace }) {
       {error && <Message error={error} />}
       <p>loss {format(sum(before))} → {format(sum(after))}; change {format(sum(after) - sum(before))}</p>
       <Table label="Effect at each position" columns={["position", "predicted before", "after", "loss before", "after", "change", "largest change of a logit"]} rows={rows} selected={row.value} />
+    </Figure>
+  );
+}
+
+/** The edits over many lines. */
+function LinesEffect() {
+  const [typed, setTyped] = useState("");
+  const [lines, setLines] = useState("");
+  const { value: found, error } = useAnswer<Record<string, number[]> & { lines: number; labels: number }>("lines_effect", lines ? { lines, edits: read() } : null);
+  const rows = ["loss", "accuracy", "bleu"].filter((name) => found?.[name]).map((name) => [name, ...(found as Record<string, number[]>)[name].map(format), format(found![name][1] - found![name][0])]);
+  return (
+    <Figure title="Effect over lines" name="lines" picture={false} data={() => found}>
+      <textarea aria-label="Lines" rows={5} cols={70} placeholder="one text per line, or text, tab, target" value={typed} onInput={(event) => setTyped(event.currentTarget.value)} />
+      <p><button disabled={!typed.trim()} onClick={() => setLines(typed)}>Measure</button> {found && `${found.lines} lines, ${found.labels} labels`}</p>
+      {error && <Message error={error} />}
+      {found && <Table label="Effect over lines" columns={["score", "before", "after", "change"]} rows={rows} />}
     </Figure>
   );
 }

@@ -8,6 +8,7 @@ import { Changes } from "./changes";
 import { Figures } from "./figures";
 import { Lens } from "./lens";
 import { Neuron } from "./neuron";
+import { Roles } from "./roles";
 import { Run } from "./run";
 import { Search } from "./search";
 import { Walkthrough } from "./walkthrough";
@@ -25,6 +26,7 @@ export const VIEWS: Record<string, View> = {
   walkthrough: { title: "Arithmetic", show: Walkthrough },
   lens: { title: "Lens", show: Lens, applies: (model) => model.has_logits },
   changes: { title: "Changes", show: Changes, applies: (model) => model.has_logits },
+  roles: { title: "Roles", show: Roles, applies: (model) => model.has_roles },
   search: { title: "Search", show: Search, applies: (model) => model.generates },
   figures: { title: "Figures", show: Figures },
   run: { title: "Training run", show: Run, applies: (model) => model.has_run },
