@@ -61,6 +61,11 @@ def test_bad_input(trifold, run, case, tmp_path, monkeypatch):
     assert message in done.err
 
 
+def test_the_teaching_model_has_a_page(trifold, tmp_path):
+    done = trifold("look", "teaching", "the cat sat", "--out", str(tmp_path / "page.html"))
+    assert (done.code, done.out) == (0, f"{tmp_path / 'page.html'}\n")
+
+
 PAIRS = "twenty seven\t2 7\none\t1\n\nthree four five\t3 4 5\n"
 
 

@@ -114,7 +114,7 @@ def plain_fit(role, relation, kind, queries, keys, special, counts, words, links
         plain = [n for n in allowed if not special[n]]
         return s in plain and counts[keys[s]] == min(counts[keys[n]] for n in plain)
     if role == "duplicate":
-        return queries[t] == keys[s] and (kind == "cross" or s != t)
+        return queries[t] == keys[s] and not special[s] and (kind == "cross" or s != t)
     if role == "induction":
         return kind != "cross" and s > 0 and s != t and keys[s - 1] == queries[t] and s - 1 != t
     last = max((n for n, word in enumerate(words[0]) if word == words[0][t]), default=-1)

@@ -88,7 +88,6 @@ def run(
     The live page is served on this machine only. With --json, print the weights, and draw only with --out.
     With --roles, print which heads are positional, rare, syntactic, …; TEXT or --out adds the page.
     """
-    from trifold.cli.batch import load_pipeline
     from trifold.look import read_attention
     from trifold.look.attention import draw_alignment, draw_heads
     from trifold.look.corpus import read_corpus
@@ -112,7 +111,7 @@ def run(
                 "--roles prints a table; leave out --kind, --layer, --head, --compare, and pictures"
             )
         lines = read_corpus(roles, align, coreference, conllu)
-        pipeline = load_pipeline(model, device=device, tokenizer=tokenizer)
+        pipeline = _load(model, device=device, tokenizer=tokenizer)
         report = _measure_roles(pipeline, lines, prune or [])
         if json:
             print_json(report)
@@ -123,7 +122,7 @@ def run(
             _open_page({model: pipeline}, *first, out, port, browser, report)
         return
     if (is_page or out is None) and not json and not draws:
-        models = {name: load_pipeline(name, device=device, tokenizer=tokenizer) for name in names}
+        models = {name: _load(name, device=device, tokenizer=tokenizer) for name in names}
         _open_page(models, text, target, out, port, browser)
         return
     if text is None:
@@ -133,7 +132,7 @@ def run(
     picture = None if json and out is None else out or Path("attention.png")
     if picture is not None:
         check_picture(picture)  # before the model runs
-    maps = read_attention(load_pipeline(model, device=device, tokenizer=tokenizer), text, target)
+    maps = read_attention(_load(model, device=device, tokenizer=tokenizer), text, target)
     if kind is None:
         kind = "alignment" if "cross" in maps.patterns and layer is None and head is None else "all"
     kinds = tuple(maps.patterns) if kind == "all" else ("cross" if kind == "alignment" else kind,)
@@ -153,6 +152,18 @@ def run(
     # (layers, heads, queries, keys)
     patterns = {name: maps.patterns[name].astype(float).round(4).tolist() for name in kinds}
     print_json(**texts, patterns=patterns, picture=None if picture is None else str(picture))
+
+
+def _load(model: str, **options: Any) -> Pipeline:
+    """A model, or the one of width 4 of the documentation if it is named `teaching`."""
+    from trifold.cli.batch import load_pipeline
+    from trifold.look.walkthrough import teaching_model
+
+    return (
+        teaching_model()
+        if model == "teaching" and not Path(model).exists()
+        else load_pipeline(model, **options)
+    )
 
 
 def _open_page(

@@ -75,7 +75,10 @@ def _rare(x: Pattern) -> Cases:
 
 
 def _duplicate(x: Pattern) -> Cases:
-    yield "", (x.queries[:, None] == x.keys) & (x.kind == "cross" or ~np.eye(len(x.keys), dtype=bool))
+    yield (
+        "",
+        (x.queries[:, None] == x.keys) & ~x.special & (x.kind == "cross" or ~np.eye(len(x.keys), dtype=bool)),
+    )
 
 
 def _induction(x: Pattern) -> Cases:

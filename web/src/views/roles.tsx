@@ -84,7 +84,7 @@ const SIZE = 26;
 function Grid({ model, heads, isAll }: { model: Model; heads: Found[]; isAll: boolean }) {
   const kinds = Object.keys(model.kinds);
   const tops = kinds.map((_, n) => kinds.slice(0, n).reduce((sum, each) => sum + model.layers[each] * SIZE + 30, 0));
-  const [width, height] = [70 + SIZE * Math.max(...kinds.map((each) => model.heads[each])), tops[tops.length - 1] + model.layers[kinds[kinds.length - 1]] * SIZE + 30];
+  const [width, height] = [Math.max(260, 40 + SIZE * Math.max(...kinds.map((each) => model.heads[each]))), tops[tops.length - 1] + model.layers[kinds[kinds.length - 1]] * SIZE + 30];
   const best = (side: string, l: number, h: number) =>
     heads.filter((each) => each.kind === side && each.layer === l && each.head === h && (!isAll || each.found)).sort((a, b) => b.share - a.share)[0];
   return (
