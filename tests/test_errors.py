@@ -70,6 +70,7 @@ OTHERS = {
     "--pair",
     "--context",
     "--choices",
+    "--roles",
 }
 
 

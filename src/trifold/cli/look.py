@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from trifold.pipeline import Pipeline
 
 EXAMPLES = (
-    'trifold look runs/demo "I love dogs."',
     'trifold look runs/demo "I love dogs." --out page.html',
     'trifold look runs/demo "I love dogs." --kind all --out heads.png',
     'trifold look runs/demo "I love dogs." --target "J\'aime les chiens." --json',
