@@ -1,7 +1,8 @@
 """The commands in the documentation work: every block runs, in order, in its own folder.
 
 A ```bash block is run. A ```console block is run and must print the text shown (… matches anything). A ```python
-block is run. A ```yaml block is a recipe, or a part of one; with `<!-- file: NAME -->` before it, it is saved.
+block is run. A ```yaml block is a recipe, or a part of one; with `<!-- file: NAME -->` before it, it is saved; with
+`<!-- study: NAME -->`, it is saved as a study.
 `<!-- not run: REASON -->` skips a block; its commands must still be well formed. `make` lines are not run, but
 their targets exist. Long training is shortened by the table below.
 """
@@ -28,6 +29,7 @@ import yaml
 from trifold.cli import COMMANDS, main
 from trifold.recipe import load_recipe, recipe_names
 from trifold.train.run_folder import FREE, FREE_WITHOUT_AVERAGING
+from trifold.train.study import load_study, plan_runs
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +53,11 @@ SHORTENED = {
     "trifold train tag": TINY,
     "trifold train summarize": TINY,
     "trifold train student.yaml": TINY,
+    "trifold study scaling.yaml": (
+        "settings.data.train=embedded:smoke settings.data.valid=embedded:smoke settings.data.holdout=0 "
+        "settings.data.field=source settings.data.documents=line settings.data.cut=pieces tokens=[5000,7000,9000] "
+        'sizes={"a":{"d_model":8},"b":{"d_model":16},"c":{"d_model":24}} resamples=100'
+    ),
 }
 SHORTENED_KEYS = {
     "train.steps": 4,
@@ -295,6 +302,11 @@ def _shorten_files() -> None:
 
 
 def _check_yaml(block: Block) -> None:
+    if block.remark.startswith("study:"):
+        file = Path(block.remark.removeprefix("study:").strip())
+        file.write_text(block.text, encoding="utf-8", newline="\n")
+        assert plan_runs(load_study(file), Path("runs"))
+        return
     if block.remark.startswith("file:"):
         file = Path(block.remark.removeprefix("file:").strip())
         file.write_text(block.text, encoding="utf-8", newline="\n")

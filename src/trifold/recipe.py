@@ -337,7 +337,7 @@ def load_recipe(name: str | Path, overrides: Sequence[str] | Mapping[str, Any] =
     `model: {preset: transformer-base, dropout: 0.2}` starts from a preset. Raises SettingsError or UsageError.
     """
     values, default_name = _read(name)
-    pairs = overrides.items() if isinstance(overrides, Mapping) else map(_split_override, overrides)
+    pairs = overrides.items() if isinstance(overrides, Mapping) else map(split_override, overrides)
     given: dict[str, Any] = {}
     for key, value in pairs:
         replaced = {name: old for name, old in given.items() if f"{name}.".startswith(f"{key}.")}
@@ -378,7 +378,8 @@ def _read(name: str | Path) -> tuple[dict[str, Any], str]:
     return parse(included.read_text("utf-8"), str(name)), str(name)
 
 
-def _split_override(text: str) -> tuple[str, Any]:
+def split_override(text: str) -> tuple[str, Any]:
+    """Dotted key and value of `key=value`. Raises UsageError."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UsageError(f"{text!r} is not key=value; an example is train.steps=2000")

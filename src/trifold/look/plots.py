@@ -14,6 +14,7 @@ from trifold.errors import TrifoldError, UsageError
 
 if TYPE_CHECKING:
     from trifold.pipeline import Pipeline
+    from trifold.train.power_law import Law
 
 Figure: TypeAlias = Any  # matplotlib.figure.Figure; matplotlib is optional, and so are its types
 
@@ -90,6 +91,23 @@ def draw_loss(axis: Any, run: Path) -> None:
     axis.set_ylim(low, high + 0.12 * (high - low))  # space for the legend above the curves
     axis.legend(frameon=False, fontsize=8, loc="upper right", ncols=2)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def draw_law(law: Law, points: Sequence[tuple[int, int]], losses: Sequence[float], file: Path) -> None:
+    """Write a picture of the losses at points (N, D) and of their law; each panel has a color per other value."""
+    data, found = np.array(points, float), np.array(losses)
+    names, figure = ("parameters without embeddings", "tokens"), new_figure(10, 4)
+    for variable, axis in enumerate(figure.subplots(1, 2)):
+        x, others = data[:, variable], data[:, 1 - variable]
+        line = np.geomspace(x.min(), x.max())
+        for other in np.unique(others):
+            (dots,) = axis.plot(x[others == other], found[others == other], "o", label=f"{other:,.0f}")
+            axis.plot(
+                line, law.loss(other, line) if variable else law.loss(line, other), color=dots.get_color()
+            )
+        axis.set(xscale="log", xlabel=names[variable], ylabel="validation loss, nats per token")
+        axis.legend(frameon=False, fontsize=8, title=names[1 - variable], title_fontsize=8)
+    save_figure(figure, file)
 
 
 def draw_confusion(axis: Any, table: NDArray[np.int64], names: Sequence[str]) -> None:

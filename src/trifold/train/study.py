@@ -1,0 +1,123 @@
+"""A scaling study: a training run for each pair of a model size and a number of tokens.
+
+Each run begins with new weights and has its own schedule, so that the rate has decayed at its last step: the loss of a
+short run is not that of a longer one on its way (Hoffmann et al. 2022, section 3.1).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field, field_validator
+
+from trifold.costs import forward_flops, parameter_table
+from trifold.errors import CheckpointError, UsageError
+from trifold.hub.folder import read_config
+from trifold.jsonfiles import MAX_JSON, read_json, read_text
+from trifold.recipe import Recipe, load_recipe, set_key, split_override
+from trifold.settings import Settings
+from trifold.train.checkpoint import PROGRESS, list_checkpoints
+from trifold.train.power_law import check_points
+from trifold.train.run_folder import RunFolder, read_object
+from trifold.train.stages import changed
+from trifold.yaml_dialect import parse
+
+NOT_COUNTED = ("embeddings", "positions", "token types", "head")  # ends of the names of parts
+
+
+class StudySettings(Settings):
+    """The YAML file of a study. settings: of all runs; sizes: those of each size, keys without a dot are of `model`.
+
+    warmup: share of the steps, by default the steps of the recipe; resamples: of the bootstrap.
+    """
+
+    name: str
+    recipe: str
+    settings: dict[str, Any] = Field({})
+    sizes: dict[str, dict[str, Any]]
+    tokens: list[Annotated[int, Field(gt=0)]]
+    warmup: float | None = Field(None, ge=0, lt=1)
+    resamples: int = Field(1000, ge=100)
+
+    @field_validator("sizes")
+    @classmethod
+    def _check_names(cls, sizes: dict[str, Any]) -> dict[str, Any]:
+        for name in sizes:
+            if not re.fullmatch(r"\w[\w.-]*", name):
+                raise ValueError(f"{name!r:.100} cannot be a folder; use letters, digits, '.', '-' and '_'")
+        return sizes
+
+
+class StudyRun(NamedTuple):
+    """A planned run; parameters: without the embeddings of tokens, positions and types, and without heads."""
+
+    size: str
+    parameters: int
+    tokens: int
+    recipe: Recipe
+    folder: RunFolder
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether this run, with these settings, has ended other than by a signal."""
+        sessions = read_object(self.folder.environment).get("sessions") or [{}]
+        if sessions[-1].get("stopped_by", "signal") == "signal" or not self.folder.recipe.is_file():
+            return False
+        return self.folder.recipe.read_text("utf-8") == self.recipe.resolved()
+
+    def result(self) -> dict[str, Any]:
+        """Predicted tokens, last validation loss in nats per token, training FLOPs and seconds of the complete run."""
+        progress = read_json(list_checkpoints(self.folder.checkpoints)[-1] / PROGRESS)
+        lines = map(json.loads, self.folder.metrics.read_text("utf-8").splitlines())
+        *_, loss = (line["valid/loss"] for line in lines if "valid/loss" in line)
+        config, tokens = read_config(self.folder.model), progress["tokens"]
+        flops = tokens * forward_flops(config, 0, config.max_positions).training[1]
+        found = {"size": self.size, "parameters": self.parameters, "tokens": tokens, "loss": loss}
+        return found | {"flops": flops, "seconds": round(progress["seconds"], 1)}
+
+
+def load_study(file: Path, overrides: Sequence[str] = ()) -> StudySettings:
+    """Read the YAML file of a study and apply `key=value` overrides. Raises SettingsError or UsageError."""
+    try:
+        values = parse(read_text(file, MAX_JSON), str(file))
+    except CheckpointError as error:
+        raise UsageError(f"{error.message}; name the YAML file of a study") from None
+    for key, value in map(split_override, overrides):
+        set_key(values, key, value)
+    return StudySettings.parse({"name": file.stem, **values})
+
+
+def plan_runs(settings: StudySettings, out: Path) -> list[StudyRun]:
+    """The runs, in OUT/SIZE/TOKENS, short ones first; the tokens are rounded up to whole updates.
+
+    Raises SettingsError, and UsageError for too few runs and other tasks than `causal`.
+    """
+    runs = []
+    for size, own in settings.sizes.items():
+        keys = {key if "." in key else f"model.{key}": value for key, value in _flat(own).items()}
+        chosen = load_recipe(settings.recipe, _flat(settings.settings) | keys)
+        if chosen.task.kind != "causal":
+            raise UsageError(f"{settings.recipe}: a study requires task.kind causal, not {chosen.task.kind}")
+        parts = parameter_table(chosen.model)
+        count = sum(part.parameters for part in parts if not part.name.endswith(NOT_COUNTED))
+        for tokens in settings.tokens:
+            steps = math.ceil(tokens / chosen.batch.tokens / chosen.train.accumulate)
+            warmup = chosen.train.warmup if settings.warmup is None else round(settings.warmup * steps)
+            changes = {"steps": steps, "warmup": warmup, "minutes": None, "patience": None}
+            recipe = changed(chosen, {f"train.{key}": value for key, value in changes.items()})
+            runs.append(StudyRun(size, count, tokens, recipe, RunFolder(out / size / str(tokens))))
+    check_points([(run.parameters, run.tokens) for run in runs])
+    return sorted(runs, key=lambda run: run.parameters * run.tokens)
+
+
+def _flat(values: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+    """Nested groups of keys as dotted keys."""
+    found = dict[str, Any]()
+    for key, value in values.items():
+        found |= _flat(value, f"{at}{key}.") if isinstance(value, Mapping) else {at + key: value}
+    return found
