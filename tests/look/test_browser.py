@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from tests.look.test_roles import planted_model, repeated_lines
+from tests.look.test_trace import new_pipeline
 
+from trifold.data.images import ImageSettings
 from trifold.look import read_attention
 from trifold.look.figures import neighbours, positions
 from trifold.look.page import page, write_page
@@ -87,6 +89,22 @@ def test_a_model_of_one_stack_has_every_view(tab, one_stack, tmp_path):
         tab.goto(f"{file.as_uri()}#view={view}")
         tab.wait_for_selector(VIEWS[view])
         assert view != "attention" or tab.locator("button.thumbnail").count() == 2 * 4
+
+
+def test_a_model_of_images_has_every_view(tab, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    file = tmp_path / "image.png"
+    image.frombytes("RGB", (8, 8), bytes(range(192))).save(file)
+    pipeline = new_pipeline("vit")
+    pipeline.pictures = ImageSettings(size=(8, 8))
+    session = Session(pipeline)
+    written = write_page(session, str(file), None, tmp_path / "page.html")
+    for view in VIEWS.keys() - {"search"}:
+        tab.goto("about:blank")
+        tab.goto(f"{written.as_uri()}#view={view}")
+        tab.wait_for_selector(VIEWS[view])
+    tab.goto(f"{written.as_uri()}#view=attention&layer=1&head=2")
+    tab.wait_for_function("document.querySelectorAll('button.thumbnail').length == 8")
 
 
 def test_a_cell_shows_the_weight_of_the_model(tab, pipeline, tmp_path):

@@ -83,9 +83,13 @@ def trace(session: Session, text: Any, target: Target = None, edits: Edits = ())
 
 
 def lens(session: Session, text: Any, target: Target = None, top: int = 5) -> Answer:
-    """The best predictions after each layer: tokens (L + 1, T, top) as lists, probabilities (L + 1, T, top)."""
+    """The best predictions after each layer: tokens (L + 1, T, top) as lists, probabilities (L + 1, T, top).
+
+    T is 1 for the class of a whole text or image.
+    """
     found = session.trace(text, target)
-    return {"masks": found.masks, **_best(found, *found.lens(top))}
+    values, ids = (x if x.dim() == 3 else x[:, None] for x in found.lens(top))
+    return {"masks": found.masks, **_best(found, values, ids)}
 
 
 def effect(session: Session, text: Any, target: Target = None, edits: Edits = ()) -> Answer:
