@@ -102,7 +102,7 @@ def test_a_model_of_images_has_every_view(tab, tmp_path):
     for view in VIEWS.keys() - {"search"}:
         tab.goto("about:blank")
         tab.goto(f"{written.as_uri()}#view={view}")
-        tab.wait_for_selector(VIEWS[view])
+        tab.wait_for_selector("svg.figure image" if view == "figures" else VIEWS[view])
     tab.goto(f"{written.as_uri()}#view=attention&layer=1&head=2")
     tab.wait_for_function("document.querySelectorAll('button.thumbnail').length == 8")
 
