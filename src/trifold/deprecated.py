@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from operator import attrgetter
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 MODULES = {
     "trifold.data.pictures": "trifold.data.images",
@@ -67,6 +70,18 @@ class _Loader(Loader):
         old = module.__name__
         new = importlib.import_module(MODULES[old])
         module.__getattr__ = lambda name: renamed(new, old, name)  # type: ignore[method-assign]
+
+
+def add_old_names(package: str) -> None:
+    """Give a package its old names too."""
+    module = sys.modules[package]
+    module.__getattr__ = lambda name: renamed(module, package, name)  # type: ignore[method-assign]
+
+
+def has_old_names(cls: type[T]) -> type[T]:
+    """Decorator: objects of the class have its old names too."""
+    cls.__getattr__ = lambda self, name: renamed(self, cls.__name__, name)  # type: ignore[attr-defined]
+    return cls
 
 
 def renamed(owner: Any, old_owner: str, name: str) -> Any:

@@ -9,6 +9,8 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,14 @@ def json_line(value: Any, *, ensure_ascii: bool = False) -> str:
         finite = json.loads(json.dumps(value), parse_constant=lambda name: None)
         text = json.dumps(finite, ensure_ascii=ensure_ascii)
     return UNPRINTABLE.sub(lambda found: json.dumps(found[0])[1:-1], text)
+
+
+def iter_json_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """The objects in the lines of a file, if it exists, without a line that is incomplete or being written."""
+    with suppress(FileNotFoundError), file.open("rb") as lines:
+        for line in lines:
+            with suppress(ValueError):
+                yield json.loads(line)
 
 
 def lone_surrogate(text: str) -> str | None:

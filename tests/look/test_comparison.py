@@ -118,7 +118,7 @@ def test_parts_of_t5() -> None:
         part.part: (part.size, part.verdict, part.what) for part in compare(PUBLISHED["t5-small"].config)
     }
     assert parts["shape"] == ("encoder × 6, decoder × 6", "same", "an encoder and a decoder")
-    assert parts["positions"][1:] == ("differs", "learned relative position bias")
+    assert parts["positions"][1:] == ("differs", "relative position bias")
     assert parts["blocks"] == ("width 512", "differs", "RMS norms, norms before the sub-layers")
     assert parts["attention"] == ("8 heads of 64", "differs", "unscaled scores")
     assert parts["feed-forward"] == ("512 → 2,048 → 512", "differs", "feed-forward without biases")

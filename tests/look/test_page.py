@@ -82,7 +82,7 @@ def walk(node: dict):
         ("model", {"model": 1}, "models are 0 to 0"),
         ("model", {"other": 1}, "other"),
         ("attention", {"text": TEXT, "kind": "both", "layer": 0}, "kind: 'both'"),
-        ("attention", {"text": TEXT, "kind": "cross", "layer": 9}, "layer: 9"),
+        ("attention", {"text": TEXT, "kind": "cross", "layer": 9}, "layer 9: give a number from 0 to"),
     ],
 )
 def test_invalid_requests_are_rejected(pipeline, name, params, message):

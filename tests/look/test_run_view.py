@@ -63,7 +63,7 @@ def test_a_head_of_the_last_checkpoint_is_that_of_the_model(session):
 
 
 def test_what_a_model_does_not_have_is_an_error(session):
-    with pytest.raises(UsageError, match="head: 99"):
+    with pytest.raises(UsageError, match="head 99: give a number from 0 to"):
         head_over_checkpoints(session, TEXT, kind="cross", layer=0, head=99)
     with pytest.raises(UsageError, match="does not belong to a run"):
         answer(Session(session.pipeline), "run", {})

@@ -1,8 +1,5 @@
 """Lengths of rows to a seekable plan of batches, and batches to ranks."""
 
-import sys
-from typing import TYPE_CHECKING
-
 from trifold.batches.blocks import Blocks, ShuffledRows
 from trifold.batches.plan import (
     BatchSettings,
@@ -13,7 +10,7 @@ from trifold.batches.plan import (
     plan_epoch,
     split_batch,
 )
-from trifold.deprecated import renamed
+from trifold.deprecated import add_old_names
 
 __all__ = [
     "BatchSettings",
@@ -27,7 +24,4 @@ __all__ = [
     "split_batch",
 ]
 
-if not TYPE_CHECKING:
-
-    def __getattr__(name):
-        return renamed(sys.modules[__name__], __name__, name)
+add_old_names(__name__)

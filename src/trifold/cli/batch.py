@@ -135,9 +135,8 @@ def warn_limits(pipeline: Pipeline, limits: Sequence[str | None]) -> None:
 def warn_unknown(pipeline: Pipeline, words: Iterable[str]) -> None:
     """Print one line with the words of the input that have unknown tokens, if there are any."""
     if different := dict.fromkeys(words):
-        label = (
-            f"warning: unknown words ({len(different):,}) are read as {pipeline.reader.names['unk_token']}: "
-        )
+        unknown = pipeline.reader.names["unk_token"]
+        label = f"warning: unknown words ({len(different):,}) are read as {unknown}: "
         shown = ", ".join(repr(word.rstrip(".,:;!?")[:20]) for word in different)
         print_note(label + shorten(shown, max(24, 80 - len(label)), placeholder=" …"))
 

@@ -313,9 +313,8 @@ def open_validation(request: Request) -> tuple[Pipeline, Objective, Any, EvalCon
         batches = batches.model_copy(update={"rows": request.batch_size})
     opened = _open_language_model(request) if recipe is None else _open_task(request, recipe, batches)
     generation = GenerationConfig() if recipe is None else recipe.generate
-    return *opened, EvalContext(
-        batches, generation, samples=sys.maxsize if request.folder else 0, seed=1, poll=lambda: None
-    )
+    samples = sys.maxsize if request.folder else 0
+    return *opened, EvalContext(batches, generation, samples, seed=1, poll=lambda: None)
 
 
 def _open_task(request: Request, recipe: Recipe, batches: BatchSettings) -> tuple[Pipeline, Objective, Any]:

@@ -98,17 +98,13 @@ def run(
     is_page = out is not None and out.suffix.lower() == ".html"
     names = [model] if compare is None else [model, compare]
     if compare is not None and (out is not None or json or draws):
-        raise UsageError(
-            "--compare requires the live page; leave out --out, --kind, --layer, --head and --json"
-        )
+        raise UsageError("--compare requires the live page; remove --out, --kind, --layer, --head and --json")
     files = {"--align": align, "--coreference": coreference, "--conllu": conllu, "--prune": prune}
     if roles is None and (unused := [name for name, value in files.items() if value]):
         raise UsageError(f"{unused[0]} requires --roles FILE")
     if roles is not None:
         if draws or (out is not None and not is_page) or compare is not None:
-            raise UsageError(
-                "--roles prints a table; leave out --kind, --layer, --head, --compare, and pictures"
-            )
+            raise UsageError("--roles prints a table; remove --kind, --layer, --head, --compare and pictures")
         lines = read_corpus(roles, align, coreference, conllu)
         pipeline = _load(model, device=device, tokenizer=tokenizer)
         report = _measure_roles(pipeline, lines, prune or [])
@@ -158,11 +154,8 @@ def _load(model: str, **options: Any) -> Pipeline:
     from trifold.cli.batch import load_pipeline
     from trifold.look.walkthrough import teaching_model
 
-    return (
-        teaching_model()
-        if model == "teaching" and not Path(model).exists()
-        else load_pipeline(model, **options)
-    )
+    is_teaching = model == "teaching" and not Path(model).exists()
+    return teaching_model() if is_teaching else load_pipeline(model, **options)
 
 
 def _open_page(
@@ -186,7 +179,7 @@ def _open_page(
     if out is not None:
         if text is None:
             raise UsageError("TEXT is missing; a written page shows one text")
-        print(write_page(sessions[0], text, target, out, name=next(iter(models))))
+        print(write_page(sessions[0], text, target, out, next(iter(models))))
         return
 
     if text is not None:
@@ -237,9 +230,8 @@ def _print_roles(report: dict[str, Any]) -> None:
     if found:
         print_table(rows, "   rrrr", cut=2)
     held = {(each["kind"], each["layer"], each["head"]) for each in found}
-    print_note(
-        f"{len(held)} of {len(places)} heads have a role over {report['lines']:,} lines; layer.head from 1"
-    )
+    counts = f"{len(held)} of {len(places)} heads have a role over {report['lines']:,} lines"
+    print_note(f"{counts}; layer.head from 1")
     if report["skipped"]:
         print_note(f"links of {report['skipped']:,} lines are left out: their tokens do not spell the words")
     if report["pruned"] is not None:

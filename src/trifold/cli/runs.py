@@ -16,6 +16,7 @@ import typer
 from trifold.cli.options import Json
 from trifold.cli.terminal import print_json, print_note, print_table
 from trifold.errors import TrifoldError, UsageError, escape
+from trifold.jsonfiles import MAX_JSON, iter_json_lines, read_json, read_text
 
 EXAMPLES = ("trifold runs", "trifold runs experiments --sort score", "trifold runs --json")
 HEADING = ("run", "recipe", "changed", "best (step)", "min", "state")
@@ -106,7 +107,6 @@ def describe_run(path: Path, name: str) -> Facts:
 
 
 def _read_run(path: Path, facts: Facts) -> None:
-    from trifold.jsonfiles import MAX_JSON, read_json, read_text
     from trifold.yaml_dialect import parse
 
     recipe = parse(read_text(path / RECIPE, MAX_JSON), str(path / RECIPE))
@@ -128,18 +128,13 @@ def _read_run(path: Path, facts: Facts) -> None:
 def _read_metrics(file: Path, facts: Facts) -> None:
     """The best validation, the last step, and the time of the last logged step."""
     sign = -1 if facts.score == "loss" else 1
-    with suppress(FileNotFoundError), file.open("rb") as lines:
-        for line in lines:
-            try:
-                values = json_library.loads(line)
-            except ValueError:  # incomplete, of a process that was killed
-                continue
-            facts.step, facts.seconds = int(values["step"]), float(values.get("seconds", facts.seconds))
-            if facts.score == "auto" and (names := [key[6:] for key in values if key.startswith("valid/")]):
-                facts.score = names[1]  # after the loss
-            value = values.get(f"valid/{facts.score}")
-            if value is not None and (facts.value is None or sign * value > sign * facts.value):
-                facts.value, facts.best_step = float(value), facts.step
+    for values in iter_json_lines(file):
+        facts.step, facts.seconds = int(values["step"]), float(values.get("seconds", facts.seconds))
+        if facts.score == "auto" and (names := [key[6:] for key in values if key.startswith("valid/")]):
+            facts.score = names[1]  # after the loss
+        value = values.get(f"valid/{facts.score}")
+        if value is not None and (facts.value is None or sign * value > sign * facts.value):
+            facts.value, facts.best_step = float(value), facts.step
 
 
 def _is_locked(file: Path) -> bool:

@@ -10,7 +10,7 @@ import typer
 
 from trifold.cli.options import Json
 from trifold.cli.terminal import print_json, print_note, print_table
-from trifold.cli.train import Changes
+from trifold.cli.train import Changes, RunOut
 from trifold.errors import TrifoldError, UsageError
 
 EXAMPLES = (
@@ -23,9 +23,7 @@ EXAMPLES = (
 def run(
     study: Annotated[Path, typer.Argument(metavar="STUDY", help="The YAML file of the study.")],
     changes: Changes = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FOLDER", help="The folder.", show_default="runs/NAME")
-    ] = None,
+    out: RunOut = None,
     json: Json = False,
 ) -> None:
     """Train each size on each number of tokens, and fit L(N, D) = E + A/N^alpha + B/D^beta to the losses.
@@ -54,10 +52,8 @@ def run(
                 print_note("the same command continues the study")
                 raise typer.Exit(outcome.exit_code)
     results = [each.result() for each in runs]
-    points, losses = (
-        [(each["parameters"], each["tokens"]) for each in results],
-        [each["loss"] for each in results],
-    )
+    points = [(each["parameters"], each["tokens"]) for each in results]
+    losses = [each["loss"] for each in results]
     law = fit(points, losses, settings.resamples)
     lines = ("\t".join(map(str, line)) for line in ([*results[0]], *(each.values() for each in results)))
     disk.replace_text(folder / "study.tsv", "".join(f"{line}\n" for line in lines))
@@ -68,12 +64,9 @@ def run(
     if json:
         print_json(folder=str(folder), runs=results, law={"form": FORM, **law._asdict()})
         return
-    form, found = "{} {:,} {:,} {:.4f} {:.4f} {:.2e} {:.0f}", zip(results, points, strict=True)
-    cells = [
-        (each["size"], *at, each["loss"], law.loss(*at), each["flops"], each["seconds"]) for each, at in found
-    ]
-    heading = ("size", "N", "tokens", "loss", "law", "FLOPs", "seconds")
-    print_table([heading, *(form.format(*each).split() for each in cells)], " rrrrrr")
+    form = "{size} {parameters:,} {tokens:,} {loss:.4f} {law:.4f} {flops:.2e} {seconds:.0f}"
+    cells = [form.format(**x, law=law.loss(*at)).split() for x, at in zip(results, points, strict=True)]
+    print_table([("size", "N", "tokens", "loss", "law", "FLOPs", "seconds"), *cells], " rrrrrr")
     print(f"\n{FORM}\n{len(runs)} runs, {settings.resamples:,} resamples, mean error {law.error:.2%}\n")
     limits = {name: "{:.4g} to {:.4g}".format(*law.intervals[name]) for name in law.estimates}
     rows = [(name, f"{value:.4g}", limits[name]) for name, value in law.estimates.items()]

@@ -27,6 +27,9 @@ Changes: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings to override, such as train.steps=2000."),
 ]
+RunOut: TypeAlias = Annotated[
+    Path | None, typer.Option("--out", metavar="FOLDER", help="The folder.", show_default="runs/NAME")
+]
 DataChanged: TypeAlias = Annotated[
     bool, typer.Option("--data-changed", help="Continue although the data files have changed.")
 ]
@@ -38,10 +41,7 @@ def run(
         typer.Argument(metavar="RECIPE", help="A name from `trifold recipes`, a YAML file, or a run folder."),
     ],
     changes: Changes = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FOLDER", help="The run folder.", show_default="runs/RECIPE"),
-    ] = None,
+    out: RunOut = None,
     resume: Annotated[
         Literal["auto"] | None, typer.Option(help="Continue the run in the run folder, if there is one.")
     ] = None,

@@ -1,8 +1,5 @@
 """Read data: files, datasets of the hub and embedded text, as aligned pairs, labelled rows or raw documents."""
 
-import sys
-from typing import TYPE_CHECKING
-
 from trifold.data.documents import DocumentReport, Documents, Splits, read_documents, read_splits
 from trifold.data.files import FileDigest, compute_digests, list_files
 from trifold.data.lines import expand_path, iter_lines
@@ -11,7 +8,7 @@ from trifold.data.records import Records, Role, read_records
 from trifold.data.settings import DataSettings, Source
 from trifold.data.token_build import Encoder, Side
 from trifold.data.token_cache import TokenCache, digests_in_caches, open_tokens, sample_documents
-from trifold.deprecated import renamed
+from trifold.deprecated import add_old_names
 
 __all__ = [
     "DataSettings",
@@ -40,7 +37,4 @@ __all__ = [
     "sample_documents",
 ]
 
-if not TYPE_CHECKING:
-
-    def __getattr__(name):
-        return renamed(sys.modules[__name__], __name__, name)
+add_old_names(__name__)

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from trifold.data.files import FORMATS, TEXT_FORMATS, find_files, is_dataset
 from trifold.data.lines import WHOLE_FILE, FileRange, display_name, inner_suffix, iter_lines, read_text
 from trifold.data.pairs import INNER_BREAK, HoldOut, ReadReport, Rows, iter_dataset, plural, read_pairs
 from trifold.data.settings import DataSettings
 from trifold.data.tables import NumberedRow, check_text, iter_parquet, read_objects, value_at
-from trifold.deprecated import renamed
+from trifold.deprecated import has_old_names
 from trifold.errors import DataError, SettingsError
 
 
@@ -30,6 +30,7 @@ class FilePart(NamedTuple):
     range: FileRange = WHOLE_FILE
 
 
+@has_old_names
 @dataclass
 class DocumentReport(ReadReport):
     """The counts of a source of raw text: `documents == kept + dropped`. A blank document is empty or white space."""
@@ -39,11 +40,6 @@ class DocumentReport(ReadReport):
     documents: int = 0
     characters: int = 0  # of the documents that are kept
     skipped_files: Counter[str] = field(default_factory=Counter)  # other files in folders, by suffix
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name):
-            return renamed(self, "DocumentReport", name)
 
     @property
     def kept(self) -> int:

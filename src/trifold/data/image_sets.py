@@ -83,17 +83,13 @@ def iter_images(source: str | list[str], ignored: Counter[str]) -> Iterator[Labe
 def _iter_folder(name: str) -> Iterator[Labelled]:
     folder = expand_path(name)
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    _check_splits(name, {path.parent.parent.name for path in paths if _is_image(path)})
+    splits = SPLITS & {path.parent.parent.name for path in paths if _is_image(path)}
+    if "train" in splits and len(splits) > 1:
+        raise DataError(
+            f"{name}: contains the splits {', '.join(sorted(splits))}; name the folder of one, such as {name}/train"
+        )
     for path in paths:
         yield str(path), path.parent.name, path if path.parent != folder and _is_image(path) else None
-
-
-def _check_splits(name: str, folders: set[str]) -> None:
-    """Raises DataError if the folders that hold those of the classes are several splits."""
-    if "train" in folders and len(found := sorted(SPLITS & folders)) > 1:
-        raise DataError(
-            f"{name}: contains the splits {', '.join(found)}; name the folder of one, such as {name}/train"
-        )
 
 
 def _is_image(path: PurePath) -> bool:
@@ -135,7 +131,5 @@ def _read_idx(name: str, dimensions: int) -> NDArray[np.uint8]:
         content, start = file.read(), 4 + 4 * dimensions
     shape = np.frombuffer(content[4:start], ">u4").astype(np.int64)
     if content[:4] != bytes([0, 0, 8, dimensions]) or len(content) - start != shape.prod():
-        raise DataError(
-            f"{name}: not an IDX file of {dimensions} dimensions, or truncated; copy the file again"
-        )
+        raise DataError(f"{name}: not an IDX file of {dimensions} dimensions, or truncated; copy it again")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)

@@ -46,9 +46,8 @@ class ImageSettings(Settings):
     def _check_resizing(self) -> Self:
         if self.shortest_edge is not None and self.size is not None:
             raise ValueError("size and shortest_edge contradict each other: set one of them to null")
-        if self.longest_edge is not None and self.longest_edge < (
-            self.shortest_edge or self.longest_edge + 1
-        ):
+        shortest, longest = self.shortest_edge, self.longest_edge
+        if longest is not None and longest < (shortest or longest + 1):
             raise ValueError("longest_edge needs a shortest_edge that is not larger")
         return self
 

@@ -148,12 +148,8 @@ class Pairs(Rows):
         return len(self.lines)
 
     def select(self, indices: list[int], name: str) -> Pairs:
-        return Pairs(
-            [self.sources[i] for i in indices],
-            [self.targets[i] for i in indices],
-            [self.lines[i] for i in indices],
-            Report(name, pairs=len(indices)),
-        )
+        sources, targets = ([side[i] for i in indices] for side in (self.sources, self.targets))
+        return Pairs(sources, targets, [self.lines[i] for i in indices], Report(name, pairs=len(indices)))
 
 
 def hold_out_indices(total: int, count: HoldOut, seed: int, noun: str) -> tuple[list[int], list[int]]:

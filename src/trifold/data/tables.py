@@ -143,9 +143,8 @@ def _read_header(
         return [] if settings.header is False else first
     cells = [cell.strip().casefold() for cell in first]
     codes = {re.sub(r"[_-][a-z]{2,4}$", "", cell) for cell in cells}  # without regions: en_US, zh-Hant
-    is_known = codes <= _CODES or sum(
-        cell in known or _WORDS.issuperset(_words(cell)) for cell in cells
-    ) >= min(2, len(cells))
+    usual = sum(cell in known or _WORDS.issuperset(_words(cell)) for cell in cells)
+    is_known = codes <= _CODES or usual >= min(2, len(cells))
     # The first name may be empty: pandas writes it for an index.
     is_named = is_known and all(map(_NAME.fullmatch, cells[not cells[0] :])) and len({*cells}) == len(cells)
     recurs = (a == b for row in rows for a, b in zip(first, row, strict=False) if row is not first)
@@ -309,9 +308,8 @@ def iter_parquet(file: str, field: str, part: FileRange) -> Iterator[NumberedRow
     columns = [name for name in table.schema_arrow.names if name in (field, field.partition(".")[0])]
     try:
         # If the column is missing, all are read, so that the error can list them.
-        for batch in table.iter_batches(
-            _PARQUET_BATCH_ROWS, row_groups=list(row_groups), columns=columns or None
-        ):
+        batches = table.iter_batches(_PARQUET_BATCH_ROWS, row_groups=[*row_groups], columns=columns or None)
+        for batch in batches:
             for row in batch.to_pylist():
                 number += 1
                 yield number, f"{file}, row {number}", row

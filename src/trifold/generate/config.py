@@ -189,9 +189,8 @@ def with_generation_options(function: Function) -> Function:
     lines = [inspect.getdoc(function) or "", "", "Options:"]
     keyword = inspect.Parameter.KEYWORD_ONLY
     for name, field in GenerationConfig.model_fields.items():
-        parameters.append(
-            inspect.Parameter(name, keyword, default=field.default, annotation=field.annotation)
-        )
+        more = {"default": field.default, "annotation": field.annotation}
+        parameters.append(inspect.Parameter(name, keyword, **more))
         lines.append(f"    {name}: {field.description}")
     parameters.append(inspect.Parameter("draft", keyword, default=None))
     lines.append("    draft: smaller model for speculative decoding")

@@ -129,9 +129,8 @@ def constrained_beam_search(state: DecodingState, setup: SearchSetup) -> list[li
         log_probs = processed_log_probs(state, setup)
         pool = _continuations(log_probs, unprocessed, scores, states, constraints, setup.stopping.ids)
         following = []
-        for candidates, number, limit in zip(
-            pool, state.sentences.tolist(), state.limits.tolist(), strict=True
-        ):
+        sentences = zip(pool, state.sentences.tolist(), state.limits.tolist(), strict=True)
+        for candidates, number, limit in sentences:
             feasible = [each for each in candidates if each.missing <= limit - length]
             chosen = _finish_and_choose(state, setup, finished, number, feasible, is_full=length == limit)
             best = max((each.score for each in chosen), default=NEVER)

@@ -68,11 +68,7 @@ def min_p(logits: Tensor, value: float) -> Tensor:
 
 # Setting -> filter, in the order of application.
 FILTERS: dict[str, Callable[..., Tensor]] = {
-    "temperature": temperature,
-    "top_k": top_k,
-    "top_p": top_p,
-    "min_p": min_p,
-    "typical_p": typical_p,
+    keep.__name__: keep for keep in (temperature, top_k, top_p, min_p, typical_p)
 }
 
 

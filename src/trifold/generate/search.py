@@ -53,9 +53,7 @@ def generate_tokens(
     setup = _setup(model, config, codec, on_step)
     if hook is not None:
         before = setup.process
-        setup = setup._replace(
-            hook=hook, process=lambda x, context: hook.process(before(x, context), context)
-        )
+        setup = setup._replace(hook=hook, process=lambda x, at: hook.process(before(x, at), at))
     config = setup.config
     with eval_mode(model):
         if config.num_beams > 1:

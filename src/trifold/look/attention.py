@@ -212,9 +212,8 @@ class Panel:
         rows, columns = self.patterns.shape[:2]
         width = columns * max(1.3, _INCHES_PER_TOKEN * len(self.column_labels) + 0.15)
         height = rows * max(1.1, _INCHES_PER_TOKEN * len(self.row_labels) + 0.4)
-        left, bottom = (
-            0.3 + 0.075 * max(map(len, labels), default=0) for labels in (self.row_labels, self.column_labels)
-        )
+        sides = self.row_labels, self.column_labels
+        left, bottom = (0.3 + 0.075 * max(map(len, labels), default=0) for labels in sides)
         width = max(4.0, width + left + 0.7)
         return width, height + bottom + 0.5 + 0.18 * self.title_at(width).count("\n")
 

@@ -38,10 +38,12 @@ def compare(config: ModelConfig) -> tuple[Compared, ...]:
     return tuple(compared)
 
 
-_POSITIONS = {
-    "learned": "learned positions",
+POSITIONS = {
+    "sinusoidal": "sinusoidal positions",
     "sinusoidal-halves": "sines before cosines",
-    "relative": "learned relative position bias",
+    "learned": "learned positions",
+    "rotary": "rotary positions",
+    "relative": "relative position bias",
     "relative-sinusoidal": "relative sinusoidal positions in the scores",
     "alibi": "ALiBi",
     "none": "no positions",
@@ -95,7 +97,7 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, list[str | None
         f"{config.max_positions:,}",
         "sines and cosines, added",
         [
-            _rotary(config) if config.positions == "rotary" else _POSITIONS.get(config.positions),
+            None if config.positions == "sinusoidal" else POSITIONS[config.positions] + _rotary(config),
             "bias for tokens of the same segment" if config.segment_offsets else None,
             "query stream for the tokens to predict" if config.query_stream else None,
         ],
@@ -162,6 +164,7 @@ def _embedding_sizes(config: ModelConfig) -> str:
 
 
 def _rotary(config: ModelConfig) -> str:
+    """The details of rotary positions in parentheses, if there are any."""
     scaling, rotated = config.rotary_scaling, config.rotated_width
     details = [
         "interleaved pairs" if config.rotary_pairs == "interleaved" else None,
@@ -169,7 +172,7 @@ def _rotary(config: ModelConfig) -> str:
         f"scaled {scaling.factor:g} times, {scaling.kind}" if scaling else None,
     ]
     listed = "; ".join(detail for detail in details if detail)
-    return f"rotary positions ({listed})" if listed else "rotary positions"
+    return f" ({listed})" if listed and config.positions == "rotary" else ""
 
 
 def _other_heads(config: ModelConfig) -> list[str]:

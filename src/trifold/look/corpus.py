@@ -63,9 +63,7 @@ def read_corpus(
 def _read_pairs(file: Path, role: str, lines: Sequence[str], corpus: Path) -> Iterator[tuple[int, Link]]:
     rows = list(iter_lines(file))
     if len(rows) != len(lines):
-        raise DataError(
-            f"{file}: {len(rows):,} lines, {corpus}: {len(lines):,}; line N of both belong together"
-        )
+        raise DataError(f"{file}: {len(rows):,} lines, {corpus}: {len(lines):,}; line N of both is a pair")
     for number, row in enumerate(rows):
         text, _, target = lines[number].partition("\t")
         sizes = len(text.split()), len((target if role == "alignment" else text).split())

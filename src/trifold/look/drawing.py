@@ -5,22 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+from trifold.look.comparison import POSITIONS
 from trifold.nn.config import ModelConfig
 
 _WIRING = {
     "post": "x ← norm(x + dropout(f(x)))",
     "pre": "x ← x + dropout(f(norm(x)))",
     "sandwich": "x ← x + dropout(norm(f(norm(x))))",
-}
-_POSITIONS = {
-    "sinusoidal": "sinusoidal positions",
-    "sinusoidal-halves": "sinusoidal positions (halves)",
-    "learned": "learned positions",
-    "rotary": "rotary positions",
-    "relative": "relative position bias",
-    "relative-sinusoidal": "relative sinusoidal positions",
-    "alibi": "ALiBi",
-    "none": "no positions",
 }
 _PARALLEL = {
     "parallel": "x ← x + dropout(attention(n) + feed-forward(n)), n = norm(x)",
@@ -52,9 +43,8 @@ def draw_architecture(config: ModelConfig) -> str:
     drawn = [_draw(column, width) for column in columns]
     height = max(map(len, drawn))
     padded = [[""] * (height - len(lines)) + lines for lines in drawn]
-    rows = [
-        list((" " * _GAP).join(f"{line:{width + 4}}" for line in row)) for row in zip(*padded, strict=True)
-    ]
+    gap = " " * _GAP
+    rows = [list(gap.join(f"{line:{width + 4}}" for line in row)) for row in zip(*padded, strict=True)]
     if len(columns) == 2:
         _connect(rows, height - len(drawn[0]), width)
     sheet = "\n".join("".join(row).rstrip() for row in rows)
@@ -92,7 +82,7 @@ def _column(config: ModelConfig, side: str, sized: ModelConfig) -> Column:
 
 
 def _bottom(config: ModelConfig, vocab_size: int, *, is_shared: bool) -> Box:
-    positions = _POSITIONS[config.positions]
+    positions = POSITIONS[config.positions]
     if config.patch_size is not None:
         tall, wide = config.patch_size
         return (f"{config.n_patches:,} patches of {tall} × {wide}, class token", positions)

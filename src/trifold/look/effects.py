@@ -16,6 +16,7 @@ from trifold.pipeline import Pipeline
 from trifold.scores.bleu import bleu
 
 MAX_LINES = 200  # of a request of the page
+HEADS = "sublayer.heads"  # end of the name of a hook point
 
 
 def effect_over_lines(
@@ -50,7 +51,8 @@ def effect_on_bleu(pipeline: Pipeline, lines: Iterable[str], edits: Sequence[Edi
     A search computes one position at a time, so only `zero` and `scale` of whole heads have a meaning in it.
     """
     pairs = [line.rstrip("\n").split("\t", 1) for line in lines if "\t" in line]
-    fits = all(each["op"] in ("zero", "scale") and each.get("positions") is None for each in edits)
+    whole = all(str(each.get("name")).endswith(HEADS) and each.get("positions") is None for each in edits)
+    fits = whole and all(each["op"] in ("zero", "scale") for each in edits)
     if not pairs or not fits or pipeline.config.shape != "encoder-decoder" or pipeline.tokenizer is None:
         return None
     texts, targets = zip(*pairs, strict=True)
@@ -65,7 +67,7 @@ def scaled_heads(pipeline: Pipeline, edits: Sequence[Edit]) -> Iterator[None]:
     """Multiply the outputs of heads in every forward pass, also of a search; `zero` multiplies by 0."""
     factors: dict[str, list[tuple[list[int] | slice, float]]] = {}
     for edit in edits:
-        if not edit["name"].endswith("sublayer.heads"):
+        if not edit["name"].endswith(HEADS):
             raise UsageError(f"{edit['name']}: edit the hook point `heads` of an attention")
         chosen = slice(None) if edit.get("heads") is None else [*edit["heads"]]
         factors.setdefault(edit["name"], []).append((chosen, 0.0 if edit["op"] == "zero" else edit["value"]))
@@ -78,7 +80,7 @@ def scaled_heads(pipeline: Pipeline, edits: Sequence[Edit]) -> Iterator[None]:
             x[:, chosen] *= factor
         return x if name in factors else None
 
-    with hooked(pipeline.model, scale, "sublayer.heads"):
+    with hooked(pipeline.model, scale, HEADS):
         yield
 
 
@@ -88,5 +90,4 @@ def lines_effect(session: Session, lines: str, edits: Sequence[Edit]) -> dict[st
     if len(rows) > MAX_LINES:
         raise UsageError(f"{len(rows):,} lines; the page reads at most {MAX_LINES}")
     found = effect_over_lines(session.pipeline, rows, edits)
-    heads = all(str(each.get("name")).endswith("sublayer.heads") for each in edits)
-    return {**found, "bleu": effect_on_bleu(session.pipeline, rows, edits) if heads else None}
+    return {**found, "bleu": effect_on_bleu(session.pipeline, rows, edits)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
@@ -27,9 +27,8 @@ def page(answers: Mapping[str, Any], start: Mapping[str, Any], *, live: bool = F
     start: text and target that are shown first, and `models`, the names of the models.
     """
     template = files("trifold.look").joinpath("page.html").read_text(encoding="utf-8")
-    content = json.dumps(
-        {"live": live, "start": start, "answers": answers}, ensure_ascii=False, allow_nan=False
-    )
+    values = {"live": live, "start": start, "answers": answers}
+    content = json.dumps(values, ensure_ascii=False, allow_nan=False)
     for letter in "<>&\u2028\u2029":
         content = content.replace(letter, f"\\u{ord(letter):04x}")
     before, after = template.split(MARK)
@@ -85,18 +84,11 @@ def _examples(roles: dict[str, Any]) -> Iterator[Request]:
                 yield "attention", {**shared, "kind": head["kind"], "layer": head["layer"]}
 
 
-def write_page(
-    session: Session,
-    text: str,
-    target: str | None,
-    out: Path,
-    requests: Iterable[Request] | None = None,
-    name: str = "",
-) -> Path:
-    """Write one file that needs no network and no model, with the answers to `requests`, by default to all views."""
-    chosen = offline_requests(session, text, target) if requests is None else requests
-    answers = {key(name, params): answer(session, name, params) for name, params in chosen}
-    html = page(answers, {"text": text, "target": target, "models": [name]})
+def write_page(session: Session, text: str, target: str | None, out: Path, model: str = "") -> Path:
+    """Write one file that needs no network and no model, with the answers to the requests of all views."""
+    requests = offline_requests(session, text, target)
+    answers = {key(name, params): answer(session, name, params) for name, params in requests}
+    html = page(answers, {"text": text, "target": target, "models": [model]})
     try:
         disk.make_folder(out.parent)
         disk.replace_text(out, html)

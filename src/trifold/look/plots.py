@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trifold.errors import TrifoldError, UsageError
+from trifold.jsonfiles import iter_json_lines
 
 if TYPE_CHECKING:
     from trifold.pipeline import Pipeline
@@ -66,7 +67,7 @@ def _figure_class() -> Any:
 
 def read_metric(run: Path, key: str) -> tuple[list[int], list[float]]:
     """Steps and values of one key of metrics.jsonl, such as `train/loss` or `valid/accuracy`."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    lines = iter_json_lines(run / "metrics.jsonl")
     found = [(int(line["step"]), float(line[key])) for line in lines if key in line]
     return [step for step, _ in found], [value for _, value in found]
 
@@ -102,9 +103,8 @@ def draw_law(law: Law, points: Sequence[tuple[int, int]], losses: Sequence[float
         line = np.geomspace(x.min(), x.max())
         for other in np.unique(others):
             (dots,) = axis.plot(x[others == other], found[others == other], "o", label=f"{other:,.0f}")
-            axis.plot(
-                line, law.loss(other, line) if variable else law.loss(line, other), color=dots.get_color()
-            )
+            values = law.loss(other, line) if variable else law.loss(line, other)
+            axis.plot(line, values, color=dots.get_color())
         axis.set(xscale="log", xlabel=names[variable], ylabel="validation loss, nats per token")
         axis.legend(frameon=False, fontsize=8, title=names[1 - variable], title_fontsize=8)
     save_figure(figure, file)
@@ -153,13 +153,9 @@ def token_probabilities(pipeline: Pipeline, prompt: Sequence[int], written: Sequ
     with torch.no_grad():
         probabilities = pipeline.logits(torch.tensor([ids])).softmax(-1)[0]
     texts = ["", *pipeline.writer.decode([ids[:end] for end in range(1, len(ids) + 1)])]
-    return [
-        TokenText(
-            texts[n + 1].removeprefix(texts[n]),
-            float(probabilities[n - 1, ids[n]]) if n >= len(prompt) else None,
-        )
-        for n in range(len(ids))
-    ]
+    parts = [longer.removeprefix(text) for text, longer in pairwise(texts)]
+    known = [float(probabilities[n - 1, ids[n]]) for n in range(len(prompt), len(ids))]
+    return list(map(TokenText, parts, [*[None] * len(prompt), *known]))
 
 
 class Cell(NamedTuple):

@@ -19,26 +19,13 @@ from trifold.look import effects, figures, run_view, search, session as traces, 
 from trifold.look.session import Session
 from trifold.settings import nearest
 
-REQUESTS: dict[str, Callable[..., dict[str, Any]]] = {
-    "model": views.model,
-    "attention": views.attention,
-    "trace": traces.trace,
-    "neuron": traces.neuron,
-    "walkthrough": traces.walkthrough,
-    "lens": traces.lens,
-    "effect": traces.effect,
-    "lines_effect": effects.lines_effect,
-    "gradients": traces.gradients,
-    "roles": traces.roles,
-    "search": search.search,
-    "neighbours": figures.neighbours,
-    "components": figures.components,
-    "positions": figures.positions,
-    "masks": figures.masks,
-    "schedules": figures.schedules,
-    "run": run_view.run,
-    "head_over_checkpoints": run_view.head_over_checkpoints,
-}
+_FUNCTIONS: tuple[Callable[..., dict[str, Any]], ...] = (
+    *(views.model, views.attention, run_view.run, run_view.head_over_checkpoints, search.search),
+    *(traces.trace, traces.neuron, traces.walkthrough, traces.lens, traces.gradients, traces.roles),
+    *(traces.effect, effects.lines_effect),
+    *(figures.neighbours, figures.components, figures.positions, figures.masks, figures.schedules),
+)
+REQUESTS = {function.__name__: function for function in _FUNCTIONS}
 
 
 def answer(session: Session | Sequence[Session], name: str, params: Mapping[str, Any]) -> dict[str, Any]:

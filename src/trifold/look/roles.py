@@ -7,7 +7,7 @@ al. 2022 (induction), Wang et al. 2022 (duplicates).
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -75,10 +75,8 @@ def _rare(x: Pattern) -> Cases:
 
 
 def _duplicate(x: Pattern) -> Cases:
-    yield (
-        "",
-        (x.queries[:, None] == x.keys) & ~x.special & (x.kind == "cross" or ~np.eye(len(x.keys), dtype=bool)),
-    )
+    same = (x.queries[:, None] == x.keys) & ~x.special
+    yield "", same if x.kind == "cross" else same & ~np.eye(len(x.keys), dtype=bool)
 
 
 def _induction(x: Pattern) -> Cases:
@@ -94,9 +92,7 @@ def _links(role: str) -> Callable[[Pattern], Cases]:
             return
         masks: dict[str, Mask] = {}
         for link in (link for link in x.line.links if link.role == role):
-            rows = np.flatnonzero(x.words[0] == link.query)[
-                -1:
-            ]  # in a decoder the last token has read the word
+            rows = np.flatnonzero(x.words[0] == link.query)[-1:]  # in a decoder the last token has read it
             mask = masks.setdefault(link.relation, np.zeros((len(x.queries), len(x.keys)), bool))
             mask[np.ix_(rows, x.words[1] == link.key)] = True
         yield from masks.items()
@@ -174,32 +170,23 @@ def head_roles(
         read, spelled = _read(pipeline, line, counts)
         patterns, skipped = patterns + read, skipped + (not spelled)
         on_done(1)
-    totals: dict[tuple[str, str, str], _Total] = {}
+    totals, queries = defaultdict[tuple[str, str, str], _Total](_Total), Counter[str]()  # of each kind
     for x in patterns:
         side = "encoder" if x.kind == "cross" else x.kind
         x.counts[:] = [counts[side][key] for key in x.keys]
+        queries[x.kind] += int(x.allowed.any(1).sum())
         for role, (cases, _, _) in ROLES.items():
             for relation, mask in cases(x):
-                totals.setdefault((x.kind, role, relation), _Total()).add(
-                    x, mask, x.words if role in LINKED else None
-                )
-    queries = Counter[str]()  # of each kind
-    for x in patterns:
-        queries[x.kind] += int(x.allowed.any(1).sum())
-    for name, total in [*totals.items()]:
-        if name[1] == "positional" and total.trials < queries[name[0]] / 2:
-            del totals[name]  # an offset that most queries do not have
-    found = [
-        each
-        for (kind, role, relation), total in totals.items()
-        for each in _rate(kind, role, relation, total)
-    ]
+                totals[x.kind, role, relation].add(x, mask, x.words if role in LINKED else None)
+    found = list[dict[str, Any]]()
+    for (kind, role, relation), total in totals.items():
+        if role != "positional" or total.trials >= queries[kind] / 2:  # most queries have a key at the offset
+            found += _rate(kind, role, relation, total)
     best: dict[tuple[Any, ...], dict[str, Any]] = {}
     for each in sorted(found, key=lambda each: each["share"] - each["baseline"]):
         best[each["kind"], each["layer"], each["head"], each["role"]] = each
     kept = [each for each in found if each["found"] or any(each is other for other in best.values())]
-    order = [*ROLES]
-    kept.sort(key=lambda each: (not each["found"], order.index(each["role"]), -each["share"]))
+    kept.sort(key=lambda each: (not each["found"], [*ROLES].index(each["role"]), -each["share"]))
     return {"lines": len(lines), "skipped": skipped, "heads": kept}
 
 
@@ -248,16 +235,9 @@ def _rate(kind: str, role: str, relation: str, total: _Total) -> Iterator[dict[s
         low, high = wilson(int(hits), n)
         share = int(hits) / n
         found = share >= max(least, baseline + MARGIN) and low > baseline
-        place = {
-            "kind": kind,
-            "layer": layer,
-            "head": head,
-            "role": role,
-            "relation": relation,
-            "found": found,
-        }
+        place = {"kind": kind, "layer": layer, "head": head, "role": role, "relation": relation}
         numbers = {"share": share, "low": low, "high": high, "trials": n, "baseline": baseline}
-        yield {**place, **numbers, "examples": total.examples.get((layer, head), [])}
+        yield {**place, "found": found, **numbers, "examples": total.examples.get((layer, head), [])}
 
 
 def wilson(hits: int, trials: int, z: float = 1.96) -> tuple[float, float]:

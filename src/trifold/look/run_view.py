@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections import defaultdict
 from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.torch import load_file
 
 from trifold.errors import CheckpointError, UsageError
+from trifold.jsonfiles import iter_json_lines
 from trifold.look.attention import HOOKS
 from trifold.look.session import Answer, Session
-from trifold.look.trace import Trace
+from trifold.look.trace import Trace, check_index
 from trifold.look.views import attention
+from trifold.train.checkpoint import list_checkpoints, load, step_of
 
 MAX_POINTS = 2_000  # of a curve
 MAX_SAMPLES = 20  # of a step
@@ -41,11 +41,7 @@ def run(session: Session) -> Answer:
     Raises UsageError if the model does not belong to a run.
     """
     folder, curves = _folder(session), defaultdict[str, dict[float, float]](dict)
-    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        try:
-            found = json.loads(line)
-        except ValueError:  # the last line of a run that is being written
-            continue
+    for found in iter_json_lines(folder / "metrics.jsonl"):
         for name, value in found.items():
             if name != "step" and isinstance(value, int | float):
                 curves[name][found["step"]] = value
@@ -53,28 +49,19 @@ def run(session: Session) -> Answer:
     for file in sorted((folder / "samples").glob("step-*.tsv")):
         with file.open(encoding="utf-8", newline="") as lines:
             header, *rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-        samples.append({"step": _step(file), "header": header, "rows": rows[:MAX_SAMPLES]})
+        samples.append({"step": step_of(file.with_suffix("")), "header": header, "rows": rows[:MAX_SAMPLES]})
     return {
         "name": folder.name,
         "curves": {name: _thin(points) for name, points in curves.items()},
         "samples": samples,
-        "checkpoints": [_step(each) for each in _checkpoints(folder)],
+        "checkpoints": [step_of(each) for each in list_checkpoints(folder / "checkpoints")],
     }
-
-
-def _step(path: Path) -> int:
-    return int(path.name.split("-")[1].split(".")[0])
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    return sorted(each.parent for each in folder.glob("checkpoints/step-*/weights.safetensors"))
 
 
 def _thin(points: dict[float, float]) -> dict[str, Any]:
     values = np.array([*points.items()], dtype=np.float32).reshape(-1, 2)
-    chosen = values[
-        np.unique(np.linspace(0, len(values) - 1, min(len(values), MAX_POINTS)).round().astype(int))
-    ]
+    places = np.linspace(0, len(values) - 1, min(len(values), MAX_POINTS)).round().astype(int)
+    chosen = values[np.unique(places)]
     return {"steps": chosen[:, 0], "values": chosen[:, 1]}
 
 
@@ -84,22 +71,20 @@ def head_over_checkpoints(
     """steps: of the checkpoints; weights: of a head in each, uint8 (checkpoints, T, S), 255 being 1.
 
     The output that the decoder reads is the target, by default that of the finished model. Raises CheckpointError for
-    weights of another model.
+    weights that are damaged, or of another model.
     """
     folder, finished = _folder(session), session.pipeline
     shape = attention(session, text, target, kind, layer)["weights"].shape
-    if not 0 <= head < shape[0]:
-        raise UsageError(f"head: {head}; the heads are 0 to {shape[0] - 1}")
+    check_index("head", head, shape[0])
     example, steps, weights = session.trace(text, target).example, list[int](), []
-    for checkpoint in _checkpoints(folder):
+    for checkpoint in list_checkpoints(folder / "checkpoints"):
         pipeline = copy(finished)
         pipeline.model = deepcopy(finished.model)
-        saved = load_file(checkpoint / "weights.safetensors")
-        own = pipeline.model.state_dict()
+        saved, own = load(checkpoint, optimizer=False).weights, pipeline.model.state_dict()
         if any(name not in own or own[name].shape != value.shape for name, value in saved.items()):
             raise CheckpointError(f"{checkpoint}: its weights are not those of the model")
         pipeline.model.load_state_dict(saved, strict=False)
-        steps.append(_step(checkpoint))
+        steps.append(step_of(checkpoint))
         found = Trace(pipeline, example, {})[HOOKS[kind].format(layer)][head]
         weights.append(found.float().mul(255).round().byte().cpu().numpy())
     return {"steps": steps, "weights": np.array(weights, np.uint8).reshape(-1, *shape[1:])}

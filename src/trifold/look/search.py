@@ -56,14 +56,11 @@ def search(
     names = pipeline.writer.pieces([key[-1] for key in recorder.nodes if key])
     texts = pipeline.decode([each.tokens for each in found], **options)
     places = recorder.finish(found, end_ids(config, pipeline.config))
-    outputs = [
-        {**each._asdict(), "text": text, "node": node}
-        for each, text, node in zip(found, texts, places, strict=True)
-    ]
+    columns = zip(found, texts, places, strict=True)
+    outputs = [{**each._asdict(), "text": text, "node": node} for each, text, node in columns]
     settings = {"num_beams": 1, **config.model_dump(exclude_defaults=True), "max_new_tokens": limit.tokens}
-    nodes = [
-        {**node, "token": name} for node, name in zip(recorder.nodes.values(), ["", *names], strict=True)
-    ]
+    named = zip(recorder.nodes.values(), ["", *names], strict=True)
+    nodes = [{**node, "token": name} for node, name in named]
     return {"nodes": nodes, "outputs": outputs, "settings": settings}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -25,15 +26,11 @@ HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Con
 
 def open_socket(port: int = 0) -> socket.socket:
     """A listening socket on the loopback interface; port 0: any free one. Raises UsageError if it is in use."""
-    listener = socket.socket()
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((HOST, port))
-        listener.listen()
+        return socket.create_server((HOST, port))
     except OSError as error:
-        listener.close()
-        raise UsageError(f"port {port}: {error.strerror}; choose another, or leave it out") from None
-    return listener
+        reason = os.strerror(error.errno or 0)
+        raise UsageError(f"port {port}: {reason}; choose another, or leave it out") from None
 
 
 def create_app(sessions: Sequence[Session], start: Mapping[str, Any], port: int, token: str) -> Any:
@@ -50,14 +47,11 @@ def create_app(sessions: Sequence[Session], start: Mapping[str, Any], port: int,
             "without them"
         ) from None
     hosts = {f"{name}:{port}" for name in (HOST, "localhost")}
+    origins = {None, *(f"http://{host}" for host in hosts)}
 
     def refused(request: Request, given: str) -> Response | None:
         """An error for a request that does not come from the page."""
-        origin = request.headers.get("origin")
-        if request.headers.get("host") not in hosts or origin not in (
-            None,
-            *(f"http://{host}" for host in hosts),
-        ):
+        if request.headers.get("host") not in hosts or request.headers.get("origin") not in origins:
             return JSONResponse({"error": "another host or origin"}, 403, HEADERS)
         if not hmac.compare_digest(given.encode(), token.encode()):
             return JSONResponse({"error": "wrong token; open the URL that trifold look prints"}, 403, HEADERS)

@@ -97,14 +97,10 @@ def effect(session: Session, text: Any, target: Target = None, edits: Edits = ()
     largest: (T,) change of a logit.
     """
     before, (after, change, _) = (found := session.trace(text, target)).top(), found.effect(edits)
-    answer = {
-        name: _best(each, *each.top()) | {"loss": _array(each.loss)}
-        for name, each in (("before", found), ("after", after))
-    }
-    return answer | {
-        "change": _array(change.gather(-1, before[1])),
-        "largest": _array(change.abs().amax(-1)),
-    }
+    traces = {"before": found, "after": after}
+    answer = {name: _best(each, *each.top()) | {"loss": _array(each.loss)} for name, each in traces.items()}
+    changes = {"change": change.gather(-1, before[1]), "largest": change.abs().amax(-1)}
+    return answer | {name: _array(x) for name, x in changes.items()}
 
 
 def gradients(

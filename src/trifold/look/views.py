@@ -12,7 +12,7 @@ from trifold.errors import UsageError
 from trifold.look.attention import HOOKS, KINDS
 from trifold.look.figures import tables
 from trifold.look.session import Session
-from trifold.look.trace import Edit
+from trifold.look.trace import Edit, check_index
 from trifold.nn import ModelConfig
 from trifold.nn.attention import Attention
 from trifold.nn.layers import Linear
@@ -25,21 +25,17 @@ def model(session: Session) -> dict[str, Any]:
     (Kaplan et al. 2020, section 2.1). Shared parameters count where they occur first.
     """
     pipeline = session.pipeline
-    config, seen, stacks = pipeline.config, set[int](), pipeline.config.stacks
+    config, stacks, kinds = pipeline.config, pipeline.config.stacks, _kinds(pipeline.config)
     size, patch = config.image_size, config.patch_size
     grid = None if size is None or patch is None else [size[0] // patch[0], size[1] // patch[1]]
-    tree = _node(pipeline.model, "", config.shape, seen)
-    flops = forward_flops(config, 1, 1)
     sizes = ("d_model", "n_heads", "kv_heads", "head_width", "d_ff", "vocab_size", "max_positions")
     return {
         "name": pipeline.model.family or "trifold",
         "shape": config.shape,
         "sizes": {name: getattr(config, name) for name in sizes},
-        "layers": _kinds(config),
-        "heads": {
-            kind: (stacks["decoder"] if kind == "cross" else stacks[kind]).n_heads for kind in _kinds(config)
-        },
-        "kinds": {kind: KINDS[kind] for kind in _kinds(config)},
+        "layers": kinds,
+        "heads": {kind: stacks["decoder" if kind == "cross" else kind].n_heads for kind in kinds},
+        "kinds": {kind: KINDS[kind] for kind in kinds},
         "has_run": session.folder is not None,
         "has_roles": session.roles is not None,
         "grid": grid,
@@ -47,8 +43,8 @@ def model(session: Session) -> dict[str, Any]:
         "generates": "decoder" in stacks and "lm" in config.chosen_heads and pipeline.tokenizer is not None,
         "tables": tables(session),
         "parameters": pipeline.model.count_parameters(),
-        "flops": flops._asdict(),
-        "tree": tree,
+        "flops": forward_flops(config, 1, 1)._asdict(),
+        "tree": _node(pipeline.model, "", config.shape, set()),
     }
 
 
@@ -68,14 +64,9 @@ def _node(module: nn.Module, name: str, title: str, seen: set[int]) -> dict[str,
         if next(child.parameters(), None) is not None
     ]
     own = sum(value.numel() for _, value in tensors)
-    flops = (
-        2 * sum(value.numel() for _, value in tensors if value.dim() == 2)
-        if isinstance(module, Linear)
-        else 0
-    )
-    per_key = 0
-    if isinstance(module, Attention):
-        per_key = 4 * module.q_proj.weight.shape[0]
+    matrices = sum(value.numel() for _, value in tensors if value.dim() == 2)
+    flops = 2 * matrices if isinstance(module, Linear) else 0
+    per_key = 4 * module.q_proj.weight.shape[0] if isinstance(module, Attention) else 0
     return {
         "name": name,
         "title": title,
@@ -103,7 +94,6 @@ def attention(
     kinds = _kinds(session.pipeline.config)
     if kind not in kinds:
         raise UsageError(f"kind: {kind!r}; this model has {', '.join(kinds)}")
-    if not 0 <= layer < kinds[kind]:
-        raise UsageError(f"layer: {layer}; the layers are 0 to {kinds[kind] - 1}")
+    layer = check_index("layer", layer, kinds[kind])
     weights = session.trace(text, target, edits)[HOOKS[kind].format(layer)]
     return {"weights": weights.float().mul(255).round().byte().cpu().numpy()}

@@ -188,10 +188,8 @@ class _Steps(list[Step]):
         kind, point, gate = layer.activation_name, f"{name}.sublayer.inner", layer.gate_proj
         up = self.linear("feed-forward in", layer.in_proj, x)
         g = up if gate is None else self.linear("gate", gate, x)
-        y, formula = (
-            (layer.activation(g), f"{kind}(g)")
-            if gate is None
-            else (layer.activation(g) * up, f"{kind}(g) · x")
-        )
+        y, formula = layer.activation(g), f"{kind}(g)"
+        if gate is not None:
+            y, formula = y * up, f"{formula} · x"
         self.add("activation", formula, y, point, g=g, x=None if gate is None else up)
         return self.linear("feed-forward out", layer.out_proj, y, f"{name}.output")

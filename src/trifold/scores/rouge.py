@@ -48,9 +48,8 @@ class RougeScore:
                 raise DataError(f"ROUGE: the prediction {prediction!r:.40} has no reference")
             self.sums["rouge1"] += max(overlap_f1(words, found) for words in expected)
             self.sums["rouge2"] += max(overlap_f1(pairwise(words), pairwise(found)) for words in expected)
-            self.sums["rougeL"] += max(
-                f1(common_subsequence(words, found), len(words), len(found)) for words in expected
-            )
+            longest = [(common_subsequence(words, found), len(words)) for words in expected]
+            self.sums["rougeL"] += max(f1(common, size, len(found)) for common, size in longest)
             self.examples += 1
 
     def values(self) -> dict[str, float]:

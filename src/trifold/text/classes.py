@@ -82,10 +82,9 @@ def _neox(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
 
 
 def _gpt_2018(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
-    suffix = "</w>"
-    library = Library(
-        models.BPE(vocabulary.ids, vocabulary.merges, unk_token=names["unk_token"], end_of_word_suffix=suffix)
-    )
+    suffix, unknown = "</w>", names["unk_token"]
+    model = models.BPE(vocabulary.ids, vocabulary.merges, unk_token=unknown, end_of_word_suffix=suffix)
+    library = Library(model)
     library.normalizer = normalizers.BertNormalizer(lowercase=True)
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.BPEDecoder(suffix=suffix)
@@ -98,9 +97,8 @@ def _llama(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
     first = "always" if settings.get("legacy", False) else "first"
     library.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, first if prefix else "never", split=False)
     strip = [decoders.Strip(content=" ", left=1)] if prefix else []
-    library.decoder = decoders.Sequence(
-        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
-    )
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    library.decoder = decoders.Sequence(steps)
     return library
 
 
@@ -113,9 +111,8 @@ def _unigram(vocabulary: Vocabulary, settings: Settings, names: Names) -> Librar
     if vocabulary.charsmap:
         library.normalizer = normalizers.Precompiled(vocabulary.charsmap)
     scheme = "never" if settings.get("add_prefix_space") is False else "always"
-    library.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, scheme)]
-    )
+    steps = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, scheme)]
+    library.pre_tokenizer = pre_tokenizers.Sequence(steps)
     library.decoder = decoders.Metaspace(SPACE, scheme)
     return library
 

@@ -9,12 +9,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from tokenizers import AddedToken, Regex, Tokenizer as Library, decoders, models, pre_tokenizers, processors
 
 from trifold import disk
-from trifold.deprecated import renamed
+from trifold.deprecated import has_old_names
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.text.bpe_dropout import BPEDropout
 from trifold.text.chat import render, template_values
@@ -33,6 +33,7 @@ TOKEN_TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_m
 NO_LIMITS = {"split_special_tokens": True, "model_max_length": int(1e30)}
 
 
+@has_old_names
 class Tokenizer:
     """A tokenizer of the `tokenizers` library and the ids of its special tokens.
 
@@ -75,11 +76,6 @@ class Tokenizer:
         self._cleans_up = cleans_up and not isinstance(library.model, models.BPE)
         ids = [self._id(role) for role in NAMED_ROLES]
         self.pad_id, self.bos_id, self.eos_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = ids
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name):
-            return renamed(self, "Tokenizer", name)
 
     # --- properties ------------------------------------------------------------------------------------
 

@@ -49,18 +49,14 @@ def from_document(document: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary of a validated `tokenizer.json`."""
     model = document["model"]
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or []]
+    parts = (part for part in iter_objects(document.get("normalizer")) if part.get("type") == "Precompiled")
     vocabulary = model["vocab"]
     return Vocabulary(
         ids=vocabulary if isinstance(vocabulary, dict) else {},
         scores=[(piece, float(score)) for piece, score in vocabulary] if isinstance(vocabulary, list) else [],
         merges=[(left, right) for left, right in merges],
-        charsmap=_find_charsmap(document.get("normalizer")),
+        charsmap=base64.b64decode(next(parts, {}).get("precompiled_charsmap") or ""),
     )
-
-
-def _find_charsmap(normalizer: object) -> bytes:
-    parts = (part for part in iter_objects(normalizer) if part.get("type") == "Precompiled")
-    return base64.b64decode(next(parts, {}).get("precompiled_charsmap") or "")
 
 
 def from_vocab_txt(path: Path) -> Vocabulary:

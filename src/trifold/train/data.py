@@ -102,9 +102,8 @@ class TrainingData:
             if self.recipe.tokenizer.add:
                 tokens = self.objective.tokenizer.vocab_size
                 known = make_tokenizer([], self.recipe.tokenizer.model_copy(update={"add": ()})).vocab_size
-                self.report(
-                    f"tokenizer.add: {tokens - known:,} new tokens; their rows begin as the mean of the others"
-                )
+                new = f"{tokens - known:,} new tokens"
+                self.report(f"tokenizer.add: {new}; their rows begin as the mean of the others")
             line, fresh = start_from(start, model, range(known, tokens))
             self.report(line)
         if self.bundle.initialize is not None:
@@ -129,11 +128,9 @@ def load_data(recipe: Recipe, tokenizer_folder: Path, view: View) -> TrainingDat
     context = BuildContext(*parts, recipe.train.seed, tokenizer_folder, view.say)
     recipe.task.check_unused_keys(context)
     check_limits(recipe.generate.model_dump(), "generate.")
-    if recipe.train.warmup >= recipe.train.steps:
-        view.say(
-            f"warning: warmup ({recipe.train.warmup:,}) is not below steps ({recipe.train.steps:,}); the learning "
-            "rate only rises"
-        )
+    if (warmup := recipe.train.warmup) >= (steps := recipe.train.steps):
+        what = f"warmup ({warmup:,}) is not below steps ({steps:,})"
+        view.say(f"warning: {what}; the learning rate only rises")
     bundle = recipe.task.build(context)
     start = None if recipe.start_from is None else resolve(recipe.start_from)
     if start is not None and recipe.tokenizer.file in (recipe.start_from, str(start)):

@@ -125,11 +125,8 @@ class Adam:
         # The state exists from the start, so that a checkpoint of step 0 has the same names as others.
         self._steps = torch.zeros(len(self._views), dtype=torch.float32, device=weights.master.device)
         for view, step in zip(self._views.values(), self._steps, strict=True):
-            self._optimizer.state[view] = {
-                "step": step,
-                "exp_avg": torch.zeros_like(view.data),
-                "exp_avg_sq": torch.zeros_like(view.data),
-            }
+            moments = {kind: torch.zeros_like(view.data) for kind in ("exp_avg", "exp_avg_sq")}
+            self._optimizer.state[view] = {"step": step, **moments}
 
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: float) -> None:
@@ -231,9 +228,8 @@ class MovingAverage:
     def update(self) -> None:
         """Include the current weights."""
         self.updates += 1
-        newest = (1 - self._decay) / -math.expm1(
-            self.updates * math.log(self._decay)
-        )  # falls from 1 to 1 − d
+        total = -math.expm1(self.updates * math.log(self._decay))  # 1 − d^t
+        newest = (1 - self._decay) / total  # falls from 1 to 1 − d
         self.mean.lerp_(self._master, min(1.0, newest))
 
 

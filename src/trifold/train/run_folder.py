@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 from trifold import disk
 from trifold.data import FileDigest, Source, compute_digests, digests_in_caches, expand_path, list_files
 from trifold.data.files import sha256_of_file
+from trifold.data.token_build import read_json
 from trifold.errors import CheckpointError, TrifoldError, UsageError, check_utf8
 from trifold.hub import resolve
 from trifold.hub.folder import DOWNLOADED, no_run_error
@@ -136,9 +137,8 @@ class RunFolder:
         except (NotImplementedError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in NO_LOCKS:
                 raise
-            return [
-                f"warning: {self.path}: the file system has no locks; make sure that no other process uses this run"
-            ]
+            what = f"{self.path}: the file system has no locks"
+            return [f"warning: {what}; make sure that no other process uses this run"]
         return []
 
     def _remove_temporary_files(self) -> None:
@@ -238,10 +238,7 @@ def _step_of(line: bytes) -> float:
 
 def read_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if the file is missing or damaged."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
+    content = read_json(path)
     return content if isinstance(content, dict) else {}
 
 
@@ -382,9 +379,8 @@ def explain_resource_errors(folder: RunFolder) -> Iterator[None]:
         ) from error
     except (MemoryError, RuntimeError) as error:
         # Not all allocators and drivers raise OutOfMemoryError.
-        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and not any(
-            sign in str(error).lower() for sign in OUT_OF_MEMORY
-        ):
+        signs = (sign in str(error).lower() for sign in OUT_OF_MEMORY)
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and not any(signs):
             raise
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise TrifoldError(

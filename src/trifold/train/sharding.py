@@ -117,9 +117,7 @@ def _shard(model: Transformer, machine: Machine) -> None:
     wide = master_dtype(machine.dtype)
     model.to(wide)
     mesh = init_device_mesh(machine.device.type, (machine.ranks.world,))
-    policy = fsdp.MixedPrecisionPolicy(
-        param_dtype=machine.dtype, reduce_dtype=wide, cast_forward_inputs=False
-    )
+    policy = fsdp.MixedPrecisionPolicy(machine.dtype, wide, cast_forward_inputs=False)
     blocks: list[nn.Module] = []
     if not model.config.block_of_layer:  # blocks that serve several layers stay with the model
         blocks = [block for stack in model.modules() if isinstance(stack, Stack) for block in stack.blocks]

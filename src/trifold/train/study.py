@@ -6,7 +6,6 @@ short run is not that of a longer one on its way (Hoffmann et al. 2022, section 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from pydantic import Field, field_validator
 from trifold.costs import forward_flops, parameter_table
 from trifold.errors import CheckpointError, UsageError
 from trifold.hub.folder import read_config
-from trifold.jsonfiles import MAX_JSON, read_json, read_text
+from trifold.jsonfiles import MAX_JSON, iter_json_lines, read_json, read_text
 from trifold.recipe import Recipe, load_recipe, set_key, split_override
 from trifold.settings import Settings
 from trifold.train.checkpoint import PROGRESS, list_checkpoints
@@ -73,7 +72,7 @@ class StudyRun(NamedTuple):
     def result(self) -> dict[str, Any]:
         """Predicted tokens, last validation loss in nats per token, training FLOPs and seconds of the complete run."""
         progress = read_json(list_checkpoints(self.folder.checkpoints)[-1] / PROGRESS)
-        lines = map(json.loads, self.folder.metrics.read_text("utf-8").splitlines())
+        lines = iter_json_lines(self.folder.metrics)
         *_, loss = (line["valid/loss"] for line in lines if "valid/loss" in line)
         config, tokens = read_config(self.folder.model), progress["tokens"]
         flops = tokens * forward_flops(config, 0, config.max_positions).training[1]

@@ -326,9 +326,8 @@ class FlatWeights:
         gradient = torch.zeros_like(self._compute)
         self._gradients.append(gradient)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        for parameter, values, grad in zip(
-            trained, self._compute.split(self._sizes), gradient.split(self._sizes), strict=True
-        ):
+        views = zip(trained, self._compute.split(self._sizes), gradient.split(self._sizes), strict=True)
+        for parameter, values, grad in views:
             parameter.data = values.view(parameter.shape)
             parameter.grad = grad.view(parameter.shape)
 

@@ -52,9 +52,7 @@ def clear_folder(folder: Path) -> None:
         text = "made by `trifold demo`, which replaces it\n"
         (folder / MARKER).write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
-        raise UsageError(
-            f"{folder}: cannot be written ({error.strerror}); choose another with --out"
-        ) from None
+        raise UsageError(f"{folder}: cannot be written ({error.strerror}); choose another --out") from None
 
 
 def train_demo(recipe: Recipe, out: Path) -> Outcome:
