@@ -45,6 +45,8 @@ BAD = {
     "no such head": (("one", "--head", "0"), 2, "heads 1 to 4"),
     "no such kind": (("one", "--kind", "inner"), 2, "--kind"),
     "not a picture format": (("one", "--out", "a.txt"), 2, ".png"),
+    "same model": (("one", "--compare", "RUN"), 2, "the same model; name another, or a checkpoint"),
+    "head on a page": (("one", "--head", "1", "--out", "a.html"), 2, "a page shows every head"),
     "empty text": (("",), 1, "no tokens"),
     "text too long for the model": (("x" * 500,), 1, "at most 128"),
 }
@@ -55,7 +57,7 @@ def test_bad_input(trifold, run, case, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     arguments, code, message = BAD[case]
-    done = trifold("look", str(run), *arguments)
+    done = trifold("look", str(run), *(str(run) if each == "RUN" else each for each in arguments))
     assert (done.code, done.out) == (code, "")
     assert done.err.startswith("error: ")
     assert message in done.err

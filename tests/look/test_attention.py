@@ -119,8 +119,9 @@ class Pieces:
     def __init__(self, *pieces):
         self.pieces = ["", *pieces]
 
-    def decode(self, ids):
-        return ["".join(self.pieces[i] for i in row).lstrip() for row in ids]
+    def decode(self, ids, *, keep_special=False):
+        special = "</s>" if keep_special else ""
+        return ["".join(self.pieces[i] or special for i in row).lstrip() for row in ids]
 
 
 def test_tokens_are_grouped_into_words_and_punctuation():
@@ -129,6 +130,9 @@ def test_tokens_are_grouped_into_words_and_punctuation():
     assert words.texts == ["I", "love", "dogs", "."]
     assert words.of_token == [0, 1, 1, 2, 2, 3, None]
     assert split_words(tokenizer, []) == ([], [])
+    # A space is a part of the word after it.
+    spaced = Pieces(" ", "I", " ", "do", "g", ".", " ")
+    assert split_words(spaced, [1, 2, 3, 4, 5, 6, 7, 0]).of_token == [0, 0, 1, 1, 1, 2, None, None]
 
 
 def test_alignment_sums_over_source_tokens_and_averages_over_target_tokens(pipeline):

@@ -11,6 +11,7 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
+from tests.look.test_trace import new_pipeline
 
 from trifold.costs import forward_flops
 from trifold.errors import UsageError
@@ -55,6 +56,10 @@ def test_components_of_one_stack_have_all_parameters_and_flops(one_stack):
     check_components(one_stack)
 
 
+def test_flops_of_shared_blocks_count_for_each_layer():
+    check_components(new_pipeline("albert"))
+
+
 def check_components(pipeline: Pipeline) -> None:
     found = answer(Session(pipeline), "model", {})
     tree, config = found["tree"], pipeline.config
@@ -62,9 +67,7 @@ def check_components(pipeline: Pipeline) -> None:
     for node in walk(tree):
         module = pipeline.model.get_submodule(node["name"])
         assert node["tensors"].keys() <= dict(module.named_parameters(recurse=False)).keys()
-    # The output projection is the shared table of the embeddings, and has no matrix of its own.
-    head = 2 * config.d_model * config.output_vocab_size
-    assert tree["flops"] + tree["flops_per_key"] + head == sum(forward_flops(config, 1, 1))
+    assert tree["flops"] + tree["flops_per_key"] == sum(forward_flops(config, 1, 1))
 
 
 def walk(node: dict):
@@ -183,3 +186,12 @@ def test_invalid_bodies_end_in_an_error(server, body, status):
     found, content = send(server, "/api/model", body, X_Token="secret")
     assert found == status and json.loads(content)["error"]
     assert send(server, "/api/model", b"{}", X_Token="secret")[0] == 200
+
+
+def test_an_unexpected_error_is_one_line(server, monkeypatch):
+    def fail(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setitem(REQUESTS, "model", fail)
+    found, content = send(server, "/api/model", b"{}", X_Token="secret")
+    assert (found, json.loads(content)) == (500, {"error": "model: RuntimeError: no memory"})

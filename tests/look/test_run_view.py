@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import trifold
+from trifold.cli.look import _load
 from trifold.errors import UsageError
 from trifold.look.page import write_page
 from trifold.look.requests import answer
@@ -60,6 +61,15 @@ def test_a_head_of_the_last_checkpoint_is_that_of_the_model(session):
     last = attention(session, TEXT, None, "cross", 0)["weights"][1]
     assert found["weights"].shape == (len(found["steps"]), *last.shape)
     assert np.abs(found["weights"][-1].astype(int) - last).max() <= 1  # bf16 weights of the model
+
+
+def test_a_checkpoint_of_a_run_is_a_model(session):
+    checkpoints = sorted((session.folder / "checkpoints").glob("step-*"))
+    earlier, last = (_load(str(each)) for each in (checkpoints[0], checkpoints[-1]))
+    finished = trifold.load(session.folder)
+    weights = [each.trace(TEXT, TEXT).logits for each in (earlier, last, finished)]
+    np.testing.assert_allclose(weights[1], weights[2], atol=0.05)  # bf16 weights of the model
+    assert (weights[0] - weights[1]).abs().max() > 0.05
 
 
 def test_what_a_model_does_not_have_is_an_error(session):

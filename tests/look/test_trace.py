@@ -264,9 +264,19 @@ def test_invalid_edits_are_rejected(edit, message):
 
 
 def test_invalid_arguments_are_rejected():
-    pipe = new_pipeline("gpt2")
+    pipe, headless = new_pipeline("gpt2"), new_pipeline("bert")
+    headless.model = Transformer(headless.config.model_copy(update={"heads": ()}))
     with pytest.raises(UsageError, match="no such hook point"):
         pipe.run_with(TEXT, hooks={"decoder.state.0": lambda x: x})
+    for wrong in (lambda x: x[:1], lambda x: 3):
+        with pytest.raises(
+            UsageError, match=r"decoder.states.0: a hook returns a tensor of shape \(14, 16\)"
+        ):
+            pipe.run_with(TEXT, hooks={"decoder.states.0": wrong})
+    unchanged = pipe.run_with(TEXT, hooks={"decoder.states.0": lambda x: None})
+    assert torch.equal(unchanged.logits, pipe.trace(TEXT).logits)
+    with pytest.raises(UsageError, match="no head with logits"):
+        headless.trace(TEXT).lens()
     with pytest.raises(UsageError, match="gradients=True"):
         print(pipe.trace(TEXT).gradients)
     with pytest.raises(KeyError, match="no such hook point"):

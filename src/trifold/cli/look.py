@@ -53,7 +53,8 @@ def run(
     layer: Annotated[int | None, typer.Option(metavar="N", help="Only this layer, from 1.")] = None,
     head: Annotated[int | None, typer.Option(metavar="N", help="Only this head, from 1.")] = None,
     compare: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Another model beside it on the live page.")
+        str | None,
+        typer.Option(metavar="MODEL", help="Another model, or a checkpoint of its run, beside it."),
     ] = None,
     roles: Annotated[
         Path | None,
@@ -97,6 +98,10 @@ def run(
     draws = kind is not None or layer is not None or head is not None
     is_page = out is not None and out.suffix.lower() == ".html"
     names = [model] if compare is None else [model, compare]
+    if compare == model:
+        raise UsageError(f"--compare {compare}: the same model; name another, or a checkpoint of its run")
+    if is_page and roles is None and (json or draws):
+        raise UsageError(f"{out}: a page shows every head; remove --kind, --layer, --head and --json")
     if compare is not None and (out is not None or json or draws):
         raise UsageError("--compare requires the live page; remove --out, --kind, --layer, --head and --json")
     files = {"--align": align, "--coreference": coreference, "--conllu": conllu, "--prune": prune}
@@ -150,9 +155,14 @@ def run(
 
 
 def _load(model: str, **options: Any) -> Pipeline:
-    """A model, or the one of width 4 of the documentation if it is named `teaching`."""
+    """A model, a checkpoint of a run, or the model of width 4 of the documentation if it is named `teaching`."""
     from trifold.cli.batch import load_pipeline
+    from trifold.look.run_view import at_checkpoint
     from trifold.look.walkthrough import teaching_model
+
+    path = Path(model)
+    if path.parent.name == "checkpoints" and path.is_dir():
+        return at_checkpoint(load_pipeline(str(path.parents[1]), **options), path)
 
     is_teaching = model == "teaching" and not Path(model).exists()
     return teaching_model() if is_teaching else load_pipeline(model, **options)

@@ -10,31 +10,9 @@ from trifold.data.token_build import Encoder, Side
 from trifold.data.token_cache import TokenCache, digests_in_caches, open_tokens, sample_documents
 from trifold.deprecated import add_old_names
 
-__all__ = [
-    "DataSettings",
-    "DocumentReport",
-    "Documents",
-    "Encoder",
-    "FileDigest",
-    "Pairs",
-    "Records",
-    "Report",
-    "Role",
-    "Side",
-    "Source",
-    "Splits",
-    "TokenCache",
-    "compute_digests",
-    "digests_in_caches",
-    "expand_path",
-    "iter_lines",
-    "list_files",
-    "open_tokens",
-    "read_documents",
-    "read_pairs",
-    "read_records",
-    "read_splits",
-    "sample_documents",
-]
+__all__ = ["DataSettings", "DocumentReport", "Documents", "Encoder", "FileDigest", "Pairs", "Records"]
+__all__ += ["Report", "Role", "Side", "Source", "Splits", "TokenCache", "compute_digests"]
+__all__ += ["digests_in_caches", "expand_path", "iter_lines", "list_files", "open_tokens", "read_documents"]
+__all__ += ["read_pairs", "read_records", "read_splits", "sample_documents"]
 
 add_old_names(__name__)

@@ -29,23 +29,9 @@ if TYPE_CHECKING:
     from trifold.generate.stopping import Codec, Hypothesis, OutputLimit, output_limit
     from trifold.generate.streaming import TextStreamer, truncate_at_stop
 
-__all__ = [
-    "Codec",
-    "GenerationConfig",
-    "Hypothesis",
-    "Model",
-    "OutputLimit",
-    "TextStreamer",
-    "TokenScores",
-    "generate_tokens",
-    "output_limit",
-    "resolve",
-    "score_tokens",
-    "stream_text",
-    "stream_tokens",
-    "truncate_at_stop",
-    "with_generation_options",
-]
+__all__ = ["Codec", "GenerationConfig", "Hypothesis", "Model", "OutputLimit", "TextStreamer"]
+__all__ += ["TokenScores", "generate_tokens", "output_limit", "resolve", "score_tokens", "stream_text"]
+__all__ += ["stream_tokens", "truncate_at_stop", "with_generation_options"]
 
 # Imported on first use and in this order, so that GenerationConfig is available without torch.
 _MODULES = ("config", "decoding", "scoring", "stopping", "streaming", "search")

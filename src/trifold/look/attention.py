@@ -80,6 +80,9 @@ def read_attention(pipeline: Pipeline, text: str, target: str | None = None) -> 
 
     Raises DataError for a text without tokens or with too many, UsageError for a target of an encoder.
     """
+    if pipeline.config.patch_size is not None:
+        patterns, tokens = _image_attention(pipeline, text, target)
+        return AttentionMaps(str(text), "", tokens, [], [], patterns, Words([], []), Words([], []))
     reader, writer = pipeline.reader, pipeline.writer
     if not reader.encode([text])[0]:
         raise DataError(f"{text!r} has no tokens: pass another text")
@@ -99,6 +102,19 @@ def read_attention(pipeline: Pipeline, text: str, target: str | None = None) -> 
         source_words=split_words(reader, source),
         written_words=split_words(writer, written),
     )
+
+
+def _image_attention(
+    pipeline: Pipeline, image: Any, target: str | None
+) -> tuple[dict[str, Weights], list[str]]:
+    """The weights of all heads for an image, and the names of its patches."""
+    if target is not None:
+        raise UsageError("a model of images writes no text: leave the target out")
+    trace = pipeline.trace(image)
+    names = map(HOOKS["encoder"].format, range(pipeline.config.n_layers))
+    return {"encoder": np.stack([trace[name].float().cpu().numpy() for name in names])}, trace.tokens[
+        "encoder"
+    ]
 
 
 def read_ids(pipeline: Pipeline, text: str, target: str | None) -> tuple[list[int], ...]:
@@ -139,15 +155,19 @@ def attention_weights(model: Transformer, source: Sequence[int], given: Sequence
 
 
 def split_words(tokenizer: Tokenizer, ids: Sequence[int]) -> Words:
-    """The words and punctuation marks of the decoded text; each token belongs to the word in which it ends."""
+    """The words and punctuation marks of the decoded text; each token belongs to the word in which it ends, or before
+    which it is a space. Special tokens belong to none.
+    """
     if not ids:
         return Words([], [])
     *prefixes, text = tokenizer.decode([ids[:n] for n in range(1, len(ids) + 1)])
     words = list(_WORD.finditer(text))
-    of_token: list[int | None] = []
+    of_token, before = list[int | None](), 0
     for token, prefix in zip(ids, [*prefixes, text], strict=True):
-        is_special = not tokenizer.decode([[token]])[0]
-        word = next((n for n, each in enumerate(words) if each.end() >= len(prefix.rstrip())), None)
+        is_special = not tokenizer.decode([[token]])[0] and tokenizer.decode([[token]], keep_special=True)[0]
+        end = len(prefix.rstrip())
+        end, before = max(end, before + 1), end
+        word = next((n for n, each in enumerate(words) if each.end() >= end), None)
         of_token.append(None if is_special else word)
     return Words([word.group() for word in words], of_token)
 
@@ -285,6 +305,7 @@ def _color_bar(figure: Figure, image: Any, axes: Any, fontsize: float, **more: A
 
 
 def _label_ticks(axis: Any, labels: Sequence[str], fontsize: float = 7.5, **more: Any) -> None:
-    """A label at the middle of every cell; dollar signs are not parsed as formulas."""
+    """A label of at most 24 letters at the middle of every cell; dollar signs are not parsed as formulas."""
+    labels = [label if len(label) <= 24 else f"{label[:23]}…" for label in labels]
     axis.set_ticks(np.arange(len(labels)) + 0.5, labels, fontsize=fontsize, parse_math=False, **more)
     axis.set_tick_params(length=0, pad=2)

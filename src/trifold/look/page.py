@@ -64,7 +64,7 @@ def offline_requests(session: Session, text: str, target: str | None = None) -> 
     neurons = []
     for kind, layers in kinds.items():
         queries = len(found.tokens["decoder" if kind == "cross" else kind])
-        sizes = product(range(layers), range(config.n_heads), range(queries))
+        sizes = product(range(layers), range(model["heads"][kind]), range(queries))
         neurons += [{"kind": kind, "layer": n, "head": head, "query": query} for n, head, query in sizes]
     keys = max(map(len, found.tokens.values()))
     if len(neurons) * keys * config.head_width <= MAX_NEURONS:

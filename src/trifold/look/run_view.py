@@ -16,6 +16,7 @@ from trifold.look.attention import HOOKS
 from trifold.look.session import Answer, Session
 from trifold.look.trace import Trace, check_index
 from trifold.look.views import attention
+from trifold.pipeline import Pipeline
 from trifold.train.checkpoint import list_checkpoints, load, step_of
 
 MAX_POINTS = 2_000  # of a curve
@@ -65,6 +66,17 @@ def _thin(points: dict[float, float]) -> dict[str, Any]:
     return {"steps": chosen[:, 0], "values": chosen[:, 1]}
 
 
+def at_checkpoint(finished: Pipeline, checkpoint: Path) -> Pipeline:
+    """A copy of the model of a run with the weights of a checkpoint. Raises CheckpointError for other weights."""
+    pipeline = copy(finished)
+    pipeline.model = deepcopy(finished.model)
+    saved, own = load(checkpoint, optimizer=False).weights, pipeline.model.state_dict()
+    if any(name not in own or own[name].shape != value.shape for name, value in saved.items()):
+        raise CheckpointError(f"{checkpoint}: its weights are not those of the model")
+    pipeline.model.load_state_dict(saved, strict=False)
+    return pipeline
+
+
 def head_over_checkpoints(
     session: Session, text: str, target: str | None = None, *, kind: str, layer: int, head: int
 ) -> Answer:
@@ -78,13 +90,7 @@ def head_over_checkpoints(
     check_index("head", head, shape[0])
     example, steps, weights = session.trace(text, target).example, list[int](), []
     for checkpoint in list_checkpoints(folder / "checkpoints"):
-        pipeline = copy(finished)
-        pipeline.model = deepcopy(finished.model)
-        saved, own = load(checkpoint, optimizer=False).weights, pipeline.model.state_dict()
-        if any(name not in own or own[name].shape != value.shape for name, value in saved.items()):
-            raise CheckpointError(f"{checkpoint}: its weights are not those of the model")
-        pipeline.model.load_state_dict(saved, strict=False)
         steps.append(step_of(checkpoint))
-        found = Trace(pipeline, example, {})[HOOKS[kind].format(layer)][head]
+        found = Trace(at_checkpoint(finished, checkpoint), example, {})[HOOKS[kind].format(layer)][head]
         weights.append(found.float().mul(255).round().byte().cpu().numpy())
     return {"steps": steps, "weights": np.array(weights, np.uint8).reshape(-1, *shape[1:])}

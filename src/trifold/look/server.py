@@ -65,6 +65,8 @@ def create_app(sessions: Sequence[Session], start: Mapping[str, Any], port: int,
             return 200, answer(sessions, name, params)  # a session runs one request at a time
         except (TrifoldError, ValueError, TypeError, LookupError, RecursionError) as error:
             return 400, {"error": str(error)}
+        except Exception as error:
+            return 500, {"error": f"{name}: {type(error).__name__}: {error}"}
 
     async def index(request: Request) -> Response:
         failure = refused(request, request.query_params.get("token", ""))

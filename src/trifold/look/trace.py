@@ -32,9 +32,10 @@ positions: the indices to change, from 0; default: all.
 class Trace(dict[str, Tensor]):
     """A forward pass on one example: hook point -> tensor, in the order of computation.
 
-    hooks: hook point -> function that replaces its tensor. With `gradients`, tensors are part of a graph. Raises
-    UsageError for an unknown hook point. side: the last stack. head: the head whose logits are traced, or None.
-    labels: (T,) the id that each position predicts, (1,) of a classifier, -1 if unknown. masks: positions of masks.
+    hooks: hook point -> function that returns another tensor, or None. With `gradients`, tensors are part of a graph.
+    Raises UsageError for an unknown hook point. side: the last stack. head: the head whose logits are
+    traced, or None. labels: (T,) the id that each position predicts, (1,) of a classifier, -1 if unknown. masks:
+    positions of masks.
     """
 
     def __init__(
@@ -52,7 +53,10 @@ class Trace(dict[str, Tensor]):
             _require(name, known, "hook point")
 
         def hook(name: str, x: Tensor) -> Tensor:
-            x = hooks[name](x[0]) if name in hooks else x[0]
+            before, changed = x[0], hooks[name](x[0]) if name in hooks else None
+            x = before if changed is None else changed
+            if not isinstance(x, Tensor) or x.shape != before.shape:
+                raise UsageError(f"{name}: a hook returns a tensor of shape {tuple(before.shape)}, or None")
             if gradients and name.endswith("embeddings.output"):
                 x = x.detach().requires_grad_()
             self[name] = x
@@ -88,9 +92,7 @@ class Trace(dict[str, Tensor]):
     @property
     def logits(self) -> Tensor:
         """(T, V) of a language model, (C,) of a classifier. Raises UsageError if the model has no head."""
-        if self._logits is None:
-            raise UsageError("this model has no head with logits; its activations can be traced")
-        return self._logits
+        return self.apply_head(torch.empty(0)) if self._logits is None else self._logits
 
     @property
     def loss(self) -> Tensor:
@@ -121,9 +123,10 @@ class Trace(dict[str, Tensor]):
         return _best(self.logits, count)
 
     def apply_head(self, hidden: Tensor) -> Tensor:
-        """The logits of hidden states (T, E)."""
-        head = self.head or ""
-        return self.pipeline.model.apply_heads(hidden[None], self.example.inputs, [head])[head][0]
+        """The logits of hidden states (T, E). Raises UsageError if the model has no head."""
+        if self.head is None:
+            raise UsageError("this model has no head with logits; its activations can be traced")
+        return self.pipeline.model.apply_heads(hidden[None], self.example.inputs, [self.head])[self.head][0]
 
     @cached_property
     def gradients(self) -> dict[str, Tensor]:

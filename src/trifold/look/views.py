@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -13,8 +14,9 @@ from trifold.look.attention import HOOKS, KINDS
 from trifold.look.figures import tables
 from trifold.look.session import Session
 from trifold.look.trace import Edit, check_index
-from trifold.nn import ModelConfig
+from trifold.nn import ModelConfig, Transformer
 from trifold.nn.attention import Attention
+from trifold.nn.heads import LanguageModelHead
 from trifold.nn.layers import Linear
 
 
@@ -22,7 +24,7 @@ def model(session: Session) -> dict[str, Any]:
     """The tree of components with shapes, parameters, and FLOPs per token.
 
     A matrix has two FLOPs per element; attention has in addition 4 · H · D per key, for the scores and the weighted sum
-    (Kaplan et al. 2020, section 2.1). Shared parameters count where they occur first.
+    (Kaplan et al. 2020, section 2.1). Shared parameters count where they occur first, FLOPs wherever they are used.
     """
     pipeline = session.pipeline
     config, stacks, kinds = pipeline.config, pipeline.config.stacks, _kinds(pipeline.config)
@@ -44,7 +46,7 @@ def model(session: Session) -> dict[str, Any]:
         "tables": tables(session),
         "parameters": pipeline.model.count_parameters(),
         "flops": forward_flops(config, 1, 1)._asdict(),
-        "tree": _node(pipeline.model, "", config.shape, set()),
+        "tree": _node(pipeline.model, "", config.shape, set(), _uses(pipeline.model)),
     }
 
 
@@ -54,19 +56,26 @@ def _kinds(config: ModelConfig) -> dict[str, int]:
     return layers | ({"cross": layers["decoder"]} if config.shape == "encoder-decoder" else {})
 
 
-def _node(module: nn.Module, name: str, title: str, seen: set[int]) -> dict[str, Any]:
+def _uses(model: Transformer) -> Counter[str]:
+    """The name of each block -> the number of its layers."""
+    return Counter(f"{side}.blocks.{n}" for side in model.config.stacks for n in getattr(model, side).order)
+
+
+def _node(
+    module: nn.Module, name: str, title: str, seen: set[int], uses: Mapping[str, int]
+) -> dict[str, Any]:
     """A module, its own tensors, and its children that have parameters."""
+    times = uses.get(".".join(name.split(".")[:3]), 1)
     tensors = [(key, value) for key, value in module.named_parameters(recurse=False) if id(value) not in seen]
     seen.update(id(value) for _, value in tensors)
     children = [
-        _node(child, f"{name}.{key}".lstrip("."), key, seen)
+        _node(child, f"{name}.{key}".lstrip("."), key, seen, uses)
         for key, child in module.named_children()
         if next(child.parameters(), None) is not None
     ]
     own = sum(value.numel() for _, value in tensors)
-    matrices = sum(value.numel() for _, value in tensors if value.dim() == 2)
-    flops = 2 * matrices if isinstance(module, Linear) else 0
-    per_key = 4 * module.q_proj.weight.shape[0] if isinstance(module, Attention) else 0
+    flops = 2 * module.weight.numel() * times if isinstance(module, Linear | LanguageModelHead) else 0
+    per_key = 4 * module.q_proj.weight.shape[0] * times if isinstance(module, Attention) else 0
     return {
         "name": name,
         "title": title,
