@@ -1,7 +1,7 @@
 // A matrix as colours: one pixel per cell on a canvas, enlarged inside an svg with labels. Hovering moves two rectangles.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { SCALES } from "../color";
+import { SCALES, css } from "../color";
 import { measure, short, widest } from "./labels";
 
 interface Props {
@@ -35,8 +35,8 @@ export function paint(values: ArrayLike<number>, rows: number, columns: number, 
   return canvas.toDataURL();
 }
 
-const RAMP = Array.from({ length: 64 }, (_, n) => n / 63);
-const BAR = 96; // pixels
+const STEPS = Array.from({ length: 48 }, (_, n) => n); // of the scale bar
+const BAR = 2 * STEPS.length; // pixels
 export function HeatMap({ values, rows, columns, scale = "weight", row = -1, label, show, onSelect, space = 640, every = 1, ends }: Props) {
   const [cell, setCell] = useState<[number, number] | null>(null);
   const frame = useRef(0);
@@ -45,8 +45,7 @@ export function HeatMap({ values, rows, columns, scale = "weight", row = -1, lab
   const cut = (each: string) => short(each, 20);
   const [left, top] = useMemo(() => [rows, columns].map((each) => (hasLabels ? 10 + Math.ceil(widest(each.map(cut), 11)) : 8)), [rows, columns, hasLabels]);
   const [width, height] = [columns.length * size, rows.length * size];
-  const bar = useMemo(() => ends && paint(RAMP.map((each) => (scale === "signed" ? 2 * each - 1 : 255 * each)), 1, RAMP.length, scale), [scale, !ends]);
-  const low = ends ? measure(ends[0], 11) + 4 : 0;
+  const low = ends ? Math.ceil(measure(ends[0], 11)) + 4 : 0;
   const source = useMemo(() => paint(values, rows.length, columns.length, scale), [values, rows.length, columns.length, scale]);
   useEffect(() => () => cancelAnimationFrame(frame.current), []);
 
@@ -73,9 +72,9 @@ export function HeatMap({ values, rows, columns, scale = "weight", row = -1, lab
           ))}
         <image href={source} x={left} y={top} width={width} height={height} preserveAspectRatio="none" style="image-rendering:pixelated" />
         {ends && (
-          <g class="legend" transform={`translate(${left},${top + height + 10})`}>
+          <g transform={`translate(${left},${top + height + 10})`}>
             <text class="tick" y={9} fill="currentColor">{ends[0]}</text>
-            <image href={bar} x={low} width={BAR} height={10} preserveAspectRatio="none" />
+            {STEPS.map((n) => <rect key={n} x={low + 2 * n} width={2} height={10} fill={css(scale, (255 * n) / 47)} shape-rendering="crispEdges" />)}
             <text class="tick" x={low + BAR + 4} y={9} fill="currentColor">{ends[1]}</text>
           </g>
         )}
