@@ -195,10 +195,10 @@ def test_the_selection_ends_at_the_last_token_layer_and_head(tab, pipeline, tmp_
 def test_a_narrow_window_does_not_scroll_sideways(tab, pipeline, tmp_path, width):
     tab.set_viewport_size({"width": width, "height": 700})
     address = write_page(Session(pipeline), TEXT, None, tmp_path / "page.html").as_uri()
-    for view in VIEWS:
+    for view, drawn in VIEWS.items():
         tab.goto("about:blank")
         tab.goto(f"{address}#view={view}")
-        tab.wait_for_selector(VIEWS[view])
+        tab.wait_for_selector(drawn)
         assert tab.evaluate("document.documentElement.scrollWidth") <= width, view
 
 
