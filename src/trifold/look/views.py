@@ -44,7 +44,7 @@ def model(session: Session) -> dict[str, Any]:
         "has_roles": session.roles is not None,
         "grid": grid,
         "has_logits": head is not None,
-        "target": targets.get(head),
+        "target": targets.get(head or ""),
         "classes": list(config.labels) if head == "sequence" else [],
         "generates": "decoder" in stacks and "lm" in config.chosen_heads and pipeline.tokenizer is not None,
         "tables": tables(session),
