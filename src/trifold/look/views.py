@@ -16,7 +16,7 @@ from trifold.look.session import Session
 from trifold.look.trace import Edit, check_index
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.attention import Attention
-from trifold.nn.heads import LanguageModelHead
+from trifold.nn.heads import NEEDS_POSITIONS, LanguageModelHead
 from trifold.nn.layers import Linear
 
 
@@ -25,10 +25,13 @@ def model(session: Session) -> dict[str, Any]:
 
     A matrix has two FLOPs per element; attention has in addition 4 · H · D per key, for the scores and the weighted sum
     (Kaplan et al. 2020, section 2.1). Shared parameters count where they occur first, FLOPs wherever they are used.
+    target: what the target of a text is, "Output", "Unmasked text" or "Class", or None. classes: their names.
     """
     pipeline = session.pipeline
     config, stacks, kinds = pipeline.config, pipeline.config.stacks, _kinds(pipeline.config)
     size, patch = config.image_size, config.patch_size
+    head = next((name for name in config.chosen_heads if name not in ("pooler", *NEEDS_POSITIONS)), None)
+    targets = {"lm": "Unmasked text" if config.shape == "encoder" else "Output", "sequence": "Class"}
     grid = None if size is None or patch is None else [size[0] // patch[0], size[1] // patch[1]]
     sizes = ("d_model", "n_heads", "kv_heads", "head_width", "d_ff", "vocab_size", "max_positions")
     return {
@@ -41,7 +44,9 @@ def model(session: Session) -> dict[str, Any]:
         "has_run": session.folder is not None,
         "has_roles": session.roles is not None,
         "grid": grid,
-        "has_logits": any(name not in ("pooler", "boundary") for name in config.chosen_heads),
+        "has_logits": head is not None,
+        "target": targets.get(head or ""),
+        "classes": list(config.labels) if head == "sequence" else [],
         "generates": "decoder" in stacks and "lm" in config.chosen_heads and pipeline.tokenizer is not None,
         "tables": tables(session),
         "parameters": pipeline.model.count_parameters(),

@@ -5,7 +5,7 @@ import { isLive, start, useAnswer } from "../data";
 import { Figure, Message } from "../parts/Figure";
 import { HeatMap, paint } from "../parts/HeatMap";
 import { Lines } from "../parts/Lines";
-import { chosenKind, head, kind, layer, mode, other, queryLabels, row, sidesOf, textParams, words, type Model, type TextParams, type Trace } from "../state";
+import { chosenKind, chosenPlace, head, kind, layer, mode, other, queryLabels, row, sidesOf, textParams, words, type Model, type TextParams, type Trace } from "../state";
 import { headsOf, mergeWords, select, shrink, type Weights } from "../weights";
 
 export function Attention({ model }: { model: Model }) {
@@ -36,19 +36,21 @@ export function Attention({ model }: { model: Model }) {
       </div>
       <div class="columns">
         <Thumbnails model={model} trace={trace} kind={chosen} params={params} />
-        <Head model={model} kind={chosen} params={params} title={beside.length ? (start.models[0] ?? "") : ""} />
-        {beside.map((each) => <Head key={each.name} model={model} kind={chosen} params={each.params} title={each.name} />)}
+        <div class="beside">
+          <Head model={model} kind={chosen} params={params} title={beside.length ? (start.models[0] ?? "") : ""} space={beside.length ? 480 : undefined} />
+          {beside.map((each) => <Head key={each.name} model={model} kind={chosen} params={each.params} title={each.name} space={480} />)}
+        </div>
       </div>
     </>
   );
 }
 
 /** The chosen head for a text and a model. */
-function Head({ model, kind, params, title }: { model: Model; kind: string; params: TextParams; title: string }) {
+function Head({ model, kind, params, title, space }: { model: Model; kind: string; params: TextParams; title: string; space?: number }) {
   const { value: trace, error } = useAnswer<Trace>("trace", params);
   const [weights, setWeights] = useState<Weights | null>(null);
   const [failure, setFailure] = useState("");
-  const [at, each, whole] = [layer.value, head.value, words.value && !model.grid];
+  const [[at, each], whole] = [chosenPlace(model, kind), words.value && !model.grid];
   useEffect(() => {
     if (!trace) return;
     let isCurrent = true;
@@ -74,7 +76,7 @@ function Head({ model, kind, params, title }: { model: Model; kind: string; para
       {failure && <Message error={failure} />}
       {weights && mode.value === "lines" && <Lines {...weights} row={row.value} label={label} onSelect={selectRow} />}
       {weights && mode.value === "map" && (
-        <HeatMap {...weights} row={row.value} label={label} onSelect={selectRow} show={(r, c) => (weights.values[r * weights.columns.length + c] / 255).toFixed(3)} />
+        <HeatMap {...weights} row={row.value} label={label} onSelect={selectRow} space={space} ends={["0", "1"]} show={(r, c) => (weights.values[r * weights.columns.length + c] / 255).toFixed(2)} />
       )}
       {weights && model.grid && <Grid weights={weights} grid={model.grid} />}
     </Figure>
@@ -92,7 +94,7 @@ function Grid({ weights, grid: [height, width] }: { weights: Weights; grid: [num
     <>
       <h3>patches that {weights.rows[query]} attends to</h3>
       <HeatMap values={values.map((value) => (255 * value) / most)} rows={names(height)} columns={names(width)} label={`Patches that ${weights.rows[query]} attends to`}
-        show={(r, c) => (values[r * width + c] / 255).toFixed(3)} />
+        ends={["0", (most / 255).toFixed(2)]} show={(r, c) => (values[r * width + c] / 255).toFixed(2)} />
     </>
   );
 }
@@ -107,7 +109,7 @@ interface ThumbnailProps {
 function Thumbnails({ model, trace, kind, params }: ThumbnailProps) {
   const heads = Array.from({ length: model.heads[kind] }, (_, n) => n);
   return (
-    <table class="thumbnails">
+    <div class="scroll"><table class="thumbnails">
       <caption>layer × head</caption>
       <tbody>
         <tr>
@@ -118,11 +120,11 @@ function Thumbnails({ model, trace, kind, params }: ThumbnailProps) {
           <ThumbnailRow key={`${kind} ${n}`} model={model} trace={trace} kind={kind} params={params} number={n} />
         ))}
       </tbody>
-    </table>
+    </table></div>
   );
 }
 
-function ThumbnailRow({ trace, kind, params, number }: ThumbnailProps & { number: number }) {
+function ThumbnailRow({ model, trace, kind, params, number }: ThumbnailProps & { number: number }) {
   const [pictures, setPictures] = useState<string[]>([]);
   useEffect(() => {
     let isCurrent = true;
@@ -135,12 +137,13 @@ function ThumbnailRow({ trace, kind, params, number }: ThumbnailProps & { number
       isCurrent = false;
     };
   }, [trace, kind, number]);
+  const [at, each] = chosenPlace(model, kind);
   return (
     <tr>
       <th scope="row">{number + 1}</th>
       {pictures.map((picture, n) => (
         <td key={n}>
-          <button class="thumbnail" aria-pressed={layer.value === number && head.value === n} aria-label={`Layer ${number + 1}, head ${n + 1}`}
+          <button class="thumbnail" aria-pressed={at === number && each === n} aria-label={`Layer ${number + 1}, head ${n + 1}`}
             onClick={() => { layer.value = number; head.value = n; }}>
             <img src={picture} alt="" />
           </button>
