@@ -2,6 +2,7 @@
 
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
+import { Figure } from "./Figure";
 
 interface Props {
   title: string;
@@ -18,7 +19,6 @@ export function Curve({ title, steps, values, axis: label = "step" }: Props) {
     const options: uPlot.Options = {
       width: 420,
       height: 220,
-      title,
       cursor: { sync: { key: label } },
       scales: { x: { time: false } },
       series: [{ label }, { label: title, stroke: style.getPropertyValue("--accent"), width: 1.5, points: { show: steps.length < 40 } }],
@@ -27,5 +27,9 @@ export function Curve({ title, steps, values, axis: label = "step" }: Props) {
     const plot = new uPlot(options, [Array.from(steps), Array.from(values)], place.current as HTMLElement);
     return () => plot.destroy();
   }, [title, steps, values]);
-  return <div class="curve" ref={place} role="img" aria-label={`${title} by ${label}`} />;
+  return (
+    <Figure title={title} name={title.toLowerCase().replaceAll(/\W+/g, "-")} picture="canvas" data={() => ({ [label]: Array.from(steps), values: Array.from(values) })}>
+      <div class="curve" ref={place} role="img" aria-label={`${title} by ${label}`} />
+    </Figure>
+  );
 }
