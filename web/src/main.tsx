@@ -26,7 +26,8 @@ function Page({ model }: { model: Model }) {
   useEffect(() => {
     const press = (event: KeyboardEvent) => {
       const isField = (event.target as Element).matches("input, textarea, select");
-      if (isField || event.ctrlKey || event.metaKey || event.altKey) return;
+      const scrolls = event.key.startsWith("Arrow") && (!VIEWS[view.value]?.hasHeads || (event.target as Element).closest(".scroll, .figure-box:focus"));
+      if (isField || scrolls || event.ctrlKey || event.metaKey || event.altKey) return;
       const side = chosenKind(model);
       const step = (by: number, at: typeof head, size: number) => (at.value = (Math.max(0, at.value) + by + size) % size);
       const moves: Record<string, () => unknown> = {
