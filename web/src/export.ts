@@ -19,10 +19,10 @@ function drawTable(table: Element): SVGElement {
   const { left, top, width, height } = table.getBoundingClientRect();
   const svg = create(document.createElement("div"), "svg", { width, height });
   for (const cell of table.querySelectorAll("th, td")) {
-    const shown = cell.querySelector("button, .share") ?? cell;
+    const shown = cell.querySelector("button") ?? cell;
     const [box, style] = [shown.getBoundingClientRect(), getComputedStyle(shown)];
     create(svg, "rect", { x: box.left - left, y: box.top - top, width: box.width, height: box.height, fill: style.backgroundColor });
-    const [x, y] = [cell.getBoundingClientRect().left - left + 8, box.top - top + box.height / 2];
+    const [x, y] = [box.left - left + 7, box.top - top + box.height / 2];
     create(svg, "text", { x, y, fill: style.color, "dominant-baseline": "central" }).textContent = cell.textContent;
   }
   return svg;

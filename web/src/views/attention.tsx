@@ -82,9 +82,9 @@ function Head({ first, kind, params, title }: { first: Model; kind: string; para
   const name = at < 0 ? "average of all layers" : each < 0 ? `layer ${at + 1}, average of the heads` : `layer ${at + 1}, head ${each + 1}`;
   const selectRow = (n: number) => (row.value = n === row.value ? -1 : n);
   const label = `Attention weights, ${name}`;
-  const data = () => weights && { ...weights, values: Array.from(weights.values, (value) => value / 255) };
+  const data = weights ? () => ({ ...weights, values: Array.from(weights.values, (value) => value / 255) }) : undefined;
   return (
-    <Figure title={`${title ? `${title}: ` : ""}${kind} attention, ${name}`} name={`attention-${kind}-${at + 1}-${each + 1}`} data={data}>
+    <Figure title={`${title ? `${title}: ` : ""}${kind} attention, ${name}`} name={`attention-${kind}-${at + 1}-${each + 1}`} data={data} picture={weights !== null}>
       {(failure || lacks) && <Message error={failure || lacks} />}
       {weights && mode.value === "lines" && <Lines {...weights} row={row.value} label={label} onSelect={selectRow} />}
       {weights && mode.value === "map" && (

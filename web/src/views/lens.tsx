@@ -48,7 +48,7 @@ export function Lens(_: { model: Model }) {
         <p class="quiet">{found.masks.length ? "Predictions of the masked tokens." : isWhole ? "" : "Below each token: what its position predicts."} Brighter is more probable.</p>
         <Table label="Predictions by layer" columns={columns} rows={cells} />
       </Figure>
-      <Figure title={isWhole ? "Classes" : `At ${visible(tokens[chosen])}, position ${chosen + 1}`} name="lens-position" 
+      <Figure title={isWhole ? "Classes" : `At ${visible(tokens[chosen])}, position ${chosen + 1}`} name="lens-position" picture={false}
         data={() => found.tokens.map((each, n) => ({ layer: n, tokens: each[chosen], probabilities: Array.from(values.slice((n * positions + chosen) * top, (n * positions + chosen + 1) * top)) }))}>
         <Table label="Best predictions" columns={["after", ...Array.from({ length: top }, (_, n) => String(n + 1))]} rows={best} />
       </Figure>
