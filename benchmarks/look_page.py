@@ -70,7 +70,7 @@ def main() -> None:
         page.goto(ready[0], wait_until="commit")
         page.wait_for_selector("svg.figure image")
         print(f"first view: {time.perf_counter() - began:.2f} s, {sum(sizes) / 1e6:.1f} MB")
-        page.wait_for_function(f"document.querySelectorAll('.thumbnail').length === {options.layers * 12}")
+        page.locator(".thumbnail").nth(options.layers * 12 - 1).wait_for()
         page.wait_for_timeout(1000)
         print(f"all thumbnails: {time.perf_counter() - began:.2f} s, {sum(sizes) / 1e6:.1f} MB")
         box = page.locator("svg.figure image").bounding_box()

@@ -34,7 +34,8 @@ function asSvg(element: Element): string {
   const style = getComputedStyle(document.body);
   copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
   copy.setAttribute("color", style.color);
-  copy.setAttribute("style", `background:${style.backgroundColor};font:12px sans-serif;color:${style.color}`);
+  copy.setAttribute("style", `background:${style.backgroundColor};font:14px system-ui,sans-serif;color:${style.color}`);
+  for (const part of copy.querySelectorAll(".tick")) part.setAttribute("font-size", "11");
   for (const part of copy.querySelectorAll("[data-hover]")) part.remove();
   return new XMLSerializer().serializeToString(copy);
 }

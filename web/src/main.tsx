@@ -3,10 +3,11 @@
 import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { isLive, request, start, waiting } from "./data";
-import { chosenKind, head, kind, layer, row, target, text, theme, view, writeFragment, type Model } from "./state";
+import { chosenKind, chosenPlace, head, kind, layer, row, target, text, theme, view, writeFragment, type Model } from "./state";
 import "uplot/dist/uPlot.min.css";
 import "./theme.css";
 import { VIEWS } from "./views";
+import { countRows } from "./weights";
 
 const KEYS = [
   ["1 … 9, 0", "choose a view"],
@@ -20,7 +21,8 @@ const KEYS = [
 
 function Page({ model }: { model: Model }) {
   const [hasHelp, setHelp] = useState(false);
-  const names = Object.keys(VIEWS).filter((name) => VIEWS[name].applies?.(model) ?? true);
+  const all = Object.keys(VIEWS); // their keys are the same for every model
+  const names = all.filter((name) => VIEWS[name].applies?.(model) ?? true);
   const chosen = names.includes(view.value) ? view.value : names[0];
   const Chosen = VIEWS[chosen].show;
   useEffect(() => {
@@ -29,14 +31,17 @@ function Page({ model }: { model: Model }) {
       const scrolls = event.key.startsWith("Arrow") && (!VIEWS[view.value]?.hasHeads || (event.target as Element).closest(".scroll, .figure-box:focus"));
       if (isField || scrolls || event.ctrlKey || event.metaKey || event.altKey) return;
       const side = chosenKind(model);
-      const step = (by: number, at: typeof head, size: number) => (at.value = (Math.max(0, at.value) + by + size) % size);
+      const [inLayer, inHead] = chosenPlace(model, side).map((n) => Math.max(0, n));
+      const [layers, heads] = [model.layers[side], model.heads[side]];
+      const moveRow = (by: number) =>
+        countRows(model).then((count) => (row.value = Math.max(-1, Math.min(row.value, by < 0 ? count : count - 1 - by) + by)), () => {});
       const moves: Record<string, () => unknown> = {
-        ArrowLeft: () => step(-1, head, model.heads[side]),
-        ArrowRight: () => step(1, head, model.heads[side]),
-        ArrowUp: () => step(-1, layer, model.layers[side]),
-        ArrowDown: () => step(1, layer, model.layers[side]),
-        "[": () => (row.value = Math.max(-1, row.value - 1)),
-        "]": () => (row.value += 1),
+        ArrowLeft: () => (head.value = (inHead - 1 + heads) % heads),
+        ArrowRight: () => (head.value = (inHead + 1) % heads),
+        ArrowUp: () => (layer.value = (inLayer - 1 + layers) % layers),
+        ArrowDown: () => (layer.value = (inLayer + 1) % layers),
+        "[": () => moveRow(-1),
+        "]": () => moveRow(1),
         k: () => {
           const kinds = Object.keys(model.kinds);
           kind.value = kinds[(kinds.indexOf(kind.value) + 1) % kinds.length];
@@ -46,7 +51,7 @@ function Page({ model }: { model: Model }) {
         Escape: () => setHelp(false),
       };
       const number = "1234567890".indexOf(event.key);
-      if (number >= 0 && number < names.length) view.value = names[number];
+      if (names.includes(all[number])) view.value = all[number];
       else if (moves[event.key]) moves[event.key]();
       else return;
       event.preventDefault();
@@ -58,16 +63,16 @@ function Page({ model }: { model: Model }) {
     <>
       <header class="top">
         <h1>trifold look <span class="quiet">{start.models[0] || model.name}</span></h1>
-        <TextField model={model} />
+        <Fields model={model} />
         <span class="buttons">
           <button onClick={toggleTheme} aria-label="Dark or light">◐</button>
           <button onClick={() => setHelp(!hasHelp)} aria-expanded={hasHelp} aria-label="Keys">?</button>
         </span>
       </header>
       <nav aria-label="Views">
-        {names.map((name, n) => (
+        {names.map((name) => (
           <button key={name} aria-current={name === chosen ? "page" : undefined} onClick={() => (view.value = name)}>
-            <kbd>{(n + 1) % 10}</kbd> {VIEWS[name].title}
+            <kbd>{(all.indexOf(name) + 1) % 10}</kbd> {VIEWS[name].title}
           </button>
         ))}
       </nav>
@@ -81,22 +86,32 @@ function Page({ model }: { model: Model }) {
   );
 }
 
-function TextField({ model }: { model: Model }) {
+/** A text that changes the state when typing pauses. */
+function Field({ label, of, placeholder }: { label: string; of: typeof text; placeholder?: string }) {
   const timer = useRef(0);
-  const later = (change: () => void) => {
+  const later = (value: string) => {
     clearTimeout(timer.current);
-    timer.current = window.setTimeout(change, 400);
+    timer.current = window.setTimeout(() => (of.value = value), 400);
   };
   return (
+    <label>{label}
+      <input value={of.value} disabled={!isLive} placeholder={placeholder} onInput={(event) => later(event.currentTarget.value)} />
+    </label>
+  );
+}
+
+function Fields({ model }: { model: Model }) {
+  return (
     <form onSubmit={(event) => event.preventDefault()} aria-busy={waiting.value > 0}>
-      <label>{model.grid ? "Image" : "Text"}
-        <input value={text.value} disabled={!isLive} onInput={(event) => { const { value } = event.currentTarget; later(() => (text.value = value)); }} />
-      </label>
-      {model.shape !== "encoder" && (
-        <label>Output
-          <input value={target.value} disabled={!isLive} placeholder="the model's own" onInput={(event) => { const { value } = event.currentTarget; later(() => (target.value = value)); }} />
+      <Field label={model.grid ? "Image" : "Text"} of={text} />
+      {model.target === "Class" && (
+        <label>Class
+          <select value={target.value} disabled={!isLive} onChange={(event) => (target.value = event.currentTarget.value)}>
+            {["", ...model.classes].map((name) => <option key={name} value={name}>{name || "none"}</option>)}
+          </select>
         </label>
       )}
+      {model.target && model.target !== "Class" && <Field label={model.target} of={target} placeholder={model.shape === "encoder-decoder" ? "the model's own" : "none"} />}
       <span class={waiting.value ? "spinner on" : "spinner"} aria-hidden="true" />
     </form>
   );

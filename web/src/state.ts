@@ -14,6 +14,8 @@ export interface Model {
   has_run: boolean; // whether the model belongs to a training run
   has_roles: boolean; // measured over a corpus
   has_logits: boolean;
+  target: "Output" | "Unmasked text" | "Class" | null; // what a target of a text is
+  classes: string[];
   generates: boolean; // text
   tables: string[]; // sides with embeddings of their own
   parameters: number;
@@ -116,6 +118,10 @@ export function chosenKind(model: Model): string {
   const kinds = Object.keys(model.kinds);
   return kinds.includes(kind.value) ? kind.value : kinds[kinds.length - 1];
 }
+
+/** The chosen layer and head of a kind of attention, at most the last; -1: the average. */
+export const chosenPlace = (model: Model, kind: string): [number, number] =>
+  [Math.max(-1, Math.min(layer.value, model.layers[kind] - 1)), Math.max(-1, Math.min(head.value, model.heads[kind] - 1))];
 
 /** The sides of the queries and of the keys of a kind of attention. */
 export const sidesOf = (kind: string): [string, string] =>

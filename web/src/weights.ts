@@ -1,7 +1,7 @@
 // Attention weights of a text: averages over heads and layers, and tokens merged into words.
 
 import { numbers, request, type Array64 } from "./data";
-import { queryLabels, sidesOf, type Model, type TextParams, type Trace, type Words } from "./state";
+import { chosenKind, queryLabels, side, sidesOf, textParams, view, words, type Model, type TextParams, type Trace, type Words } from "./state";
 
 export interface Weights {
   values: Float32Array | Uint8Array; // 0 to 255
@@ -48,14 +48,26 @@ export async function select(params: TextParams, model: Model, trace: Trace, kin
 
 /** Tokens of words: weights to a word are added, those from a word averaged; special tokens stay. */
 export function mergeWords(weights: Weights, trace: Trace, kind: string): Weights {
-  const [queries, keys] = sidesOf(kind).map((side) => trace.words[side]);
-  const moved = kind === "cross" ? { ...queries, of_token: [...queries.of_token.slice(1), null] } : queries;
-  const [rows, columns] = [groups(weights.rows, moved), groups(weights.columns, keys)];
+  const [rows, columns] = [queryWords(weights.rows, trace, kind), groups(weights.columns, trace.words[sidesOf(kind)[1]])];
   const values = new Float32Array(rows.labels.length * columns.labels.length);
   for (let r = 0; r < weights.rows.length; r++)
     for (let c = 0; c < weights.columns.length; c++)
       values[rows.of[r] * columns.labels.length + columns.of[c]] += weights.values[r * weights.columns.length + c] / rows.sizes[rows.of[r]];
   return { values, rows: rows.labels, columns: columns.labels };
+}
+
+function queryWords(tokens: string[], trace: Trace, kind: string) {
+  const queries = trace.words[sidesOf(kind)[0]];
+  return groups(tokens, kind === "cross" ? { ...queries, of_token: [...queries.of_token.slice(1), null] } : queries);
+}
+
+/** The number of tokens, or words, of which the shown view selects one. */
+export async function countRows(model: Model): Promise<number> {
+  const [trace, kind] = [await request<Trace>("trace", textParams()), chosenKind(model)];
+  const labels = queryLabels(trace, kind);
+  if (view.value === "attention") return words.value && !model.grid ? queryWords(labels, trace, kind).labels.length : labels.length;
+  if (view.value === "walkthrough" || view.value === "lens") return (trace.tokens[view.value === "lens" ? trace.side : side.value] ?? trace.tokens[trace.side]).length;
+  return labels.length;
 }
 
 function groups(tokens: string[], words: Words) {

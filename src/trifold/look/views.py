@@ -15,6 +15,7 @@ from trifold.look.session import Session
 from trifold.look.trace import Edit, check_index
 from trifold.nn import ModelConfig
 from trifold.nn.attention import Attention
+from trifold.nn.heads import NEEDS_POSITIONS
 from trifold.nn.layers import Linear
 
 
@@ -22,11 +23,14 @@ def model(session: Session) -> dict[str, Any]:
     """The tree of components with shapes, parameters, and FLOPs per token.
 
     A matrix has two FLOPs per element; attention has in addition 4 · H · D per key, for the scores and the weighted sum
-    (Kaplan et al. 2020, section 2.1). Shared parameters count where they occur first.
+    (Kaplan et al. 2020, section 2.1). Shared parameters count where they occur first. target: what the target of a text
+    is, "Output", "Unmasked text" or "Class"; None if it has none. classes: their names.
     """
     pipeline = session.pipeline
     config, stacks, kinds = pipeline.config, pipeline.config.stacks, _kinds(pipeline.config)
     size, patch = config.image_size, config.patch_size
+    head = next((name for name in config.chosen_heads if name not in ("pooler", *NEEDS_POSITIONS)), None)
+    targets = {"lm": "Unmasked text" if config.shape == "encoder" else "Output", "sequence": "Class"}
     grid = None if size is None or patch is None else [size[0] // patch[0], size[1] // patch[1]]
     sizes = ("d_model", "n_heads", "kv_heads", "head_width", "d_ff", "vocab_size", "max_positions")
     return {
@@ -39,7 +43,9 @@ def model(session: Session) -> dict[str, Any]:
         "has_run": session.folder is not None,
         "has_roles": session.roles is not None,
         "grid": grid,
-        "has_logits": any(name not in ("pooler", "boundary") for name in config.chosen_heads),
+        "has_logits": head is not None,
+        "target": targets.get(head or ""),
+        "classes": list(config.labels) if head == "sequence" else [],
         "generates": "decoder" in stacks and "lm" in config.chosen_heads and pipeline.tokenizer is not None,
         "tables": tables(session),
         "parameters": pipeline.model.count_parameters(),

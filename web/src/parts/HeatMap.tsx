@@ -1,7 +1,8 @@
 // A matrix as colours: one pixel per cell on a canvas, enlarged inside an svg with labels. Hovering moves two rectangles.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { SCALES } from "../color";
+import { SCALES, css } from "../color";
+import { measure, short, widest } from "./labels";
 
 interface Props {
   values: ArrayLike<number>; // rows × columns; 0 to 255, or -1 to 1 if signed
@@ -14,6 +15,7 @@ interface Props {
   onSelect?: (row: number, column: number) => void;
   space?: number; // pixels of the longer side
   every?: number; // which labels are drawn
+  ends?: [string, string]; // of the scale bar; none without them
 }
 
 /** The matrix as a data URL, one pixel per cell. */
@@ -33,16 +35,17 @@ export function paint(values: ArrayLike<number>, rows: number, columns: number, 
   return canvas.toDataURL();
 }
 
-const short = (text: string, most: number) => (!text.trim() ? "␣" : text.length > most ? `${text.slice(0, most - 1)}…` : text);
-
-export function HeatMap({ values, rows, columns, scale = "weight", row = -1, label, show, onSelect, space = 640, every = 1 }: Props) {
+const STEPS = Array.from({ length: 48 }, (_, n) => n); // of the scale bar
+const BAR = 2 * STEPS.length; // pixels
+export function HeatMap({ values, rows, columns, scale = "weight", row = -1, label, show, onSelect, space = 640, every = 1, ends }: Props) {
   const [cell, setCell] = useState<[number, number] | null>(null);
   const frame = useRef(0);
   const size = Math.max(1.5, Math.min(26, space / Math.max(rows.length, columns.length)));
   const hasLabels = size * every >= 9;
-  const left = hasLabels ? 8 + 6.6 * Math.min(16, Math.max(1, ...rows.map((each) => each.length))) : 8;
-  const top = hasLabels ? 8 + 6.6 * Math.min(16, Math.max(1, ...columns.map((each) => each.length))) : 8;
+  const cut = (each: string) => short(each, 20);
+  const [left, top] = useMemo(() => [rows, columns].map((each) => (hasLabels ? 10 + Math.ceil(widest(each.map(cut), 11)) : 8)), [rows, columns, hasLabels]);
   const [width, height] = [columns.length * size, rows.length * size];
+  const low = ends ? Math.ceil(measure(ends[0], 11)) + 4 : 0;
   const source = useMemo(() => paint(values, rows.length, columns.length, scale), [values, rows.length, columns.length, scale]);
   useEffect(() => () => cancelAnimationFrame(frame.current), []);
 
@@ -54,20 +57,27 @@ export function HeatMap({ values, rows, columns, scale = "weight", row = -1, lab
   const shown = cell ?? (row >= 0 && row < rows.length ? [row, -1] : null);
   return (
     <div class="heat">
-      <svg class="figure" width={left + width + 8} height={top + height + 8} role="img" aria-label={label}>
+      <svg class="figure" width={left + 8 + Math.max(width, ends ? low + BAR + 12 + measure(ends[1], 11) : 0)} height={top + height + (ends ? 26 : 8)} role="img" aria-label={label}>
         {hasLabels &&
           columns.map((each, n) => n % every === 0 && (
             <text key={n} class="tick" transform={`translate(${left + (n + 0.65) * size},${top - 6}) rotate(-90)`} fill="currentColor">
-              {short(each, 16)}
+              {cut(each)}
             </text>
           ))}
         {hasLabels &&
           rows.map((each, n) => n % every === 0 && (
             <text key={n} class={n === row ? "tick chosen" : "tick"} x={left - 6} y={top + (n + 0.68) * size} text-anchor="end" fill="currentColor">
-              {short(each, 16)}
+              {cut(each)}
             </text>
           ))}
         <image href={source} x={left} y={top} width={width} height={height} preserveAspectRatio="none" style="image-rendering:pixelated" />
+        {ends && (
+          <g transform={`translate(${left},${top + height + 10})`}>
+            <text class="tick" y={9} fill="currentColor">{ends[0]}</text>
+            {STEPS.map((n) => <rect key={n} x={low + 2 * n} width={2} height={10} fill={css(scale, (255 * n) / 47)} shape-rendering="crispEdges" />)}
+            <text class="tick" x={low + BAR + 4} y={9} fill="currentColor">{ends[1]}</text>
+          </g>
+        )}
         {shown && <rect data-hover x={left} y={top + shown[0] * size} width={width} height={size} class="mark" />}
         {shown && shown[1] >= 0 && <rect data-hover x={left + shown[1] * size} y={top} width={size} height={height} class="mark" />}
         <rect

@@ -5,7 +5,7 @@ import { isLive, start, useAnswer } from "../data";
 import { Figure, Message } from "../parts/Figure";
 import { HeatMap, paint } from "../parts/HeatMap";
 import { Lines } from "../parts/Lines";
-import { chosenKind, head, kind, layer, mode, other, queryLabels, row, sidesOf, textParams, words, type Model, type TextParams, type Trace } from "../state";
+import { chosenKind, chosenPlace, head, kind, layer, mode, other, queryLabels, row, sidesOf, textParams, words, type Model, type TextParams, type Trace } from "../state";
 import { headsOf, mergeWords, select, shrink, type Weights } from "../weights";
 
 export function Attention({ model }: { model: Model }) {
@@ -36,8 +36,10 @@ export function Attention({ model }: { model: Model }) {
       </div>
       <div class="columns">
         <Thumbnails model={model} trace={trace} kind={chosen} params={params} />
-        <Head first={model} kind={chosen} params={params} title={beside.length ? (start.models[0] ?? "") : ""} />
-        {beside.map((each) => <Head key={each.name} first={model} kind={chosen} params={each.params} title={each.name} />)}
+        <div class="beside">
+          <Head first={model} kind={chosen} params={params} title={beside.length ? (start.models[0] ?? "") : ""} space={beside.length ? 480 : undefined} />
+          {beside.map((each) => <Head key={each.name} first={model} kind={chosen} params={each.params} title={each.name} space={480} />)}
+        </div>
       </div>
     </>
   );
@@ -51,13 +53,12 @@ function lack({ layers, heads }: Model, name: string, kind: string, layer: numbe
 }
 
 /** The chosen head for a text and a model; first: the model whose layers and heads are chosen from. */
-function Head({ first, kind, params, title }: { first: Model; kind: string; params: TextParams; title: string }) {
+function Head({ first, kind, params, title, space }: { first: Model; kind: string; params: TextParams; title: string; space?: number }) {
   const { value: trace, error } = useAnswer<Trace>("trace", params);
   const { value: model, error: problem } = useAnswer<Model>("model", { model: params.model });
   const [weights, setWeights] = useState<Weights | null>(null);
   const [failure, setFailure] = useState("");
-  const [at, each] = [Math.min(layer.value, first.layers[kind] - 1), Math.min(head.value, first.heads[kind] - 1)];
-  const whole = words.value && !first.grid;
+  const [[at, each], whole] = [chosenPlace(first, kind), words.value && !first.grid];
   const lacks = model && lack(model, start.models[params.model ?? 0] || model.name, kind, at, each);
   useEffect(() => {
     setFailure("");
@@ -88,7 +89,7 @@ function Head({ first, kind, params, title }: { first: Model; kind: string; para
       {(failure || lacks) && <Message error={failure || lacks} />}
       {weights && mode.value === "lines" && <Lines {...weights} row={row.value} label={label} onSelect={selectRow} />}
       {weights && mode.value === "map" && (
-        <HeatMap {...weights} row={row.value} label={label} onSelect={selectRow} show={(r, c) => (weights.values[r * weights.columns.length + c] / 255).toFixed(3)} />
+        <HeatMap {...weights} row={row.value} label={label} onSelect={selectRow} space={space} ends={["0", "1"]} show={(r, c) => (weights.values[r * weights.columns.length + c] / 255).toFixed(2)} />
       )}
       {weights && model.grid && <Grid weights={weights} grid={model.grid} />}
     </Figure>
@@ -106,7 +107,7 @@ function Grid({ weights, grid: [height, width] }: { weights: Weights; grid: [num
     <>
       <h3>patches that {weights.rows[query]} attends to</h3>
       <HeatMap values={values.map((value) => (255 * value) / most)} rows={names(height)} columns={names(width)} label={`Patches that ${weights.rows[query]} attends to`}
-        show={(r, c) => (values[r * width + c] / 255).toFixed(3)} />
+        ends={["0", (most / 255).toFixed(2)]} show={(r, c) => (values[r * width + c] / 255).toFixed(2)} />
     </>
   );
 }
@@ -121,7 +122,7 @@ interface ThumbnailProps {
 function Thumbnails({ model, trace, kind, params }: ThumbnailProps) {
   const heads = Array.from({ length: model.heads[kind] }, (_, n) => n);
   return (
-    <table class="thumbnails">
+    <div class="scroll"><table class="thumbnails">
       <caption>layer × head</caption>
       <tbody>
         <tr>
@@ -132,11 +133,11 @@ function Thumbnails({ model, trace, kind, params }: ThumbnailProps) {
           <ThumbnailRow key={`${kind} ${n}`} model={model} trace={trace} kind={kind} params={params} number={n} />
         ))}
       </tbody>
-    </table>
+    </table></div>
   );
 }
 
-function ThumbnailRow({ trace, kind, params, number }: ThumbnailProps & { number: number }) {
+function ThumbnailRow({ model, trace, kind, params, number }: ThumbnailProps & { number: number }) {
   const [pictures, setPictures] = useState<string[]>([]);
   useEffect(() => {
     let isCurrent = true;
@@ -149,12 +150,13 @@ function ThumbnailRow({ trace, kind, params, number }: ThumbnailProps & { number
       isCurrent = false;
     };
   }, [trace, kind, number]);
+  const [at, each] = chosenPlace(model, kind);
   return (
     <tr>
       <th scope="row">{number + 1}</th>
       {pictures.map((picture, n) => (
         <td key={n}>
-          <button class="thumbnail" aria-pressed={layer.value === number && head.value === n} aria-label={`Layer ${number + 1}, head ${n + 1}`}
+          <button class="thumbnail" aria-pressed={at === number && each === n} aria-label={`Layer ${number + 1}, head ${n + 1}`}
             onClick={() => { layer.value = number; head.value = n; }}>
             <img src={picture} alt="" />
           </button>

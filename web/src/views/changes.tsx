@@ -5,7 +5,7 @@ import { isAvailable, isLive, numbers, useAnswer, type Array64 } from "../data";
 import { Figure, Message } from "../parts/Figure";
 import { Table, format } from "../parts/Table";
 import { Tokens, position, visible } from "../parts/Tokens";
-import { chosenKind, edits, head, layer, lines, row, sidesOf, textParams, type Model, type Trace } from "../state";
+import { chosenKind, chosenPlace, edits, lines, row, sidesOf, textParams, type Model, type Trace } from "../state";
 import { KindButtons } from "./kinds";
 
 interface Edit {
@@ -31,7 +31,7 @@ export function Changes({ model }: { model: Model }) {
     <div class="stack">
       <Editor model={model} trace={trace} />
       {read().length > 0 && <Effect trace={trace} />}
-      {read().length > 0 && isLive && <LinesEffect />}
+      {read().length > 0 && isLive && <LinesEffect model={model} />}
       <Gradients trace={trace} />
     </div>
   );
@@ -71,7 +71,7 @@ function Editor({ model, trace }: { model: Model; trace: Trace }) {
   const [here, setHere] = useState(false);
   const kind = chosenKind(model);
   const [queries] = sidesOf(kind);
-  const at = Math.max(0, Math.min(layer.value, model.layers[kind] - 1));
+  const [at, head] = chosenPlace(model, kind).map((n) => Math.max(0, n));
   const block = `${queries}.blocks.${at}`;
   const attention = kind === "cross" ? "cross_attention" : "self_attention";
   const parts: Record<string, [string, string]> = {
@@ -82,7 +82,7 @@ function Editor({ model, trace }: { model: Model; trace: Trace }) {
   };
   const add = () => {
     const edit: Edit = { name: parts[part][1], op };
-    if (part === "head") edit.heads = [Math.max(0, Math.min(head.value, model.heads[kind] - 1))];
+    if (part === "head") edit.heads = [head];
     if (here) edit.positions = [position(trace.tokens[queries].length)];
     if (op === "scale") edit.value = Number(factor) || 0;
     if (op === "copy") edit.from = source;
@@ -131,7 +131,7 @@ function Effect({ trace }: { trace: Trace }) {
     return [(isOne ? (all as string[])[0] : (all as string[][])[n][0]) ?? "", numbers(probabilities)[isOne ? 0 : n * top]];
   };
   const [before, after, largest] = [numbers(found.before.loss), numbers(found.after.loss), numbers(found.largest)];
-  const sum = (losses: ArrayLike<number>) => Array.from(losses).reduce((total, each) => total + (Number.isNaN(each) ? 0 : each), 0);
+  const sum = (losses: ArrayLike<number>) => Array.from(losses).filter((each) => !Number.isNaN(each)).reduce((total, each) => (total || 0) + each, NaN);
   const rows = Array.from(before, (loss, n) => {
     const [was, is] = [best(found.before, n), best(found.after, n)];
     const show = ([token, share]: [string, number]) => `${visible(token)} ${share.toFixed(3)}`;
@@ -147,13 +147,15 @@ function Effect({ trace }: { trace: Trace }) {
 }
 
 /** The edits over many lines. */
-function LinesEffect() {
+function LinesEffect({ model }: { model: Model }) {
   const [typed, setTyped] = useState(lines.value);
   const { value: found, error } = useAnswer<Record<string, number[]> & { lines: number; labels: number }>("lines_effect", lines.value ? { lines: lines.value, edits: read() } : null);
+  const what = model.grid ? "image file" : "text";
+  const hint = model.target === "Class" ? `${what}, tab and class on each line` : `one ${what} per line, or ${what}, tab, ${model.target?.toLowerCase() ?? "target"}`;
   const rows = ["loss", "accuracy", "bleu"].filter((name) => found?.[name]).map((name) => [name, ...(found as Record<string, number[]>)[name].map(format), format(found![name][1] - found![name][0])]);
   return (
     <Figure title="Effect over lines" name="lines" picture={false} data={() => found}>
-      <textarea aria-label="Lines" rows={5} cols={70} placeholder="one text per line, or text, tab, target" value={typed} onInput={(event) => setTyped(event.currentTarget.value)} />
+      <textarea aria-label="Lines" rows={5} cols={70} placeholder={hint} value={typed} onInput={(event) => setTyped(event.currentTarget.value)} />
       <p><button disabled={!typed.trim()} onClick={() => (lines.value = typed)}>Measure</button> {found && `${found.lines} lines, ${found.labels} labels`}</p>
       {error && <Message error={error} />}
       <p class="quiet">Loss and accuracy are means per label; the effect above is a sum over positions.</p>
@@ -168,9 +170,10 @@ function Gradients({ trace }: { trace: Trace }) {
   const asked = isAvailable("gradients", wanted) ? wanted : params;
   const { value: found, error } = useAnswer<{ tokens: Record<string, string[]>; scores: Record<string, Array64> }>("gradients", asked);
   if (!found || error) return <Message error={error} />;
-  const at = "position" in asked ? `at position ${(asked as { position: number }).position + 1}` : "at the last position or the first mask";
+  const at = (asked as { position?: number }).position ?? trace.masks[0];
+  const of = trace.top?.probabilities.shape.length === 1 ? "class" : `prediction at ${at === undefined ? "the last position" : `position ${at + 1}`}`;
   return (
-    <Figure title={`Gradient × input of the best prediction ${at}`} name="gradients" picture={false} data={() => Object.fromEntries(Object.entries(found.scores).map(([side, array]) => [side, Array.from(numbers(array))]))}>
+    <Figure title={`Gradient × input of the best ${of}`} name="gradients" picture={false} data={() => Object.fromEntries(Object.entries(found.scores).map(([side, array]) => [side, Array.from(numbers(array))]))}>
       {Object.entries(found.scores).map(([side, array]) => (
         <div key={side}>
           <h3>{side}: orange raises the logit, blue lowers it</h3>

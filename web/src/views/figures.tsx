@@ -5,6 +5,7 @@ import { isAvailable, isLive, numbers, useAnswer, type Array64 } from "../data";
 import { Curve } from "../parts/Curve";
 import { Figure, Message } from "../parts/Figure";
 import { HeatMap } from "../parts/HeatMap";
+import { measure } from "../parts/labels";
 import { Bar, Table, format } from "../parts/Table";
 import { visible } from "../parts/Tokens";
 import { axis, figure, side, textParams, theme, token, type Model } from "../state";
@@ -87,17 +88,20 @@ function Scatter({ found, second, chosen, onSelect }: { found: Components; secon
     const best = found.ids.reduce((least, _, k) => (apart(k) < apart(least) ? k : least), 0);
     setNear(apart(best) < 16 ? best : -1);
   };
-  const label = (k: number) => (
-    <text key={found.ids[k]} class="over" x={xs[k] > WIDTH - 90 ? xs[k] - 6 : xs[k] + 6} y={ys[k] - 4} text-anchor={xs[k] > WIDTH - 90 ? "end" : "start"} fill="currentColor">{visible(found.tokens[k])}</text>
-  );
+  const label = (k: number) => <text key={found.ids[k]} class="over" x={lefts[k]} y={ys[k] - 4} fill="currentColor">{visible(found.tokens[k])}</text>;
   const shown = found.ids.map((_, k) => k).filter((k) => marked.has(found.ids[k]));
+  const widths = found.tokens.map((token) => measure(visible(token), 14));
+  const lefts = xs.map((x, k) => (x + 6 + widths[k] > WIDTH ? Math.max(2, x - 6 - widths[k]) : x + 6));
+  const named: number[] = []; // whose labels do not overlap; the others are shown on hover
+  for (const k of [...shown].sort((a, b) => Number(found.ids[b] === chosen) - Number(found.ids[a] === chosen)))
+    if (named.every((n) => Math.abs(ys[n] - ys[k]) > 15 || lefts[n] > lefts[k] + widths[k] || lefts[k] > lefts[n] + widths[n])) named.push(k);
   return (
     <>
       <svg class="figure framed" width={WIDTH} height={HEIGHT} role="img" aria-label="Embeddings along two principal components">
         {found.ids.map((id, k) => !marked.has(id) && <circle key={id} cx={xs[k]} cy={ys[k]} r={2.5} fill="currentColor" opacity={0.35} />)}
         {shown.map((k) => <circle key={found.ids[k]} cx={xs[k]} cy={ys[k]} r={found.ids[k] === chosen ? 6 : 4} fill="#d9480f" />)}
-        {shown.map(label)}
-        {near >= 0 && <g data-hover><circle cx={xs[near]} cy={ys[near]} r={6} class="mark" />{!marked.has(found.ids[near]) && label(near)}</g>}
+        {named.map(label)}
+        {near >= 0 && <g data-hover><circle cx={xs[near]} cy={ys[near]} r={6} class="mark" />{!named.includes(near) && label(near)}</g>}
         <rect data-hover width={WIDTH} height={HEIGHT} fill="transparent" onMouseMove={move} onMouseLeave={() => setNear(-1)} onClick={() => near >= 0 && onSelect(found.ids[near])} />
       </svg>
       <p class="readout">{near >= 0 ? `${visible(found.tokens[near])}, id ${found.ids[near]}: ${format(values[near * size])}, ${format(values[near * size + second])}` : isLive ? "Click a point for its nearest neighbours." : "Orange: the tokens of the text."}</p>

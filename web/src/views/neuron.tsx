@@ -5,7 +5,7 @@ import { Figure, Message } from "../parts/Figure";
 import { HeatMap } from "../parts/HeatMap";
 import { Bar, Table, format } from "../parts/Table";
 import { Tokens, position, visible } from "../parts/Tokens";
-import { chosenKind, head, layer, sidesOf, textParams, type Model, type Trace } from "../state";
+import { chosenKind, chosenPlace, sidesOf, textParams, type Model, type Trace } from "../state";
 import { KindButtons } from "./kinds";
 
 interface Answer extends Record<"query" | "keys" | "products" | "scores" | "capped" | "allowed" | "offsets" | "weights", Array64> {
@@ -16,7 +16,8 @@ export function Neuron({ model }: { model: Model }) {
   const [params, kind] = [textParams(), chosenKind(model)];
   const { value: trace, error } = useAnswer<Trace>("trace", params.text ? params : null);
   const [queries, keys] = sidesOf(kind).map((side) => trace?.tokens[side] ?? []);
-  const at = { kind, layer: Math.max(0, Math.min(layer.value, model.layers[kind] - 1)), head: Math.max(0, Math.min(head.value, model.heads[kind] - 1)), query: position(queries.length) };
+  const [inLayer, inHead] = chosenPlace(model, kind).map((n) => Math.max(0, n));
+  const at = { kind, layer: inLayer, head: inHead, query: position(queries.length) };
   const { value: found, error: failure } = useAnswer<Answer>("neuron", trace ? { ...params, ...at } : null);
   if (!trace) return <Message error={error ?? (params.text ? undefined : "Enter a text.")} />;
   const title = `Layer ${at.layer + 1}, head ${at.head + 1}: query ${visible(queries[at.query])}`;
@@ -49,7 +50,7 @@ function Numbers({ found, keys, title }: { found: Answer; keys: string[]; title:
       </Figure>
       <Figure title="q × k of each dimension" name="products" data={() => Array.from(products)}>
         <HeatMap values={Array.from(products, (value) => value / most)} scale="signed" rows={keys} columns={dimensions} label="Products of query and keys by dimension"
-          show={(r, c) => format(products[r * width + c])} />
+          ends={[format(-most), format(most)]} show={(r, c) => format(products[r * width + c])} />
       </Figure>
     </div>
   );

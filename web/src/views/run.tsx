@@ -4,7 +4,7 @@ import { isAvailable, numbers, useAnswer, type Array64 } from "../data";
 import { Curve } from "../parts/Curve";
 import { Figure, Message } from "../parts/Figure";
 import { HeatMap } from "../parts/HeatMap";
-import { checkpoint, head, kind, layer, textParams, theme, validation, type Model, type Trace } from "../state";
+import { checkpoint, chosenKind, chosenPlace, textParams, theme, validation, type Model, type Trace } from "../state";
 
 interface Run {
   name: string;
@@ -43,9 +43,9 @@ export function Run({ model }: { model: Model }) {
 }
 
 function Checkpoints({ model }: { model: Model }) {
-  const kinds = Object.keys(model.kinds);
-  const chosen = kinds.includes(kind.value) ? kind.value : kinds[kinds.length - 1];
-  const place = { layer: Math.max(0, Math.min(layer.value, model.layers[chosen] - 1)), head: Math.max(0, Math.min(head.value, model.heads[chosen] - 1)) };
+  const chosen = chosenKind(model);
+  const [layer, head] = chosenPlace(model, chosen).map((n) => Math.max(0, n));
+  const place = { layer, head };
   const params = { ...textParams(), kind: chosen, ...place };
   const possible = Boolean(params.text) && isAvailable("head_over_checkpoints", params);
   const { value: trace, error: failure } = useAnswer<Trace>("trace", params.text ? textParams() : null);
@@ -65,7 +65,7 @@ function Checkpoints({ model }: { model: Model }) {
         <input type="range" min={0} max={last} value={n} onInput={(event) => (checkpoint.value = Number(event.currentTarget.value))} />
       </label>
       <HeatMap values={weights} rows={labels(chosen === "encoder" ? "encoder" : "decoder", rows)} columns={labels(chosen === "decoder" ? "decoder" : "encoder", columns)}
-        label={title} show={(r, c) => (weights[r * columns + c] / 255).toFixed(3)} />
+        label={title} ends={["0", "1"]} show={(r, c) => (weights[r * columns + c] / 255).toFixed(2)} />
     </Figure>
   );
 }

@@ -6,6 +6,7 @@ import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { css } from "../color";
 import { isLive, useAnswer } from "../data";
 import { Figure, Message } from "../parts/Figure";
+import { measure } from "../parts/labels";
 import { Table, format } from "../parts/Table";
 import { visible } from "../parts/Tokens";
 import { discarded, search, textParams, type Model } from "../state";
@@ -20,7 +21,7 @@ interface Node {
   reason: string;
 }
 
-type Settings = Record<string, unknown> & { num_beams: number; num_return_sequences?: number };
+type Settings = Record<string, unknown> & { num_beams?: number; num_return_sequences?: number };
 
 interface Answer {
   nodes: Node[];
@@ -45,24 +46,40 @@ export function Search(_: { model: Model }) {
   const options = read();
   const { text } = textParams();
   const { value: found, error } = useAnswer<Answer>("search", text ? { text, ...options } : null);
-  const [isOpen, setOpen] = useState(false);
-  if (!found) return <Message error={error ?? (text ? undefined : "Enter a text.")} />;
-  const path = (n: number): number[] => (n > 0 ? [...path(found.nodes[n].parent), n] : []);
-  const force = isLive ? (n: number) => write({ ...options, forced: path(n).map((each) => found.nodes[each].id) }) : undefined;
-  const count = options.forced?.length ?? 0;
-  const best = found.outputs.length ? path(found.outputs[0].node) : [];
+  const nodes = found?.nodes ?? [];
+  const path = (n: number): number[] => (n > 0 ? [...path(nodes[n].parent), n] : []);
+  const force = isLive ? (n: number) => write({ ...options, forced: path(n).map((each) => nodes[each].id) }) : undefined;
+  const forced = options.forced ?? [];
+  const best = found?.outputs.length ? path(found.outputs[0].node) : [];
+  const settings = found?.settings ?? { do_sample: options.samples !== undefined, num_return_sequences: options.samples as number, ...options };
   return (
     <div class="stack">
       <div>
-        <Controls settings={found.settings} />
-        {error && <Message error={error} />}
-        {count > 0 && (
+        <Controls settings={settings} />
+        {(error || !found) && <Message error={error ?? (text ? undefined : "Enter a text.")} />}
+        {forced.length > 0 && (
           <p>
-            Every output begins with <b>{best.slice(0, count).map((n) => visible(found.nodes[n].token)).join(" ")}</b>{" "}
+            Every output begins with <b>{best.length ? best.slice(0, forced.length).map((n) => visible(nodes[n].token)).join(" ") : forced.join(" ")}</b>{" "}
             <button onClick={() => write({ ...options, forced: undefined })}>Remove</button>
           </p>
         )}
       </div>
+      {found && <Results found={found} best={best} path={path} force={force} />}
+    </div>
+  );
+}
+
+interface ResultProps {
+  found: Answer;
+  best: number[];
+  path: (n: number) => number[];
+  force?: (n: number) => void;
+}
+
+function Results({ found, best, path, force }: ResultProps) {
+  const [isOpen, setOpen] = useState(false);
+  return (
+    <>
       <Figure title="Outputs" name="outputs" picture={false} data={() => found.outputs}>
         <Table label="List of outputs" columns={["rank", "output", "score", "ends with"]} selected={0}
           rows={found.outputs.map((each, n) => [n + 1, each.text, format(each.score), each.finish_reason === "stop" ? "end" : "length limit"])} />
@@ -79,18 +96,18 @@ export function Search(_: { model: Model }) {
         <summary>Table of all {found.nodes.length - 1} candidates</summary>
         {isOpen && <Candidates nodes={found.nodes} path={path} force={force} />}
       </details>
-    </div>
+    </>
   );
 }
 
 function Controls({ settings }: { settings: Settings }) {
-  const kind = settings.do_sample ? "samples" : settings.num_beams > 1 ? "beams" : "greedy";
+  const kind = settings.do_sample ? "samples" : settings.num_beams === 1 ? "greedy" : "beams";
   const most = settings.do_sample ? (settings.num_return_sequences ?? 1) : settings.num_beams;
   const change = (name: string, value: unknown) => {
-    const all: Record<string, unknown> = { kind, count: Math.max(2, most), ...settings, forced: read().forced, [name]: value };
+    const all: Record<string, unknown> = { kind, count: Math.max(2, most ?? 2), ...settings, forced: read().forced, [name]: value };
     const names = ["forced", "max_new_tokens", ...(all.kind === "samples" ? ["seed", ...FILTERS] : [])];
     const chosen = Object.fromEntries(names.map((each) => [each, all[each]]));
-    chosen[all.kind === "samples" ? "samples" : "num_beams"] = all.kind === "greedy" ? 1 : all.count;
+    chosen[all.kind === "samples" ? "samples" : "num_beams"] = all.kind === "greedy" ? 1 : all.kind === "samples" ? Math.max(1, all.count as number) : all.count;
     write(chosen);
   };
   const field = (label: string, name: string, value: unknown, step = 1) => (
@@ -120,13 +137,8 @@ interface Branch {
 
 const percent = (share: number) => (share < 0.0005 ? "<0.1%" : share > 0.9995 && share < 1 ? ">99.9%" : `${(100 * share).toFixed(1)}%`);
 
-const pen = document.createElement("canvas").getContext("2d") as CanvasRenderingContext2D;
-
 /** The width of a label with its probability. */
-function extent(label: string, suffix: string): number {
-  pen.font = "bold 14px system-ui, sans-serif";
-  return pen.measureText(`${label} `).width + 0.72 * pen.measureText(suffix).width;
-}
+const extent = (label: string, suffix: string) => measure(`${label} `, 14) + 0.72 * measure(suffix, 14);
 
 interface TreeProps {
   nodes: Node[];
