@@ -401,7 +401,7 @@ def test_a_search_that_fails_can_be_corrected(tab, pipeline):
         number.fill(typed)
         number.press("Enter")
         rows = tab.locator("[aria-label='List of outputs'] tbody tr")
-        playwright.expect(rows).to_have_count(beams)
+        playwright.expect(rows).to_have_count(beams or 3)  # the former outputs stay beside an error
         playwright.expect(tab.get_by_role("alert")).to_have_count(0 if beams else 1)
 
 

@@ -51,7 +51,7 @@ export function Search(_: { model: Model }) {
   const force = isLive ? (n: number) => write({ ...options, forced: path(n).map((each) => nodes[each].id) }) : undefined;
   const forced = options.forced ?? [];
   const best = found?.outputs.length ? path(found.outputs[0].node) : [];
-  const settings = found?.settings ?? { do_sample: options.samples !== undefined, num_return_sequences: options.samples as number, ...options };
+  const settings = (!error && found?.settings) || { do_sample: options.samples !== undefined, num_return_sequences: options.samples as number, ...options };
   return (
     <div class="stack">
       <div>
