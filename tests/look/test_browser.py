@@ -417,7 +417,7 @@ def test_the_target_of_an_encoder_can_be_edited(tab, shown, tmp_path):
     open_live(tab, session, "view=changes", text=text)
     tab.get_by_role("button", name="Apply").click()
     sums = tab.locator("section[aria-label=Effect] > p")
-    playwright.expect(sums).to_have_text("loss – → –; change –")
+    playwright.expect(sums).to_have_text("loss, sum over positions: – → –; change –")
     field = tab.get_by_role("combobox" if shown == "Class" else "textbox", name=shown, exact=True)
     if shown == "Class":
         assert field.locator("option").all_text_contents() == ["none", *pipeline.config.labels]
@@ -428,7 +428,7 @@ def test_the_target_of_an_encoder_can_be_edited(tab, shown, tmp_path):
         field.fill(target)
         tab.get_by_role("heading", name="Gradient × input of the best prediction at position").wait_for()
     loss = float(session.trace(text, target).loss.nansum())
-    playwright.expect(sums).to_contain_text(f"loss {loss:.4f} → ")
+    playwright.expect(sums).to_contain_text(f": {loss:.4f} → ")
 
 
 def test_figures_side_by_side_stay_in_one_row(tab, pipeline):
