@@ -7,8 +7,11 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
+import torch
+from tests.look.conftest import SIZES
 from tests.look.test_roles import planted_model, repeated_lines
 from tests.look.test_trace import new_pipeline
 
@@ -22,6 +25,8 @@ from trifold.look.roles import head_roles
 from trifold.look.search import search
 from trifold.look.session import Session
 from trifold.look.walkthrough import walkthrough
+from trifold.nn import ModelConfig, Transformer
+from trifold.pipeline import Pipeline
 
 playwright = pytest.importorskip("playwright.sync_api")
 BROWSER = shutil.which("chromium")
@@ -72,6 +77,15 @@ def tab(browser):
     yield page
     page.close()
     assert problems == []
+
+
+def wait_until(tab, condition):
+    """Wait for an expression; `wait_for_function` needs `eval`, which the policy of the page forbids."""
+    for _ in range(200):
+        if tab.evaluate(condition):
+            return
+        tab.wait_for_timeout(50)
+    pytest.fail(f"never true: {condition}")
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -233,8 +247,8 @@ def test_the_tree_has_the_probabilities_of_the_search(tab, pipeline, tmp_path):
     assert tab.locator("[aria-label=Candidates] button:enabled").count() == 0
 
 
-def open_live(tab, session, fragment, text=TEXT):
-    """Open the live page; the test answers its requests in place of the server."""
+def open_live(tab, session, fragment, models=("model",), text=TEXT):
+    """Open the live page; the test answers its requests in place of the server. session: one, or one per model."""
     address = "http://127.0.0.1:9/"
 
     def respond(route):
@@ -246,7 +260,7 @@ def open_live(tab, session, fragment, text=TEXT):
             except TrifoldError as error:
                 route.fulfill(status=400, json={"error": str(error)})
         else:
-            start = {"text": text, "target": None, "models": ["model"]}
+            start = {"text": text, "target": None, "models": models}
             html = page({"model {}": answer(session, "model", {})}, start, live=True)
             route.fulfill(body=html, content_type="text/html")
 
@@ -280,6 +294,104 @@ def test_an_edit_shows_its_effect_on_the_text_and_over_lines(tab, pipeline):
     assert "edits" not in tab.evaluate("location.hash")
 
 
+def test_a_compared_model_with_fewer_layers_and_heads_is_not_drawn_in_their_place(tab, pipeline):
+    torch.manual_seed(4)
+    sizes = SIZES | {"n_layers": 1, "n_heads": 2}
+    vocabularies = {name: getattr(pipeline.config, name) for name in ("vocab_size", "target_vocab_size")}
+    model = Transformer(ModelConfig(**sizes, **vocabularies)).eval()
+    other = Session(Pipeline(model, pipeline.reader, pipeline.writer))
+    sessions, models = [Session(pipeline), other], ("one", "two")
+    open_live(tab, sessions, "kind=encoder&layer=1&head=0", models)
+    second = tab.locator("section", has_text="two:")
+    second.get_by_text("two has 1 layer.").wait_for()
+    assert second.locator("svg.figure").count() == 0
+    tab.keyboard.press("ArrowUp")
+    second.locator("svg.figure").wait_for()
+    tab.keyboard.press("ArrowLeft")
+    second.get_by_text("two has 2 heads.").wait_for()
+    assert second.locator("svg.figure").count() == 0
+    tab.get_by_role("button", name="average of layers").click()
+    second.locator("svg.figure").wait_for()
+    mean = read_attention(other.pipeline, TEXT).patterns["encoder"][0].mean(0)
+    second.locator("rect[fill=transparent]").hover(position={"x": 3, "y": 3})
+    second.get_by_text("→").wait_for()
+    shown = float(second.locator(".readout").text_content().split()[-1])
+    assert shown == pytest.approx(float(mean[0, 0]), abs=0.008)
+
+
+@pytest.mark.parametrize("view", sorted(VIEWS.keys() - {"architecture", "figures"}))
+def test_views_follow_the_text(tab, pipeline, view):
+    open_live(tab, Session(pipeline), f"view={view}")
+    tab.wait_for_selector(VIEWS[view])
+    field = tab.get_by_label("Text", exact=True)
+    for text in ("fox", "the quick brown fox.", "a fox"):
+        field.fill(text)
+        wait_until(tab, f"location.hash.includes('{urlencode({'text': text})}')")
+        tab.wait_for_selector(VIEWS[view])
+    field.fill("  ")
+    tab.get_by_text("Enter a text.").wait_for()
+    assert tab.locator(VIEWS[view]).count() == 0
+
+
+def test_an_error_stays_beside_the_former_value_of_the_same_text_only(tab, pipeline):
+    session = Session(pipeline)
+    open_live(tab, session, "view=search")
+    tab.wait_for_selector(VIEWS["search"])
+    refused = "new Response(JSON.stringify({error: 'refused'}), {status: 400})"
+    tab.evaluate(f"() => {{ window.fetch = async () => {refused}; }}")
+    tab.get_by_label("length").fill("3")
+    tab.get_by_label("length").press("Enter")
+    tab.get_by_text("refused").wait_for()
+    assert tab.locator(VIEWS["search"]).count() > 0
+    tab.get_by_label("Text", exact=True).fill("fox")
+    wait_until(tab, "document.querySelectorAll('svg.figure circle').length == 0")
+    assert tab.get_by_text("refused").is_visible()
+
+
+@pytest.mark.parametrize(
+    "edits",
+    ['[{"name":"encoder.states.0","op":"zero","positions":3}]', "[null]", "{bad", '[{"op":"zero"}]', "7"],
+)
+def test_edits_in_the_address_are_checked(tab, pipeline, edits):
+    open_live(tab, Session(pipeline), urlencode({"view": "changes", "edits": edits}))
+    tab.get_by_text("The edits in the address of the page are not valid.").wait_for()
+    tab.wait_for_selector(VIEWS["changes"])
+    tab.get_by_role("button", name="Remove all").click()
+    wait_until(tab, "!location.hash.includes('edits')")
+    assert tab.locator(".error").count() == 0
+
+
+def test_numbers_in_the_address_are_checked(tab, pipeline, tmp_path):
+    file = write_page(Session(pipeline), TEXT, None, tmp_path / "page.html")
+    tab.goto(f"{file.as_uri()}#kind=encoder&layer=0.7&head=-9&row=x")
+    tab.get_by_text("encoder attention, layer 2, average of the heads").wait_for()
+
+
+def test_arrows_scroll_where_no_head_is_shown(tab, pipeline, tmp_path):
+    file = write_page(Session(pipeline), TEXT, None, tmp_path / "page.html")
+    tab.goto(f"{file.as_uri()}#view=figures&figure=positions")
+    tab.wait_for_selector("svg.figure image")
+    tab.keyboard.press("ArrowDown")
+    wait_until(tab, "scrollY > 0")
+    tab.goto("about:blank")
+    tab.goto(f"{file.as_uri()}#view=neuron")
+    tab.locator(".scroll").first.focus()
+    tab.keyboard.press("ArrowRight")
+    tab.evaluate("document.activeElement.blur()")
+    tab.keyboard.press("ArrowDown")
+    wait_until(tab, "location.hash.includes('layer=1')")
+    assert "head" not in tab.evaluate("location.hash")
+
+
+def test_the_page_fits_a_narrow_screen(tab, pipeline, tmp_path):
+    name = "a-long-name-of-a-model" * 5
+    file = write_page(Session(pipeline), TEXT, None, tmp_path / "page.html", name)
+    tab.set_viewport_size({"width": 360, "height": 700})
+    tab.goto(f"{file.as_uri()}#view=figures&figure=positions")
+    tab.wait_for_selector(".curve canvas")
+    assert tab.evaluate("document.documentElement.scrollWidth") == 360
+
+
 def test_a_search_that_fails_can_be_corrected(tab, pipeline):
     open_live(tab, Session(pipeline), 'view=search&search={"num_beams":0}')
     playwright.expect(tab.get_by_role("alert")).to_contain_text("num_beams")
@@ -289,7 +401,7 @@ def test_a_search_that_fails_can_be_corrected(tab, pipeline):
         number.fill(typed)
         number.press("Enter")
         rows = tab.locator("[aria-label='List of outputs'] tbody tr")
-        playwright.expect(rows).to_have_count(beams)
+        playwright.expect(rows).to_have_count(beams or 3)  # the former outputs stay beside an error
         playwright.expect(tab.get_by_role("alert")).to_have_count(0 if beams else 1)
 
 
@@ -302,10 +414,10 @@ def test_the_target_of_an_encoder_can_be_edited(tab, shown, tmp_path):
         text, target = str(tmp_path / "image.png"), "good"
         pytest.importorskip("PIL.Image").frombytes("RGB", (8, 8), bytes(range(192))).save(text)
     session = Session(pipeline)
-    open_live(tab, session, "view=changes", text)
+    open_live(tab, session, "view=changes", text=text)
     tab.get_by_role("button", name="Apply").click()
     sums = tab.locator("section[aria-label=Effect] > p")
-    playwright.expect(sums).to_have_text("loss – → –; change –")
+    playwright.expect(sums).to_have_text("loss, sum over positions: – → –; change –")
     field = tab.get_by_role("combobox" if shown == "Class" else "textbox", name=shown, exact=True)
     if shown == "Class":
         assert field.locator("option").all_text_contents() == ["none", *pipeline.config.labels]
@@ -316,7 +428,7 @@ def test_the_target_of_an_encoder_can_be_edited(tab, shown, tmp_path):
         field.fill(target)
         tab.get_by_role("heading", name="Gradient × input of the best prediction at position").wait_for()
     loss = float(session.trace(text, target).loss.nansum())
-    playwright.expect(sums).to_contain_text(f"loss {loss:.4f} → ")
+    playwright.expect(sums).to_contain_text(f": {loss:.4f} → ")
 
 
 def test_figures_side_by_side_stay_in_one_row(tab, pipeline):
@@ -353,6 +465,19 @@ def test_an_example_of_a_role_opens_the_attention_of_its_head(tab, theme, tmp_pa
     assert tab.locator("header input").first.input_value() == shown["examples"][1]["text"]
     fragment = tab.evaluate("location.hash")
     assert f"row={shown['examples'][1]['row']}" in fragment and "layer=1" in fragment
+
+
+def test_a_selected_head_without_the_role_is_marked(tab, tmp_path):
+    planted = planted_model()
+    lines = repeated_lines()[:12]
+    session = Session(planted, roles=head_roles(planted, lines))
+    found = {each["role"] for each in session.roles["heads"] if each["found"]}
+    role = next(each["role"] for each in session.roles["heads"] if each["role"] not in found)
+    address = write_page(session, lines[0].text, None, tmp_path / "page.html").as_uri()
+    tab.goto(f"{address}#{urlencode({'view': 'roles', 'role': role})}")
+    tab.get_by_text("No head has this role.").wait_for()
+    rows = tab.locator("section[aria-label='Heads with a role'] tbody tr").all_text_contents()
+    assert all(row.startswith(f"{role}: not found in the selected head") for row in rows)
 
 
 def test_a_click_forces_a_token_on_the_live_page(tab, pipeline):
@@ -396,12 +521,18 @@ def test_markup_in_texts_stays_text(tab, pipeline, tmp_path):
     assert tab.title() == "trifold look" and tab.locator("main img[onerror]").count() == 0
 
 
-@pytest.mark.parametrize("kind", ["SVG", "PNG", "JSON"])
-def test_a_figure_is_saved(tab, pipeline, tmp_path, kind):
-    tab.goto(write_page(Session(pipeline), TEXT, None, tmp_path / "page.html").as_uri())
-    tab.wait_for_selector("svg.figure image")
+@pytest.mark.parametrize(
+    ("kind", "fragment", "drawn"),
+    [(kind, "", "svg.figure image") for kind in ("SVG", "PNG", "JSON")]
+    + [("SVG", "view=lens", VIEWS["lens"]), ("PNG", "view=lens", VIEWS["lens"])]
+    + [("PNG", "view=figures&figure=schedules", ".curve canvas")],
+)
+def test_a_figure_is_saved(tab, pipeline, tmp_path, kind, fragment, drawn):
+    file = write_page(Session(pipeline), TEXT, None, tmp_path / "page.html")
+    tab.goto(f"{file.as_uri()}#{fragment}")
+    tab.wait_for_selector(drawn)
     with tab.expect_download() as download:
-        tab.get_by_role("button", name=kind).click()
+        tab.get_by_role("button", name=kind).first.click()
     content = Path(download.value.path()).read_bytes()
     assert content.startswith({"SVG": b"<svg", "PNG": b"\x89PNG", "JSON": b"{"}[kind]) and len(content) > 300
 

@@ -72,22 +72,28 @@ export interface Answer<T> {
   error?: string;
 }
 
-/** The answer to a request in a component; the former value stays until the new one is there. */
+/** What a value is about: it is never shown for another text or model. */
+const subject = ({ text, target, model, lines }: Params) => JSON.stringify([text, target, model, lines]);
+
+/** The answer to a request in a component. The former value of the same text stays until the new one is there, and beside
+ * an error.
+ */
 export function useAnswer<T>(name: string, params: Params | null): Answer<T> {
-  const [answer, setAnswer] = useState<Answer<T>>({});
+  const [answer, setAnswer] = useState<Answer<T> & { about?: string }>({});
   const id = params && key(name, params);
+  const about = params ? subject(params) : "";
   useEffect(() => {
     if (!params) return;
     let isCurrent = true;
     request<T>(name, params).then(
-      (value) => isCurrent && setAnswer({ value }),
-      (error: Error) => isCurrent && setAnswer({ error: error.message }),
+      (value) => isCurrent && setAnswer({ value, about }),
+      ({ message: error }: Error) => isCurrent && setAnswer((old) => ({ value: old.about === about ? old.value : undefined, error, about })),
     );
     return () => {
       isCurrent = false;
     };
   }, [id]);
-  return answer;
+  return answer.about === about ? answer : {};
 }
 
 const decoded = new WeakMap<Array64, Uint8Array | Float32Array>();

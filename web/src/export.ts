@@ -9,9 +9,28 @@ export function save(name: string, content: Blob | string, type = "application/j
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-/** The first picture in an element as SVG: an svg element, or a canvas with the labels around it. */
+/** A table as an svg element: the boxes and texts of its cells where the browser draws them. */
+function drawTable(table: Element): SVGElement {
+  const create = (parent: Element, name: string, values: Record<string, string | number>) => {
+    const made = parent.appendChild(document.createElementNS("http://www.w3.org/2000/svg", name));
+    for (const [key, value] of Object.entries(values)) made.setAttribute(key, String(value));
+    return made as SVGElement;
+  };
+  const { left, top, width, height } = table.getBoundingClientRect();
+  const svg = create(document.createElement("div"), "svg", { width, height });
+  for (const cell of table.querySelectorAll("th, td")) {
+    const shown = cell.querySelector("button") ?? cell;
+    const [box, style] = [shown.getBoundingClientRect(), getComputedStyle(shown)];
+    create(svg, "rect", { x: box.left - left, y: box.top - top, width: box.width, height: box.height, fill: style.backgroundColor });
+    const [x, y] = [box.left - left + 7, box.top - top + box.height / 2];
+    create(svg, "text", { x, y, fill: style.color, "dominant-baseline": "central" }).textContent = cell.textContent;
+  }
+  return svg;
+}
+
+/** The first picture in an element as SVG: an svg element, or else a table. */
 function asSvg(element: Element): string {
-  const copy = (element.querySelector("svg.figure") as SVGElement).cloneNode(true) as SVGElement;
+  const copy = (element.querySelector("svg.figure")?.cloneNode(true) ?? drawTable(element.querySelector("table") as Element)) as SVGElement;
   const style = getComputedStyle(document.body);
   copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
   copy.setAttribute("color", style.color);
@@ -25,16 +44,25 @@ export function saveSvg(element: Element, name: string): void {
   save(`${name}.svg`, asSvg(element), "image/svg+xml");
 }
 
-/** The picture with two pixels per unit. */
+/** The picture with two pixels per unit; a curve with the pixels of its canvas and its title. */
 export async function savePng(element: Element, name: string): Promise<void> {
-  const svg = element.querySelector("svg.figure") as SVGSVGElement;
-  const image = new Image();
-  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(asSvg(element))}`;
-  await image.decode();
+  const curve = element.querySelector<HTMLCanvasElement>(".curve canvas");
   const canvas = document.createElement("canvas");
-  canvas.width = 2 * svg.clientWidth;
-  canvas.height = 2 * svg.clientHeight;
   const context = canvas.getContext("2d") as CanvasRenderingContext2D;
-  context.drawImage(image, 0, 0, canvas.width, canvas.height);
+  if (curve) {
+    const style = getComputedStyle(document.body);
+    [canvas.width, canvas.height] = [curve.width, curve.height + 32];
+    context.fillStyle = style.backgroundColor;
+    context.fillRect(0, 0, canvas.width, canvas.height);
+    [context.fillStyle, context.font] = [style.color, "bold 14px sans-serif"];
+    context.fillText(element.getAttribute("aria-label") ?? "", 8, 22);
+    context.drawImage(curve, 0, 32);
+  } else {
+    const image = new Image();
+    image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(asSvg(element))}`;
+    await image.decode();
+    [canvas.width, canvas.height] = [2 * image.naturalWidth, 2 * image.naturalHeight];
+    context.drawImage(image, 0, 0, canvas.width, canvas.height);
+  }
   canvas.toBlob((blob) => blob && save(`${name}.png`, blob));
 }

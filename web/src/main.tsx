@@ -28,7 +28,8 @@ function Page({ model }: { model: Model }) {
   useEffect(() => {
     const press = (event: KeyboardEvent) => {
       const isField = (event.target as Element).matches("input, textarea, select");
-      if (isField || event.ctrlKey || event.metaKey || event.altKey) return;
+      const scrolls = event.key.startsWith("Arrow") && (!VIEWS[view.value]?.hasHeads || (event.target as Element).closest(".scroll, .figure-box:focus"));
+      if (isField || scrolls || event.ctrlKey || event.metaKey || event.altKey) return;
       const side = chosenKind(model);
       const [inLayer, inHead] = chosenPlace(model, side).map((n) => Math.max(0, n));
       const [layers, heads] = [model.layers[side], model.heads[side]];

@@ -71,19 +71,26 @@ export const role = signal(""); // of heads; empty: all
 export const search = signal(""); // options, JSON
 export const figure = signal("embeddings");
 export const edits = signal(""); // JSON
+export const lines = signal(""); // over which edits are measured
+export const checkpoint = signal(-1); // from 0; -1: the last
+export const validation = signal(-1);
+export const discarded = signal(true); // tokens of a search
+export const axis = signal(1); // the component from 0 that is vertical
+export const token = signal(""); // whose neighbours are shown: an id, or a quotation mark and a text
 export const theme = signal("auto");
 
 const kept: Record<string, Signal<string> | Signal<number> | Signal<boolean>> = {
   view, text, target, other, kind, layer, head, row, words, mode, component, side, role, edits, search, figure, theme,
+  lines, checkpoint, validation, discarded, axis, token,
 };
 
-/** Read the fragment; values that are absent keep their defaults. */
+/** Read the fragment; values that are absent or not valid keep their defaults. */
 export function readFragment(): void {
   const given = new URLSearchParams(location.hash.slice(1));
   for (const [name, value] of given) {
     const found = kept[name];
     if (!found) continue;
-    if (typeof found.value === "number") found.value = Math.trunc(Number(value)) || 0;
+    if (typeof found.value === "number") found.value = Number.isFinite(Number(value)) ? Math.max(-1, Math.round(Number(value))) : found.value;
     else if (typeof found.value === "boolean") found.value = value === "true";
     else found.value = value;
   }
@@ -103,7 +110,8 @@ export function writeFragment(): void {
 /** The parameters of every request that reads the text. */
 export type TextParams = { text: string; target: string | null; model?: number };
 
-export const textParams = (): TextParams => ({ text: text.value, target: target.value || null });
+/** A text of spaces is empty; other spaces stay, because they are part of tokens. */
+export const textParams = (): TextParams => ({ text: text.value.trim() && text.value, target: target.value.trim() ? target.value : null });
 
 /** The chosen kind of attention; another one if the model does not have it. */
 export function chosenKind(model: Model): string {

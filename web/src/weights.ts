@@ -39,10 +39,9 @@ export function mean(parts: ArrayLike<number>[]): Float32Array {
 
 /** The weights of a head; head -1: the average of the layer; layer -1: that of all layers. */
 export async function select(params: TextParams, model: Model, trace: Trace, kind: string, layer: number, head: number): Promise<Weights> {
-  const last = model.layers[kind] - 1;
-  const layers = layer < 0 ? Array.from({ length: last + 1 }, (_, n) => n) : [Math.min(layer, last)];
+  const layers = layer < 0 ? Array.from({ length: model.layers[kind] }, (_, n) => n) : [layer];
   const parts = (await Promise.all(layers.map((each) => headsOf(params, kind, each)))).map((heads) =>
-    head < 0 || layer < 0 ? mean(heads) : heads[Math.min(head, heads.length - 1)],
+    head < 0 || layer < 0 ? mean(heads) : heads[head],
   );
   return { values: parts.length > 1 ? mean(parts) : parts[0], rows: queryLabels(trace, kind), columns: trace.tokens[sidesOf(kind)[1]] };
 }

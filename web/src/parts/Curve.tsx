@@ -2,6 +2,7 @@
 
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
+import { Figure } from "./Figure";
 import { format } from "./Table";
 
 interface Props {
@@ -20,7 +21,6 @@ export function Curve({ title, steps, values, axis: label = "step" }: Props) {
     const options: uPlot.Options = {
       width: 420,
       height: 220,
-      title,
       cursor: { sync: { key: label } },
       scales: { x: { time: false } },
       series: [{ label, value: (_, step) => String(step ?? steps[last] ?? "–") }, { label: title, value: (_, value) => format(value ?? values[last] ?? NaN), stroke: style.getPropertyValue("--accent"), width: 1.5, points: { show: steps.length < 40 } }],
@@ -30,5 +30,9 @@ export function Curve({ title, steps, values, axis: label = "step" }: Props) {
     plot.setLegend({ idx: last }, false);
     return () => plot.destroy();
   }, [title, steps, values]);
-  return <div class="curve" ref={place} role="img" aria-label={`${title} by ${label}`} />;
+  return (
+    <Figure title={title} name={title.toLowerCase().replaceAll(/\W+/g, "-")} picture="canvas" data={() => ({ [label]: Array.from(steps), values: Array.from(values) })}>
+      <div class="curve" ref={place} role="img" aria-label={`${title} by ${label}`} />
+    </Figure>
+  );
 }

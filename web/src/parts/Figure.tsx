@@ -8,7 +8,7 @@ interface Props {
   title: string;
   name: string; // of the saved file
   data?: () => unknown; // what the JSON file contains
-  picture?: boolean; // whether the part has an svg.figure
+  picture?: boolean | "canvas"; // whether the part has an svg.figure or a table, or a canvas, which has no SVG
   children: ComponentChildren;
 }
 
@@ -19,7 +19,7 @@ export function Figure({ title, name, data, picture = true, children }: Props) {
       <header>
         <h2>{title}</h2>
         <span class="buttons">
-          {picture && <button onClick={() => part.current && saveSvg(part.current, name)}>SVG</button>}
+          {picture === true && <button onClick={() => part.current && saveSvg(part.current, name)}>SVG</button>}
           {picture && <button onClick={() => part.current && savePng(part.current, name)}>PNG</button>}
           {data && <button onClick={() => save(`${name}.json`, JSON.stringify(data(), null, 1))}>JSON</button>}
         </span>

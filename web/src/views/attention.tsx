@@ -37,43 +37,56 @@ export function Attention({ model }: { model: Model }) {
       <div class="columns">
         <Thumbnails model={model} trace={trace} kind={chosen} params={params} />
         <div class="beside">
-          <Head model={model} kind={chosen} params={params} title={beside.length ? (start.models[0] ?? "") : ""} space={beside.length ? 480 : undefined} />
-          {beside.map((each) => <Head key={each.name} model={model} kind={chosen} params={each.params} title={each.name} space={480} />)}
+          <Head first={model} kind={chosen} params={params} title={beside.length ? (start.models[0] ?? "") : ""} space={beside.length ? 480 : undefined} />
+          {beside.map((each) => <Head key={each.name} first={model} kind={chosen} params={each.params} title={each.name} space={480} />)}
         </div>
       </div>
     </>
   );
 }
 
-/** The chosen head for a text and a model. */
-function Head({ model, kind, params, title, space }: { model: Model; kind: string; params: TextParams; title: string; space?: number }) {
+/** What a model lacks for the chosen head, or "". */
+function lack({ layers, heads }: Model, name: string, kind: string, layer: number, head: number): string {
+  const count = (size: number, what: string) => `${name} has ${size} ${what}${size === 1 ? "" : "s"}.`;
+  if (!layers[kind]) return `${name} has no ${kind} attention.`;
+  return layer >= layers[kind] ? count(layers[kind], "layer") : layer >= 0 && head >= heads[kind] ? count(heads[kind], "head") : "";
+}
+
+/** The chosen head for a text and a model; first: the model whose layers and heads are chosen from. */
+function Head({ first, kind, params, title, space }: { first: Model; kind: string; params: TextParams; title: string; space?: number }) {
   const { value: trace, error } = useAnswer<Trace>("trace", params);
+  const { value: model, error: problem } = useAnswer<Model>("model", { model: params.model });
   const [weights, setWeights] = useState<Weights | null>(null);
   const [failure, setFailure] = useState("");
-  const [[at, each], whole] = [chosenPlace(model, kind), words.value && !model.grid];
+  const [[at, each], whole] = [chosenPlace(first, kind), words.value && !first.grid];
+  const lacks = model && lack(model, start.models[params.model ?? 0] || model.name, kind, at, each);
   useEffect(() => {
-    if (!trace) return;
+    setFailure("");
+    if (!trace || !model || lacks) return setWeights(null);
     let isCurrent = true;
     select(params, model, trace, kind, at, each).then(
       (found) => {
         if (!isCurrent) return;
         setWeights(whole ? mergeWords(found, trace, kind) : found);
-        setFailure("");
       },
-      (problem: Error) => isCurrent && setFailure(problem.message),
+      (problem: Error) => {
+        if (!isCurrent) return;
+        setWeights(null);
+        setFailure(problem.message);
+      },
     );
     return () => {
       isCurrent = false;
     };
-  }, [trace, kind, at, each, whole]);
-  if (!trace) return <Message error={error} />;
+  }, [trace, model, kind, at, each, whole]);
+  if (!trace || !model) return <Message error={error ?? problem} />;
   const name = at < 0 ? "average of all layers" : each < 0 ? `layer ${at + 1}, average of the heads` : `layer ${at + 1}, head ${each + 1}`;
   const selectRow = (n: number) => (row.value = n === row.value ? -1 : n);
   const label = `Attention weights, ${name}`;
-  const data = () => weights && { ...weights, values: Array.from(weights.values, (value) => value / 255) };
+  const data = weights ? () => ({ ...weights, values: Array.from(weights.values, (value) => value / 255) }) : undefined;
   return (
-    <Figure title={`${title ? `${title}: ` : ""}${kind} attention, ${name}`} name={`attention-${kind}-${at + 1}-${each + 1}`} data={data}>
-      {failure && <Message error={failure} />}
+    <Figure title={`${title ? `${title}: ` : ""}${kind} attention, ${name}`} name={`attention-${kind}-${at + 1}-${each + 1}`} data={data} picture={weights !== null}>
+      {(failure || lacks) && <Message error={failure || lacks} />}
       {weights && mode.value === "lines" && <Lines {...weights} row={row.value} label={label} onSelect={selectRow} />}
       {weights && mode.value === "map" && (
         <HeatMap {...weights} row={row.value} label={label} onSelect={selectRow} space={space} ends={["0", "1"]} show={(r, c) => (weights.values[r * weights.columns.length + c] / 255).toFixed(2)} />

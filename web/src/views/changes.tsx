@@ -5,7 +5,7 @@ import { isAvailable, isLive, numbers, useAnswer, type Array64 } from "../data";
 import { Figure, Message } from "../parts/Figure";
 import { Table, format } from "../parts/Table";
 import { Tokens, position, visible } from "../parts/Tokens";
-import { chosenKind, chosenPlace, edits, row, sidesOf, textParams, type Model, type Trace } from "../state";
+import { chosenKind, chosenPlace, edits, lines, row, sidesOf, textParams, type Model, type Trace } from "../state";
 import { KindButtons } from "./kinds";
 
 interface Edit {
@@ -30,8 +30,8 @@ export function Changes({ model }: { model: Model }) {
   return (
     <div class="stack">
       <Editor model={model} trace={trace} />
-      {edits.value && <Effect trace={trace} />}
-      {edits.value && isLive && <LinesEffect model={model} />}
+      {read().length > 0 && <Effect trace={trace} />}
+      {read().length > 0 && isLive && <LinesEffect model={model} />}
       <Gradients trace={trace} />
     </div>
   );
@@ -39,19 +39,35 @@ export function Changes({ model }: { model: Model }) {
 
 const OPS = { zero: "set to zero", mean: "replace by the mean over positions", scale: "multiply", copy: "copy from another text" };
 
+const isIndices = (all: unknown) => all === undefined || (Array.isArray(all) && all.every((n) => Number.isInteger(n) && n >= 0));
+const isEdit = (each: Edit | null) =>
+  typeof each?.name === "string" && each.op in OPS && isIndices(each.heads) && isIndices(each.positions) &&
+  (each.op !== "scale" || Number.isFinite(each.value)) && (each.op !== "copy" || typeof each.from === "string");
+
+/** The edits; none if those in the URL are not valid. */
 const read = (): Edit[] => {
   try {
     const found = JSON.parse(edits.value || "[]");
-    return Array.isArray(found) ? found : [];
+    return Array.isArray(found) && found.every(isEdit) ? found : [];
   } catch {
     return [];
   }
 };
 
+/** An edit in words; layers, heads and positions count from 1. */
+function describe({ name, op, heads, positions, value, from }: Edit): string {
+  const [, side, number, part] = /^(\w+)\.(?:blocks|states)\.(\d+)(.*)$/.exec(name) ?? [];
+  const what = part ? part.slice(1).replace(/\.sublayer\.heads$|\.output$/, "").replaceAll("_", " ") : "state";
+  const list = (title: string, all?: number[]) => (all ? `, ${title} ${all.map((n) => n + 1).join(", ")}` : "");
+  const place = side ? `${side} layer ${Number(number) + 1}, ${what}` : name;
+  return `${op} ${place}${list("head", heads)}${list("position", positions)}${op === "copy" ? ` of “${from}”` : op === "scale" ? ` by ${value}` : ""}`;
+}
+
 function Editor({ model, trace }: { model: Model; trace: Trace }) {
   const [part, setPart] = useState("head");
   const [op, setOp] = useState("zero");
-  const [value, setValue] = useState("2");
+  const [factor, setFactor] = useState("2");
+  const [source, setSource] = useState("");
   const [here, setHere] = useState(false);
   const kind = chosenKind(model);
   const [queries] = sidesOf(kind);
@@ -68,12 +84,10 @@ function Editor({ model, trace }: { model: Model; trace: Trace }) {
     const edit: Edit = { name: parts[part][1], op };
     if (part === "head") edit.heads = [head];
     if (here) edit.positions = [position(trace.tokens[queries].length)];
-    if (op === "scale") edit.value = Number(value) || 0;
-    if (op === "copy") edit.from = value;
+    if (op === "scale") edit.value = Number(factor) || 0;
+    if (op === "copy") edit.from = source;
     edits.value = JSON.stringify([...read(), edit]);
   };
-  const describe = (edit: Edit) =>
-    `${edit.op} ${edit.name}${edit.heads ? `, head ${edit.heads.map((n) => n + 1)}` : ""}${edit.positions ? `, position ${edit.positions.map((n) => n + 1)}` : ""}${edit.from ? ` of “${edit.from}”` : ""}${edit.value !== undefined ? ` by ${edit.value}` : ""}`;
   return (
     <Figure title="Change activations" name="edits" data={read} picture={false}>
       <KindButtons model={model} />
@@ -85,17 +99,17 @@ function Editor({ model, trace }: { model: Model; trace: Trace }) {
         <select aria-label="Operation" value={op} onChange={(event) => setOp(event.currentTarget.value)}>
           {Object.entries(OPS).map(([name, title]) => <option key={name} value={name}>{title}</option>)}
         </select>
-        {(op === "scale" || op === "copy") && (
-          <input class="short" aria-label={op === "scale" ? "Factor" : "Text to copy from"} value={value} onInput={(event) => setValue(event.currentTarget.value)} />
-        )}
+        {op === "scale" && <input class="short" aria-label="Factor" value={factor} onInput={(event) => setFactor(event.currentTarget.value)} />}
+        {op === "copy" && <input class="short" aria-label="Text to copy from" placeholder="text to copy from" value={source} onInput={(event) => setSource(event.currentTarget.value)} />}
         <label class="inline"><input type="checkbox" checked={here} onChange={() => setHere(!here)} /> only the selected token</label>
-        <button disabled={!isLive} title={isLive ? "" : "requires the live page: trifold look MODEL TEXT"} onClick={add}>Apply</button>
+        <button disabled={!isLive || (op === "copy" && !source.trim())} title={isLive ? "" : "requires the live page: trifold look MODEL TEXT"} onClick={add}>Apply</button>
         <button disabled={!edits.value} onClick={() => (edits.value = "")}>Remove all</button>
       </div>
       {!isLive && <p class="quiet">Changes run the model. Open the page with <code>trifold look MODEL TEXT</code>.</p>}
+      {edits.value && !read().length && <Message error="The edits in the address of the page are not valid. Choose “Remove all”, or apply others." />}
       <ul>
         {read().map((edit, n) => (
-          <li key={n}>
+          <li key={n} title={edit.name}>
             {describe(edit)}{" "}
             <button onClick={() => { const rest = read().filter((_, k) => k !== n); edits.value = rest.length ? JSON.stringify(rest) : ""; }}>remove</button>
           </li>
@@ -107,7 +121,9 @@ function Editor({ model, trace }: { model: Model; trace: Trace }) {
 
 function Effect({ trace }: { trace: Trace }) {
   const { value: found, error } = useAnswer<{ before: Side; after: Side; largest: Array64 }>("effect", { ...textParams(), edits: read() });
-  if (!found) return <Message error={error} />;
+  const isWhole = read().some((edit) => edit.op === "copy" && !edit.positions);
+  const problem = error && isWhole ? `${error}. For texts of different lengths, select a token and choose “only the selected token”.` : error;
+  if (!found) return <Message error={problem} />;
   const tokens = trace.tokens[trace.side];
   const best = ({ tokens: all, probabilities }: Side, n: number): [string, number] => {
     const isOne = typeof all[0] === "string";
@@ -123,8 +139,8 @@ function Effect({ trace }: { trace: Trace }) {
   });
   return (
     <Figure title="Effect" name="effect" picture={false} data={() => ({ edits: read(), before: { ...found.before, loss: Array.from(before) }, after: { ...found.after, loss: Array.from(after) } })}>
-      {error && <Message error={error} />}
-      <p>loss {format(sum(before))} → {format(sum(after))}; change {format(sum(after) - sum(before))}</p>
+      {problem && <Message error={problem} />}
+      <p>loss, sum over positions: {format(sum(before))} → {format(sum(after))}; change {format(sum(after) - sum(before))}</p>
       <Table label="Effect at each position" columns={["position", "predicted before", "after", "loss before", "after", "change", "largest change of a logit"]} rows={rows} selected={row.value} />
     </Figure>
   );
@@ -132,17 +148,17 @@ function Effect({ trace }: { trace: Trace }) {
 
 /** The edits over many lines. */
 function LinesEffect({ model }: { model: Model }) {
-  const [typed, setTyped] = useState("");
-  const [lines, setLines] = useState("");
-  const { value: found, error } = useAnswer<Record<string, number[]> & { lines: number; labels: number }>("lines_effect", lines ? { lines, edits: read() } : null);
+  const [typed, setTyped] = useState(lines.value);
+  const { value: found, error } = useAnswer<Record<string, number[]> & { lines: number; labels: number }>("lines_effect", lines.value ? { lines: lines.value, edits: read() } : null);
   const what = model.grid ? "image file" : "text";
   const hint = model.target === "Class" ? `${what}, tab and class on each line` : `one ${what} per line, or ${what}, tab, ${model.target?.toLowerCase() ?? "target"}`;
   const rows = ["loss", "accuracy", "bleu"].filter((name) => found?.[name]).map((name) => [name, ...(found as Record<string, number[]>)[name].map(format), format(found![name][1] - found![name][0])]);
   return (
     <Figure title="Effect over lines" name="lines" picture={false} data={() => found}>
       <textarea aria-label="Lines" rows={5} cols={70} placeholder={hint} value={typed} onInput={(event) => setTyped(event.currentTarget.value)} />
-      <p><button disabled={!typed.trim()} onClick={() => setLines(typed)}>Measure</button> {found && `${found.lines} lines, ${found.labels} labels`}</p>
+      <p><button disabled={!typed.trim()} onClick={() => (lines.value = typed)}>Measure</button> {found && `${found.lines} lines, ${found.labels} labels`}</p>
       {error && <Message error={error} />}
+      <p class="quiet">Loss and accuracy are means per label; the effect above is a sum over positions.</p>
       {found && <Table label="Effect over lines" columns={["score", "before", "after", "change"]} rows={rows} />}
     </Figure>
   );
@@ -153,7 +169,7 @@ function Gradients({ trace }: { trace: Trace }) {
   const wanted = row.value >= 0 && row.value < trace.tokens[trace.side].length && trace.top?.probabilities.shape.length === 2 ? { ...params, position: row.value } : params;
   const asked = isAvailable("gradients", wanted) ? wanted : params;
   const { value: found, error } = useAnswer<{ tokens: Record<string, string[]>; scores: Record<string, Array64> }>("gradients", asked);
-  if (!found) return <Message error={error} />;
+  if (!found || error) return <Message error={error} />;
   const at = (asked as { position?: number }).position ?? trace.masks[0];
   const of = trace.top?.probabilities.shape.length === 1 ? "class" : `prediction at ${at === undefined ? "the last position" : `position ${at + 1}`}`;
   return (

@@ -8,7 +8,7 @@ import { HeatMap } from "../parts/HeatMap";
 import { measure } from "../parts/labels";
 import { Bar, Table, format } from "../parts/Table";
 import { visible } from "../parts/Tokens";
-import { figure, side, textParams, theme, type Model } from "../state";
+import { axis, figure, side, textParams, theme, token, type Model } from "../state";
 
 const PARTS = { embeddings: Embeddings, positions: Positions, masks: Masks, schedules: Schedules };
 
@@ -37,22 +37,22 @@ interface Components {
 function Embeddings({ model }: { model: Model }) {
   const of = model.tables.includes(side.value) ? side.value : model.tables[model.tables.length - 1];
   const { value: found, error } = useAnswer<Components>("components", { side: of, ...textParams(), text: textParams().text || null });
-  const [token, setToken] = useState<Chosen>(null);
-  const [second, setSecond] = useState(1);
-  if (!found) return <Message error={error} />;
+  const second = axis.value === 2 ? 2 : 1;
+  if (!found || error) return <Message error={error} />;
   const shares = Array.from(numbers(found.shares), (share) => `${(100 * share).toFixed(1)}%`);
-  const chosen = token ?? found.marked.at(-1) ?? null;
-  const choose = (id: number) => isAvailable("neighbours", { side: of, token: id }) && setToken(id);
+  const given = token.value.startsWith('"') ? token.value.slice(1) : Number(token.value) || 0;
+  const chosen: Chosen = token.value ? given : (found.marked.at(-1) ?? null);
+  const choose = (id: number) => isAvailable("neighbours", { side: of, token: id }) && (token.value = String(id));
   const name = (id: number) => visible(found.tokens[found.ids.indexOf(id)] ?? "");
   return (
     <>
       <div class="controls">
-        {model.tables.length > 1 && model.tables.map((each) => <button key={each} aria-pressed={each === of} onClick={() => { side.value = each; setToken(null); }}>{each}</button>)}
-        <select aria-label="Vertical axis" value={second} onChange={(event) => setSecond(Number(event.currentTarget.value))}>
+        {model.tables.length > 1 && model.tables.map((each) => <button key={each} aria-pressed={each === of} onClick={() => { side.value = each; token.value = ""; }}>{each}</button>)}
+        <select aria-label="Vertical axis" value={second} onChange={(event) => (axis.value = Number(event.currentTarget.value))}>
           {[1, 2].map((n) => <option key={n} value={n}>components 1 and {n + 1}</option>)}
         </select>
         <input class="short" aria-label="Token" placeholder="token, and Enter" disabled={!isLive} title={isLive ? "" : "requires the live page: trifold look MODEL TEXT"}
-          onChange={(event) => event.currentTarget.value && setToken(event.currentTarget.value)} />
+          onChange={(event) => event.currentTarget.value && (token.value = `"${event.currentTarget.value}`)} />
         {found.marked.map((id) => <button key={id} class="token" aria-pressed={id === chosen} onClick={() => choose(id)}>{name(id)}</button>)}
       </div>
       <div class="columns">

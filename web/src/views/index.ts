@@ -17,17 +17,18 @@ export interface View {
   title: string;
   show: ComponentType<{ model: Model }>;
   applies?: (model: Model) => boolean;
+  hasHeads?: boolean; // whether the arrow keys choose a layer and a head
 }
 
 export const VIEWS: Record<string, View> = {
   architecture: { title: "Architecture", show: Architecture },
-  attention: { title: "Attention", show: Attention },
-  neuron: { title: "Neuron", show: Neuron },
+  attention: { title: "Attention", show: Attention, hasHeads: true },
+  neuron: { title: "Neuron", show: Neuron, hasHeads: true },
   walkthrough: { title: "Arithmetic", show: Walkthrough },
   lens: { title: "Lens", show: Lens, applies: (model) => model.has_logits },
-  changes: { title: "Changes", show: Changes, applies: (model) => model.has_logits },
-  roles: { title: "Roles", show: Roles, applies: (model) => model.has_roles },
+  changes: { title: "Changes", show: Changes, hasHeads: true, applies: (model) => model.has_logits },
+  roles: { title: "Roles", show: Roles, hasHeads: true, applies: (model) => model.has_roles },
   search: { title: "Search", show: Search, applies: (model) => model.generates },
   figures: { title: "Figures", show: Figures },
-  run: { title: "Training run", show: Run, applies: (model) => model.has_run },
+  run: { title: "Training run", show: Run, hasHeads: true, applies: (model) => model.has_run },
 };

@@ -44,11 +44,12 @@ export function Lens(_: { model: Model }) {
   ]);
   return (
     <div class="stack">
-      <Figure title="Best prediction after each layer" name="lens" data={() => ({ ...found, probabilities: Array.from(values), shape: found.probabilities.shape })} picture={false}>
+      <Figure title="Best prediction after each layer" name="lens" data={() => ({ ...found, probabilities: Array.from(values), shape: found.probabilities.shape })}>
         <p class="quiet">{found.masks.length ? "Predictions of the masked tokens." : isWhole ? "" : "Below each token: what its position predicts."} Brighter is more probable.</p>
         <Table label="Predictions by layer" columns={columns} rows={cells} />
       </Figure>
-      <Figure title={isWhole ? "Classes" : `At ${visible(tokens[chosen])}, position ${chosen + 1}`} name="lens-position" picture={false}>
+      <Figure title={isWhole ? "Classes" : `At ${visible(tokens[chosen])}, position ${chosen + 1}`} name="lens-position" picture={false}
+        data={() => found.tokens.map((each, n) => ({ layer: n, tokens: each[chosen], probabilities: Array.from(values.slice((n * positions + chosen) * top, (n * positions + chosen + 1) * top)) }))}>
         <Table label="Best predictions" columns={["after", ...Array.from({ length: top }, (_, n) => String(n + 1))]} rows={best} />
       </Figure>
     </div>

@@ -25,8 +25,7 @@ export function Neuron({ model }: { model: Model }) {
     <>
       <KindButtons model={model} />
       <Tokens tokens={queries} label="Query" selected={at.query} />
-      {found && found.weights.shape[0] === keys.length ? <Numbers found={found} keys={keys} title={title} /> : <Message error={failure} />}
-      {found && failure && <Message error={failure} />}
+      {found && !failure && found.weights.shape[0] === keys.length ? <Numbers found={found} keys={keys} title={title} /> : <Message error={failure} />}
     </>
   );
 }

@@ -47,10 +47,11 @@ export function Roles({ model }: { model: Model }) {
         <Grid model={model} heads={heads} isAll={!chosen} />
         <p class="quiet">Colour: share of the queries whose largest weight is where the role says; {chosen ? "framed: heads that have it" : "only heads that have a role; the letters are its beginning"}.</p>
       </Figure>
-      <Figure title="Heads with a role" name="roles" picture={false} data={() => listed}>
+      <Figure title="Heads with a role" name="heads-with-a-role" picture={false} data={() => listed}>
+        {!listed.some((each) => each.found) && <p>{chosen ? "No head has this role." : "No head has a role."}</p>}
         <Table label="Roles" columns={["role", "relation", "head", "share", "95 %", "best offset", "queries", "examples"]} selected={listed.findIndex(isChosen)}
           rows={listed.map((each) => [
-            each.role, each.relation, <button class="text" onClick={() => choose(each)}>{each.kind} {each.layer + 1}.{each.head + 1}</button>, <Bar value={each.share} />,
+            each.found ? each.role : `${each.role}: not found in the selected head`, each.relation, <button class="text" onClick={() => choose(each)}>{each.kind} {each.layer + 1}.{each.head + 1}</button>, <Bar value={each.share} />,
             `${each.low.toFixed(2)} – ${each.high.toFixed(2)}`, each.baseline.toFixed(2), each.trials.toLocaleString("en"),
             each.examples.map((example, n) => <ExampleButton key={n} of={each} example={example} />),
           ])} />

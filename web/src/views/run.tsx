@@ -1,11 +1,10 @@
 // The training run: its curves, a head in each checkpoint, and the samples of each validation.
 
-import { useState } from "preact/hooks";
 import { isAvailable, numbers, useAnswer, type Array64 } from "../data";
 import { Curve } from "../parts/Curve";
 import { Figure, Message } from "../parts/Figure";
 import { HeatMap } from "../parts/HeatMap";
-import { chosenKind, chosenPlace, textParams, theme, type Model, type Trace } from "../state";
+import { checkpoint, chosenKind, chosenPlace, textParams, theme, validation, type Model, type Trace } from "../state";
 
 interface Run {
   name: string;
@@ -16,9 +15,8 @@ interface Run {
 
 export function Run({ model }: { model: Model }) {
   const { value: run, error } = useAnswer<Run>("run", {});
-  const [sample, setSample] = useState(-1);
   if (!run) return <Message error={error} />;
-  const shown = run.samples.at(sample);
+  const shown = run.samples.at(validation.value) ?? run.samples.at(-1);
   return (
     <>
       <Figure title={`${run.name}: curves`} name="run" data={() => run} picture={false}>
@@ -32,7 +30,7 @@ export function Run({ model }: { model: Model }) {
       {shown && (
         <Figure title={`Samples at step ${shown.step.toLocaleString("en")}`} name="samples" data={() => run.samples} picture={false}>
           <label class="slider">validation
-            <input type="range" min={0} max={run.samples.length - 1} value={sample < 0 ? run.samples.length - 1 : sample} onInput={(event) => setSample(Number(event.currentTarget.value))} />
+            <input type="range" min={0} max={run.samples.length - 1} value={run.samples.indexOf(shown)} onInput={(event) => (validation.value = Number(event.currentTarget.value))} />
           </label>
           <table class="facts samples">
             <thead><tr>{shown.header.map((name) => <th key={name} scope="col">{name}</th>)}</tr></thead>
@@ -45,26 +43,26 @@ export function Run({ model }: { model: Model }) {
 }
 
 function Checkpoints({ model }: { model: Model }) {
-  const [at, setAt] = useState(-1);
   const chosen = chosenKind(model);
   const [layer, head] = chosenPlace(model, chosen).map((n) => Math.max(0, n));
   const place = { layer, head };
   const params = { ...textParams(), kind: chosen, ...place };
   const possible = Boolean(params.text) && isAvailable("head_over_checkpoints", params);
-  const { value: trace } = useAnswer<Trace>("trace", params.text ? textParams() : null);
+  const { value: trace, error: failure } = useAnswer<Trace>("trace", params.text ? textParams() : null);
   const { value, error } = useAnswer<{ steps: number[]; weights: Array64 }>("head_over_checkpoints", possible ? params : null);
   const title = `${chosen}: layer ${place.layer + 1}, head ${place.head + 1} over checkpoints`;
-  if (!possible || !trace || !value) {
-    return <Figure title={title} name="checkpoints" picture={false}><Message error={possible ? error : "Open the model with trifold look, and a text, to see a head in each checkpoint."} /></Figure>;
+  if (!possible || !trace || !value || error) {
+    return <Figure title={title} name="checkpoints" picture={false}><Message error={possible ? (failure ?? error) : params.text ? "Open the model with trifold look to see a head in each checkpoint." : "Enter a text."} /></Figure>;
   }
-  const n = at < 0 ? value.steps.length - 1 : at;
+  const last = value.steps.length - 1;
+  const n = checkpoint.value < 0 ? last : Math.min(checkpoint.value, last);
   const [, rows, columns] = value.weights.shape;
   const weights = numbers(value.weights).subarray(n * rows * columns, (n + 1) * rows * columns);
   const labels = (side: string, size: number) => (trace.tokens[side] ?? []).slice(0, size);
   return (
     <Figure title={`${title}: step ${value.steps[n].toLocaleString("en")}`} name="checkpoints" data={() => value}>
       <label class="slider">checkpoint
-        <input type="range" min={0} max={value.steps.length - 1} value={n} onInput={(event) => setAt(Number(event.currentTarget.value))} />
+        <input type="range" min={0} max={last} value={n} onInput={(event) => (checkpoint.value = Number(event.currentTarget.value))} />
       </label>
       <HeatMap values={weights} rows={labels(chosen === "encoder" ? "encoder" : "decoder", rows)} columns={labels(chosen === "decoder" ? "decoder" : "encoder", columns)}
         label={title} ends={["0", "1"]} show={(r, c) => (weights[r * columns + c] / 255).toFixed(2)} />

@@ -2,14 +2,14 @@
 
 import { hierarchy, tree as layout, type HierarchyPointNode } from "d3-hierarchy";
 import { linkHorizontal } from "d3-shape";
-import { useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { css } from "../color";
 import { isLive, useAnswer } from "../data";
 import { Figure, Message } from "../parts/Figure";
 import { measure } from "../parts/labels";
 import { Table, format } from "../parts/Table";
 import { visible } from "../parts/Tokens";
-import { search, text, type Model } from "../state";
+import { discarded, search, textParams, type Model } from "../state";
 
 interface Node {
   parent: number;
@@ -44,18 +44,19 @@ const write = (options: Record<string, unknown>) => (search.value = Object.keys(
 
 export function Search(_: { model: Model }) {
   const options = read();
-  const { value: found, error } = useAnswer<Answer>("search", text.value ? { text: text.value, ...options } : null);
+  const { text } = textParams();
+  const { value: found, error } = useAnswer<Answer>("search", text ? { text, ...options } : null);
   const nodes = found?.nodes ?? [];
   const path = (n: number): number[] => (n > 0 ? [...path(nodes[n].parent), n] : []);
   const force = isLive ? (n: number) => write({ ...options, forced: path(n).map((each) => nodes[each].id) }) : undefined;
   const forced = options.forced ?? [];
   const best = found?.outputs.length ? path(found.outputs[0].node) : [];
-  const settings = found?.settings ?? { do_sample: options.samples !== undefined, num_return_sequences: options.samples as number, ...options };
+  const settings = (!error && found?.settings) || { do_sample: options.samples !== undefined, num_return_sequences: options.samples as number, ...options };
   return (
     <div class="stack">
       <div>
         <Controls settings={settings} />
-        {(error || !found) && <Message error={error ?? (text.value ? undefined : "Enter a text.")} />}
+        {(error || !found) && <Message error={error ?? (text ? undefined : "Enter a text.")} />}
         {forced.length > 0 && (
           <p>
             Every output begins with <b>{best.length ? best.slice(0, forced.length).map((n) => visible(nodes[n].token)).join(" ") : forced.join(" ")}</b>{" "}
@@ -76,7 +77,6 @@ interface ResultProps {
 }
 
 function Results({ found, best, path, force }: ResultProps) {
-  const [hasAll, setAll] = useState(true);
   const [isOpen, setOpen] = useState(false);
   return (
     <>
@@ -89,8 +89,8 @@ function Results({ found, best, path, force }: ResultProps) {
           Wide lines and bright dots are probable tokens, orange is the best output. Discarded tokens are dashed; point at one for the reason.
           {isLive ? " Click a token to force it." : ""}
         </p>
-        <label class="inline"><input type="checkbox" checked={hasAll} onChange={() => setAll(!hasAll)} /> discarded tokens</label>
-        <Tree nodes={found.nodes} best={best} outputs={found.outputs.map((each) => each.node)} hasAll={hasAll} force={force} />
+        <label class="inline"><input type="checkbox" checked={discarded.value} onChange={() => (discarded.value = !discarded.value)} /> discarded tokens</label>
+        <Tree nodes={found.nodes} best={best} outputs={found.outputs.map((each) => each.node)} hasAll={discarded.value} force={force} />
       </Figure>
       <details onToggle={(event) => setOpen(event.currentTarget.open)}>
         <summary>Table of all {found.nodes.length - 1} candidates</summary>
@@ -169,8 +169,10 @@ function Tree({ nodes, best, outputs, hasAll, force }: TreeProps) {
   const width = Math.max(...points.map(({ depth }) => lefts[depth] + (widths.get(depth) ?? 0))) + 10;
   const link = linkHorizontal<unknown, [number, number]>();
   const ends = ({ depth, data }: HierarchyPointNode<Branch>) => lefts[depth] + 14 + extent(data.label, suffix(data.n));
+  const place = useRef<HTMLDivElement>(null);
+  useLayoutEffect(() => place.current?.scrollTo(0, points[0].x - top - place.current.clientHeight / 2), [nodes, hasAll]); // shows the start
   return (
-    <div class="scroll" tabIndex={0} role="region" aria-label="Tree of the search">
+    <div class="scroll tall" ref={place} tabIndex={0} role="region" aria-label="Tree of the search">
       <svg class="figure" width={width} height={height} role="img" aria-label={`Search with ${nodes.length - 1} candidates; the table below lists them`}>
         {links.map(({ source, target }) => {
           const { probability, kept } = nodes[target.data.n];

@@ -37,7 +37,7 @@ export function Walkthrough(_: { model: Model }) {
       <Tokens tokens={tokens} label="Token" selected={asked.position} />
       {asked !== wanted && <p class="quiet">This file contains the last token only.</p>}
       {failure && <Message error={failure} />}
-      {found && (
+      {found && !failure && (
         <Figure title={`${found.steps.length} steps of ${tokens[asked.position]}`} name="walkthrough" picture={false}
           data={() => found.steps.map((step) => ({ ...step, operands: Object.fromEntries(Object.entries(step.operands).map(([name, x]) => [name, nested(x)])), result: nested(step.result) }))}>
           <ol class="steps">{found.steps.map((step, n) => <li key={n}><Part step={step} /></li>)}</ol>
