@@ -247,8 +247,8 @@ def test_the_tree_has_the_probabilities_of_the_search(tab, pipeline, tmp_path):
     assert tab.locator("[aria-label=Candidates] button:enabled").count() == 0
 
 
-def open_live(tab, session, fragment, models=("model",), text=TEXT):
-    """Open the live page; the test answers its requests in place of the server. session: one, or one per model."""
+def open_live(tab, session, fragment, text=TEXT, models=("model",)):
+    """Open the live page; the test answers its requests in place of the server. session: one, or one of each model."""
     address = "http://127.0.0.1:9/"
 
     def respond(route):
@@ -294,6 +294,59 @@ def test_an_edit_shows_its_effect_on_the_text_and_over_lines(tab, pipeline):
     assert "edits" not in tab.evaluate("location.hash")
 
 
+def test_a_search_that_fails_can_be_corrected(tab, pipeline):
+    open_live(tab, Session(pipeline), 'view=search&search={"num_beams":0}')
+    playwright.expect(tab.get_by_role("alert")).to_contain_text("num_beams")
+    number = tab.get_by_label("number")
+    playwright.expect(number).to_have_value("0")
+    for typed, beams in (("3", 3), ("0", 3), ("2", 2)):  # beside an error: the former outputs
+        number.fill(typed)
+        number.press("Enter")
+        playwright.expect(tab.get_by_role("alert")).to_have_count(0 if int(typed) else 1)
+        rows = tab.locator("[aria-label='List of outputs'] tbody tr")
+        playwright.expect(rows).to_have_count(beams)
+        playwright.expect(number).to_have_value(typed)
+
+
+@pytest.mark.parametrize("shown", ["Class", "Unmasked text"])
+def test_the_target_of_an_encoder_can_be_edited(tab, shown, tmp_path):
+    pipeline = new_pipeline("vit" if shown == "Class" else "bert")
+    text, target = "<mask>he fox", "the fox"
+    if shown == "Class":
+        pipeline.pictures = ImageSettings(size=(8, 8))
+        text, target = str(tmp_path / "image.png"), "good"
+        pytest.importorskip("PIL.Image").frombytes("RGB", (8, 8), bytes(range(192))).save(text)
+    session = Session(pipeline)
+    open_live(tab, session, "view=changes", text)
+    tab.get_by_role("button", name="Apply").click()
+    sums = tab.locator("section[aria-label=Effect] > p")
+    playwright.expect(sums).to_have_text("loss, sum over positions: – → –; change –")
+    field = tab.get_by_role("combobox" if shown == "Class" else "textbox", name=shown, exact=True)
+    if shown == "Class":
+        assert field.locator("option").all_text_contents() == ["none", *pipeline.config.labels]
+        field.select_option(target)
+        assert tab.get_by_label("Lines", exact=True).get_attribute("placeholder").startswith("image file,")
+        tab.get_by_role("heading", name="Gradient × input of the best class").wait_for()
+    else:
+        field.fill(target)
+        tab.get_by_role("heading", name="Gradient × input of the best prediction at position").wait_for()
+    loss = float(session.trace(text, target).loss.nansum())
+    playwright.expect(sums).to_contain_text(f"loss, sum over positions: {loss:.4f} → ")
+
+
+def test_figures_side_by_side_stay_in_one_row(tab, pipeline):
+    tab.set_viewport_size({"width": 700, "height": 700})
+    open_live(tab, Session(pipeline), "kind=encoder")
+    second = tab.get_by_label("second text")
+    second.fill("quick.")
+    second.press("Enter")
+    maps = tab.locator("svg.figure")
+    playwright.expect(maps).to_have_count(2)
+    first, other = (tab.locator(".beside > section").nth(n).bounding_box() for n in range(2))
+    assert first["y"] == other["y"] and other["x"] >= first["x"] + first["width"]
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 700
+
+
 def test_a_compared_model_with_fewer_layers_and_heads_is_not_drawn_in_their_place(tab, pipeline):
     torch.manual_seed(4)
     sizes = SIZES | {"n_layers": 1, "n_heads": 2}
@@ -301,7 +354,7 @@ def test_a_compared_model_with_fewer_layers_and_heads_is_not_drawn_in_their_plac
     model = Transformer(ModelConfig(**sizes, **vocabularies)).eval()
     other = Session(Pipeline(model, pipeline.reader, pipeline.writer))
     sessions, models = [Session(pipeline), other], ("one", "two")
-    open_live(tab, sessions, "kind=encoder&layer=1&head=0", models)
+    open_live(tab, sessions, "kind=encoder&layer=1&head=0", models=models)
     second = tab.locator("section", has_text="two:")
     second.get_by_text("two has 1 layer.").wait_for()
     assert second.locator("svg.figure").count() == 0
@@ -390,58 +443,6 @@ def test_the_page_fits_a_narrow_screen(tab, pipeline, tmp_path):
     tab.goto(f"{file.as_uri()}#view=figures&figure=positions")
     tab.wait_for_selector(".curve canvas")
     assert tab.evaluate("document.documentElement.scrollWidth") == 360
-
-
-def test_a_search_that_fails_can_be_corrected(tab, pipeline):
-    open_live(tab, Session(pipeline), 'view=search&search={"num_beams":0}')
-    playwright.expect(tab.get_by_role("alert")).to_contain_text("num_beams")
-    number = tab.get_by_label("number")
-    playwright.expect(number).to_have_value("0")
-    for typed, beams in (("3", 3), ("0", 0), ("2", 2)):
-        number.fill(typed)
-        number.press("Enter")
-        rows = tab.locator("[aria-label='List of outputs'] tbody tr")
-        playwright.expect(rows).to_have_count(beams or 3)  # the former outputs stay beside an error
-        playwright.expect(tab.get_by_role("alert")).to_have_count(0 if beams else 1)
-
-
-@pytest.mark.parametrize("shown", ["Class", "Unmasked text"])
-def test_the_target_of_an_encoder_can_be_edited(tab, shown, tmp_path):
-    pipeline = new_pipeline("vit" if shown == "Class" else "bert")
-    text, target = "<mask>he fox", "the fox"
-    if shown == "Class":
-        pipeline.pictures = ImageSettings(size=(8, 8))
-        text, target = str(tmp_path / "image.png"), "good"
-        pytest.importorskip("PIL.Image").frombytes("RGB", (8, 8), bytes(range(192))).save(text)
-    session = Session(pipeline)
-    open_live(tab, session, "view=changes", text=text)
-    tab.get_by_role("button", name="Apply").click()
-    sums = tab.locator("section[aria-label=Effect] > p")
-    playwright.expect(sums).to_have_text("loss, sum over positions: – → –; change –")
-    field = tab.get_by_role("combobox" if shown == "Class" else "textbox", name=shown, exact=True)
-    if shown == "Class":
-        assert field.locator("option").all_text_contents() == ["none", *pipeline.config.labels]
-        field.select_option(target)
-        assert tab.get_by_label("Lines", exact=True).get_attribute("placeholder").startswith("image file,")
-        tab.get_by_role("heading", name="Gradient × input of the best class").wait_for()
-    else:
-        field.fill(target)
-        tab.get_by_role("heading", name="Gradient × input of the best prediction at position").wait_for()
-    loss = float(session.trace(text, target).loss.nansum())
-    playwright.expect(sums).to_contain_text(f": {loss:.4f} → ")
-
-
-def test_figures_side_by_side_stay_in_one_row(tab, pipeline):
-    tab.set_viewport_size({"width": 700, "height": 700})
-    open_live(tab, Session(pipeline), "kind=encoder")
-    second = tab.get_by_label("second text")
-    second.fill("quick.")
-    second.press("Enter")
-    maps = tab.locator("svg.figure")
-    playwright.expect(maps).to_have_count(2)
-    first, other = (tab.locator(".beside > section").nth(n).bounding_box() for n in range(2))
-    assert first["y"] == other["y"] and other["x"] >= first["x"] + first["width"]
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 700
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -51,7 +51,8 @@ export function Search(_: { model: Model }) {
   const force = isLive ? (n: number) => write({ ...options, forced: path(n).map((each) => nodes[each].id) }) : undefined;
   const forced = options.forced ?? [];
   const best = found?.outputs.length ? path(found.outputs[0].node) : [];
-  const settings = (!error && found?.settings) || { do_sample: options.samples !== undefined, num_return_sequences: options.samples as number, ...options };
+  const asked = { do_sample: options.samples !== undefined, num_return_sequences: options.samples as number, ...options };
+  const settings = found && !error ? found.settings : { ...found?.settings, ...asked }; // beside an error: those that are refused
   return (
     <div class="stack">
       <div>
@@ -59,7 +60,7 @@ export function Search(_: { model: Model }) {
         {(error || !found) && <Message error={error ?? (text ? undefined : "Enter a text.")} />}
         {forced.length > 0 && (
           <p>
-            Every output begins with <b>{best.length ? best.slice(0, forced.length).map((n) => visible(nodes[n].token)).join(" ") : forced.join(" ")}</b>{" "}
+            Every output begins with <b>{best.length && !error ? best.slice(0, forced.length).map((n) => visible(nodes[n].token)).join(" ") : forced.join(" ")}</b>{" "}
             <button onClick={() => write({ ...options, forced: undefined })}>Remove</button>
           </p>
         )}
