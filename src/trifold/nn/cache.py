@@ -60,8 +60,7 @@ class GrowingKeys:
 
     def _enlarge(self, like: tuple[Tensor, Tensor], rows: int, capacity: int) -> tuple[Tensor, Tensor]:
         """New buffers, with the current contents if the number of rows is the same."""
-        heads, width = like[0].shape[1], like[0].shape[3]
-        keys, values = (y.new_zeros(rows, heads, capacity, width) for y in like)
+        keys, values = (y.new_zeros(rows, y.shape[1], capacity, y.shape[3]) for y in like)
         if self.buffers is not None and self.buffers[0].shape[0] == rows:
             filled = self._filled
             keys[:, :, :filled], values[:, :, :filled] = (y[:, :, :filled] for y in self.buffers)

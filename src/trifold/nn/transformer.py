@@ -76,7 +76,8 @@ class Transformer(nn.Module):
             if parameter.is_meta:
                 continue
             if parameter.dim() == 1:
-                parameter.fill_(float(name.endswith("weight")))
+                # The only weights with one axis are those of norms.
+                parameter.fill_(float(name.endswith("weight") and self.config.norm_weight != "plus-one"))
             elif name.endswith(("tokens.weight", "positions.weight", "token_types.weight", "lm_head.weight")):
                 nn.init.normal_(parameter, std=self.config.d_model**-0.5)
             else:
