@@ -23,6 +23,7 @@ from trifold.fast.layers import concatenated_linears
 from trifold.fast.thread_pool import DTYPES, execute_one
 from trifold.nn.attention import Attention
 from trifold.nn.cache import LayerCache
+from trifold.nn.latent import LatentAttention
 from trifold.nn.layers import Dropout
 from trifold.nn.masks import Mask
 from trifold.nn.ops import attend as plain_attend, share_keys, unshare_keys
@@ -45,7 +46,7 @@ def attend(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     drop: Dropout | None = None,
-    hooks: Attention | None = None,
+    hooks: Attention | LatentAttention | None = None,
 ) -> Tensor:
     """See `nn.ops.attend`."""
     reads_weights = hooks is not None or sinks is not None or (drop is not None and drop.active)
@@ -53,9 +54,7 @@ def attend(
         return attend_one_query(q, k, v, mask, bias, soft_cap)
     trains_bias = bias is not None and bias.requires_grad and torch.is_grad_enabled()
     if trains_bias or soft_cap is not None or reads_weights:
-        return plain_attend(
-            q, k, v, mask, bias=bias, soft_cap=soft_cap, sinks=sinks, drop=drop, hooks=hooks
-        )
+        return plain_attend(q, k, v, mask, bias=bias, soft_cap=soft_cap, sinks=sinks, drop=drop, hooks=hooks)
     rows = q.shape[0]
     q, k, v = share_keys(q, k, v)
     if is_eager_cpu(q) and q.shape[2] * k.shape[2] <= MAX_SHORT_SCORES:
@@ -140,7 +139,7 @@ def short_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Ten
     """
     flat = (x.flatten(0, 1) for x in (q, k, v))
     out: Tensor = _ShortAttention.apply(*flat, bias)  # type: ignore[no-untyped-call]
-    return out.unflatten(0, q.shape[:2])
+    return out.view(*q.shape[:3], -1)
 
 
 class _ShortAttention(torch.autograd.Function):

@@ -161,7 +161,7 @@ class FeedForward(nn.Module):
 
 
 class Residual(Hookable):
-    """after(x + drop(scale · exit(sublayer(enter(x))))): the placement decides which of enter, exit and after are norms.
+    """after(x + drop(scale · exit(sublayer(enter(x))))): the placement decides which of these are norms.
 
     The hook point `output` is what is added to x.
     """

@@ -21,6 +21,7 @@ from trifold.nn.rng import thread_rng
 if TYPE_CHECKING:
     from trifold.nn.attention import Attention
     from trifold.nn.cache import Cache
+    from trifold.nn.latent import LatentAttention
     from trifold.nn.layers import Dropout, Linear
     from trifold.nn.masks import Mask
     from trifold.nn.stack import LayerInputs, Stack
@@ -103,13 +104,14 @@ def attend(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     drop: Dropout | None = None,
-    hooks: Attention | None = None,
+    hooks: Attention | LatentAttention | None = None,
 ) -> Tensor:
     """softmax(Q Kᵀ / √D + mask) V: q (B, H, T, D), k and v (B', H', S, D) -> (B, H, T, D)    (Vaswani et al. 2017).
 
     H / H' heads share a head of keys and values, and B / B' consecutive rows share a row of them. A soft cap c turns
     scores s into c·tanh(s / c) (Gemma 2); then `bias` (B or 1, H, T or 1, S) is added. Sinks (H,) are scores of a key
-    whose value is 0: the other weights sum to less than 1 (Xiao et al. 2024). The weights pass through `drop`. A query that may attend to nothing gives 0. hooks: the layer, if its hook points `scores` and `pattern` are watched.
+    whose value is 0: the other weights sum to less than 1 (Xiao et al. 2024). The weights pass through `drop`. A query
+    that may attend to nothing gives 0. hooks: the layer, if its hook points `scores` and `pattern` are watched.
     """
     rows = q.shape[0]
     q, k, v = share_keys(q, k, v)
