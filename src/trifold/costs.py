@@ -113,7 +113,7 @@ def _stack(config: ModelConfig, side: str, sized: ModelConfig) -> Iterator[Part]
         vectors = 5 if config.segment_offsets else 2
         yield _part(sized, f"{side} relative scores", f"L·(E·H·D + {vectors}·H·D)", L=blocks)
     attention = f"L·{_attention(sized)}"
-    own = attention if config.latent is None else f"L·{_latent_attention(sized)}"
+    own = f"L·{_attention(sized, 'self')}" if config.latent is None else f"L·{_latent_attention(sized)}"
     yield _part(sized, f"{side} self-attention", own, L=blocks)
     if crosses:
         yield _part(sized, "decoder cross-attention", attention, L=blocks)
@@ -137,7 +137,7 @@ def _stack(config: ModelConfig, side: str, sized: ModelConfig) -> Iterator[Part]
     yield _part(sized, f"{side} norms", f"L·{norms}·{norm}{final}", L=blocks)
 
 
-def _attention(config: ModelConfig) -> str:
+def _attention(config: ModelConfig, kind: str = "cross") -> str:
     """Four projections: E·H·D for q and o, E·G·D for k and v; biases of q, k and v, and of o."""
     grouped = config.kv_heads != config.n_heads
     terms = ["2·E·D·(H+G)" if grouped else "4·E·H·D"]
@@ -149,6 +149,8 @@ def _attention(config: ModelConfig) -> str:
         terms.append(f"2·{_norm(config, 'D')}" if config.qk_norm == "head" else _norm(config, "D·(H+G)"))
     if config.attention_sinks:
         terms.append("H")
+    if config.attention == "low-rank" and kind == "self":
+        terms.append(f"2·{config.rank}·P")
     return f"({' + '.join(terms)})" if len(terms) > 1 else terms[0]
 
 
@@ -282,7 +284,17 @@ def _layer_elements(config: ModelConfig, keys: int) -> int:
     feed_forward = sum(feed_forward_elements(config, layer) for layer in range(config.n_layers))
     # Relative scores: there are twice as many distances as keys.
     scores = _per_key(config) * keys * (2 if config.positions == "relative-sinusoidal" else 1)
+    scores = scores if config.attention == "softmax" else _linear_attention(config)
     return config.n_layers * (attention_matrices(config) + scores) + feed_forward
+
+
+def _linear_attention(config: ModelConfig) -> int:
+    """Elements that a token uses in attention of linear cost, besides its projections."""
+    if config.attention == "low-rank":  # mixtures of keys and values, and attention to them
+        return 2 * config.rank * config.head_width * (config.kv_heads + config.n_heads)
+    features = config.n_features if config.attention == "favor" else config.head_width
+    maps = 2 * config.n_features * config.head_width if config.attention == "favor" else 0
+    return config.n_heads * (maps + 2 * features * (config.head_width + 1))  # into the sums, and out of them
 
 
 def _embedding_elements(config: ModelConfig) -> int:
@@ -302,8 +314,13 @@ def _head_elements(config: ModelConfig) -> int:
 
 
 def cached_elements(config: ModelConfig, tokens: int = 1) -> int:
-    """Elements of the keys and values of a row of `tokens` tokens in the decoder; windows limit them."""
+    """Elements of the keys and values of a row of `tokens` tokens in the decoder; windows limit them. Linear attention
+    stores sums, whose size does not depend on the tokens.
+    """
     sized, layers = config.decoder_side, range(config.decoder_layers)
+    if config.attention in ("elu", "favor"):
+        features = config.n_features if config.attention == "favor" else config.head_width
+        return config.decoder_layers * sized.n_heads * features * (sized.head_width + 1)
     kept = sum(min(tokens, config.window(layer) or tokens) for layer in layers)
     each = 2 * sized.kv_heads * sized.head_width
     return kept * (each if config.latent is None else config.latent.width + config.latent.d_rotary)

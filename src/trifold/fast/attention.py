@@ -207,7 +207,7 @@ def _supports_packed(layer: Attention, x: Tensor, mask: Mask) -> bool:
     """Whether `packed_attention` supports this layer and these rows."""
     if mask.packing is None or mask.window is not None or layer.watched or layer.drop.active:
         return False
-    if layer.q_norm is not None or layer.sinks is not None:
+    if type(layer) is not Attention or layer.q_norm is not None or layer.sinks is not None:
         return False
     if layer.groups > 1 or layer.soft_cap is not None or layer.query_scale != 1.0:
         return False

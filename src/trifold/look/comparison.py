@@ -52,6 +52,11 @@ _NORM_PLACEMENTS = {
     "exit": "norms of the outputs of sub-layers",
 }
 _NORM_WEIGHTS = {"plus-one": "norms times 1 + weight", "none": "norms without weights"}
+_LINEAR = {
+    "elu": "linear attention (elu + 1)",
+    "favor": "linear attention (random features)",
+    "low-rank": "attention to mixtures of keys",
+}
 _QK_NORMS = {"head": "norm of the queries and keys of each head", "width": "norm of queries and keys"}
 _RESIDUALS = {
     "parallel": "parallel attention and feed-forward after one norm",
@@ -142,6 +147,7 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, list[str | None
             None if window is None else f"window of {window:,} tokens{some}",
             "soft caps" if capped else None,
             _QK_NORMS.get(config.qk_norm or ""),
+            _LINEAR.get(config.attention),
             "attention sinks" if config.attention_sinks else None,
             f"keys and values from a latent vector of {config.latent.width:,}" if config.latent else None,
         ],

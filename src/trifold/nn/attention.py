@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trifold.nn import ops
-from trifold.nn.cache import LayerCache
+from trifold.nn.cache import LayerCache, RunningSums
 from trifold.nn.config import ModelConfig
 from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout, Linear, new_norm
@@ -103,19 +103,25 @@ class Attention(nn.Module):
             if rotary is not None:
                 q = rotary.queries(q)
                 k = k if rotary.after_cache else rotary.keys(k)
-            if cache is not None:
+            if cache is not None and not isinstance(cache.own, RunningSums):
                 k, v = cache.own.update(k, v)
             if rotary is not None and rotary.after_cache:
                 k = rotary.keys(k)
         q, bias = self.queries_and_bias(q, bias)
-        hooks = self if self.watched else None
-        if hooks is not None:
+        if self.watched:
             q, k, v = self.queries(q), self.keys(k), self.values(v)
-        heads = ops.attend(
+        heads = self.weigh(q, k, v, mask, bias, cache)
+        merged = merge_heads(self.heads(heads) if self.watched else heads)
+        return merged if mask.packing is None else mask.packing.flat(merged)
+
+    def weigh(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, cache: LayerCache | None
+    ) -> Tensor:
+        """Equation 1 for all heads: q (B, H, T, D), k and v (B', H', S, D) -> (B, H, T, D)."""
+        hooks = self if self.watched else None
+        return ops.attend(
             q, k, v, mask, bias=bias, soft_cap=self.soft_cap, sinks=self.sinks, drop=self.drop, hooks=hooks
         )
-        merged = merge_heads(heads if hooks is None else self.heads(heads))
-        return merged if mask.packing is None else mask.packing.flat(merged)
 
     def project(self, x: Tensor, packing: Packing | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, T, E), or packed (1, N, E), -> queries, keys and values (B, H, T, D), with shared heads repeated."""

@@ -165,6 +165,34 @@ class SlidingKeys(GrowingKeys):
         super().truncate(length)
 
 
+class RunningSums(GrowingKeys):
+    """The sums S (B, H, M, D + 1) of linear attention instead of keys: their size does not grow with the length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: Tensor | None = None
+
+    def add(self, state: Tensor, tokens: int) -> None:
+        """Replace S by the one after so many tokens more."""
+        self.state = state
+        self.length += tokens
+
+    def select(self, rows: Tensor) -> None:
+        """Row i becomes row rows[i]."""
+        self.state = None if self.state is None else self.state.index_select(0, rows)
+
+    def expand(self, times: int) -> None:
+        """Repeat every row `times` times, one after the other."""
+        self.state = None if self.state is None else self.state.repeat_interleave(times, 0)
+
+    def truncate(self, length: int) -> None:
+        """Raises ValueError: a sum does not forget its terms."""
+        if length < self.length:
+            raise ValueError(
+                "linear attention cannot remove tokens from its cache; use no speculative search"
+            )
+
+
 class LayerCache:
     """The keys and values of one decoder layer: its own, and those (B, H, S, D) of the memory, once computed."""
 

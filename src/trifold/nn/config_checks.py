@@ -72,6 +72,23 @@ def _experts(config: ModelConfig) -> Iterator[str]:
         yield f"experts.per_token {experts.per_token} exceeds the experts that a token can reach"
 
 
+def _linear_attention(config: ModelConfig) -> Iterator[str]:
+    for key, kind in (("n_features", "favor"), ("rank", "low-rank")):
+        if config.attention != kind and getattr(config, key) != type(config).model_fields[key].default:
+            yield f"{key} needs attention: {kind}, not {config.attention}"
+    if config.attention == "softmax":
+        return
+    if config.attention == "low-rank" and config.shape != "encoder":
+        yield f"attention: low-rank mixes all tokens and needs shape: encoder, not {config.shape}"
+    if config.positions in ("relative", "relative-sinusoidal", "alibi"):
+        yield f"attention: {config.attention} has no offsets of scores: choose other positions than {config.positions}"
+    if config.rotary_scaling is not None and config.rotary_scaling.kind in ("dynamic", "longrope"):
+        yield f"attention: {config.attention} excludes rotary_scaling: {config.rotary_scaling.kind}"
+    for key in ("sliding_window", "score_soft_cap", "attention_sinks", "latent", "attention_dropout"):
+        if getattr(config, key):
+            yield f"attention: {config.attention} excludes {key}"
+
+
 def _latent(config: ModelConfig) -> Iterator[str]:
     if config.latent is None:
         return
@@ -201,5 +218,5 @@ def _heads(config: ModelConfig) -> Iterator[str]:
 
 
 _CHECKS: tuple[Callable[[ModelConfig], Iterator[str]], ...] = (
-    *(_sizes, _layers, _experts, _latent, _positions, _images, _heads),
+    *(_sizes, _layers, _experts, _linear_attention, _latent, _positions, _images, _heads),
 )

@@ -21,6 +21,7 @@ from trifold.nn.experts import MixtureOfExperts
 from trifold.nn.hooks import HookPoint
 from trifold.nn.latent import LatentAttention
 from trifold.nn.layers import Dropout, FeedForward, Residual, new_norm
+from trifold.nn.linear_attention import KernelAttention, LowRankAttention
 from trifold.nn.masks import Mask
 from trifold.nn.relative import OFFSETS, ScoreBias
 from trifold.nn.rotary import Rotary, Rotations
@@ -40,6 +41,21 @@ class LayerInputs(NamedTuple):
     local_rotary: Rotations | None = None
 
 
+def self_attention(config: ModelConfig, layer: int) -> nn.Module:
+    """The self-attention of that layer."""
+    kind = "latent" if config.latent is not None else config.attention
+    return ATTENTIONS[kind](config, layer)
+
+
+ATTENTIONS: dict[str, Callable[..., nn.Module]] = {
+    "softmax": Attention,
+    "latent": LatentAttention,
+    "elu": KernelAttention,
+    "favor": KernelAttention,
+    "low-rank": LowRankAttention,
+}
+
+
 def feed_forward(config: ModelConfig, layer: int) -> nn.Module:
     """The network of that layer, or its mixture of experts."""
     has_experts = config.experts is not None and layer >= config.experts.dense_layers
@@ -51,8 +67,7 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int = 0, *, crosses: bool) -> None:
         super().__init__()
-        attention = Attention if config.latent is None else LatentAttention
-        self.self_attention = Residual(attention(config, layer), config)
+        self.self_attention = Residual(self_attention(config, layer), config)
         if layer == 0 and not config.first_norm:
             self.self_attention.enter = nn.Identity()
         self.cross_attention = Residual(Attention(config, layer, crosses=True), config) if crosses else None
@@ -82,7 +97,7 @@ class ParallelBlock(nn.Module):
         assert not crosses, "a parallel block has no cross-attention"
         self.two_norms = config.residual == "parallel-two-norms"
         norm = new_norm(config) if self.two_norms else nn.Identity()
-        parts = {"enter": new_norm(config), "sublayer": Attention(config, layer), "output": HookPoint()}
+        parts = {"enter": new_norm(config), "sublayer": self_attention(config, layer), "output": HookPoint()}
         self.self_attention = nn.ModuleDict(parts)
         parts = {"enter": norm, "sublayer": FeedForward(config), "output": HookPoint()}
         self.feed_forward = nn.ModuleDict(parts)
@@ -123,6 +138,7 @@ class Stack(nn.Module):
         )
         self.states = nn.ModuleList(HookPoint("state") for _ in self.order)
         self.final_norm = new_norm(config) if config.has_final_norm(side) else nn.Identity()
+        self.has_sums = config.attention in ("elu", "favor")
         self.windows = [config.window(layer) for layer in range(len(self.order))]
         self.rotates = [config.rotates(layer) for layer in range(len(self.order))]
         self.rotary = Rotary(config) if config.positions == "rotary" else None

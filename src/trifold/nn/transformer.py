@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from trifold.nn.cache import KEYS, Cache
+from trifold.nn.cache import KEYS, Cache, RunningSums
 from trifold.nn.config import ModelConfig
 from trifold.nn.embeddings import Embeddings, Inputs, PatchEmbeddings, TokenEmbedding
 from trifold.nn.heads import HEADS, NEEDS_POSITIONS, LanguageModelHead
@@ -202,6 +202,8 @@ class Transformer(nn.Module):
             warnings.warn("room is deprecated; use capacity", DeprecationWarning, stacklevel=2)
             capacity = room
         capacity = self.config.max_positions if capacity is None else capacity
+        if self.decoder.has_sums:
+            return Cache(RunningSums() for _ in self.decoder.windows)
         return Cache(KEYS[kind](window, capacity, rollback) for window in self.decoder.windows)
 
     def count_parameters(self) -> int:
