@@ -28,6 +28,17 @@ slow = pytest.mark.slow
 # --- parameters ----------------------------------------------------------------------------------------
 
 
+EXPERTS = {"count": 6, "per_token": 2, "d_ff": 7}
+LATENT = {"width": 10, "d_rotary": 4, "d_value": 6}
+PARTS = [
+    {"qk_norm": "head"}, {"qk_norm": "width", "attention_sinks": True}, {"norm": "rms", "norm_weight": "none"},
+    {"norm_placement": "exit"}, {"first_norm": False}, {"experts": EXPERTS}, {"latent": LATENT},
+    {"experts": EXPERTS | {"shared": 2, "bias": True, "correction": True, "dense_layers": 1}},
+    {"latent": LATENT | {"query_width": 9}, "norm": "rms", "norm_weight": "plus-one"},
+]  # fmt: skip
+SEQUENTIAL = {"experts", "latent", "norm_placement", "first_norm"}
+
+
 @st.composite
 def configs(draw):
     heads = draw(st.sampled_from([2, 4]))
@@ -70,6 +81,13 @@ def configs(draw):
         values["residual"] = draw(st.sampled_from(["sequential", "parallel", "parallel-two-norms"]))
     if values["n_decoder_layers"] is None:
         values["block_of_layer"] = draw(st.sampled_from([None, (0,) * values["n_layers"]]))
+    part = draw(st.sampled_from([{}, *PARTS]))
+    if values.get("residual", "sequential") == "sequential" or not SEQUENTIAL & part.keys():
+        values |= part
+    if "latent" in part:
+        values |= {"n_kv_heads": None, "positions": "none"}
+    if values["norm_placement"] != "pre":
+        values.pop("first_norm", None)
     if values["positions"] == "learned":
         values["position_offset"] = draw(st.sampled_from([0, 2]))
     try:
@@ -105,7 +123,8 @@ def test_parts_have_the_parameters_of_their_modules(config):
         for part in ("self_attention", "feed_forward"):
             sublayers = [getattr(block, part).sublayer for block in stack.blocks] if stack else []
             expected = sum(p.numel() for layer in sublayers for p in layer.parameters())
-            assert parts.get(f"{side} {part.replace('_', '-')}", 0) == expected
+            found = parts.get(f"{side} {part.replace('_', '-')}", 0)
+            assert found + (parts.get(f"{side} experts", 0) if part == "feed_forward" else 0) == expected
 
 
 @settings(max_examples=40)
@@ -114,8 +133,8 @@ def test_attention_matrices_are_the_four_projections(config):
     attention = built(config).get_submodule(
         ("encoder" if config.encoder_layers else "decoder") + ".blocks.0.self_attention"
     )
-    matrices = [p for name, p in attention.sublayer.named_parameters() if name.endswith("proj.weight")]
-    assert len(matrices) == 4
+    matrices = [p for p in attention.sublayer.parameters() if p.dim() == 2]
+    assert len(matrices) == 4 or config.latent is not None
     assert sum(p.numel() for p in matrices) == attention_matrices(config)
 
 

@@ -1,7 +1,8 @@
 """What a model costs: parameters by formula, arithmetic per token, and memory for inference.
 
 Letters of the formulas: V vocabulary, E width (d_model), F feed-forward width, H heads, G key/value heads, D head size,
-L blocks, P positions; W embedding width where it differs, C classes.
+L blocks, P positions; W embedding width where it differs, C classes. Experts: X of width J, K shared ones. Latent
+attention: widths R of keys and values, Q of queries, Z of rotated dimensions, Y of a value.
 
 A product of (m, k) and (k, n) takes 2·m·k·n floating-point operations; nothing else is counted. For one token
 
@@ -59,6 +60,10 @@ def _part(config: ModelConfig, name: str, formula: str, **letters: int) -> Part:
         "V": config.vocab_size, "E": config.d_model, "F": config.d_ff, "H": config.n_heads, "G": config.kv_heads,
         "D": config.head_width, "P": config.max_positions, "W": config.embedding_width, "C": config.n_labels,
     }  # fmt: skip
+    if (experts := config.experts) is not None:
+        sizes |= {"X": experts.count, "J": experts.d_ff or config.d_ff, "K": experts.shared}
+    if (latent := config.latent) is not None:
+        sizes |= {"R": latent.width, "Q": latent.query_width or 0, "Z": latent.d_rotary, "Y": latent.d_value}
     return Part(name, formula, eval(formula.replace("·", "*"), {}, sizes | letters))
 
 
@@ -67,8 +72,10 @@ def _times(number: int, letter: str) -> str:
 
 
 def _norm(config: ModelConfig, letter: str) -> str:
-    """The vectors of a norm: a weight, and the bias of a layer norm."""
-    return _times(2 if config.norm == "layer" and config.norm_bias else 1, letter)
+    """The vectors of a norm: a weight, if it has one, and the bias of a layer norm."""
+    if config.norm == "layer":
+        return _times(2 if config.norm_bias else 1, letter)
+    return "0" if config.norm_weight == "none" else letter
 
 
 def _embeddings(config: ModelConfig) -> Iterator[Part]:
@@ -106,21 +113,31 @@ def _stack(config: ModelConfig, side: str, sized: ModelConfig) -> Iterator[Part]
         vectors = 5 if config.segment_offsets else 2
         yield _part(sized, f"{side} relative scores", f"L·(E·H·D + {vectors}·H·D)", L=blocks)
     attention = f"L·{_attention(sized)}"
-    yield _part(sized, f"{side} self-attention", attention, L=blocks)
+    own = f"L·{_attention(sized, 'self')}" if config.latent is None else f"L·{_latent_attention(sized)}"
+    yield _part(sized, f"{side} self-attention", own, L=blocks)
     if crosses:
         yield _part(sized, "decoder cross-attention", attention, L=blocks)
-    yield _part(sized, f"{side} feed-forward", f"L·{_feed_forward(sized)}", L=blocks)
+    dense, sparse = f"L·{_feed_forward(sized)}", blocks
+    if (experts := config.experts) is not None:
+        sparse = max(0, blocks - experts.dense_layers)
+        router = f"E·X{' + X' * (experts.bias + experts.correction)}"
+        every = _feed_forward(sized, "J")
+        shared = f" + {_feed_forward(sized, 'K·J')}" if experts.shared else ""
+        yield _part(sized, f"{side} experts", f"L·({router} + X·{every}{shared})", L=sparse)
+        sparse = blocks - sparse
+    yield _part(sized, f"{side} feed-forward", dense, L=sparse)
     norms = {
         "sequential": (3 if crosses else 2) * (2 if config.norm_placement == "sandwich" else 1),
         "parallel": 1,
         "parallel-two-norms": 2,
     }[config.residual]
     norm = _norm(config, "E")
-    final = f" + {norm}" if config.has_final_norm("decoder" if side == "decoder" else "encoder") else ""
+    final = "" if config.first_norm else f" - {norm}"
+    final += f" + {norm}" if config.has_final_norm("decoder" if side == "decoder" else "encoder") else ""
     yield _part(sized, f"{side} norms", f"L·{norms}·{norm}{final}", L=blocks)
 
 
-def _attention(config: ModelConfig) -> str:
+def _attention(config: ModelConfig, kind: str = "cross") -> str:
     """Four projections: E·H·D for q and o, E·G·D for k and v; biases of q, k and v, and of o."""
     grouped = config.kv_heads != config.n_heads
     terms = ["2·E·D·(H+G)" if grouped else "4·E·H·D"]
@@ -128,12 +145,29 @@ def _attention(config: ModelConfig) -> str:
         terms.append("D·(H+2·G)" if grouped else "3·H·D")
     if config.out_bias:
         terms.append("E")
+    if config.qk_norm is not None:
+        terms.append(f"2·{_norm(config, 'D')}" if config.qk_norm == "head" else _norm(config, "D·(H+G)"))
+    if config.attention_sinks:
+        terms.append("H")
+    if config.attention == "low-rank" and kind == "self":
+        terms.append(f"2·{config.rank}·P")
     return f"({' + '.join(terms)})" if len(terms) > 1 else terms[0]
 
 
-def _feed_forward(config: ModelConfig) -> str:
+def _latent_attention(config: ModelConfig) -> str:
+    """Projections of queries, of the latent vector, of keys and values from it, and of the output; norms; biases."""
+    narrow = config.latent is not None and config.latent.query_width
+    terms = [f"E·Q + {_norm(config, 'Q')} + Q·H·(D+Z)" if narrow else "E·H·(D+Z)"]
+    terms += [f"E·(R+Z) + {_norm(config, 'R')} + R·H·(D+Y) + H·Y·E"]
+    if config.attention_bias:
+        terms.append("Q + R + Z")
+    return f"({' + '.join(terms)}{' + E' if config.out_bias else ''})"
+
+
+def _feed_forward(config: ModelConfig, width: str = "F") -> str:
     inner = 2 if config.gated else 1  # layers into the inner width
-    return f"({inner + 1}·E·F + {_times(inner, 'F')} + E)" if config.feed_forward_bias else f"{inner + 1}·E·F"
+    biases = f" + {_times(inner, width)} + E" if config.feed_forward_bias else ""
+    return f"({inner + 1}·E·{width}{biases})" if biases else f"{inner + 1}·E·{width}"
 
 
 def _heads(config: ModelConfig) -> Iterator[Part]:
@@ -217,21 +251,50 @@ def forward_flops(config: ModelConfig, source_length: int, target_length: int) -
 
 
 def attention_matrices(config: ModelConfig) -> int:
-    """Elements of the four projections of one attention."""
-    return 2 * config.d_model * config.head_width * (config.n_heads + config.kv_heads)
+    """Elements of the projections of one attention."""
+    if (latent := config.latent) is None:
+        return 2 * config.d_model * config.head_width * (config.n_heads + config.kv_heads)
+    heads, queries = config.n_heads, latent.query_width or config.d_model
+    down = latent.query_width or 0
+    return (
+        config.d_model * (down + latent.width + latent.d_rotary + heads * latent.d_value)
+        + heads * queries * (config.head_width + latent.d_rotary)
+        + heads * latent.width * (config.head_width + latent.d_value)
+    )
 
 
 def _per_key(config: ModelConfig) -> int:
     """Elements used for each key: scores, then values."""
+    if config.latent is not None:
+        return config.n_heads * (config.head_width + config.latent.d_rotary + config.latent.d_value)
     return 2 * config.n_heads * config.head_width
+
+
+def feed_forward_elements(config: ModelConfig, layer: int) -> int:
+    """Elements of the matrices that a token passes in the network of a layer: of its experts only, and the router."""
+    experts, matrices = config.experts, (3 if config.gated else 2) * config.d_model
+    if experts is None or layer < experts.dense_layers:
+        return matrices * config.d_ff
+    width = (experts.per_token + experts.shared) * (experts.d_ff or config.d_ff)
+    return matrices * width + config.d_model * experts.count
 
 
 def _layer_elements(config: ModelConfig, keys: int) -> int:
     """Elements of the matrices that a token passes in all layers of a stack, without cross-attention."""
-    feed_forward = (3 if config.gated else 2) * config.d_model * config.d_ff
+    feed_forward = sum(feed_forward_elements(config, layer) for layer in range(config.n_layers))
     # Relative scores: there are twice as many distances as keys.
     scores = _per_key(config) * keys * (2 if config.positions == "relative-sinusoidal" else 1)
-    return config.n_layers * (attention_matrices(config) + feed_forward + scores)
+    scores = scores if config.attention == "softmax" else _linear_attention(config)
+    return config.n_layers * (attention_matrices(config) + scores) + feed_forward
+
+
+def _linear_attention(config: ModelConfig) -> int:
+    """Elements that a token uses in attention of linear cost, besides its projections."""
+    if config.attention == "low-rank":  # mixtures of keys and values, and attention to them
+        return 2 * config.rank * config.head_width * (config.kv_heads + config.n_heads)
+    features = config.n_features if config.attention == "favor" else config.head_width
+    maps = 2 * config.n_features * config.head_width if config.attention == "favor" else 0
+    return config.n_heads * (maps + 2 * features * (config.head_width + 1))  # into the sums, and out of them
 
 
 def _embedding_elements(config: ModelConfig) -> int:
@@ -251,10 +314,16 @@ def _head_elements(config: ModelConfig) -> int:
 
 
 def cached_elements(config: ModelConfig, tokens: int = 1) -> int:
-    """Elements of the keys and values of a row of `tokens` tokens in the decoder; windows limit them."""
+    """Elements of the keys and values of a row of `tokens` tokens in the decoder; windows limit them. Linear attention
+    stores sums, whose size does not depend on the tokens.
+    """
     sized, layers = config.decoder_side, range(config.decoder_layers)
+    if config.attention in ("elu", "favor"):
+        features = config.n_features if config.attention == "favor" else config.head_width
+        return config.decoder_layers * sized.n_heads * features * (sized.head_width + 1)
     kept = sum(min(tokens, config.window(layer) or tokens) for layer in layers)
-    return 2 * kept * sized.kv_heads * sized.head_width
+    each = 2 * sized.kv_heads * sized.head_width
+    return kept * (each if config.latent is None else config.latent.width + config.latent.d_rotary)
 
 
 def inference_memory(config: ModelConfig, precision: str = "float32") -> InferenceMemory:

@@ -105,7 +105,10 @@ INVALID: list[tuple[dict[str, Any], str]] = [
         {"positions": "rotary", "rotary_scaling": {"kind": "yarn", "factr": 2.0, "original_positions": 9}},
         r"model\.rotary_scaling\.factr: unknown key; did you mean 'factor'",
     ),
-    ({"norm_placement": "middle"}, r"model\.norm_placement: .*'post', 'pre' or 'sandwich', got 'middle'"),
+    (
+        {"norm_placement": "middle"},
+        r"model\.norm_placement: .*'post', 'pre', 'sandwich' or 'exit', got 'middle'",
+    ),
 ]
 
 

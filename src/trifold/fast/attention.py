@@ -4,7 +4,7 @@ attend_one_query   decoding on a CPU, one query per row: an instruction of the i
 short_attention    training or prompts on a CPU, up to 128 × 128 scores: three matmuls with few passes between
 fused_attention    PyTorch's scaled_dot_product_attention, elsewhere
 packed_attention   training on a CPU with packed rows: matmuls over all rows at once, compiled loops between
-plain_attend       if hook points are watched, weights dropped, scores are capped, or the bias is trained
+plain_attend       if hook points are watched, weights dropped, scores are capped, sinks, or the bias is trained
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from trifold.fast.layers import concatenated_linears
 from trifold.fast.thread_pool import DTYPES, execute_one
 from trifold.nn.attention import Attention
 from trifold.nn.cache import LayerCache
+from trifold.nn.latent import LatentAttention
 from trifold.nn.layers import Dropout
 from trifold.nn.masks import Mask
 from trifold.nn.ops import attend as plain_attend, share_keys, unshare_keys
@@ -43,16 +44,17 @@ def attend(
     *,
     bias: Tensor | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     drop: Dropout | None = None,
-    hooks: Attention | None = None,
+    hooks: Attention | LatentAttention | None = None,
 ) -> Tensor:
     """See `nn.ops.attend`."""
-    reads_weights = hooks is not None or (drop is not None and drop.active)
-    if not reads_weights and supports_attend_one_query(q, k, mask):
+    reads_weights = hooks is not None or sinks is not None or (drop is not None and drop.active)
+    if not reads_weights and k.shape == v.shape and supports_attend_one_query(q, k, mask):
         return attend_one_query(q, k, v, mask, bias, soft_cap)
     trains_bias = bias is not None and bias.requires_grad and torch.is_grad_enabled()
     if trains_bias or soft_cap is not None or reads_weights:
-        return plain_attend(q, k, v, mask, bias=bias, soft_cap=soft_cap, drop=drop, hooks=hooks)
+        return plain_attend(q, k, v, mask, bias=bias, soft_cap=soft_cap, sinks=sinks, drop=drop, hooks=hooks)
     rows = q.shape[0]
     q, k, v = share_keys(q, k, v)
     if is_eager_cpu(q) and q.shape[2] * k.shape[2] <= MAX_SHORT_SCORES:
@@ -137,7 +139,7 @@ def short_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Ten
     """
     flat = (x.flatten(0, 1) for x in (q, k, v))
     out: Tensor = _ShortAttention.apply(*flat, bias)  # type: ignore[no-untyped-call]
-    return out.view(q.shape)
+    return out.view(*q.shape[:3], -1)
 
 
 class _ShortAttention(torch.autograd.Function):
@@ -204,6 +206,8 @@ def attention(
 def _supports_packed(layer: Attention, x: Tensor, mask: Mask) -> bool:
     """Whether `packed_attention` supports this layer and these rows."""
     if mask.packing is None or mask.window is not None or layer.watched or layer.drop.active:
+        return False
+    if type(layer) is not Attention or layer.q_norm is not None or layer.sinks is not None:
         return False
     if layer.groups > 1 or layer.soft_cap is not None or layer.query_scale != 1.0:
         return False

@@ -86,11 +86,24 @@ def is_supported(stack: Stack, cache: Cache, x: Tensor) -> bool:
         return False
     parts = [part for block in stack.blocks for part in sublayers(block)]
     modules = [module for part in parts for module in (*part.children(), *part.sublayer.children())]
+    modules.append(stack.final_norm)
+    if stack.local_rotary is not None or not all(stack.rotates):
+        return False
     stored = [layer.own.buffers for layer in cache.layers]
     return (
-        all(type(module) in SUPPORTED for module in modules)
+        all(type(module) in SUPPORTED and _has_instructions(module) for module in modules)
+        and all(getattr(part, "scale", 1) == 1 for part in parts)
         and all(buffers is not None and buffers[0].dtype in DTYPES for buffers in stored)
         and not any(module._forward_hooks or module._forward_pre_hooks for module in stack.modules())
         and all(is_readable(weight) for weight in weights)
         and compiled_interpreter() is not None
     )
+
+
+def _has_instructions(module: nn.Module) -> bool:
+    """Whether a module of a supported type has no part without an instruction."""
+    if isinstance(module, Attention):
+        return module.q_norm is None and module.sinks is None
+    if isinstance(module, FeedForward):
+        return module.limit is None and module.activation_name != "relu2"
+    return not isinstance(module, RMSNorm) or (module.weight is not None and not module.offset)

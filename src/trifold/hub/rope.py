@@ -1,4 +1,6 @@
-"""Rotary positions in config.json: `rope_parameters`, or `rope_theta` and `rope_scaling` in older files."""
+"""Rotary positions in config.json: `rope_parameters`, or `rope_theta` and `rope_scaling` in older files; layers that
+differ in their windows and positions.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +39,13 @@ class RopeKeys(Settings):
     long_factor: list[float] | None = None
 
 
+class LayeredRope(Settings):
+    """The keys below `rope_parameters` where layers with a window have their own."""
+
+    full_attention: RopeKeys | None = None
+    sliding_attention: RopeKeys | None = None
+
+
 # Kind of scaling -> the keys that only it has, and our fields.
 SCALINGS: dict[str, dict[str, str]] = {
     "linear": {},
@@ -50,41 +59,43 @@ SCALED = ("yarn", "longrope")  # kinds with a magnitude, whose factor may follow
 REQUIRED = ("llama3", "longrope")  # kinds whose own keys have no defaults
 
 
-def rope(*, part: str = "", theta: str = "rope_theta") -> Entry:
+def rope(*, part: str = "", theta: str = "rope_theta", base: float = THETA, share: float = 0.25) -> Entry:
     """The keys of rotary positions. The rows of sizes must be read before them.
 
-    part, theta: a family's own keys of the rotated share of a head, and of the base. Others rotate whole heads.
+    part, theta: a family's own keys of the rotated share of a head, and of the base; share, base: their defaults.
+    Families without `part` rotate whole heads.
     """
-    positive, share = Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0, le=1)]
+    positive, part_of_one = Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0, le=1)]
     keys: Keys = {
         "rope_parameters": (RopeKeys | None, None),
         "rope_scaling": (RopeKeys | None, None),
         "rope_theta": (positive | None, None),
-        "partial_rotary_factor": (share | None, None),
+        "partial_rotary_factor": (part_of_one | None, None),
         # Takes precedence over the key of that name in `rope_parameters`.
         "original_max_position_embeddings": (SIZE | None, None),
     }
     if part:
-        keys |= {part: (share, 0.25), theta: (positive, THETA)}
+        keys |= {part: (part_of_one | None, None), theta: (positive | None, None)}
 
     def load(file: Any, fields: Fields) -> Fields:
         # Any key in `rope_scaling` makes it take precedence over `rope_parameters` as a whole.
         given = (keys for keys in (file.rope_scaling, file.rope_parameters) if keys and keys.model_fields_set)
         inner = next(given, RopeKeys())
-        share = inner.partial_rotary_factor or getattr(file, part or "partial_rotary_factor") or 1.0
-        base = inner.rope_theta or getattr(file, theta) or THETA
-        if not part and share != 1.0:
+        rotated = inner.partial_rotary_factor or getattr(file, part or "partial_rotary_factor")
+        rotated = rotated or (share if part else 1.0)
+        used_base = inner.rope_theta or getattr(file, theta) or base
+        if not part and rotated != 1.0:
             raise SettingsError(
-                f"rope_parameters.partial_rotary_factor: {share} is not supported; this family rotates whole heads"
+                f"rope_parameters.partial_rotary_factor: {rotated} is not supported; this family rotates whole heads"
             )
-        for key, used in {"partial_rotary_factor": share, "rope_theta": base}.items():
+        for key, used in {"partial_rotary_factor": rotated, "rope_theta": used_base}.items():
             if part and (value := getattr(file, key)) not in (None, used):
                 raise SettingsError(f"{key}: {value} contradicts {used}, the value of other keys")
         width = fields.get("d_head") or fields["d_model"] // fields["n_heads"]
         return {
             "positions": "rotary",
-            "rotary_theta": float(base),
-            "rotary_width": None if int(width * share) == width else int(width * share),
+            "rotary_theta": float(used_base),
+            "rotary_width": None if int(width * rotated) == width else int(width * rotated),
             "rotary_scaling": _scaling(inner, fields["max_positions"], file.original_max_position_embeddings),
         }
 
@@ -95,6 +106,96 @@ def rope(*, part: str = "", theta: str = "rope_theta") -> Entry:
         return {"rope_parameters": inner | _keys(config)}
 
     return Entry(keys, load, save)
+
+
+def layered_rope(
+    base: float, local: float, theta: str = "rope_theta", local_theta: str = "rope_local_base_freq"
+) -> Entry:
+    """The keys of rotary positions where layers with a window have a base of their own, and no scaling.
+
+    base, local: the defaults; theta, local_theta: their keys in older files.
+    """
+    positive = Annotated[float, Field(gt=0)] | None
+    keys: Keys = {
+        "rope_parameters": (LayeredRope | RopeKeys | None, None),
+        "rope_scaling": (RopeKeys | None, None),
+        theta: (positive, None),
+        local_theta: (positive, None),
+    }
+
+    def load(file: Any, fields: Fields) -> Fields:
+        given = file.rope_parameters
+        given = given if isinstance(given, LayeredRope) else LayeredRope(full_attention=given)
+        whole, near = given.full_attention or RopeKeys(), given.sliding_attention or RopeKeys()
+        scaled = file.rope_scaling or whole
+        if near.rope_type not in (None, "default"):
+            raise SettingsError(
+                f"rope_parameters.sliding_attention.rope_type: {near.rope_type!r} is not supported; layers with a "
+                "window are not scaled"
+            )
+        scaling = _scaling(scaled, fields["max_positions"], None)
+        own = float(whole.rope_theta or getattr(file, theta) or base)
+        other = float(near.rope_theta or getattr(file, local_theta) or local)
+        return {
+            "positions": "rotary",
+            "rotary_theta": own,
+            "rotary_scaling": scaling,
+            "rotary_local_theta": other if other != own or scaling is not None else None,
+        }
+
+    def save(config: ModelConfig) -> Fields:
+        whole = {"rope_type": "default", "rope_theta": config.rotary_theta} | _keys(config)
+        near = {"rope_type": "default", "rope_theta": config.rotary_local_theta or config.rotary_theta}
+        return {"rope_parameters": {"full_attention": whole, "sliding_attention": near}}
+
+    return Entry(keys, load, save)
+
+
+LAYER_TYPES = {"sliding_attention": "local", "full_attention": "global"}
+
+
+def windows(every: int, window: int | None) -> Entry:
+    """`sliding_window`, by default `window`, and `layer_types`: by default every n-th layer has no window; 0: no layer
+    has one. The rows of sizes must be read before them.
+    """
+    kinds = Literal["sliding_attention", "full_attention"]
+    keys: Keys = {
+        "sliding_window": (SIZE | None, window),
+        "layer_types": (list[kinds] | None, None),
+        "sliding_window_pattern": (SIZE | None, None),
+    }
+
+    def load(file: Any, fields: Fields) -> Fields:
+        layers, step = fields["n_layers"], file.sliding_window_pattern or every
+        local = (lambda n: (n + 1) % step != 0) if step and file.sliding_window else (lambda n: False)
+        found = file.layer_types or [
+            "sliding_attention" if local(n) else "full_attention" for n in range(layers)
+        ]
+        if len(found) != layers:
+            raise SettingsError(f"layer_types: has {len(found)} layers, but there are {layers}")
+        return window_fields([LAYER_TYPES[kind] for kind in found], file.sliding_window)
+
+    def save(config: ModelConfig) -> Fields:
+        kinds = [
+            "sliding_attention" if config.window(n) else "full_attention" for n in range(config.n_layers)
+        ]
+        return {"sliding_window": config.sliding_window or window, "layer_types": kinds}
+
+    return Entry(keys, load, save)
+
+
+def window_fields(layers: list[str], window: int | None) -> Fields:
+    """Our fields of the windows of layers, each "local" or "global"."""
+    if "local" not in layers:
+        return {}
+    if window is None:
+        raise SettingsError("sliding_window: missing, and some layers have a window")
+    return {"sliding_window": window, "window_pattern": repeated(layers)}
+
+
+def repeated(layers: list[str]) -> tuple[str, ...]:
+    """The shortest beginning that gives all layers when it is repeated."""
+    return tuple(layers[: next(n for n in range(1, len(layers) + 1) if layers[n:] == layers[:-n])])
 
 
 def _scaling(keys: RopeKeys, max_positions: int, outer: int | None) -> Fields | None:

@@ -48,7 +48,18 @@ POSITIONS = {
     "alibi": "ALiBi",
     "none": "no positions",
 }
-_NORM_PLACEMENTS = {"pre": "norms before the sub-layers", "sandwich": "norms before and after the sub-layers"}
+_NORM_PLACEMENTS = {
+    "pre": "norms before the sub-layers",
+    "sandwich": "norms before and after the sub-layers",
+    "exit": "norms of the outputs of sub-layers",
+}
+_NORM_WEIGHTS = {"plus-one": "norms times 1 + weight", "none": "norms without weights"}
+_LINEAR = {
+    "elu": "linear attention (elu + 1)",
+    "favor": "linear attention (random features)",
+    "low-rank": "attention to mixtures of keys",
+}
+_QK_NORMS = {"head": "norm of the queries and keys of each head", "width": "norm of queries and keys"}
 _RESIDUALS = {
     "parallel": "parallel attention and feed-forward after one norm",
     "parallel-two-norms": "parallel attention and feed-forward, each after its own norm",
@@ -59,6 +70,7 @@ _BIASES = {  # of q, k and v, of o
     (False, True): "bias in the output projection of attention",
 }
 _ACTIVATIONS = {
+    "relu2": "squared ReLU",
     "gelu": "GELU",
     "gelu-tanh": "GELU (tanh approximation)",
     "quick-gelu": "GELU (sigmoid approximation)",
@@ -87,6 +99,7 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, list[str | None
         "multiplied by √d_model",
         [
             None if config.scale_embeddings else "unscaled embeddings",
+            f"embeddings times {config.embedding_scale:g}" if config.embedding_scale else None,
             "segment embeddings" if config.n_token_types > 1 else None,
             f"factorized embeddings of width {width}" if width else None,
             "norm after the embeddings" if config.embedding_norm else None,
@@ -99,6 +112,7 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, list[str | None
         [
             None if config.positions == "sinusoidal" else POSITIONS[config.positions] + _rotary(config),
             "bias for tokens of the same segment" if config.segment_offsets else None,
+            _local_positions(config),
             "query stream for the tokens to predict" if config.query_stream else None,
         ],
     )
@@ -110,6 +124,9 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, list[str | None
         "sequential sub-layers, a layer norm after each",
         [
             "RMS norms" if config.norm == "rms" else None,
+            _NORM_WEIGHTS.get(config.norm_weight),
+            None if config.first_norm else "no norm before the first layer",
+            f"sub-layers times {config.residual_scale:g}" if config.residual_scale != 1 else None,
             _NORM_PLACEMENTS.get(config.norm_placement),
             None if config.norm_bias else "norms without biases",
             _RESIDUALS.get(config.residual),
@@ -131,6 +148,10 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, list[str | None
             "scores divided by the layer number" if config.attention_scale_by_layer else None,
             None if window is None else f"window of {window:,} tokens{some}",
             "soft caps" if capped else None,
+            _QK_NORMS.get(config.qk_norm or ""),
+            _LINEAR.get(config.attention),
+            "attention sinks" if config.attention_sinks else None,
+            f"keys and values from a latent vector of {config.latent.width:,}" if config.latent else None,
         ],
     )
     yield (
@@ -140,7 +161,9 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, list[str | None
         [
             _ACTIVATIONS.get(config.activation),
             "gated feed-forward" if config.gated else None,
+            None if config.gate_limit is None else f"gate clamped at {config.gate_limit:g}",
             None if config.feed_forward_bias else "feed-forward without biases",
+            f"{config.experts.per_token} of {config.experts.count:,} experts" if config.experts else None,
         ],
     )
     writes = "lm" in config.chosen_heads
@@ -173,6 +196,14 @@ def _rotary(config: ModelConfig) -> str:
     ]
     listed = "; ".join(detail for detail in details if detail)
     return f" ({listed})" if listed and config.positions == "rotary" else ""
+
+
+def _local_positions(config: ModelConfig) -> str | None:
+    """How the positions of some layers differ."""
+    if "none" in config.rotary_pattern:
+        return "no positions in some layers"
+    local = config.rotary_local_theta
+    return None if local is None else f"another base of the rotation in layers with a window ({local:g})"
 
 
 def _other_heads(config: ModelConfig) -> list[str]:

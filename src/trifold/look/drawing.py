@@ -12,6 +12,7 @@ _WIRING = {
     "post": "x ← norm(x + dropout(f(x)))",
     "pre": "x ← x + dropout(f(norm(x)))",
     "sandwich": "x ← x + dropout(norm(f(norm(x))))",
+    "exit": "x ← x + dropout(norm(f(x)))",
 }
 _PARALLEL = {
     "parallel": "x ← x + dropout(attention(n) + feed-forward(n)), n = norm(x)",
@@ -65,6 +66,10 @@ def _column(config: ModelConfig, side: str, sized: ModelConfig) -> Column:
     sizes = f"{config.d_model:,} → {sized.d_ff:,} → {config.d_model:,}"
     lines = (sizes, f"gated {config.activation}") if config.gated else (f"{sizes}, {config.activation}",)
     block: list[Box] = [("feed-forward", *lines), ("self-attention", _heads(sized) + causal)]
+    if (experts := config.experts) is not None:
+        sizes = f"{config.d_model:,} → {experts.d_ff or sized.d_ff:,} → {config.d_model:,}"
+        block[0] = (f"{experts.per_token} of {experts.count:,} experts", sizes, *lines[1:])
+        block[0] += (f"and {experts.shared} shared",) if experts.shared else ()
     if decodes and translates:
         block.insert(1, ("cross-attention", _heads(sized)))
     final = config.has_final_norm("decoder" if decodes else "encoder")
@@ -87,6 +92,7 @@ def _bottom(config: ModelConfig, vocab_size: int, *, is_shared: bool) -> Box:
         tall, wide = config.patch_size
         return (f"{config.n_patches:,} patches of {tall} × {wide}, class token", positions)
     scale = f", × √{config.d_model:,}" if config.scale_embeddings else ""
+    scale = f", × {config.embedding_scale:g}" if config.embedding_scale else scale
     wider = f", → {config.d_model:,}" if config.has_embedding_projection else ""
     segments = "segments, " if config.n_token_types else ""
     norm = ", norm" if config.embedding_norm else ""

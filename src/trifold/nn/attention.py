@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor, nn
 
 from trifold.nn import ops
-from trifold.nn.cache import LayerCache
+from trifold.nn.cache import LayerCache, RunningSums
 from trifold.nn.config import ModelConfig
 from trifold.nn.hooks import HookPoint
-from trifold.nn.layers import Dropout, Linear
+from trifold.nn.layers import Dropout, Linear, new_norm
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
 from trifold.nn.relative import Relations, RelativeScores, ScoreBias
@@ -36,6 +37,8 @@ class Attention(nn.Module):
 
     crosses: cross-attention, without relative positions, because the keys belong to another sequence.
 
+    Queries and keys may be normalized, each head or all heads together (Henry et al. 2020, "QK-norm").
+
     Hook points: `queries` (B, H, T, D), `keys` and `values` (B, H', S, D) as they enter equation 1; `scores` and
     `pattern` (B, H, T, S) before and after the softmax; `heads` (B, H, T, D), the weighted sums.
     """
@@ -51,6 +54,11 @@ class Attention(nn.Module):
         self.k_proj = Linear(config.d_model, config.kv_heads * width, bias=bias)
         self.v_proj = Linear(config.d_model, config.kv_heads * width, bias=bias)
         self.o_proj = Linear(config.n_heads * width, config.d_model, bias=config.out_bias)
+        norm_width = {None: 0, "head": width, "width": config.n_heads * width}[config.qk_norm]
+        key_width = width if config.qk_norm == "head" else config.kv_heads * width
+        self.q_norm = new_norm(config, norm_width) if norm_width else None
+        self.k_norm = new_norm(config, key_width) if norm_width else None
+        self.sinks = nn.Parameter(torch.empty(config.n_heads)) if config.attention_sinks else None
         has_relations = config.positions == "relative-sinusoidal" and not crosses
         self.relative = RelativeScores(config) if has_relations else None
         self.drop = Dropout(config.attention_dropout)
@@ -88,24 +96,32 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Project, rotate, cache, attend: x (B, T, E) -> all heads, concatenated (B, T, H·D)."""
         if memory is not None:
-            q = self._heads(self.q_proj(x), mask.packing)
+            q = self._heads(self._normed(self.q_norm, self.q_proj(x)), mask.packing)
             k, v = self._memory_keys(memory, mask.key_packing, cache)
         else:
             q, k, v = self._projections(x, mask.packing)
             if rotary is not None:
                 q = rotary.queries(q)
                 k = k if rotary.after_cache else rotary.keys(k)
-            if cache is not None:
+            if cache is not None and not isinstance(cache.own, RunningSums):
                 k, v = cache.own.update(k, v)
             if rotary is not None and rotary.after_cache:
                 k = rotary.keys(k)
         q, bias = self.queries_and_bias(q, bias)
-        hooks = self if self.watched else None
-        if hooks is not None:
+        if self.watched:
             q, k, v = self.queries(q), self.keys(k), self.values(v)
-        heads = ops.attend(q, k, v, mask, bias=bias, soft_cap=self.soft_cap, drop=self.drop, hooks=hooks)
-        merged = merge_heads(heads if hooks is None else self.heads(heads))
+        heads = self.weigh(q, k, v, mask, bias, cache)
+        merged = merge_heads(self.heads(heads) if self.watched else heads)
         return merged if mask.packing is None else mask.packing.flat(merged)
+
+    def weigh(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, cache: LayerCache | None
+    ) -> Tensor:
+        """Equation 1 for all heads: q (B, H, T, D), k and v (B', H', S, D) -> (B, H, T, D)."""
+        hooks = self if self.watched else None
+        return ops.attend(
+            q, k, v, mask, bias=bias, soft_cap=self.soft_cap, sinks=self.sinks, drop=self.drop, hooks=hooks
+        )
 
     def project(self, x: Tensor, packing: Packing | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, T, E), or packed (1, N, E), -> queries, keys and values (B, H, T, D), with shared heads repeated."""
@@ -121,8 +137,14 @@ class Attention(nn.Module):
 
     def _projections(self, x: Tensor, packing: Packing | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, T, D), keys and values (B, H', T, D)."""
-        q, k, v = (self._heads(y, packing) for y in ops.linears(x, (self.q_proj, self.k_proj, self.v_proj)))
+        q, k, v = ops.linears(x, (self.q_proj, self.k_proj, self.v_proj))
+        q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
+        q, k, v = (self._heads(y, packing) for y in (q, k, v))
         return q, k, v
+
+    def _normed(self, norm: nn.Module | None, x: Tensor) -> Tensor:
+        """x (B, T, H·D), normalized over heads or over all dimensions."""
+        return x if norm is None else norm(x.unflatten(-1, (-1, norm.width))).flatten(-2)
 
     def _memory_keys(
         self, memory: Tensor, packing: Packing | None, cache: LayerCache | None
@@ -130,7 +152,8 @@ class Attention(nn.Module):
         """Keys and values (B, H', S, D) of the memory, from the cache if it has them."""
         if cache is not None and cache.memory is not None:
             return cache.memory
-        k, v = (self._heads(y, packing) for y in ops.linears(memory, (self.k_proj, self.v_proj)))
+        k, v = ops.linears(memory, (self.k_proj, self.v_proj))
+        k, v = (self._heads(y, packing) for y in (self._normed(self.k_norm, k), v))
         if cache is not None:
             cache.memory = k, v
         return k, v

@@ -60,8 +60,7 @@ class GrowingKeys:
 
     def _enlarge(self, like: tuple[Tensor, Tensor], rows: int, capacity: int) -> tuple[Tensor, Tensor]:
         """New buffers, with the current contents if the number of rows is the same."""
-        heads, width = like[0].shape[1], like[0].shape[3]
-        keys, values = (y.new_zeros(rows, heads, capacity, width) for y in like)
+        keys, values = (y.new_zeros(rows, y.shape[1], capacity, y.shape[3]) for y in like)
         if self.buffers is not None and self.buffers[0].shape[0] == rows:
             filled = self._filled
             keys[:, :, :filled], values[:, :, :filled] = (y[:, :, :filled] for y in self.buffers)
@@ -164,6 +163,34 @@ class SlidingKeys(GrowingKeys):
                 f"rollback={self.rollback}; raise rollback"
             )
         super().truncate(length)
+
+
+class RunningSums(GrowingKeys):
+    """The sums S (B, H, M, D + 1) of linear attention instead of keys: their size does not grow with the length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: Tensor | None = None
+
+    def add(self, state: Tensor, tokens: int) -> None:
+        """Replace S by the one after so many tokens more."""
+        self.state = state
+        self.length += tokens
+
+    def select(self, rows: Tensor) -> None:
+        """Row i becomes row rows[i]."""
+        self.state = None if self.state is None else self.state.index_select(0, rows)
+
+    def expand(self, times: int) -> None:
+        """Repeat every row `times` times, one after the other."""
+        self.state = None if self.state is None else self.state.repeat_interleave(times, 0)
+
+    def truncate(self, length: int) -> None:
+        """Raises ValueError: a sum does not forget its terms."""
+        if length < self.length:
+            raise ValueError(
+                "linear attention cannot remove tokens from its cache; use no speculative search"
+            )
 
 
 class LayerCache:

@@ -6,6 +6,7 @@ defaults are the base model of "Attention Is All You Need" (Vaswani et al. 2017)
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from math import prod
 from typing import Annotated, Literal, Self
@@ -19,7 +20,7 @@ Shape = Literal["encoder-decoder", "encoder", "decoder"]
 Positions = Literal[
     "sinusoidal", "sinusoidal-halves", "learned", "rotary", "relative", "relative-sinusoidal", "alibi", "none"
 ]
-Activation = Literal["relu", "gelu", "gelu-tanh", "quick-gelu", "silu", "tanh"]
+Activation = Literal["relu", "relu2", "gelu", "gelu-tanh", "quick-gelu", "silu", "tanh"]
 Head = Literal["lm", "pooler", "next-sentence", "sequence", "choice", "token", "span", "boundary"]
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
 Factors = tuple[Annotated[float, Field(gt=0)], ...]
@@ -45,6 +46,34 @@ class RotaryScaling(Settings):
     short_factors: Factors | None = Field(None, strict=False, description="longrope: divisors of frequencies")
     long_factors: Factors | None = Field(None, strict=False, description="longrope: divisors in longer texts")
     magnitude: float | None = Field(None, gt=0, description="factor of cos and sin; default: by kind")
+
+
+class Experts(Settings):
+    """A mixture of experts instead of the feed-forward network: a router chooses a few of them for each token."""
+
+    count: int = Field(gt=1, le=MAX_LAYERS, description="experts of a layer")
+    per_token: int = Field(gt=0, description="experts that a token passes")
+    d_ff: int | None = Field(None, gt=0, description="inner width of an expert; default: d_ff")
+    shared: int = Field(0, ge=0, description="experts that every token passes, as one of their total width")
+    score: Literal["softmax", "sigmoid"] = Field("softmax", description="weight of an expert from its logit")
+    normalize: bool = Field(True, description="the weights of a token sum to 1")
+    scale: float = Field(1.0, gt=0, description="factor of the weights")
+    groups: int = Field(1, gt=0, description="groups of experts")
+    groups_per_token: int = Field(1, gt=0, description="groups that a token's experts come from")
+    correction: bool = Field(False, description="a bias that affects the choice of experts only")
+    bias: bool = Field(False, description="bias of the router")
+    dense_layers: int = Field(0, ge=0, description="first layers with a feed-forward network of width d_ff")
+
+
+class Latent(Settings):
+    """Multi-head latent attention: keys and values are projections of one narrow vector per token, which is cached."""
+
+    width: int = Field(gt=0, description="of the vector of keys and values")
+    query_width: int | None = Field(None, gt=0, description="of such a vector of queries; default: none")
+    d_rotary: int = Field(
+        gt=0, description="rotated dimensions, beside d_head, shared by the keys of all heads"
+    )
+    d_value: int = Field(gt=0, description="width of a value")
 
 
 class ModelConfig(Settings):
@@ -74,6 +103,7 @@ class ModelConfig(Settings):
     positions: Positions = "sinusoidal"
     position_offset: int = Field(0, ge=0, description="learned: row of the table for position 0")
     scale_embeddings: bool = Field(True, description="multiply embeddings by sqrt(d_model)")
+    embedding_scale: float | None = Field(None, gt=0, description="another factor of embeddings")
     embedding_norm: bool = Field(False, description="normalize the sum of the embeddings")
     n_token_types: int = Field(0, ge=0, description="kinds of segments, each with an embedding")
     rotary_width: int | None = Field(None, gt=0, description="rotated dimensions of a head; default: all")
@@ -82,6 +112,12 @@ class ModelConfig(Settings):
     )
     rotary_theta: float = Field(10_000.0, gt=0, description="base of the frequencies")
     rotary_scaling: RotaryScaling | None = Field(None, description="extension to longer contexts")
+    rotary_local_theta: float | None = Field(
+        None, gt=0, description="base in layers with a window, without scaling; default: as in other layers"
+    )
+    rotary_pattern: tuple[Literal["rotary", "none"], ...] = Field(
+        ("rotary",), strict=False, min_length=1, description="layers with and without positions, repeated"
+    )
     relative_buckets: int = Field(32, gt=1, description="relative: buckets of distances")
     relative_distance: int = Field(128, gt=1, description="relative: larger distances share a bucket")
     relative_clamp: int | None = Field(
@@ -109,7 +145,12 @@ class ModelConfig(Settings):
         "sequential", description="attention, then feed-forward; or both in parallel with one norm or two"
     )
     norm: Literal["layer", "rms"] = "layer"
-    norm_placement: Literal["post", "pre", "sandwich"] = "post"
+    norm_weight: Literal["plain", "plus-one", "none"] = Field(
+        "plain", description="rms: the factor of normalized states is w, 1 + w, or 1"
+    )
+    norm_placement: Literal["post", "pre", "sandwich", "exit"] = "post"
+    first_norm: bool = Field(True, description="pre: whether the first layer normalizes its input")
+    residual_scale: float = Field(1.0, gt=0, description="factor of the outputs of sub-layers")
     norm_epsilon: float = Field(1e-5, gt=0)
     norm_bias: bool = Field(True, description="biases of layer norms; RMS norms have none")
     encoder_final_norm: bool | None = Field(
@@ -118,11 +159,25 @@ class ModelConfig(Settings):
     decoder_final_norm: bool | None = Field(None, description="the same for the decoder")
     activation: Activation = "relu"
     gated: bool = Field(False, description="activation(gate_proj x) times in_proj x")
+    gate_limit: float | None = Field(
+        None, gt=0, description="gated: clamp both factors, and add 1 to in_proj x"
+    )
+    experts: Experts | None = Field(None, description="mixture of experts instead of the network")
     feed_forward_bias: bool = True
 
     # Attention
     attention_bias: bool = Field(False, description="biases of all projections of attention")
     attention_out_bias: bool | None = Field(None, description="bias of o_proj; default: attention_bias")
+    attention: Literal["softmax", "elu", "favor", "low-rank"] = Field(
+        "softmax", description="weights of self-attention: softmax, or of linear cost in the length"
+    )
+    n_features: int = Field(256, gt=0, description="favor: random features of a head")
+    rank: int = Field(256, gt=0, description="low-rank: mixtures of keys")
+    qk_norm: Literal["head", "width"] | None = Field(
+        None, description="norm of queries and keys, of each head or over all of them"
+    )
+    latent: Latent | None = Field(None, description="multi-head latent attention")
+    attention_sinks: bool = Field(False, description="a learned score per head that attends to nothing")
     attention_scale: float | None = Field(None, gt=0, description="factor of scores; default: 1/√d_head")
     attention_scale_by_layer: bool = Field(False, description="divide scores by the layer number")
     score_soft_cap: float | None = Field(None, gt=0, description="scores s become c·tanh(s / c)")
@@ -185,6 +240,11 @@ class ModelConfig(Settings):
         return self.d_embedding or self.d_model
 
     @property
+    def embedding_factor(self) -> float:
+        """The factor of embeddings."""
+        return self.embedding_scale or (math.sqrt(self.d_model) if self.scale_embeddings else 1.0)
+
+    @property
     def has_embedding_projection(self) -> bool:
         """Whether embeddings are projected to d_model, even if both have the same width."""
         return self.d_embedding is not None
@@ -192,6 +252,8 @@ class ModelConfig(Settings):
     @property
     def rotated_width(self) -> int:
         """Dimensions of a head that are rotated; 0 if positions are not rotary."""
+        if self.latent is not None:
+            return self.latent.d_rotary
         return (self.rotary_width or self.head_width) if self.positions == "rotary" else 0
 
     @property
@@ -270,6 +332,10 @@ class ModelConfig(Settings):
         """The number of keys that a query of that layer attends to; None: all."""
         local = self.window_pattern[layer % len(self.window_pattern)] == "local"
         return self.sliding_window if local else None
+
+    def rotates(self, layer: int) -> bool:
+        """Whether queries and keys of that layer are rotated, if positions are rotary."""
+        return self.rotary_pattern[layer % len(self.rotary_pattern)] == "rotary"
 
     @model_validator(mode="after")
     def _check(self) -> Self:

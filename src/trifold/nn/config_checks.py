@@ -49,8 +49,56 @@ def _layers(config: ModelConfig) -> Iterator[str]:
             yield f"residual: {config.residual} needs norm_placement: pre, not {config.norm_placement}"
         if config.shape == "encoder-decoder":
             yield f"residual: {config.residual} has no cross-attention: choose shape encoder or decoder"
+        if not config.first_norm or config.residual_scale != 1:
+            yield f"residual: {config.residual} excludes first_norm: false and residual_scale"
+    if not config.first_norm and config.norm_placement != "pre":
+        yield f"first_norm: false needs norm_placement: pre, not {config.norm_placement}"
+    if config.norm_weight != "plain" and config.norm != "rms":
+        yield f"norm_weight: {config.norm_weight} needs norm: rms, not {config.norm}"
+    if config.gate_limit is not None and not config.gated:
+        yield "gate_limit needs gated: true"
     if config.sliding_window is None and config.window_pattern != ("local",):
         yield "window_pattern needs sliding_window, the number of keys of a local layer"
+
+
+def _experts(config: ModelConfig) -> Iterator[str]:
+    if (experts := config.experts) is None:
+        return
+    if config.residual != "sequential":
+        yield f"experts need residual: sequential, not {config.residual}"
+    if experts.count % experts.groups or experts.groups_per_token > experts.groups:
+        yield f"experts: {experts.groups} groups, {experts.groups_per_token} per token, of {experts.count} experts"
+    elif experts.per_token > experts.count // experts.groups * experts.groups_per_token:
+        yield f"experts.per_token {experts.per_token} exceeds the experts that a token can reach"
+
+
+def _linear_attention(config: ModelConfig) -> Iterator[str]:
+    for key, kind in (("n_features", "favor"), ("rank", "low-rank")):
+        if config.attention != kind and getattr(config, key) != type(config).model_fields[key].default:
+            yield f"{key} needs attention: {kind}, not {config.attention}"
+    if config.attention == "softmax":
+        return
+    if config.attention == "low-rank" and config.shape != "encoder":
+        yield f"attention: low-rank mixes all tokens and needs shape: encoder, not {config.shape}"
+    if config.positions in ("relative", "relative-sinusoidal", "alibi"):
+        yield f"attention: {config.attention} has no offsets of scores: choose other positions than {config.positions}"
+    if config.rotary_scaling is not None and config.rotary_scaling.kind in ("dynamic", "longrope"):
+        yield f"attention: {config.attention} excludes rotary_scaling: {config.rotary_scaling.kind}"
+    for key in ("sliding_window", "score_soft_cap", "attention_sinks", "latent", "attention_dropout"):
+        if getattr(config, key):
+            yield f"attention: {config.attention} excludes {key}"
+
+
+def _latent(config: ModelConfig) -> Iterator[str]:
+    if config.latent is None:
+        return
+    if config.positions not in ("rotary", "none") or config.latent.d_rotary % 2:
+        yield "latent needs positions rotary or none, and an even latent.d_rotary"
+    for key in ("n_kv_heads", "qk_norm", "rotary_width", "score_soft_cap", "attention_sinks"):
+        if getattr(config, key):
+            yield f"latent excludes {key}"
+    if config.attention_scale_by_layer or config.residual != "sequential":
+        yield "latent excludes attention_scale_by_layer and parallel residuals"
 
 
 # Keys that apply to one kind of positions only.
@@ -60,6 +108,8 @@ _ONLY = {
     "rotary_pairs": "rotary",
     "rotary_theta": "rotary",
     "rotary_scaling": "rotary",
+    "rotary_local_theta": "rotary",
+    "rotary_pattern": "rotary",
     "relative_buckets": "relative",
     "relative_distance": "relative",
     "relative_clamp": "relative-sinusoidal",
@@ -80,7 +130,7 @@ def _positions(config: ModelConfig) -> Iterator[str]:
         yield f"sinusoidal positions need an even {name}, not {width}"
     if config.positions == "rotary":
         rotated = config.rotated_width
-        if rotated % 2 or rotated > config.head_width:
+        if config.latent is None and (rotated % 2 or rotated > config.head_width):
             yield f"rotary_width {rotated} must be even and at most {config.head_width}, the width of a head"
         if rotated == 2 and config.rotary_scaling is not None and config.rotary_scaling.kind == "dynamic":
             yield "rotary_scaling: dynamic needs a rotary width of at least 4, not 2"
@@ -167,4 +217,6 @@ def _heads(config: ModelConfig) -> Iterator[str]:
         )
 
 
-_CHECKS: tuple[Callable[[ModelConfig], Iterator[str]], ...] = (_sizes, _layers, _positions, _images, _heads)
+_CHECKS: tuple[Callable[[ModelConfig], Iterator[str]], ...] = (
+    *(_sizes, _layers, _experts, _linear_attention, _latent, _positions, _images, _heads),
+)

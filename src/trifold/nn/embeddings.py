@@ -151,7 +151,7 @@ class Embeddings(nn.Module):
         self.projection = Linear(config.embedding_width, config.d_model) if projects else None
         self.query = nn.Parameter(torch.empty(1, config.d_model)) if config.query_stream else None
         self.output = HookPoint("state")
-        self.scale = math.sqrt(config.d_model) if config.scale_embeddings else 1.0
+        self.scale = config.embedding_factor
         self.max_positions = config.max_positions
         self.is_limited = config.positions not in _UNLIMITED
         self.uses_segments = config.n_token_types > 0 or config.segment_offsets

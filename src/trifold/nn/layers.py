@@ -2,7 +2,8 @@
 
 post      LayerNorm(x + Sublayer(x))                 (Vaswani et al. 2017)
 pre       x + Sublayer(LayerNorm(x))                 (GPT-2; a final norm closes the stack)
-sandwich  x + LayerNorm(Sublayer(LayerNorm(x)))
+sandwich  x + LayerNorm(Sublayer(LayerNorm(x)))      (Gemma 2)
+exit      x + LayerNorm(Sublayer(x))                 (OLMo 2)
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ class LayerNorm(Hookable):
 
     def __init__(self, config: ModelConfig, width: int | None = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width or config.d_model))
-        self.bias = nn.Parameter(torch.zeros(width or config.d_model)) if config.norm_bias else None
+        self.width = width or config.d_model
+        self.weight = nn.Parameter(torch.ones(self.width))
+        self.bias = nn.Parameter(torch.zeros(self.width)) if config.norm_bias else None
         self.epsilon = config.norm_epsilon
 
     def forward(self, x: Tensor) -> Tensor:
@@ -72,15 +74,31 @@ class LayerNorm(Hookable):
 
 
 class RMSNorm(Hookable):
-    """x / √(mean(x²) + ε) · weight over the last dimension (Zhang & Sennrich 2019, equation 4)."""
+    """x / √(mean(x²) + ε) · weight over the last dimension (Zhang & Sennrich 2019, equation 4).
+
+    The factor may be 1 + weight, as in Gemma, or 1.
+    """
 
     def __init__(self, config: ModelConfig, width: int | None = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width or config.d_model))
+        self.width = width or config.d_model
+        has_weight = config.norm_weight != "none"
+        self.weight = nn.Parameter(torch.ones(self.width)) if has_weight else None
+        self.offset = float(config.norm_weight == "plus-one")
         self.epsilon = config.norm_epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+        if not self.offset:
+            return F.rms_norm(x, (self.width,), self.weight, self.epsilon)
+        # In bf16, 1 + weight would lose most bits of the weight.
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return F.rms_norm(x.to(wide), (self.width,), self.factor, self.epsilon).to(x.dtype)
+
+    @property
+    def factor(self) -> Tensor:
+        """(E,) of the normalized x, in fp32."""
+        assert self.weight is not None
+        return self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)) + self.offset
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -90,6 +108,7 @@ def quick_gelu(x: Tensor) -> Tensor:
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),  # So et al. 2021, "Primer"
     "gelu": F.gelu,
     "gelu-tanh": lambda x: ops.gelu_tanh(x),  # noqa: PLW0108 (the installed version)
     "quick-gelu": quick_gelu,
@@ -108,7 +127,8 @@ def new_norm(config: ModelConfig, width: int | None = None) -> nn.Module:
 class FeedForward(nn.Module):
     """activation(x W₁ + b₁) W₂ + b₂ at every position (Vaswani et al. 2017, equation 2).
 
-    Gated: (activation(x W_g + b_g) ∘ (x W₁ + b₁)) W₂ + b₂ (Shazeer 2020, equation 6).
+    Gated: (activation(x W_g + b_g) ∘ (x W₁ + b₁)) W₂ + b₂ (Shazeer 2020, equation 6). With a limit c, the factors are
+    activation(min(·, c)) and 1 + clamp(·, −c, c), as in gpt-oss (OpenAI 2025).
     The hook point `inner` (B, T, d_ff) is the factor of W₂.
     """
 
@@ -122,6 +142,7 @@ class FeedForward(nn.Module):
         )
         self.out_proj = Linear(config.d_ff, config.d_model, bias=config.feed_forward_bias)
         self.activation_name, self.activation = config.activation, ACTIVATIONS[config.activation]
+        self.limit = config.gate_limit
         self.drop = Dropout(config.activation_dropout)
         self.inner = HookPoint()
 
@@ -131,6 +152,8 @@ class FeedForward(nn.Module):
             y, gated = self.in_proj(x), None
         else:
             y, gated = ops.linears(x, (self.gate_proj, self.in_proj))
+            if self.limit is not None:
+                y, gated = y.clamp(max=self.limit), gated.clamp(-self.limit, self.limit) + 1
         if not (self.drop.active or self.watched):
             return ops.activation_linear(self.out_proj, self.activation, y, gated)
         y = self.activation(y)
@@ -138,12 +161,13 @@ class FeedForward(nn.Module):
 
 
 class Residual(Hookable):
-    """after(x + drop(exit(sublayer(enter(x))))): the placement decides which of enter, exit and after are norms.
+    """after(x + drop(scale · exit(sublayer(enter(x))))): the placement decides which of these are norms.
 
     The hook point `output` is what is added to x.
     """
 
-    PLACEMENTS: ClassVar = {"pre": (1, 0, 0), "post": (0, 0, 1), "sandwich": (1, 1, 0)}  # enter, exit, after
+    # enter, exit, after
+    PLACEMENTS: ClassVar = {"pre": (1, 0, 0), "post": (0, 0, 1), "sandwich": (1, 1, 0), "exit": (0, 1, 0)}
 
     def __init__(self, sublayer: nn.Module, config: ModelConfig) -> None:
         super().__init__()
@@ -154,8 +178,10 @@ class Residual(Hookable):
         self.sublayer = sublayer
         self.output = HookPoint()
         self.drop = Dropout(config.dropout)
+        self.scale = config.residual_scale
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """x (B, T, E) -> (B, T, E); other arguments are for the sub-layer."""
         y = self.exit(self.sublayer(self.enter(x), *args, **kwargs))
+        y = y if self.scale == 1 else y * self.scale
         return self.after(self.drop.add(x, self.output(y) if self.watched else y))

@@ -21,6 +21,7 @@ from trifold.nn.rng import thread_rng
 if TYPE_CHECKING:
     from trifold.nn.attention import Attention
     from trifold.nn.cache import Cache
+    from trifold.nn.latent import LatentAttention
     from trifold.nn.layers import Dropout, Linear
     from trifold.nn.masks import Mask
     from trifold.nn.stack import LayerInputs, Stack
@@ -101,14 +102,16 @@ def attend(
     *,
     bias: Tensor | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     drop: Dropout | None = None,
-    hooks: Attention | None = None,
+    hooks: Attention | LatentAttention | None = None,
 ) -> Tensor:
     """softmax(Q Kᵀ / √D + mask) V: q (B, H, T, D), k and v (B', H', S, D) -> (B, H, T, D)    (Vaswani et al. 2017).
 
     H / H' heads share a head of keys and values, and B / B' consecutive rows share a row of them. A soft cap c turns
-    scores s into c·tanh(s / c) (Gemma 2); then `bias` (B or 1, H, T or 1, S) is added. The weights pass through `drop`.
-    A query that may attend to nothing gives 0. hooks: the layer, if its hook points `scores` and `pattern` are watched.
+    scores s into c·tanh(s / c) (Gemma 2); then `bias` (B or 1, H, T or 1, S) is added. Sinks (H,) are scores of a key
+    whose value is 0: the other weights sum to less than 1 (Xiao et al. 2024). The weights pass through `drop`. A query
+    that may attend to nothing gives 0. hooks: the layer, if its hook points `scores` and `pattern` are watched.
     """
     rows = q.shape[0]
     q, k, v = share_keys(q, k, v)
@@ -120,12 +123,17 @@ def attend(
         scores = scores + offsets
     if hooks is not None:
         scores = hooks.scores(scores)
+    masked = None
     if offsets is not None and mask.has_fully_masked_rows:
         # A softmax over -inf only would give NaN gradients, so fully masked rows become 0 before it.
         masked = (offsets == float("-inf")).all(-1, keepdim=True)
-        weights = torch.softmax(scores.masked_fill(masked, 0.0), dim=-1).masked_fill(masked, 0.0)
-    else:
-        weights = torch.softmax(scores, dim=-1)
+        scores = scores.masked_fill(masked, 0.0)
+    weights = torch.softmax(scores, dim=-1)
+    if sinks is not None:
+        # The sum of exp(s) without the sink, over the sum with it.
+        weights = weights * torch.sigmoid(scores.logsumexp(-1, keepdim=True) - sinks[:, None, None])
+    if masked is not None:
+        weights = weights.masked_fill(masked, 0.0)
     if hooks is not None:
         weights = hooks.pattern(weights)
     if drop is not None:

@@ -17,21 +17,49 @@ from trifold.nn import ops
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache, LayerCache
 from trifold.nn.config import ModelConfig
+from trifold.nn.experts import MixtureOfExperts
 from trifold.nn.hooks import HookPoint
+from trifold.nn.latent import LatentAttention
 from trifold.nn.layers import Dropout, FeedForward, Residual, new_norm
+from trifold.nn.linear_attention import KernelAttention, LowRankAttention
 from trifold.nn.masks import Mask
 from trifold.nn.relative import OFFSETS, ScoreBias
 from trifold.nn.rotary import Rotary, Rotations
 
 
 class LayerInputs(NamedTuple):
-    """What every layer of a stack reads besides x: masks, a memory (B, S, E), and positions in attention scores."""
+    """What every layer of a stack reads besides x: masks, a memory (B, S, E), and positions in attention scores.
+
+    local_rotary: the rotations of layers with a window, if they have their own.
+    """
 
     mask: Mask
     memory: Tensor | None = None
     memory_mask: Mask | None = None
     bias: ScoreBias | None = None
     rotary: Rotations | None = None
+    local_rotary: Rotations | None = None
+
+
+def self_attention(config: ModelConfig, layer: int) -> nn.Module:
+    """The self-attention of that layer."""
+    kind = "latent" if config.latent is not None else config.attention
+    return ATTENTIONS[kind](config, layer)
+
+
+ATTENTIONS: dict[str, Callable[..., nn.Module]] = {
+    "softmax": Attention,
+    "latent": LatentAttention,
+    "elu": KernelAttention,
+    "favor": KernelAttention,
+    "low-rank": LowRankAttention,
+}
+
+
+def feed_forward(config: ModelConfig, layer: int) -> nn.Module:
+    """The network of that layer, or its mixture of experts."""
+    has_experts = config.experts is not None and layer >= config.experts.dense_layers
+    return MixtureOfExperts(config) if has_experts else FeedForward(config)
 
 
 class Block(nn.Module):
@@ -39,9 +67,11 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int = 0, *, crosses: bool) -> None:
         super().__init__()
-        self.self_attention = Residual(Attention(config, layer), config)
+        self.self_attention = Residual(self_attention(config, layer), config)
+        if layer == 0 and not config.first_norm:
+            self.self_attention.enter = nn.Identity()
         self.cross_attention = Residual(Attention(config, layer, crosses=True), config) if crosses else None
-        self.feed_forward = Residual(FeedForward(config), config)
+        self.feed_forward = Residual(feed_forward(config, layer), config)
 
     def forward(self, x: Tensor, inputs: LayerInputs, cache: LayerCache | None = None) -> Tensor:
         """x (B, T, E) -> (B, T, E)."""
@@ -67,7 +97,7 @@ class ParallelBlock(nn.Module):
         assert not crosses, "a parallel block has no cross-attention"
         self.two_norms = config.residual == "parallel-two-norms"
         norm = new_norm(config) if self.two_norms else nn.Identity()
-        parts = {"enter": new_norm(config), "sublayer": Attention(config, layer), "output": HookPoint()}
+        parts = {"enter": new_norm(config), "sublayer": self_attention(config, layer), "output": HookPoint()}
         self.self_attention = nn.ModuleDict(parts)
         parts = {"enter": norm, "sublayer": FeedForward(config), "output": HookPoint()}
         self.feed_forward = nn.ModuleDict(parts)
@@ -108,8 +138,14 @@ class Stack(nn.Module):
         )
         self.states = nn.ModuleList(HookPoint("state") for _ in self.order)
         self.final_norm = new_norm(config) if config.has_final_norm(side) else nn.Identity()
+        self.has_sums = config.attention in ("elu", "favor")
         self.windows = [config.window(layer) for layer in range(len(self.order))]
+        self.rotates = [config.rotates(layer) for layer in range(len(self.order))]
         self.rotary = Rotary(config) if config.positions == "rotary" else None
+        self.local_rotary = None  # of layers with a window
+        if self.rotary is not None and config.rotary_local_theta is not None:
+            local = {"rotary_theta": config.rotary_local_theta, "rotary_scaling": None}
+            self.local_rotary = Rotary(config.model_copy(update=local))
         self.offsets = OFFSETS[config.positions](config) if config.positions in OFFSETS else None
 
     def forward(
@@ -129,12 +165,13 @@ class Stack(nn.Module):
         """
         queries = x.shape[1] if mask.packing is None else mask.packing.shape[1]
         bias = None if self.offsets is None else self.offsets(mask, queries, x.device, segments)
-        rotary = None
-        if self.rotary is not None:
-            if positions is None:
-                positions = mask.positions(queries, x.device)[:, mask.offset : mask.offset + queries]
-            rotary = self.rotary.rotations(positions, mask, x)
-        inputs = LayerInputs(mask, memory, memory_mask, bias, rotary)
+        if self.rotary is not None and positions is None:
+            positions = mask.positions(queries, x.device)[:, mask.offset : mask.offset + queries]
+        rotary, local_rotary = (
+            None if each is None or positions is None else each.rotations(positions, mask, x)
+            for each in (self.rotary, self.local_rotary)
+        )
+        inputs = LayerInputs(mask, memory, memory_mask, bias, rotary, local_rotary)
         return self.run_layers(x, inputs) if cache is None else ops.decoding_step(self, x, inputs, cache)
 
     def run_layers(self, x: Tensor, inputs: LayerInputs, cache: Cache | None = None) -> Tensor:
@@ -143,17 +180,23 @@ class Stack(nn.Module):
         if cache is not None:
             cache.gather_beams()
             caches = cache.layers
-        windowed = self._windowed(inputs)
-        for number, window, state, layer_cache in zip(
-            self.order, self.windows, self.states, caches, strict=True
+        for number, own, state, layer_cache in zip(
+            self.order, self._layer_inputs(inputs), self.states, caches, strict=True
         ):
-            x = state(self.run_block(self.blocks[number], x, windowed[window], layer_cache))
+            x = state(self.run_block(self.blocks[number], x, own, layer_cache))
         return self.final_norm(x)
 
-    def _windowed(self, inputs: LayerInputs) -> dict[int | None, LayerInputs]:
-        """Window size -> inputs with that window."""
-        masks = {size: replace(inputs.mask, window=size) for size in self.windows if size is not None}
-        return {None: inputs} | {size: inputs._replace(mask=mask) for size, mask in masks.items()}
+    def _layer_inputs(self, inputs: LayerInputs) -> list[LayerInputs]:
+        """The inputs of each layer, with its window and rotations; equal ones are one value."""
+        masks = {
+            size: inputs.mask if size is None else replace(inputs.mask, window=size)
+            for size in {*self.windows}
+        }
+        found = dict[tuple[int | None, bool], LayerInputs]()
+        for window, rotates in {*zip(self.windows, self.rotates, strict=True)}:
+            rotary = inputs.rotary if window is None else inputs.local_rotary or inputs.rotary
+            found[window, rotates] = inputs._replace(mask=masks[window], rotary=rotary if rotates else None)
+        return [found[each] for each in zip(self.windows, self.rotates, strict=True)]
 
     def query_stream(
         self, g: Tensor, x: Tensor, mask: Mask, query_index: Tensor, segments: Tensor | None = None
@@ -165,11 +208,11 @@ class Stack(nn.Module):
         query_mask = replace(mask, query_index=query_index)
         relations = self.offsets(mask, x.shape[1], x.device, segments)
         query_relations = self.offsets(query_mask, g.shape[1], x.device, segments)
-        inputs = self._windowed(LayerInputs(mask, bias=relations))
-        query_inputs = self._windowed(LayerInputs(query_mask, bias=query_relations))
-        for layer, (number, window) in enumerate(zip(self.order, self.windows, strict=True), start=1):
+        inputs = self._layer_inputs(LayerInputs(mask, bias=relations))
+        query_inputs = self._layer_inputs(LayerInputs(query_mask, bias=query_relations))
+        for layer, number in enumerate(self.order):
             block = self.blocks[number]
-            g = self.run_block(block.query_stream, g, x, query_inputs[window])
-            if layer < len(self.order):  # no layer reads the last x
-                x = self.run_block(block, x, inputs[window])
+            g = self.run_block(block.query_stream, g, x, query_inputs[layer])
+            if layer + 1 < len(self.order):  # no layer reads the last x
+                x = self.run_block(block, x, inputs[layer])
         return self.final_norm(g)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from trifold.nn.cache import KEYS, Cache
+from trifold.nn.cache import KEYS, Cache, RunningSums
 from trifold.nn.config import ModelConfig
 from trifold.nn.embeddings import Embeddings, Inputs, PatchEmbeddings, TokenEmbedding
 from trifold.nn.heads import HEADS, NEEDS_POSITIONS, LanguageModelHead
@@ -76,7 +76,8 @@ class Transformer(nn.Module):
             if parameter.is_meta:
                 continue
             if parameter.dim() == 1:
-                parameter.fill_(float(name.endswith("weight")))
+                # The only weights with one axis are those of norms.
+                parameter.fill_(float(name.endswith("weight") and self.config.norm_weight != "plus-one"))
             elif name.endswith(("tokens.weight", "positions.weight", "token_types.weight", "lm_head.weight")):
                 nn.init.normal_(parameter, std=self.config.d_model**-0.5)
             else:
@@ -201,6 +202,8 @@ class Transformer(nn.Module):
             warnings.warn("room is deprecated; use capacity", DeprecationWarning, stacklevel=2)
             capacity = room
         capacity = self.config.max_positions if capacity is None else capacity
+        if self.decoder.has_sums:
+            return Cache(RunningSums() for _ in self.decoder.windows)
         return Cache(KEYS[kind](window, capacity, rollback) for window in self.decoder.windows)
 
     def count_parameters(self) -> int:

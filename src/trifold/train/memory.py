@@ -124,7 +124,7 @@ def _saved_by_block(config: ModelConfig, length: int, mask: int, attentions: int
     """Elements per token, saved by the residuals and the sub-layers of one block."""
     merged = config.n_heads * config.head_width
     read = _READ[config.norm]
-    each = 1 + read * {"post": 1, "pre": 1, "sandwich": 2}[config.norm_placement] + mask
+    each = 1 + read * (2 if config.norm_placement == "sandwich" else 1) + mask
     residuals = {
         "sequential": (attentions + 1) * each,
         "parallel": 1 + read + mask,
@@ -136,7 +136,11 @@ def _saved_by_block(config: ModelConfig, length: int, mask: int, attentions: int
     inner = 2 if config.gated else 1  # inputs or outputs of the activation
     if config.activation_dropout or int8:  # both, and the product with the gate
         inner = 4 if config.gated else 2
-    return config.d_model * residuals + attentions * attention + config.d_ff * inner
+    width, experts = config.d_ff, config.experts
+    if experts is not None:  # with the inputs of the experts
+        width = (experts.per_token + experts.shared) * (experts.d_ff or width)
+        residuals += 2 * experts.per_token
+    return config.d_model * residuals + attentions * attention + width * inner
 
 
 def check_fits(memory: TrainingMemory, parameters: int, recipe: Recipe, limit: Limit) -> None:

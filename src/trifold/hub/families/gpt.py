@@ -17,7 +17,7 @@ from typing import Any
 
 from trifold.errors import SettingsError
 from trifold.hub.family import Family, TensorRules, in_layer
-from trifold.hub.rope import rope
+from trifold.hub.rope import rope, window_fields
 from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, revise, row, rows, sizes
 from trifold.hub.rules import SAME, TRANSPOSED, Renamed, Transform, interleaved
 from trifold.nn import ModelConfig
@@ -189,11 +189,7 @@ def _load_layers(file: Any, fields: Fields) -> Fields:
     given = file.attention_layers
     if given not in (None, layers):
         raise SettingsError(f"attention_layers: {given} contradicts attention_types, which gives {layers}")
-    if "local" not in layers:
-        return {}
-    # The pattern is the shortest beginning that gives all layers when it is repeated.
-    length = next(n for n in range(1, len(layers) + 1) if layers[n:] == layers[:-n])
-    return {"sliding_window": file.window_size, "window_pattern": tuple(layers[:length])}
+    return window_fields(layers, file.window_size)
 
 
 def _save_layers(config: ModelConfig) -> Fields:

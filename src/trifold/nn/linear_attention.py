@@ -1,0 +1,144 @@
+"""Attention whose cost grows with the length of a text and not with its square.
+
+elu       out_i = φ(q_i)ᵀ S_i / φ(q_i)ᵀ z_i,   S_i = Σ_j φ(k_j) v_jᵀ,   z_i = Σ_j φ(k_j),   φ(x) = elu(x) + 1
+          over all keys, or over j ≤ i                            (Katharopoulos et al. 2020, equations 5 to 7 and 9)
+favor     the same with φ(x) = exp(W x − |x|² / 2) / √m: its products approximate exp(q·k / √D), because the rows of W
+          are m normal vectors, orthogonal in groups of D                   (Choromanski et al. 2021, lemma 1, FAVOR+)
+low-rank  softmax(Q (E K)ᵀ / √D) F V: E and F (r, S) mix the keys and the values of all tokens into r
+                                                                                  (Wang et al. 2020, equation 7)
+
+Shapes: B batch, T queries, H heads, D head size, M features. The sum z is the last column of S, as the value 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from trifold.nn import ops
+from trifold.nn.attention import Attention
+from trifold.nn.cache import LayerCache, RunningSums
+from trifold.nn.config import ModelConfig
+from trifold.nn.masks import Mask
+
+CHUNK = 128  # tokens whose products φ(q)·φ(k) are computed at once
+SEGMENT = 1024  # tokens whose chunks are computed again in the backward pass
+
+
+class KernelAttention(Attention):
+    """Self-attention with a feature map instead of the exponential (elu, favor). A cache holds S only."""
+
+    directions: Tensor
+
+    def __init__(self, config: ModelConfig, layer: int = 0) -> None:
+        super().__init__(config, layer)
+        self.kind = config.attention
+        if self.kind == "favor":
+            rows = orthogonal_directions(config.n_features, self.head_width, layer)
+            self.register_buffer("directions", rows, persistent=False)
+
+    def features(self, x: Tensor, *, is_query: bool) -> Tensor:
+        """x (…, D) -> φ(x) (…, M) in fp32, 64-bit if x is."""
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        if self.kind == "elu":
+            return F.elu(x) + 1
+        x = x * self.head_width**-0.25
+        exponents = x @ self.directions.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2
+        if is_query:  # a factor of all features of a query cancels
+            exponents = exponents - exponents.amax(-1, keepdim=True).detach()
+        return exponents.exp() * len(self.directions) ** -0.5
+
+    def weigh(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, cache: LayerCache | None
+    ) -> Tensor:
+        """See `Attention.weigh`."""
+        q, k, v = ops.share_keys(q, k, v)
+        real = None if mask.keys is None else mask.keys[:, None, -k.shape[2] :, None]
+        ones = v.new_ones(*v.shape[:3], 1)
+        v = torch.cat([v, ones], -1)
+        if real is not None:
+            v = v * real  # the sums leave padding out
+        if self.watched:
+            assert cache is None, "the weights of past keys are not stored"
+            return self._dense(q, k, v, mask)
+        sums = None if cache is None else cache.own
+        state = sums.state if isinstance(sums, RunningSums) else None
+        if not mask.causal:
+            keys = self.features(k, is_query=False)
+            out = self.features(q, is_query=True) @ (keys.mT @ v.to(keys.dtype))
+        else:
+            if state is None:
+                width = len(self.directions) if self.kind == "favor" else self.head_width
+                state = v.new_zeros(
+                    *v.shape[:2], width, v.shape[3], dtype=torch.promote_types(v.dtype, torch.float32)
+                )
+            outs = []
+            for parts in zip(*(x.split(SEGMENT, 2) for x in (q, k, v)), strict=True):
+                arguments = (*parts, state)
+                if torch.is_grad_enabled():
+                    out, state = checkpoint(self._segment, *arguments, use_reentrant=False)
+                else:
+                    out, state = self._segment(*arguments)
+                outs.append(out)
+            out = torch.cat(outs, 2)
+            if isinstance(sums, RunningSums):
+                sums.add(state, k.shape[2])
+        return _normalized(out).to(v.dtype)
+
+    def _segment(self, q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Causal sums: q, k (B, H, T, D), v (B, H, T, D + 1), S (B, H, M, D + 1) of the tokens before them -> sums
+        (B, H, T, D + 1), and the new S.
+        """
+        q, k = self.features(q, is_query=True), self.features(k, is_query=False)
+        outs = []
+        for each_q, each_k, each_v in zip(*(x.split(CHUNK, 2) for x in (q, k, v.to(q.dtype))), strict=True):
+            outs.append((each_q @ each_k.mT).tril() @ each_v + each_q @ state)
+            state = state + each_k.mT @ each_v
+        return torch.cat(outs, 2), state
+
+    def _dense(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        """The definition, with all weights."""
+        scores = self.scores(self.features(q, is_query=True) @ self.features(k, is_query=False).mT)
+        allowed = mask.dense(q.shape[2], k.shape[2], q.device)
+        scores = scores if allowed is None else scores * allowed
+        sums = scores.sum(-1, keepdim=True)
+        weights = self.pattern(torch.where(sums > 0, scores / sums, 0.0))
+        return (weights @ v[..., :-1].to(weights.dtype)).to(v.dtype)
+
+
+class LowRankAttention(Attention):
+    """Self-attention of an encoder to r mixtures of all keys. `k_mix` and `v_mix` (r, positions) are E and F."""
+
+    def __init__(self, config: ModelConfig, layer: int = 0) -> None:
+        super().__init__(config, layer)
+        self.k_mix = nn.Parameter(torch.empty(config.rank, config.max_positions))
+        self.v_mix = nn.Parameter(torch.empty(config.rank, config.max_positions))
+
+    def weigh(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, cache: LayerCache | None
+    ) -> Tensor:
+        """See `Attention.weigh`. Padding is left out of the mixtures."""
+        if mask.keys is not None:
+            k, v = (x * mask.keys[:, None, :, None] for x in (k, v))
+        k, v = (mix[:, : x.shape[2]].to(x.dtype) @ x for mix, x in ((self.k_mix, k), (self.v_mix, v)))
+        return super().weigh(q, k, v, Mask(), None, None)
+
+
+def _normalized(out: Tensor) -> Tensor:
+    """Sums (…, D + 1) -> (…, D), 0 for a query without keys."""
+    total = out[..., -1:]
+    return torch.where(total > 0, out[..., :-1] / total, 0.0)
+
+
+def orthogonal_directions(count: int, width: int, seed: int) -> Tensor:
+    """(count, width) normal vectors, orthogonal in groups of `width`. They are a function of the seed."""
+    generator = torch.Generator().manual_seed(seed)
+    groups = -(-count // width)
+    normal = torch.randn(groups, width, width, generator=generator, dtype=torch.float64)
+    q, r = torch.linalg.qr(normal)
+    # Without these signs, the directions are not uniformly distributed (Mezzadri 2007, section 5).
+    rows = (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]).flatten(0, 1)[:count]
+    norms = torch.randn(count, width, generator=generator, dtype=torch.float64).norm(dim=-1, keepdim=True)
+    return (rows * norms).float()

@@ -1,0 +1,314 @@
+"""Parts of current decoders: norms of queries and keys, sinks, experts, latent attention, …: laws and definitions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.models import randomize
+from torch.nn import functional as F
+
+from trifold.costs import cached_elements, forward_flops
+from trifold.errors import SettingsError
+from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn.attention import Attention
+from trifold.nn.experts import MixtureOfExperts, Router, Routing, balance_loss, record_routers, z_loss
+from trifold.nn.hooks import capture
+from trifold.nn.layers import FeedForward, RMSNorm
+from trifold.nn.masks import Mask
+from trifold.nn.packing import Packing
+
+BASE = {
+    "shape": "decoder", "vocab_size": 50, "max_positions": 64, "d_model": 32, "n_layers": 4, "n_heads": 4, "d_ff": 48,
+    "positions": "rotary", "norm_placement": "pre", "norm": "rms", "gated": True, "scale_embeddings": False,
+    "dropout": 0.0,
+}  # fmt: skip
+EXPERTS = {"count": 6, "per_token": 2, "d_ff": 24}
+DEEPSEEK = {"count": 8, "per_token": 3, "d_ff": 16, "shared": 1, "score": "sigmoid", "groups": 4,
+            "groups_per_token": 2, "correction": True, "scale": 2.5, "dense_layers": 1}  # fmt: skip
+LATENT = {"width": 12, "d_rotary": 4, "d_value": 6}
+PARTS = {
+    "qk-norm by head": {"qk_norm": "head", "n_kv_heads": 2},
+    "qk-norm over the width": {"qk_norm": "width", "n_kv_heads": 2},
+    "norms times 1 + w": {"norm_weight": "plus-one", "norm_placement": "sandwich"},
+    "norms without weights": {"norm_weight": "none", "qk_norm": "head"},
+    "norms of outputs": {"norm_placement": "exit"},
+    "no first norm": {"first_norm": False, "norm": "layer"},
+    "sinks": {"attention_sinks": True, "n_kv_heads": 2, "sliding_window": 3, "window_pattern": ("local", "global")},
+    "two bases": {"rotary_local_theta": 50.0, "sliding_window": 3, "window_pattern": ("local", "local", "global")},
+    "some layers without positions": {"rotary_pattern": ("rotary", "none")},
+    "clamped gate": {"activation": "quick-gelu", "gate_limit": 0.3},
+    "squared relu": {"activation": "relu2", "gated": False},
+    "multipliers": {"embedding_scale": 3.0, "residual_scale": 0.4, "attention_scale": 0.2, "logits_scale": 0.5},
+    "experts": {"experts": EXPERTS},
+    "groups of experts": {"experts": DEEPSEEK},
+    "latent": {"latent": LATENT},
+    "latent queries": {"latent": LATENT | {"query_width": 10}, "attention_bias": True, "positions": "none"},
+}  # fmt: skip
+every = pytest.mark.parametrize("part", PARTS)
+LENGTHS = (9, 5, 7)
+
+
+def model(part: str, **more: object) -> Transformer:
+    torch.manual_seed(0)
+    return randomize(Transformer(ModelConfig.parse(BASE | PARTS[part] | more)).eval(), 0.3)
+
+
+def rows() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(50, (1, length), generator=generator) for length in LENGTHS]
+
+
+@every
+@torch.no_grad()
+def test_cached_equals_uncached(part):
+    decoder, (tokens, *_) = model(part), rows()
+    expected = decoder.decode(Inputs(tokens))
+    for kind in ("growing", "static", "sliding"):
+        cache = decoder.new_cache(kind)
+        steps = [decoder.decode(Inputs(part), cache=cache) for part in tokens.split([4, 1, 3, 1], 1)]
+        torch.testing.assert_close(torch.cat(steps, 1), expected, atol=1e-5, rtol=1e-5)
+
+
+@every
+@torch.no_grad()
+def test_a_row_does_not_depend_on_its_batch_or_its_packing(part):
+    decoder = model(part)
+    texts = rows()
+    alone = torch.cat([decoder.decode(Inputs(text))[0] for text in texts])
+    padded = torch.cat([F.pad(text, (0, 9 - text.shape[1])) for text in texts])
+    attend = torch.arange(9) < torch.tensor(LENGTHS)[:, None]
+    torch.testing.assert_close(decoder.decode(Inputs(padded, attend))[attend], alone, atol=1e-5, rtol=1e-5)
+    left = torch.cat([F.pad(text, (9 - text.shape[1], 0)) for text in texts])
+    real = attend.flip(1)
+    torch.testing.assert_close(decoder.decode(Inputs(left, real))[real], alone, atol=1e-5, rtol=1e-5)
+    packing = Packing.of(torch.tensor(LENGTHS))
+    packed = F.pad(torch.cat(texts, 1), (0, packing.length - sum(LENGTHS)))
+    found = decoder.decode(Inputs(packed, packing=packing))[0, : sum(LENGTHS)]
+    torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-5)
+
+
+@every
+def test_the_future_does_not_leak_and_every_parameter_learns(part):
+    decoder, (tokens, *_) = model(part), rows()
+    x = decoder.decoder_embeddings.tokens.weight
+    out = decoder.decode(Inputs(tokens))
+    changed = tokens.clone()
+    changed[0, 6] = (tokens[0, 6] + 1) % 50
+    with torch.no_grad():
+        again = decoder.decode(Inputs(changed))
+    torch.testing.assert_close(again[:, :6], out[:, :6].detach(), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(again[:, 6:], out[:, 6:], atol=1e-2)
+    out.square().sum().backward()
+    assert x.grad is not None
+    # A correction changes which experts are chosen, which has no gradient.
+    without = [n for n, p in decoder.named_parameters() if p.grad is None and not n.endswith("correction")]
+    assert without in ([], ["lm_head.weight"])
+
+
+@every
+@torch.no_grad()
+def test_hook_points_do_not_change_the_result(part):
+    decoder, (tokens, *_) = model(part), rows()
+    expected = decoder.decode(Inputs(tokens))
+    with capture(decoder, "pattern") as captured:
+        torch.testing.assert_close(decoder.decode(Inputs(tokens)), expected, atol=1e-5, rtol=1e-5)
+    sums = torch.stack([pattern.sum(-1) for pattern in captured.values()])
+    assert sums.shape == (4, 1, 4, 9)
+    assert (sums < 1 - 1e-3).all() if part == "sinks" else (sums - 1).abs().max() < 1e-5
+
+
+@every
+@torch.no_grad()
+def test_the_cache_has_the_counted_size(part):
+    decoder, (tokens, *_) = model(part), rows()
+    cache = decoder.new_cache("static", capacity=9)
+    decoder.decode(Inputs(tokens), cache=cache)
+    stored = sum(each.numel() for layer in cache.layers for each in layer.own.buffers)
+    whole = decoder.config.model_copy(update={"sliding_window": None, "window_pattern": ("local",)})
+    assert stored == cached_elements(whole, 9)
+
+
+# --- definitions -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("qk_norm", ["head", "width"])
+def test_normalized_queries_and_keys_have_no_size(qk_norm):
+    config = ModelConfig.parse(BASE | {"qk_norm": qk_norm, "norm_epsilon": 1e-12, "positions": "none"})
+    attention = randomize(Attention(config), 0.3)
+    x = torch.randn(1, 5, 32)
+    before = attention(x, mask=Mask(causal=True))
+    with torch.no_grad():
+        attention.q_proj.weight *= 7
+        attention.k_proj.weight *= 0.2
+    torch.testing.assert_close(attention(x, mask=Mask(causal=True)), before)
+    with torch.no_grad():  # one head only: its size counts in a norm over the width
+        attention.q_proj.weight[:8] *= 3
+    equal = torch.allclose(attention(x, mask=Mask(causal=True)), before, atol=1e-6)
+    assert equal == (qk_norm == "head")
+
+
+def test_norms_times_one_plus_weight():
+    norm = RMSNorm(ModelConfig.parse(BASE | {"norm_weight": "plus-one"}))
+    x = torch.randn(3, 32)
+    torch.nn.init.constant_(norm.weight, 0.25)
+    torch.testing.assert_close(norm(x), F.rms_norm(x, (32,), torch.full((32,), 1.25), 1e-5))
+    torch.nn.init.constant_(norm.weight, 0.001)
+    half = norm.bfloat16()
+    exact = F.rms_norm(x.bfloat16().float(), (32,), 1 + half.weight.float(), 1e-5)
+    assert torch.equal(half(x.bfloat16()), exact.bfloat16())
+    fresh = Transformer(ModelConfig.parse(BASE | {"norm_weight": "plus-one"}))
+    assert not fresh.decoder.final_norm.weight.any()
+
+
+def test_a_sink_is_a_key_whose_value_is_zero():
+    config = ModelConfig.parse(BASE | {"attention_sinks": True, "positions": "none"})
+    attention = randomize(Attention(config), 0.4)
+    x = torch.randn(1, 5, 32)
+    q, k, v = attention.project(x)
+    scores = (q @ k.mT / 8**0.5).masked_fill(~torch.ones(5, 5).tril().bool(), float("-inf"))
+    with_sink = torch.cat([scores, attention.sinks.view(1, 4, 1, 1).expand(1, 4, 5, 1)], -1)
+    expected = (with_sink.softmax(-1)[..., :5] @ v).transpose(1, 2).flatten(2)
+    got = attention(x, mask=Mask(causal=True))
+    torch.testing.assert_close(got, attention.o_proj(expected))
+    nothing = attention(x, mask=Mask(torch.zeros(1, 5, dtype=torch.bool)))  # no key at all
+    nothing.sum().backward()
+    assert torch.equal(nothing, attention.o_proj(torch.zeros(1, 5, 32)))
+    assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in attention.parameters())
+
+
+def test_layers_without_positions_ignore_the_order():
+    tokens = torch.tensor([[3, 1, 4, 15, 9]])
+    moved = tokens[:, [2, 0, 3, 1, 4]]
+    for pattern, equal in ((("none",), True), (("none", "rotary"), False)):
+        decoder = model("norms of outputs", rotary_pattern=pattern, n_layers=2, sliding_window=None)
+        mask = Mask()
+        x, y = (decoder.decoder(decoder.decoder_embeddings(Inputs(t)), mask) for t in (tokens, moved))
+        assert torch.allclose(x[0, -1], y[0, -1], atol=1e-5) == equal
+
+
+def test_layers_with_a_window_have_their_own_base():
+    base = {"sliding_window": 4, "window_pattern": ("local", "global"), "n_layers": 2}
+    scaled = {"kind": "linear", "factor": 4.0, "original_positions": 16}
+    config = ModelConfig.parse(BASE | base | {"rotary_local_theta": 77.0, "rotary_scaling": scaled})
+    stack = Transformer(config).decoder
+    mask, x = Mask(causal=True), torch.zeros(1, 5, 32)
+    positions = torch.arange(5)[None]
+    local, whole = (
+        stack.local_rotary.rotations(positions, mask, x),
+        stack.rotary.rotations(positions, mask, x),
+    )
+    exponents = torch.arange(0, 8, 2) / 8
+    torch.testing.assert_close(local.keys.cos[0, 0, 3], (3 * 77.0**-exponents).cos())
+    torch.testing.assert_close(whole.keys.cos[0, 0, 3], (3 / 4 * 10_000.0**-exponents).cos())
+
+
+def test_the_clamped_gate_and_the_squared_relu_are_their_formulas():
+    network = randomize(FeedForward(ModelConfig.parse(BASE | PARTS["clamped gate"])), 0.5)
+    x = torch.randn(4, 32)
+    gate, inner = network.gate_proj(x).clamp(max=0.3), network.in_proj(x).clamp(-0.3, 0.3)
+    torch.testing.assert_close(network(x), network.out_proj(gate * torch.sigmoid(1.702 * gate) * (inner + 1)))
+    network = randomize(FeedForward(ModelConfig.parse(BASE | PARTS["squared relu"])), 0.5)
+    torch.testing.assert_close(network(x), network.out_proj(network.in_proj(x).clamp_min(0) ** 2))
+
+
+# --- experts ---------------------------------------------------------------------------------------------
+
+
+def mixture(**experts: object) -> MixtureOfExperts:
+    torch.manual_seed(0)
+    return randomize(MixtureOfExperts(ModelConfig.parse(BASE | {"experts": EXPERTS | experts})), 0.4)
+
+
+def test_equal_experts_are_one_network():
+    layer, x = mixture(), torch.randn(2, 7, 32)
+    for expert in layer.experts:
+        expert.load_state_dict(layer.experts[0].state_dict())
+    torch.testing.assert_close(layer(x), layer.experts[0](x))
+
+
+def test_a_mixture_is_the_weighted_sum_of_the_best_experts():
+    for normalize in (True, False):
+        layer, x = mixture(normalize=normalize, shared=2, scale=1.5), torch.randn(11, 32)
+        scores = (x @ layer.router.weight.T).softmax(-1)
+        best = scores.topk(2)
+        expected = layer.shared(x)
+        for row in range(11):
+            weights = best.values[row] / (best.values[row].sum() if normalize else 1)
+            for weight, number in zip(weights, best.indices[row].tolist(), strict=True):
+                expected[row] = expected[row] + 1.5 * weight * layer.experts[number](x[row])
+        torch.testing.assert_close(layer(x), expected)
+        with torch.no_grad():
+            torch.testing.assert_close(layer(x), expected.detach())
+
+
+def test_experts_come_from_the_best_groups_and_a_correction_changes_the_choice_only():
+    config = ModelConfig.parse(BASE | {"experts": DEEPSEEK})
+    router = randomize(Router(config, config.experts), 0.4)
+    x = torch.randn(50, 32)
+    _, weights, chosen = router(x)
+    assert max(len({*(row // 2).tolist()}) for row in chosen) == 2
+    torch.testing.assert_close(weights.sum(-1), torch.full((50,), 2.5))
+    scores = (x @ router.weight.T).sigmoid()
+    torch.testing.assert_close(weights / weights.sum(-1, keepdim=True),
+                               F.normalize(scores.gather(1, chosen), p=1, dim=-1))  # fmt: skip
+    with torch.no_grad():
+        router.correction[5] = 100.0
+    assert bool((router(x).chosen == 5).any(-1).all())
+
+
+def test_losses_of_routers():
+    rows = torch.tensor([0, 0, 0, 0, 1, 1, -1])
+    chosen = torch.tensor([[0, 1], [2, 3], [0, 1], [2, 3], [0, 1], [0, 1], [0, 0]])
+    even = Routing(torch.zeros(7, 4), torch.ones(7, 2), chosen)
+    torch.testing.assert_close(balance_loss(even, rows, 2), torch.tensor(2.0))  # 1 for each row
+    sharp = Routing(torch.tensor([[9.0, 9.0, 0.0, 0.0]]).expand(7, 4), torch.ones(7, 2), chosen)
+    first, second = (
+        balance_loss(Routing(*(x[rows == n] for x in sharp)), rows[rows == n] * 0, 1) for n in (0, 1)
+    )
+    torch.testing.assert_close(balance_loss(sharp, rows, 2), first + second)
+    assert second > 1.9
+    torch.testing.assert_close(z_loss(even, rows), 6 * torch.tensor(4.0).log() ** 2)
+    decoder = model("groups of experts")
+    with record_routers(decoder) as calls:
+        decoder.decode(Inputs(torch.tensor([[1, 2, 3]])))
+    assert [[call.out.chosen.shape for call in each] for each in calls] == [[(3, 3)]] * 3
+
+
+def test_a_token_costs_its_experts_only():
+    config = ModelConfig.parse(BASE | {"experts": EXPERTS})
+    dense = ModelConfig.parse(BASE | {"d_ff": 48})
+    router = 2 * 4 * 32 * 6
+    assert forward_flops(config, 0, 8).target == forward_flops(dense, 0, 8).target + router
+
+
+# --- latent attention ------------------------------------------------------------------------------------
+
+
+def test_latent_attention_is_attention_of_expanded_keys():
+    layer = model("latent queries").decoder.blocks[0].self_attention.sublayer
+    x = torch.randn(1, 6, 32)
+    q = layer.q_proj(layer.q_norm(layer.q_down(x))).view(6, 4, 12)
+    c, r = layer.kv_down(x)[0].split([12, 4], -1)
+    expanded = (layer.kv_norm(c) @ layer.kv_proj.T).view(6, 4, 8 + 6)
+    heads = []
+    for head in range(4):
+        k = torch.cat([expanded[:, head, :8], r], -1)
+        scores = q[:, head] @ k.T / 12**0.5
+        weights = scores.masked_fill(~torch.ones(6, 6).tril().bool(), float("-inf")).softmax(-1)
+        heads.append(weights @ expanded[:, head, 8:])
+    torch.testing.assert_close(layer(x, mask=Mask(causal=True))[0], layer.o_proj(torch.cat(heads, -1)))
+
+
+@pytest.mark.parametrize(("values", "message"), [
+    ({"experts": EXPERTS | {"per_token": 7}}, "experts.per_token 7 exceeds"),
+    ({"experts": EXPERTS | {"groups": 4}}, "experts: 4 groups, 1 per token, of 6"),
+    ({"latent": LATENT, "n_kv_heads": 2}, "latent excludes n_kv_heads"),
+    ({"latent": LATENT, "positions": "learned"}, "latent needs positions"),
+    ({"norm_weight": "none", "norm": "layer"}, "norm_weight: none needs norm: rms"),
+    ({"gate_limit": 2.0, "gated": False}, "gate_limit needs gated"),
+    ({"first_norm": False, "norm_placement": "post"}, "first_norm: false needs norm_placement: pre"),
+    ({"rotary_pattern": ("none",), "positions": "learned"}, "rotary_pattern needs positions: rotary"),
+])  # fmt: skip
+def test_contradictions_are_named(values, message):
+    with pytest.raises(SettingsError, match=message):
+        ModelConfig.parse(BASE | values)
