@@ -70,10 +70,10 @@ LLAMA = Family(
     model_type="llama",
     stem="Llama",
     classes=classes(),
-    entries=(*ENTRIES, Entry({}, save=_check_width)),
+    entries=(*ENTRIES, fixed(rope_interleaved=False), Entry({}, save=_check_width)),
     constants=CONSTANTS,
     rules=by_head(RULES),
-    ignored="max_sequence_length",
+    ignored="is_llama_config max_sequence_length",
 )
 MISTRAL = replace(
     LLAMA,
