@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 from tests.hub.parity import make
 
 from trifold import load
+from trifold.costs import count_parameters
 from trifold.hub import read_config
 from trifold.hub.families import FAMILIES
 from trifold.hub.families.llama import inverse
@@ -52,7 +53,7 @@ def test_a_published_config_is_read_and_written(name: str, tmp_path: Path) -> No
     config = read_config(tmp_path)
     with torch.device("meta"):
         model = Transformer(config)
-    assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
+    assert sum(p.numel() for p in model.parameters()) == count_parameters(config) == PARAMETERS[name]
 
     values = json.loads(text)
     family = FAMILIES[values["model_type"]]
