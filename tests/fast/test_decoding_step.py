@@ -53,12 +53,44 @@ CONFIGS: dict[str, dict[str, object]] = {
         **{"activation": "quick-gelu"},
     },
     "one block for all layers": {**DECODER, "block_of_layer": (0, 0, 0), "n_layers": 3, "activation": "tanh"},
+    "norms of heads, shared keys": {
+        **DECODER,
+        **{"norm": "rms", "positions": "rotary", "qk_norm": "head", "n_kv_heads": 2, "d_head": 8},
+    },
+    "norms of all queries and keys after the sub-layers": {
+        **DECODER,
+        **{
+            "norm": "rms",
+            "norm_placement": "exit",
+            "positions": "rotary",
+            "qk_norm": "width",
+            "n_kv_heads": 1,
+        },
+    },
+    "layer norms of heads": {**DECODER, "qk_norm": "head", "positions": "learned"},
+    "norms without weights, squared ReLU": {
+        **DECODER,
+        **{
+            "norm": "rms",
+            "norm_weight": "none",
+            "qk_norm": "head",
+            "positions": "rotary",
+            "activation": "relu2",
+        },
+    },
+    "norms with 1 + weight, two bases, no positions in some layers": {
+        **DECODER,
+        **{"norm": "rms", "norm_weight": "plus-one", "qk_norm": "head", "positions": "rotary", "n_layers": 4},
+        **{"rotary_local_theta": 7.0, "sliding_window": 3, "window_pattern": ("local", "global")},
+        **{"rotary_pattern": ("rotary", "rotary", "none")},
+    },
     "relative offsets": {
         **DECODER,
         **{"positions": "relative", "norm": "rms", "attention_scale": 1.0, "relative_distance": 6},
         **{"relative_buckets": 8},
     },
     "encoder-decoder, post": {"attention_bias": True, "activation": "silu"},
+    "encoder-decoder, norms of heads": {"qk_norm": "head"},
     "encoder-decoder, pre, relative": {
         **{"norm_placement": "pre", "norm": "rms", "positions": "relative", "gated": True},
         **{"activation": "gelu-tanh", "n_decoder_layers": 1},

@@ -88,11 +88,71 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("rope_parameters", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5 is not supported"),
         ("rope_scaling", {"type": "linear"}, "rope_parameters.factor: rope_type linear needs one"),
         ("sliding_window", 4, "sliding_window: unknown key"),
-        ("hidden_act", "relu2", "hidden_act: 'relu2' is not known"),
+        ("hidden_act", "mish", "hidden_act: 'mish' is not known"),
     ],
     "mistral": [
         ("attention_bias", True, "attention_bias"),
         ("layer_types", ["full_attention"] * 2, "layer_types: unknown key"),
+    ],
+    "qwen2": [
+        ("sliding_attention_pattern", 2, "sliding_attention_pattern: unknown key"),
+        ("layer_types", ["sliding_attention"] * 2, "sliding_window: missing, and some layers have a window"),
+        ("layer_types", ["full_attention"] * 3, "layer_types: has 3 layers, but there are 2"),
+        ("layer_types", ["full_attention", "linear_attention"], "layer_types"),
+        ("use_mrope", True, "use_mrope"),
+        ("attention_bias", True, "attention_bias: unknown key"),
+    ],
+    "qwen3": [("head_dim", None, "head_dim"), ("mlp_bias", True, "mlp_bias: unknown key")],
+    "smollm3": [
+        ("no_rope_layers", [1], "no_rope_layers: has 1 layers, but there are 2"),
+        ("no_rope_layers", [1, 2], "no_rope_layers"),
+        ("no_rope_layer_interval", 0, "no_rope_layer_interval"),
+        ("layer_types", ["sliding_attention"] * 2, "sliding_window: missing"),
+    ],
+    "phi3": [
+        (
+            "rope_parameters",
+            {"rope_type": "yarn", "factor": 2.0},
+            "yarn is not supported; known: default, longrope",
+        ),
+        ("rope_parameters", {"rope_type": "longrope"}, "needs short_factor and long_factor"),
+        ("rope_scaling", {"type": "su"}, "rope_scaling.type"),
+        ("attention_bias", True, "attention_bias"),
+        ("num_local_experts", 16, "num_local_experts: unknown key"),
+    ],
+    "olmo2": [
+        ("clip_qkv", 8.0, "clip_qkv: unknown key"),
+        ("sliding_window", 4, "sliding_window: unknown key"),
+    ],
+    "olmo3": [
+        ("layer_types", ["full_attention"], "layer_types: has 1 layers, but there are 2"),
+        ("partial_rotary_factor", 0.5, "partial_rotary_factor: unknown key"),
+        ("rope_local_base_freq", 50.0, "rope_local_base_freq: unknown key"),
+        (
+            "rope_parameters",
+            {"sliding_attention": {"rope_type": "linear", "factor": 2.0}},
+            "layers with a window are not scaled",
+        ),
+    ],
+    "nanochat": [
+        ("rope_parameters", {"rope_type": "yarn", "factor": 2.0}, "yarn is not supported where norms follow"),
+        ("window_pattern", "SSSL", "window_pattern: unknown key"),
+    ],
+    "granite": [
+        ("residual_multiplier", 0.0, "residual_"),
+        ("logits_scaling", 0.0, "logits_scaling"),
+        ("attention_multiplier", -1.0, "attention_multiplier"),
+        ("num_local_experts", 4, "num_local_experts: unknown key"),
+    ],
+    "glm4": [
+        ("partial_rotary_factor", 1.5, "partial_rotary_factor"),
+        ("mlp_bias", True, "mlp_bias: unknown key"),
+    ],
+    "cohere2": [
+        ("use_qk_norm", True, "use_qk_norm"),
+        ("use_parallel_block", False, "use_parallel_block"),
+        ("order_of_interleaved_layers", "global_attn_first", "order_of_interleaved_layers"),
+        ("num_experts", 8, "num_experts: unknown key"),
     ],
     "starcoder2": [("mlp_type", "gated", "mlp_type"), ("norm_type", "rms_norm", "norm_type")],
     "falcon": [

@@ -38,25 +38,27 @@ SIZES = {
 def with_new_family(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Add the folder of the file to the package of families, and its family to their table, before all others."""
     others = dict(families.FAMILIES)
-    assert "qwen2" not in others
+    assert "stablelm" not in others
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(FOLDER)])
-    family = import_module(f"{families.__name__}.qwen2").FAMILY
+    family = import_module(f"{families.__name__}.stablelm").FAMILY
     families.FAMILIES.clear()
-    families.FAMILIES.update({"qwen2": family, **others})
+    families.FAMILIES.update({"stablelm": family, **others})
     yield
     families.FAMILIES.clear()
     families.FAMILIES.update(others)
-    del sys.modules[f"{families.__name__}.qwen2"], families.qwen2  # type: ignore[attr-defined]
+    del sys.modules[f"{families.__name__}.stablelm"], families.stablelm  # type: ignore[attr-defined]
 
 
-def tiny(name: str = "Qwen2ForCausalLM", **values: object) -> torch.nn.Module:
-    return randomised(getattr(transformers, name)(transformers.Qwen2Config(**SIZES, **values)))
+def tiny(name: str = "StableLmForCausalLM", **values: object) -> torch.nn.Module:
+    return randomised(getattr(transformers, name)(transformers.StableLmConfig(**SIZES, **values)))
 
 
 @pytest.mark.usefixtures("with_new_family")
-@pytest.mark.parametrize("name", ["Qwen2ForCausalLM", "Qwen2Model", "Qwen2ForSequenceClassification"])
+@pytest.mark.parametrize(
+    "name", ["StableLmForCausalLM", "StableLmModel", "StableLmForSequenceClassification"]
+)
 def test_it_equals_the_reference(name: str) -> None:
-    check(tiny(name))
+    check(tiny(name, use_qkv_bias=True))
 
 
 @pytest.mark.usefixtures("with_new_family")
@@ -74,21 +76,21 @@ def test_it_generates_converts_and_saves(tmp_path: Path) -> None:
     convert(tmp_path / "theirs", tmp_path / "native", to="native")
     convert(tmp_path / "native", tmp_path / "back")
     values = json.loads((tmp_path / "back" / "config.json").read_text(encoding="utf-8"))
-    assert (values["model_type"], values["architectures"]) == ("qwen2", ["Qwen2ForCausalLM"])
+    assert (values["model_type"], values["architectures"]) == ("stablelm", ["StableLmForCausalLM"])
 
     fresh = Transformer(pipe.config)  # fits no other family
     save_model(tmp_path / "fresh", fresh)
-    assert load_model(tmp_path / "fresh")[0].family == "qwen2"
+    assert load_model(tmp_path / "fresh")[0].family == "stablelm"
 
 
 @pytest.mark.usefixtures("with_new_family")
 def test_its_unsupported_keys_are_errors(tmp_path: Path) -> None:
-    tiny(use_sliding_window=True, sliding_window=4, max_window_layers=1).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="use_sliding_window"):
+    tiny(use_parallel_residual=True).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="use_parallel_residual"):
         load_model(tmp_path)
 
 
 def test_it_is_unknown_without_the_file(tmp_path: Path) -> None:
     tiny().save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="model_type: 'qwen2' is not known"):
+    with pytest.raises(CheckpointError, match="model_type: 'stablelm' is not known"):
         load_model(tmp_path)

@@ -72,6 +72,19 @@ ROTARY: Options = HIDDEN | {
         {"rope_type": "proportional", "rope_theta": 50.0, "partial_rotary_factor": 0.5},
     ],
 }
+GROUPED = ROTARY | {"num_key_value_heads": [1, 2, 3], "head_dim": [6], "rms_norm_eps": [1e-3]}
+LAYER_TYPES = [
+    ["sliding_attention", "full_attention"],
+    ["full_attention"] * 2,
+    ["sliding_attention", "full_attention", "full_attention"],
+    ["chunked_attention", "full_attention"],
+]
+QWEN = GROUPED | {
+    "use_sliding_window": [True, False],
+    "sliding_window": [2, 3, None],
+    "max_window_layers": [0, 1, 2],
+    "layer_types": LAYER_TYPES,
+}
 TEXT: Options = HIDDEN | {
     **{"hidden_dropout_prob": [0], "attention_probs_dropout_prob": [0.2], "type_vocab_size": [1, 3]},
     **{"layer_norm_eps": [1e-3], "classifier_dropout": [None, 0.3], "is_decoder": [True]},
@@ -132,6 +145,26 @@ OPTIONS: dict[str, Options] = {
     "starcoder2": ROTARY
     | {"num_key_value_heads": [1, 4], "norm_epsilon": [1e-3], "sliding_window": [None, 1, 3]}
     | {"use_bias": [False], "residual_dropout": [0.1], "embedding_dropout": [0.1], "head_dim": [8]},
+    "qwen2": QWEN | {"attention_bias": [True]},
+    "qwen3": QWEN | {"attention_bias": [True], "head_dim": [4, 6, None]},
+    "smollm3": GROUPED
+    | {"no_rope_layers": [[1, 0, 1], [0], [1, 1, 1, 0]], "no_rope_layer_interval": [1, 3]}
+    | {"sliding_window": [None, 3], "use_sliding_window": [True], "layer_types": LAYER_TYPES}
+    | {"attention_bias": [True], "mlp_bias": [True]},
+    "phi3": GROUPED
+    | {"resid_pdrop": [0.1], "embd_pdrop": [0.1], "sliding_window": [None, 1, 3]}
+    | {"rope_scaling": [None, {"type": "longrope", **FACTORS}, {"type": "su", **FACTORS}, YARN]},
+    "olmo2": GROUPED | {"attention_bias": [True], "qk_norm": [False], "sliding_window": [3]},
+    "olmo3": _without(GROUPED, "rope_parameters", "original_max_position_embeddings")
+    | {"sliding_window": [2, 3], "layer_types": LAYER_TYPES, "attention_bias": [True]},
+    "nanochat": GROUPED | {"final_logit_softcapping": [None, 4.0], "attention_bias": [True]},
+    "granite": GROUPED
+    | {"embedding_multiplier": [12, 3.0], "attention_multiplier": [0.5, 0.25], "mlp_bias": [True]}
+    | {"residual_multiplier": [0.22, 0.0], "logits_scaling": [8, 0.3, -1.0], "attention_bias": [True]},
+    "glm4": GROUPED | {"attention_bias": [False], "head_dim": [4, 6]},
+    "cohere2": _without(GROUPED, "rms_norm_eps")
+    | {"sliding_window": [2, 3, None], "layer_types": LAYER_TYPES, "sliding_window_pattern": [1, 2]}
+    | {"logit_scale": [0.0625, 1, 2.5], "attention_bias": [True], "layer_norm_eps": [1e-3]},
     "falcon": _without(ROTARY, "hidden_act", "intermediate_size")
     | {"num_kv_heads": [1, 2, 4], "alibi": [True], "new_decoder_architecture": [True, True, False]}
     | {"multi_query": [False], "parallel_attn": [False], "bias": [True], "ffn_hidden_size": [20, None]}

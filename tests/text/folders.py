@@ -247,6 +247,7 @@ OLD: dict[str, Callable[[Path], Path]] = {
     "gptj added": lambda f: byte_level(f, "gptj", END, added_tokens_decoder={"900": MARK}),
     "codegen": lambda f: byte_level(f, "codegen", END, tokenizer_class="CodeGenTokenizer"),
     "neox": lambda f: byte_level(f, "gpt_neox", END, tokenizer_class="GPTNeoXTokenizer", add_bos_token=True),
+    "qwen": lambda f: byte_level(f, "qwen3", END, tokenizer_class="Qwen2Tokenizer"),
     "roberta": lambda f: byte_level(f, "roberta", ROBERTA, mask_token=MASK),
     "bart": lambda f: byte_level(f, "bart", ROBERTA, tokenizer_class="BartTokenizer"),
     "gpt 2018": gpt_2018,
@@ -265,6 +266,7 @@ OLD: dict[str, Callable[[Path], Path]] = {
     "llama": lambda f: llama(f, "llama", add_bos_token=True),
     "llama legacy": lambda f: llama(f, "llama", legacy=True, add_eos_token=True),
     "mistral": lambda f: llama(f, "mistral", add_bos_token=True),
+    "phi3": lambda f: llama(f, "phi3", add_bos_token=True),
     "marian": marian,
     "bertweet": bertweet,
 }  # fmt: skip

@@ -64,6 +64,35 @@ def test_new_layouts_equal_the_reference(name: str, tmp_path: Path) -> None:
     check(read_tokenizer(old), reference(old), some)
 
 
+LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+ENDS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+UPPER, LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+PATTERNS = {
+    "llama 3, olmo, glm": rf"{SHORT}|{LETTERS}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{ENDS}",
+    "nanochat": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|"
+    r"\s*[\r\n]|\s+(?!\S)|\s+",
+    "phi 4": rf"[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]*[{LOWER}]+{SHORT}?|[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]+[{LOWER}]*{SHORT}?|"
+    rf"\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{ENDS}",
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_published_patterns_equal_the_reference(name: str, tmp_path: Path) -> None:
+    folder = byte_level(tmp_path / "model", "qwen2", END)
+    reference(folder).save_pretrained(folder)
+    document = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    document["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": PATTERNS[name]}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END[0]}
+    new = write(
+        tmp_path / "new",
+        tokenizer__json=document,
+        tokenizer_config__json=settings,
+        config__json={"model_type": "olmo2"},
+    )
+    check(read_tokenizer(new), reference(new), lines()[::9])
+
+
 @pytest.mark.parametrize("name", [name for name in OLD if name not in SLOW])
 def test_training_reads_pairs_like_the_reference(name: str, tmp_path: Path) -> None:
     """Ids and token types of pairs, in training and after the tokenizer is saved with a run."""

@@ -44,6 +44,10 @@ class CompiledDecoder:
         self.hook_points = [module for module in stack.modules() if isinstance(module, Hookable)]
         windows = [UNLIMITED if window is None else window for window in stack.windows]
         self.windows = np.array(windows) if min(windows) < UNLIMITED else None
+        self.rotates = np.array(stack.rotates)
+        self.rotates_locally = (
+            self.rotates & (stack.local_rotary is not None) & (np.array(windows) < UNLIMITED)
+        )
         self.buffers: dict[tuple[str, int], Tensor] = {}
         self.fields: list[dict[str, Field]] = []  # of each instruction; keeps its tensors alive
         self.alive: list[Tensor] = []  # tensors of the current step
@@ -64,7 +68,8 @@ class CompiledDecoder:
         # The attention instructions, one of each kind per layer.
         self.self_attention = np.flatnonzero(program["new_keys"])
         self.cross_attention = np.flatnonzero(attention & (program["new_keys"] == 0))
-        self.units_per_row = np.where(matmul, 0, np.where(attention, program["kv_heads"], 1))
+        heads = np.where(attention, program["kv_heads"], np.maximum(program["heads"], 1))
+        self.units_per_row = np.where(matmul, 0, heads)
         self.rows = 0
         self.keys_of: list[Tensor | None] = [None] * len(program)  # the cached keys an instruction refers to
 
@@ -82,14 +87,16 @@ class CompiledDecoder:
             self.quantized = None
         self.fields.append({"waits": 1, "out": out, **fields})
 
-    def _add_norm(self, norm: Any, x: Tensor, out: Tensor, mode: int = ins.SET) -> Tensor:
-        """Returns the buffer with the result, x if there is no norm."""
-        if isinstance(norm, nn.Identity):
+    def _add_norm(self, norm: Any, x: Tensor, out: Tensor, mode: int = ins.SET, waits: int = 1) -> Tensor:
+        """Returns the buffer with the result, x if there is no norm. A narrow norm applies to each head of x."""
+        if norm is None or isinstance(norm, nn.Identity):
             return x
         kind = ins.RMS_NORM if isinstance(norm, RMSNorm) else ins.LAYER_NORM
-        parameters = {"weight": _float(norm.weight), "bias": _float(getattr(norm, "bias", None))}
-        sizes = {"inputs": x.shape[1], "epsilon": norm.epsilon}
-        self._add(out, opcode=ins.NORM, norm=kind, x=x, mode=mode, **sizes, **parameters)
+        weight = norm.factor if getattr(norm, "offset", 0) else norm.weight
+        weight = torch.ones(norm.width) if weight is None else weight
+        parameters = {"weight": _float(weight), "bias": _float(getattr(norm, "bias", None))}
+        sizes = {"inputs": norm.width, "heads": x.shape[1] // norm.width, "epsilon": norm.epsilon}
+        self._add(out, opcode=ins.NORM, norm=kind, x=x, mode=mode, waits=waits, **sizes, **parameters)
         return out
 
     def _add_linear(
@@ -177,7 +184,8 @@ class CompiledDecoder:
         if not crosses:
             k = self._add_linear(layer.k_proj, x, self._buffer("k", kv_width), waits=0)
             v = self._add_linear(layer.v_proj, x, self._buffer("v", kv_width), waits=0)
-            fields |= {"new_keys": k, "new_values": v}
+            fields |= {"new_keys": self._add_norm(layer.k_norm, k, k), "new_values": v}
+        self._add_norm(layer.q_norm, q, q, waits=int(crosses))  # together with the norm of the keys
         self._add(attended, opcode=ins.ATTENTION, **fields)
         self._add_linear(layer.o_proj, attended, out, mode)
 
@@ -200,11 +208,14 @@ class CompiledDecoder:
             bias = bias.float().contiguous()
             row_stride = bias.stride(0) if bias.shape[0] == rows > 1 else 0
             self._set(own, score_bias=bias, score_bias_row=row_stride, score_bias_head=bias.stride(1))
-        if rotary is not None:  # cos and sin (B or 1, 1, 1, R/2) of the new tokens
-            cos, sin = (wave.float().contiguous() for wave in (rotary.queries.cos, rotary.queries.sin))
-            half, interleaved = cos.shape[-1], rotary.queries.interleaved
+        local = own[self.rotates_locally], inputs.local_rotary
+        for indices, angles in ((own[self.rotates & ~self.rotates_locally], rotary), local):
+            if angles is None:  # else cos and sin (B or 1, 1, 1, R/2) of the new tokens
+                continue
+            cos, sin = (wave.float().contiguous() for wave in (angles.queries.cos, angles.queries.sin))
+            half, interleaved = cos.shape[-1], angles.queries.interleaved
             sizes = {"rotary_width": 2 * half, "rotary_stride": half if cos.shape[0] > 1 else 0}
-            self._set(own, cos=cos, sin=sin, interleaved=interleaved, **sizes)
+            self._set(indices, cos=cos, sin=sin, interleaved=interleaved, **sizes)
         for indices, each in ((own, inputs.mask), (self.cross_attention, inputs.memory_mask)):
             if each is not None:  # keys (B, S) that are not padding
                 keys = None if each.keys is None else each.keys.contiguous()

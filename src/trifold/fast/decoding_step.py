@@ -87,8 +87,6 @@ def is_supported(stack: Stack, cache: Cache, x: Tensor) -> bool:
     parts = [part for block in stack.blocks for part in sublayers(block)]
     modules = [module for part in parts for module in (*part.children(), *part.sublayer.children())]
     modules.append(stack.final_norm)
-    if stack.local_rotary is not None or not all(stack.rotates):
-        return False
     stored = [layer.own.buffers for layer in cache.layers]
     return (
         all(type(module) in SUPPORTED and _has_instructions(module) for module in modules)
@@ -103,7 +101,5 @@ def is_supported(stack: Stack, cache: Cache, x: Tensor) -> bool:
 def _has_instructions(module: nn.Module) -> bool:
     """Whether a module of a supported type has no part without an instruction."""
     if isinstance(module, Attention):
-        return module.q_norm is None and module.sinks is None
-    if isinstance(module, FeedForward):
-        return module.limit is None and module.activation_name != "relu2"
-    return not isinstance(module, RMSNorm) or (module.weight is not None and not module.offset)
+        return module.sinks is None
+    return not isinstance(module, FeedForward) or module.limit is None

@@ -14,11 +14,11 @@ FLOAT32, BFLOAT16, INT8 = 0, 1, 2
 ITEM_BYTES = (4, 2, 1)
 SET, ADD, MULTIPLY = 0, 1, 2  # how the result is combined with the current value of `out`
 LAYER_NORM, RMS_NORM = 0, 1
-NONE, RELU, GELU, GELU_TANH, QUICK_GELU, SILU, TANH = range(7)
+NONE, RELU, GELU, GELU_TANH, QUICK_GELU, SILU, TANH, RELU2 = range(8)
 
 INTEGER_FIELDS = (
     *("opcode", "waits", "tasks"),  # waits: 1 if it starts after all instructions before it
-    # Operations other than matmul: units are rows, or rows times key heads in attention.
+    # Operations other than matmul: units are rows, or rows times heads in a norm and times key heads in attention.
     *("units", "units_per_task"),
     *("rows", "inputs", "outputs"),  # of a matmul; the width of a norm is `inputs`
     *("x", "weight", "scales", "bias", "out", "dtype", "mode"),

@@ -24,10 +24,13 @@ SEGMENT = 768  # elements of a row that are prefetched and multiplied in turn
 
 @subroutine
 def norm(op: Any, row: int) -> None:
-    """out = (x - mean) / √(variance + ε) · weight + bias, set or added. An RMS norm takes 0 for the mean."""
+    """out = (x - mean) / √(variance + ε) · weight + bias, set or added. An RMS norm takes 0 for the mean.
+
+    row: of x (R, inputs), or (R · heads, inputs) for a norm of each head.
+    """
     width = op.inputs
-    x = float32_at(op.x, op.rows * width)[row * width : (row + 1) * width]
-    out = float32_at(op.out, op.rows * width)[row * width : (row + 1) * width]
+    x = float32_at(op.x, op.units * width)[row * width : (row + 1) * width]
+    out = float32_at(op.out, op.units * width)[row * width : (row + 1) * width]
     weight = float32_at(op.weight, width)
     per_element, mean, square = F(1) / F(width), F(0), F(0)
     if op.norm == ins.LAYER_NORM:
@@ -71,6 +74,9 @@ def _activate(y: Array, activation: int) -> None:
     if activation == ins.RELU:
         for j in range(y.shape[0]):
             y[j] = y[j] if y[j] > F(0) else F(0)
+    elif activation == ins.RELU2:
+        for j in range(y.shape[0]):
+            y[j] = y[j] * y[j] if y[j] > F(0) else F(0)
     elif activation == ins.GELU:
         for j in range(y.shape[0]):
             y[j] = y[j] * _normal_cdf(y[j])

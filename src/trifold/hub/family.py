@@ -29,7 +29,7 @@ HARMLESS = """
     finetuning_task gradient_checkpointing id2label initializer_range is_decoder label2id model_type n_ctx n_special
     num_labels output_attentions output_hidden_states output_past predict_special_tokens prefix pretraining_tp
     problem_type pruned_heads return_dict task_specific_params tf_legacy_loss tokenizer_class torch_dtype torchscript
-    transformers_version use_bfloat16 use_cache use_return_dict
+    transformers.js_config transformers_version use_bfloat16 use_cache use_return_dict
 """.split()
 # Tokens; the default of our key max_positions where positions have no limit, which only rejects implausible texts.
 MAX_POSITIONS = 2**15

@@ -5,6 +5,7 @@ differ in their windows and positions.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -59,11 +60,19 @@ SCALED = ("yarn", "longrope")  # kinds with a magnitude, whose factor may follow
 REQUIRED = ("llama3", "longrope")  # kinds whose own keys have no defaults
 
 
-def rope(*, part: str = "", theta: str = "rope_theta", base: float = THETA, share: float = 0.25) -> Entry:
+def rope(
+    *,
+    part: str = "",
+    theta: str = "rope_theta",
+    base: float = THETA,
+    share: float = 0.25,
+    original: int | None = None,
+) -> Entry:
     """The keys of rotary positions. The rows of sizes must be read before them.
 
     part, theta: a family's own keys of the rotated share of a head, and of the base; share, base: their defaults.
     Families without `part` rotate whole heads.
+    original: the default of `original_max_position_embeddings` where the family always has this key.
     """
     positive, part_of_one = Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0, le=1)]
     keys: Keys = {
@@ -72,7 +81,7 @@ def rope(*, part: str = "", theta: str = "rope_theta", base: float = THETA, shar
         "rope_theta": (positive | None, None),
         "partial_rotary_factor": (part_of_one | None, None),
         # Takes precedence over the key of that name in `rope_parameters`.
-        "original_max_position_embeddings": (SIZE | None, None),
+        "original_max_position_embeddings": (SIZE | None, original),
     }
     if part:
         keys |= {part: (part_of_one | None, None), theta: (positive | None, None)}
@@ -103,7 +112,9 @@ def rope(*, part: str = "", theta: str = "rope_theta", base: float = THETA, shar
         inner: Fields = {"rope_type": "default", "rope_theta": config.rotary_theta}
         if part:
             inner["partial_rotary_factor"] = _fraction(config.rotated_width, config.head_width)
-        return {"rope_parameters": inner | _keys(config)}
+        inner |= _keys(config)
+        outer = "original_max_position_embeddings"
+        return {"rope_parameters": inner} | ({outer: inner.get(outer, original)} if original else {})
 
     return Entry(keys, load, save)
 
@@ -113,15 +124,16 @@ def layered_rope(
 ) -> Entry:
     """The keys of rotary positions where layers with a window have a base of their own, and no scaling.
 
-    base, local: the defaults; theta, local_theta: their keys in older files.
+    base, local: the defaults; theta, local_theta: their keys in older files, "" for none.
     """
     positive = Annotated[float, Field(gt=0)] | None
     keys: Keys = {
         "rope_parameters": (LayeredRope | RopeKeys | None, None),
         "rope_scaling": (RopeKeys | None, None),
         theta: (positive, None),
-        local_theta: (positive, None),
     }
+    if local_theta:
+        keys |= {local_theta: (positive, None)}
 
     def load(file: Any, fields: Fields) -> Fields:
         given = file.rope_parameters
@@ -135,7 +147,7 @@ def layered_rope(
             )
         scaling = _scaling(scaled, fields["max_positions"], None)
         own = float(whole.rope_theta or getattr(file, theta) or base)
-        other = float(near.rope_theta or getattr(file, local_theta) or local)
+        other = float(near.rope_theta or getattr(file, local_theta, None) or local)
         return {
             "positions": "rotary",
             "rotary_theta": own,
@@ -152,36 +164,65 @@ def layered_rope(
 
 
 LAYER_TYPES = {"sliding_attention": "local", "full_attention": "global"}
+KINDS = list[Literal["sliding_attention", "full_attention"]] | None
 
 
 def windows(every: int, window: int | None) -> Entry:
     """`sliding_window`, by default `window`, and `layer_types`: by default every n-th layer has no window; 0: no layer
     has one. The rows of sizes must be read before them.
     """
-    kinds = Literal["sliding_attention", "full_attention"]
     keys: Keys = {
         "sliding_window": (SIZE | None, window),
-        "layer_types": (list[kinds] | None, None),
+        "layer_types": (KINDS, None),
         "sliding_window_pattern": (SIZE | None, None),
     }
 
     def load(file: Any, fields: Fields) -> Fields:
-        layers, step = fields["n_layers"], file.sliding_window_pattern or every
-        local = (lambda n: (n + 1) % step != 0) if step and file.sliding_window else (lambda n: False)
-        found = file.layer_types or [
-            "sliding_attention" if local(n) else "full_attention" for n in range(layers)
-        ]
-        if len(found) != layers:
-            raise SettingsError(f"layer_types: has {len(found)} layers, but there are {layers}")
-        return window_fields([LAYER_TYPES[kind] for kind in found], file.sliding_window)
+        step = file.sliding_window_pattern or every
+        return _windows(file, fields, file.sliding_window, lambda n: step > 0 and (n + 1) % step != 0)
 
     def save(config: ModelConfig) -> Fields:
-        kinds = [
-            "sliding_attention" if config.window(n) else "full_attention" for n in range(config.n_layers)
-        ]
-        return {"sliding_window": config.sliding_window or window, "layer_types": kinds}
+        return {"sliding_window": config.sliding_window or window, "layer_types": _layer_types(config)}
 
     return Entry(keys, load, save)
+
+
+def optional_windows(window: int | None, local: Callable[[Any, Fields, int], bool]) -> Entry:
+    """`sliding_window`, by default `window`, which applies only with `use_sliding_window`, and `layer_types`.
+
+    local: (the values of all keys, the fields read so far, the number of a layer) -> whether the layer has a window by
+    default. The rows of sizes must be read before them.
+    """
+    keys: Keys = {
+        "use_sliding_window": (bool, False),
+        "sliding_window": (SIZE | None, window),
+        "layer_types": (KINDS, None),
+    }
+
+    def load(file: Any, fields: Fields) -> Fields:
+        used = file.sliding_window if file.use_sliding_window else None
+        return _windows(file, fields, used, lambda n: local(file, fields, n))
+
+    def save(config: ModelConfig) -> Fields:
+        used = config.sliding_window
+        kinds = _layer_types(config)
+        return {"use_sliding_window": used is not None, "sliding_window": used, "layer_types": kinds}
+
+    return Entry(keys, load, save)
+
+
+def _windows(file: Any, fields: Fields, window: int | None, local: Callable[[int], bool]) -> Fields:
+    """Our fields for `layer_types`, by default windows in layers that are `local`."""
+    layers = fields["n_layers"]
+    default = ("sliding_attention" if window and local(n) else "full_attention" for n in range(layers))
+    found = file.layer_types or [*default]
+    if len(found) != layers:
+        raise SettingsError(f"layer_types: has {len(found)} layers, but there are {layers}")
+    return window_fields([LAYER_TYPES[kind] for kind in found], window)
+
+
+def _layer_types(config: ModelConfig) -> list[str]:
+    return ["sliding_attention" if config.window(n) else "full_attention" for n in range(config.n_layers)]
 
 
 def window_fields(layers: list[str], window: int | None) -> Fields:

@@ -145,6 +145,7 @@ def same(name: str) -> Callable[[Fields], Any]:
 # Theirs -> ours; the first of several names is the one that is written.
 ACTIVATIONS = {
     "relu": "relu",
+    "relu2": "relu2",
     "gelu": "gelu",
     "gelu_python": "gelu",
     "silu": "silu",

@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import (
     AddedToken,
+    Regex,
     Tokenizer as Library,
     decoders,
     models,
@@ -79,6 +80,23 @@ def _neox(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
     library = _byte_level(vocabulary, settings, names)
     library.normalizer = normalizers.NFC()
     return library
+
+
+def _qwen(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
+    """Digits are single tokens, and punctuation joins the words after it."""
+    library = _neox(vocabulary, settings, names)
+    words = pre_tokenizers.Split(Regex(_QWEN_WORDS), "isolated")
+    prefix = bool(settings.get("add_prefix_space"))
+    library.pre_tokenizer = pre_tokenizers.Sequence(
+        [words, pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=False)]
+    )
+    return library
+
+
+_QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
 
 
 def _gpt_2018(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
@@ -241,6 +259,7 @@ _END_OF_TEXT = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endofte
 T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _ALBERT = _BRACKETS | {"bos_token": "[CLS]", "eos_token": "[SEP]", "unk_token": "<unk>", "pad_token": "<pad>"}
 _XLNET = FAIRSEQ | {"sep_token": "<sep>", "cls_token": "<cls>"}
+_QWEN = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
 _NEOX = _END_OF_TEXT | {"pad_token": "<|padding|>"}
 
 _WORDPIECE = TokenizerClass(_bert, _CLS_SEP, _BRACKETS, "WordPiece")
@@ -253,6 +272,7 @@ CLASSES: dict[str, TokenizerClass] = {
     "GPT2Tokenizer": _GPT_2,
     "CodeGenTokenizer": _GPT_2,
     "GPTNeoXTokenizer": replace(_GPT_2, build=_neox, names=_NEOX, drop_post_processor=True),
+    "Qwen2Tokenizer": replace(_GPT_2, build=_qwen, names=_QWEN),
     "OpenAIGPTTokenizer": TokenizerClass(_gpt_2018, bos_and_eos, {"unk_token": "<unk>"}, "BPE"),
     "RobertaTokenizer": _ROBERTA,
     "BartTokenizer": _ROBERTA,
@@ -270,6 +290,7 @@ CLASS_OF_MODEL = {
     "bart": "BartTokenizer", "gpt2": "GPT2Tokenizer", "gpt_neo": "GPT2Tokenizer", "gptj": "GPT2Tokenizer",
     "codegen": "GPT2Tokenizer", "starcoder2": "GPT2Tokenizer", "gpt_bigcode": "GPT2Tokenizer",
     "gpt_neox": "GPTNeoXTokenizer", "openai-gpt": "OpenAIGPTTokenizer",
+    "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer",
     "t5": "T5Tokenizer", "mt5": "T5Tokenizer", "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer", "albert": "AlbertTokenizer", "marian": "MarianTokenizer",
     "bertweet": "BertweetTokenizer", "xlnet": "XLNetTokenizer",

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from trifold.hub.families import bart, bert, falcon, gpt, llama, native, t5, vit, xlnet
+from trifold.hub.families import (
+    bart,
+    bert,
+    cohere,
+    falcon,
+    glm,
+    gpt,
+    llama,
+    nanochat,
+    native,
+    olmo,
+    qwen,
+    t5,
+    vit,
+    xlnet,
+)
 from trifold.hub.family import Family
 
 NATIVE = "trifold"  # the model_type of our own format
@@ -14,6 +29,8 @@ FAMILIES: dict[str, Family] = {
         *(gpt.GPT2, gpt.BIGCODE, gpt.OPENAI, gpt.NEO, gpt.NEOX, gpt.GPTJ, gpt.CODEGEN),
         *(llama.LLAMA, llama.MISTRAL, llama.STARCODER2),
         *(t5.FAMILY, t5.MT5),
-        *(vit.FAMILY, xlnet.FAMILY, falcon.FAMILY, native.FAMILY),
+        *(vit.FAMILY, xlnet.FAMILY, falcon.FAMILY),
+        *(qwen.QWEN2, qwen.QWEN3, llama.SMOLLM3, llama.PHI3, olmo.OLMO2, olmo.OLMO3, nanochat.FAMILY),
+        *(llama.GRANITE, glm.GLM4, cohere.COHERE2, native.FAMILY),
     )
 }

@@ -1,18 +1,27 @@
 """LLaMA 1, 2 and 3 (Touvron et al. 2023, Dubey et al. 2024): RMS norms, rotary positions, a gated feed-forward.
 
-Mistral (Jiang et al. 2023) is LLaMA with fewer heads of keys and values, and an optional window. StarCoder 2 (Lozhkov
-et al. 2024) has both too, with GPT-2's norms and activation.
+SmolLM 1 and 2 are LLaMA. Mistral (Jiang et al. 2023) is LLaMA with fewer heads of keys and values, and an optional
+window. StarCoder 2 (Lozhkov et al. 2024) has both too, with GPT-2's norms and activation. Phi-3 and Phi-4 (Abdin et al.
+2024) store queries, keys and values in one matrix, and both factors of the feed-forward in another; a part of each head
+may be rotated. In SmolLM 3 (Bakouch et al. 2025) every fourth layer has no positions. Granite (IBM 2024) multiplies
+embeddings, scores, outputs of sub-layers and logits by numbers.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from trifold.errors import SettingsError
 from trifold.hub.families.gpt import COMMON, DECODER, HEADS, classes
-from trifold.hub.family import Family, TensorRules, in_layer
-from trifold.hub.rope import rope
-from trifold.hub.rows import Entry, Fields, fixed, ids, revise, row, rows, same, sizes
+from trifold.hub.family import BLOCK, Family, TensorRules, in_layer
+from trifold.hub.rope import optional_windows, repeated, rope
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, revise, row, rows, same, sizes
+from trifold.hub.rules import AnyRule, Rule, interleaved
 from trifold.nn import ModelConfig
 
 ENTRIES = (
@@ -45,6 +54,12 @@ RULES = TensorRules(
 )
 
 
+def by_head(rules: TensorRules) -> Callable[[ModelConfig], list[AnyRule]]:
+    """The rules with the prefix of the class for questions."""
+    of_questions = replace(rules, prefix="transformer")
+    return lambda config: (of_questions if "span" in config.chosen_heads else rules)(config)
+
+
 def _check_width(config: ModelConfig) -> Fields:
     if config.d_model % config.n_heads:  # `transformers` requires it even where head_dim differs
         raise SettingsError(f"hidden_size: {config.d_model} is not a multiple of {config.n_heads} heads")
@@ -55,10 +70,10 @@ LLAMA = Family(
     model_type="llama",
     stem="Llama",
     classes=classes(),
-    entries=(*ENTRIES, Entry({}, save=_check_width)),
+    entries=(*ENTRIES, fixed(rope_interleaved=False), Entry({}, save=_check_width)),
     constants=CONSTANTS,
-    rules=lambda c: (replace(RULES, prefix="transformer") if "span" in c.chosen_heads else RULES)(c),
-    ignored="max_sequence_length",
+    rules=by_head(RULES),
+    ignored="is_llama_config max_sequence_length",
 )
 MISTRAL = replace(
     LLAMA,
@@ -102,4 +117,144 @@ STARCODER2 = Family(
     activation_function attention_softmax_in_fp32 layer_norm_epsilon scale_attention_softmax_in_fp32
     scale_attn_weights
     """,
+)
+
+# --- Phi-3 ---------------------------------------------------------------------------------------------
+
+FUSED = {ours: theirs for ours, theirs in RULES.names.items() if not ours.endswith(("gate_proj", "in_proj"))}
+
+
+def gate_and_in(config: ModelConfig, base: str) -> list[AnyRule]:
+    """The rule of a matrix that holds the gate and then the other factor of the feed-forward."""
+    ours = tuple(f"{BLOCK}feed_forward.sublayer.{name}_proj.weight" for name in ("gate", "in"))
+    return [Rule(ours, f"{base}layers.{{i}}.mlp.gate_up_proj.weight", interleaved(1, (1, 1)))]
+
+
+def _check_scaling(file: Any, fields: Fields) -> Fields:
+    kind = (fields["rotary_scaling"] or {"kind": "longrope"})["kind"]
+    if kind != "longrope":
+        raise SettingsError(f"rope_parameters.rope_type: {kind} is not supported; known: default, longrope")
+    return {}
+
+
+PHI3 = Family(
+    model_type="phi3",
+    stem="Phi3",
+    classes=classes("ForQuestionAnswering"),
+    entries=revise(
+        ENTRIES,
+        row("resid_pdrop", "dropout", 0.0),
+        row("sliding_window", "sliding_window", None),
+        rope(part="partial_rotary_factor", share=1.0, original=4096),
+        Entry({}, _check_scaling),
+        ids(pad=32000, bos=1, eos=32000),
+        fixed(attention_bias=False, mlp_bias=False, lm_head_bias=False),
+        vocab_size=32064,
+        hidden_size=3072,
+        intermediate_size=8192,
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-5,
+    ),
+    constants=CONSTANTS | {"feed_forward_bias": False, "embedding_dropout": 0.0},
+    rules=replace(
+        RULES,
+        names={ours.replace("q|k|v|o", "o"): theirs for ours, theirs in FUSED.items()},
+        qkv=".layers.{i}.self_attn.qkv_proj",
+        split=lambda config: interleaved(1, (config.n_heads, config.kv_heads, config.kv_heads)),
+        more=gate_and_in,
+    ),
+    # `transformers` does not read them; auto_map names code, which is never loaded.
+    ignored="auto_map embd_pdrop full_attn_mod interpolate_factor",
+)
+
+# --- SmolLM 3 ------------------------------------------------------------------------------------------
+
+
+def _load_rotary(file: Any, fields: Fields) -> Fields:
+    layers, step = fields["n_layers"], file.no_rope_layer_interval
+    rotates = [(n + 1) % step != 0 for n in range(layers)]
+    rotates = rotates if file.no_rope_layers is None else file.no_rope_layers  # 1: the layer has positions
+    if len(rotates) < layers:
+        raise SettingsError(f"no_rope_layers: has {len(rotates)} layers, but there are {layers}")
+    return {"rotary_pattern": repeated(["rotary" if each else "none" for each in rotates[:layers]])}
+
+
+def _without_positions(file: Any, fields: Fields, layer: int) -> bool:
+    pattern: tuple[str, ...] = fields["rotary_pattern"]
+    return pattern[layer % len(pattern)] == "none"
+
+
+SMOLLM3 = replace(
+    LLAMA,
+    model_type="smollm3",
+    stem="SmolLM3",
+    entries=revise(
+        ENTRIES,
+        rope(base=2_000_000.0),
+        Entry(
+            {"no_rope_layers": (list[Literal[0, 1]] | None, None), "no_rope_layer_interval": (SIZE, 4)},
+            _load_rotary,
+            lambda config: {"no_rope_layers": [int(config.rotates(n)) for n in range(config.n_layers)]},
+        ),
+        optional_windows(None, _without_positions),
+        ids(pad=128004, bos=128000, eos=128001),
+        vocab_size=128256,
+        hidden_size=2048,
+        num_hidden_layers=36,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        max_position_embeddings=32768,
+        tie_word_embeddings=True,
+    ),
+    ignored="max_window_layers",  # `transformers` does not read it
+)
+
+# --- Granite -------------------------------------------------------------------------------------------
+
+
+POSITIVE = Annotated[float, Field(gt=0)]
+
+
+def inverse(number: float) -> float:
+    """A number whose inverse is exactly `number`, if there is one near 1 / number."""
+    guess = 1 / number
+    near = (guess, math.nextafter(guess, math.inf), math.nextafter(guess, 0.0))
+    return next((each for each in near if 1 / each == number), guess)
+
+
+def _scale_of_scores(value: float, fields: Fields) -> float | None:
+    width = fields["d_head"] or fields["d_model"] // fields["n_heads"]
+    return None if value == width**-0.5 else value
+
+
+GRANITE = replace(
+    LLAMA,
+    model_type="granite",
+    stem="Granite",
+    classes=classes("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
+    entries=revise(
+        ENTRIES,
+        row(
+            "embedding_multiplier",
+            "embedding_scale",
+            1.0,
+            load=lambda value, fields: None if value == 1 else value,
+            save=lambda value: value or 1.0,
+        ),
+        Entry(
+            {"attention_multiplier": (POSITIVE, 1.0)},
+            lambda file, fields: {"attention_scale": _scale_of_scores(file.attention_multiplier, fields)},
+            lambda config: {"attention_multiplier": config.attention_scale or config.head_width**-0.5},
+        ),
+        row("residual_multiplier", "residual_scale", 1.0),
+        row(
+            "logits_scaling",
+            "logits_scale",
+            1.0,
+            kind=POSITIVE,
+            load=lambda value, fields: 1 / value,
+            save=inverse,
+        ),
+    ),
+    rules=RULES,
 )

@@ -1,0 +1,75 @@
+"""nanochat (Karpathy 2025): RMS norms without weights, relu², a soft cap on logits.
+
+Norms also follow the embeddings, and apply to each head of queries and keys: after the rotation, which does not change
+their length. Heads are rotated in the other direction than LLaMA's. (x₂, x₁) rotated by an angle is (x₁, x₂) rotated by
+its negative, swapped: so the halves of each head are swapped in the matrices of queries and keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trifold.errors import SettingsError
+from trifold.hub.families.gpt import COMMON, DECODER, classes
+from trifold.hub.family import BLOCK, Family, TensorRules, in_layer
+from trifold.hub.rope import rope
+from trifold.hub.rows import Entry, Fields, ids, revise, row, rows, sizes
+from trifold.hub.rules import AnyRule, Rule, permuted
+from trifold.nn import ModelConfig
+
+LAYER = {
+    "self_attention.sublayer.{p:v|o}_proj": "self_attn.{p}_proj",
+    "feed_forward.sublayer.in_proj": "mlp.fc1",
+    "feed_forward.sublayer.out_proj": "mlp.fc2",
+}
+
+
+def _swapped(config: ModelConfig, base: str) -> list[AnyRule]:
+    width, half = config.head_width, config.head_width // 2
+    head = [*range(half, width), *range(half)]
+    rules: list[AnyRule] = []
+    for name, heads in (("q", config.n_heads), ("k", config.kv_heads)):
+        order = [first + row for first in range(0, heads * width, width) for row in head]
+        ours, theirs = f"{BLOCK}self_attention.sublayer.{name}_proj", f"layers.{{i}}.self_attn.{name}_proj"
+        rules.append(Rule(f"{ours}.{{part}}", f"{base}{theirs}.{{part}}", permuted(order)))
+    return rules
+
+
+def _check_magnitude(file: Any, fields: Fields) -> Fields:
+    kind = (fields["rotary_scaling"] or {"kind": None})["kind"]
+    if kind in ("yarn", "longrope"):
+        raise SettingsError(
+            f"rope_parameters.rope_type: {kind} is not supported where norms follow the rotation"
+        )
+    return {}
+
+
+SIZES = sizes(vocab=50304, width=768, inner=8192, layers=12, heads=6, positions=2048, activation="relu2")
+FAMILY = Family(
+    model_type="nanochat",
+    stem="NanoChat",
+    classes=classes("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
+    entries=(
+        *SIZES,
+        row("num_key_value_heads", "n_kv_heads", None),
+        row("head_dim", "d_head", None, otherwise=lambda f: f["d_model"] // f["n_heads"]),
+        row("rms_norm_eps", "norm_epsilon", 1e-6),
+        row("final_logit_softcapping", "logit_soft_cap", 15.0, nullable=True),
+        *rows(attention_dropout=0.0, attention_bias=False),
+        rope(),
+        Entry({}, _check_magnitude),
+        ids(pad=1, bos=0, eos=1),
+        *revise(COMMON, tie_word_embeddings=False),
+    ),
+    constants=DECODER
+    | {"norm": "rms", "norm_weight": "none", "embedding_norm": True, "qk_norm": "head"}
+    | {"feed_forward_bias": False, "dropout": 0.0},
+    rules=TensorRules(
+        "model",
+        ".embed_tokens",
+        in_layer(".layers.{i}.", LAYER),
+        more=_swapped,
+        lm_head="lm_head",
+        buffers=".layers.{i}.self_attn.rotary_emb.inv_freq",
+    ),
+)
