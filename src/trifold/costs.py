@@ -304,7 +304,7 @@ def _head_elements(config: ModelConfig) -> int:
 def cached_elements(config: ModelConfig, tokens: int = 1) -> int:
     """Elements of the keys and values of a row of `tokens` tokens in the decoder; windows limit them."""
     sized, layers = config.decoder_side, range(config.decoder_layers)
-    kept = sum(min(tokens, config.window(layer) or tokens) for layer in layers)
+    kept = sum(min(tokens, sized.window(layer) or tokens) for layer in layers)
     each = 2 * sized.kv_heads * sized.head_width
     return kept * (each if config.latent is None else config.latent.width + config.latent.d_rotary)
 

@@ -91,7 +91,7 @@ def test_old_files_with_buffers_copies_and_other_prefixes_are_loaded(family: str
 
 @each_decoder
 def test_a_bare_model_may_have_the_prefix(family: str, saved: Saved) -> None:
-    folder = saved(family, "Model")
+    folder = saved(family, TINY[family].bare)
     before, _ = load_model(folder)
     assert before.config.chosen_heads == ()
     prefix = TINY[family].prefix
