@@ -75,7 +75,7 @@ class Family:
         return create_model(f"{self.stem}Keys", __base__=Settings, **keys)
 
     def architecture(self, config: ModelConfig) -> str:
-        """The class that has the config's heads and shape, which keys may decide. Raises StopIteration if there is none."""
+        """The class that has the config's heads and shape (keys may decide it). Raises StopIteration without one."""
         return next(
             name
             for name, fields in self.architectures.items()

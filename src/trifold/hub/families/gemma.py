@@ -80,6 +80,7 @@ def _save_scale(config: ModelConfig) -> Fields:
 
 SCALE = Entry({"query_pre_attn_scalar": (SIZE, 256)}, _load_scale, _save_scale)
 WINDOWS = windows(2, 4096)
+AROUND = {f"{STACK}.final_norm": ".norm", **HEADS, "heads.token.out_proj": "score"}
 LAYER = llama.LAYER | {
     "self_attention.exit": "post_attention_layernorm",
     "feed_forward.enter": "pre_feedforward_layernorm",
@@ -107,9 +108,7 @@ GEMMA2 = replace(
         num_key_value_heads=4,
     ),
     constants=CONSTANTS | {"norm_placement": "sandwich"},
-    rules=replace(
-        llama.RULES, names={f"{STACK}.final_norm": ".norm", **HEADS, **in_layer(".layers.{i}.", LAYER)}
-    ),
+    rules=replace(llama.RULES, names=AROUND | in_layer(".layers.{i}.", LAYER)),
     ignored="hidden_act",  # an old key, which `transformers` does not read
 )
 
@@ -254,7 +253,8 @@ def _save_stacks(config: ModelConfig) -> Fields:
 
 
 def _check_shape(file: Any, fields: Fields) -> Fields:
-    if file.is_encoder_decoder != (fields["shape"] == "encoder-decoder"):
+    """The class decides."""
+    if file.is_encoder_decoder not in (None, fields["shape"] == "encoder-decoder"):
         raise SettingsError(f"is_encoder_decoder: {file.is_encoder_decoder} is not supported for this class")
     return {}
 
@@ -291,7 +291,7 @@ T5GEMMA = Family(
         "ForTokenClassification": ENCODER | {"heads": ("token",)},
     },
     entries=(
-        Entry({"is_encoder_decoder": (bool, True)}, _check_shape),
+        Entry({"is_encoder_decoder": (bool | None, None)}, _check_shape),
         Entry(
             {
                 "encoder": (dict[str, Any] | None, None),

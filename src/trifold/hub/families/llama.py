@@ -46,6 +46,7 @@ RULES = TensorRules(
 
 
 def check_width(config: ModelConfig) -> Fields:
+    """Raise SettingsError for a width that `transformers` rejects."""
     if config.d_model % config.n_heads:  # `transformers` requires it even where head_dim differs
         raise SettingsError(f"hidden_size: {config.d_model} is not a multiple of {config.n_heads} heads")
     return {}
