@@ -109,7 +109,7 @@ GEMMA2 = replace(
     ),
     constants=CONSTANTS | {"norm_placement": "sandwich"},
     rules=replace(llama.RULES, names=AROUND | in_layer(".layers.{i}.", LAYER)),
-    ignored="hidden_act",  # an old key, which `transformers` does not read
+    ignored="hidden_act sliding_window_size _attn_implementation",  # of older files; `transformers` does not read them
 )
 
 # --- Gemma 3 -------------------------------------------------------------------------------------------
