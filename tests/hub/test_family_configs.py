@@ -99,6 +99,35 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("num_ln_in_parallel_attn", 2, "needs new_decoder_architecture: true"),
         ("apply_residual_connection_post_layernorm", True, "apply_residual_connection_post_layernorm"),
     ],
+    "gemma": [
+        ("hidden_activation", "silu", "hidden_activation: 'silu' contradicts hidden_act"),
+        ("hidden_act", "mish", "hidden_act: 'mish' is not known"),
+        ("use_bidirectional_attention", True, "use_bidirectional_attention"),
+        ("sliding_window", 4, "sliding_window: unknown key"),
+    ],
+    "gemma2": [
+        ("use_bidirectional_attention", True, "use_bidirectional_attention"),
+        ("sliding_window_pattern", 6, "sliding_window_pattern"),
+        ("layer_types", ["chunked_attention"] * 3, "layer_types"),
+        ("query_pre_attn_scalar", 0, "query_pre_attn_scalar"),
+        ("attn_logit_softcapping", 0.0, "attn_logit_softcapping"),
+    ],
+    "gemma3_text": [
+        ("attn_logit_softcapping", 50.0, "attn_logit_softcapping"),
+        ("layer_types", ["full_attention"], "layer_types: has 1 layers, but there are 3"),
+        (
+            "rope_parameters",
+            {"sliding_attention": {"rope_type": "linear", "factor": 2.0}},
+            "sliding_attention",
+        ),
+    ],
+    "t5gemma": [
+        ("is_encoder_decoder", False, "is_encoder_decoder: False is not supported for this class"),
+        ("decoder", {"hidden_size": 32}, r"decoder\.hidden_size: 32 differs from that of the encoder, 16"),
+        ("encoder", {"hidden_act": "silu", "no_such_key": 1}, r"encoder\.no_such_key: unknown key"),
+        ("decoder", {"layer_types": ["full_attention"] * 26}, r"decoder\."),
+        ("tie_word_embedding", True, "did you mean 'tie_word_embeddings'"),
+    ],
     "bert": [
         ("hidden_act", "mish", "hidden_act: 'mish' is not known; known: relu"),
         ("hidden_dropout_prob", 1.5, "hidden_dropout_prob: .*got 1.5"),
