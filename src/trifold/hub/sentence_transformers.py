@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trifold.errors import CheckpointError
+from trifold.errors import CheckpointError, UsageError
 from trifold.hub.files import write_json
 from trifold.hub.weights import has_weights, read_weights, write_weights
-from trifold.jsonfiles import MAX_JSON, parse_json, read_bytes, read_json
+from trifold.jsonfiles import MAX_JSON, check_inside, parse_json, read_bytes, read_json
 from trifold.nn.layers import ACTIVATIONS
 
 MODULES, POOLING, LIMITS = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
@@ -45,7 +45,11 @@ class Dense(NamedTuple):
     activation: str | None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x (B, in) -> (B, out) in float32."""
+        """x (B, in) -> (B, out) in float32. Raises UsageError for another width."""
+        if x.shape[-1] != self.weight.shape[1]:
+            raise UsageError(
+                f"a dense layer of the folder reads vectors of width {self.weight.shape[1]}, not {x.shape[-1]}"
+            )
         bias = None if self.bias is None else self.bias.to(x.device).float()
         y = torch.nn.functional.linear(x.float(), self.weight.to(x.device).float(), bias)
         return y if self.activation is None else ACTIVATIONS[self.activation](y)
@@ -107,12 +111,13 @@ class _UnsupportedError(Exception):
 
 
 def _read_dense(folder: Path) -> Dense:
+    check_inside(folder)
     settings = read_json(folder / "config.json")
     name = settings.get("activation_function", "torch.nn.modules.activation.Tanh")
     for key, value in DENSE.items():
         if settings.get(key) not in (None, value):
             raise _UnsupportedError(f"{folder / 'config.json'}: {key} {settings[key]!r:.60}")
-    if name != IDENTITY and name not in FUNCTIONS:
+    if not isinstance(name, str) or name not in {IDENTITY, *FUNCTIONS}:
         raise _UnsupportedError(f"{folder / 'config.json'}: activation_function {name!r:.60}")
     if not has_weights(folder):
         raise _UnsupportedError(f"{folder}: a dense layer without model.safetensors")

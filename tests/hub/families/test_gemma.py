@@ -16,13 +16,14 @@ from tokenizers import AddedToken, Tokenizer as Library, models, processors, tra
 
 import trifold
 from trifold.costs import count_parameters
-from trifold.errors import CheckpointError, DataError, SettingsError
+from trifold.errors import CheckpointError, DataError, SettingsError, UsageError
 from trifold.hub import load_model, read_config
 from trifold.hub.convert import convert
 from trifold.hub.families import FAMILIES
 from trifold.hub.family import HARMLESS
 from trifold.hub.sentence_transformers import Dense, SentenceModules, read_modules, write_modules
 from trifold.nn import Inputs
+from trifold.objectives.defaults import complete
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -252,6 +253,14 @@ def test_a_folder_of_embeddinggemma_gives_equal_vectors(tmp_path: Path) -> None:
         torch.testing.assert_close(again, expected, rtol=0, atol=1e-4)
 
 
+def test_training_does_not_drop_dense_layers(saved: Saved) -> None:
+    folder = saved("gemma3_text", "TextModel")
+    layer = Dense(torch.randn(6, 16), None, None)
+    write_modules(folder, SentenceModules(dense=(layer,)), width=16, positions=64)
+    with pytest.raises(SettingsError, match="dense layers after pooling, which training does not support"):
+        complete({"task": {"kind": "embed"}, "start_from": str(folder), "data": {"train": "a.jsonl"}})
+
+
 def test_dense_layers_are_written_and_read(tmp_path: Path) -> None:
     layers = (Dense(torch.randn(6, 4), None, None), Dense(torch.randn(4, 6), torch.randn(4), "tanh"))
     for normalise in (False, True):
@@ -262,8 +271,10 @@ def test_dense_layers_are_written_and_read(tmp_path: Path) -> None:
         x = torch.randn(2, 4)
         expected = torch.tanh(x @ layers[0].weight.T @ layers[1].weight.T + layers[1].bias)
         torch.testing.assert_close(back.dense[1](back.dense[0](x)), expected)
-    edit_dense = {
-        "activation_function": "my.Own",
+    with pytest.raises(UsageError, match="reads vectors of width 6, not 4"):
+        back.dense[1](x)
+    edit_dense: dict[str, object] = {
+        "activation_function": ["my.Own"],
         "use_residual": True,
         "module_input_name": "token_embeddings",
     }
