@@ -126,6 +126,7 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("decoder", {"hidden_size": 32}, r"decoder\.hidden_size: 32 differs from that of the encoder, 16"),
         ("encoder", {"hidden_act": "silu", "no_such_key": 1}, r"encoder\.no_such_key: unknown key"),
         ("decoder", {"layer_types": ["full_attention"] * 26}, r"decoder\."),
+        ("eos_token_id", [], "eos_token_id"),
         ("tie_word_embedding", True, "did you mean 'tie_word_embeddings'"),
     ],
     "bert": [

@@ -9,7 +9,9 @@ EmbeddingGemma (Schechter Vera et al. 2025). T5Gemma (Zhang et al. 2025) is an e
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from trifold.errors import SettingsError
 from trifold.hub.families import llama
@@ -183,8 +185,6 @@ SHARED = {
     "attention_scale": "query_pre_attn_scalar",
     "score_soft_cap": "attn_logit_softcapping",
 }
-
-
 IDS = {"pad_token_id": "pad_id", "bos_token_id": "bos_id", "eos_token_id": "eos_id"}
 
 
@@ -279,7 +279,7 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
 
 
 ENCODER: Fields = {"shape": "encoder"}
-IDS_OF = Id | list[Id] | None
+IDS_OF = Id | Annotated[list[Id], Field(min_length=1)] | None
 T5GEMMA = Family(
     model_type="t5gemma",
     stem="T5Gemma",
