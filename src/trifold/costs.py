@@ -321,7 +321,7 @@ def cached_elements(config: ModelConfig, tokens: int = 1) -> int:
     if config.attention in ("elu", "favor"):
         features = config.n_features if config.attention == "favor" else config.head_width
         return config.decoder_layers * sized.n_heads * features * (sized.head_width + 1)
-    kept = sum(min(tokens, config.window(layer) or tokens) for layer in layers)
+    kept = sum(min(tokens, sized.window(layer) or tokens) for layer in layers)
     each = 2 * sized.kv_heads * sized.head_width
     return kept * (each if config.latent is None else config.latent.width + config.latent.d_rotary)
 

@@ -39,7 +39,7 @@ def make(family: str, ending: str | None = None, **options: Any) -> Any:
     transformers = pytest.importorskip("transformers")
     tiny = TINY[family]
     own_head = options.pop("own_head", False)
-    config = getattr(transformers, f"{tiny.stem}Config")(**tiny.sizes | options)
+    config = getattr(transformers, tiny.config_class)(**tiny.sizes | options)
     ending = next(iter(tiny.cases.values()))[0] if ending is None else ending
     model = getattr(transformers, tiny.stem + ending)(config)
     if own_head:

@@ -91,7 +91,7 @@ def test_old_files_with_buffers_copies_and_other_prefixes_are_loaded(family: str
 
 @each_decoder
 def test_a_bare_model_may_have_the_prefix(family: str, saved: Saved) -> None:
-    folder = saved(family, "Model")
+    folder = saved(family, TINY[family].bare)
     before, _ = load_model(folder)
     assert before.config.chosen_heads == ()
     prefix = TINY[family].prefix
@@ -153,6 +153,18 @@ T5 = (
 )
 T5 |= {"feed_forward_bias": False, "attention_dropout": 0.1, "activation_dropout": 0.1}
 T5 |= {"relative_buckets": 8, "relative_distance": 12, "bos_id": 0, "eos_id": 1}
+GEMMA = SIZES | {
+    "shape": "decoder",
+    "positions": "rotary",
+    "norm": "rms",
+    "norm_weight": "plus-one",
+    "gated": True,
+}
+GEMMA |= {"norm_placement": "pre", "activation": "gelu-tanh", "feed_forward_bias": False, "dropout": 0.0}
+GEMMA |= {"embedding_scale_rounded": True}
+GEMMA2 = GEMMA | {"norm_placement": "sandwich", "sliding_window": 3, "window_pattern": ("local", "global")}
+GEMMA3 = GEMMA2 | {"qk_norm": "head", "rotary_local_theta": 100.0}
+T5GEMMA = GEMMA2 | {"shape": "encoder-decoder", "target_vocab_size": 40}
 EOS = {"heads": ("sequence",), "classifier_input": "eos", "classifier_transform": "tanh"}
 NEW: list[tuple[str, dict[str, Any]]] = [
     ("bert", TEXT | {"n_token_types": 2}),
@@ -182,6 +194,16 @@ NEW: list[tuple[str, dict[str, Any]]] = [
     ("t5", T5 | {"gated": True, "activation": "gelu", "logits_scale": 16**-0.5}),
     ("t5", T5 | {"shape": "encoder"}),
     ("trifold", T5 | {"attention_dropout": 0.0}),
+    ("gemma", GEMMA | {"d_head": 6}),
+    ("trifold", GEMMA | {"logit_soft_cap": 30.0}),
+    ("gemma2", GEMMA2 | {"logit_soft_cap": 30.0, "attention_scale": 0.25}),
+    ("trifold", GEMMA2 | {"attention_scale": 0.3}),
+    ("gemma3_text", GEMMA3),
+    ("gemma3_text", GEMMA3 | {"shape": "encoder"}),
+    ("trifold", GEMMA3 | {"score_soft_cap": 20.0}),
+    ("t5gemma", T5GEMMA | {"decoder_window": 5, "n_decoder_layers": 1, "logit_soft_cap": 9.0}),
+    ("trifold", T5GEMMA | {"sliding_window": 1}),
+    ("trifold", T5GEMMA | {"target_vocab_size": None}),
     ("trifold", T5 | {"logits_scale": 0.5}),
     ("trifold", T5 | {"n_decoder_heads": 2}),
     ("trifold", T5 | {"attention_scale": None}),
@@ -194,6 +216,10 @@ REFERENCE_CLASSES = {
     "marian": "MarianMTModel",
     "bart": "BartForConditionalGeneration",
     "t5": "T5ForConditionalGeneration",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "t5gemma": "T5GemmaForConditionalGeneration",
 }
 
 
@@ -213,8 +239,8 @@ def test_a_new_model_is_saved_in_the_family_that_fits(
     reference, report = getattr(transformers, name).from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     tokens = torch.arange(5, 20)[None]
-    targets = {} if model.decoder is None else {"decoder_input_ids": tokens}
-    second = None if model.decoder is None else Inputs(tokens)
+    both = model.encoder is not None and model.decoder is not None
+    targets, second = ({"decoder_input_ids": tokens}, Inputs(tokens)) if both else ({}, None)
     with torch.no_grad():
         got = model.head_outputs(Inputs(tokens), second, heads=["lm"])["lm"]
         expected = reference.eval()(tokens, **targets).logits

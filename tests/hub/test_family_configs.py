@@ -29,18 +29,18 @@ def test_the_table_has_all_families() -> None:
 def test_every_key_of_the_reference_is_known(family: str, saved: Saved) -> None:
     folder = saved(family)
     config = read_config(folder)
-    reference = getattr(transformers, f"{TINY[family].stem}Config")
+    reference = getattr(transformers, TINY[family].config_class)
     edit(folder, **reference.from_pretrained(folder).to_dict())
     assert read_config(folder) == config
 
 
 @pytest.mark.parametrize("family", TINY)
 def test_defaults_are_those_of_the_reference(family: str, tmp_path: Path) -> None:
-    reference = getattr(transformers, f"{TINY[family].stem}Config")()
+    reference = getattr(transformers, TINY[family].config_class)()
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}), encoding="utf-8")
     config = read_config(tmp_path)
     if family != "falcon":
-        assert config.d_model == reference.hidden_size
+        assert config.d_model == getattr(reference, "encoder", reference).hidden_size
     edit(tmp_path, **{key: value for key, value in reference.to_dict().items() if key != "model_type"})
     assert read_config(tmp_path) == config
 
@@ -158,6 +158,36 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
     "falcon": [
         ("num_ln_in_parallel_attn", 2, "needs new_decoder_architecture: true"),
         ("apply_residual_connection_post_layernorm", True, "apply_residual_connection_post_layernorm"),
+    ],
+    "gemma": [
+        ("hidden_activation", "silu", "hidden_activation: 'silu' contradicts hidden_act"),
+        ("hidden_act", "mish", "hidden_act: 'mish' is not known"),
+        ("use_bidirectional_attention", True, "use_bidirectional_attention"),
+        ("sliding_window", 4, "sliding_window: unknown key"),
+    ],
+    "gemma2": [
+        ("use_bidirectional_attention", True, "use_bidirectional_attention"),
+        ("sliding_window_pattern", 6, "sliding_window_pattern"),
+        ("layer_types", ["chunked_attention"] * 3, "layer_types"),
+        ("query_pre_attn_scalar", 0, "query_pre_attn_scalar"),
+        ("attn_logit_softcapping", 0.0, "attn_logit_softcapping"),
+    ],
+    "gemma3_text": [
+        ("attn_logit_softcapping", 50.0, "attn_logit_softcapping"),
+        ("layer_types", ["full_attention"], "layer_types: has 1 layers, but there are 3"),
+        (
+            "rope_parameters",
+            {"sliding_attention": {"rope_type": "linear", "factor": 2.0}},
+            "sliding_attention",
+        ),
+    ],
+    "t5gemma": [
+        ("is_encoder_decoder", False, "is_encoder_decoder: False is not supported for this class"),
+        ("decoder", {"hidden_size": 32}, r"decoder\.hidden_size: 32 differs from that of the encoder, 16"),
+        ("encoder", {"hidden_act": "silu", "no_such_key": 1}, r"encoder\.no_such_key: unknown key"),
+        ("decoder", {"layer_types": ["full_attention"] * 26}, r"decoder\."),
+        ("eos_token_id", [], "eos_token_id"),
+        ("tie_word_embedding", True, "did you mean 'tie_word_embeddings'"),
     ],
     "bert": [
         ("hidden_act", "mish", "hidden_act: 'mish' is not known; known: relu"),

@@ -114,6 +114,19 @@ def _without(options: Options, *keys: str) -> Options:
     return {key: values for key, values in options.items() if key not in keys}
 
 
+GEMMA2: Options = _without(ROTARY, "hidden_act") | {
+    **{
+        "hidden_activation": ACTIVATIONS,
+        "num_key_value_heads": [1, 4],
+        "head_dim": [4],
+        "num_hidden_layers": [1, 4],
+    },
+    **{"query_pre_attn_scalar": [6, 9], "attn_logit_softcapping": [None, 3.0], "sliding_window": [1, 2, 5]},
+    **{"final_logit_softcapping": [None, 7.0], "attention_bias": [True], "layer_types": [None]},
+}
+MODULE = TINY["t5gemma"].sizes["decoder"]
+
+
 OPTIONS: dict[str, Options] = {
     "openai-gpt": _without(GPT, "activation_function", "n_inner")
     | {"afn": ["gelu", "relu", "silu", "swish", "gelu_new"]},
@@ -169,6 +182,23 @@ OPTIONS: dict[str, Options] = {
     | {"num_kv_heads": [1, 2, 4], "alibi": [True], "new_decoder_architecture": [True, True, False]}
     | {"multi_query": [False], "parallel_attn": [False], "bias": [True], "ffn_hidden_size": [20, None]}
     | {"num_ln_in_parallel_attn": [None, 1, 2], "activation": ACTIVATIONS, "n_embed": [24]},
+    "gemma": ROTARY
+    | {"num_key_value_heads": [1, 2], "head_dim": [4], "attention_bias": [True], "rms_norm_eps": [1e-3]}
+    | {"hidden_activation": [None, "gelu"], "use_bidirectional_attention": [False, True]},
+    "gemma2": GEMMA2,
+    "gemma3_text": _without(GEMMA2, "rope_parameters", "rope_scaling", "partial_rotary_factor")
+    | {"rope_local_base_freq": [300.0], "use_bidirectional_attention": [True], "sliding_window_pattern": [2]}
+    | {"rope_scaling": [None, {"rope_type": "linear", "factor": 2.0}]},
+    "t5gemma": {
+        **{"dropout_rate": [0.1], "attention_dropout": [0.1], "classifier_dropout_rate": [0.2]},
+        **{"is_encoder_decoder": [True, False], "pad_token_id": [3], "eos_token_id": [[2, 5]]},
+        "decoder": [
+            *({**MODULE, **more} for more in ({"num_hidden_layers": 3}, {"num_key_value_heads": 4})),
+            *({**MODULE, **more} for more in ({"hidden_activation": "mish"}, {"sliding_window": 5})),
+            {**MODULE, "layer_types": ["full_attention"] * 3},
+        ],
+        **COMMON,
+    },
     "t5": T5,
     "mt5": T5,
     "bart": SEQ2SEQ | {"normalize_embedding": [True, False], "extra_pos_embeddings": [2, 0]},

@@ -16,6 +16,17 @@ class Tiny(NamedTuple):
     cases: dict[str, tuple[str, dict[str, Any]]]
     prefix: str = ""
     buffer: str = ""
+    config: str = ""
+
+    @property
+    def config_class(self) -> str:
+        """The name of the configuration class of transformers."""
+        return self.config or f"{self.stem}Config"
+
+    @property
+    def bare(self) -> str:
+        """The end of the name of the class without heads."""
+        return next(ending for ending, _ in self.cases.values() if ending in ("Model", "TextModel"))
 
 
 _TABLE = yaml.safe_load(Path(__file__).with_name("tiny.yaml").read_text(encoding="utf-8"))

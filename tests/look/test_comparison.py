@@ -19,7 +19,7 @@ IGNORED = """
 vocab_size target_vocab_size max_positions d_model n_layers n_decoder_layers n_heads n_decoder_heads d_head d_ff
 d_decoder_ff dropout embedding_dropout attention_dropout activation_dropout classifier_dropout pad_id bos_id eos_id
 decoder_start_id norm_epsilon position_offset rotary_theta relative_buckets relative_distance relative_clamp alibi_scale
-alibi_rounded
+alibi_rounded embedding_scale_rounded decoder_window
 image_size n_channels window_pattern heads pooler_activation pooler_width n_labels label_names problem_type
 classifier_input classifier_transform classifier_bias logits_scale encoder_final_norm decoder_final_norm
 boundary_positions boundary_width

@@ -22,6 +22,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"d_model": "512"}, r"model\.d_model: .*integer, got '512'"),
     ({"d_model": 0}, r"model\.d_model: .*greater than 0, got 0"),
     ({"shape": "decoder", "d_decoder_ff": 9}, "d_decoder_ff needs shape: encoder-decoder"),
+    ({"decoder_window": 9}, "decoder_window needs sliding_window"),
     ({"n_decoder_heads": 7}, "n_decoder_heads 7 does not divide d_model 512"),
     ({"residual": "parallel"}, "residual: parallel needs norm_placement: pre, not post"),
     ({"residual": "parallel", "norm_placement": "pre"}, "has no cross-attention"),

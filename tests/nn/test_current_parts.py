@@ -299,6 +299,31 @@ def test_latent_attention_is_attention_of_expanded_keys():
     torch.testing.assert_close(layer(x, mask=Mask(causal=True))[0], layer.o_proj(torch.cat(heads, -1)))
 
 
+@torch.no_grad()
+def test_a_rounded_factor_of_embeddings_has_the_precision_of_the_model():
+    config = ModelConfig.parse(BASE | {"embedding_scale": 3072**0.5, "embedding_scale_rounded": True})
+    decoder, tokens = Transformer(config), rows()[0]
+    table = decoder.decoder_embeddings.tokens.weight
+    assert torch.equal(decoder.decoder_embeddings(Inputs(tokens)), table[tokens] * 3072**0.5)
+    decoder.bfloat16()
+    assert torch.equal(decoder.decoder_embeddings(Inputs(tokens)), (table[tokens].float() * 55.5).bfloat16())
+
+
+@torch.no_grad()
+def test_both_stacks_may_have_windows_of_their_own():
+    config = ModelConfig.parse(
+        BASE | {"shape": "encoder-decoder", "n_layers": 1, "sliding_window": 4, "decoder_window": 2}
+    )
+    model, (tokens, *_) = randomize(Transformer(config).eval(), 0.3), rows()
+    with capture(model, "pattern") as captured:
+        model(Inputs(tokens), Inputs(tokens))
+    distance = (torch.arange(9)[:, None] - torch.arange(9)).abs()
+    for side, allowed in (("encoder", distance < 4), ("decoder", (distance < 2).tril())):
+        pattern = captured[f"{side}.blocks.0.self_attention.sublayer.pattern"][0]
+        assert torch.equal(pattern > 0, allowed.expand_as(pattern))
+    assert cached_elements(config, 9) == 2 * 2 * 4 * 8
+
+
 @pytest.mark.parametrize(("values", "message"), [
     ({"experts": EXPERTS | {"per_token": 7}}, "experts.per_token 7 exceeds"),
     ({"experts": EXPERTS | {"groups": 4}}, "experts: 4 groups, 1 per token, of 6"),

@@ -124,6 +124,7 @@ def models(
         values |= {
             "sliding_window": draw(st.integers(1, 4)),
             "window_pattern": draw(some([("local",), ("global", "local")])),
+            "decoder_window": draw(some([None, 2])) if shape == "encoder-decoder" else None,
         }
     match positions:
         case "learned":

@@ -223,7 +223,8 @@ def _choose_cache(model: ModelConfig, width: int, capacity: int) -> CacheKind:
     """Sliding if a window is shorter than `capacity`, the longest possible text; static if `capacity` is small or at
     most twice the prompt; growing otherwise, since most texts end long before their limit.
     """
-    if any((model.window(layer) or capacity) < capacity for layer in range(model.decoder_layers)):
+    side = model.decoder_side
+    if any((side.window(layer) or capacity) < capacity for layer in range(side.n_layers)):
         return "sliding"
     return "static" if capacity <= max(SMALL, 2 * width) else "growing"
 

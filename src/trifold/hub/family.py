@@ -75,9 +75,13 @@ class Family:
         return create_model(f"{self.stem}Keys", __base__=Settings, **keys)
 
     def architecture(self, config: ModelConfig) -> str:
-        """The class that has the config's heads. Raises StopIteration if there is none."""
-        wanted = config.chosen_heads, config.shape
-        return next(name for name, f in self.architectures.items() if (f["heads"], f["shape"]) == wanted)
+        """The class that has the config's heads and shape (keys may decide it). Raises StopIteration without one."""
+        return next(
+            name
+            for name, fields in self.architectures.items()
+            if fields["heads"] == config.chosen_heads
+            and (fields["shape"] == config.shape or callable(fields["shape"]))
+        )
 
     def read(self, values: Mapping[str, Any]) -> ModelConfig:
         """The content of a config.json as our config. Raises SettingsError for unknown and unsupported keys."""
@@ -128,6 +132,7 @@ NONE_MEANS: dict[str, Callable[[ModelConfig], Any]] = {
     "n_kv_heads": lambda config: config.n_heads,
     "d_head": lambda config: None if config.d_model % config.n_heads else config.d_model // config.n_heads,
     "d_decoder_ff": lambda config: config.d_ff,
+    "decoder_window": lambda config: config.sliding_window,
     "rotary_width": lambda config: config.head_width,
     "attention_out_bias": lambda config: config.attention_bias,
     "heads": lambda config: ("lm",) if config.decoder_layers else (),

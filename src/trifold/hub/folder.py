@@ -15,7 +15,7 @@ from torch import Tensor
 from trifold.costs import position_table
 from trifold.errors import CheckpointError, SettingsError, UsageError
 from trifold.hub import rules
-from trifold.hub.families import FAMILIES, NATIVE
+from trifold.hub.families import FAMILIES, NATIVE, UNSUPPORTED
 from trifold.hub.family import Family
 from trifold.hub.files import naming, write_json
 from trifold.hub.fill import Stored, fill_model
@@ -31,6 +31,7 @@ CONFIG, ADAPTER = "config.json", "adapter_config.json"
 GENERATION = "generation_config.json"
 DOWNLOADED = """
     *.json model*.safetensors adapter_model.safetensors *.model *.spm *.txt *.jinja bpe.codes
+    [0-9]_Dense/model.safetensors
 """.split()
 PICKLED = ["pytorch_model*.bin"]  # downloaded if the user trusts them
 MAX_POSITION_TABLE = 2**24  # entries of a table of sinusoids, which is not stored, beside small weights
@@ -180,6 +181,8 @@ def parse_config(values: Mapping[str, Any], place: Path) -> tuple[Family, ModelC
     """The family and config in the content of a config.json. Raises CheckpointError for an unknown family or key."""
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
+        if (reason := UNSUPPORTED.get(str(model_type))) is not None:
+            raise CheckpointError(f"{place}: model_type: {model_type!r} is not supported: {reason}")
         known = ", ".join(FAMILIES)
         raise CheckpointError(f"{place}: model_type: {model_type!r} is not known; known: {known}")
     with naming(place):

@@ -60,9 +60,9 @@ def draw_architecture(config: ModelConfig) -> str:
 def _column(config: ModelConfig, side: str, sized: ModelConfig) -> Column:
     decodes, translates = side == "decoder", config.shape == "encoder-decoder"
     causal = ", causal" if decodes else ""
-    if config.sliding_window is not None:
+    if sized.sliding_window is not None:
         where = "" if config.window_pattern == ("local",) else " in some layers"
-        causal += f", window {config.sliding_window:,}{where}"
+        causal += f", window {sized.sliding_window:,}{where}"
     sizes = f"{config.d_model:,} → {sized.d_ff:,} → {config.d_model:,}"
     lines = (sizes, f"gated {config.activation}") if config.gated else (f"{sizes}, {config.activation}",)
     block: list[Box] = [("feed-forward", *lines), ("self-attention", _heads(sized) + causal)]

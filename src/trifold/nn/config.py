@@ -104,6 +104,7 @@ class ModelConfig(Settings):
     position_offset: int = Field(0, ge=0, description="learned: row of the table for position 0")
     scale_embeddings: bool = Field(True, description="multiply embeddings by sqrt(d_model)")
     embedding_scale: float | None = Field(None, gt=0, description="another factor of embeddings")
+    embedding_scale_rounded: bool = Field(False, description="round the factor to the precision of the model")
     embedding_norm: bool = Field(False, description="normalize the sum of the embeddings")
     n_token_types: int = Field(0, ge=0, description="kinds of segments, each with an embedding")
     rotary_width: int | None = Field(None, gt=0, description="rotated dimensions of a head; default: all")
@@ -185,6 +186,9 @@ class ModelConfig(Settings):
         None,
         gt=0,
         description="keys a query attends to: itself and those before it (in an encoder also after it)",
+    )
+    decoder_window: int | None = Field(
+        None, gt=0, description="sliding_window of the decoder; default: sliding_window"
     )
     window_pattern: tuple[Literal["local", "global"], ...] = Field(
         ("local",), strict=False, min_length=1, description="layers with and without the window, repeated"
@@ -308,12 +312,13 @@ class ModelConfig(Settings):
 
     @property
     def decoder_side(self) -> ModelConfig:
-        """The config with the decoder's sizes as n_layers, n_heads and d_ff."""
+        """The config with the decoder's sizes as n_layers, n_heads, d_ff and sliding_window."""
         return self.model_copy(
             update={
                 "n_layers": self.decoder_layers,
                 "n_heads": self.n_decoder_heads or self.n_heads,
                 "d_ff": self.d_decoder_ff or self.d_ff,
+                "sliding_window": self.decoder_window or self.sliding_window,
             }
         )
 

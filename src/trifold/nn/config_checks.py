@@ -30,7 +30,7 @@ def _sizes(config: ModelConfig) -> Iterator[str]:
         if config.n_kv_heads is not None and heads % config.n_kv_heads:
             yield f"n_kv_heads {config.n_kv_heads} does not divide {name} {heads}"
     if config.shape != "encoder-decoder":
-        for key in ("target_vocab_size", "n_decoder_heads", "d_decoder_ff"):
+        for key in ("target_vocab_size", "n_decoder_heads", "d_decoder_ff", "decoder_window"):
             if getattr(config, key) is not None:
                 yield f"{key} needs shape: encoder-decoder, not {config.shape}"
 
@@ -59,6 +59,8 @@ def _layers(config: ModelConfig) -> Iterator[str]:
         yield "gate_limit needs gated: true"
     if config.sliding_window is None and config.window_pattern != ("local",):
         yield "window_pattern needs sliding_window, the number of keys of a local layer"
+    if config.sliding_window is None and config.decoder_window is not None:
+        yield "decoder_window needs sliding_window, that of the encoder"
 
 
 def _experts(config: ModelConfig) -> Iterator[str]:

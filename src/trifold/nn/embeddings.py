@@ -151,7 +151,7 @@ class Embeddings(nn.Module):
         self.projection = Linear(config.embedding_width, config.d_model) if projects else None
         self.query = nn.Parameter(torch.empty(1, config.d_model)) if config.query_stream else None
         self.output = HookPoint("state")
-        self.scale = config.embedding_factor
+        self.scale, self.rounds_scale = config.embedding_factor, config.embedding_scale_rounded
         self.max_positions = config.max_positions
         self.is_limited = config.positions not in _UNLIMITED
         self.uses_segments = config.n_token_types > 0 or config.segment_offsets
@@ -164,8 +164,7 @@ class Embeddings(nn.Module):
         positions = inputs.token_positions(start)
         if self.is_limited:
             self._check_length(inputs, positions, start)
-        x = self.tokens(inputs.tokens)
-        x = self.positions(x * self.scale if self.scale != 1.0 else x, positions)
+        x = self.positions(self._scaled(self.tokens(inputs.tokens)), positions)
         if self.token_types is not None:
             x = x + self.token_types(inputs.segments)
         elif inputs.segments is not None and not self.uses_segments:
@@ -175,6 +174,14 @@ class Embeddings(nn.Module):
         x = self.drop(x)
         out: Tensor = self.output(x if self.projection is None else self.projection(x))
         return out
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        """x (…, E) times the factor, which may be rounded to the precision of x, as in Gemma: in bf16 √3072 is 55.5."""
+        if self.scale == 1.0:
+            return x
+        return x * (
+            torch.full((), self.scale, dtype=x.dtype, device=x.device) if self.rounds_scale else self.scale
+        )
 
     def query_vectors(self, query_index: Tensor) -> Tensor:
         """The input of the query stream, the same learned vector everywhere: query_index (B, P) -> (B, P, E)."""

@@ -51,6 +51,11 @@ def complete(values: dict[str, Any]) -> list[str]:
             config = _with_heads(start, objective)
             defaults = {**defaults, "model": config.model_dump(), "tokenizer": {"file": str(start)}}
             if "pooling" in objective.model_fields and (modules := read_modules(start)) is not None:
+                if modules.dense:
+                    raise SettingsError(
+                        f"start_from: {start} has dense layers after pooling, which training does not support; "
+                        "remove modules.json to train without them"
+                    )
                 defaults["task"] = {"pooling": modules.pooling, "normalise": modules.normalise}
         if not groups["data"].get("train"):
             raise SettingsError("data.train: no training data; set data.train=FILE")

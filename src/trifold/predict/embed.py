@@ -50,11 +50,13 @@ def embed(
     *,
     pooling: Pooling = "mean",
     normalise: bool = False,
+    dense: Sequence[Callable[[Tensor], Tensor]] = (),
 ) -> list[Tensor]:
     """A vector (E,) in float32 for each input; for an encoder-decoder, from its encoder.
 
     pooling: the mean of the states of all tokens, including special ones (Reimers & Gurevych 2019), the first state
-    (cls), the last state, the maximum, or the output of the pooler. Raises UsageError if the model has no pooler.
+    (cls), the last state, the maximum, or the output of the pooler. dense: layers that the vector passes then. Raises
+    UsageError if the model has no pooler.
     """
     model = reader.model
     if pooling not in (*POOLINGS, "pooler"):
@@ -69,7 +71,10 @@ def embed(
             hidden = model(inputs) if model.encoder is None else model.encode(inputs).hidden
             everything = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
             vectors = POOLINGS[pooling](hidden, everything if inputs.attend is None else inputs.attend)
-        return F.normalize(vectors.float(), dim=-1) if normalise else vectors.float()
+        vectors = vectors.float()
+        for layer in dense:
+            vectors = layer(vectors)
+        return F.normalize(vectors, dim=-1) if normalise else vectors
 
     return reader.run(texts, pairs, apply)
 
@@ -81,6 +86,7 @@ def search(
     corpus: Iterable[str] = (),
     top_k: int = 5,
     pooling: Pooling = "mean",
+    dense: Sequence[Callable[[Tensor], Tensor]] = (),
 ) -> list[list[Found]]:
     """The `top_k` texts of a corpus nearest to each query, best first. Blank texts are skipped.
 
@@ -88,12 +94,13 @@ def search(
     """
     if not corpus:
         raise UsageError("search: no texts to search; add --corpus FILE")
-    vectors = torch.stack(embed(reader, queries, pooling=pooling, normalise=True))
+    options: dict[str, Any] = {"pooling": pooling, "normalise": True, "dense": dense}
+    vectors = torch.stack(embed(reader, queries, **options))
     best: list[list[Found]] = [[] for _ in queries]
     numbered = ((number, text) for number, text in enumerate(corpus, start=1) if text.strip())
     while part := [*islice(numbered, PART)]:
         reader = replace(reader, places=[f"line {number} of the corpus" for number, _ in part])
-        texts = torch.stack(embed(reader, [text for _, text in part], pooling=pooling, normalise=True))
+        texts = torch.stack(embed(reader, [text for _, text in part], **options))
         for row, cosines in enumerate((vectors @ texts.T).tolist()):
             found = [Found(*each, score) for each, score in zip(part, cosines, strict=True)]
             best[row] = nlargest(top_k, [*best[row], *found], key=lambda one: one.score)

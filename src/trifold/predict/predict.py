@@ -191,7 +191,7 @@ def _with_modules(modules: SentenceModules, options: dict[str, Any]) -> dict[str
         raise UsageError(f"{modules.problem} is not supported; --pooling mean pools the states without it")
     reader = {"max_tokens": modules.max_length, "on_overflow": "truncate", "on_cut": warn}
     unit = {} if "corpus" in options else {"normalise": modules.normalise}
-    return {"pooling": modules.pooling, **unit, **reader, **options}
+    return {"pooling": modules.pooling, "dense": modules.dense, **unit, **reader, **options}
 
 
 def _pairs(name: str, texts: Sequence[Any], pairs: Any) -> list[list[str]]:

@@ -7,6 +7,7 @@ from trifold.hub.families import (
     bert,
     cohere,
     falcon,
+    gemma,
     glm,
     gpt,
     llama,
@@ -21,6 +22,10 @@ from trifold.hub.families import (
 from trifold.hub.family import Family
 
 NATIVE = "trifold"  # the model_type of our own format
+# Known kinds that are not supported -> the reason.
+UNSUPPORTED = {
+    "gemma3": "it reads images too; text models of Gemma 3 have model_type gemma3_text",
+}
 FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (
@@ -31,6 +36,8 @@ FAMILIES: dict[str, Family] = {
         *(t5.FAMILY, t5.MT5),
         *(vit.FAMILY, xlnet.FAMILY, falcon.FAMILY),
         *(qwen.QWEN2, qwen.QWEN3, llama.SMOLLM3, llama.PHI3, olmo.OLMO2, olmo.OLMO3, nanochat.FAMILY),
-        *(llama.GRANITE, glm.GLM4, cohere.COHERE2, native.FAMILY),
+        *(llama.GRANITE, glm.GLM4, cohere.COHERE2),
+        *(gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3, gemma.T5GEMMA),
+        native.FAMILY,
     )
 }

@@ -60,7 +60,8 @@ def by_head(rules: TensorRules) -> Callable[[ModelConfig], list[AnyRule]]:
     return lambda config: (of_questions if "span" in config.chosen_heads else rules)(config)
 
 
-def _check_width(config: ModelConfig) -> Fields:
+def check_width(config: ModelConfig) -> Fields:
+    """Raise SettingsError for a width that `transformers` rejects."""
     if config.d_model % config.n_heads:  # `transformers` requires it even where head_dim differs
         raise SettingsError(f"hidden_size: {config.d_model} is not a multiple of {config.n_heads} heads")
     return {}
@@ -70,7 +71,7 @@ LLAMA = Family(
     model_type="llama",
     stem="Llama",
     classes=classes(),
-    entries=(*ENTRIES, fixed(rope_interleaved=False), Entry({}, save=_check_width)),
+    entries=(*ENTRIES, fixed(rope_interleaved=False), Entry({}, save=check_width)),
     constants=CONSTANTS,
     rules=by_head(RULES),
     ignored="is_llama_config max_sequence_length",

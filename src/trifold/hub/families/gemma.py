@@ -1,0 +1,323 @@
+"""Gemma (Gemma Team 2024): LLaMA with scaled embeddings, norms times 1 + weight, wide heads and a GELU.
+
+Gemma 2 (Gemma Team 2024) has norms on both sides of each sub-layer, soft caps of scores and logits, and a window in
+every second layer. Gemma 3 (Gemma Team 2025) has norms of queries and keys instead of the soft cap of scores, a window
+in five of six layers, and there another base of positions; with bidirectional attention it is the encoder of
+EmbeddingGemma (Schechter Vera et al. 2025). T5Gemma (Zhang et al. 2025) is an encoder-decoder of two Gemma 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from trifold.errors import SettingsError
+from trifold.hub.families import llama
+from trifold.hub.families.gpt import CLASSES, HEADS, classes
+from trifold.hub.family import STACK, Family, TensorRules, in_layer, tied, with_defaults
+from trifold.hub.rope import layered_rope, windows
+from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, Id, revise, row, same
+from trifold.hub.rules import AnyRule, Rule
+from trifold.nn import ModelConfig
+
+CONSTANTS = llama.CONSTANTS | {
+    "scale_embeddings": True,
+    "embedding_scale_rounded": True,
+    "norm_weight": "plus-one",
+    "feed_forward_bias": False,
+}
+CAUSAL = Entry({"use_bidirectional_attention": (Literal[False] | None, None)})
+# The first files have "gelu", but the model was trained with the approximation.
+GELU = {name: ours for name, ours in ACTIVATIONS.items() if name != "gelu"} | {"gelu": "gelu-tanh"}
+
+
+def _check_activation(file: Any, fields: Fields) -> Fields:
+    """A second key of the same meaning, in some files."""
+    if file.hidden_activation is not None and GELU.get(file.hidden_activation) != fields["activation"]:
+        raise SettingsError(f"hidden_activation: {file.hidden_activation!r} contradicts hidden_act")
+    return {}
+
+
+GEMMA = Family(
+    model_type="gemma",
+    stem="Gemma",
+    classes=classes("ForQuestionAnswering"),
+    entries=revise(
+        llama.ENTRIES,
+        row("hidden_act", "activation", "gelu_pytorch_tanh", map=GELU),
+        Entry({"hidden_activation": (str | None, None)}, _check_activation),
+        row("head_dim", "d_head", 256),
+        CAUSAL,
+        without="mlp_bias",
+        vocab_size=256000,
+        hidden_size=3072,
+        intermediate_size=24576,
+        num_hidden_layers=28,
+        num_key_value_heads=16,
+        num_attention_heads=16,
+        max_position_embeddings=8192,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=2,
+        tie_word_embeddings=True,
+    ),
+    constants=CONSTANTS,
+    rules=llama.RULES,
+)
+
+# --- Gemma 2 -------------------------------------------------------------------------------------------
+
+
+def _load_scale(file: Any, fields: Fields) -> Fields:
+    scalar = file.query_pre_attn_scalar
+    return {"attention_scale": None if scalar == fields["d_head"] else float(scalar**-0.5)}
+
+
+def _save_scale(config: ModelConfig) -> Fields:
+    scale = config.attention_scale
+    return {"query_pre_attn_scalar": config.head_width if scale is None else round(scale**-2)}
+
+
+SCALE = Entry({"query_pre_attn_scalar": (SIZE, 256)}, _load_scale, _save_scale)
+WINDOWS = windows(2, 4096)
+AROUND = {f"{STACK}.final_norm": ".norm", **HEADS, "heads.token.out_proj": "score"}
+LAYER = llama.LAYER | {
+    "self_attention.exit": "post_attention_layernorm",
+    "feed_forward.enter": "pre_feedforward_layernorm",
+    "feed_forward.exit": "post_feedforward_layernorm",
+    "self_attention.sublayer.{p:q|k}_norm": "self_attn.{p}_norm",  # Gemma 3
+}
+GEMMA2 = replace(
+    GEMMA,
+    model_type="gemma2",
+    stem="Gemma2",
+    entries=revise(
+        GEMMA.entries,
+        row("hidden_activation", "activation", "gelu_pytorch_tanh", map=ACTIVATIONS),
+        SCALE,
+        row("attn_logit_softcapping", "score_soft_cap", 50.0, nullable=True),
+        row("final_logit_softcapping", "logit_soft_cap", 30.0, nullable=True),
+        # The pattern is not a key of this family.
+        replace(WINDOWS, keys=WINDOWS.keys | {"sliding_window_pattern": (Literal[2] | None, None)}),
+        Entry({}, save=llama.check_width),
+        without="hidden_act",
+        hidden_size=2304,
+        intermediate_size=9216,
+        num_hidden_layers=26,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+    ),
+    constants=CONSTANTS | {"norm_placement": "sandwich"},
+    rules=replace(llama.RULES, names=AROUND | in_layer(".layers.{i}.", LAYER)),
+    ignored="hidden_act sliding_window_size _attn_implementation",  # of older files; `transformers` does not read them
+)
+
+# --- Gemma 3 -------------------------------------------------------------------------------------------
+
+
+def _load_direction(file: Any, fields: Fields) -> Fields:
+    """Without causality, the key of the window counts the keys on both sides."""
+    if not file.use_bidirectional_attention:
+        return {"shape": "decoder"}
+    window = fields.get("sliding_window")
+    return {"shape": "encoder", "sliding_window": None if window is None else window // 2 + 1}
+
+
+def _save_direction(config: ModelConfig) -> Fields:
+    window, encodes = config.sliding_window, config.shape == "encoder"
+    both = {"sliding_window": max(1, 2 * (window - 1))} if encodes and window is not None else {}
+    return {"use_bidirectional_attention": encodes, **both}
+
+
+GEMMA3 = replace(
+    GEMMA2,
+    model_type="gemma3_text",
+    stem="Gemma3",
+    classes={
+        "ForCausalLM": CLASSES["ForCausalLM"],
+        "TextModel": CLASSES["Model"],
+        "TextForSequenceClassification": CLASSES["ForSequenceClassification"],
+    },
+    entries=revise(
+        GEMMA2.entries,
+        layered_rope(1_000_000.0, 10_000.0),
+        windows(6, 4096),
+        Entry({"use_bidirectional_attention": (bool | None, False)}, _load_direction, _save_direction),
+        Entry({"attn_logit_softcapping": (None, None)}),  # `transformers` does not read it
+        row("final_logit_softcapping", "logit_soft_cap", None),
+        vocab_size=262208,
+        max_position_embeddings=131072,
+    ),
+    constants=GEMMA2.constants | {"qk_norm": "head", "shape": same("shape")},
+    ignored="hidden_act _sliding_window_pattern",
+)
+
+# --- T5Gemma -------------------------------------------------------------------------------------------
+
+MODULE = replace(
+    GEMMA2,
+    model_type="t5_gemma_module",
+    stem="T5GemmaModule",
+    classes={"Model": {"heads": ()}},
+    entries=revise(
+        GEMMA2.entries,
+        without="attention_dropout classifier_dropout tie_word_embeddings use_bidirectional_attention",
+    ),
+    # Those of the model apply, or follow from the rest.
+    ignored="""
+    attention_dropout classifier_dropout_rate cross_attention_hidden_size dropout_rate hidden_act tie_word_embeddings
+    """,
+)
+# Fields that both stacks share -> their keys.
+SHARED = {
+    "d_model": "hidden_size",
+    "n_kv_heads": "num_key_value_heads",
+    "d_head": "head_dim",
+    "max_positions": "max_position_embeddings",
+    "activation": "hidden_activation",
+    "norm_epsilon": "rms_norm_eps",
+    "attention_bias": "attention_bias",
+    "positions": "rope_parameters",
+    "rotary_theta": "rope_parameters",
+    "rotary_scaling": "rope_parameters",
+    "attention_scale": "query_pre_attn_scalar",
+    "score_soft_cap": "attn_logit_softcapping",
+}
+IDS = {"pad_token_id": "pad_id", "bos_token_id": "bos_id", "eos_token_id": "eos_id"}
+
+
+def _read_stack(file: Any, side: str) -> ModelConfig:
+    try:
+        return with_defaults(MODULE.read(getattr(file, side) or {}))
+    except SettingsError as error:
+        raise SettingsError(f"{side}.{error}") from None
+
+
+def _load_stacks(file: Any, fields: Fields) -> Fields:
+    encoder, decoder = _read_stack(file, "encoder"), _read_stack(file, "decoder")
+    decodes = fields["shape"] == "encoder-decoder"
+    decoder = decoder if decodes else encoder
+    for name, key in SHARED.items():
+        ours, theirs = getattr(encoder, name), getattr(decoder, name)
+        if ours != theirs:
+            raise SettingsError(
+                f"decoder.{key}: {theirs} differs from that of the encoder, {ours}; this is not supported"
+            )
+    few, many = sorted((encoder, decoder), key=lambda stack: stack.n_layers)
+    if any((few.window(layer) is None) != (many.window(layer) is None) for layer in range(few.n_layers)):
+        raise SettingsError("decoder.layer_types: differs from that of the encoder; this is not supported")
+    window, decoder_window = encoder.sliding_window, decoder.sliding_window
+    window, decoder_window = window or decoder_window, decoder_window or window
+    found = {name: getattr(encoder, name) for name in ("vocab_size", "n_layers", "n_heads", "d_ff", *SHARED)}
+    found |= {
+        # The encoder's tokens also attend to keys at that distance.
+        "sliding_window": None if window is None else window + 1,
+        "window_pattern": many.window_pattern,
+        "logit_soft_cap": decoder.logit_soft_cap,
+        **{ours: getattr(decoder, ours) for ours in IDS.values()},
+    }
+    for key, ours in IDS.items():
+        if (given := getattr(file, key)) is not None:
+            found[ours] = given[0] if isinstance(given, list) else given
+    if not decodes:
+        return found
+    return found | {
+        "n_decoder_layers": decoder.n_layers,
+        "n_decoder_heads": decoder.n_heads,
+        "d_decoder_ff": decoder.d_ff,
+        "target_vocab_size": decoder.vocab_size,
+        "decoder_window": decoder_window,
+    }
+
+
+def _save_stacks(config: ModelConfig) -> Fields:
+    decodes, window = config.shape == "encoder-decoder", config.sliding_window
+    if window == 1:
+        raise SettingsError("sliding_window: 1 in the encoder is not supported")
+    alone: Fields = {"shape": "decoder", "heads": ()}
+    encoder = config.model_copy(update=alone | {"sliding_window": None if window is None else window - 1})
+    decoder = config.decoder_side.model_copy(update=alone | {"vocab_size": config.output_vocab_size})
+    sides = {"encoder": encoder, "decoder": decoder if decodes else encoder}
+    kind = {"model_type": MODULE.model_type}
+    return {
+        **{
+            side: MODULE.write(stack) | kind | {"is_decoder": side == "decoder"}
+            for side, stack in sides.items()
+        },
+        **{key: getattr(config, ours) for key, ours in IDS.items()},
+        "vocab_size": config.output_vocab_size,
+        "is_encoder_decoder": decodes,
+    }
+
+
+def _check_shape(file: Any, fields: Fields) -> Fields:
+    """The class decides."""
+    if file.is_encoder_decoder not in (None, fields["shape"] == "encoder-decoder"):
+        raise SettingsError(f"is_encoder_decoder: {file.is_encoder_decoder} is not supported for this class")
+    return {}
+
+
+T5_LAYER = llama.LAYER | {
+    "self_attention.enter": "pre_self_attn_layernorm",
+    "self_attention.exit": "post_self_attn_layernorm",
+    "cross_attention.enter": "pre_cross_attn_layernorm",
+    "cross_attention.sublayer.{p:q|k|v|o}_proj": "cross_attn.{p}_proj",
+    "cross_attention.exit": "post_cross_attn_layernorm",
+    "feed_forward.enter": "pre_feedforward_layernorm",
+    "feed_forward.exit": "post_feedforward_layernorm",
+}
+
+
+def _more(config: ModelConfig, base: str) -> list[AnyRule]:
+    if "lm" not in config.chosen_heads:
+        return []
+    if config.tie_lm_head:
+        return tied("lm_head.out_proj", f"{base}decoder.embed_tokens.weight")
+    return [Rule("lm_head.weight", "lm_head.out_proj.weight")]
+
+
+ENCODER: Fields = {"shape": "encoder"}
+IDS_OF = Id | Annotated[list[Id], Field(min_length=1)] | None
+T5GEMMA = Family(
+    model_type="t5gemma",
+    stem="T5Gemma",
+    classes={
+        "ForConditionalGeneration": {"heads": ("lm",)},
+        "Model": {"heads": ()},
+        "EncoderModel": ENCODER | {"heads": ()},
+        "ForSequenceClassification": ENCODER | {"heads": ("sequence",), "classifier_input": "last"},
+        "ForTokenClassification": ENCODER | {"heads": ("token",)},
+    },
+    entries=(
+        Entry({"is_encoder_decoder": (bool | None, None)}, _check_shape),
+        Entry(
+            {
+                "encoder": (dict[str, Any] | None, None),
+                "decoder": (dict[str, Any] | None, None),
+                "vocab_size": (SIZE, 256000),  # nothing reads it
+                **dict.fromkeys(IDS, (IDS_OF, None)),
+            },
+            _load_stacks,
+            _save_stacks,
+        ),
+        row("dropout_rate", "dropout", 0.0),
+        row("attention_dropout", "attention_dropout", 0.0),
+        row(
+            "classifier_dropout_rate", "classifier_dropout", 0.0, heads=("sequence", "token"), everywhere=True
+        ),
+        row("tie_word_embeddings", "tie_lm_head", True),
+    ),
+    constants=GEMMA2.constants | {"shape": "encoder-decoder", "activation_dropout": same("dropout")},
+    rules=TensorRules(
+        "model",
+        ".{stack}.embed_tokens",
+        {
+            f"{STACK}.final_norm": ".{stack}.norm",
+            "heads.{head:sequence|token}.out_proj": "score.out_proj",
+            **in_layer(".{stack}.layers.{i}.", T5_LAYER),
+        },
+        more=_more,
+    ),
+)
