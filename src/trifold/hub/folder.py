@@ -101,7 +101,8 @@ def describe_misfit(config: ModelConfig, start: Path | None = None) -> str:
     note = "transformers cannot load this model, which fits none of its families"
     if possible := {name: changes for name, changes in found.items() if changes and own in (None, name)}:
         nearest = min(possible, key=lambda name: len(possible[name]))
-        values = {k: v if isinstance(v, str) else json.dumps(v) for k, v in possible[nearest].items()}
+        found_values = possible[nearest].items()
+        values = {k: v if isinstance(v, str) else json.dumps(v, default=dict) for k, v in found_values}
         note += f"; it fits {nearest} with {' '.join(f'model.{k}={v}' for k, v in values.items())}"
     return note
 

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from trifold.errors import SettingsError
 from trifold.nn import ModelConfig
+from trifold.settings import Settings
 
 Fields: TypeAlias = dict[str, Any]  # values of ModelConfig by field name
 Keys: TypeAlias = dict[str, tuple[Any, Any]]  # their keys: (type, default)
@@ -98,6 +99,27 @@ def sizes(
     )
 
 
+def nested(field: str, part: type[Settings], names: Mapping[str, tuple[str, Any]], **constants: Any) -> Entry:
+    """Keys that set the values of a part of the model, such as its experts, which a config must have.
+
+    part: its class. names: each key -> the name of its value and the default of the key. constants: other values.
+    """
+
+    def read(file: Any, fields: Fields) -> Fields:
+        return {field: {inner: getattr(file, key) for key, (inner, _) in names.items()} | constants}
+
+    def write(config: ModelConfig) -> Fields:
+        if (value := getattr(config, field)) is None:
+            raise SettingsError(f"{field}: missing in the config, and this family requires it")
+        return {key: getattr(value, inner) for key, (inner, _) in names.items()}
+
+    infos = {key: (part.model_fields[inner], default) for key, (inner, default) in names.items()}
+    keys = {
+        key: (_bounded(info.annotation, info.metadata), default) for key, (info, default) in infos.items()
+    }
+    return Entry(keys, read, write)
+
+
 def fixed(**values: bool | int | float | str) -> Entry:
     """Keys that select parts which ModelConfig lacks: any other value is an error. They are not written."""
 
@@ -126,7 +148,11 @@ def type_of(name: str) -> Any:
     info = ModelConfig.model_fields[name]
     parts = get_args(info.annotation)
     kind = parts[0] if NoneType in parts else info.annotation
-    return Annotated[kind, *info.metadata] if info.metadata else kind
+    return _bounded(kind, info.metadata)
+
+
+def _bounded(kind: Any, bounds: Sequence[Any]) -> Any:
+    return Annotated[kind, *bounds] if bounds else kind
 
 
 SIZE = Annotated[int, Field(gt=0)]

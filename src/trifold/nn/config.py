@@ -74,6 +74,7 @@ class Latent(Settings):
         gt=0, description="rotated dimensions, beside d_head, shared by the keys of all heads"
     )
     d_value: int = Field(gt=0, description="width of a value")
+    norm_epsilon: float | None = Field(None, gt=0, description="of the norms inside; default: norm_epsilon")
 
 
 class ModelConfig(Settings):
