@@ -265,6 +265,14 @@ class ModelConfig(Settings):
         return 0 if self.shape == "encoder" else self.n_decoder_layers or self.n_layers
 
     @property
+    def expert_layers(self) -> int:
+        """Layers of all stacks with experts."""
+        if self.experts is None:
+            return 0
+        blocks = (self.block_of_layer or range(stack.n_layers) for stack in self.stacks.values())
+        return sum(block >= self.experts.dense_layers for order in blocks for block in order)
+
+    @property
     def output_vocab_size(self) -> int:
         return self.target_vocab_size or self.vocab_size
 
