@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
-from tests.hub.checkpoints import equal, read, settings, write
+from tests.hub.checkpoints import edit, equal, read, settings, write
 
 from trifold.errors import CheckpointError, SettingsError
 from trifold.hub import load_model, save_model
@@ -19,6 +20,7 @@ from trifold.hub.families.experts import fused
 from trifold.hub.folder import describe_misfit
 from trifold.hub.generation import read_generation
 from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.text import read_tokenizer
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("default")
@@ -174,3 +176,137 @@ def test_a_new_model_is_saved_in_the_family_that_fits(case: str, tmp_path: Path)
     tokens = Inputs(torch.arange(3, 12)[None])
     assert torch.equal(loaded(tokens), model(tokens))
     assert bool(describe_misfit(model.config)) == (family == "trifold")
+
+
+# --- tokenizers ----------------------------------------------------------------------------------------
+
+# The patterns, tokens and settings of the published tokenizers.
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DEEPSEEK = (
+    r"\p{N}{1,3}",
+    r"[一-龥぀-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+HARMONY = """{%- macro render(message) %}
+{{- "<|start|>" + message.role + "<|message|>" + message.content + "<|end|>" }}{% endmacro -%}
+{%- for message in messages %}{{- render(message) }}{%- endfor -%}
+{%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}"""
+ROLES = """{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}
+{%- set ns = namespace(system='') %}{{ bos_token }}{%- for message in messages %}
+{%- if message['role'] == 'user' %}{{ '<|User|>' + message['content'] }}{% else %}
+{{- '<|Assistant|>' + message['content'] + '<|end|>' }}{% endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|Assistant|>' }}{% endif %}"""
+TOKENIZERS: dict[str, tuple[tuple[str, ...], list[str], str, dict[str, Any]]] = {
+    "gpt_oss": (
+        (O200K,),
+        ["<|startoftext|>", "<|endoftext|>", "<|return|>", "<|start|>", "<|message|>", "<|end|>"],
+        HARMONY,
+        {"bos_token": "<|startoftext|>", "eos_token": "<|return|>", "pad_token": "<|endoftext|>"}
+        | {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False},
+    ),
+    "deepseek_v3": (
+        DEEPSEEK,
+        ["<|begin|>", "<|end|>", "<|User|>", "<|Assistant|>"],
+        ROLES,
+        {
+            name: {"__type": "AddedToken", "content": token, "lstrip": False, "normalized": True}
+            | {"rstrip": False, "single_word": False}
+            for name, token in (
+                ("bos_token", "<|begin|>"),
+                ("eos_token", "<|end|>"),
+                ("pad_token", "<|end|>"),
+            )
+        }
+        | {"add_bos_token": True, "add_eos_token": False, "legacy": True, "unk_token": None}
+        | {"clean_up_tokenization_spaces": False, "sp_model_kwargs": {}, "use_default_system_prompt": False}
+        | {"tokenizer_class": "LlamaTokenizerFast"},
+    ),
+}
+TEXTS = ["Hello, world! It's 12345 o'clock.", "naïve ☂\n\n  CamelCase   x=1_000", "汉字 and かな mixed", ""]
+
+
+def tokenizer_folder(folder: Path, family: str) -> Path:
+    """A folder with a tokenizer of the published kind and the config of a tiny model."""
+    patterns, special, template, values = TOKENIZERS[family]
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=False))
+    splits = [tokenizers.pre_tokenizers.Split(tokenizers.Regex(p), "isolated") for p in patterns]
+    byte_level = tokenizers.pre_tokenizers.ByteLevel(
+        add_prefix_space=False, trim_offsets=True, use_regex=False
+    )
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([*splits, byte_level])
+    library.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=320, initial_alphabet=alphabet, special_tokens=special, show_progress=False
+    )
+    library.train_from_iterator(TEXTS * 3, trainer)
+    if family == "deepseek_v3":
+        library.post_processor = tokenizers.processors.TemplateProcessing(
+            single="<|begin|> $A", pair="<|begin|> $A <|begin|> $B", special_tokens=[("<|begin|>", 0)]
+        )
+    library.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({"model_type": family}), encoding="utf-8")
+    inside = {"chat_template": template} if family == "deepseek_v3" else {}
+    (folder / "tokenizer_config.json").write_text(json.dumps(values | inside), encoding="utf-8")
+    if not inside:
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("family", TOKENIZERS)
+def test_tokenizers_as_published_are_read(family: str, tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path, family)
+    ours, theirs = read_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    plain = theirs(TEXTS, add_special_tokens=False)["input_ids"]
+    assert ours.encode(TEXTS) == plain
+    around = theirs(TEXTS)["input_ids"]
+    assert [row.ids for row in ours.rows(TEXTS)] == around
+    for keep in (False, True):
+        decoded = theirs.batch_decode(around, skip_special_tokens=not keep)
+        assert ours.decode(around, keep_special=keep) == decoded
+    roles = ("bos", "eos", "pad")
+    assert all(getattr(ours, f"{role}_id") == getattr(theirs, f"{role}_token_id") for role in roles)
+    assert ours.vocab_size == len(theirs)
+    messages = [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "Why?"},
+    ]
+    expected = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert ours.chat(messages, add_generation_prompt=True) == expected
+    ids = ours.encode([expected], special_in_text=True)[0]
+    assert ids == theirs(expected, add_special_tokens=False)["input_ids"]
+
+
+# --- precision, sizes ----------------------------------------------------------------------------------
+
+
+def test_corrections_keep_their_precision_in_bfloat16(saved: Saved) -> None:
+    folder = saved("deepseek_v3")
+    tensors = read(folder)
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    write(folder, tensors | {name: torch.linspace(8, 8.01, 8)})
+    model, _ = load_model(folder, dtype=torch.bfloat16)
+    assert {n for n, p in model.named_parameters() if p.dtype != torch.bfloat16} == {
+        "decoder.blocks.1.feed_forward.sublayer.router.correction"
+    }
+    router = model.get_submodule("decoder.blocks.1.feed_forward.sublayer.router")
+    assert torch.equal(router.correction, torch.linspace(8, 8.01, 8))
+    with torch.no_grad():
+        assert model(Inputs(torch.tensor([[3, 4, 5]]))).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("family", "key"), [
+    ("mixtral", "num_local_experts"), ("qwen3_moe", "num_local_experts"), ("gpt_oss", "num_local_experts"),
+    ("deepseek_v3", "n_routed_experts"),
+])  # fmt: skip
+def test_absurd_numbers_of_experts_are_rejected_early(family: str, key: str, saved: Saved) -> None:
+    folder = saved(family)
+    edit(folder, **{key: 10_000})
+    with pytest.raises(CheckpointError, match=r"layers of 10000 experts, but the weights have \d+ elements"):
+        load_model(folder)
