@@ -63,7 +63,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt_oss": (
         "GptOssForCausalLM",
         "GptOssConfig",
-        {**GATED, "num_key_value_heads": 2, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 4}
+        {**GATED, "num_key_value_heads": 2, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 4}
         | {"head_dim": 8},
     ),
     "deepseek_v3": (
