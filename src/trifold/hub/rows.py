@@ -99,25 +99,26 @@ def sizes(
     )
 
 
-def nested(field: str, part: type[Settings], names: Mapping[str, tuple[str, Any]], **constants: Any) -> Entry:
-    """Keys that set the values of a part of the model, such as its experts, which a config must have.
+def nested(field: str, **values: Any) -> Entry:
+    """Keys that set the values of a part of the model, such as its experts, which the config must have.
 
-    part: its class. names: each key -> the name of its value and the default of the key. constants: other values.
+    values: each value of the part as (their key, its default), or a constant.
     """
+    part: type[Settings] = type_of(field)
+    names = {inner: value for inner, value in values.items() if isinstance(value, tuple)}
+    constants = {inner: value for inner, value in values.items() if inner not in names}
 
     def read(file: Any, fields: Fields) -> Fields:
-        return {field: {inner: getattr(file, key) for key, (inner, _) in names.items()} | constants}
+        return {field: {inner: getattr(file, key) for inner, (key, _) in names.items()} | constants}
 
     def write(config: ModelConfig) -> Fields:
         if (value := getattr(config, field)) is None:
             raise SettingsError(f"{field}: missing in the config, and this family requires it")
-        return {key: getattr(value, inner) for key, (inner, _) in names.items()}
+        return {key: getattr(value, inner) for inner, (key, _) in names.items()}
 
-    infos = {key: (part.model_fields[inner], default) for key, (inner, default) in names.items()}
-    keys = {
-        key: (_bounded(info.annotation, info.metadata), default) for key, (info, default) in infos.items()
-    }
-    return Entry(keys, read, write)
+    infos = {inner: part.model_fields[inner] for inner in names}
+    kinds = {inner: _bounded(info.annotation, info.metadata) for inner, info in infos.items()}
+    return Entry({key: (kinds[inner], default) for inner, (key, default) in names.items()}, read, write)
 
 
 def fixed(**values: bool | int | float | str) -> Entry:

@@ -26,7 +26,6 @@ from trifold.hub.rope import rope, windows
 from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, nested, revise, row, sizes
 from trifold.hub.rules import AnyRule, Ignored, Rule, Tensors, Transform
 from trifold.nn import ModelConfig
-from trifold.nn.config import Experts, Latent
 
 UNBIASED = CONSTANTS | {"feed_forward_bias": False}
 MOE = "feed_forward.sublayer."
@@ -48,9 +47,7 @@ MIXTRAL = replace(
     entries=revise(
         MISTRAL.entries,
         rope(base=1e6),
-        nested(
-            "experts", Experts, {"num_local_experts": ("count", 8), "num_experts_per_tok": ("per_token", 2)}
-        ),
+        nested("experts", count=("num_local_experts", 8), per_token=("num_experts_per_tok", 2)),
         fixed(router_jitter_noise=0.0),
         rms_norm_eps=1e-5,
         sliding_window=None,
@@ -81,6 +78,7 @@ def _load_qwen(file: Any, fields: Fields) -> Fields:
 
 
 QWEN3_RULES = replace(RULES, names=AROUND | in_layer(".layers.{i}.", QWEN3_LAYER))
+QWEN3_OF_SPANS = replace(QWEN3_RULES, prefix="transformer")
 QWEN3_MOE = Family(
     model_type="qwen3_moe",
     stem="Qwen3Moe",
@@ -99,13 +97,10 @@ QWEN3_MOE = Family(
         ),
         nested(
             "experts",
-            Experts,
-            {
-                "num_experts": ("count", 128),
-                "num_experts_per_tok": ("per_token", 8),
-                "moe_intermediate_size": ("d_ff", 768),
-                "norm_topk_prob": ("normalize", False),
-            },
+            count=("num_experts", 128),
+            per_token=("num_experts_per_tok", 8),
+            d_ff=("moe_intermediate_size", 768),
+            normalize=("norm_topk_prob", False),
         ),
         Entry(
             {
@@ -115,17 +110,12 @@ QWEN3_MOE = Family(
                 "sliding_window": (SIZE | None, 4096),
             },
             _load_qwen,
-            lambda c: {
-                "use_sliding_window": c.sliding_window is not None,
-                "sliding_window": c.sliding_window,
-            },
+            lambda c: {"use_sliding_window": bool(c.sliding_window), "sliding_window": c.sliding_window},
         ),
         fixed(decoder_sparse_step=1),
     ),
     constants=UNBIASED | {"qk_norm": "head"},
-    rules=lambda c: (replace(QWEN3_RULES, prefix="transformer") if "span" in c.chosen_heads else QWEN3_RULES)(
-        c
-    ),
+    rules=lambda c: (QWEN3_OF_SPANS if "span" in c.chosen_heads else QWEN3_RULES)(c),
     ignored=f"{IGNORED} max_window_layers",
 )
 
@@ -187,8 +177,8 @@ GPT_OSS = Family(
         fixed(swiglu_alpha=1.702),
         nested(
             "experts",
-            Experts,
-            {"num_local_experts": ("count", 128), "num_experts_per_tok": ("per_token", 4)},
+            count=("num_local_experts", 128),
+            per_token=("num_experts_per_tok", 4),
             bias=True,
         ),
     ),
@@ -293,30 +283,24 @@ DEEPSEEK_V3 = Family(
         row("rope_interleave", "rotary_pairs", True, map={True: "interleaved", False: "halves"}),
         nested(
             "experts",
-            Experts,
-            {
-                "n_routed_experts": ("count", 256),
-                "num_experts_per_tok": ("per_token", 8),
-                "moe_intermediate_size": ("d_ff", 2048),
-                "n_shared_experts": ("shared", 1),
-                "norm_topk_prob": ("normalize", True),
-                "routed_scaling_factor": ("scale", 2.5),
-                "n_group": ("groups", 8),
-                "topk_group": ("groups_per_token", 4),
-                "first_k_dense_replace": ("dense_layers", 3),
-            },
+            count=("n_routed_experts", 256),
+            per_token=("num_experts_per_tok", 8),
+            d_ff=("moe_intermediate_size", 2048),
+            shared=("n_shared_experts", 1),
+            normalize=("norm_topk_prob", True),
+            scale=("routed_scaling_factor", 2.5),
+            groups=("n_group", 8),
+            groups_per_token=("topk_group", 4),
+            dense_layers=("first_k_dense_replace", 3),
             score="sigmoid",
             correction=True,
         ),
         nested(
             "latent",
-            Latent,
-            {
-                "kv_lora_rank": ("width", 512),
-                "q_lora_rank": ("query_width", 1536),
-                "qk_rope_head_dim": ("d_rotary", 64),
-                "v_head_dim": ("d_value", 128),
-            },
+            width=("kv_lora_rank", 512),
+            query_width=("q_lora_rank", 1536),
+            d_rotary=("qk_rope_head_dim", 64),
+            d_value=("v_head_dim", 128),
         ),
         Entry(ROPE.keys | {"num_key_value_heads": (SIZE | None, 128)}, _load_deepseek, _save_deepseek),
         ids(bos=0, eos=1),
