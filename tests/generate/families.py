@@ -50,6 +50,29 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Starcoder2Config",
         {**GATED, "num_key_value_heads": 2, "sliding_window": 5},
     ),
+    "mixtral": (
+        "MixtralForCausalLM",
+        "MixtralConfig",
+        {**GATED, "num_key_value_heads": 2, "num_local_experts": 4, "sliding_window": 5},
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        {**GATED, "num_key_value_heads": 2, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    ),
+    "gpt_oss": (
+        "GptOssForCausalLM",
+        "GptOssConfig",
+        {**GATED, "num_key_value_heads": 2, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 4}
+        | {"head_dim": 8},
+    ),
+    "deepseek_v3": (
+        "DeepseekV3ForCausalLM",
+        "DeepseekV3Config",
+        {**GATED, "num_key_value_heads": 4, "n_routed_experts": 8, "n_group": 4, "topk_group": 2}
+        | {"num_experts_per_tok": 3, "moe_intermediate_size": 16, "first_k_dense_replace": 1, "kv_lora_rank": 12}
+        | {"q_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8},
+    ),
     "falcon 7b": ("FalconForCausalLM", "FalconConfig", LLAMA_LIKE),
     "falcon 40b": ("FalconForCausalLM", "FalconConfig", {**FALCON, "new_decoder_architecture": True}),
     "falcon, ALiBi": ("FalconForCausalLM", "FalconConfig", OLD_FALCON),

@@ -93,7 +93,7 @@ HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     ),
     "config.json: another kernel": (changed(attn_implementation="evil/kernels"), "attn_implementation: unknown key"),
     "config.json: a pipeline of code": (changed(custom_pipelines={"x": {"impl": "evil.E"}}), "custom_pipelines: unk"),
-    "config.json: a plugin that unpacks weights": (changed(quantization_config={"quant_method": "evil"}), "unknown key"),
+    "config.json: a plugin that unpacks weights": (changed(quantization_config={"quant_method": "evil"}), "weights in evil"),
     "config.json: a URL for the weights": (changed(weights_url="http://127.0.0.1:9/evil"), "weights_url: unknown key"),
     "config.json: weights of another place": (changed(transformers_weights="../outside/x"), "transformers_weights: unk"),
     "config.json: a family that is a path": (changed(model_type="../../evil"), "'../../evil' is not known"),

@@ -178,6 +178,28 @@ OPTIONS: dict[str, Options] = {
     "cohere2": _without(GROUPED, "rms_norm_eps")
     | {"sliding_window": [2, 3, None], "layer_types": LAYER_TYPES, "sliding_window_pattern": [1, 2]}
     | {"logit_scale": [0.0625, 1, 2.5], "attention_bias": [True], "layer_norm_eps": [1e-3]},
+    "mixtral": ROTARY
+    | {"num_key_value_heads": [None, 4], "head_dim": [None, 6], "sliding_window": [None, 1, 3]}
+    | {"num_local_experts": [2, 5], "num_experts_per_tok": [1, 3], "router_jitter_noise": [0.1]},
+    "qwen3_moe": ROTARY
+    | {
+        "num_key_value_heads": [None, 4],
+        "head_dim": [6],
+        "sliding_window": [None, 3],
+        "attention_bias": [True],
+    }
+    | {"use_sliding_window": [True], "num_experts": [2, 5], "num_experts_per_tok": [1, 3]}
+    | {"norm_topk_prob": [True], "decoder_sparse_step": [2], "mlp_only_layers": [None, [], [1]]}
+    | {"moe_intermediate_size": [24, 5]},
+    "gpt_oss": _without(ROTARY, "rope_scaling")
+    | {"num_key_value_heads": [1, 4], "head_dim": [4], "sliding_window": [1, 9], "attention_bias": [False]}
+    | {"num_local_experts": [2, 5], "num_experts_per_tok": [1], "swiglu_limit": [0.5], "swiglu_alpha": [1.0]}
+    | {"layer_types": [None, ["full_attention"] * 2, ["full_attention", "sliding_attention"]]},
+    "deepseek_v3": ROTARY
+    | {"q_lora_rank": [None, 7], "kv_lora_rank": [5], "v_head_dim": [9], "qk_nope_head_dim": [3]}
+    | {"num_key_value_heads": [1, 2, 4], "rope_interleave": [False], "n_group": [1, 2], "topk_group": [1, 4]}
+    | {"num_experts_per_tok": [1, 4], "first_k_dense_replace": [0, 2], "n_shared_experts": [2]}
+    | {"norm_topk_prob": [False], "routed_scaling_factor": [1.0], "attention_bias": [True]},
     "falcon": _without(ROTARY, "hidden_act", "intermediate_size")
     | {"num_kv_heads": [1, 2, 4], "alibi": [True], "new_decoder_architecture": [True, True, False]}
     | {"multi_query": [False], "parallel_attn": [False], "bias": [True], "ffn_hidden_size": [20, None]}

@@ -281,6 +281,18 @@ def test_a_token_costs_its_experts_only():
     assert forward_flops(config, 0, 8).target == forward_flops(dense, 0, 8).target + router
 
 
+@pytest.mark.parametrize(("values", "layers"), [
+    ({}, 0), ({"experts": EXPERTS}, 4), ({"experts": DEEPSEEK}, 3), ({"experts": DEEPSEEK | {"dense_layers": 9}}, 0),
+    ({"experts": DEEPSEEK, "block_of_layer": (0, 1, 1, 1)}, 3), ({"experts": EXPERTS, "shape": "encoder-decoder"}, 8),
+])  # fmt: skip
+def test_layers_with_experts_are_counted(values, layers):
+    transformer = Transformer(ModelConfig.parse(BASE | values))
+    tokens = Inputs(torch.tensor([[1, 2, 3]]))
+    with record_routers(transformer) as calls:
+        transformer(tokens)
+    assert transformer.config.expert_layers == sum(map(len, calls)) == layers
+
+
 # --- latent attention ------------------------------------------------------------------------------------
 
 
@@ -322,6 +334,14 @@ def test_both_stacks_may_have_windows_of_their_own():
         pattern = captured[f"{side}.blocks.0.self_attention.sublayer.pattern"][0]
         assert torch.equal(pattern > 0, allowed.expand_as(pattern))
     assert cached_elements(config, 9) == 2 * 2 * 4 * 8
+
+
+def test_norms_inside_latent_attention_may_have_their_own_epsilon():
+    own = LATENT | {"query_width": 10, "norm_epsilon": 0.3}
+    for values, expected in ((own, 0.3), (own | {"norm_epsilon": None}, 1e-5)):
+        block = Transformer(ModelConfig.parse(BASE | {"latent": values})).decoder.blocks[0].self_attention
+        assert block.sublayer.q_norm.epsilon == block.sublayer.kv_norm.epsilon == expected
+        assert block.enter.epsilon == 1e-5
 
 
 @pytest.mark.parametrize(("values", "message"), [

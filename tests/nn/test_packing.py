@@ -18,6 +18,8 @@ def test_flat_inverts_grid_with_zero_gradients_for_padding(rows: list[int], alwa
         expected = torch.arange(token, token + length)
         assert torch.equal(grid[row, :length, 0], expected)
         token += length
+    numbers = [number for number, length in enumerate(rows) for _ in range(length)]
+    assert packing.rows().tolist() == [*numbers, *[-1] * (packing.length - packing.real)]
     assert torch.equal(packing.flat(grid)[0, : packing.real], x[0, : packing.real])
     packing.flat(grid)[0, : packing.real].sum().backward()
     assert torch.equal(x.grad[0, : packing.real], torch.ones(packing.real, 1))

@@ -88,6 +88,22 @@ def make_curves() -> None:
     frozen = EXACT | {"train.freeze": ["*embeddings", "encoder"], "train.layer_decay": 0.5, "train.steps": 6}
     run("frozen on 1", 1, frozen)
     run("frozen sharded on 2", 2, frozen | SHARDED)
+    parts = {
+        "shape": "decoder",
+        "norm_placement": "pre",
+        "experts": {"count": 4, "per_token": 2},
+        "n_layers": 2,
+    }
+    experts = EXACT | {f"model.{key}": value for key, value in parts.items()} | {"train.steps": 6}
+    experts |= {
+        "task.kind": "causal",
+        "data.field": "target",
+        "task.balance_loss": 0.5,
+        "task.router_z_loss": 0.1,
+    }
+    run("experts on 1", 1, experts)
+    run("experts on 2", 2, experts)
+    run("experts sharded on 2", 2, experts | SHARDED | {"train.recompute": "blocks"})
     for world, steps in ((1, 4), (4, 8), (2, 12)):  # one run, continued with other numbers of ranks
         changes = EXACT | {"train.steps": steps} | (SHARDED if world == 4 else {})
         run(f"session on {world}", world, changes, "sessions")

@@ -80,6 +80,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         ("accumulating on 1", ["accumulating on 2", "accumulating sharded on 2"], 1e-10),
         ("few rows on 1", ["few rows on 4", "few rows sharded on 4"], 1e-10),
         ("frozen on 1", ["frozen sharded on 2"], 1e-10),
+        ("experts on 1", ["experts on 2", "experts sharded on 2"], 1e-10),
         ("float64 on 1", ["sessions"], 1e-10),
     ],
 )
@@ -87,7 +88,7 @@ def test_the_number_of_ranks_does_not_change_the_losses(
     made: Made, one: str, others: list[str], tolerance: float
 ) -> None:
     expected = made.losses(one)
-    assert len(expected) == (6 if one.startswith(("few", "frozen")) else 12)
+    assert len(expected) == (6 if one.startswith(("few", "frozen", "experts")) else 12)
     assert expected[0] - expected[-1] > 0.1
     for name in others:
         assert set(made.codes.get(name, [0])) == {0}, made.output(name)

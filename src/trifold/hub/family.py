@@ -89,6 +89,11 @@ class Family:
         if not isinstance(named, list) or named[0] not in [*self.architectures]:
             known = ", ".join(self.architectures)
             raise SettingsError(f"architectures: {named!r} is not known; known: {known}")
+        if quantized := values.get("quantization_config"):
+            method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
+            raise SettingsError(
+                f"quantization_config: weights in {method} are not supported; use a copy of the model in bfloat16"
+            )
         own, passed = self.keys.model_fields, {*HARMLESS, *GENERATION_KEYS, *self.ignored.split()}
         given = {k: v for k, v in values.items() if k in own or (v is not None and k not in passed)}
         file = self.keys.parse(given)
@@ -147,13 +152,21 @@ NONE_MEANS: dict[str, Callable[[ModelConfig], Any]] = {
 def with_defaults(config: ModelConfig, **more: Any) -> ModelConfig:
     """The config with each None replaced by the value that it stands for, and with `more` values."""
     missing = {name: value(config) for name, value in NONE_MEANS.items() if getattr(config, name) is None}
-    return config.model_copy(update=missing | more)
+    return _expert_width(config, None, config.d_ff).model_copy(update=missing | more)
 
 
 def without_defaults(config: ModelConfig) -> ModelConfig:
     """The inverse of `with_defaults`: None for each value that it stands for, except the dropout of a head."""
     equal = [name for name, value in NONE_MEANS.items() if getattr(config, name) == value(config)]
-    return config.model_copy(update=dict.fromkeys(name for name in equal if name != "classifier_dropout"))
+    none = dict.fromkeys(name for name in equal if name != "classifier_dropout")
+    return _expert_width(config, config.d_ff, None).model_copy(update=none)
+
+
+def _expert_width(config: ModelConfig, old: int | None, new: int | None) -> ModelConfig:
+    """The config with another inner width of its experts, if it is the old one."""
+    if config.experts is None or config.experts.d_ff != old:
+        return config
+    return config.model_copy(update={"experts": config.experts.model_copy(update={"d_ff": new})})
 
 
 # --- tensors -------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from trifold.fast.int8 import Int8Weight
 from trifold.fast.thread_pool import executor_sharing_cores
 from trifold.nn import Transformer
 from trifold.nn.embeddings import TokenEmbedding
+from trifold.nn.experts import Router
 from trifold.nn.heads import LanguageModelHead
 from trifold.nn.layers import Linear
 
@@ -36,7 +37,8 @@ def fill_model(
     device: str | torch.device,
     stored: Stored | None = None,
 ) -> None:
-    """Copy the tensors into the model's parameters and convert them to `dtype`.
+    """Copy the tensors into the model's parameters and convert them to `dtype`, or at least float32 for corrections of
+    routers, whose differences are smaller than those of bfloat16.
 
     stored: "int8" stores linear weights and token embeddings in one byte per weight.
     """
@@ -44,8 +46,11 @@ def fill_model(
         buffer.data = buffer.to(device=device, dtype=dtype)
     parameters = dict(model.named_parameters())
     matrices = _quantizable(model) if stored == "int8" else {}
+    types: dict[Tensor | None, torch.dtype] = dict.fromkeys(matrices, torch.int8)
+    wide = torch.promote_types(dtype, torch.float32)
+    types |= {module.correction: wide for module in model.modules() if isinstance(module, Router)}
     places = {
-        name: torch.empty(own.shape, dtype=torch.int8 if own in matrices else dtype, device=device)
+        name: torch.empty(own.shape, dtype=types.get(own, dtype), device=device)
         for name, own in parameters.items()
     }
     with _copying(device, sum(place.numel() for place in places.values())) as copy:

@@ -102,7 +102,8 @@ def describe_misfit(config: ModelConfig, start: Path | None = None) -> str:
     note = "transformers cannot load this model, which fits none of its families"
     if possible := {name: changes for name, changes in found.items() if changes and own in (None, name)}:
         nearest = min(possible, key=lambda name: len(possible[name]))
-        values = {k: v if isinstance(v, str) else json.dumps(v) for k, v in possible[nearest].items()}
+        found_values = possible[nearest].items()
+        values = {k: v if isinstance(v, str) else json.dumps(v, default=dict) for k, v in found_values}
         note += f"; it fits {nearest} with {' '.join(f'model.{k}={v}' for k, v in values.items())}"
     return note
 
@@ -211,8 +212,13 @@ def _check_sizes(config: ModelConfig, weights: Mapping[str, Tensor], place: Path
     own = layers if config.block_of_layer is None else len(set(config.block_of_layer))
     if 4 * own > len(weights):  # a block has at least four
         raise CheckpointError(f"{place}: {layers} layers, but the weights are {len(weights)} tensors")
+    elements = sum(weights[name].numel() for name in weights)
     with naming(place):
-        check_positions(config, sum(weights[name].numel() for name in weights))
+        check_positions(config, elements)
+    routed = min(own, config.expert_layers)
+    if config.experts is not None and routed * config.experts.count * config.d_model > elements:
+        what = f"{routed} layers of {config.experts.count} experts"
+        raise CheckpointError(f"{place}: {what}, but the weights have {elements} elements")
     widest = max(config.d_ff, config.vocab_size, config.output_vocab_size, config.n_heads * config.head_width)
     if widest * config.d_model > 2**48:
         raise CheckpointError(f"{place}: a matrix of {widest} x {config.d_model} is too large")

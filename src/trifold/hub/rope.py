@@ -67,12 +67,13 @@ def rope(
     base: float = THETA,
     share: float = 0.25,
     original: int | None = None,
+    scaling: Fields | None = None,
 ) -> Entry:
     """The keys of rotary positions. The rows of sizes must be read before them.
 
     part, theta: a family's own keys of the rotated share of a head, and of the base; share, base: their defaults.
-    Families without `part` rotate whole heads.
-    original: the default of `original_max_position_embeddings` where the family always has this key.
+    Families without `part` rotate whole heads. scaling: `rope_parameters` of files without it. original: the default of
+    `original_max_position_embeddings` where the family always has this key.
     """
     positive, part_of_one = Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0, le=1)]
     keys: Keys = {
@@ -89,7 +90,8 @@ def rope(
     def load(file: Any, fields: Fields) -> Fields:
         # Any key in `rope_scaling` makes it take precedence over `rope_parameters` as a whole.
         given = (keys for keys in (file.rope_scaling, file.rope_parameters) if keys and keys.model_fields_set)
-        inner = next(given, RopeKeys())
+        default = scaling if file.rope_parameters is None else None
+        inner = next(given, RopeKeys.parse(default or {}))
         rotated = inner.partial_rotary_factor or getattr(file, part or "partial_rotary_factor")
         rotated = rotated or (share if part else 1.0)
         used_base = inner.rope_theta or getattr(file, theta) or base

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from trifold.errors import SettingsError
 from trifold.nn import ModelConfig
+from trifold.settings import Settings
 
 Fields: TypeAlias = dict[str, Any]  # values of ModelConfig by field name
 Keys: TypeAlias = dict[str, tuple[Any, Any]]  # their keys: (type, default)
@@ -98,6 +99,28 @@ def sizes(
     )
 
 
+def nested(field: str, **values: Any) -> Entry:
+    """Keys that set the values of a part of the model, such as its experts, which the config must have.
+
+    values: each value of the part as (their key, its default), or a constant.
+    """
+    part: type[Settings] = type_of(field)
+    names = {inner: value for inner, value in values.items() if isinstance(value, tuple)}
+    constants = {inner: value for inner, value in values.items() if inner not in names}
+
+    def read(file: Any, fields: Fields) -> Fields:
+        return {field: {inner: getattr(file, key) for inner, (key, _) in names.items()} | constants}
+
+    def write(config: ModelConfig) -> Fields:
+        if (value := getattr(config, field)) is None:
+            raise SettingsError(f"{field}: missing in the config, and this family requires it")
+        return {key: getattr(value, inner) for inner, (key, _) in names.items()}
+
+    infos = {inner: part.model_fields[inner] for inner in names}
+    kinds = {inner: _bounded(info.annotation, info.metadata) for inner, info in infos.items()}
+    return Entry({key: (kinds[inner], default) for inner, (key, default) in names.items()}, read, write)
+
+
 def fixed(**values: bool | int | float | str) -> Entry:
     """Keys that select parts which ModelConfig lacks: any other value is an error. They are not written."""
 
@@ -126,7 +149,11 @@ def type_of(name: str) -> Any:
     info = ModelConfig.model_fields[name]
     parts = get_args(info.annotation)
     kind = parts[0] if NoneType in parts else info.annotation
-    return Annotated[kind, *info.metadata] if info.metadata else kind
+    return _bounded(kind, info.metadata)
+
+
+def _bounded(kind: Any, bounds: Sequence[Any]) -> Any:
+    return Annotated[kind, *bounds] if bounds else kind
 
 
 SIZE = Annotated[int, Field(gt=0)]

@@ -74,6 +74,7 @@ class Latent(Settings):
         gt=0, description="rotated dimensions, beside d_head, shared by the keys of all heads"
     )
     d_value: int = Field(gt=0, description="width of a value")
+    norm_epsilon: float | None = Field(None, gt=0, description="of the norms inside; default: norm_epsilon")
 
 
 class ModelConfig(Settings):
@@ -271,6 +272,14 @@ class ModelConfig(Settings):
     @property
     def decoder_layers(self) -> int:
         return 0 if self.shape == "encoder" else self.n_decoder_layers or self.n_layers
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers of all stacks with experts."""
+        if self.experts is None:
+            return 0
+        blocks = (self.block_of_layer or range(stack.n_layers) for stack in self.stacks.values())
+        return sum(block >= self.experts.dense_layers for order in blocks for block in order)
 
     @property
     def output_vocab_size(self) -> int:

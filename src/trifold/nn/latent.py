@@ -37,11 +37,12 @@ class LatentAttention(nn.Module):
         self.d_key, self.d_value, self.width = config.head_width, latent.d_value, latent.width
         self.d_query = self.d_key + latent.d_rotary
         narrow = latent.query_width
+        inside = config.model_copy(update={"norm_epsilon": latent.norm_epsilon or config.norm_epsilon})
         self.q_down = Linear(config.d_model, narrow, bias=bias) if narrow else None
-        self.q_norm = new_norm(config, narrow) if narrow else None
+        self.q_norm = new_norm(inside, narrow) if narrow else None
         self.q_proj = Linear(narrow or config.d_model, heads * self.d_query, bias=False)
         self.kv_down = Linear(config.d_model, latent.width + latent.d_rotary, bias=bias)
-        self.kv_norm = new_norm(config, latent.width)
+        self.kv_norm = new_norm(inside, latent.width)
         self.kv_proj = nn.Parameter(torch.empty(heads * (self.d_key + self.d_value), latent.width))
         self.o_proj = Linear(heads * self.d_value, config.d_model, bias=config.out_bias)
         self.drop = Dropout(config.attention_dropout)

@@ -61,6 +61,11 @@ class Packing:
         """(1, N) the position of each token in its own row; 0 for padding."""
         return (self.cell_of_token % self.shape[1])[None]
 
+    def rows(self) -> Tensor:
+        """(N,) the row of each token; -1 for padding."""
+        inside = torch.arange(self.length, device=self.cell_of_token.device) < self.real
+        return (self.cell_of_token // self.shape[1]).where(inside, -1)
+
     def grid(self, x: Tensor) -> Tensor:
         """(1, N, E) -> (B, T, E)."""
         grid = _Gather.apply(x[0], self.token_of_cell, self.cell_of_token, self.real)  # type: ignore[no-untyped-call]

@@ -26,7 +26,7 @@ from trifold.batches import Blocks
 from trifold.data import Encoder, Side, TokenCache, open_tokens, read_documents, sample_documents
 from trifold.errors import DataError, SettingsError
 from trifold.generate.config import GenerationConfig
-from trifold.nn import Transformer
+from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.documents import Cut, DocumentChunks, describe_long
 from trifold.objectives.evaluation import EvalContext, EvalRun, Sample, Scores, measure_tokens
 from trifold.objectives.objective import (
@@ -35,6 +35,7 @@ from trifold.objectives.objective import (
     LossTerm,
     Objective,
     ObjectiveSettings,
+    RouterLoss,
     TaskBundle,
     pack,
     token_loss,
@@ -49,6 +50,10 @@ from trifold.text.vocabulary import BYTE_ALPHABET
 PROMPT_LENGTH = 16  # tokens of a validation document that a sample continues
 SAMPLE_LENGTH = 128  # new tokens of a sample by default
 TRAINED_ON = 50_000_000  # characters, from all over a cached text, that a tokenizer is trained on
+BALANCE, ROUTER_Z = (
+    0.01,
+    0.001,
+)  # default weights of the losses of routers (Fedus et al. 2022, Zoph et al. 2022)
 _SCAN = 1 << 20  # document starts that are read at once
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that stands for a byte
 
@@ -66,11 +71,34 @@ class CausalSettings(ObjectiveSettings):
     best_by: Literal["loss", "accuracy"] = "loss"
     begin: bool = Field(True, description="prepend <s> to each document, so that its first token is a label")
     end: bool = Field(True, description="append </s> to each document, so that the model learns to stop")
+    balance_loss: float | None = Field(
+        None,
+        ge=0,
+        description="models with experts: weight of the loss that makes experts equally frequent in each row; default: "
+        "0.01",
+    )
+    router_z_loss: float | None = Field(
+        None,
+        ge=0,
+        description="models with experts: weight of the loss that keeps the logits of routers small; default: 0.001",
+    )
     prompts: tuple[str, ...] = Field(
         (),
         strict=False,
         description="texts that validation samples continue; by default beginnings of validation documents",
     )
+
+    def model_problem(self, config: ModelConfig) -> str | None:
+        unused = [key for key in ("balance_loss", "router_z_loss") if getattr(self, key)]
+        if unused and not config.expert_layers:
+            return f"model.experts: missing, and task.{unused[0]} needs layers with experts; set it, or remove the key"
+        return super().model_problem(config)
+
+    def router_loss(self, config: ModelConfig) -> RouterLoss:
+        """The loss of the routers of a model, with the weights of the literature where the settings give none."""
+        balance = BALANCE if self.balance_loss is None else self.balance_loss
+        z = ROUTER_Z if self.router_z_loss is None else self.router_z_loss
+        return RouterLoss(balance, z, config.expert_layers)
 
     def build(self, context: BuildContext) -> TaskBundle:
         context.require_data()
@@ -89,7 +117,7 @@ class CausalSettings(ObjectiveSettings):
         """The objective, training text, validation text and the name of the latter."""
         train, valid = context.read(read_documents)
         tokenizer = context.load_or_train_tokenizer(lambda: train.texts, prepend_bos=self.begin)
-        objective = Causal(self, tokenizer, context.width)
+        objective = Causal(self, tokenizer, context.width, self.router_loss(context.model))
         corpus = objective.encode(train.texts)._replace(cut=context.data.cut)
         name, lengths = train.report.name, corpus.tokens.lengths
         if empty := int(np.count_nonzero(lengths == 0)):
@@ -127,7 +155,7 @@ class CausalSettings(ObjectiveSettings):
             return cache
 
         tokenizer = context.load_or_train_tokenizer(sample, prepend_bos=self.begin)
-        objective = Causal(self, tokenizer, context.width)
+        objective = Causal(self, tokenizer, context.width, self.router_loss(context.model))
         key = f"causal begin={self.begin} end={self.end} bytes=3"  # 3: version of the byte count
         encoder = Encoder(encode, f"{key} {tokenizer.encoding_digest}", tokenizer.vocab_size)
         train = open_side(side)
@@ -202,13 +230,15 @@ def chunk_corpus(tokens: Ragged, width: int, cut: Cut = "pieces", draw: int | No
 
 
 class Causal(Objective):
-    """Causal language model. width: tokens that the model reads at once."""
+    """Causal language model. width: tokens that the model reads at once. routers: the loss of its routers, if any."""
 
     row_name = "pieces"
 
-    def __init__(self, settings: CausalSettings, tokenizer: Tokenizer, width: int) -> None:
+    def __init__(
+        self, settings: CausalSettings, tokenizer: Tokenizer, width: int, routers: RouterLoss | None = None
+    ) -> None:
         self.settings: CausalSettings = settings
-        self.tokenizer, self.width = tokenizer, width
+        self.tokenizer, self.width, self.routers = tokenizer, width, routers or RouterLoss()
         self.before = [tokenizer.required("bos")] if settings.begin else []
         self.save_options = {"prepend_bos": settings.begin}  # other programs begin a text in the same way
 
@@ -247,9 +277,14 @@ class Causal(Objective):
 
     # --- loss, scores ------------------------------------------------------------------------------------
 
+    def counts(self, batch: InputBatch) -> dict[str, int]:
+        assert batch.inputs.packing is not None
+        return super().counts(batch) | self.routers.counts(batch.inputs.packing)
+
     def loss(self, model: Transformer, batch: InputBatch) -> dict[str, LossTerm]:
-        """Cross-entropy of the labels, in nats."""
-        return {"tokens": token_loss(model, model(batch.inputs)[0], batch.labels, batch.tokens)}
+        """Cross-entropy of the labels, in nats, and the losses of routers."""
+        states, terms = self.routers.run(model, batch.inputs)
+        return {"tokens": token_loss(model, states[0], batch.labels, batch.tokens)} | terms
 
     def measure(self, model: Transformer, batch: InputBatch) -> dict[str, Any]:
         """Negative log-likelihood and correct predictions."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from trifold.nn.experts import MixtureOfExperts
 from trifold.nn.rng import ReplayThreadRng, thread_rng
 from trifold.nn.stack import LayerInputs, Stack
 
@@ -57,14 +58,16 @@ def recompute_blocks(model: nn.Module) -> None:
 def compile_blocks(model: nn.Module) -> None:
     """Compile the blocks of a model, each at its first call, which must be within `under_graphs`.
 
-    All sizes are dynamic from the start. Hooks inside blocks no longer fire, and the query stream is not compiled.
-    Graphs of earlier models are discarded, so that they do not count towards the limit.
+    All sizes are dynamic from the start. Hooks inside blocks no longer fire, and the query stream is not compiled, nor
+    are blocks with experts, whose shapes depend on values. Graphs of earlier models are discarded, so that they do not
+    count towards the limit.
     """
     torch._dynamo.reset()
     for stack in model.modules():
         if isinstance(stack, Stack):
             for block in stack.blocks:
-                block.forward = torch.compile(block.forward, dynamic=True)
+                if not any(isinstance(module, MixtureOfExperts) for module in block.modules()):
+                    block.forward = torch.compile(block.forward, dynamic=True)
 
 
 def under_graphs() -> AbstractContextManager[None]:

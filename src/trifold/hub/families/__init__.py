@@ -6,6 +6,7 @@ from trifold.hub.families import (
     bart,
     bert,
     cohere,
+    experts,
     falcon,
     gemma,
     glm,
@@ -38,6 +39,7 @@ FAMILIES: dict[str, Family] = {
         *(qwen.QWEN2, qwen.QWEN3, llama.SMOLLM3, llama.PHI3, olmo.OLMO2, olmo.OLMO3, nanochat.FAMILY),
         *(llama.GRANITE, glm.GLM4, cohere.COHERE2),
         *(gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3, gemma.T5GEMMA),
+        *(experts.MIXTRAL, experts.QWEN3_MOE, experts.GPT_OSS, experts.DEEPSEEK_V3),
         native.FAMILY,
     )
 }

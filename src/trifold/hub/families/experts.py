@@ -1,0 +1,317 @@
+"""Mixtures of experts.
+
+Mixtral (Jiang et al. 2024) is Mistral with experts. Qwen 3 MoE (Yang et al. 2025) has norms of queries and keys, and
+narrow experts. gpt-oss (OpenAI 2025) has biases, attention sinks, windows in every second layer and a clamped gate; its
+files hold all experts of a layer in one tensor.
+
+DeepSeek V3 (2024) has latent attention, groups of experts and a shared one; the first layers have a network instead.
+YaRN also scales its scores, by the square of a magnitude that `mscale_all_dim` gives. Published files contain a layer
+for the prediction of further tokens, which is not read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from trifold.errors import SettingsError
+from trifold.hub.families.gpt import COMMON, classes
+from trifold.hub.families.llama import AROUND, CONSTANTS, ENTRIES, LAYER, MISTRAL, RULES
+from trifold.hub.family import BLOCK, Family, in_layer
+from trifold.hub.rope import rope, windows
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, nested, revise, row, sizes
+from trifold.hub.rules import AnyRule, Ignored, Rule, Tensors, Transform
+from trifold.nn import ModelConfig
+
+UNBIASED = CONSTANTS | {"feed_forward_bias": False}
+MOE = "feed_forward.sublayer."
+# Settings of training, which `transformers` adds to the loss.
+IGNORED = "output_router_logits router_aux_loss_coef"
+
+# --- Mixtral and Qwen 3 --------------------------------------------------------------------------------
+
+MIXTRAL_LAYER = LAYER | {
+    f"{MOE}router": "block_sparse_moe.gate",
+    f"{MOE}experts.{{e}}.gate_proj": "block_sparse_moe.experts.{e}.w1",
+    f"{MOE}experts.{{e}}.in_proj": "block_sparse_moe.experts.{e}.w3",
+    f"{MOE}experts.{{e}}.out_proj": "block_sparse_moe.experts.{e}.w2",
+}
+MIXTRAL = replace(
+    MISTRAL,
+    model_type="mixtral",
+    stem="Mixtral",
+    entries=revise(
+        MISTRAL.entries,
+        rope(base=1e6),
+        nested("experts", count=("num_local_experts", 8), per_token=("num_experts_per_tok", 2)),
+        fixed(router_jitter_noise=0.0),
+        rms_norm_eps=1e-5,
+        sliding_window=None,
+    ),
+    rules=replace(RULES, names=AROUND | in_layer(".layers.{i}.", MIXTRAL_LAYER)),
+    ignored=IGNORED,
+)
+
+QWEN3_LAYER = LAYER | {
+    "self_attention.sublayer.{p:q|k}_norm": "self_attn.{p}_norm",
+    f"{MOE}router": "mlp.gate",
+    f"{MOE}experts.{{e}}.gate_proj": "mlp.experts.{e}.gate_proj",
+    f"{MOE}experts.{{e}}.in_proj": "mlp.experts.{e}.up_proj",
+    f"{MOE}experts.{{e}}.out_proj": "mlp.experts.{e}.down_proj",
+}
+
+
+def _load_qwen(file: Any, fields: Fields) -> Fields:
+    if file.mlp_only_layers:
+        raise SettingsError(
+            f"mlp_only_layers: {file.mlp_only_layers} is not supported; all layers have experts"
+        )
+    count, window = file.num_local_experts, file.sliding_window if file.use_sliding_window else None
+    if count not in (None, file.num_experts) and "num_experts" in file.model_fields_set:
+        raise SettingsError(f"num_local_experts: {count} contradicts num_experts {file.num_experts}")
+    experts = fields["experts"] | ({} if count is None else {"count": count})
+    return {"experts": experts, "sliding_window": window}
+
+
+QWEN3_RULES = replace(RULES, names=AROUND | in_layer(".layers.{i}.", QWEN3_LAYER))
+QWEN3_OF_SPANS = replace(QWEN3_RULES, prefix="transformer")
+QWEN3_MOE = Family(
+    model_type="qwen3_moe",
+    stem="Qwen3Moe",
+    classes=classes(),
+    entries=(
+        *revise(
+            ENTRIES,
+            ids(),
+            without="mlp_bias",
+            vocab_size=151936,
+            hidden_size=2048,
+            intermediate_size=6144,
+            num_hidden_layers=24,
+            num_key_value_heads=4,
+            max_position_embeddings=32768,
+        ),
+        nested(
+            "experts",
+            count=("num_experts", 128),
+            per_token=("num_experts_per_tok", 8),
+            d_ff=("moe_intermediate_size", 768),
+            normalize=("norm_topk_prob", False),
+        ),
+        Entry(
+            {
+                "num_local_experts": (int | None, None),  # another name of num_experts
+                "mlp_only_layers": (list[int] | None, None),
+                "use_sliding_window": (bool, False),
+                "sliding_window": (SIZE | None, 4096),
+            },
+            _load_qwen,
+            lambda c: {"use_sliding_window": bool(c.sliding_window), "sliding_window": c.sliding_window},
+        ),
+        fixed(decoder_sparse_step=1),
+    ),
+    constants=UNBIASED | {"qk_norm": "head"},
+    rules=lambda c: (QWEN3_OF_SPANS if "span" in c.chosen_heads else QWEN3_RULES)(c),
+    ignored=f"{IGNORED} max_window_layers",
+)
+
+# --- gpt-oss -------------------------------------------------------------------------------------------
+
+
+def fused(count: int, parts: int = 1) -> Transform:
+    """All tensors of `count` experts, `parts` of each, in one of theirs: its first axis is the expert, its other axes
+    are transposed, and along the last one the parts alternate.
+    """
+
+    def load(theirs: Tensors) -> Tensors:
+        split: Iterator[Tensor] = (each.unflatten(-1, (-1, parts)) for each in theirs[0])
+        return [part.t() for each in split for part in each.unbind(-1)]
+
+    def save(ours: Tensors) -> Tensors:
+        whole = ours[0].new_empty(count, *ours[0].t().shape, parts)
+        for number, tensor in enumerate(ours):
+            whole[number // parts, ..., number % parts] = tensor.t()
+        return [whole.flatten(-2)]
+
+    return Transform(load, save)
+
+
+def _fused_rules(config: ModelConfig, base: str) -> list[AnyRule]:
+    assert config.experts is not None
+    count, rules, layer = config.experts.count, list[AnyRule](), f"{base}layers.{{i}}."
+    for names, theirs in ((("gate_proj", "in_proj"), "gate_up_proj"), (("out_proj",), "down_proj")):
+        for part, ending in (("weight", ""), ("bias", "_bias")):
+            ours = (f"{BLOCK}{MOE}experts.{n}.{name}.{part}" for n in range(count) for name in names)
+            rules.append(Rule((*ours,), f"{layer}mlp.experts.{theirs}{ending}", fused(count, len(names))))
+    return [*rules, Rule(f"{BLOCK}self_attention.sublayer.sinks", f"{layer}self_attn.sinks")]
+
+
+YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
+GPT_OSS = Family(
+    model_type="gpt_oss",
+    stem="GptOss",
+    classes=classes("ForQuestionAnswering"),
+    entries=(
+        *revise(
+            ENTRIES,
+            rope(base=150000.0, scaling=YARN),
+            ids(),
+            row("head_dim", "d_head", 64, nullable=True, otherwise=lambda f: f["d_model"] // f["n_heads"]),
+            without="mlp_bias hidden_act",
+            vocab_size=201088,
+            hidden_size=2880,
+            intermediate_size=2880,
+            num_hidden_layers=36,
+            num_attention_heads=64,
+            num_key_value_heads=8,
+            max_position_embeddings=131072,
+            rms_norm_eps=1e-5,
+            attention_bias=True,
+        ),
+        windows(2, 128),
+        row("swiglu_limit", "gate_limit", 7.0),
+        fixed(swiglu_alpha=1.702),
+        nested(
+            "experts",
+            count=("num_local_experts", 128),
+            per_token=("num_experts_per_tok", 4),
+            bias=True,
+        ),
+    ),
+    constants=CONSTANTS | {"activation": "quick-gelu", "attention_sinks": True},
+    rules=replace(
+        RULES,
+        names=AROUND | in_layer(".layers.{i}.", LAYER | {f"{MOE}router": "mlp.router"}),
+        more=_fused_rules,
+    ),
+    # The experts do not read hidden_act. The others are those of the first release.
+    ignored=f"{IGNORED} hidden_act experts_per_token initial_context_length",
+)
+
+# --- DeepSeek V3 ---------------------------------------------------------------------------------------
+
+ROPE = rope()
+INNER_EPSILON = 1e-6  # of the norms in attention, which have no key
+
+
+def _scale(fields: Fields, factor: float, share: float) -> float:
+    """The factor of scores; share: `mscale_all_dim`."""
+    magnitude = 0.1 * share * math.log(factor) + 1.0 if factor > 1 else 1.0
+    return float((fields["d_head"] + fields["latent"]["d_rotary"]) ** -0.5 * magnitude * magnitude)
+
+
+def _load_deepseek(file: Any, fields: Fields) -> Fields:
+    heads, given = fields["n_heads"], file.num_key_value_heads
+    if given not in (None, heads):
+        raise SettingsError(f"num_key_value_heads: {given} is not {heads}, the number of attention heads")
+    if not fields["experts"]["shared"]:
+        raise SettingsError("n_shared_experts: 0 is not supported; set at least 1")
+    found = ROPE.load(file, fields)
+    inner = next((k for k in (file.rope_scaling, file.rope_parameters) if k and k.model_fields_set), None)
+    if found["rotary_scaling"] is not None and inner is not None and inner.mscale_all_dim:
+        found["attention_scale"] = _scale(fields, found["rotary_scaling"]["factor"], inner.mscale_all_dim)
+    own = None if fields["norm_epsilon"] == INNER_EPSILON else INNER_EPSILON
+    return found | {"latent": fields["latent"] | {"norm_epsilon": own}}
+
+
+def _save_deepseek(config: ModelConfig) -> Fields:
+    keys = ROPE.save(config) | {"num_key_value_heads": config.n_heads}
+    if config.attention_scale is None:
+        return keys
+    if (
+        config.latent is None
+        or config.rotary_scaling is None
+        or (factor := config.rotary_scaling.factor) == 1
+    ):
+        raise SettingsError("attention_scale: only supported together with rotary_scaling")
+    fields = {"d_head": config.head_width, "latent": {"d_rotary": config.latent.d_rotary}}
+    share = (math.sqrt(config.attention_scale / _scale(fields, 1.0, 0.0)) - 1) / (0.1 * math.log(factor))
+    # The nearest number that gives the same scale, a short one if there is one.
+    near = (round(share, 9), share, math.nextafter(share, math.inf), math.nextafter(share, -math.inf))
+    share = next((each for each in near if _scale(fields, factor, each) == config.attention_scale), share)
+    keys["rope_parameters"]["mscale_all_dim"] = share
+    return keys
+
+
+EXPERT_LAYER = {
+    ours.replace("experts.{e}", "shared"): theirs.replace("experts.{e}", "shared_experts")
+    for ours, theirs in QWEN3_LAYER.items()
+    if "{e}" in ours
+}
+
+
+def _rules(config: ModelConfig) -> list[AnyRule]:
+    queries = "q_proj" if config.latent is None or config.latent.query_width is None else "q_b_proj"
+    attention = {
+        "q_proj": queries,
+        "q_down": "q_a_proj",
+        "q_norm": "q_a_layernorm",
+        "kv_down": "kv_a_proj_with_mqa",
+        "kv_norm": "kv_a_layernorm",
+        "o_proj": "o_proj",
+    }
+    layer = {ours: theirs for ours, theirs in (QWEN3_LAYER | EXPERT_LAYER).items() if "{p" not in ours}
+    layer |= {f"self_attention.sublayer.{o}": f"self_attn.{t}" for o, t in attention.items()}
+    return replace(RULES, names=AROUND | in_layer(".layers.{i}.", layer), more=_unnamed)(config)
+
+
+def _unnamed(config: ModelConfig, base: str) -> list[AnyRule]:
+    """Parameters that are not weights of modules, and the layer that predicts further tokens."""
+    layer = f"{base}layers.{{i}}."
+    return [
+        Rule(f"{BLOCK}self_attention.sublayer.kv_proj", f"{layer}self_attn.kv_b_proj.weight"),
+        Rule(f"{BLOCK}{MOE}router.correction", f"{layer}mlp.gate.e_score_correction_bias"),
+        Ignored(f"{base}layers.{config.n_layers}.{{*path}}"),
+    ]
+
+
+SIZES = sizes(vocab=129280, width=7168, inner=18432, layers=61, heads=128, positions=4096, activation="silu")
+DEEPSEEK_V3 = Family(
+    model_type="deepseek_v3",
+    stem="DeepseekV3",
+    classes=classes("ForQuestionAnswering"),
+    entries=(
+        *SIZES,
+        row("qk_nope_head_dim", "d_head", 128),
+        row("rms_norm_eps", "norm_epsilon", 1e-6),
+        row("attention_bias", "attention_bias", False),
+        row("attention_dropout", "attention_dropout", 0.0),
+        row("rope_interleave", "rotary_pairs", True, map={True: "interleaved", False: "halves"}),
+        nested(
+            "experts",
+            count=("n_routed_experts", 256),
+            per_token=("num_experts_per_tok", 8),
+            d_ff=("moe_intermediate_size", 2048),
+            shared=("n_shared_experts", 1),
+            normalize=("norm_topk_prob", True),
+            scale=("routed_scaling_factor", 2.5),
+            groups=("n_group", 8),
+            groups_per_token=("topk_group", 4),
+            dense_layers=("first_k_dense_replace", 3),
+            score="sigmoid",
+            correction=True,
+        ),
+        nested(
+            "latent",
+            width=("kv_lora_rank", 512),
+            query_width=("q_lora_rank", 1536),
+            d_rotary=("qk_rope_head_dim", 64),
+            d_value=("v_head_dim", 128),
+        ),
+        Entry(ROPE.keys | {"num_key_value_heads": (SIZE | None, 128)}, _load_deepseek, _save_deepseek),
+        ids(bos=0, eos=1),
+        *revise(COMMON, tie_word_embeddings=False),
+        fixed(scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1),
+    ),
+    constants=UNBIASED,
+    rules=_rules,
+    # Sums of other keys; settings of training, and of the layer that predicts further tokens.
+    ignored="""
+    head_dim qk_head_dim output_router_logits aux_loss_alpha seq_aux ep_size num_nextn_predict_layers num_mtp_layers
+    auto_map
+    """,
+)
