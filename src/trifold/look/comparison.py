@@ -43,6 +43,7 @@ _POSITIONS = {
     "sinusoidal-halves": "sines before cosines",
     "relative": "learned relative position bias",
     "relative-sinusoidal": "relative sinusoidal positions in the scores",
+    "disentangled": "disentangled content and position in the scores",
     "alibi": "ALiBi",
     "none": "no positions",
 }
@@ -104,6 +105,7 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, list[str | None
         "sines and cosines, added",
         [
             _rotary(config) if config.positions == "rotary" else _POSITIONS.get(config.positions),
+            "learned positions" if config.learned_positions else None,
             "bias for tokens of the same segment" if config.segment_offsets else None,
             _local_positions(config),
             "query stream for the tokens to predict" if config.query_stream else None,

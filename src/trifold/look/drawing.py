@@ -20,6 +20,7 @@ _POSITIONS = {
     "rotary": "rotary positions",
     "relative": "relative position bias",
     "relative-sinusoidal": "relative sinusoidal positions",
+    "disentangled": "disentangled positions",
     "alibi": "ALiBi",
     "none": "no positions",
 }

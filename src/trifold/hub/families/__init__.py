@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from trifold.hub.families import bart, bert, falcon, gpt, llama, native, t5, vit, xlnet
+from trifold.hub.families import (
+    bart,
+    bert,
+    deberta,
+    electra,
+    falcon,
+    gpt,
+    llama,
+    modernbert,
+    mpnet,
+    native,
+    t5,
+    vit,
+    xlnet,
+)
 from trifold.hub.family import Family
 
 NATIVE = "trifold"  # the model_type of our own format
@@ -14,6 +28,8 @@ FAMILIES: dict[str, Family] = {
         *(gpt.GPT2, gpt.BIGCODE, gpt.OPENAI, gpt.NEO, gpt.NEOX, gpt.GPTJ, gpt.CODEGEN),
         *(llama.LLAMA, llama.MISTRAL, llama.STARCODER2),
         *(t5.FAMILY, t5.MT5),
-        *(vit.FAMILY, xlnet.FAMILY, falcon.FAMILY, native.FAMILY),
+        *(vit.FAMILY, xlnet.FAMILY, falcon.FAMILY),
+        *(modernbert.MODERNBERT, modernbert.EUROBERT, electra.FAMILY, mpnet.FAMILY, deberta.FAMILY),
+        native.FAMILY,
     )
 }

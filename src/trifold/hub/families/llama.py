@@ -45,7 +45,8 @@ RULES = TensorRules(
 )
 
 
-def _check_width(config: ModelConfig) -> Fields:
+def check_width(config: ModelConfig) -> Fields:
+    """Raises SettingsError for a width that is not a multiple of the heads."""
     if config.d_model % config.n_heads:  # `transformers` requires it even where head_dim differs
         raise SettingsError(f"hidden_size: {config.d_model} is not a multiple of {config.n_heads} heads")
     return {}
@@ -55,7 +56,7 @@ LLAMA = Family(
     model_type="llama",
     stem="Llama",
     classes=classes(),
-    entries=(*ENTRIES, Entry({}, save=_check_width)),
+    entries=(*ENTRIES, Entry({}, save=check_width)),
     constants=CONSTANTS,
     rules=lambda c: (replace(RULES, prefix="transformer") if "span" in c.chosen_heads else RULES)(c),
     ignored="max_sequence_length",
