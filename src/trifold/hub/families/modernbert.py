@@ -180,11 +180,12 @@ EUROBERT = Family(
             num_attention_heads=12,
             max_position_embeddings=8192,
             rms_norm_eps=1e-5,
+            without="classifier_dropout",
         ),
         Entry({}, save=check_width),
         row("classifier_pooling", "classifier_input", "late", map=EURO_POOLINGS, heads=("sequence",)),
         # Of the first release, whose code is not read.
-        fixed(clf_pooling="late", hidden_dropout=0.0),
+        fixed(clf_pooling="late", hidden_dropout=0.0, is_decoder=False),
     ),
     constants=LLAMA_CONSTANTS | {"shape": "encoder"},
     rules=replace(
