@@ -141,6 +141,17 @@ def bert(folder: Path, lowercase: bool = True, **settings: Any) -> Path:
     )
 
 
+def mpnet(folder: Path, **settings: Any) -> Path:
+    vocab = wordpiece(True)
+    names = dict(zip(("[PAD]", "[CLS]", "[SEP]", "[MASK]"), ("<pad>", "<s>", "</s>", "<mask>"), strict=True))
+    vocab = {names.get(token, token): number for token, number in vocab.items()}
+    files = {
+        "config__json": {"model_type": "mpnet"},
+        "tokenizer_config__json": {"do_lower_case": True, **settings},
+    }
+    return write(folder, vocab__txt=_vocab_txt(vocab), **files)
+
+
 def byte_level(folder: Path, model_type: str, special: tuple[str, ...], **settings: Any) -> Path:
     vocab, merges = bpe(special)
     files = {
@@ -218,6 +229,10 @@ T5_IDS = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
 ALBERT_IDS = {
     "pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "pad_piece": "<pad>", "control_symbols": "[CLS],[SEP],[MASK]"
 }  # fmt: skip
+DEBERTA_IDS = {
+    **{"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3},
+    **{"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"},
+}
 XLNET_IDS = {"control_symbols": "<cls>,<sep>,<pad>,<mask>,<eod>,<eop>"}
 LLAMA = {"byte_fallback": True, "normalization_rule_name": "identity", "vocab_size": 600}
 MASK = {
@@ -242,6 +257,12 @@ OLD: dict[str, Callable[[Path], Path]] = {
     "bert cased": lambda f: bert(f, False),
     "bert accents": lambda f: bert(f, True, strip_accents=False, tokenize_chinese_chars=False),
     "distilbert": lambda f: bert(f, True, tokenizer_class="DistilBertTokenizer"),
+    "electra": lambda f: bert(f, True, tokenizer_class="ElectraTokenizer"),
+    "mpnet": mpnet,
+    "deberta v3": lambda f: spm(f, "spm.model", "deberta-v2", sentencepiece(**DEBERTA_IDS), vocab_type="spm"),
+    "deberta lowered": lambda f: spm(
+        f, "spm.model", "deberta-v2", sentencepiece(**DEBERTA_IDS), do_lower_case=True, split_by_punct=True
+    ),
     "gpt2": lambda f: byte_level(f, "gpt2", END),
     "gpt2 prefix": lambda f: byte_level(f, "gpt2", END, add_prefix_space=True, tokenizer_class="GPT2Tokenizer"),
     "gptj added": lambda f: byte_level(f, "gptj", END, added_tokens_decoder={"900": MARK}),
