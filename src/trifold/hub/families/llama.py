@@ -45,8 +45,7 @@ RULES = TensorRules(
 )
 
 
-def check_width(config: ModelConfig) -> Fields:
-    """Raises SettingsError for a width that is not a multiple of the heads."""
+def _check_width(config: ModelConfig) -> Fields:
     if config.d_model % config.n_heads:  # `transformers` requires it even where head_dim differs
         raise SettingsError(f"hidden_size: {config.d_model} is not a multiple of {config.n_heads} heads")
     return {}
@@ -56,7 +55,7 @@ LLAMA = Family(
     model_type="llama",
     stem="Llama",
     classes=classes(),
-    entries=(*ENTRIES, Entry({}, save=check_width)),
+    entries=(*ENTRIES, Entry({}, save=_check_width)),
     constants=CONSTANTS,
     rules=lambda c: (replace(RULES, prefix="transformer") if "span" in c.chosen_heads else RULES)(c),
     ignored="max_sequence_length",

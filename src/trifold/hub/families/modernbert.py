@@ -11,10 +11,9 @@ from trifold.errors import SettingsError
 from trifold.hub.families.bert import ENCODER_ONLY
 from trifold.hub.families.llama import (
     CONSTANTS as LLAMA_CONSTANTS,
-    ENTRIES as LLAMA_ENTRIES,
     LAYER as LLAMA_LAYER,
+    LLAMA,
     RULES as LLAMA_RULES,
-    check_width,
 )
 from trifold.hub.family import BLOCK, PART, Family, TensorRules, in_layer
 from trifold.hub.rope import LAYER_TYPES, LayeredRope, layered_rope, window_fields
@@ -171,7 +170,7 @@ EUROBERT = Family(
     },
     entries=(
         *revise(
-            LLAMA_ENTRIES,
+            LLAMA.entries,
             ids(128001, 128000, 128001, padded=True),
             vocab_size=128256,
             hidden_size=768,
@@ -182,7 +181,6 @@ EUROBERT = Family(
             rms_norm_eps=1e-5,
             without="classifier_dropout",
         ),
-        Entry({}, save=check_width),
         row("classifier_pooling", "classifier_input", "late", map=EURO_POOLINGS, heads=("sequence",)),
         # Of the first release, whose code is not read.
         fixed(clf_pooling="late", hidden_dropout=0.0, is_decoder=False),
