@@ -10,7 +10,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer as Library, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer as Library,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 WORDS = """The the quick brown fox élèves école n'aiment weiße Männer über naïve Ω 日本語 テスト こんにちは 中文 字 😀
 👩‍👩‍👧 🇫🇷 don't we've 12,5 % hello world ing tion play playing played
@@ -142,14 +151,43 @@ def bert(folder: Path, lowercase: bool = True, **settings: Any) -> Path:
 
 
 def mpnet(folder: Path, **settings: Any) -> Path:
-    vocab = wordpiece(True)
-    names = dict(zip(("[PAD]", "[CLS]", "[SEP]", "[MASK]"), ("<pad>", "<s>", "</s>", "<mask>"), strict=True))
-    vocab = {names.get(token, token): number for token, number in vocab.items()}
+    words = [token for token in sorted(wordpiece(True), key=wordpiece(True).__getitem__) if token[0] != "["]
+    vocab = {
+        token: number for number, token in enumerate(["<s>", "<pad>", "</s>", "[UNK]", "<mask>", *words])
+    }
     files = {
         "config__json": {"model_type": "mpnet"},
         "tokenizer_config__json": {"do_lower_case": True, **settings},
     }
     return write(folder, vocab__txt=_vocab_txt(vocab), **files)
+
+
+def modernbert(folder: Path) -> Path:
+    """The layout of ModernBERT and EuroBERT: a tokenizer.json of no class, with special tokens around a text."""
+    special = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
+    vocab, merges = bpe(special)
+    library = Library(models.BPE(vocab, [tuple(pair) for pair in merges]))
+    library.normalizer = normalizers.NFC()
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B [SEP]",
+        special_tokens=[(token, vocab[token]) for token in ("[CLS]", "[SEP]")],
+    )
+    library.add_special_tokens([*special[:4], AddedToken("[MASK]", lstrip=True, special=True)])
+    names = {f"{token[1:-1].lower()}_token": token for token in special}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": 8192,
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+    return write(
+        folder,
+        tokenizer__json=library.to_str(),
+        tokenizer_config__json=settings | names,
+        config__json={"model_type": "modernbert"},
+    )
 
 
 def byte_level(folder: Path, model_type: str, special: tuple[str, ...], **settings: Any) -> Path:
@@ -263,6 +301,7 @@ OLD: dict[str, Callable[[Path], Path]] = {
     "deberta lowered": lambda f: spm(
         f, "spm.model", "deberta-v2", sentencepiece(**DEBERTA_IDS), do_lower_case=True, split_by_punct=True
     ),
+    "modernbert": modernbert,
     "gpt2": lambda f: byte_level(f, "gpt2", END),
     "gpt2 prefix": lambda f: byte_level(f, "gpt2", END, add_prefix_space=True, tokenizer_class="GPT2Tokenizer"),
     "gptj added": lambda f: byte_level(f, "gptj", END, added_tokens_decoder={"900": MARK}),
