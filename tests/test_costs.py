@@ -71,6 +71,7 @@ def configs(draw):
     }
     if values["shape"] == "encoder":
         values["heads"] = ("lm", "pooler", "next-sentence", "sequence", "token", "span", "boundary")
+        values["transform_bias"] = draw(st.booleans())
         values["lm_head_transform"] = draw(st.sampled_from([None, "gelu"]))
         values["classifier_transform"] = draw(st.sampled_from([None, "tanh"]))
         widths = [4, values["d_model"], None] if values["lm_head_transform"] else [values["d_model"], None]
@@ -136,6 +137,23 @@ def test_attention_matrices_are_the_four_projections(config):
     matrices = [p for p in attention.sublayer.parameters() if p.dim() == 2]
     assert len(matrices) == 4 or config.latent is not None
     assert sum(p.numel() for p in matrices) == attention_matrices(config)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("kind", ["both", "content-to-position"])
+@pytest.mark.parametrize("biases", [False, True])
+def test_parameters_of_disentangled_positions_and_transformed_classes(shared, kind, biases):
+    config = ModelConfig(
+        shape="encoder", d_model=16, n_heads=2, n_layers=3, positions="disentangled", learned_positions=biases,
+        relative_scores=kind, relative_shared=shared, relative_norm=biases, attention_bias=biases,
+        heads=("sequence", "token", "span", "replaced"), classifier_transform="gelu", token_transform="relu",
+        transform_norm=biases, transform_bias=biases, n_labels=5,
+    )  # fmt: skip
+    parts = {part.name: part.parameters for part in parameter_table(config)}
+    assert count_parameters(config) == built(config).count_parameters()
+    assert parts["encoder relative vectors"] == 32 * 16 + 32 * biases
+    each = 3 * (1 + (kind == "both")) * (16 * 16 + 16 * biases)
+    assert parts.get("encoder relative scores", 0) == (0 if shared else each)
 
 
 def test_parameters_of_image_models():

@@ -91,7 +91,7 @@ def _embeddings(config: ModelConfig) -> Iterator[Part]:
         yield _part(config, "source embeddings", f"V·{letter}")
         yield _part(config, "target embeddings", f"V·{letter}", V=config.target_vocab_size)
     for side in config.stacks:
-        if config.positions == "learned":
+        if config.positions == "learned" or config.learned_positions:
             places = f"(P+{config.position_offset})" if config.position_offset else "P"
             yield _part(config, f"{side} positions", f"{places}·{letter}")
         yield _part(config, f"{side} token types", f"{config.n_token_types}·{letter}")
@@ -112,6 +112,12 @@ def _stack(config: ModelConfig, side: str, sized: ModelConfig) -> Iterator[Part]
         # A matrix for the distance encodings, a vector each for content and distance; three for segments.
         vectors = 5 if config.segment_offsets else 2
         yield _part(sized, f"{side} relative scores", f"L·(E·H·D + {vectors}·H·D)", L=blocks)
+    if config.positions == "disentangled":
+        norm = f" + {_norm(config, 'E')}" if config.relative_norm else ""
+        yield _part(sized, f"{side} relative vectors", f"b·E{norm}", b=config.relative_buckets)
+        if not config.relative_shared:
+            each = f"(E·H·D{' + H·D' if config.attention_bias else ''})"
+            yield _part(sized, f"{side} relative scores", f"L·{config.position_terms}·{each}", L=blocks)
     attention = f"L·{_attention(sized)}"
     own = f"L·{_attention(sized, 'self')}" if config.latent is None else f"L·{_latent_attention(sized)}"
     yield _part(sized, f"{side} self-attention", own, L=blocks)
@@ -180,14 +186,17 @@ def _heads(config: ModelConfig) -> Iterator[Part]:
         yield _part(config, "next-sentence head", "2·E + 2", E=pooled)
     for name, classes in (("sequence", config.n_labels), ("choice", 1)):
         if name in heads:
-            dense = "E·E + E + " if config.classifier_transform else ""
+            dense = _transform(config) if config.classifier_transform else ""
             bias = " + C" if config.classifier_bias else ""
             reads = pooled if config.classifier_input == "pooler" else config.d_model
             yield _part(config, f"{name} head", f"{dense}C·E{bias}", E=reads, C=classes)
+    dense = _transform(config) if config.token_transform else ""
     if "token" in heads:
-        yield _part(config, "token head", "C·E + C")
+        yield _part(config, "token head", f"{dense}C·E + C")
     if "span" in heads:
-        yield _part(config, "span head", "2·E + 2")
+        yield _part(config, "span head", f"{dense}2·E + 2")
+    if "replaced" in heads:
+        yield _part(config, "replaced head", f"{_transform(config)}E + 1")
     if "boundary" in heads:
         # p positions of width q; from the states at both boundaries and a position to the width W; the bias.
         formula = f"p·q + (2·E + q)·W + W + W·W + W + 2·{_norm(config, 'W')} + V"
@@ -196,10 +205,17 @@ def _heads(config: ModelConfig) -> Iterator[Part]:
         yield _part(config, "boundary head", formula, W=width, **sizes)
 
 
+def _transform(config: ModelConfig) -> str:
+    """The dense layer of a classifier, and its norm."""
+    norm = f"{_norm(config, 'E')} + " if config.transform_norm else ""
+    return f"E·E + {'E + ' if config.transform_bias else ''}{norm}"
+
+
 def _lm_head(config: ModelConfig) -> str:
     """The transform, the matrix if it is not tied, and the bias; empty if there is none of them."""
     letter = "W" if config.embedding_width != config.d_model else "E"
-    terms = [f"E·{letter} + {letter}", _norm(config, letter)] if config.lm_head_transform else []
+    bias = f" + {letter}" if config.transform_bias else ""
+    terms = [f"E·{letter}{bias}", _norm(config, letter)] if config.lm_head_transform else []
     if not config.tie_lm_head:
         terms.append(f"V·{letter if config.lm_head_transform else 'E'}")
     if config.lm_head_bias:
@@ -284,6 +300,9 @@ def _layer_elements(config: ModelConfig, keys: int) -> int:
     feed_forward = sum(feed_forward_elements(config, layer) for layer in range(config.n_layers))
     # Relative scores: there are twice as many distances as keys.
     scores = _per_key(config) * keys * (2 if config.positions == "relative-sinusoidal" else 1)
+    # Disentangled scores: products of queries, and of keys, with the vectors of the distances that occur.
+    distances = min(2 * keys - 1, config.relative_buckets)
+    scores += config.position_terms * config.n_heads * config.head_width * distances
     scores = scores if config.attention == "softmax" else _linear_attention(config)
     return config.n_layers * (attention_matrices(config) + scores) + feed_forward
 

@@ -26,13 +26,30 @@ LENGTHS = (9, 5, 7)  # real tokens of the rows; the rest is padding
 TARGETS = 6  # decoder tokens of each row of an encoder-decoder
 # Matrices of heads with few classes, whose logits would be too small to compare.
 HEADS = (
-    *("cls.seq_relationship", "sop_classifier", "classifier", "qa_outputs", "score", "logits_proj"),
+    *(
+        "cls.seq_relationship",
+        "discriminator_predictions.dense_prediction",
+        "sop_classifier",
+        "classifier",
+        "qa_outputs",
+        "score",
+        "logits_proj",
+    ),
     "classification_head.out_proj",
 )
 # The output table of language models, under its own name or that of the embeddings.
-OUTPUTS = ("lm_head.weight", "embed_out", "vocab_projector", "lm_loss")
+WITH_SEGMENTS = ("bert", "albert", "electra", "deberta-v2")
+OUTPUTS = (
+    "lm_head.weight",
+    "lm_head.decoder",
+    "generator_lm_head",
+    "decoder.weight",
+    "embed_out",
+    "vocab_projector",
+    "lm_loss",
+)
 BUFFERS = ("final_logits_bias", "e_score_correction_bias")  # which belong to the weights
-TABLES = ("word_embedding", "wte", "embed_in", "embed_tokens", "shared.weight")
+TABLES = ("word_embedding", "tok_embeddings", "wte", "embed_in", "embed_tokens", "shared.weight")
 
 
 def make(family: str, ending: str | None = None, **options: Any) -> Any:
@@ -93,13 +110,14 @@ def inputs_for(model: Any) -> dict[str, Any]:
         )  # the class is read at the only end token
         tokens[range(len(LENGTHS)), [length - 1 for length in LENGTHS]] = config.eos_token_id
         return {"tokens": tokens, "decoder": False}
-    segments = torch.randint(getattr(config, "type_vocab_size", 3), shape, generator=generator)
+    kinds = getattr(config, "type_vocab_size", 3)
+    segments = torch.randint(max(kinds, 1), shape, generator=generator)
     if config.model_type == "xlnet":
         # The reference reads the first column even if it is padding.
         first = getattr(config, "summary_type", "last") == "first"
         real = columns < lengths if first else columns >= max(LENGTHS) - lengths
         return {"tokens": tokens.where(real, config.pad_token_id), "token_type_ids": segments}
-    return {"token_type_ids": segments} if config.model_type in ("bert", "albert") else {}
+    return {"token_type_ids": segments} if kinds and config.model_type in WITH_SEGMENTS else {}
 
 
 def check(
@@ -215,6 +233,7 @@ OUTPUT_NAMES: dict[str, tuple[str, ...]] = {
     "token": ("logits",),
     "span": (),
     "pooler": ("pooler_output",),
+    "replaced": ("logits",),
 }
 
 
@@ -235,6 +254,7 @@ def _compare_outputs(
             assert name == "pooler", f"the reference has no output for {name}"
             continue
         got = ours.head_outputs(first, second, heads=[name])[name]
+        theirs = theirs.reshape(got.shape)  # one logit per token may have no axis
         if got.dim() == 3:
             got, theirs = _real(got, attend), _real(theirs, attend)
         pairs.append((got, theirs))
@@ -257,7 +277,7 @@ def _compare_gradients(ours: Transformer, model: Any, pairs: list[tuple[Tensor, 
         F.cross_entropy(theirs, targets).backward(retain_graph=True)
     table = FAMILIES[str(ours.family)].rules(ours.config)
     got = {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in ours.named_parameters()}
-    zeros = rules._zeros(table, got)
+    zeros = {*rules._zeros(table, got), *(rule.theirs for rule in table if isinstance(rule, rules.Unused))}
     gradients = {name: g for name, g in rules.saving(table, got).items() if name not in zeros}
     found = {name: p.grad for name, p in model.named_parameters()}
     experts = {name for name in gradients if ".experts." in name}

@@ -50,6 +50,7 @@ def test_a_family_equals_the_reference(family: str, case: str) -> None:
 Saved = Callable[..., Path]
 DECODERS = [family for family, tiny in TINY.items() if tiny.buffer]
 ENCODERS = ["bert", "roberta", "camembert", "xlm-roberta", "distilbert", "albert", "xlnet", "vit"]
+ENCODERS += ["modernbert", "eurobert", "electra", "mpnet", "deberta-v2"]
 each_decoder = pytest.mark.parametrize("family", DECODERS)
 
 
@@ -82,7 +83,7 @@ def test_old_files_with_buffers_copies_and_other_prefixes_are_loaded(family: str
         table = next(tensor for tensor in old.values() if tensor.shape == (40, 16))
         head = old.pop("embed_out.weight", old.get("lm_head.weight", table))  # NeoX has used both names
         old["lm_head.weight"] = head.clone()
-    elif family not in ("vit", "xlnet"):
+    elif family not in ("vit", "xlnet", "modernbert", "eurobert"):
         old[f"{prefix}.embeddings.position_ids"] = torch.arange(24)[None]
         old[f"{prefix}.embeddings.token_type_ids"] = torch.zeros(1, 24, dtype=torch.int64)
     write(folder, old)

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 Saved = Callable[..., Path]
 DECODERS = [family for family, tiny in TINY.items() if tiny.buffer]
 ENCODERS = ["bert", "roberta", "camembert", "xlm-roberta", "distilbert", "albert", "xlnet", "vit"]
+ENCODERS += ["modernbert", "eurobert", "electra", "mpnet", "deberta-v2"]
 
 
 def test_the_table_has_all_families() -> None:
@@ -260,6 +261,44 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("is_decoder", True, "is_decoder"),
         ("encoder_layerdrop", 0.2, "encoder_layerdrop"),
     ],
+    "modernbert": [
+        ("attention_dropout", 0.1, "attention_dropout"),
+        ("layer_types", ["full_attention"], "layer_types: has 1 layers, but there are 4"),
+        ("layer_types", ["chunked_attention"] * 4, "layer_types"),
+        ("rope_scaling", {"type": "linear", "factor": 2.0}, "rope_scaling"),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 500.0}, "rope_parameters"),
+        ("classifier_activation", "mish", "classifier_activation: 'mish' is not known"),
+        ("local_attention", 0, "local_attention"),
+        ("norm_type", "rms", "norm_type: unknown key"),
+    ],
+    "eurobert": [
+        ("clf_pooling", "mean", "clf_pooling"),
+        ("hidden_dropout", 0.1, "hidden_dropout"),
+        ("rope_parameters", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5 is not supported"),
+    ],
+    "electra": [
+        ("summary_type", "mean", "summary_type"),
+        ("summary_use_proj", False, "summary_use_proj"),
+        ("summary_activation", "tanh", "summary_activation"),
+        ("position_embedding_type", "relative_key", "position_embedding_type"),
+    ],
+    "mpnet": [
+        ("pad_token_id", 0, "pad_token_id: 0 is not supported; positions begin after 1"),
+        ("relative_attention_num_buckets", 16, "relative_attention_num_buckets"),
+        ("max_position_embeddings", 2, "max_position_embeddings: 2 leaves no position"),
+    ],
+    "deberta-v2": [
+        ("conv_kernel_size", 3, "conv_kernel_size"),
+        ("norm_rel_ebd", "batch", "norm_rel_ebd: 'batch' is not known"),
+        ("pos_att_type", "p2p", "pos_att_type: 'p2p' is not known"),
+        ("pos_att_type", None, "pos_att_type: None is not known"),
+        ("relative_attention", False, "pos_att_type: .* needs relative_attention: true"),
+        ("embedding_size", 8, "embedding_size: 8 is not supported; it must be 16"),
+        ("pooler_hidden_size", 8, "pooler_hidden_size: 8 is not supported"),
+        ("pooler_dropout", 0.1, "pooler_dropout"),
+        ("max_relative_positions", 2, "relative_distance 2 above a quarter"),
+        ("attention_head_size", 8, "attention_head_size: unknown key"),
+    ],
     "t5": [
         ("num_head", 4, "num_head: unknown key; did you mean 'num_heads'?"),
         ("dense_act_fn", "swiglu", "dense_act_fn: 'swiglu' is not known"),
@@ -294,7 +333,14 @@ def test_unsupported_values_are_errors(
 def test_absurd_sizes_are_rejected_early(family: str, saved: Saved) -> None:
     folder = saved(family)
     before = (folder / "config.json").read_text(encoding="utf-8")
-    for key in [*TINY[family].sizes, *(["pad_token_id"] if family != "vit" else ["num_channels"])]:
+    sizes = [key for key, value in TINY[family].sizes.items() if type(value) is int]
+    harmless = {"bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "local_attention"}
+    if family in ("modernbert", "eurobert", "deberta-v2"):  # without a table of positions
+        harmless.add("max_position_embeddings")
+    for key in [
+        *(key for key in sizes if key not in harmless),
+        *(["pad_token_id"] if family != "vit" else ["num_channels"]),
+    ]:
         for absurd in (2**52, 2**31 - 1):
             edit(folder, **{key: absurd})
             with pytest.raises(CheckpointError):

@@ -274,6 +274,38 @@ OPTIONS: dict[str, Options] = {
         **COMMON,
     },
 }
+OPTIONS |= {
+    "modernbert": _without(HIDDEN, "hidden_act", "eos_token_id")
+    | {"hidden_activation": ACTIVATIONS, "classifier_activation": ACTIVATIONS, "attention_dropout": [0.1]}
+    | {"layer_types": [["full_attention", "sliding_attention"] * 2, ["sliding_attention"] * 4]}
+    | {"global_attn_every_n_layers": [1, 2], "local_attention": [0, 1, 2, 5], "norm_eps": [1e-3]}
+    | {"global_rope_theta": [500.0], "local_rope_theta": [30.0, 160_000.0], "rope_scaling": [None, YARN]}
+    | {"norm_bias": [True], "attention_bias": [True], "mlp_bias": [True], "decoder_bias": [False]}
+    | {"classifier_bias": [True], "classifier_pooling": ["mean"], "classifier_dropout": [0.3]}
+    | {"rope_parameters": [None, {"full_attention": {"rope_type": "default", "rope_theta": 100.0}}]},
+    "eurobert": ROTARY
+    | {
+        "num_key_value_heads": [None, 1, 2],
+        "head_dim": [None, 6],
+        "attention_bias": [True],
+        "mlp_bias": [True],
+    }
+    | {"classifier_pooling": ["late", "bos", "mean", "max"]},
+    "electra": TEXT
+    | {"embedding_size": [16, 5], "summary_type": ["first", "last"], "summary_activation": ["gelu", "tanh"]},
+    "mpnet": _without(AFTER_PADDING, "classifier_dropout", "is_decoder", "position_embedding_type")
+    | {"relative_attention_num_buckets": [16, 32], "pad_token_id": [0, 1]},
+    "deberta-v2": _without(TEXT, "classifier_dropout", "is_decoder", "position_embedding_type")
+    | {"relative_attention": [False], "position_biased_input": [True], "position_buckets": [-1, 0, 2, 8]}
+    | {"pos_att_type": [None, "c2p", "p2c|c2p", ["c2p"], ["p2c"], []], "share_att_key": [False]}
+    | {
+        "norm_rel_ebd": ["none", "layer_norm"],
+        "max_relative_positions": [-1, 3, 40],
+        "type_vocab_size": [0, 2],
+    }
+    | {"cls_dropout": [0.2], "pooler_hidden_act": ["tanh", "mish"], "conv_kernel_size": [0, 3]}
+    | {"legacy": [True], "pooler_hidden_size": [16, 24], "embedding_size": [16, 8]},
+}
 
 # --- the law -------------------------------------------------------------------------------------------
 

@@ -48,6 +48,10 @@ def assert_equal(ours, expected):
         ("distilbert", "cls", False),
         ("roberta", "max", True),
         ("albert", "lasttoken", False),
+        ("xlm-roberta", "mean", True),  # multilingual E5
+        ("modernbert", "cls", True),  # GTE
+        ("mpnet", "mean", True),
+        ("deberta-v2", "mean", False),
     ],
 )
 def test_a_folder_of_sentence_transformers_loads_saves_and_converts_with_equal_vectors(
@@ -113,8 +117,20 @@ DENSE = steps("a.Transformer", "a.Pooling", "a.Dense")
             r"config.json: pooling \['cls_token', 'max_tokens'\] is",
         ),
         ({"1_Pooling/config.json": '{"pooling_mode": ["mean", "max"]}'}, r"pooling \['mean', 'max'\] is"),
-        ({"sentence_bert_config.json": '{"do_lower_case": true}'}, "do_lower_case True is"),
+        (
+            {"sentence_bert_config.json": '{"do_lower_case": true}', "tokenizer_config.json": "{}"},
+            "do_lower_case True is",
+        ),
         ({"config_sentence_transformers.json": '{"default_prompt_name": "query"}'}, "prompt_name 'query' is"),
+        ({"config_sentence_transformers.json": '{"default_prompt_name": []}'}, r"prompt_name \[\] is"),
+        ({"config_sentence_transformers.json": '{"prompts": ["query: "]}'}, r"prompts \['query: '\] is"),
+        (
+            {
+                "config_sentence_transformers.json": '{"prompts": {"query": "query: "}}',
+                "1_Pooling/config.json": '{"pooling_mode": "mean", "include_prompt": false}',
+            },
+            "include_prompt False is",
+        ),
     ],
 )
 def test_unsupported_modules_are_an_error_of_embed_only(files, message, tmp_path):
@@ -138,3 +154,79 @@ def test_an_invalid_list_of_modules_is_an_error(content, tmp_path):
     (tmp_path / "modules.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"modules\.json"):
         read_modules(tmp_path)
+
+
+PUBLISHED = {
+    "e5": ("bert", {"mean_tokens": True}, {}),
+    "bge": ("bert", {"cls_token": True, "mean_tokens": False}, {"do_lower_case": True}),
+    "multilingual-e5": ("xlm-roberta", {"mean_tokens": True}, {}),
+    "gte-modernbert": ("modernbert", {"cls_token": True}, {}),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("prompted", [False, True])
+def test_folders_as_published(name, prompted, tmp_path, capsys):
+    """Of E5, BGE and GTE: modules.json, 1_Pooling and 2_Normalize as on the hub, with and without prompts."""
+    family, modes, limits = PUBLISHED[name]
+    folder = both(tmp_path / "model", family, "Model").folder
+    kinds = ("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")
+    listed = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(kinds)
+    ]
+    pooling = {"word_embedding_dimension": 32} | {
+        f"pooling_mode_{key}": value for key, value in modes.items()
+    }
+    prompts = {"prompts": {"query": "query: ", "passage": "passage: "}, "default_prompt_name": None}
+    files = {
+        "modules.json": listed,
+        "1_Pooling/config.json": pooling,
+        "sentence_bert_config.json": {"max_seq_length": 24, "do_lower_case": False} | limits,
+        **({"config_sentence_transformers.json": prompts} if prompted else {}),
+    }
+    (folder / "1_Pooling").mkdir()
+    for file, content in files.items():
+        (folder / file).write_text(json.dumps(content))
+    pipeline = trifold.load(folder)
+    texts = [*TEXTS, LONG]
+    capsys.readouterr()
+    vectors = pipeline.embed(texts)
+    assert (
+        "has prompts, and none is used; name one with prompt_name: passage, query" in capsys.readouterr().err
+    ) == prompted
+    assert_equal(vectors, encode(folder))
+    queries = [f"query: {text}" for text in texts]
+    assert_equal(pipeline.embed(texts, prompt="query: "), torch.stack(pipeline.embed(queries, prompt="")))
+    if not prompted:
+        return
+    library = pytest.importorskip("sentence_transformers").SentenceTransformer(str(folder), device="cpu")
+    expected = library.encode(texts, prompt_name="query", convert_to_tensor=True)
+    assert_equal(pipeline.embed(texts, prompt_name="query"), expected)
+    with pytest.raises(UsageError, match="prompt_name: 'qeury' is not known; the folder has passage, query"):
+        pipeline.embed("fox", prompt_name="qeury")
+    cosines = library.similarity(
+        library.encode("fox", prompt_name="query", convert_to_tensor=True),
+        library.encode(TEXTS, prompt_name="passage", convert_to_tensor=True),
+    )[0]
+    found = pipeline.search("fox", TEXTS, top_k=len(TEXTS))
+    assert {one.number - 1: one.score for one in found} == pytest.approx(
+        dict(enumerate(cosines.tolist())), abs=1e-5
+    )
+    pipeline.save(tmp_path / "saved")
+    convert(folder, tmp_path / "converted")
+    for copy in (tmp_path / "saved", tmp_path / "converted"):
+        assert read_modules(copy) == pipeline.modules
+        assert json.loads((copy / "config_sentence_transformers.json").read_text()) == prompts
+
+
+def test_a_default_prompt_is_used(tmp_path, capsys):
+    folder = both(tmp_path, "bert", "Model").folder
+    modules = SentenceModules("mean", True, 24, None, (("query", "query: "),), "query")
+    write_modules(folder, modules, width=32, positions=66)
+    pipeline = trifold.load(folder)
+    assert pipeline.modules == modules
+    capsys.readouterr()
+    assert_equal(pipeline.embed(TEXTS), encode(folder)[:-1])
+    assert_equal(pipeline.embed(TEXTS), torch.stack(pipeline.embed(TEXTS, prompt="query: ")))
+    assert "has prompts" not in capsys.readouterr().err

@@ -18,17 +18,18 @@ def test_the_presets_of_the_paper_have_no_differences(preset: str) -> None:
 IGNORED = """
 vocab_size target_vocab_size max_positions d_model n_layers n_decoder_layers n_heads n_decoder_heads d_head d_ff
 d_decoder_ff dropout embedding_dropout attention_dropout activation_dropout classifier_dropout pad_id bos_id eos_id
-decoder_start_id norm_epsilon position_offset rotary_theta relative_buckets relative_distance relative_clamp alibi_scale
-alibi_rounded embedding_scale_rounded decoder_window
-image_size n_channels window_pattern heads pooler_activation pooler_width n_labels label_names problem_type
-classifier_input classifier_transform classifier_bias logits_scale encoder_final_norm decoder_final_norm
-boundary_positions boundary_width
+decoder_start_id norm_epsilon position_offset rotary_theta relative_buckets relative_distance relative_log
+relative_scores relative_shared relative_norm relative_clamp alibi_scale alibi_rounded image_size n_channels
+window_pattern heads pooler_activation pooler_width n_labels label_names problem_type classifier_input
+classifier_transform classifier_bias token_transform transform_norm transform_bias logits_scale encoder_final_norm
+decoder_final_norm boundary_positions boundary_width embedding_scale_rounded decoder_window
 """.split()
 EXAMPLES: dict[str, Any] = {
     "n_kv_heads": {"n_kv_heads": 2},
     "d_embedding": {"d_embedding": 512},
     "block_of_layer": {"block_of_layer": [0] * 6},
     "n_token_types": {"n_token_types": 2},
+    "learned_positions": {"positions": "relative", "learned_positions": True},
     "rotary_width": {"positions": "rotary", "rotary_width": 16},
     "rotary_pairs": {"positions": "rotary", "rotary_pairs": "interleaved"},
     "rotary_scaling": {
@@ -82,6 +83,8 @@ def test_every_architectural_key_has_a_description(key: str, values: dict[str, A
     """A new key is either ignored or has a phrase for each of its values."""
     if key == "residual":
         values |= {"shape": "decoder", "norm_placement": "pre"}
+    if values.get("positions") == "disentangled":
+        values |= {"shape": "encoder"}
     removed = {key, "image_size", "max_positions"} if key == "patch_size" else {key}
     without = {name: value for name, value in values.items() if name not in removed}
     described, plain = (", ".join(differences(ModelConfig.parse(each))) for each in (values, without))

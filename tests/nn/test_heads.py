@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from trifold.errors import SettingsError
 from trifold.nn import Inputs, Transformer
 
 Make = Callable[..., Transformer]
@@ -128,3 +129,48 @@ def test_head_dropout_applies_in_training_only(make_model: Make) -> None:
     assert torch.equal(model.head_outputs(inputs)["token"], model.head_outputs(inputs)["token"])
     model.train()
     assert not torch.equal(model.head_outputs(inputs)["token"], model.head_outputs(inputs)["token"])
+
+
+@pytest.mark.parametrize("reads", ["mean", "mean-logits"])
+@pytest.mark.parametrize("real", [None, REAL, REAL.flip(1)])
+@torch.no_grad()
+def test_the_sequence_head_reads_the_mean_of_real_tokens(
+    reads: str, real: torch.Tensor | None, make_model: Make
+) -> None:
+    model = encoder(
+        make_model, "sequence", classifier_input=reads, classifier_transform="gelu", transform_norm=True,
+        transform_bias=False, n_labels=4,
+    )  # fmt: skip
+    inputs, head = Inputs(TOKENS, real), model.heads["sequence"]
+
+    def classify(state: torch.Tensor) -> torch.Tensor:
+        inner = F.gelu(state @ head.dense.weight.t())
+        inner = F.layer_norm(inner, (16,), head.norm.weight, head.norm.bias)
+        return inner @ head.out_proj.weight.t() + head.out_proj.bias
+
+    assert head.dense.bias is None
+    got = model.head_outputs(inputs)["sequence"]
+    for row, states in enumerate(model(inputs)):
+        states = states if real is None else states[real[row]]
+        expected = classify(states.mean(0)) if reads == "mean" else classify(states).mean(0)
+        torch.testing.assert_close(got[row], expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_heads_of_tokens_transform_every_state(make_model: Make) -> None:
+    model = encoder(
+        make_model, "token", "span", "replaced", token_transform="tanh", activation="silu", n_labels=3
+    )
+    hidden, outputs = model(Inputs(TOKENS)), model.head_outputs(Inputs(TOKENS))
+    activations = {"token": torch.tanh, "span": torch.tanh, "replaced": F.silu}
+    for (name, activation), classes in zip(activations.items(), (3, 2, 1), strict=True):
+        head = model.heads[name]
+        inner = activation(hidden @ head.dense.weight.t() + head.dense.bias)
+        expected = inner @ head.out_proj.weight.t() + head.out_proj.bias
+        assert outputs[name].shape == (2, 5, classes)
+        torch.testing.assert_close(outputs[name], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_norm_of_classifiers_needs_a_layer(make_model: Make) -> None:
+    with pytest.raises(SettingsError, match="transform_norm needs classifier_transform or token_transform"):
+        encoder(make_model, "sequence", transform_norm=True)

@@ -16,10 +16,13 @@ from trifold.nn import Inputs, Mask, ModelConfig, Transformer
 from trifold.nn.positions import sinusoids
 from trifold.nn.relative import (
     AlibiOffsets,
+    DisentangledScores,
+    DistanceVectors,
     RelativeOffsets,
     RelativeScores,
     RelativeSinusoids,
     buckets,
+    log_buckets,
     slopes,
 )
 from trifold.train.blocks import recompute_blocks
@@ -225,3 +228,126 @@ def test_recomputation_of_both_streams_keeps_the_gradients() -> None:
 def test_a_contradiction_is_named(values: dict[str, object], problem: str) -> None:
     with pytest.raises(SettingsError, match=problem):
         config(**values)
+
+
+# --- disentangled content and position -----------------------------------------------------------------
+
+DISENTANGLED: dict[str, Any] = {
+    "shape": "encoder",
+    "vocab_size": 19,
+    "d_model": 16,
+    "n_layers": 2,
+    "n_heads": 4,
+    "d_ff": 20,
+    "positions": "disentangled",
+    "attention_bias": True,
+    "relative_buckets": 6,
+    "relative_distance": 9,
+}
+KINDS = ["both", "content-to-position", "position-to-content"]
+
+
+@pytest.mark.parametrize(("span", "farthest"), [(256, 512), (3, 24), (2, 12), (8, 9)])
+def test_log_buckets_equal_those_of_transformers(span: int, farthest: int) -> None:
+    from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+    distances = torch.arange(-farthest + 1, farthest)
+    expected = make_log_bucket_position(distances, span, farthest).long()
+    assert torch.equal(log_buckets(distances, span, farthest), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("log", [False, True])
+def test_disentangled_scores_follow_their_formula(kind: str, shared: bool, log: bool) -> None:
+    torch.manual_seed(0)
+    values = {"relative_scores": kind, "relative_shared": shared, "relative_log": log}
+    made = ModelConfig.parse(DISENTANGLED | values)
+    layer = randomize(Transformer(made)).eval().encoder.blocks[0].self_attention.sublayer
+    vectors = randomize(DistanceVectors(made))
+    q, k = torch.randn(2, 4, 7, 4), torch.randn(2, 4, 7, 4)
+    offsets = layer.relative.scores(q, k, vectors(Mask(), 7, CPU, None), layer.q_proj, layer.k_proj)
+    k_proj, q_proj = (
+        (layer.k_proj, layer.q_proj) if shared else (layer.relative.k_proj, layer.relative.q_proj)
+    )
+    for b, h, i, j in [(0, 0, 0, 6), (1, 3, 6, 0), (1, 2, 2, 2), (0, 1, 3, 1), (1, 0, 1, 2)]:
+        distance = int(log_buckets(torch.tensor(i - j), 3, 9)) if log else i - j
+        vector, rows = vectors.weight[min(max(distance + 3, 0), 5)], slice(4 * h, 4 * h + 4)
+        expected = torch.zeros(())
+        if kind != "position-to-content":
+            expected = expected + q[b, h, i] @ k_proj(vector)[rows]
+        if kind != "content-to-position":
+            expected = expected + k[b, h, j] @ q_proj(vector)[rows]
+        torch.testing.assert_close(offsets[b, h, i, j], expected / math.sqrt(4), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_products_of_disentangled_attention_have_one_scale(kind: str) -> None:
+    """Without vectors of distances, it is attention scaled by the number of products."""
+    torch.manual_seed(0)
+    made = ModelConfig.parse(DISENTANGLED | {"relative_scores": kind, "relative_shared": True})
+    model = add_noise(Transformer(made), 0.2)
+    plain = ModelConfig.parse(
+        {key: value for key, value in DISENTANGLED.items() if not key.startswith("relative")}
+        | {"positions": "none", "attention_scale": 1 / math.sqrt(4 * (3 if kind == "both" else 2))}
+    )
+    with torch.no_grad():
+        for part in model.encoder.blocks:  # projections without biases turn zeros into zeros
+            part.self_attention.sublayer.q_proj.bias.zero_()
+            part.self_attention.sublayer.k_proj.bias.zero_()
+        model.encoder.offsets.weight.zero_()
+    other = Transformer(plain).eval()
+    other.load_state_dict({n: p for n, p in model.state_dict().items() if "offsets" not in n})
+    tokens = torch.randint(3, 19, (2, 6))
+    torch.testing.assert_close(model(Inputs(tokens)), other(Inputs(tokens)), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_three_products_separate_content_from_position() -> None:
+    """Of one query, content-to-position depends on the distance only, position-to-content on the key too."""
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 4, 9, 4), torch.randn(1, 4, 9, 4)
+    for kind, side in (("content-to-position", 0), ("position-to-content", 1)):
+        made = ModelConfig.parse(DISENTANGLED | {"relative_scores": kind})
+        part, vectors = randomize(DisentangledScores(made)).eval(), randomize(DistanceVectors(made))
+        unused = torch.nn.Identity()
+        distances = vectors(Mask(), 9, CPU, None)
+        before = part.scores(q, k, distances, unused, unused)
+        changed = [q, k]
+        changed[1 - side] = torch.randn(1, 4, 9, 4)
+        assert torch.equal(part.scores(*changed, distances, unused, unused), before)
+        same = [q, k]
+        same[side] = same[side][:, :, :1].expand(-1, -1, 9, -1)  # one content: a function of the distance
+        scores = part.scores(*same, distances, unused, unused)
+        for distance in range(-8, 9):
+            diagonal = scores.diagonal(distance, -2, -1)
+            torch.testing.assert_close(diagonal, diagonal[..., :1].expand_as(diagonal))
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"shape": "decoder"}, "disentangled positions need shape: encoder"),
+        ({"n_kv_heads": 2}, "disentangled positions need shape: encoder, without n_kv_heads"),
+        ({"relative_buckets": 7}, "an even number of at least 4 relative_buckets, not 7"),
+        ({"relative_distance": 2}, "relative_distance 2 above a quarter of them"),
+        ({"positions": "relative", "relative_norm": True}, "relative_norm needs positions: disentangled"),
+        ({"positions": "learned"}, "relative_buckets needs positions: relative or disentangled, not learned"),
+    ],
+)
+def test_a_contradiction_of_disentangled_positions_is_named(values: dict[str, object], problem: str) -> None:
+    with pytest.raises(SettingsError, match=problem):
+        ModelConfig.parse(DISENTANGLED | values)
+
+
+def test_learned_positions_are_added_to_relative_ones() -> None:
+    values = {"shape": "encoder", "d_model": 16, "n_heads": 4, "positions": "relative", "max_positions": 9}
+    model = add_noise(
+        Transformer(ModelConfig.parse(values | {"learned_positions": True, "position_offset": 2})), 0.2
+    )
+    assert model.encoder_embeddings.positions.weight.shape == (11, 16)
+    assert model.encoder.offsets.weight.shape == (32, 4)
+    with pytest.raises(ValueError, match="10 tokens exceed max_positions = 9"):
+        model(Inputs(torch.ones(1, 10, dtype=torch.long)))
+    with pytest.raises(SettingsError, match="learned_positions needs positions: relative or disentangled"):
+        ModelConfig.parse(values | {"positions": "none", "learned_positions": True})

@@ -78,6 +78,7 @@ def models(
             [
                 *("sinusoidal", "sinusoidal-halves", "learned", "rotary"),
                 *("relative", "relative-sinusoidal", "alibi", "none"),
+                *(["disentangled"] if shape == "encoder" else []),
             ]
         )
     )
@@ -127,6 +128,18 @@ def models(
             "decoder_window": draw(some([None, 2])) if shape == "encoder-decoder" else None,
         }
     match positions:
+        case "disentangled":
+            scores = ["both", "content-to-position", "position-to-content"]
+            values |= {
+                "n_kv_heads": None,
+                "relative_buckets": draw(some([4, 10])),
+                "relative_distance": 12,
+                "relative_log": draw(st.booleans()),
+                "relative_scores": draw(some(scores)),
+                "relative_shared": draw(st.booleans()),
+                "relative_norm": draw(st.booleans()),
+                "learned_positions": draw(st.booleans()),
+            }
         case "learned":
             values["position_offset"] = draw(some([0, 2]))
         case "rotary":

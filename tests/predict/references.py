@@ -26,6 +26,17 @@ DISTILBERT_SIZES = {"max_position_embeddings": 66, "dim": 32, "n_layers": 2, "n_
 FAMILIES: dict[str, tuple[str, Callable[[Path], Path], dict[str, Any]]] = {
     "bert": ("Bert", folders.OLD["bert uncased"], SIZES),
     "roberta": ("Roberta", folders.OLD["roberta"], SIZES),
+    "xlm-roberta": ("XLMRoberta", folders.OLD["xlm-roberta"], SIZES),
+    "mpnet": ("MPNet", folders.OLD["mpnet"], SIZES),
+    "deberta-v2": (
+        "DebertaV2",
+        folders.OLD["deberta v3"],
+        SIZES
+        | {"relative_attention": True, "position_biased_input": False, "position_buckets": 8}
+        | {"pos_att_type": ["p2c", "c2p"], "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    ),
+    "electra": ("Electra", folders.OLD["electra"], SIZES | {"embedding_size": 16}),
+    "modernbert": ("ModernBert", folders.modernbert, SIZES | {"local_attention": 6}),
     "distilbert": ("DistilBert", folders.OLD["distilbert"], DISTILBERT_SIZES),
     # One layer, because several random layers with shared weights give all tokens similar states.
     "albert": ("Albert", folders.OLD["albert"], SIZES | {"embedding_size": 16, "num_hidden_layers": 1}),

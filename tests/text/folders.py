@@ -10,7 +10,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer as Library, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer as Library,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 WORDS = """The the quick brown fox élèves école n'aiment weiße Männer über naïve Ω 日本語 テスト こんにちは 中文 字 😀
 👩‍👩‍👧 🇫🇷 don't we've 12,5 % hello world ing tion play playing played
@@ -141,6 +150,46 @@ def bert(folder: Path, lowercase: bool = True, **settings: Any) -> Path:
     )
 
 
+def mpnet(folder: Path, **settings: Any) -> Path:
+    words = [token for token in sorted(wordpiece(True), key=wordpiece(True).__getitem__) if token[0] != "["]
+    vocab = {
+        token: number for number, token in enumerate(["<s>", "<pad>", "</s>", "[UNK]", "<mask>", *words])
+    }
+    files = {
+        "config__json": {"model_type": "mpnet"},
+        "tokenizer_config__json": {"do_lower_case": True, **settings},
+    }
+    return write(folder, vocab__txt=_vocab_txt(vocab), **files)
+
+
+def modernbert(folder: Path) -> Path:
+    """The layout of ModernBERT and EuroBERT: a tokenizer.json of no class, with special tokens around a text."""
+    special = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
+    vocab, merges = bpe(special)
+    library = Library(models.BPE(vocab, [tuple(pair) for pair in merges]))
+    library.normalizer = normalizers.NFC()
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B [SEP]",
+        special_tokens=[(token, vocab[token]) for token in ("[CLS]", "[SEP]")],
+    )
+    library.add_special_tokens([*special[:4], AddedToken("[MASK]", lstrip=True, special=True)])
+    names = {f"{token[1:-1].lower()}_token": token for token in special}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": 8192,
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+    return write(
+        folder,
+        tokenizer__json=library.to_str(),
+        tokenizer_config__json=settings | names,
+        config__json={"model_type": "modernbert"},
+    )
+
+
 def byte_level(folder: Path, model_type: str, special: tuple[str, ...], **settings: Any) -> Path:
     vocab, merges = bpe(special)
     files = {
@@ -218,6 +267,10 @@ T5_IDS = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
 ALBERT_IDS = {
     "pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "pad_piece": "<pad>", "control_symbols": "[CLS],[SEP],[MASK]"
 }  # fmt: skip
+DEBERTA_IDS = {
+    **{"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3},
+    **{"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"},
+}
 XLNET_IDS = {"control_symbols": "<cls>,<sep>,<pad>,<mask>,<eod>,<eop>"}
 LLAMA = {"byte_fallback": True, "normalization_rule_name": "identity", "vocab_size": 600}
 MASK = {
@@ -242,6 +295,13 @@ OLD: dict[str, Callable[[Path], Path]] = {
     "bert cased": lambda f: bert(f, False),
     "bert accents": lambda f: bert(f, True, strip_accents=False, tokenize_chinese_chars=False),
     "distilbert": lambda f: bert(f, True, tokenizer_class="DistilBertTokenizer"),
+    "electra": lambda f: bert(f, True, tokenizer_class="ElectraTokenizer"),
+    "mpnet": mpnet,
+    "deberta v3": lambda f: spm(f, "spm.model", "deberta-v2", sentencepiece(**DEBERTA_IDS), vocab_type="spm"),
+    "deberta lowered": lambda f: spm(
+        f, "spm.model", "deberta-v2", sentencepiece(**DEBERTA_IDS), do_lower_case=True, split_by_punct=True
+    ),
+    "modernbert": modernbert,
     "gpt2": lambda f: byte_level(f, "gpt2", END),
     "gpt2 prefix": lambda f: byte_level(f, "gpt2", END, add_prefix_space=True, tokenizer_class="GPT2Tokenizer"),
     "gptj added": lambda f: byte_level(f, "gptj", END, added_tokens_decoder={"900": MARK}),

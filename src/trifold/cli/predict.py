@@ -50,6 +50,12 @@ OPTIONS = {
     "normalise": option(
         bool, "embed: vectors of length 1.", "--normalise/--no-normalise", show_default=False
     ),
+    "prompt": option(
+        str, "embed, search: a text before each text or query.", metavar="TEXT", show_default=False
+    ),
+    "prompt_name": option(
+        str, "The same: the prompt of this name in the folder.", metavar="NAME", show_default="the folder's"
+    ),
     "corpus": option(str, "search: the file whose lines are searched.", metavar="FILE"),
     "on_overflow": option(
         Literal["error", "truncate"], "For a text that is too long for the model.", show_default="error"

@@ -49,7 +49,7 @@ COPIED = "preprocessor_config.json README.md LICENSE LICENSE.txt LICENSE.md NOTI
 TOKENIZER = """
     tokenizer.json target_tokenizer.json special_tokens_map.json added_tokens.json chat_template.jinja
     vocab.json target_vocab.json vocab.txt merges.txt bpe.codes tokenizer_config.json
-    spiece.model sentencepiece.bpe.model tokenizer.model source.spm target.spm
+    spiece.model sentencepiece.bpe.model tokenizer.model spm.model source.spm target.spm
 """.split()
 TEMPLATES = "additional_chat_templates"
 MAX_FILE = 100 * 2**20  # bytes of a copied file

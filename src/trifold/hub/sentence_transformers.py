@@ -59,12 +59,16 @@ class SentenceModules(NamedTuple):
     """How the states of a text become its vector. max_length: the tokens of a text, which is truncated.
 
     problem: the modules or the setting that are not supported, if any. dense: layers after pooling.
+    prompts: names of texts to be put before a text, by its purpose, and these texts; empty ones are left out.
+    default_prompt: the name of the one that is used if none is chosen.
     """
 
     pooling: str = "mean"
     normalise: bool = False
     max_length: int | None = None
     problem: str | None = None
+    prompts: tuple[tuple[str, str], ...] = ()
+    default_prompt: str | None = None
     dense: tuple[Dense, ...] = ()
 
 
@@ -92,9 +96,26 @@ def read_modules(folder: Path) -> SentenceModules | None:
     )
     modes = [key[13:] for key, chosen in pooling.items() if key.startswith("pooling_mode_") and chosen]
     mode: Any = pooling.get("pooling_mode", modes[0] if len(modes) == 1 else modes)
-    for file, key, given in ((LIMITS, "do_lower_case", limits), (PROMPTS, "default_prompt_name", prompts)):
-        if given.get(key):
-            return SentenceModules(problem=f"{folder / file}: {key} {given[key]!r:.60}")
+    all_prompts: Any = prompts.get("prompts") or {}
+    named = (
+        {name: text for name, text in all_prompts.items() if text} if isinstance(all_prompts, dict) else {}
+    )
+    default = prompts.get("default_prompt_name")
+    valid = isinstance(all_prompts, dict) and all(isinstance(text, str) for text in named.values())
+    lower = limits.get("do_lower_case")
+    for file, key, value, supported in (
+        (LIMITS, "do_lower_case", lower, not lower or tokenizer.get("do_lower_case") is True),
+        (PROMPTS, "prompts", all_prompts, valid),
+        (PROMPTS, "default_prompt_name", default, default is None or (valid and str(default) in all_prompts)),
+        (
+            POOLING,
+            "include_prompt",
+            pooling.get("include_prompt"),
+            not named or pooling.get("include_prompt", True),
+        ),
+    ):
+        if not supported:
+            return SentenceModules(problem=f"{folder / file}: {key} {value!r:.60}")
     if not isinstance(mode, str) or mode not in POOLINGS:
         return SentenceModules(problem=f"{folder / POOLING}: pooling {mode!r:.60}")
     length = limits.get("max_seq_length") or tokenizer.get("model_max_length")
@@ -103,7 +124,10 @@ def read_modules(folder: Path) -> SentenceModules | None:
         dense = tuple(_read_dense(folder / path) for path, name in steps if name == "Dense")
     except _UnsupportedError as error:
         return SentenceModules(problem=str(error))
-    return SentenceModules(POOLINGS[mode], normalise, limit, dense=dense)
+    default = default if isinstance(default, str) and default in named else None
+    return SentenceModules(
+        POOLINGS[mode], normalise, limit, None, tuple(sorted(named.items())), default, dense
+    )
 
 
 class _UnsupportedError(Exception):
@@ -157,6 +181,11 @@ def write_modules(folder: Path, modules: SentenceModules, width: int, positions:
     write_json(folder / POOLING, {"word_embedding_dimension": width, **modes})
     limit = min(modules.max_length or positions, positions)
     write_json(folder / LIMITS, {"max_seq_length": limit, "do_lower_case": False})
+    if modules.prompts:
+        write_json(
+            folder / PROMPTS,
+            {"prompts": dict(modules.prompts), "default_prompt_name": modules.default_prompt},
+        )
     types = [(path, f"sentence_transformers.models.{name}") for path, name in steps]
     listed = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(types)]
     write_json(folder / MODULES, listed)

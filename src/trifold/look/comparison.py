@@ -45,6 +45,7 @@ POSITIONS = {
     "rotary": "rotary positions",
     "relative": "relative position bias",
     "relative-sinusoidal": "relative sinusoidal positions in the scores",
+    "disentangled": "disentangled content and position in the scores",
     "alibi": "ALiBi",
     "none": "no positions",
 }
@@ -111,6 +112,7 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, list[str | None
         "sines and cosines, added",
         [
             None if config.positions == "sinusoidal" else POSITIONS[config.positions] + _rotary(config),
+            "learned positions" if config.learned_positions else None,
             "bias for tokens of the same segment" if config.segment_offsets else None,
             _local_positions(config),
             "query stream for the tokens to predict" if config.query_stream else None,

@@ -23,6 +23,7 @@ from trifold.nn.attention import merge_heads, split_heads
 from trifold.nn.hooks import record_calls
 from trifold.nn.layers import LayerNorm
 from trifold.nn.ops import share_keys
+from trifold.nn.relative import RelativeScores
 from trifold.pipeline import Pipeline
 from trifold.text import TokenizerSettings, train_tokenizer
 
@@ -159,9 +160,11 @@ class _Steps(list[Step]):
         q = self.linear(f"{kind}query", layer.q_proj, x, None, width)
         if rotary is not None:
             q = self.add("rotated query", "q rotated by position · ω", rotary.queries(q), q=q)
-        scaled, bias = layer.queries_and_bias(q, None if crosses else inputs.bias)
+        before = q if crosses else layer.project(x)[1]
+        scaled, bias = layer.queries_and_bias(q, before, None if crosses else inputs.bias)
         if scaled is not q:
-            q = self.add("scaled query", "c · q" if layer.relative is None else "c · (q + u)", scaled, q=q)
+            formula = "c · (q + u)" if isinstance(layer.relative, RelativeScores) else "c · q"
+            q = self.add("scaled query", formula, scaled, q=q)
         self.equals(f"{point}.queries")
         if crosses:
             k, v = (split_heads(project(inputs.memory), width) for project in (layer.k_proj, layer.v_proj))

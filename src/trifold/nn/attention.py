@@ -18,7 +18,7 @@ from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout, Linear, new_norm
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
-from trifold.nn.relative import Relations, RelativeScores, ScoreBias
+from trifold.nn.relative import SCORES, DisentangledScores, Distances, Relations, RelativeScores, ScoreBias
 from trifold.nn.rotary import Rotations
 
 
@@ -59,14 +59,16 @@ class Attention(nn.Module):
         self.q_norm = new_norm(config, norm_width) if norm_width else None
         self.k_norm = new_norm(config, key_width) if norm_width else None
         self.sinks = nn.Parameter(torch.empty(config.n_heads)) if config.attention_sinks else None
-        has_relations = config.positions == "relative-sinusoidal" and not crosses
-        self.relative = RelativeScores(config) if has_relations else None
+        relative = None if crosses else SCORES.get(config.positions)
+        self.relative = None if relative is None else relative(config)
         self.drop = Dropout(config.attention_dropout)
         self.queries, self.keys, self.values = HookPoint(), HookPoint(), HookPoint()
         self.scores, self.pattern, self.heads = HookPoint(), HookPoint("pattern"), HookPoint()
         self.soft_cap = config.score_soft_cap
         # `ops.attend` scales scores by 1/√D. Any other scale is reached by scaling the queries.
-        scale = 1.0 if config.attention_scale is None else config.attention_scale * math.sqrt(width)
+        scale = 1 / math.sqrt(1 + config.position_terms)
+        if config.attention_scale is not None:
+            scale = config.attention_scale * math.sqrt(width)
         self.query_scale = scale / (layer + 1) if config.attention_scale_by_layer else scale
 
     def forward(
@@ -107,7 +109,7 @@ class Attention(nn.Module):
                 k, v = cache.own.update(k, v)
             if rotary is not None and rotary.after_cache:
                 k = rotary.keys(k)
-        q, bias = self.queries_and_bias(q, bias)
+        q, bias = self.queries_and_bias(q, k, bias)
         if self.watched:
             q, k, v = self.queries(q), self.keys(k), self.values(v)
         heads = self.weigh(q, k, v, mask, bias, cache)
@@ -127,10 +129,15 @@ class Attention(nn.Module):
         """x (B, T, E), or packed (1, N, E), -> queries, keys and values (B, H, T, D), with shared heads repeated."""
         return ops.share_keys(*self._projections(x, packing))
 
-    def queries_and_bias(self, q: Tensor, bias: ScoreBias | None) -> tuple[Tensor, Tensor | None]:
-        """The scaled queries (B, H, T, D), and the bias of their scores as a tensor."""
-        if isinstance(bias, Relations):
-            assert self.relative is not None, "relations are for relative-sinusoidal positions"
+    def queries_and_bias(self, q: Tensor, k: Tensor, bias: ScoreBias | None) -> tuple[Tensor, Tensor | None]:
+        """The scaled queries (B, H, T, D), and the bias of their scores with keys (B, H', S, D) as a tensor."""
+        if isinstance(bias, Distances):
+            assert isinstance(self.relative, DisentangledScores), "distances are for disentangled positions"
+            bias = self.relative.scores(q, k, bias, self.q_proj, self.k_proj) * self.query_scale
+        elif isinstance(bias, Relations):
+            assert isinstance(self.relative, RelativeScores), (
+                "relations are for relative-sinusoidal positions"
+            )
             bias = self.relative.scores(q, bias) * self.query_scale
             q = self.relative.content_query(q)
         return q if self.query_scale == 1.0 else q * self.query_scale, bias

@@ -18,10 +18,18 @@ from trifold.settings import Settings
 
 Shape = Literal["encoder-decoder", "encoder", "decoder"]
 Positions = Literal[
-    "sinusoidal", "sinusoidal-halves", "learned", "rotary", "relative", "relative-sinusoidal", "alibi", "none"
+    "sinusoidal",
+    "sinusoidal-halves",
+    "learned",
+    "rotary",
+    "relative",
+    "relative-sinusoidal",
+    "disentangled",
+    "alibi",
+    "none",
 ]
 Activation = Literal["relu", "relu2", "gelu", "gelu-tanh", "quick-gelu", "silu", "tanh"]
-Head = Literal["lm", "pooler", "next-sentence", "sequence", "choice", "token", "span", "boundary"]
+Head = Literal["lm", "pooler", "next-sentence", "sequence", "choice", "token", "span", "replaced", "boundary"]
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
 Factors = tuple[Annotated[float, Field(gt=0)], ...]
 
@@ -102,6 +110,9 @@ class ModelConfig(Settings):
 
     # Embeddings and positions
     positions: Positions = "sinusoidal"
+    learned_positions: bool = Field(
+        False, description="relative, disentangled: also add a learned vector per position"
+    )
     position_offset: int = Field(0, ge=0, description="learned: row of the table for position 0")
     scale_embeddings: bool = Field(True, description="multiply embeddings by sqrt(d_model)")
     embedding_scale: float | None = Field(None, gt=0, description="another factor of embeddings")
@@ -120,8 +131,21 @@ class ModelConfig(Settings):
     rotary_pattern: tuple[Literal["rotary", "none"], ...] = Field(
         ("rotary",), strict=False, min_length=1, description="layers with and without positions, repeated"
     )
-    relative_buckets: int = Field(32, gt=1, description="relative: buckets of distances")
-    relative_distance: int = Field(128, gt=1, description="relative: larger distances share a bucket")
+    relative_buckets: int = Field(32, gt=1, description="relative, disentangled: buckets of distances")
+    relative_distance: int = Field(
+        128, gt=1, description="relative, disentangled: larger distances share a bucket"
+    )
+    relative_log: bool = Field(
+        True,
+        description="disentangled: far distances share buckets; else each has its own up to half of the buckets",
+    )
+    relative_scores: Literal["both", "content-to-position", "position-to-content"] = Field(
+        "both", description="disentangled: which scores are added to those of content"
+    )
+    relative_shared: bool = Field(
+        False, description="disentangled: q_proj and k_proj also project the vectors of distances"
+    )
+    relative_norm: bool = Field(False, description="disentangled: normalize the vectors of distances")
     relative_clamp: int | None = Field(
         None, gt=0, description="relative-sinusoidal: largest distance that is distinguished; default: none"
     )
@@ -180,7 +204,9 @@ class ModelConfig(Settings):
     )
     latent: Latent | None = Field(None, description="multi-head latent attention")
     attention_sinks: bool = Field(False, description="a learned score per head that attends to nothing")
-    attention_scale: float | None = Field(None, gt=0, description="factor of scores; default: 1/√d_head")
+    attention_scale: float | None = Field(
+        None, gt=0, description="factor of scores; default: 1/√d_head, disentangled: 1/√(3·d_head)"
+    )
     attention_scale_by_layer: bool = Field(False, description="divide scores by the layer number")
     score_soft_cap: float | None = Field(None, gt=0, description="scores s become c·tanh(s / c)")
     sliding_window: int | None = Field(
@@ -211,10 +237,17 @@ class ModelConfig(Settings):
     problem_type: ProblemType | None = Field(
         None, description="meaning of class logits: a number, one class (default), or any number of classes"
     )
-    classifier_input: Literal["pooler", "first", "last", "eos"] = Field(
-        "first", description="state that represents the sequence: of a token, or the pooler's vector"
+    classifier_input: Literal["pooler", "first", "last", "eos", "mean", "mean-logits"] = Field(
+        "first",
+        description="state that represents the sequence: of a token, the pooler's vector, or the mean; or the mean of "
+        "the logits of all tokens",
     )
     classifier_transform: Activation | None = Field(None, description="dense layer and activation before it")
+    token_transform: Activation | None = Field(
+        None, description="dense layer and activation before the classes of tokens and spans"
+    )
+    transform_norm: bool = Field(False, description="a norm after the dense layer of classifiers")
+    transform_bias: bool = Field(True, description="bias of the dense layer before logits")
     classifier_bias: bool = Field(True, description="bias of the sequence classifier")
     boundary_positions: int = Field(20, gt=0, description="boundary: distinct positions in a masked span")
     boundary_width: int = Field(200, gt=0, description="boundary: width of position embeddings")
@@ -260,6 +293,13 @@ class ModelConfig(Settings):
         if self.latent is not None:
             return self.latent.d_rotary
         return (self.rotary_width or self.head_width) if self.positions == "rotary" else 0
+
+    @property
+    def position_terms(self) -> int:
+        """Products with vectors of distances that are added to a score."""
+        if self.positions != "disentangled":
+            return 0
+        return 2 if self.relative_scores == "both" else 1
 
     @property
     def out_bias(self) -> bool:

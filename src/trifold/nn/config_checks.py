@@ -105,15 +105,16 @@ def _latent(config: ModelConfig) -> Iterator[str]:
 
 # Keys that apply to one kind of positions only.
 _ONLY = {
-    "position_offset": "learned",
     "rotary_width": "rotary",
     "rotary_pairs": "rotary",
     "rotary_theta": "rotary",
     "rotary_scaling": "rotary",
     "rotary_local_theta": "rotary",
     "rotary_pattern": "rotary",
-    "relative_buckets": "relative",
-    "relative_distance": "relative",
+    "relative_log": "disentangled",
+    "relative_scores": "disentangled",
+    "relative_shared": "disentangled",
+    "relative_norm": "disentangled",
     "relative_clamp": "relative-sinusoidal",
     "segment_offsets": "relative-sinusoidal",
     "query_stream": "relative-sinusoidal",
@@ -126,6 +127,15 @@ def _positions(config: ModelConfig) -> Iterator[str]:
     for key, kind in _ONLY.items():
         if config.positions != kind and getattr(config, key) != type(config).model_fields[key].default:
             yield f"{key} needs positions: {kind}, not {config.positions}"
+    buckets = config.positions in ("relative", "disentangled")
+    for key, present, kinds in (
+        ("position_offset", config.positions == "learned" or config.learned_positions, "learned"),
+        ("learned_positions", buckets, "relative or disentangled"),
+        ("relative_buckets", buckets, "relative or disentangled"),
+        ("relative_distance", buckets, "relative or disentangled"),
+    ):
+        if not present and getattr(config, key) != type(config).model_fields[key].default:
+            yield f"{key} needs positions: {kinds}, not {config.positions}"
     width = config.embedding_width
     if config.positions.startswith("sinusoidal") and width % 2:
         name = "d_model" if config.d_embedding is None else "d_embedding"
@@ -154,6 +164,20 @@ def _positions(config: ModelConfig) -> Iterator[str]:
                 f"relative_distance {config.relative_distance} is too small for {config.relative_buckets} "
                 "relative_buckets: use at least four buckets, and a distance of more than half as many"
             )
+
+    if config.positions == "disentangled":
+        yield from _disentangled(config)
+
+
+def _disentangled(config: ModelConfig) -> Iterator[str]:
+    if config.shape != "encoder" or config.kv_heads != config.n_heads or config.latent is not None:
+        yield "disentangled positions need shape: encoder, without n_kv_heads and latent"
+    buckets, farthest = config.relative_buckets, config.relative_distance
+    if buckets < 4 or buckets % 2 or (config.relative_log and farthest <= buckets // 4 + 1):
+        yield (
+            f"disentangled positions need an even number of at least 4 relative_buckets, not {buckets}, "
+            f"and relative_distance {farthest} above a quarter of them"
+        )
 
 
 def _scaling(scaling: RotaryScaling, frequencies: int) -> Iterator[str]:
@@ -209,6 +233,8 @@ def _heads(config: ModelConfig) -> Iterator[str]:
         yield "the head boundary uses the table of the head lm: add lm to heads"
     if config.label_names is not None and len(config.label_names) != config.n_labels:
         yield f"label_names gives {len(config.label_names)} names to n_labels {config.n_labels} classes"
+    if config.transform_norm and config.classifier_transform is None and config.token_transform is None:
+        yield "transform_norm needs classifier_transform or token_transform"
     if config.lm_head_transform is not None and "lm" not in heads:
         yield "lm_head_transform needs lm in heads"
     plain = "lm" in heads and config.tie_lm_head and config.lm_head_transform is None

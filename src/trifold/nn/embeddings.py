@@ -131,7 +131,7 @@ class TokenTypes(nn.Module):
 
 
 # Kinds of positions without a limit. Generation respects max_positions nevertheless.
-_UNLIMITED = frozenset({"rotary", "relative", "relative-sinusoidal", "alibi"})
+_UNLIMITED = frozenset({"rotary", "relative", "relative-sinusoidal", "disentangled", "alibi"})
 
 
 class Embeddings(nn.Module):
@@ -153,7 +153,7 @@ class Embeddings(nn.Module):
         self.output = HookPoint("state")
         self.scale, self.rounds_scale = config.embedding_factor, config.embedding_scale_rounded
         self.max_positions = config.max_positions
-        self.is_limited = config.positions not in _UNLIMITED
+        self.is_limited = config.learned_positions or config.positions not in _UNLIMITED
         self.uses_segments = config.n_token_types > 0 or config.segment_offsets
 
     def forward(self, inputs: Inputs, start: int = 0) -> Tensor:

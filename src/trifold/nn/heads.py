@@ -3,10 +3,11 @@
     lm             h -> vocabulary: the next token, or a masked one
     pooler         first state -> one vector per sequence
     next-sentence  pooler's vector -> 2 classes: does the second segment follow the first?
-    sequence       one state (config.classifier_input) -> classes of the sequence or image
+    sequence       one state, or the mean (config.classifier_input) -> classes of the sequence or image
     choice         one state -> one logit: of the text with one of several choices
     token          every state -> classes of the token
     span           every state -> scores of being the start and the end of the answer
+    replaced       every state -> a logit: is the token a replacement of the original one?
     boundary       the states on both sides of a masked span, and a position in it -> vocabulary
 
 Shapes: B batch, T tokens, E model width, V vocabulary, C classes.
@@ -37,7 +38,7 @@ class LanguageModelHead(nn.Module):
         self.weight = weight
         self.bias = nn.Parameter(torch.zeros(weight.shape[0])) if config.lm_head_bias else None
         transform = config.lm_head_transform
-        self.dense = Linear(config.d_model, width) if transform else None
+        self.dense = Linear(config.d_model, width, bias=config.transform_bias) if transform else None
         self.activation = ACTIVATIONS[transform] if transform else None
         self.norm = new_norm(config, width) if transform else None
         self.scale, self.soft_cap = config.logits_scale, config.logit_soft_cap
@@ -69,9 +70,10 @@ class Pooler(nn.Module):
 
 
 class Classes(nn.Module):
-    """Logits of classes: s · W + b, or activation(s · D + d) · W + b.
+    """Logits of classes: s · W + b, or activation(s · D + d) · W + b, with a norm of the activation if configured.
 
-    state: what s is: the vector of the "pooler", the state of one token (a key of _COLUMNS), or that of "every" token.
+    state: what s is: the vector of the "pooler", the state of one token (a key of _COLUMNS), the "mean" of the states
+    of real tokens, or that of "every" token; "mean-logits": every token, and the result is the mean of their logits.
     """
 
     def __init__(
@@ -80,8 +82,9 @@ class Classes(nn.Module):
         super().__init__()
         self.state, self.eos_id = state, config.eos_id
         width = (config.pooler_width or config.d_model) if state == "pooler" else config.d_model
-        self.dense = Linear(width, width) if transform else None
+        self.dense = Linear(width, width, bias=config.transform_bias) if transform else None
         self.activation = ACTIVATIONS[transform] if transform else None
+        self.norm = new_norm(config, width) if transform and config.transform_norm else None
         self.drop = Dropout(_dropout(config))
         self.out_proj = Linear(width, outputs, bias=bias)
 
@@ -92,14 +95,25 @@ class Classes(nn.Module):
         if self.state == "pooler":
             assert pooled is not None, "this head needs the pooler's vector"
             hidden = pooled
-        elif self.state != "every":
+        elif self.state == "mean":
+            hidden = _mean(hidden, inputs)
+        elif self.state in _COLUMNS:
             column = _COLUMNS[self.state](inputs, self.eos_id)
             hidden = hidden[torch.arange(len(hidden), device=hidden.device), column]
         hidden = self.drop(hidden)
         if self.dense is not None and self.activation is not None:
-            hidden = self.drop(self.activation(self.dense(hidden)))
+            hidden = self.activation(self.dense(hidden))
+            hidden = self.drop(hidden if self.norm is None else self.norm(hidden))
         logits: Tensor = self.out_proj(hidden)
-        return logits.float()
+        return _mean(logits.float(), inputs) if self.state == "mean-logits" else logits.float()
+
+
+def _mean(x: Tensor, inputs: Inputs) -> Tensor:
+    """The mean over real tokens: x (B, T, E) -> (B, E)."""
+    if inputs.attend is None:
+        return x.mean(1)
+    real = inputs.attend[..., None].to(x.dtype)
+    return (x * real).sum(1) / real.sum(1)
 
 
 def _eos_column(inputs: Inputs, eos_id: int) -> Tensor:
@@ -160,8 +174,9 @@ HEADS: dict[str, Callable[[ModelConfig], nn.Module]] = {
     ),
     "sequence": lambda config: _sequence_classes(config, config.n_labels),
     "choice": lambda config: _sequence_classes(config, 1),
-    "token": lambda config: Classes(config, "every", config.n_labels),
-    "span": lambda config: Classes(config, "every", 2),
+    "token": lambda config: Classes(config, "every", config.n_labels, config.token_transform),
+    "span": lambda config: Classes(config, "every", 2, config.token_transform),
+    "replaced": lambda config: Classes(config, "every", 1, config.activation),
     "boundary": SpanBoundary,
 }
 # Heads that read chosen positions, in addition to hidden states and inputs.

@@ -70,5 +70,5 @@ POSITIONS: dict[str, Callable[[ModelConfig], nn.Module]] = {
 
 def new_positions(config: ModelConfig) -> nn.Module:
     """The position encoding that the config adds to embeddings."""
-    kind = POSITIONS.get(config.positions)
+    kind = POSITIONS.get("learned" if config.learned_positions else config.positions)
     return NoPositions() if kind is None else kind(config)

@@ -3,10 +3,16 @@
 relative             s_ij + b[bucket(j − i)], learned per head, shared by all layers  (Raffel et al. 2020, section 2.1)
 alibi                s_ij − m·|i − j| with a fixed slope m per head                   (Press et al. 2022, section 3)
 relative-sinusoidal  s_ij = [ (q_i + u)·k_j + (q_i + v)·(W R_{i−j}) + (q_i + w)·z_ij ] / √D
+disentangled         s_ij = [ q_i·k_j + q_i·(W_k P_δ) + k_j·(W_q P_δ) ] / √(3 D),  δ = δ(i − j)
+                                                                     (He et al. 2021, "DeBERTa", equations 2 to 4)
 
-In the last, u, v, w, W and z are learned per layer. R are sinusoids of the distance (Dai et al. 2019, section 3.3).
+In the third, u, v, w, W and z are learned per layer. R are sinusoids of the distance (Dai et al. 2019, section 3.3).
 z_ij is one of two vectors, for a key of the query's segment and for others (Yang et al. 2019, section 2.5). The first
 product is that of ordinary attention; the other two are an offset that depends on the query.
+
+In the last, P is a learned table of the distances, shared by all layers, and δ the bucket of a distance. The products
+are of content with content, content with position, and position with content. W_k and W_q are learned per layer, or
+are the projections of the content.
 
 Shapes: B batch, T queries, S keys, H heads, D head size, E model width; N: the distances that occur.
 """
@@ -22,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from trifold.nn.config import ModelConfig
-from trifold.nn.layers import Dropout, Linear
+from trifold.nn.layers import Dropout, Linear, new_norm
 from trifold.nn.masks import Mask
 from trifold.nn.positions import sinusoids
 
@@ -172,11 +178,103 @@ class RelativeScores(nn.Module):
         return heads.reshape(self.heads, -1, x.shape[-1] // self.heads)
 
 
-ScoreBias: TypeAlias = Tensor | Relations
-"""A tensor that is added to the scores, or the relations from which each layer computes it."""
+# --- disentangled: content and position ----------------------------------------------------------------
+
+
+def log_buckets(distances: Tensor, count: int, farthest: int) -> Tensor:
+    """Signed distances -> signed buckets: equal up to count / 2; from there to count − 1, which begins at the distance
+    `farthest` − 1, on a logarithmic scale.
+    """
+    exact = count // 2
+    apart = distances.abs().clamp_min(exact)
+    growth = torch.log(apart / exact) / torch.log(torch.tensor((farthest - 1) / exact))
+    far = distances.sign() * ((growth * (exact - 1)).ceil() + exact).long()
+    return torch.where(distances.abs() <= exact, distances, far)
+
+
+@dataclass(frozen=True)
+class Distances:
+    """The vectors (N, E) of the buckets that occur, and the row in it for each pair (B or 1, T, S)."""
+
+    vectors: Tensor
+    rows: Tensor
+
+
+class DistanceVectors(nn.Module):
+    """The table P (buckets, E), optionally normalized. Half of its rows are for keys after the query."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.relative_buckets, config.d_model))
+        self.norm = new_norm(config) if config.relative_norm else None
+        self.farthest = config.relative_distance if config.relative_log else None
+
+    def forward(self, mask: Mask, queries: int, device: torch.device, segments: Tensor | None) -> Distances:
+        distances, span = -mask.distances(queries, device), len(self.weight) // 2
+        if self.farthest is not None:
+            distances = log_buckets(distances, span, self.farthest)
+        rows = (distances + span).clamp(0, 2 * span - 1)
+        first = rows.min()
+        vectors = self.weight[int(first) : int(rows.max()) + 1]
+        return Distances(vectors if self.norm is None else self.norm(vectors), rows - first)
+
+
+class DisentangledScores(nn.Module):
+    """The projections of distances in a layer: W_k is `k_proj`, W_q is `q_proj`; None if those of content are shared.
+
+    Equation 4 has δ(j − i) in the third product; the authors' program has δ(i − j), as in the second.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        sizes = config.d_model, config.n_heads * config.head_width
+        self.to_position = config.relative_scores != "position-to-content"
+        self.to_content = config.relative_scores != "content-to-position"
+        own, bias = not config.relative_shared, config.attention_bias
+        self.k_proj = Linear(*sizes, bias=bias) if own and self.to_position else None
+        self.q_proj = Linear(*sizes, bias=bias) if own and self.to_content else None
+        self.drop = Dropout(config.dropout)
+
+    def scores(
+        self, q: Tensor, k: Tensor, distances: Distances, q_proj: nn.Module, k_proj: nn.Module
+    ) -> Tensor:
+        """The second and third product, divided by √D: q (B, H, T, D), k (B, H, S, D) -> (B, H, T, S).
+
+        q_proj, k_proj: the projections of content.
+        """
+        vectors = self.drop(distances.vectors)
+        rows = distances.rows[:, None].expand(len(q), q.shape[1], -1, -1)
+        offsets = q.new_zeros(())
+        if self.to_position:
+            by_row = q @ _by_head(k_proj if self.k_proj is None else self.k_proj, vectors, q).transpose(
+                -1, -2
+            )
+            offsets = offsets + by_row.gather(-1, rows)
+        if self.to_content:
+            by_row = k @ _by_head(q_proj if self.q_proj is None else self.q_proj, vectors, k).transpose(
+                -1, -2
+            )
+            offsets = offsets + by_row.gather(-1, rows.transpose(-1, -2)).transpose(-1, -2)
+        return offsets / math.sqrt(q.shape[-1])
+
+
+def _by_head(project: nn.Module, vectors: Tensor, like: Tensor) -> Tensor:
+    """(N, E) -> (H, N, D), with the heads of `like` (B, H, T, D)."""
+    projected: Tensor = project(vectors.to(like.dtype))
+    return projected.unflatten(-1, (like.shape[1], -1)).transpose(0, 1)
+
+
+ScoreBias: TypeAlias = Tensor | Relations | Distances
+"""A tensor that is added to the scores, or what each layer computes it from."""
 
 OFFSETS: dict[str, Callable[[ModelConfig], nn.Module]] = {
     "relative": RelativeOffsets,
     "alibi": AlibiOffsets,
     "relative-sinusoidal": RelativeSinusoids,
+    "disentangled": DistanceVectors,
 }
+SCORES: dict[str, Callable[[ModelConfig], RelativeScores | DisentangledScores]] = {
+    "relative-sinusoidal": RelativeScores,
+    "disentangled": DisentangledScores,
+}
+"""The parameters in a layer, of the kinds that have any."""

@@ -51,12 +51,13 @@ def embed(
     pooling: Pooling = "mean",
     normalise: bool = False,
     dense: Sequence[Callable[[Tensor], Tensor]] = (),
+    prompt: str = "",
 ) -> list[Tensor]:
     """A vector (E,) in float32 for each input; for an encoder-decoder, from its encoder.
 
     pooling: the mean of the states of all tokens, including special ones (Reimers & Gurevych 2019), the first state
-    (cls), the last state, the maximum, or the output of the pooler. dense: layers that the vector passes then. Raises
-    UsageError if the model has no pooler.
+    (cls), the last state, the maximum, or the output of the pooler. dense: layers that the vector passes then. prompt:
+    put before each text. Raises UsageError if the model has no pooler.
     """
     model = reader.model
     if pooling not in (*POOLINGS, "pooler"):
@@ -76,7 +77,7 @@ def embed(
             vectors = layer(vectors)
         return F.normalize(vectors, dim=-1) if normalise else vectors
 
-    return reader.run(texts, pairs, apply)
+    return reader.run([prompt + text for text in texts] if prompt else texts, pairs, apply)
 
 
 def search(
@@ -87,20 +88,23 @@ def search(
     top_k: int = 5,
     pooling: Pooling = "mean",
     dense: Sequence[Callable[[Tensor], Tensor]] = (),
+    prompt: str = "",
+    corpus_prompt: str = "",
 ) -> list[list[Found]]:
     """The `top_k` texts of a corpus nearest to each query, best first. Blank texts are skipped.
 
+    prompt, corpus_prompt: put before each query, and before each text of the corpus.
     Raises UsageError without a corpus.
     """
     if not corpus:
         raise UsageError("search: no texts to search; add --corpus FILE")
     options: dict[str, Any] = {"pooling": pooling, "normalise": True, "dense": dense}
-    vectors = torch.stack(embed(reader, queries, **options))
+    vectors = torch.stack(embed(reader, queries, prompt=prompt, **options))
     best: list[list[Found]] = [[] for _ in queries]
     numbered = ((number, text) for number, text in enumerate(corpus, start=1) if text.strip())
     while part := [*islice(numbered, PART)]:
         reader = replace(reader, places=[f"line {number} of the corpus" for number, _ in part])
-        texts = torch.stack(embed(reader, [text for _, text in part], **options))
+        texts = torch.stack(embed(reader, [text for _, text in part], prompt=corpus_prompt, **options))
         for row, cosines in enumerate((vectors @ texts.T).tolist()):
             found = [Found(*each, score) for each, score in zip(part, cosines, strict=True)]
             best[row] = nlargest(top_k, [*best[row], *found], key=lambda one: one.score)

@@ -160,13 +160,16 @@ class PredictMixin:
 
         pooling: mean (default), cls (the first state), last or max, of the states, or the pooler's output. A folder of
         sentence-transformers sets the defaults and a number of tokens, `max_tokens`, to which texts are truncated.
+        prompt: put before each text; prompt_name: that of the folder with this name.
         """
         return self.predict(texts, task="embed", **options)
 
     def search(self, queries: str | Sequence[str], texts: Iterable[str], **options: Any) -> Any:
         """The `top_k` (5) texts nearest to each query by the cosine of their vectors (`Found`), best first.
 
-        Further option: pooling. Memory holds 2,048 texts at a time, so `texts` may be an iterator of any length.
+        Further options: pooling; prompt, put before each query, and corpus_prompt, before each text. By default these
+        are the prompts "query" and "document" (or "passage", "corpus") of a folder of sentence-transformers.
+        Memory holds 2,048 texts at a time, so `texts` may be an iterator of any length.
         """
         return self.predict(queries, task="search", corpus=texts, **options)
 
@@ -191,7 +194,29 @@ def _with_modules(modules: SentenceModules, options: dict[str, Any]) -> dict[str
         raise UsageError(f"{modules.problem} is not supported; --pooling mean pools the states without it")
     reader = {"max_tokens": modules.max_length, "on_overflow": "truncate", "on_cut": warn}
     unit = {} if "corpus" in options else {"normalise": modules.normalise}
-    return {"pooling": modules.pooling, "dense": modules.dense, **unit, **reader, **options}
+    return {
+        **{"pooling": modules.pooling, "dense": modules.dense, **unit, **reader},
+        **_with_prompts(modules, options),
+    }
+
+
+def _with_prompts(modules: SentenceModules, options: dict[str, Any]) -> dict[str, Any]:
+    """The options with the text of the chosen prompt, or of the default one. Raises UsageError for an unknown name."""
+    prompts, name = dict(modules.prompts), options.get("prompt_name")
+    if name is not None and name not in prompts:
+        known = f"the folder has {', '.join(prompts)}" if prompts else "the folder has no prompts"
+        raise UsageError(f"prompt_name: {name!r} is not known; {known}")
+
+    def first(*names: str | None) -> str:
+        return next((prompts[each] for each in names if each in prompts), "")
+
+    searches, default = "corpus" in options, modules.default_prompt
+    chosen = {"prompt": first(name, *(("query",) if searches else ()), default)}
+    if searches:
+        chosen["corpus_prompt"] = first("document", "passage", "corpus", default)
+    elif prompts and not chosen["prompt"] and "prompt" not in options:
+        warn(f"the model has prompts, and none is used; name one with prompt_name: {', '.join(prompts)}")
+    return chosen | {key: value for key, value in options.items() if key != "prompt_name"}
 
 
 def _pairs(name: str, texts: Sequence[Any], pairs: Any) -> list[list[str]]:

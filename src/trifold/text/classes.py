@@ -69,6 +69,10 @@ def _bert(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
     return library
 
 
+def _mpnet(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
+    return _with_mask(_bert(vocabulary, settings, names), names)
+
+
 def _byte_level(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
     library = Library(models.BPE(vocabulary.ids, vocabulary.merges))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space")))
@@ -189,6 +193,21 @@ def _xlnet(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
     return library
 
 
+def _deberta(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
+    """Words are not split at white space; the model's own normalization is not applied."""
+    library = _unigram(vocabulary, settings, names)
+    spaces = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
+    lower = [normalizers.Lowercase()] if settings.get("do_lower_case", False) else []
+    library.normalizer = normalizers.Sequence(
+        [*lower, spaces, normalizers.NFC(), normalizers.Strip(left=False, right=True)]
+    )
+    scheme = "first" if settings.get("add_prefix_space") is False else "always"
+    marks = [pre_tokenizers.Punctuation("isolated")] if settings.get("split_by_punct", False) else []
+    library.pre_tokenizer = pre_tokenizers.Sequence([*marks, pre_tokenizers.Metaspace(SPACE, scheme)])
+    library.decoder = decoders.Metaspace(SPACE, scheme)
+    return library
+
+
 def _with_mask(library: Library, names: Names) -> Library:
     library.add_special_tokens([AddedToken(names["mask_token"], lstrip=True, special=True, normalized=False)])
     return library
@@ -258,6 +277,7 @@ FAIRSEQ = _BOS_EOS | {"sep_token": "</s>", "pad_token": "<pad>", "cls_token": "<
 _END_OF_TEXT = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
 T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _ALBERT = _BRACKETS | {"bos_token": "[CLS]", "eos_token": "[SEP]", "unk_token": "<unk>", "pad_token": "<pad>"}
+_DEBERTA = _BRACKETS | {"bos_token": "[CLS]", "eos_token": "[SEP]"}
 _XLNET = FAIRSEQ | {"sep_token": "<sep>", "cls_token": "<cls>"}
 _QWEN = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
 _NEOX = _END_OF_TEXT | {"pad_token": "<|padding|>"}
@@ -277,6 +297,9 @@ CLASSES: dict[str, TokenizerClass] = {
     "RobertaTokenizer": _ROBERTA,
     "BartTokenizer": _ROBERTA,
     "LlamaTokenizer": TokenizerClass(_llama, bos_and_eos, _BOS_EOS, "BPE"),
+    "ElectraTokenizer": _WORDPIECE,
+    "MPNetTokenizer": TokenizerClass(_mpnet, _roberta, FAIRSEQ | {"unk_token": "[UNK]"}, "WordPiece"),
+    "DebertaV2Tokenizer": TokenizerClass(_deberta, _CLS_SEP, _DEBERTA, "Unigram"),
     "T5Tokenizer": TokenizerClass(_t5, _EOS, T5, "Unigram"),
     "XLMRobertaTokenizer": TokenizerClass(_xlm_roberta, _BOS_EOS_EOS, FAIRSEQ, "Unigram"),
     "CamembertTokenizer": TokenizerClass(_camembert, _BOS_EOS_EOS, FAIRSEQ, "Unigram"),
@@ -293,5 +316,6 @@ CLASS_OF_MODEL = {
     "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer",
     "t5": "T5Tokenizer", "mt5": "T5Tokenizer", "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer", "albert": "AlbertTokenizer", "marian": "MarianTokenizer",
-    "bertweet": "BertweetTokenizer", "xlnet": "XLNetTokenizer",
+    "bertweet": "BertweetTokenizer", "xlnet": "XLNetTokenizer", "electra": "ElectraTokenizer",
+    "mpnet": "MPNetTokenizer", "deberta-v2": "DebertaV2Tokenizer",
 }  # fmt: skip

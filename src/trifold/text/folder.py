@@ -121,7 +121,7 @@ def _read(path: Path, settings: Mapping[str, Any], name: str | None, options: Ma
         if row is not None and row.drop_post_processor:
             library.post_processor = bos_and_eos(library, {}, names)
     templates = read_templates(path, settings)
-    if name == "BertTokenizer":  # gives token types by default
+    if name in ("BertTokenizer", "ElectraTokenizer", "DebertaV2Tokenizer"):  # give token types by default
         settings = {**TOKEN_TYPES, **settings}
     return Tokenizer(library, names=names, settings=settings, templates=templates, guard=guard, **options)
 

@@ -18,7 +18,7 @@ from trifold.text.patterns import iter_objects
 from trifold.text.validation import MAX_FILE, MAX_TOKENS, Rejected, check_vocabulary
 
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model")
 SPACE = "▁"  # stands for a space in SentencePiece and similar vocabularies
 
 

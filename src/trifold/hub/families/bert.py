@@ -132,6 +132,21 @@ ENTRIES = revise(
         lambda config: {"max_position_embeddings": config.max_positions + config.position_offset},
     ),
 )
+ROBERTA_HEADS = {
+    "lm_head.dense": "lm_head.dense",
+    "lm_head.norm": "lm_head.layer_norm",
+    "heads.sequence.{layer:dense|out_proj}": "classifier.{layer}",
+    "heads.{head:token|choice}.out_proj": "classifier",
+    "heads.span.out_proj": "qa_outputs",
+}
+ROBERTA_RULES = replace(
+    RULES,
+    prefix="roberta",
+    names=INNER | ROBERTA_HEADS,
+    lm_head="lm_head.decoder",
+    lm_bias="lm_head.bias",
+    unused=".pooler.dense",
+)
 ROBERTA = Family(
     model_type="roberta",
     stem="Roberta",
@@ -145,21 +160,7 @@ ROBERTA = Family(
     },
     entries=revise(ENTRIES, vocab_size=50265),
     constants=TEXT_ENCODER,
-    rules=replace(
-        RULES,
-        prefix="roberta",
-        names=INNER
-        | {
-            "lm_head.dense": "lm_head.dense",
-            "lm_head.norm": "lm_head.layer_norm",
-            "heads.sequence.{layer:dense|out_proj}": "classifier.{layer}",
-            "heads.{head:token|choice}.out_proj": "classifier",
-            "heads.span.out_proj": "qa_outputs",
-        },
-        lm_head="lm_head.decoder",
-        lm_bias="lm_head.bias",
-        unused=".pooler.dense",
-    ),
+    rules=ROBERTA_RULES,
 )
 CAMEMBERT = replace(ROBERTA, model_type="camembert", stem="Camembert", entries=ENTRIES)
 XLM_ROBERTA = replace(ROBERTA, model_type="xlm-roberta", stem="XLMRoberta", entries=ENTRIES)

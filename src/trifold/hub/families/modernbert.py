@@ -1,0 +1,199 @@
+"""Encoders with rotary positions: ModernBERT (Warner et al. 2024), whose layers alternate between windows and all keys,
+with a base of the rotation for each kind; and EuroBERT (Boizard et al. 2025), a bidirectional LLaMA.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from trifold.errors import SettingsError
+from trifold.hub.families.bert import ENCODER_ONLY
+from trifold.hub.families.llama import (
+    CONSTANTS as LLAMA_CONSTANTS,
+    LAYER as LLAMA_LAYER,
+    LLAMA,
+    RULES as LLAMA_RULES,
+)
+from trifold.hub.family import BLOCK, PART, Family, TensorRules, in_layer
+from trifold.hub.rope import LAYER_TYPES, LayeredRope, layered_rope, window_fields
+from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, revise, row, rows, same, sizes
+from trifold.hub.rules import AnyRule, Rule, interleaved
+from trifold.nn import ModelConfig
+
+# --- ModernBERT ----------------------------------------------------------------------------------------
+
+
+def _load_windows(file: Any, fields: Fields) -> Fields:
+    """`local_attention` is the width of a window on both sides of a query, without that of its own key."""
+    layers = fields["n_layers"]
+    step = file.global_attn_every_n_layers
+    found = file.layer_types or [
+        "sliding_attention" if number % step else "full_attention" for number in range(layers)
+    ]
+    if len(found) != layers:
+        raise SettingsError(f"layer_types: has {len(found)} layers, but there are {layers}")
+    return window_fields([LAYER_TYPES[kind] for kind in found], file.local_attention // 2 + 1)
+
+
+def _save_windows(config: ModelConfig) -> Fields:
+    kinds = [
+        "full_attention" if config.window(number) is None else "sliding_attention"
+        for number in range(config.n_layers)
+    ]
+    window = config.sliding_window
+    return {"layer_types": kinds, "local_attention": 128 if window is None else 2 * (window - 1)}
+
+
+ROPE = layered_rope(160_000.0, 10_000.0, "global_rope_theta", "local_rope_theta")
+KINDS = Literal["sliding_attention", "full_attention"]
+CLASSIFIER: Fields = {"transform_norm": True}
+# A dense layer, activation and norm come before every head.
+CLASSES: dict[str, Fields] = {
+    "ForMaskedLM": {"heads": ("lm",)},
+    "Model": {"heads": ()},
+    "ForSequenceClassification": CLASSIFIER | {"heads": ("sequence",)},
+    "ForTokenClassification": CLASSIFIER | {"heads": ("token",)},
+    "ForQuestionAnswering": CLASSIFIER | {"heads": ("span",)},
+    "ForMultipleChoice": CLASSIFIER | {"heads": ("choice",)},
+}
+
+
+def _transform(field: str, *heads: str) -> Entry:
+    return row("classifier_activation", field, "gelu", map=ACTIVATIONS, heads=heads)
+
+
+LAYER = {
+    "self_attention.enter": "attn_norm",
+    "self_attention.sublayer.o_proj": "attn.Wo",
+    "feed_forward.enter": "mlp_norm",
+    "feed_forward.sublayer.out_proj": "mlp.Wo",
+}
+HEADS = "heads.{head:sequence|choice|token|span}"
+POOLINGS = {"cls": "first", "mean": "mean"}
+
+
+def _more(config: ModelConfig, base: str) -> list[AnyRule]:
+    """Both matrices into the inner width are one."""
+    ours = tuple(f"{BLOCK}feed_forward.sublayer.{name}_proj.{PART}" for name in ("gate", "in"))
+    return [Rule(ours, f"{base}layers.{{i}}.mlp.Wi.{{part}}", interleaved(1, (1, 1)))]
+
+
+MODERNBERT = Family(
+    model_type="modernbert",
+    stem="ModernBert",
+    classes=CLASSES,
+    entries=(
+        *revise(
+            sizes(
+                **{"vocab": 50368, "width": 768, "inner": 1152, "layers": 22, "heads": 12, "positions": 8192},
+                activation="gelu",
+            ),
+            without="hidden_act",
+        ),
+        row("hidden_activation", "activation", "gelu", map=ACTIVATIONS),
+        *rows(attention_bias=False, norm_bias=False, embedding_dropout=0.0, classifier_dropout=0.0),
+        row("norm_eps", "norm_epsilon", 1e-5),
+        row("mlp_bias", "feed_forward_bias", False),
+        row("mlp_dropout", "activation_dropout", 0.0),
+        row("decoder_bias", "lm_head_bias", True, heads=("lm",)),
+        row("classifier_bias", "transform_bias", False),
+        _transform("lm_head_transform", "lm"),
+        _transform("classifier_transform", "sequence", "choice"),
+        _transform("token_transform", "token", "span"),
+        row("classifier_pooling", "classifier_input", "cls", map=POOLINGS, heads=("sequence", "choice")),
+        # It would also apply to the outputs of attention, but not to those of the feed-forward.
+        fixed(attention_dropout=0.0),
+        Entry(
+            {
+                "layer_types": (list[KINDS] | None, None),
+                "global_attn_every_n_layers": (SIZE, 3),
+                "local_attention": (SIZE, 128),
+            },
+            _load_windows,
+            _save_windows,
+        ),
+        # `rope_scaling` would also scale the layers with a window.
+        replace(
+            ROPE,
+            keys=ROPE.keys | {"rope_parameters": (LayeredRope | None, None), "rope_scaling": (None, None)},
+        ),
+        ids(50283, 50281, 50282, padded=True),
+        row("tie_word_embeddings", "tie_lm_head", True),
+        ENCODER_ONLY,
+        fixed(position_embedding_type="absolute"),
+    ),
+    constants={
+        **{
+            "shape": "encoder",
+            "scale_embeddings": False,
+            "embedding_norm": True,
+            "gated": True,
+            "dropout": 0.0,
+        },
+        **{"norm_placement": "pre", "first_norm": False},
+    },
+    rules=TensorRules(
+        "model",
+        ".embeddings.tok_embeddings",
+        {
+            "encoder_embeddings.norm": ".embeddings.norm",
+            "encoder.final_norm": ".final_norm",
+            **in_layer(".layers.{i}.", LAYER),
+            "lm_head.{part_of:dense|norm}": "head.{part_of}",
+            f"{HEADS}.{{part_of:dense|norm}}": "head.{part_of}",
+            f"{HEADS}.out_proj": "classifier",
+        },
+        qkv=".layers.{i}.attn.Wqkv",
+        split=lambda config: interleaved(1, (1, 1, 1)),
+        more=_more,
+        lm_head="decoder",
+    ),
+    # Of the kernels, the initial weights, the loss, and the tokenizer; another name of `norm_eps`.
+    ignored="""
+    cls_token_id deterministic_flash_attn initializer_cutoff_factor layer_norm_eps reference_compile
+    repad_logits_with_grad sep_token_id sparse_pred_ignore_index sparse_prediction
+    """,
+)
+
+# --- EuroBERT ------------------------------------------------------------------------------------------
+
+EURO_POOLINGS = {"late": "mean-logits", "mean": "mean", "bos": "first"}
+EUROBERT = Family(
+    model_type="eurobert",
+    stem="EuroBert",
+    classes={
+        "ForMaskedLM": {"heads": ("lm",), "lm_head_bias": same("feed_forward_bias")},
+        "Model": {"heads": ()},
+        "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "gelu"},
+        "ForTokenClassification": {"heads": ("token",)},
+    },
+    entries=(
+        *revise(
+            LLAMA.entries,
+            ids(128001, 128000, 128001, padded=True),
+            vocab_size=128256,
+            hidden_size=768,
+            intermediate_size=3072,
+            num_hidden_layers=12,
+            num_attention_heads=12,
+            max_position_embeddings=8192,
+            rms_norm_eps=1e-5,
+            without="classifier_dropout",
+        ),
+        row("classifier_pooling", "classifier_input", "late", map=EURO_POOLINGS, heads=("sequence",)),
+        # Of the first release, whose code is not read.
+        fixed(clf_pooling="late", hidden_dropout=0.0, is_decoder=False),
+    ),
+    constants=LLAMA_CONSTANTS | {"shape": "encoder"},
+    rules=replace(
+        LLAMA_RULES,
+        names={
+            "encoder.final_norm": ".norm",
+            **in_layer(".layers.{i}.", LLAMA_LAYER),
+            "heads.sequence.dense": "dense",
+            "heads.{head:sequence|token}.out_proj": "classifier",
+        },
+    ),
+    ignored="auto_map bos_token eos_token mask_token mask_token_id pad_token",
+)
