@@ -99,6 +99,16 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("num_ln_in_parallel_attn", 2, "needs new_decoder_architecture: true"),
         ("apply_residual_connection_post_layernorm", True, "apply_residual_connection_post_layernorm"),
     ],
+    "opt": [
+        ("layer_norm_elementwise_affine", False, "layer_norm_elementwise_affine"),
+        ("_remove_final_layer_norm", 1, "remove_final_layer_norm"),
+        ("layerdrop", 0.1, "layerdrop"),
+        ("activation_function", "mish", "'mish' is not known"),
+    ],
+    "bloom": [
+        ("apply_residual_connection_post_layernorm", True, "apply_residual_connection_post_layernorm"),
+        ("slow_but_exact", True, "slow_but_exact"),
+    ],
     "bert": [
         ("hidden_act", "mish", "hidden_act: 'mish' is not known; known: relu"),
         ("hidden_dropout_prob", 1.5, "hidden_dropout_prob: .*got 1.5"),

@@ -136,6 +136,20 @@ OPTIONS: dict[str, Options] = {
     | {"num_kv_heads": [1, 2, 4], "alibi": [True], "new_decoder_architecture": [True, True, False]}
     | {"multi_query": [False], "parallel_attn": [False], "bias": [True], "ffn_hidden_size": [20, None]}
     | {"num_ln_in_parallel_attn": [None, 1, 2], "activation": ACTIVATIONS, "n_embed": [24]},
+    "opt": _without(HIDDEN, "hidden_act", "intermediate_size")
+    | {"ffn_dim": [9], "activation_function": ACTIVATIONS, "word_embed_proj_dim": [None, 8, 16, 20]}
+    | {"do_layer_norm_before": [False], "_remove_final_layer_norm": [True], "enable_bias": [False]}
+    | {"layer_norm_elementwise_affine": [False], "layerdrop": [0.1], "activation_dropout": [0.1]},
+    "bloom": {
+        **{"hidden_size": [24], "n_embed": [8], "n_layer": [1], "num_hidden_layers": [3], "n_head": [2, 6]},
+        **{"num_attention_heads": [8], "layer_norm_epsilon": [1e-3], "hidden_dropout": [0.2]},
+        **{
+            "apply_residual_connection_post_layernorm": [True],
+            "slow_but_exact": [True],
+            "pretraining_tp": [2],
+        },
+        **{"seq_length": [64], **IDS, **COMMON},
+    },
     "t5": T5,
     "mt5": T5,
     "bart": SEQ2SEQ | {"normalize_embedding": [True, False], "extra_pos_embeddings": [2, 0]},

@@ -16,6 +16,7 @@ _WIRING = {
 _POSITIONS = {
     "sinusoidal": "sinusoidal positions",
     "sinusoidal-halves": "sinusoidal positions (halves)",
+    "sinusoidal-tensor2tensor": "sinusoidal positions (tensor2tensor)",
     "learned": "learned positions",
     "rotary": "rotary positions",
     "relative": "relative position bias",

@@ -86,7 +86,6 @@ def _latent(config: ModelConfig) -> Iterator[str]:
 
 # Keys that apply to one kind of positions only.
 _ONLY = {
-    "position_offset": "learned",
     "rotary_width": "rotary",
     "rotary_pairs": "rotary",
     "rotary_theta": "rotary",
@@ -107,9 +106,11 @@ def _positions(config: ModelConfig) -> Iterator[str]:
     for key, kind in _ONLY.items():
         if config.positions != kind and getattr(config, key) != type(config).model_fields[key].default:
             yield f"{key} needs positions: {kind}, not {config.positions}"
-    width = config.embedding_width
+    if config.position_offset and not config.positions.startswith(("sinusoidal", "learned")):
+        yield f"position_offset needs positions: learned or sinusoidal, not {config.positions}"
+    width = config.sum_width
     if config.positions.startswith("sinusoidal") and width % 2:
-        name = "d_model" if config.d_embedding is None else "d_embedding"
+        name = "d_model" if width == config.d_model else "d_embedding"
         yield f"sinusoidal positions need an even {name}, not {width}"
     if config.positions == "rotary":
         rotated = config.rotated_width
@@ -193,11 +194,13 @@ def _heads(config: ModelConfig) -> Iterator[str]:
     if config.lm_head_transform is not None and "lm" not in heads:
         yield "lm_head_transform needs lm in heads"
     plain = "lm" in heads and config.tie_lm_head and config.lm_head_transform is None
-    if plain and config.embedding_width != config.d_model:
+    if plain and config.embedding_width != config.state_width:
         yield (
             f"a tied head of width {config.embedding_width} (the embeddings) cannot read states of width "
             f"{config.d_model}: set lm_head_transform, or tie_lm_head: false"
         )
+    if config.token_projection and (config.d_embedding is None or config.shape != "decoder"):
+        yield "token_projection needs d_embedding, the width of tokens and of projected states, and shape: decoder"
 
 
 _CHECKS: tuple[Callable[[ModelConfig], Iterator[str]], ...] = (

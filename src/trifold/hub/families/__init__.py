@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trifold.hub.families import bart, bert, falcon, gpt, llama, native, t5, vit, xlnet
+from trifold.hub.families import bart, bert, bloom, falcon, gpt, llama, native, opt, t5, vit, xlnet
 from trifold.hub.family import Family
 
 NATIVE = "trifold"  # the model_type of our own format
@@ -14,6 +14,7 @@ FAMILIES: dict[str, Family] = {
         *(gpt.GPT2, gpt.BIGCODE, gpt.OPENAI, gpt.NEO, gpt.NEOX, gpt.GPTJ, gpt.CODEGEN),
         *(llama.LLAMA, llama.MISTRAL, llama.STARCODER2),
         *(t5.FAMILY, t5.MT5),
-        *(vit.FAMILY, xlnet.FAMILY, falcon.FAMILY, native.FAMILY),
+        *(vit.FAMILY, xlnet.FAMILY, falcon.FAMILY),
+        *(opt.FAMILY, bloom.FAMILY, native.FAMILY),
     )
 }
