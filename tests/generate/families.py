@@ -67,6 +67,15 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "mt5": ("MT5ForConditionalGeneration", "MT5Config", T5),
     "bart": ("BartForConditionalGeneration", "BartConfig", SEQ2SEQ),
+    "mbart": (
+        "MBartForConditionalGeneration", "MBartConfig",
+        {**SEQ2SEQ, "pad_token_id": 1, "decoder_start_token_id": 2, "forced_eos_token_id": None},
+    ),
+    "pegasus": (
+        "PegasusForConditionalGeneration", "PegasusConfig",
+        {**SEQ2SEQ, "pad_token_id": 0, "scale_embedding": True, "forced_eos_token_id": None},
+    ),
+    "m2m_100": ("M2M100ForConditionalGeneration", "M2M100Config", {**SEQ2SEQ, "pad_token_id": 1}),
     "marian": (
         "MarianMTModel",
         "MarianConfig",

@@ -152,6 +152,19 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("is_decoder", True, "is_decoder"),
         ("encoder_layerdrop", 0.2, "encoder_layerdrop"),
     ],
+    "mbart": [
+        ("normalize_before", False, "normalize_before"),
+        ("encoder_layerdrop", 0.2, "encoder_layerdrop"),
+        ("architectures", ["MBartForSequenceClassification"], "architectures: .* is not known"),
+    ],
+    "pegasus": [
+        ("static_position_embeddings", False, "static_position_embeddings"),
+        ("scale_embeddings", True, "did you mean 'scale_embedding'"),
+    ],
+    "m2m_100": [
+        ("pad_token_id", None, "pad_token_id"),
+        ("tie_word_embeddings", False, "tie_word_embeddings"),
+    ],
     "t5": [
         ("num_head", 4, "num_head: unknown key; did you mean 'num_heads'?"),
         ("dense_act_fn", "swiglu", "dense_act_fn: 'swiglu' is not known"),

@@ -153,6 +153,11 @@ OPTIONS: dict[str, Options] = {
     "t5": T5,
     "mt5": T5,
     "bart": SEQ2SEQ | {"normalize_embedding": [True, False], "extra_pos_embeddings": [2, 0]},
+    "mbart": SEQ2SEQ | {"normalize_embedding": [True, False], "forced_bos_token_id": [3]},
+    "pegasus": SEQ2SEQ
+    | {"extra_pos_embeddings": [1, 0], "pad_token_id": [0, 3], "max_position_embeddings": [12]},
+    "m2m_100": SEQ2SEQ
+    | {"decoder_layerdrop": [0.0], "pad_token_id": [0, 3], "max_position_embeddings": [12]},
     "marian": SEQ2SEQ | {"share_encoder_decoder_embeddings": [False], "decoder_vocab_size": [None, 33]},
     "bert": TEXT,
     "roberta": AFTER_PADDING,

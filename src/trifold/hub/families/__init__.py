@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trifold.hub.families import bart, bert, bloom, falcon, gpt, llama, native, opt, t5, vit, xlnet
+from trifold.hub.families import bart, bert, bloom, falcon, gpt, llama, mbart, native, opt, t5, vit, xlnet
 from trifold.hub.family import Family
 
 NATIVE = "trifold"  # the model_type of our own format
@@ -15,6 +15,7 @@ FAMILIES: dict[str, Family] = {
         *(llama.LLAMA, llama.MISTRAL, llama.STARCODER2),
         *(t5.FAMILY, t5.MT5),
         *(vit.FAMILY, xlnet.FAMILY, falcon.FAMILY),
-        *(opt.FAMILY, bloom.FAMILY, native.FAMILY),
+        *(opt.FAMILY, bloom.FAMILY),
+        *(mbart.MBART, mbart.PEGASUS, mbart.M2M, native.FAMILY),
     )
 }
