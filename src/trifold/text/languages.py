@@ -46,5 +46,5 @@ def language_id(key: str, code: str, languages: Mapping[str, int]) -> int:
             if languages
             else "; the tokenizer has no languages: leave it out"
         )
-        raise UsageError(f"{key}: {code!r} is not a language of this tokenizer{why}")
+        raise UsageError(f"{key}: {code!r:.60} is not a language of this tokenizer{why}")
     return languages[code]

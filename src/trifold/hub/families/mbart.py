@@ -11,8 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from trifold.hub.families.bart import BART, CLASSES, LAYER
-from trifold.hub.families.bart import more as bart_more
+from trifold.hub.families.bart import BART, CLASSES, LAYER, more as bart_more
 from trifold.hub.family import STACK, Family, TensorRules, in_layer, tied
 from trifold.hub.rows import Entry, end, fixed, revise, row, same
 from trifold.hub.rules import AnyRule, Computed

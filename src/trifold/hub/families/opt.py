@@ -26,9 +26,10 @@ def _load_layers(file: Any, fields: Fields) -> Fields:
 
 
 def _save_layers(config: ModelConfig) -> Fields:
+    pre = config.norm_placement == "pre"
     return {
-        "do_layer_norm_before": config.norm_placement == "pre",
-        "_remove_final_layer_norm": not config.has_final_norm("decoder"),
+        "do_layer_norm_before": pre,
+        "_remove_final_layer_norm": pre and not config.has_final_norm("decoder"),
         "word_embed_proj_dim": config.embedding_width,
     }
 
