@@ -1,4 +1,4 @@
-"""config.json of published checkpoints: read, written, and read again; the numbers of parameters are the published ones."""
+"""config.json of published checkpoints: read and written, with the published numbers of parameters."""
 
 from __future__ import annotations
 
