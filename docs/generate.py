@@ -271,6 +271,7 @@ OPTIONAL_TENSORS = {
     rules.Copy: "copies of tied tensors",
     rules.Renamed: "older names",
     rules.Ignored: "unused tensors",
+    rules.Computed: "sinusoids",
 }
 
 

@@ -82,6 +82,8 @@ def configs(draw):
         values["residual"] = draw(st.sampled_from(["sequential", "parallel", "parallel-two-norms"]))
     if values["n_decoder_layers"] is None:
         values["block_of_layer"] = draw(st.sampled_from([None, (0,) * values["n_layers"]]))
+    if values["shape"] == "decoder" and draw(st.booleans()):
+        values |= {"d_embedding": draw(st.sampled_from([4, values["d_model"]])), "token_projection": True}
     part = draw(st.sampled_from([{}, *PARTS]))
     if values.get("residual", "sequential") == "sequential" or not SEQUENTIAL & part.keys():
         values |= part

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from trifold.nn.config import ModelConfig
 
-SINUSOIDAL = ("sinusoidal", "sinusoidal-halves")
+SINUSOIDAL = ("sinusoidal", "sinusoidal-halves", "sinusoidal-tensor2tensor")
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 # --- parameters ------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ def count_parameters(config: ModelConfig) -> int:
 
 def position_table(config: ModelConfig) -> int:
     """Elements of the table of sinusoidal positions, which is computed and not stored; 0 for other positions."""
-    return config.max_positions * config.embedding_width if config.positions in SINUSOIDAL else 0
+    return config.max_positions * config.sum_width if config.positions in SINUSOIDAL else 0
 
 
 def _part(config: ModelConfig, name: str, formula: str, **letters: int) -> Part:
@@ -90,6 +90,8 @@ def _embeddings(config: ModelConfig) -> Iterator[Part]:
     else:
         yield _part(config, "source embeddings", f"V·{letter}")
         yield _part(config, "target embeddings", f"V·{letter}", V=config.target_vocab_size)
+    projection = "2·W·E" if config.token_projection else "W·E + E"  # of states too
+    letter = "E" if config.sum_width == config.d_model else letter
     for side in config.stacks:
         if config.positions == "learned" or config.learned_positions:
             places = f"(P+{config.position_offset})" if config.position_offset else "P"
@@ -100,7 +102,7 @@ def _embeddings(config: ModelConfig) -> Iterator[Part]:
         if config.embedding_norm:
             yield _part(config, f"{side} embedding norm", _norm(config, letter))
         if config.has_embedding_projection:
-            yield _part(config, f"{side} embedding projection", "W·E + E")
+            yield _part(config, f"{side} embedding projection", projection)
 
 
 def _stack(config: ModelConfig, side: str, sized: ModelConfig) -> Iterator[Part]:
@@ -179,29 +181,37 @@ def _feed_forward(config: ModelConfig, width: str = "F") -> str:
 def _heads(config: ModelConfig) -> Iterator[Part]:
     heads, pooled = config.chosen_heads, config.pooler_width or config.d_model
     if "lm" in heads and (formula := _lm_head(config)):
-        yield _part(config, "language-model head", formula, V=config.output_vocab_size)
+        yield _part(config, "language-model head", formula, V=config.output_vocab_size, E=config.state_width)
     if "pooler" in heads:
-        yield _part(config, "pooler", "E·E + E" if pooled == config.d_model else "E·W + W", W=pooled)
+        formula = "E·E + E" if pooled == config.state_width else "E·W + W"
+        yield _part(config, "pooler", formula, E=config.state_width, W=pooled)
     if "next-sentence" in heads:
         yield _part(config, "next-sentence head", "2·E + 2", E=pooled)
     for name, classes in (("sequence", config.n_labels), ("choice", 1)):
         if name in heads:
             dense = _transform(config) if config.classifier_transform else ""
             bias = " + C" if config.classifier_bias else ""
-            reads = pooled if config.classifier_input == "pooler" else config.d_model
+            reads = pooled if config.classifier_input == "pooler" else config.state_width
             yield _part(config, f"{name} head", f"{dense}C·E{bias}", E=reads, C=classes)
     dense = _transform(config) if config.token_transform else ""
     if "token" in heads:
-        yield _part(config, "token head", f"{dense}C·E + C")
+        yield _part(config, "token head", f"{dense}C·E + C", E=config.state_width)
     if "span" in heads:
-        yield _part(config, "span head", f"{dense}2·E + 2")
+        yield _part(config, "span head", f"{dense}2·E + 2", E=config.state_width)
     if "replaced" in heads:
-        yield _part(config, "replaced head", f"{_transform(config)}E + 1")
+        yield _part(config, "replaced head", f"{_transform(config)}E + 1", E=config.state_width)
     if "boundary" in heads:
         # p positions of width q; from the states at both boundaries and a position to the width W; the bias.
         formula = f"p·q + (2·E + q)·W + W + W·W + W + 2·{_norm(config, 'W')} + V"
-        width = config.embedding_width if config.tie_lm_head or config.lm_head_transform else config.d_model
-        sizes = {"p": config.boundary_positions, "q": config.boundary_width, "V": config.output_vocab_size}
+        width = (
+            config.embedding_width if config.tie_lm_head or config.lm_head_transform else config.state_width
+        )
+        sizes = {
+            "E": config.state_width,
+            "p": config.boundary_positions,
+            "q": config.boundary_width,
+            "V": config.output_vocab_size,
+        }
         yield _part(config, "boundary head", formula, W=width, **sizes)
 
 
@@ -213,7 +223,7 @@ def _transform(config: ModelConfig) -> str:
 
 def _lm_head(config: ModelConfig) -> str:
     """The transform, the matrix if it is not tied, and the bias; empty if there is none of them."""
-    letter = "W" if config.embedding_width != config.d_model else "E"
+    letter = "W" if config.embedding_width != config.state_width else "E"
     bias = f" + {letter}" if config.transform_bias else ""
     terms = [f"E·{letter}{bias}", _norm(config, letter)] if config.lm_head_transform else []
     if not config.tie_lm_head:
@@ -317,10 +327,11 @@ def _linear_attention(config: ModelConfig) -> int:
 
 
 def _embedding_elements(config: ModelConfig) -> int:
-    """Elements of the projection of a factorized embedding, or of the patch projection without the class token."""
+    """Elements of the projections of a factorized embedding, or of the patch projection without the class token."""
     if config.patch_size is not None:
         return prod(config.patch_shape) * config.d_model * config.n_patches // (config.n_patches + 1)
-    return config.embedding_width * config.d_model if config.has_embedding_projection else 0
+    projections = 2 if config.token_projection else 1 if config.has_embedding_projection else 0
+    return projections * config.embedding_width * config.d_model
 
 
 def _head_elements(config: ModelConfig) -> int:
@@ -328,8 +339,8 @@ def _head_elements(config: ModelConfig) -> int:
     if "lm" not in config.chosen_heads:
         return 0
     if config.lm_head_transform:
-        return config.embedding_width * (config.d_model + config.output_vocab_size)
-    return config.d_model * config.output_vocab_size
+        return config.embedding_width * (config.state_width + config.output_vocab_size)
+    return config.state_width * config.output_vocab_size
 
 
 def cached_elements(config: ModelConfig, tokens: int = 1) -> int:

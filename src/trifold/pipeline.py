@@ -43,6 +43,7 @@ from trifold.predict.predict import PredictMixin
 from trifold.ragged import Ragged
 from trifold.text import Tokenizer
 from trifold.text.folder import read_tokenizers
+from trifold.text.languages import language_id
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 TokensOrText: TypeAlias = Tensor | str | Sequence[str]
@@ -231,7 +232,8 @@ class Pipeline(PredictMixin):
         on_done: called with the number of texts that were finished. max_source: tokens to which texts are truncated.
         """
         draft, config = self._options(arguments)
-        rows, codec = Ragged.of(self.read(texts, max_source or sys.maxsize)), self.target_tokenizer
+        rows = Ragged.of(self.read(texts, max_source or sys.maxsize, language=config.source_language))
+        codec = self.target_tokenizer
         return generate_rows(self.model, rows, config, first=first, on_done=on_done, codec=codec, draft=draft)
 
     @with_generation_options
@@ -250,7 +252,7 @@ class Pipeline(PredictMixin):
                     "--stream has a single output, and generation_config.json of the model (the recipe's `generate`) "
                     f"sets {name} to {value}; add --{name.replace('_', '-')} 1"
                 )
-        inputs = Inputs(torch.tensor(self.read([text]), device=self.device))
+        inputs = Inputs(torch.tensor(self.read([text], language=config.source_language), device=self.device))
 
         def ended(outputs: list[Hypothesis]) -> None:
             if on_end is not None:
@@ -264,10 +266,13 @@ class Pipeline(PredictMixin):
         _, config = self._options(arguments)
         return output_limit(config, self.config, len(self.read([text])[0]))
 
-    def read(self, texts: Sequence[str], limit: int = sys.maxsize) -> list[list[int]]:
+    def read(
+        self, texts: Sequence[str], limit: int = sys.maxsize, *, language: str | None = None
+    ) -> list[list[int]]:
         """The ids of each text, with special tokens, and with an end token for an encoder, truncated to `limit`.
 
-        Raises DataError for a text without tokens.
+        language: that of the texts, for a tokenizer that adds its token; default: the tokenizer's. Raises DataError for
+        a text without tokens, UsageError for an unknown language.
         """
         encoded, both = self.reader.rows(texts), self.config.shape == "encoder-decoder"
         empty = [all(text is None for text in row.texts) for row in encoded]
@@ -276,9 +281,19 @@ class Pipeline(PredictMixin):
             raise DataError(f"{place} has no tokens: nothing to {'translate' if both else 'continue'}")
         end = self.config.eos_id
         appends = both and end < self.config.vocab_size
-        found = [[*row.ids, end] if appends and row.ids[-1] != end else list(row.ids) for row in encoded]
-        last = -1 if both else limit - 1  # the end token is kept
-        return [[*ids[: limit - 1], ids[last]] if len(ids) > limit else ids for ids in found]
+        found = [[*row.ids, end] if appends and end not in row.ids else list(row.ids) for row in encoded]
+        if language is not None:
+            known = self.reader.languages
+            code, others = language_id("source_language", language, known), {*known.values()}
+            if others.isdisjoint(found[0]):
+                raise UsageError("source_language: the tokenizer adds no language to a text; leave it out")
+            found = [[code if token in others else token for token in ids] for ids in found]
+        # Tokens from the end token are kept.
+        ends = [ids.index(end) - len(ids) if both and end in ids else -1 if both else 0 for ids in found]
+        return [
+            ids if len(ids) <= limit else [*ids[: limit + kept], *ids[len(ids) + kept :]]
+            for ids, kept in zip(found, ends, strict=True)
+        ]
 
     def decode(self, outputs: Sequence[Sequence[int]], **arguments: Any) -> list[str]:
         """The text of each output, up to the first of the stop strings in these arguments of `generate`."""

@@ -20,6 +20,7 @@ NEO = {"vocab_size": 61, "max_position_embeddings": 48, "hidden_size": 32, "num_
 GATED = {**LLAMA_LIKE, "intermediate_size": 48}
 FALCON = {**LLAMA_LIKE, "num_kv_heads": 2}
 OLD_FALCON = {**LLAMA_LIKE, "multi_query": False, "parallel_attn": False, "alibi": True, "bias": True}
+OPT = {**LLAMA_LIKE, "ffn_dim": 48}
 T5 = {
     "vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4,
     "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12, "decoder_start_token_id": 0,
@@ -76,6 +77,11 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "falcon 7b": ("FalconForCausalLM", "FalconConfig", LLAMA_LIKE),
     "falcon 40b": ("FalconForCausalLM", "FalconConfig", {**FALCON, "new_decoder_architecture": True}),
     "falcon, ALiBi": ("FalconForCausalLM", "FalconConfig", OLD_FALCON),
+    "opt": ("OPTForCausalLM", "OPTConfig", OPT),
+    "opt, 350m": (
+        "OPTForCausalLM", "OPTConfig", {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 24}
+    ),
+    "bloom": ("BloomForCausalLM", "BloomConfig", {"vocab_size": 61, "hidden_size": 32, "n_head": 4, **IDS}),
     "t5": ("T5ForConditionalGeneration", "T5Config", T5),
     "t5 1.1": (
         "T5ForConditionalGeneration",
@@ -84,6 +90,15 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "mt5": ("MT5ForConditionalGeneration", "MT5Config", T5),
     "bart": ("BartForConditionalGeneration", "BartConfig", SEQ2SEQ),
+    "mbart": (
+        "MBartForConditionalGeneration", "MBartConfig",
+        {**SEQ2SEQ, "pad_token_id": 1, "decoder_start_token_id": 2, "forced_eos_token_id": None},
+    ),
+    "pegasus": (
+        "PegasusForConditionalGeneration", "PegasusConfig",
+        {**SEQ2SEQ, "pad_token_id": 0, "scale_embedding": True, "forced_eos_token_id": None},
+    ),
+    "m2m_100": ("M2M100ForConditionalGeneration", "M2M100Config", {**SEQ2SEQ, "pad_token_id": 1}),
     "marian": (
         "MarianMTModel",
         "MarianConfig",

@@ -277,8 +277,9 @@ def _compare_gradients(ours: Transformer, model: Any, pairs: list[tuple[Tensor, 
         F.cross_entropy(theirs, targets).backward(retain_graph=True)
     table = FAMILIES[str(ours.family)].rules(ours.config)
     got = {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in ours.named_parameters()}
-    zeros = {*rules._zeros(table, got), *(rule.theirs for rule in table if isinstance(rule, rules.Unused))}
-    gradients = {name: g for name, g in rules.saving(table, got).items() if name not in zeros}
+    constants = {*rules.constants(table, got)}
+    constants |= {rule.theirs for rule in table if isinstance(rule, rules.Unused)}
+    gradients = {name: g for name, g in rules.saving(table, got).items() if name not in constants}
     found = {name: p.grad for name, p in model.named_parameters()}
     experts = {name for name in gradients if ".experts." in name}
     if experts:  # which the reference fuses in memory

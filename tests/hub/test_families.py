@@ -115,6 +115,19 @@ def test_tied_embeddings_may_have_only_the_name_of_the_head(family: str, saved: 
     assert equal(load_model(folder)[0], model)
 
 
+def test_sinusoids_in_a_file_are_checked_and_may_be_missing(saved: Saved, tmp_path: Path) -> None:
+    folder = saved("pegasus")
+    expected, tensors = load_model(folder)[0], read(folder)
+    name = "model.decoder.embed_positions.weight"
+    write(folder, {key: tensor for key, tensor in tensors.items() if key != name})
+    assert equal(load_model(folder)[0], expected)
+    write(folder, tensors | {name: tensors[name].bfloat16()})
+    assert equal(load_model(folder)[0], expected)
+    write(folder, tensors | {name: tensors[name] + 0.1})
+    with pytest.raises(CheckpointError, match=f"not equal: {name} and the values that this model computes"):
+        load_model(folder)
+
+
 # --- new models ----------------------------------------------------------------------------------------
 
 
@@ -147,6 +160,7 @@ XLNET = SIZES | UNSCALED | {"shape": "encoder", "positions": "relative-sinusoida
 XLNET |= {"segment_offsets": True, "query_stream": True, "heads": ["lm"], "lm_head_bias": True}
 XLNET |= {"attention_dropout": 0.1, "activation_dropout": 0.1}
 BART = SIZES | {"positions": "learned", "position_offset": 2, "embedding_norm": True, "attention_bias": True}
+FAIRSEQ = {"positions": "sinusoidal-tensor2tensor", "position_offset": 1}
 T5 = (
     SIZES
     | UNSCALED
@@ -189,7 +203,9 @@ NEW: list[tuple[str, dict[str, Any]]] = [
     ("trifold", BART | {"heads": ("sequence",)}),
     ("trifold", BART | {"position_offset": 0}),
     ("trifold", BART | {"d_head": 8, "n_decoder_heads": 2}),
-    ("trifold", BART | {"norm_placement": "pre"}),
+    ("mbart", BART | {"norm_placement": "pre"}),
+    ("pegasus", SIZES | {"norm_placement": "pre", "positions": "sinusoidal-halves", "attention_bias": True}),
+    ("m2m_100", SIZES | {"norm_placement": "pre", **FAIRSEQ, "attention_bias": True, "n_decoder_layers": 3}),
     ("t5", T5),
     ("t5", T5 | {"gated": True, "activation": "silu", "tie_lm_head": False}),
     ("t5", T5 | {"gated": True, "activation": "gelu", "logits_scale": 16**-0.5}),
@@ -216,6 +232,9 @@ REFERENCE_CLASSES = {
     "xlnet": "XLNetLMHeadModel",
     "marian": "MarianMTModel",
     "bart": "BartForConditionalGeneration",
+    "mbart": "MBartForConditionalGeneration",
+    "pegasus": "PegasusForConditionalGeneration",
+    "m2m_100": "M2M100ForConditionalGeneration",
     "t5": "T5ForConditionalGeneration",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",

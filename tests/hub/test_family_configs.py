@@ -218,6 +218,16 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("eos_token_id", [], "eos_token_id"),
         ("tie_word_embedding", True, "did you mean 'tie_word_embeddings'"),
     ],
+    "opt": [
+        ("layer_norm_elementwise_affine", False, "layer_norm_elementwise_affine"),
+        ("_remove_final_layer_norm", 1, "remove_final_layer_norm"),
+        ("layerdrop", 0.1, "layerdrop"),
+        ("activation_function", "mish", "'mish' is not known"),
+    ],
+    "bloom": [
+        ("apply_residual_connection_post_layernorm", True, "apply_residual_connection_post_layernorm"),
+        ("slow_but_exact", True, "slow_but_exact"),
+    ],
     "bert": [
         ("hidden_act", "mish", "hidden_act: 'mish' is not known; known: relu"),
         ("hidden_dropout_prob", 1.5, "hidden_dropout_prob: .*got 1.5"),
@@ -298,6 +308,19 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("pooler_dropout", 0.1, "pooler_dropout"),
         ("max_relative_positions", 2, "relative_distance 2 above a quarter"),
         ("attention_head_size", 8, "attention_head_size: unknown key"),
+    ],
+    "mbart": [
+        ("normalize_before", False, "normalize_before"),
+        ("encoder_layerdrop", 0.2, "encoder_layerdrop"),
+        ("architectures", ["MBartForSequenceClassification"], "architectures: .* is not known"),
+    ],
+    "pegasus": [
+        ("static_position_embeddings", False, "static_position_embeddings"),
+        ("scale_embeddings", True, "did you mean 'scale_embedding'"),
+    ],
+    "m2m_100": [
+        ("pad_token_id", None, "pad_token_id"),
+        ("tie_word_embeddings", False, "tie_word_embeddings"),
     ],
     "t5": [
         ("num_head", 4, "num_head: unknown key; did you mean 'num_heads'?"),

@@ -221,9 +221,28 @@ OPTIONS: dict[str, Options] = {
         ],
         **COMMON,
     },
+    "opt": _without(HIDDEN, "hidden_act", "intermediate_size")
+    | {"ffn_dim": [9], "activation_function": ACTIVATIONS, "word_embed_proj_dim": [None, 8, 16, 20]}
+    | {"do_layer_norm_before": [False], "_remove_final_layer_norm": [True], "enable_bias": [False]}
+    | {"layer_norm_elementwise_affine": [False], "layerdrop": [0.1], "activation_dropout": [0.1]},
+    "bloom": {
+        **{"hidden_size": [24], "n_embed": [8], "n_layer": [1], "num_hidden_layers": [3], "n_head": [2, 6]},
+        **{"num_attention_heads": [8], "layer_norm_epsilon": [1e-3], "hidden_dropout": [0.2]},
+        **{
+            "apply_residual_connection_post_layernorm": [True],
+            "slow_but_exact": [True],
+            "pretraining_tp": [2],
+        },
+        **{"seq_length": [64], **IDS, **COMMON},
+    },
     "t5": T5,
     "mt5": T5,
     "bart": SEQ2SEQ | {"normalize_embedding": [True, False], "extra_pos_embeddings": [2, 0]},
+    "mbart": SEQ2SEQ | {"normalize_embedding": [True, False], "forced_bos_token_id": [3]},
+    "pegasus": SEQ2SEQ
+    | {"extra_pos_embeddings": [1, 0], "pad_token_id": [0, 3], "max_position_embeddings": [12]},
+    "m2m_100": SEQ2SEQ
+    | {"decoder_layerdrop": [0.0], "pad_token_id": [0, 3], "max_position_embeddings": [12]},
     "marian": SEQ2SEQ | {"share_encoder_decoder_embeddings": [False], "decoder_vocab_size": [None, 33]},
     "bert": TEXT,
     "roberta": AFTER_PADDING,

@@ -27,6 +27,12 @@ decoder_final_norm boundary_positions boundary_width embedding_scale_rounded dec
 EXAMPLES: dict[str, Any] = {
     "n_kv_heads": {"n_kv_heads": 2},
     "d_embedding": {"d_embedding": 512},
+    "token_projection": {
+        "shape": "decoder",
+        "d_embedding": 64,
+        "tie_lm_head": False,
+        "token_projection": True,
+    },
     "block_of_layer": {"block_of_layer": [0] * 6},
     "n_token_types": {"n_token_types": 2},
     "learned_positions": {"positions": "relative", "learned_positions": True},

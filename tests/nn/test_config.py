@@ -100,6 +100,8 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"heads": ["next-sentence"]}, "add pooler to heads"),
     ({"heads": ["sequence"], "classifier_input": "pooler"}, "needs pooler in heads"),
     ({"shape": "encoder", "lm_head_transform": "gelu"}, "lm_head_transform needs lm in heads"),
+    ({"token_projection": True, "shape": "decoder"}, "token_projection needs d_embedding"),
+    ({"positions": "rotary", "position_offset": 2}, "position_offset needs positions: learned or sinusoidal"),
     ({"d_embedding": 64}, "set lm_head_transform, or tie_lm_head: false"),
     ({"heads": ["poler"]}, r"model\.heads"),
     (

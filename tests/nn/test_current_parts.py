@@ -41,6 +41,8 @@ PARTS = {
     "multipliers": {"embedding_scale": 3.0, "residual_scale": 0.4, "attention_scale": 0.2, "logits_scale": 0.5},
     "experts": {"experts": EXPERTS},
     "groups of experts": {"experts": DEEPSEEK},
+    "projected tokens": {"d_embedding": 12, "token_projection": True, "positions": "learned", "position_offset": 2},
+    "sinusoids of tensor2tensor": {"positions": "sinusoidal-tensor2tensor", "position_offset": 2},
     "latent": {"latent": LATENT},
     "latent queries": {"latent": LATENT | {"query_width": 10}, "attention_bias": True, "positions": "none"},
 }  # fmt: skip

@@ -30,6 +30,15 @@ def test_a_shift_of_positions_is_a_linear_map(k: int) -> None:
     torch.testing.assert_close(table[:60] @ rotation, table[k : k + 60], rtol=0, atol=1e-5)
 
 
+def test_sinusoids_of_tensor2tensor_end_with_a_frequency_of_one_ten_thousandth() -> None:
+    table = sinusoids(torch.arange(300), 12, "sinusoidal-tensor2tensor").double()
+    for i in range(6):
+        angles = torch.arange(300) / 10_000 ** (i / 5)
+        torch.testing.assert_close(table[:, i], angles.double().sin(), rtol=0, atol=2e-5)
+        torch.testing.assert_close(table[:, i + 6], angles.double().cos(), rtol=0, atol=2e-5)
+
+
 def test_halves_are_a_permutation_of_interleaved_waves() -> None:
-    interleaved, halves = sinusoids(torch.arange(50), 12), sinusoids(torch.arange(50), 12, halves=True)
+    places = torch.arange(50)
+    interleaved, halves = sinusoids(places, 12), sinusoids(places, 12, "sinusoidal-halves")
     assert torch.equal(torch.cat([interleaved[:, 0::2], interleaved[:, 1::2]], dim=1), halves)

@@ -140,7 +140,7 @@ def test_relative_scores_follow_their_formula(clamp: int | None) -> None:
     q, segments = torch.randn(2, 4, 5, 4), torch.randint(0, 3, (2, 5))
     relations = RelativeSinusoids(config(relative_clamp=clamp)).eval()(Mask(), 5, CPU, segments)
     offsets = part.scores(q, relations)
-    table = sinusoids(torch.arange(5), 16, halves=True)
+    table = sinusoids(torch.arange(5), 16, "sinusoidal-halves")
     for b, h, i, j in [(0, 0, 0, 4), (1, 3, 4, 0), (1, 2, 2, 2), (0, 1, 3, 1), (1, 0, 1, 2)]:
         distance = max(-clamp, min(clamp, i - j)) if clamp else i - j
         wave = table[abs(distance)].clone()

@@ -21,6 +21,8 @@ from tokenizers import (
     trainers,
 )
 
+from trifold.text.languages import M2M
+
 WORDS = """The the quick brown fox élèves école n'aiment weiße Männer über naïve Ω 日本語 テスト こんにちは 中文 字 😀
 👩‍👩‍👧 🇫🇷 don't we've 12,5 % hello world ing tion play playing played
 привет мир مرحبا a aa ab -- ... ( ) « » 2017 2018
@@ -249,6 +251,41 @@ def marian(folder: Path, **settings: Any) -> Path:
     )
 
 
+def m2m(folder: Path, **settings: Any) -> Path:
+    """A model of the BPE kind; the vocabulary holds most of its pieces."""
+    import sentencepiece as library
+
+    content = sentencepiece("bpe")
+    processor = library.SentencePieceProcessor()
+    processor.LoadFromSerializedProto(content)
+    pieces = [processor.IdToPiece(number) for number in range(3, len(processor) - 7)]
+    head = ("<s>", "<pad>", "</s>", "<unk>")
+    return write(
+        folder,
+        sentencepiece__bpe__model=content,
+        vocab__json={piece: number for number, piece in enumerate([*head, *pieces])},
+        config__json={"model_type": "m2m_100"},
+        tokenizer_config__json={
+            "tokenizer_class": "M2M100Tokenizer",
+            "additional_special_tokens": [f"__{code}__" for code in M2M["m2m100"]],
+            **settings,
+        },
+    )
+
+
+def nllb(folder: Path, **settings: Any) -> Path:
+    """A tokenizer.json with published ids: pieces, languages, mask. Its own template is not that of the class."""
+    from trifold.text import read_tokenizer
+
+    name, settings = "sentencepiece.bpe.model", {"additional_special_tokens": NLLB, **settings}
+    own = {"tokenizer_class": "NllbTokenizer", **settings}
+    first = spm(folder.with_name(f"{folder.name}-spm"), name, "m2m_100", sentencepiece("bpe"), **own)
+    library = read_tokenizer(first).library
+    library.post_processor = None
+    files = {"tokenizer__json": library.to_str(), "tokenizer_config__json": own}
+    return write(folder, config__json={"model_type": "m2m_100"}, **files)
+
+
 def bertweet(folder: Path) -> Path:
     vocab, merges = bpe(("<s>",), "</w>")
     pieces = [p.removesuffix("</w>") if p.endswith("</w>") else f"{p}@@" for p in vocab if p != "<s>"]
@@ -273,6 +310,10 @@ DEBERTA_IDS = {
 }
 XLNET_IDS = {"control_symbols": "<cls>,<sep>,<pad>,<mask>,<eod>,<eop>"}
 LLAMA = {"byte_fallback": True, "normalization_rule_name": "identity", "vocab_size": 600}
+IDENTITY = {"normalization_rule_name": "identity"}
+PEGASUS_IDS = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+OPT = {"bos_token": "</s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "</s>"}
+NLLB = ["ace_Arab", "eng_Latn", "fra_Latn", "zho_Hans"]
 MASK = {
     "__type": "AddedToken",
     "content": "<mask>",
@@ -327,6 +368,18 @@ OLD: dict[str, Callable[[Path], Path]] = {
     "llama legacy": lambda f: llama(f, "llama", legacy=True, add_eos_token=True),
     "mistral": lambda f: llama(f, "mistral", add_bos_token=True),
     "phi3": lambda f: llama(f, "phi3", add_bos_token=True),
+    "opt": lambda f: byte_level(
+        f, "opt", ROBERTA, tokenizer_class="GPT2Tokenizer", add_bos_token=True, **OPT
+    ),
+    "pegasus": lambda f: spm(f, "spiece.model", "pegasus", sentencepiece(**PEGASUS_IDS)),
+    # Without a map of characters: the reference drops it for this class, SentencePiece and older versions do not.
+    "mbart": lambda f: spm(f, "sentencepiece.bpe.model", "mbart", sentencepiece(**IDENTITY)),
+    "mbart-50": lambda f: spm(
+        f, "sentencepiece.bpe.model", "mbart", sentencepiece(), tokenizer_class="MBart50Tokenizer", src_lang="fr_XX"
+    ),
+    "nllb": nllb,
+    "nllb legacy": lambda f: nllb(f, legacy_behaviour=True, src_lang="fra_Latn"),
+    "m2m": m2m,
     "marian": marian,
     "bertweet": bertweet,
 }  # fmt: skip

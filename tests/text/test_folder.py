@@ -21,7 +21,7 @@ pytest.importorskip("sentencepiece")
 transformers.logging.set_verbosity_error()
 
 ROLES = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
-SLOW = ("marian", "bertweet")  # the reference runs them in Python
+SLOW = ("marian", "bertweet", "m2m")  # the reference runs them in Python
 
 
 def reference(folder: Path) -> Any:

@@ -137,6 +137,14 @@ class GenerationConfig(Settings):
         None, description="last token of an output that reaches its maximum length"
     )
 
+    source_language: str | None = Field(
+        None,
+        description="language of the text, as in the tokenizer (eng_Latn, en_XX, en); default: the tokenizer's",
+    )
+    target_language: str | None = Field(
+        None, description="language of the output; its token replaces forced_bos_token_id"
+    )
+
     num_return_sequences: int = Field(1, gt=0, description="number of outputs for each input, best first")
     prefill_chunk_size: int | None = Field(
         None, gt=0, description="read prompts in chunks of this many tokens to save memory; default: at once"
@@ -222,6 +230,7 @@ _ALTERNATIVES = (
     ("min_new_tokens", "min_length"),
     ("bad_words", "bad_words_ids"),
     ("force_words", "force_words_ids"),
+    ("target_language", "forced_bos_token_id"),
 )
 
 
@@ -321,6 +330,9 @@ def _word_conflicts(config: GenerationConfig) -> Iterator[str]:
     for text, ids in (("bad_words", "bad_words_ids"), ("force_words", "force_words_ids")):
         if getattr(config, text) is not None and getattr(config, ids):
             yield f"{text} and {ids} are both set: use one of them for all phrases"
+    if config.target_language is not None and config.forced_bos_token_id is not None:
+        remedy = "both set the first token; leave one of them out"
+        yield _contradiction(_value(config, "target_language"), _value(config, "forced_bos_token_id"), remedy)
     banned = {tuple(phrase) for phrase in config.bad_words_ids or ()}
     for alternatives in config.force_words_ids or ():
         phrases = alternatives if isinstance(alternatives[0], list) else [alternatives]

@@ -19,8 +19,9 @@ from trifold.generate.stopping import Codec, Hypothesis, StoppingCriteria
 from trifold.generate.streaming import TextStreamer
 from trifold.generate.token_search import Step, contrastive_search, token_search
 from trifold.nn import Inputs, ModelConfig
+from trifold.text.languages import language_id
 
-TEXT_SETTINGS = ("bad_words", "force_words", "stop_strings")
+TEXT_SETTINGS = ("bad_words", "force_words", "stop_strings", "target_language")
 ID_SETTINGS = ("bad_words_ids", "force_words_ids", "forced_bos_token_id", "forced_eos_token_id")
 
 EndCallback = Callable[[list[Hypothesis]], None]
@@ -202,9 +203,11 @@ def _refuse_draft(config: GenerationConfig, draft: Model | None) -> None:
 
 
 def _encode_words(config: GenerationConfig, codec: Codec | None, model: ModelConfig) -> GenerationConfig:
-    """Replace force_words by the ids of each word at the start of a text and after a space.
+    """Replace force_words by the ids of each word at the start of a text and after a space, and target_language by the
+    first token.
 
-    Raises UsageError for ids outside the vocabulary, and for words without a tokenizer or without tokens.
+    Raises UsageError for ids outside the vocabulary, for words without a tokenizer or without tokens, and for an
+    unknown language.
     """
     for key in ID_SETTINGS:
         wrong = next((i for i in _flatten(getattr(config, key)) if i >= model.output_vocab_size), None)
@@ -217,6 +220,8 @@ def _encode_words(config: GenerationConfig, codec: Codec | None, model: ModelCon
         return config
     if codec is None:
         raise UsageError(f"{given[0]} is text: pass the tokenizer too, or ids")
+    if config.target_language is not None:
+        config = _encode_language(config, config.target_language, codec, model)
     if config.force_words is None:
         return config
     phrases = []
@@ -226,6 +231,18 @@ def _encode_words(config: GenerationConfig, codec: Codec | None, model: ModelCon
             raise UsageError(f"{word!r} has no tokens: use another word")
         phrases.append([ids for index, ids in enumerate(encoded) if ids not in encoded[:index]])
     return config.model_copy(update={"force_words_ids": phrases, "force_words": None})
+
+
+def _encode_language(
+    config: GenerationConfig, code: str, codec: Codec, model: ModelConfig
+) -> GenerationConfig:
+    """The first token of outputs in this language. An output may also begin with one: then there is no choice."""
+    language = language_id("target_language", code, codec.languages)
+    only = next((known for known, number in codec.languages.items() if number == model.start_id), code)
+    if only != code:
+        raise UsageError(f"target_language: {code!r}, but this model writes {only} only (decoder_start_id)")
+    first = None if language == model.start_id else language
+    return config.model_copy(update={"forced_bos_token_id": first, "target_language": None})
 
 
 def _flatten(ids: object) -> Iterator[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -27,6 +27,10 @@ class Codec(Protocol):
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """The text of each sequence, without special tokens."""
+
+    @property
+    def languages(self) -> Mapping[str, int]:
+        """The codes of languages that have a token, and its id."""
 
     def __hash__(self) -> int:
         """Needed to cache the texts of its tokens."""

@@ -70,8 +70,11 @@ class Family:
 
     @cached_property
     def keys(self) -> type[Settings]:
-        """A settings class of all keys: it checks their types and fills in their defaults."""
-        keys: Any = {key: value for entry in self.entries for key, value in entry.keys.items()}
+        """A settings class of all keys: it checks their types and fills in their defaults.
+
+        A field's name has no leading underscores.
+        """
+        keys: Any = {key.lstrip("_"): value for entry in self.entries for key, value in entry.keys.items()}
         return create_model(f"{self.stem}Keys", __base__=Settings, **keys)
 
     def architecture(self, config: ModelConfig) -> str:
@@ -94,9 +97,10 @@ class Family:
             raise SettingsError(
                 f"quantization_config: weights in {method} are not supported; use a copy of the model in bfloat16"
             )
-        own, passed = self.keys.model_fields, {*HARMLESS, *GENERATION_KEYS, *self.ignored.split()}
+        own = {key for entry in self.entries for key in entry.keys}
+        passed = {*HARMLESS, *GENERATION_KEYS, *self.ignored.split()}
         given = {k: v for k, v in values.items() if k in own or (v is not None and k not in passed)}
-        file = self.keys.parse(given)
+        file = self.keys.parse({k.lstrip("_") if k in own else k: v for k, v in given.items()})
         constants = self.architectures[named[0]]
         fields = {name: value for name, value in constants.items() if not callable(value)}
         for entry in self.entries:

@@ -227,7 +227,7 @@ def _check_sizes(config: ModelConfig, weights: Mapping[str, Tensor], place: Path
 def check_positions(config: ModelConfig, elements: int, at: str = "") -> None:
     """Raise SettingsError, which begins with `at`, for too many positions beside weights of so many elements."""
     if position_table(config) > max(MAX_POSITION_TABLE, elements):
-        what = f"{at}{config.max_positions} positions of width {config.embedding_width}"
+        what = f"{at}{config.max_positions} positions of width {config.sum_width}"
         raise SettingsError(f"{what} are too many: their table would be larger than the weights")
 
 

@@ -134,6 +134,34 @@ class Zeros:
     shape: Callable[[Tensor], tuple[int, ...]] = lambda tensor: (tensor.shape[0],)
     remedy: str = ""
 
+    def make(self, beside: Tensor) -> Tensor:
+        return beside.new_zeros(self.shape(beside))
+
+    def problem(self, name: str, tensor: Tensor) -> str | None:
+        return (
+            f"not zero: {name}, which this model does not have; {self.remedy}" if bool(tensor.any()) else None
+        )
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A tensor of theirs that can be computed: one for each of our parameters `beside`.
+
+    It may be missing, and must have these values up to the precision of the file.
+    """
+
+    theirs: str
+    beside: str
+    values: Callable[[], Tensor]
+
+    def make(self, beside: Tensor) -> Tensor:
+        return self.values().to(beside)
+
+    def problem(self, name: str, tensor: Tensor) -> str | None:
+        tolerance = max(4 * torch.finfo(tensor.dtype).eps, 1e-4)
+        equal = torch.allclose(tensor.double(), self.values().double(), rtol=0, atol=tolerance)
+        return None if equal else f"not equal: {name} and the values that this model computes"
+
 
 @dataclass(frozen=True)
 class Copy:
@@ -171,7 +199,7 @@ class Unused:
     like: str
 
 
-AnyRule = Rule | Zeros | Copy | Ignored | Renamed | Unused
+AnyRule = Rule | Zeros | Computed | Copy | Ignored | Renamed | Unused
 
 
 @lru_cache(maxsize=4096)
@@ -232,12 +260,12 @@ def steps(rules: Iterable[AnyRule], names: Collection[str]) -> list[Step]:
     return steps
 
 
-def _zeros(rules: Iterable[AnyRule], ours: Iterable[str]) -> dict[str, tuple[Zeros, str]]:
+def constants(rules: Iterable[AnyRule], ours: Iterable[str]) -> dict[str, tuple[Zeros | Computed, str]]:
     """Their tensors that we do not have, each with its rule and the parameter beside it."""
     return {
         _fill(rule.theirs, values): (rule, name)
         for rule in rules
-        if isinstance(rule, Zeros)
+        if isinstance(rule, Zeros | Computed)
         for name in ours
         if (values := _match(rule.beside, name)) is not None
     }
@@ -260,8 +288,8 @@ def saving(
 ) -> Mapping[str, Tensor]:
     """Our parameters under their names and in their form, each made on demand; kept: from `unused`."""
 
-    def zeros(rule: Zeros, beside: str) -> Tensors:
-        return [ours[beside].new_zeros(rule.shape(ours[beside]))]
+    def constant(rule: Zeros | Computed, beside: str) -> Tensors:
+        return [rule.make(ours[beside])]
 
     def copy(rule: Unused) -> Tensors:
         return [kept[rule.theirs] if kept and rule.theirs in kept else used[rule.like].clone()]
@@ -269,7 +297,7 @@ def saving(
     makers: dict[tuple[str, ...], Callable[[], Tensors]] = {
         step.theirs: partial(_run, step.transform.save, ours, step.ours) for step in steps(rules, ours)
     }
-    makers |= {(name,): partial(zeros, *entry) for name, entry in _zeros(rules, ours).items()}
+    makers |= {(name,): partial(constant, *entry) for name, entry in constants(rules, ours).items()}
     used = LazyTensors(makers)
     return LazyTensors(makers | {(r.theirs,): partial(copy, r) for r in rules if isinstance(r, Unused)})
 
@@ -298,11 +326,11 @@ def checked(
     must be, or not equal to the tensor it is tied to.
     """
     shapes = {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in ours.items()}
-    zeros, expected = _zeros(rules, ours), dict(saving(rules, shapes))
+    fixed, expected = constants(rules, ours), dict(saving(rules, shapes))
     theirs = renamed(rules, theirs, expected)
     tied = _copies(rules, theirs)
     unread = {rule.theirs for rule in rules if isinstance(rule, Unused)}
-    optional = unread | zeros.keys()
+    optional = unread | fixed.keys()
     problems = [f"missing: {name}" for name in expected if name not in theirs and name not in optional]
     for name in theirs:
         if name in unread:
@@ -318,8 +346,8 @@ def checked(
             problems += wrong
         elif tensor.dtype not in FLOATS:
             problems.append(f"wrong type: {name} is {tensor.dtype} and should be floating point")
-        elif name in zeros and bool(tensor.any()):
-            problems.append(f"not zero: {name}, which this model does not have; {zeros[name][0].remedy}")
+        elif name in fixed and (problem := fixed[name][0].problem(name, tensor)) is not None:
+            problems.append(problem)
         elif name in tied and original in theirs and not torch.equal(tensor, theirs[original]):
             problems.append(f"not equal: {name} and {original}, which are one tensor in this model")
     if problems:

@@ -41,6 +41,7 @@ def compare(config: ModelConfig) -> tuple[Compared, ...]:
 POSITIONS = {
     "sinusoidal": "sinusoidal positions",
     "sinusoidal-halves": "sines before cosines",
+    "sinusoidal-tensor2tensor": "sines before cosines, down to a frequency of 1/10000",
     "learned": "learned positions",
     "rotary": "rotary positions",
     "relative": "relative position bias",
@@ -103,6 +104,7 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, list[str | None
             f"embeddings times {config.embedding_scale:g}" if config.embedding_scale else None,
             "segment embeddings" if config.n_token_types > 1 else None,
             f"factorized embeddings of width {width}" if width else None,
+            "states projected back to it" if config.token_projection else None,
             "norm after the embeddings" if config.embedding_norm else None,
         ],
     )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from trifold.costs import SINUSOIDAL
 from trifold.errors import UsageError
 from trifold.look.session import Answer, Session
 from trifold.look.trace import check_index
@@ -101,8 +102,9 @@ def positions(session: Session) -> Answer:
     """
     model, config = session.pipeline.model, session.pipeline.config
     places = torch.arange(min(POSITIONS, config.max_positions))
-    width, halves = min(WIDTH, config.embedding_width), config.positions == "sinusoidal-halves"
-    waves = sinusoids(places, width, halves=halves)
+    own_kind = config.positions in SINUSOIDAL
+    kind, first = (config.positions, config.position_offset) if own_kind else ("sinusoidal", 0)
+    waves = sinusoids(places + first, min(WIDTH, config.sum_width), kind)
     learned = [each.weight for each in model.modules() if isinstance(each, LearnedPositions)]
     added = learned[0][config.position_offset :][: len(places)].float().cpu() if learned else waves
     width, theta = config.rotated_width or config.head_width, config.rotary_theta

@@ -51,7 +51,8 @@ def search(
     if wrong := [name for name in OTHERS if getattr(config, name) is not None]:
         raise UsageError(f"{wrong[0]}: the tree shows beams, greedy decoding and samples; set it to null")
     recorder = _Recorder(config, forced)
-    inputs = Inputs(torch.tensor(pipeline.read([text]), device=pipeline.device))
+    rows = pipeline.read([text], language=config.source_language)
+    inputs = Inputs(torch.tensor(rows, device=pipeline.device))
     (found,) = generate_tokens(pipeline.model, inputs, config, codec=pipeline.writer, hook=recorder)
     names = pipeline.writer.pieces([key[-1] for key in recorder.nodes if key])
     texts = pipeline.decode([each.tokens for each in found], **options)

@@ -60,6 +60,8 @@ def walkthrough(trace: Trace, side: str | None = None, position: int = -1) -> li
             x = steps.block(stack.blocks[number], x, inputs, f"{side}.blocks.{layer}")
         steps.place = ""
         x = steps.norm("final norm", stack.final_norm, x, f"{side}.final_norm")
+        if side == trace.side and model.projection is not None:
+            x = steps.linear("projection", model.projection, x)
         if side == trace.side and trace.head is not None:
             head: Any = model.lm_head if trace.head == "lm" else None
             if head is not None and (head.dense or head.scale != 1.0):
@@ -118,6 +120,8 @@ class _Steps(list[Step]):
         if inputs.pixels is not None:  # positions are part of the result
             return self.add("embedding", "W patch + b + p", module(inputs), f"{side}_embeddings.output")
         x = self.add("embedding", "E[token]", module.tokens(inputs.tokens))
+        if module.projection is not None and module.projects_tokens:
+            x = self.linear("projection", module.projection, x)
         if module.scale != 1.0:
             x = self.add("scale", "x · √d_model", x * module.scale, x=x)
         moved = module.positions(x, torch.arange(x.shape[1], device=x.device)[None])
@@ -126,7 +130,7 @@ class _Steps(list[Step]):
             x = self.add("segment", "x + E[segment]", x + module.token_types(inputs.segments), x=x)
         if module.norm is not None:
             x = self.norm("norm", module.norm, x, f"{side}_embeddings.norm")
-        if module.projection is not None:
+        if module.projection is not None and not module.projects_tokens:
             x = self.linear("projection", module.projection, x)
         self.equals(f"{side}_embeddings.output")
         return x

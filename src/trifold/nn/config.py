@@ -17,16 +17,9 @@ from trifold.nn.config_checks import first_problem
 from trifold.settings import Settings
 
 Shape = Literal["encoder-decoder", "encoder", "decoder"]
+Sinusoids = Literal["sinusoidal", "sinusoidal-halves", "sinusoidal-tensor2tensor"]
 Positions = Literal[
-    "sinusoidal",
-    "sinusoidal-halves",
-    "learned",
-    "rotary",
-    "relative",
-    "relative-sinusoidal",
-    "disentangled",
-    "alibi",
-    "none",
+    Sinusoids, "learned", "rotary", "relative", "relative-sinusoidal", "disentangled", "alibi", "none"
 ]
 Activation = Literal["relu", "relu2", "gelu", "gelu-tanh", "quick-gelu", "silu", "tanh"]
 Head = Literal["lm", "pooler", "next-sentence", "sequence", "choice", "token", "span", "replaced", "boundary"]
@@ -106,6 +99,10 @@ class ModelConfig(Settings):
     d_head: int | None = Field(None, gt=0, description="width of a head; default: d_model / n_heads")
     d_ff: int = Field(2048, gt=0)
     d_decoder_ff: int | None = Field(None, gt=0, description="d_ff of the decoder; default: d_ff")
+    token_projection: bool = Field(
+        False,
+        description="d_embedding: only tokens are projected, without bias, and states back to it for the heads",
+    )
     block_of_layer: tuple[int, ...] | None = Field(None, strict=False, description="block of each layer")
 
     # Embeddings and positions
@@ -113,7 +110,7 @@ class ModelConfig(Settings):
     learned_positions: bool = Field(
         False, description="relative, disentangled: also add a learned vector per position"
     )
-    position_offset: int = Field(0, ge=0, description="learned: row of the table for position 0")
+    position_offset: int = Field(0, ge=0, description="learned, sinusoidal: row of the table for position 0")
     scale_embeddings: bool = Field(True, description="multiply embeddings by sqrt(d_model)")
     embedding_scale: float | None = Field(None, gt=0, description="another factor of embeddings")
     embedding_scale_rounded: bool = Field(False, description="round the factor to the precision of the model")
@@ -286,6 +283,16 @@ class ModelConfig(Settings):
     def has_embedding_projection(self) -> bool:
         """Whether embeddings are projected to d_model, even if both have the same width."""
         return self.d_embedding is not None
+
+    @property
+    def sum_width(self) -> int:
+        """The width in which embeddings, positions and segments are added."""
+        return self.d_model if self.token_projection else self.embedding_width
+
+    @property
+    def state_width(self) -> int:
+        """The width of the states that heads read."""
+        return self.embedding_width if self.token_projection else self.d_model
 
     @property
     def rotated_width(self) -> int:

@@ -128,17 +128,18 @@ def _positions(config: ModelConfig) -> Iterator[str]:
         if config.positions != kind and getattr(config, key) != type(config).model_fields[key].default:
             yield f"{key} needs positions: {kind}, not {config.positions}"
     buckets = config.positions in ("relative", "disentangled")
+    has_table = config.positions.startswith(("sinusoidal", "learned")) or config.learned_positions
     for key, present, kinds in (
-        ("position_offset", config.positions == "learned" or config.learned_positions, "learned"),
+        ("position_offset", has_table, "learned or sinusoidal"),
         ("learned_positions", buckets, "relative or disentangled"),
         ("relative_buckets", buckets, "relative or disentangled"),
         ("relative_distance", buckets, "relative or disentangled"),
     ):
         if not present and getattr(config, key) != type(config).model_fields[key].default:
             yield f"{key} needs positions: {kinds}, not {config.positions}"
-    width = config.embedding_width
+    width = config.sum_width
     if config.positions.startswith("sinusoidal") and width % 2:
-        name = "d_model" if config.d_embedding is None else "d_embedding"
+        name = "d_model" if width == config.d_model else "d_embedding"
         yield f"sinusoidal positions need an even {name}, not {width}"
     if config.positions == "rotary":
         rotated = config.rotated_width
@@ -238,11 +239,13 @@ def _heads(config: ModelConfig) -> Iterator[str]:
     if config.lm_head_transform is not None and "lm" not in heads:
         yield "lm_head_transform needs lm in heads"
     plain = "lm" in heads and config.tie_lm_head and config.lm_head_transform is None
-    if plain and config.embedding_width != config.d_model:
+    if plain and config.embedding_width != config.state_width:
         yield (
             f"a tied head of width {config.embedding_width} (the embeddings) cannot read states of width "
             f"{config.d_model}: set lm_head_transform, or tie_lm_head: false"
         )
+    if config.token_projection and (config.d_embedding is None or config.shape != "decoder"):
+        yield "token_projection needs d_embedding, the width of tokens and of projected states, and shape: decoder"
 
 
 _CHECKS: tuple[Callable[[ModelConfig], Iterator[str]], ...] = (

@@ -121,7 +121,7 @@ class TokenTypes(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(config.n_token_types, config.embedding_width))
+        self.weight = nn.Parameter(torch.empty(config.n_token_types, config.sum_width))
 
     def forward(self, segments: Tensor | None) -> Tensor:
         """(B, T) -> (B, T, E); without segments the embedding of the first kind (E,)."""
@@ -137,6 +137,7 @@ _UNLIMITED = frozenset({"rotary", "relative", "relative-sinusoidal", "disentangl
 class Embeddings(nn.Module):
     """Scaled tokens plus positions and segments; norm; dropout; projection. Stacks may share the token table.
 
+    The projection may be that of the tokens only, without bias (Zhang et al. 2022, "OPT", 350m).
     `output` is the hook point of the result.
     """
 
@@ -145,10 +146,12 @@ class Embeddings(nn.Module):
         self.tokens = tokens
         self.positions = new_positions(config)
         self.token_types = TokenTypes(config) if config.n_token_types else None
-        self.norm = new_norm(config, config.embedding_width) if config.embedding_norm else None
+        self.norm = new_norm(config, config.sum_width) if config.embedding_norm else None
         self.drop = Dropout(_dropout(config))
+        self.projects_tokens = config.token_projection
+        widths = (config.embedding_width, config.d_model)
         projects = config.has_embedding_projection
-        self.projection = Linear(config.embedding_width, config.d_model) if projects else None
+        self.projection = Linear(*widths, bias=not self.projects_tokens) if projects else None
         self.query = nn.Parameter(torch.empty(1, config.d_model)) if config.query_stream else None
         self.output = HookPoint("state")
         self.scale, self.rounds_scale = config.embedding_factor, config.embedding_scale_rounded
@@ -164,7 +167,10 @@ class Embeddings(nn.Module):
         positions = inputs.token_positions(start)
         if self.is_limited:
             self._check_length(inputs, positions, start)
-        x = self.positions(self._scaled(self.tokens(inputs.tokens)), positions)
+        x = self.tokens(inputs.tokens)
+        if self.projection is not None and self.projects_tokens:
+            x = self.projection(x)
+        x = self.positions(self._scaled(x), positions)
         if self.token_types is not None:
             x = x + self.token_types(inputs.segments)
         elif inputs.segments is not None and not self.uses_segments:
@@ -172,7 +178,9 @@ class Embeddings(nn.Module):
         if self.norm is not None:
             x = self.norm(x)
         x = self.drop(x)
-        out: Tensor = self.output(x if self.projection is None else self.projection(x))
+        if self.projection is not None and not self.projects_tokens:
+            x = self.projection(x)
+        out: Tensor = self.output(x)
         return out
 
     def _scaled(self, x: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class LanguageModelHead(nn.Module):
         self.weight = weight
         self.bias = nn.Parameter(torch.zeros(weight.shape[0])) if config.lm_head_bias else None
         transform = config.lm_head_transform
-        self.dense = Linear(config.d_model, width, bias=config.transform_bias) if transform else None
+        self.dense = Linear(config.state_width, width, bias=config.transform_bias) if transform else None
         self.activation = ACTIVATIONS[transform] if transform else None
         self.norm = new_norm(config, width) if transform else None
         self.scale, self.soft_cap = config.logits_scale, config.logit_soft_cap
@@ -60,7 +60,7 @@ class Pooler(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.dense = Linear(config.d_model, config.pooler_width or config.d_model)
+        self.dense = Linear(config.state_width, config.pooler_width or config.d_model)
         self.activation = ACTIVATIONS[config.pooler_activation]
 
     def forward(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
@@ -81,7 +81,7 @@ class Classes(nn.Module):
     ) -> None:
         super().__init__()
         self.state, self.eos_id = state, config.eos_id
-        width = (config.pooler_width or config.d_model) if state == "pooler" else config.d_model
+        width = (config.pooler_width or config.d_model) if state == "pooler" else config.state_width
         self.dense = Linear(width, width, bias=config.transform_bias) if transform else None
         self.activation = ACTIVATIONS[transform] if transform else None
         self.norm = new_norm(config, width) if transform and config.transform_norm else None
@@ -141,9 +141,9 @@ class SpanBoundary(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         tied = config.tie_lm_head or config.lm_head_transform is not None
-        width = config.embedding_width if tied else config.d_model
+        width = config.embedding_width if tied else config.state_width
         self.positions = TokenEmbedding(config.boundary_positions, config.boundary_width)
-        inputs = 2 * config.d_model + config.boundary_width
+        inputs = 2 * config.state_width + config.boundary_width
         self.dense = nn.ModuleList([Linear(inputs, width), Linear(width, width)])
         self.norms = nn.ModuleList([new_norm(config, width), new_norm(config, width)])
         self.activation = ACTIVATIONS[config.lm_head_transform or config.activation]

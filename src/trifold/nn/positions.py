@@ -3,7 +3,9 @@
 PE(p, 2i) = sin(p / 10000^(2i/d)),  PE(p, 2i+1) = cos(p / 10000^(2i/d))    (Vaswani et al. 2017, section 3.5)
 
 "sinusoidal" interleaves sines and cosines as in the formula; "sinusoidal-halves" has all sines before all cosines, as
-tensor2tensor and Marian do. Rotary positions are in rotary.py, offsets of attention scores in relative.py.
+Marian does. "sinusoidal-tensor2tensor" has halves too, and its i-th of n frequencies is 10000^(-i/(n-1)), so that the
+last is 1/10000, as in tensor2tensor and fairseq (Vaswani et al. 2018, Ott et al. 2019). Rotary positions are in
+rotary.py, offsets of attention scores in relative.py.
 """
 
 from __future__ import annotations
@@ -16,22 +18,24 @@ from torch import Tensor, nn
 from trifold.nn.config import ModelConfig
 
 
-def sinusoids(positions: Tensor, width: int, *, halves: bool = False) -> Tensor:
+def sinusoids(positions: Tensor, width: int, kind: str = "sinusoidal") -> Tensor:
     """(N,) positions or distances -> (N, width) float32, computed in float64."""
-    exponents = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device) / width
+    halves, last = kind != "sinusoidal", width // 2 - (kind == "sinusoidal-tensor2tensor")
+    exponents = torch.arange(width // 2, dtype=torch.float64, device=positions.device) / max(last, 1)
     angles = positions.double()[:, None] * 10_000.0**-exponents
     both = torch.stack([angles.sin(), angles.cos()], dim=1 if halves else 2)
     return both.reshape(len(positions), width).float()
 
 
 class SinusoidalPositions(nn.Module):
-    """Adds fixed sinusoids; the table is not stored in checkpoints."""
+    """Adds fixed sinusoids, from that of `position_offset`; the table is not stored in checkpoints."""
 
     table: Tensor
 
-    def __init__(self, config: ModelConfig, *, halves: bool = False) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        table = sinusoids(torch.arange(config.max_positions), config.embedding_width, halves=halves)
+        positions = torch.arange(config.max_positions) + config.position_offset
+        table = sinusoids(positions, config.sum_width, config.positions)
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -46,7 +50,7 @@ class LearnedPositions(nn.Module):
         super().__init__()
         self.offset = config.position_offset
         rows = config.max_positions + self.offset
-        self.weight = nn.Parameter(torch.empty(rows, config.embedding_width))
+        self.weight = nn.Parameter(torch.empty(rows, config.sum_width))
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """x (B, T, E), positions (B or 1, T) -> (B, T, E)."""
@@ -62,7 +66,8 @@ class NoPositions(nn.Module):
 
 POSITIONS: dict[str, Callable[[ModelConfig], nn.Module]] = {
     "sinusoidal": SinusoidalPositions,
-    "sinusoidal-halves": lambda config: SinusoidalPositions(config, halves=True),
+    "sinusoidal-halves": SinusoidalPositions,
+    "sinusoidal-tensor2tensor": SinusoidalPositions,
     "learned": LearnedPositions,
 }
 """The kinds with a table; all others add nothing (NoPositions)."""

@@ -132,7 +132,7 @@ class RelativeSinusoids(nn.Module):
             distances = distances.clamp(-self.clamp, self.clamp)
         first = distances.min()
         occurring = torch.arange(int(first), int(distances.max()) + 1, device=device)
-        encoded = self.drop(sinusoids(occurring, self.width, halves=True))
+        encoded = self.drop(sinusoids(occurring, self.width, "sinusoidal-halves"))
         same = None if segments is None else same_segment(segments, mask.query_index)
         return Relations(encoded, distances - first, same)
 

@@ -23,6 +23,7 @@ from trifold.nn.config import ModelConfig
 from trifold.nn.embeddings import Embeddings, Inputs, PatchEmbeddings, TokenEmbedding
 from trifold.nn.heads import HEADS, NEEDS_POSITIONS, LanguageModelHead
 from trifold.nn.hooks import capture
+from trifold.nn.layers import Linear
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
 from trifold.nn.stack import Stack
@@ -62,6 +63,8 @@ class Transformer(nn.Module):
         self.encoder = Stack(config, "encoder") if encodes else None
         self.decoder_embeddings = _embeddings(config, target) if decodes else None
         self.decoder = Stack(config, "decoder", crosses=encodes) if decodes else None
+        projects = config.token_projection
+        self.projection = Linear(config.d_model, config.state_width, bias=False) if projects else None
         self.lm_head = _lm_head(config, target) if "lm" in config.chosen_heads else None
         self.heads = nn.ModuleDict(
             {name.replace("-", "_"): HEADS[name](config) for name in config.chosen_heads if name in HEADS}
@@ -123,9 +126,13 @@ class Transformer(nn.Module):
         packing = inputs.packing
         mask = Mask(inputs.attend, causal=True, offset=start, packing=packing)
         if memory is None:
-            return self.decoder(x, mask, cache=cache, positions=inputs.positions)
+            return self.projected(self.decoder(x, mask, cache=cache, positions=inputs.positions))
         memory_mask = Mask(memory.attend, packing=packing, key_packing=memory.packing)
         return self.decoder(x, mask, memory.hidden, memory_mask, cache, positions=inputs.positions)
+
+    def projected(self, hidden: Tensor) -> Tensor:
+        """Hidden states (…, E) in the width that heads read."""
+        return hidden if self.projection is None else self.projection(hidden)
 
     def forward(self, inputs: Inputs, decoder_inputs: Inputs | None = None) -> Tensor:
         """Hidden states (B, T, E) of the last stack.
@@ -183,7 +190,7 @@ class Transformer(nn.Module):
         for side in self.config.stacks:
             *before, last = (captured[f"{side}.states.{n}"] for n in range(len(getattr(self, side).order)))
             before = [captured[f"{side}_embeddings.output"], *before]
-            states[side] = [*before, getattr(self, side).final_norm(last)]
+            states[side] = [*before, self.projected(getattr(self, side).final_norm(last))]
         return states
 
     def new_cache(
@@ -226,7 +233,7 @@ def _lm_head(config: ModelConfig, table: TokenEmbedding | None) -> LanguageModel
     assert table is not None, "a model of images has no vocabulary"
     if config.tie_lm_head:
         return LanguageModelHead(config, table.weight)
-    width = config.embedding_width if config.lm_head_transform else config.d_model
+    width = config.embedding_width if config.lm_head_transform else config.state_width
     return LanguageModelHead(config, nn.Parameter(torch.empty(len(table.weight), width)))
 
 

@@ -7,7 +7,7 @@ the settings file decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,8 @@ from tokenizers import (
 )
 
 from trifold.errors import CheckpointError
-from trifold.text.special_tokens import Names
+from trifold.text.languages import MBART, MBART_50
+from trifold.text.special_tokens import Names, content_of
 from trifold.text.vocabulary import SPACE, Vocabulary
 
 Settings = Mapping[str, Any]
@@ -162,6 +163,65 @@ def _xlm_roberta(vocabulary: Vocabulary, settings: Settings, names: Names) -> Li
     return _unigram(vocabulary, settings, names)
 
 
+def _fairseq(vocabulary: Vocabulary, names: Names, last: Sequence[str] = ()) -> Vocabulary:
+    """The vocabulary of a SentencePiece model with fairseq's ids; `last` are tokens after those of the model."""
+    if vocabulary.unk_id is None:  # a tokenizer.json, which has these ids
+        return vocabulary
+    head = [names.get("bos_token", "<s>"), *(names[f"{role}_token"] for role in ("pad", "eos", "unk"))]
+    if vocabulary.scores:
+        scores = [*((name, 0.0) for name in head), *vocabulary.scores[3:], *((name, 0.0) for name in last)]
+        return replace(vocabulary, scores=scores)
+    tokens = [*head, *sorted(vocabulary.ids, key=vocabulary.ids.__getitem__)[3:], *last]
+    return replace(vocabulary, ids={token: number for number, token in enumerate(tokens)})
+
+
+def _multilingual(
+    languages: Sequence[str], *, by_words: bool = False
+) -> Callable[[Vocabulary, Settings, Names], Library]:
+    """mBART, NLLB: fairseq's ids, then those of the languages, then the mask. by_words: as in XLM-R."""
+
+    def build(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
+        listed = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
+        codes = [*dict.fromkeys([*languages, *filter(None, map(content_of, listed))])]
+        vocabulary = _fairseq(vocabulary, names, [*codes, names["mask_token"]])
+        if vocabulary.scores:
+            library = _unigram(vocabulary, {}, names)
+        else:
+            options: dict[str, Any] = {"unk_token": names["unk_token"], "fuse_unk": True}
+            library = Library(models.BPE(vocabulary.ids, vocabulary.merges, **options))
+        if not by_words:
+            _set_spaces(library, vocabulary, [])
+        known = [code for code in codes if library.token_to_id(code) is not None]
+        library.add_special_tokens([AddedToken(code, special=True, normalized=False) for code in known])
+        return _with_mask(library, names)
+
+    return build
+
+
+def _set_spaces(library: Library, vocabulary: Vocabulary, without_map: list[Any]) -> None:
+    """A space is ▁, and several spaces are one; `without_map`: normalizers if the vocabulary has no map."""
+    charsmap = [normalizers.Precompiled(vocabulary.charsmap)] if vocabulary.charsmap else without_map
+    library.normalizer = normalizers.Sequence([*charsmap, normalizers.Replace(Regex(" {2,}"), " ")])
+    library.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "always", split=True)
+    library.decoder = decoders.Metaspace(SPACE, "always", split=True)
+
+
+def _pegasus(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
+    """Tokens of pretraining take the ids below `offset`."""
+    offset = settings.get("offset", 103)
+    if not isinstance(offset, int) or not 2 < offset <= _MAX_SENTINELS:
+        raise CheckpointError(f"tokenizer_config.json: offset: {offset!r} is not from 3 to {_MAX_SENTINELS}")
+    masks = [content_of(settings.get("mask_token_sent", "<mask_1>")), names["mask_token"]]
+    special = [*filter(None, masks), *(f"<unk_{number}>" for number in range(2, offset))]
+    if vocabulary.unk_id is not None:  # a SentencePiece model
+        head = [(names["pad_token"], 0.0), (names["eos_token"], 0.0), *((name, 0.0) for name in special)]
+        vocabulary = replace(vocabulary, scores=[*head, *vocabulary.scores[2:]])
+    library = _unigram(vocabulary, {}, names)
+    _set_spaces(library, vocabulary, [normalizers.Replace(Regex(r"\n"), " ")])
+    library.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
+    return library
+
+
 def _camembert(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
     if vocabulary.unk_id is not None:  # a SentencePiece model
         head = ["<s>NOTUSED", names["pad_token"], "</s>NOTUSED", names["unk_token"]]
@@ -263,6 +323,28 @@ def bos_and_eos(library: Library, settings: Settings, names: Names) -> Any:
     return template(library, single, single + second)
 
 
+def _language_first(default: str) -> Callable[[Library, Settings, Names], Any]:
+    """The source language, by default this one, before a text and the end token after it."""
+
+    def around(library: Library, settings: Settings, names: Names) -> Any:
+        if settings.get("legacy_behaviour"):
+            return _language_last(default)(library, settings, names)
+        code, eos = settings.get("src_lang") or default, names["eos_token"]
+        return template(library, f"{code} $A {eos}", f"{code} $A $B {eos}")
+
+    return around
+
+
+def _language_last(default: str) -> Callable[[Library, Settings, Names], Any]:
+    """The end token and the source language, by default this one, after a text."""
+
+    def around(library: Library, settings: Settings, names: Names) -> Any:
+        end = f"{names['eos_token']} {settings.get('src_lang') or default}"
+        return template(library, f"$A {end}", f"$A $B {end}")
+
+    return around
+
+
 _CLS_SEP = ("{cls}:0 $A:0 {sep}:0", "{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1")
 _SEP_CLS = ("$A:0 {sep}:0 {cls}:2", "$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2")
 _BOS_EOS_EOS = ("{bos} $A {eos}", "{bos} $A {eos} {eos} $B {eos}")
@@ -280,6 +362,8 @@ _ALBERT = _BRACKETS | {"bos_token": "[CLS]", "eos_token": "[SEP]", "unk_token": 
 _DEBERTA = _BRACKETS | {"bos_token": "[CLS]", "eos_token": "[SEP]"}
 _XLNET = FAIRSEQ | {"sep_token": "<sep>", "cls_token": "<cls>"}
 _QWEN = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
+_PEGASUS = T5 | {"mask_token": "<mask_2>"}
+_MBART_50 = {role: name for role, name in FAIRSEQ.items() if role != "bos_token"}
 _NEOX = _END_OF_TEXT | {"pad_token": "<|padding|>"}
 
 _WORDPIECE = TokenizerClass(_bert, _CLS_SEP, _BRACKETS, "WordPiece")
@@ -305,6 +389,14 @@ CLASSES: dict[str, TokenizerClass] = {
     "CamembertTokenizer": TokenizerClass(_camembert, _BOS_EOS_EOS, FAIRSEQ, "Unigram"),
     "AlbertTokenizer": TokenizerClass(_albert, _CLS_SEP, _ALBERT, "Unigram"),
     "XLNetTokenizer": TokenizerClass(_xlnet, _SEP_CLS, _XLNET, "Unigram"),
+    "PegasusTokenizer": TokenizerClass(_pegasus, ("$A {eos}", "$A $B {eos}"), _PEGASUS, "Unigram"),
+    "MBartTokenizer": TokenizerClass(
+        _multilingual(MBART, by_words=True), _language_last("en_XX"), FAIRSEQ, "Unigram"
+    ),
+    "MBart50Tokenizer": TokenizerClass(
+        _multilingual(MBART_50), _language_first("en_XX"), _MBART_50, "Unigram"
+    ),
+    "NllbTokenizer": TokenizerClass(_multilingual(()), _language_first("eng_Latn"), FAIRSEQ, "BPE"),
 }
 
 # The class of a model type whose folder names none.
@@ -317,5 +409,6 @@ CLASS_OF_MODEL = {
     "t5": "T5Tokenizer", "mt5": "T5Tokenizer", "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer", "albert": "AlbertTokenizer", "marian": "MarianTokenizer",
     "bertweet": "BertweetTokenizer", "xlnet": "XLNetTokenizer", "electra": "ElectraTokenizer",
-    "mpnet": "MPNetTokenizer", "deberta-v2": "DebertaV2Tokenizer",
+    "mpnet": "MPNetTokenizer", "deberta-v2": "DebertaV2Tokenizer", "opt": "GPT2Tokenizer",
+    "mbart": "MBartTokenizer", "pegasus": "PegasusTokenizer", "m2m_100": "M2M100Tokenizer",
 }  # fmt: skip

@@ -16,7 +16,7 @@ from trifold.errors import CheckpointError
 from trifold.text.chat import read_templates
 from trifold.text.classes import CLASS_OF_MODEL, CLASSES, TokenizerClass, bos_and_eos, unknown_sentencepiece
 from trifold.text.patterns import PatternGuard
-from trifold.text.segmenters import read_bertweet, read_marian
+from trifold.text.segmenters import read_bertweet, read_m2m, read_marian
 from trifold.text.special_tokens import (
     ROLES,
     Names,
@@ -56,6 +56,8 @@ def read_tokenizer(folder: str | Path, *, target: bool = False, **options: Any) 
     try:
         if name == "MarianTokenizer" and (path / "source.spm").is_file():
             return read_marian(path, settings, target)
+        if name == "M2M100Tokenizer" and (path / "vocab.json").is_file():
+            return read_m2m(path, settings)
         if name == "BertweetTokenizer" and (path / "bpe.codes").is_file():
             return read_bertweet(path, settings)
         return _read(path, settings, name, {"complete": False} | options)

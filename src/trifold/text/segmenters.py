@@ -18,12 +18,23 @@ from trifold.errors import CheckpointError
 from trifold.jsonfiles import read_bytes
 from trifold.text.chat import read_templates
 from trifold.text.classes import FAIRSEQ, T5, template
+from trifold.text.languages import M2M
 from trifold.text.special_tokens import Names, names_of, new_tokens
 from trifold.text.tokenizer import Segment, Tokenizer
 from trifold.text.vocabulary import MAX_MODEL, SETTINGS, SPACE, read_ids, read_lines, read_sentencepiece
 
 _WORD = re.compile(r"\S+\n?")
-_FILES = ("source.spm", "target.spm", "vocab.json", "target_vocab.json", "vocab.txt", "bpe.codes", *SETTINGS)
+_FILES = (
+    "source.spm",
+    "target.spm",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "target_vocab.json",
+    "vocab.txt",
+    "bpe.codes",
+    *SETTINGS,
+)
+_M2M = {role: name for role, name in FAIRSEQ.items() if role not in ("cls_token", "mask_token")}
 _MAX_CACHE = 100_000  # words
 
 
@@ -45,6 +56,26 @@ def read_marian(path: Path, settings: Mapping[str, Any], target: bool) -> Tokeni
     decoder = [decoders.Fuse(), *spaced, decoders.Replace(SPACE, " ")]
     around = (f"$A {eos}", f"$A $B {eos}")
     return _make_tokenizer(path, settings, names, ids, around, decoder, segment_with_language)
+
+
+def read_m2m(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer of M2M-100: ids of `vocab.json`, then those of the languages."""
+    names = names_of(settings, _M2M)
+    kind = settings.get("language_codes") or "m2m100"
+    if kind not in M2M:
+        known = ", ".join(M2M)
+        raise CheckpointError(f"{path / SETTINGS[0]}: language_codes: {kind!r} is not known; known: {known}")
+    ids = read_ids(path / "vocab.json")
+    ids |= {f"__{code}__": len(ids) + number for number, code in enumerate(M2M[kind])}
+    tokens = [f"__{code}__" for code in M2M[kind]]
+    source, eos = f"__{settings.get('src_lang') or 'en'}__", names["eos_token"]
+    segment = sentencepiece_segmenter(path / "sentencepiece.bpe.model", any_kind=True)
+    around = (f"{source} $A {eos}", f"{source} $A $B {eos}")
+    special = "|".join(map(re.escape, [*names.values(), *tokens]))
+    joined = decoders.Replace(Regex(f"(?<={special}){SPACE}"), "")  # no space after a special token
+    decoder = [decoders.Fuse(), joined, decoders.Replace(SPACE, " ")]
+    extra = {**settings, "extra_special_tokens": tokens}
+    return _make_tokenizer(path, extra, names, ids, around, decoder, segment)
 
 
 def read_bertweet(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
@@ -91,11 +122,13 @@ def _make_tokenizer(
     )
 
 
-def sentencepiece_segmenter(path: Path) -> Segment:
-    """Segmentation by a unigram model. Raises CheckpointError for another kind, or a model the library rejects."""
+def sentencepiece_segmenter(path: Path, *, any_kind: bool = False) -> Segment:
+    """Segmentation by a unigram model, or one of any kind. Raises CheckpointError for another kind, or a model that the
+    library rejects.
+    """
     from sentencepiece import SentencePieceProcessor
 
-    if not read_sentencepiece(path).scores:
+    if not read_sentencepiece(path).scores and not any_kind:
         raise CheckpointError(f"{path}: a Marian tokenizer needs a SentencePiece model of the unigram kind")
     try:
         processor = SentencePieceProcessor(model_proto=read_bytes(path, MAX_MODEL))

@@ -20,6 +20,7 @@ from trifold.text.bpe_dropout import BPEDropout
 from trifold.text.chat import render, template_values
 from trifold.text.classes import template
 from trifold.text.encoded import Cut, Encoded, add_special_tokens, batched, split_encoding, truncate, verify
+from trifold.text.languages import find_languages
 from trifold.text.patterns import PatternGuard
 from trifold.text.special_tokens import NAMED_ROLES, complete_names, read_names, read_settings
 from trifold.text.streaming import TextStream, clean_up_spaces
@@ -217,6 +218,12 @@ class Tokenizer:
         special = "|".join(map(re.escape, self.names.values()))
         parts = enumerate(re.split(f"({special})", text))  # every second part is a special token
         return [piece for at, part in parts for piece in ([part] if at % 2 else self._segment(part))]
+
+    @cached_property
+    def languages(self) -> dict[str, int]:
+        """The codes of the languages that have a special token, such as fra_Latn or fr, and its id."""
+        added = self.library.get_added_tokens_decoder()
+        return find_languages({token.content: number for number, token in added.items() if token.special})
 
     @cached_property
     def _forbidden_ids(self) -> frozenset[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from trifold.hub.families import (
     bart,
     bert,
+    bloom,
     cohere,
     deberta,
     electra,
@@ -14,11 +15,13 @@ from trifold.hub.families import (
     glm,
     gpt,
     llama,
+    mbart,
     modernbert,
     mpnet,
     nanochat,
     native,
     olmo,
+    opt,
     qwen,
     t5,
     vit,
@@ -45,6 +48,7 @@ FAMILIES: dict[str, Family] = {
         *(gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3, gemma.T5GEMMA),
         *(experts.MIXTRAL, experts.QWEN3_MOE, experts.GPT_OSS, experts.DEEPSEEK_V3),
         *(modernbert.MODERNBERT, modernbert.EUROBERT, electra.FAMILY, mpnet.FAMILY, deberta.FAMILY),
+        *(opt.FAMILY, bloom.FAMILY, mbart.MBART, mbart.PEGASUS, mbart.M2M),
         native.FAMILY,
     )
 }

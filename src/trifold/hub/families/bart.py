@@ -84,7 +84,8 @@ LAYER = {
 }
 
 
-def _more(config: ModelConfig, base: str) -> list[AnyRule]:
+def more(config: ModelConfig, base: str) -> list[AnyRule]:
+    """The shared table of embeddings, and the bias of the logits."""
     shared = f"{base}shared.weight"
     rules = tied(f"{base}{STACK}.embed_tokens", shared)
     if "lm" not in config.chosen_heads:
@@ -133,7 +134,7 @@ BART = Family(
             **in_layer(".{stack}.layers.{i}.", LAYER),
             **HEADS,
         },
-        more=_more,
+        more=more,
         buffers=f".{STACK}.version",
     ),
     # Old names of keys, and a key of generation that is no longer read.

@@ -1,0 +1,48 @@
+"""config.json of published checkpoints: read and written, with the published numbers of parameters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trifold.costs import count_parameters
+from trifold.errors import SettingsError
+from trifold.hub.families import FAMILIES
+
+FOLDER = Path(__file__).with_name("published")
+# Parameters in millions, as counted by the reference without sinusoids; and fields that show what was read.
+FACTS: dict[str, tuple[float, dict[str, Any]]] = {
+    "opt-125m": (125.2, {"norm_placement": "pre", "position_offset": 2, "token_projection": False}),
+    "opt-350m": (331.2, {"norm_placement": "post", "d_embedding": 512, "token_projection": True}),
+    "opt-1.3b": (1315.8, {"d_ff": 8192, "attention_bias": True}),
+    "bloom-560m": (559.2, {"d_model": 1024, "positions": "alibi", "n_heads": 16}),
+    "bloom": (176247.3, {"max_positions": 2048, "embedding_norm": True}),
+    "mbart-large-cc25": (610.9, {"scale_embeddings": True, "decoder_start_id": 2}),
+    "mbart-large-50-many-to-many-mmt": (610.9, {"decoder_start_id": 2, "activation": "relu"}),
+    "pegasus-xsum": (568.7, {"positions": "sinusoidal-halves", "max_positions": 512}),
+    "m2m100_418M": (483.9, {"positions": "sinusoidal-tensor2tensor", "position_offset": 2}),
+    "nllb-200-distilled-600M": (615.1, {"vocab_size": 256206, "norm_placement": "pre"}),
+}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_a_published_config_is_read_and_written(name: str) -> None:
+    values = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    family = FAMILIES[values["model_type"]]
+    config = family.read(values)
+    millions, facts = FACTS[name]
+    assert {key: getattr(config, key) for key in facts} == facts
+    assert round(count_parameters(config) / 1e6, 1) == millions
+    written = family.write(config)
+    again = family.read({"architectures": [family.architecture(config)], **written})
+    assert again == config
+    assert written.items() >= {k: v for k, v in values.items() if k in written and k not in CHANGED}.items()
+    with pytest.raises(SettingsError, match="a_part_of_the_future: unknown key"):
+        family.read({**values, "a_part_of_the_future": True})
+
+
+# Written as null, so that the end is not forced; and dropping layers in training, which is not supported.
+CHANGED = {"forced_eos_token_id", "encoder_layerdrop", "decoder_layerdrop"}
