@@ -310,7 +310,8 @@ def _layer_elements(config: ModelConfig, keys: int) -> int:
     feed_forward = sum(feed_forward_elements(config, layer) for layer in range(config.n_layers))
     # Relative scores: there are twice as many distances as keys.
     scores = _per_key(config) * keys * (2 if config.positions == "relative-sinusoidal" else 1)
-    # Disentangled scores: products of queries, and of keys, with the vectors of the distances that occur.
+    # Disentangled scores: products of queries, and of keys, with the vectors of at most so many distances. Each batch
+    # projects these vectors once, which is not counted.
     distances = min(2 * keys - 1, config.relative_buckets)
     scores += config.position_terms * config.n_heads * config.head_width * distances
     scores = scores if config.attention == "softmax" else _linear_attention(config)

@@ -216,7 +216,7 @@ class DistanceVectors(nn.Module):
         rows = (distances + span).clamp(0, 2 * span - 1)
         first = rows.min()
         vectors = self.weight[int(first) : int(rows.max()) + 1]
-        return Distances(vectors if self.norm is None else self.norm(vectors), rows - first)
+        return Distances(vectors if self.norm is None else self.norm(vectors[None])[0], rows - first)
 
 
 class DisentangledScores(nn.Module):

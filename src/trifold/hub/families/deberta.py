@@ -103,6 +103,19 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     return [Ignored(name) for name in NAMES]
 
 
+POSITIONS = Entry(
+    {
+        "relative_attention": (bool, False),
+        "position_biased_input": (bool, True),
+        "position_buckets": (Annotated[int, Field(le=2**20)], -1),
+        "max_relative_positions": (Annotated[int, Field(le=2**20)], -1),
+        "pos_att_type": (str | list[str] | None, None),
+        "share_att_key": (bool, False),
+        "norm_rel_ebd": (str, "none"),
+    },
+    _load_positions,
+    _save_positions,
+)
 FAMILY = Family(
     model_type="deberta-v2",
     stem="DebertaV2",
@@ -119,19 +132,7 @@ FAMILY = Family(
             row("type_vocab_size", "n_token_types", 0, kind=Annotated[int, Field(ge=0, le=2**16)]),
             row("cls_dropout", "classifier_dropout", None, heads=("sequence", "choice"), explicit=False),
             row("pooler_hidden_act", "pooler_activation", "gelu", map=ACTIVATIONS),
-            Entry(
-                {
-                    "relative_attention": (bool, False),
-                    "position_biased_input": (bool, True),
-                    "position_buckets": (Annotated[int, Field(le=2**20)], -1),
-                    "max_relative_positions": (Annotated[int, Field(le=2**20)], -1),
-                    "pos_att_type": (str | list[str] | None, None),
-                    "share_att_key": (bool, False),
-                    "norm_rel_ebd": (str, "none"),
-                },
-                _load_positions,
-                _save_positions,
-            ),
+            POSITIONS,
             Entry(
                 {
                     "tie_word_embeddings": (bool, True),

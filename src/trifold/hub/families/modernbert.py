@@ -45,8 +45,21 @@ def _save_windows(config: ModelConfig) -> Fields:
     return {"layer_types": kinds, "local_attention": 128 if window is None else 2 * (window - 1)}
 
 
-ROPE = layered_rope(160_000.0, 10_000.0, "global_rope_theta", "local_rope_theta")
+LAYERED = layered_rope(160_000.0, 10_000.0, "global_rope_theta", "local_rope_theta")
+# `rope_scaling` would also scale the layers with a window.
+ROPE = replace(
+    LAYERED, keys=LAYERED.keys | {"rope_parameters": (LayeredRope | None, None), "rope_scaling": (None, None)}
+)
 KINDS = Literal["sliding_attention", "full_attention"]
+WINDOWS = Entry(
+    {
+        "layer_types": (list[KINDS] | None, None),
+        "global_attn_every_n_layers": (SIZE, 3),
+        "local_attention": (SIZE, 128),
+    },
+    _load_windows,
+    _save_windows,
+)
 CLASSIFIER: Fields = {"transform_norm": True}
 # A dense layer, activation and norm come before every head.
 CLASSES: dict[str, Fields] = {
@@ -79,6 +92,22 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     return [Rule(ours, f"{base}layers.{{i}}.mlp.Wi.{{part}}", interleaved(1, (1, 1)))]
 
 
+RULES = TensorRules(
+    "model",
+    ".embeddings.tok_embeddings",
+    {
+        "encoder_embeddings.norm": ".embeddings.norm",
+        "encoder.final_norm": ".final_norm",
+        **in_layer(".layers.{i}.", LAYER),
+        "lm_head.{part_of:dense|norm}": "head.{part_of}",
+        f"{HEADS}.{{part_of:dense|norm}}": "head.{part_of}",
+        f"{HEADS}.out_proj": "classifier",
+    },
+    qkv=".layers.{i}.attn.Wqkv",
+    split=lambda config: interleaved(1, (1, 1, 1)),
+    more=_more,
+    lm_head="decoder",
+)
 MODERNBERT = Family(
     model_type="modernbert",
     stem="ModernBert",
@@ -104,20 +133,8 @@ MODERNBERT = Family(
         row("classifier_pooling", "classifier_input", "cls", map=POOLINGS, heads=("sequence", "choice")),
         # It would also apply to the outputs of attention, but not to those of the feed-forward.
         fixed(attention_dropout=0.0),
-        Entry(
-            {
-                "layer_types": (list[KINDS] | None, None),
-                "global_attn_every_n_layers": (SIZE, 3),
-                "local_attention": (SIZE, 128),
-            },
-            _load_windows,
-            _save_windows,
-        ),
-        # `rope_scaling` would also scale the layers with a window.
-        replace(
-            ROPE,
-            keys=ROPE.keys | {"rope_parameters": (LayeredRope | None, None), "rope_scaling": (None, None)},
-        ),
+        WINDOWS,
+        ROPE,
         ids(50283, 50281, 50282, padded=True),
         row("tie_word_embeddings", "tie_lm_head", True),
         ENCODER_ONLY,
@@ -133,22 +150,7 @@ MODERNBERT = Family(
         },
         **{"norm_placement": "pre", "first_norm": False},
     },
-    rules=TensorRules(
-        "model",
-        ".embeddings.tok_embeddings",
-        {
-            "encoder_embeddings.norm": ".embeddings.norm",
-            "encoder.final_norm": ".final_norm",
-            **in_layer(".layers.{i}.", LAYER),
-            "lm_head.{part_of:dense|norm}": "head.{part_of}",
-            f"{HEADS}.{{part_of:dense|norm}}": "head.{part_of}",
-            f"{HEADS}.out_proj": "classifier",
-        },
-        qkv=".layers.{i}.attn.Wqkv",
-        split=lambda config: interleaved(1, (1, 1, 1)),
-        more=_more,
-        lm_head="decoder",
-    ),
+    rules=RULES,
     # Of the kernels, the initial weights, the loss, and the tokenizer; another name of `norm_eps`.
     ignored="""
     cls_token_id deterministic_flash_attn initializer_cutoff_factor layer_norm_eps reference_compile
