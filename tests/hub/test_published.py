@@ -11,6 +11,7 @@ import pytest
 from trifold.costs import count_parameters
 from trifold.errors import SettingsError
 from trifold.hub.families import FAMILIES
+from trifold.hub.generation import read_generation
 
 FOLDER = Path(__file__).with_name("published")
 # Parameters in millions, as counted by the reference without sinusoids; and fields that show what was read.
@@ -46,3 +47,29 @@ def test_a_published_config_is_read_and_written(name: str) -> None:
 
 # Written as null, so that the end is not forced; and dropping layers in training, which is not supported.
 CHANGED = {"forced_eos_token_id", "encoder_layerdrop", "decoder_layerdrop"}
+
+
+# generation_config.json beside it, without ids -> our settings.
+GENERATION: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "opt-125m": ({}, {}),
+    "bloom-560m": ({}, {}),
+    "mbart-large-50-many-to-many-mmt": (
+        {"early_stopping": True, "forced_eos_token_id": 2, "max_length": 200, "num_beams": 5},
+        {"early_stopping": True, "forced_eos_token_id": 2, "max_length": 200, "num_beams": 5},
+    ),
+    "pegasus-xsum": (
+        {"forced_eos_token_id": 1, "length_penalty": 0.6, "max_length": 64, "num_beams": 8},
+        {"forced_eos_token_id": 1, "length_penalty": 0.6, "max_length": 64, "num_beams": 8},
+    ),
+    "nllb-200-distilled-600M": ({"max_length": 200}, {"max_length": 200}),
+}
+
+
+@pytest.mark.parametrize("name", GENERATION)
+def test_published_generation_settings_are_read(name: str) -> None:
+    values = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    config = FAMILIES[values["model_type"]].read(values)
+    keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    theirs, ours = GENERATION[name]
+    file = {key: values[key] for key in keys if key in values} | theirs | {"_from_model_config": True}
+    assert read_generation(config, file, "here") == {"bad_words_ids": []} | ours
