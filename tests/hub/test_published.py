@@ -11,18 +11,20 @@ import pytest
 from trifold.costs import count_parameters
 from trifold.errors import SettingsError
 from trifold.hub.families import FAMILIES
+from trifold.hub.generation import read_generation
 
 FOLDER = Path(__file__).with_name("published")
-# Parameters in millions, as counted by the reference without sinusoids; and fields that show what was read.
+# Parameters in millions, as counted by the reference, without sinusoids, and with the bias of logits, a buffer there;
+# and fields that show what was read.
 FACTS: dict[str, tuple[float, dict[str, Any]]] = {
     "opt-125m": (125.2, {"norm_placement": "pre", "position_offset": 2, "token_projection": False}),
     "opt-350m": (331.2, {"norm_placement": "post", "d_embedding": 512, "token_projection": True}),
     "opt-1.3b": (1315.8, {"d_ff": 8192, "attention_bias": True}),
     "bloom-560m": (559.2, {"d_model": 1024, "positions": "alibi", "n_heads": 16}),
     "bloom": (176247.3, {"max_positions": 2048, "embedding_norm": True}),
-    "mbart-large-cc25": (610.9, {"scale_embeddings": True, "decoder_start_id": 2}),
-    "mbart-large-50-many-to-many-mmt": (610.9, {"decoder_start_id": 2, "activation": "relu"}),
-    "pegasus-xsum": (568.7, {"positions": "sinusoidal-halves", "max_positions": 512}),
+    "mbart-large-cc25": (611.1, {"scale_embeddings": True, "decoder_start_id": 2}),
+    "mbart-large-50-many-to-many-mmt": (611.1, {"decoder_start_id": 2, "activation": "relu"}),
+    "pegasus-xsum": (568.8, {"positions": "sinusoidal-halves", "max_positions": 512}),
     "m2m100_418M": (483.9, {"positions": "sinusoidal-tensor2tensor", "position_offset": 2}),
     "nllb-200-distilled-600M": (615.1, {"vocab_size": 256206, "norm_placement": "pre"}),
 }
@@ -46,3 +48,29 @@ def test_a_published_config_is_read_and_written(name: str) -> None:
 
 # Written as null, so that the end is not forced; and dropping layers in training, which is not supported.
 CHANGED = {"forced_eos_token_id", "encoder_layerdrop", "decoder_layerdrop"}
+
+
+# generation_config.json beside it, without ids -> our settings.
+GENERATION: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "opt-125m": ({}, {}),
+    "bloom-560m": ({}, {}),
+    "mbart-large-50-many-to-many-mmt": (
+        {"early_stopping": True, "forced_eos_token_id": 2, "max_length": 200, "num_beams": 5},
+        {"early_stopping": True, "forced_eos_token_id": 2, "max_length": 200, "num_beams": 5},
+    ),
+    "pegasus-xsum": (
+        {"forced_eos_token_id": 1, "length_penalty": 0.6, "max_length": 64, "num_beams": 8},
+        {"forced_eos_token_id": 1, "length_penalty": 0.6, "max_length": 64, "num_beams": 8},
+    ),
+    "nllb-200-distilled-600M": ({"max_length": 200}, {"max_length": 200}),
+}
+
+
+@pytest.mark.parametrize("name", GENERATION)
+def test_published_generation_settings_are_read(name: str) -> None:
+    values = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    config = FAMILIES[values["model_type"]].read(values)
+    keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    theirs, ours = GENERATION[name]
+    file = {key: values[key] for key in keys if key in values} | theirs | {"_from_model_config": True}
+    assert read_generation(config, file, "here") == {"bad_words_ids": []} | ours

@@ -22,7 +22,7 @@ decoder_start_id norm_epsilon position_offset rotary_theta relative_buckets rela
 relative_scores relative_shared relative_norm relative_clamp alibi_scale alibi_rounded image_size n_channels
 window_pattern heads pooler_activation pooler_width n_labels label_names problem_type classifier_input
 classifier_transform classifier_bias token_transform transform_norm transform_bias logits_scale encoder_final_norm
-decoder_final_norm boundary_positions boundary_width embedding_scale_rounded decoder_window
+decoder_final_norm boundary_positions boundary_width embedding_scale_rounded decoder_window n_features rank
 """.split()
 EXAMPLES: dict[str, Any] = {
     "n_kv_heads": {"n_kv_heads": 2},
@@ -57,6 +57,20 @@ EXAMPLES: dict[str, Any] = {
         "max_positions": 5,
         "stem": (8,),
     },
+    "embedding_scale": {"embedding_scale": 12.0},
+    "rotary_local_theta": {
+        **{"positions": "rotary", "sliding_window": 4, "window_pattern": ["local", "global"]},
+        "rotary_local_theta": 500.0,
+    },
+    "rotary_pattern": {"positions": "rotary", "rotary_pattern": ["rotary", "none"]},
+    "norm_weight": {"norm": "rms", "norm_weight": "plus-one"},
+    "first_norm": {"norm_placement": "pre", "first_norm": False},
+    "residual_scale": {"residual_scale": 0.5},
+    "gate_limit": {"gated": True, "gate_limit": 7.0},
+    "experts": {"experts": {"count": 4, "per_token": 2}},
+    "attention": {"shape": "encoder", "attention": "low-rank"},
+    "qk_norm": {"qk_norm": "head"},
+    "latent": {"positions": "rotary", "latent": {"width": 64, "d_rotary": 8, "d_value": 16}},
     "attention_out_bias": {"attention_out_bias": True},
     "attention_scale": {"attention_scale": 1.0},
     "score_soft_cap": {"score_soft_cap": 20.0},

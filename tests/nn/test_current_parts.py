@@ -359,3 +359,21 @@ def test_norms_inside_latent_attention_may_have_their_own_epsilon():
 def test_contradictions_are_named(values, message):
     with pytest.raises(SettingsError, match=message):
         ModelConfig.parse(BASE | values)
+
+
+@torch.no_grad()
+def test_tokens_are_projected_before_positions_and_states_back_for_the_head():
+    decoder, (tokens, *_) = model("projected tokens"), rows()
+    embeddings = decoder.decoder_embeddings
+    x = embeddings.tokens.weight[tokens] @ embeddings.projection.weight.T + embeddings.positions.weight[2:11]
+    torch.testing.assert_close(embeddings(Inputs(tokens)), x)
+    assert embeddings.projection.bias is None and decoder.projection.bias is None
+    hidden = decoder.decoder(x, Mask(None, causal=True))
+    expected = hidden @ decoder.projection.weight.T @ embeddings.tokens.weight.T
+    torch.testing.assert_close(decoder.head_outputs(Inputs(tokens))["lm"], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        decoder.hidden_states(Inputs(tokens))["decoder"][-1], hidden @ decoder.projection.weight.T
+    )
+    flops = forward_flops(decoder.config, 9, 9).target
+    plain = decoder.config.model_copy(update={"token_projection": False, "d_embedding": None})
+    assert flops - forward_flops(plain, 9, 9).target == 2 * (2 * 12 * 32 - 50 * (32 - 12))

@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenizers import (
     AddedToken,
+    Regex,
     Tokenizer as Library,
     decoders,
     models,
@@ -273,6 +274,25 @@ def m2m(folder: Path, **settings: Any) -> Path:
     )
 
 
+def bloom(folder: Path) -> Path:
+    vocab, merges = bpe(BLOOM)
+    library = Library(models.BPE(vocab, [tuple(pair) for pair in merges]))
+    words = pre_tokenizers.Split(Regex(r" ?[^(\s|[.,!?…。，、।۔،])]+"), "isolated")
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.pre_tokenizer = pre_tokenizers.Sequence([words, letters])
+    library.post_processor = processors.ByteLevel(trim_offsets=False)
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens(list(BLOOM))
+    roles = ("unk_token", "bos_token", "eos_token", "pad_token")
+    settings = {"tokenizer_class": "BloomTokenizerFast", "padding_side": "left", "add_prefix_space": False}
+    return write(
+        folder,
+        tokenizer__json=library.to_str(),
+        tokenizer_config__json=settings | dict(zip(roles, BLOOM, strict=True)),
+        config__json={"model_type": "bloom"},
+    )
+
+
 def nllb(folder: Path, **settings: Any) -> Path:
     """A tokenizer.json with published ids: pieces, languages, mask. Its own template is not that of the class."""
     from trifold.text import read_tokenizer
@@ -312,6 +332,7 @@ XLNET_IDS = {"control_symbols": "<cls>,<sep>,<pad>,<mask>,<eod>,<eop>"}
 LLAMA = {"byte_fallback": True, "normalization_rule_name": "identity", "vocab_size": 600}
 IDENTITY = {"normalization_rule_name": "identity"}
 PEGASUS_IDS = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+BLOOM = ("<unk>", "<s>", "</s>", "<pad>")
 OPT = {"bos_token": "</s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "</s>"}
 NLLB = ["ace_Arab", "eng_Latn", "fra_Latn", "zho_Hans"]
 MASK = {
@@ -368,6 +389,7 @@ OLD: dict[str, Callable[[Path], Path]] = {
     "llama legacy": lambda f: llama(f, "llama", legacy=True, add_eos_token=True),
     "mistral": lambda f: llama(f, "mistral", add_bos_token=True),
     "phi3": lambda f: llama(f, "phi3", add_bos_token=True),
+    "bloom": bloom,
     "opt": lambda f: byte_level(
         f, "opt", ROBERTA, tokenizer_class="GPT2Tokenizer", add_bos_token=True, **OPT
     ),

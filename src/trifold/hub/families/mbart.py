@@ -35,10 +35,11 @@ MBART = Family(
         BART.entries,
         fixed(encoder_layerdrop=0.0, decoder_layerdrop=0.0, **PRE),
         row("decoder_start_token_id", "decoder_start_id", None, otherwise=same("eos_id")),
+        without="classifier_dropout",
     ),
     constants=BART.constants | {"norm_placement": "pre"},
     rules=RULES,
-    ignored=BART.ignored,
+    ignored=f"{BART.ignored} classifier_dropout",
 )
 
 
@@ -62,7 +63,6 @@ PEGASUS = replace(
         row("decoder_start_token_id", "decoder_start_id", 0),
         row("bos_token_id", "bos_id", None, otherwise=same("decoder_start_id")),
         fixed(normalize_embedding=False, static_position_embeddings=True, extra_pos_embeddings=1),
-        without="classifier_dropout",
     ),
     constants={
         "positions": "sinusoidal-halves",
@@ -71,7 +71,6 @@ PEGASUS = replace(
         "attention_bias": True,
     },
     rules=replace(RULES, names=NAMES, more=_pegasus_more),
-    ignored=f"{BART.ignored} classifier_dropout",
 )
 
 
@@ -90,7 +89,7 @@ M2M = replace(
         row("decoder_start_token_id", "decoder_start_id", 2),
         fixed(**PRE, normalize_embedding=False, static_position_embeddings=True),
         Entry({}, save=lambda config: {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}),
-        without="classifier_dropout lm_head_bias",
+        without="lm_head_bias",
         vocab_size=128112,
         attention_dropout=0.1,
         activation_function="relu",
@@ -104,5 +103,5 @@ M2M = replace(
     rules=replace(
         RULES, names=NAMES, more=_m2m_more, buffers=f".{STACK}.version .{STACK}.embed_positions.weights"
     ),
-    ignored=f"{BART.ignored} encoder_layerdrop decoder_layerdrop",
+    ignored=f"{MBART.ignored} encoder_layerdrop decoder_layerdrop",
 )
