@@ -14,7 +14,7 @@ from trifold.costs import SINUSOIDAL
 from trifold.errors import UsageError
 from trifold.look.session import Answer, Session
 from trifold.look.trace import check_index
-from trifold.nn.config import RotaryScaling
+from trifold.nn.config_parts import RotaryScaling
 from trifold.nn.masks import Mask, padding_mask
 from trifold.nn.packing import Packing
 from trifold.nn.positions import LearnedPositions, sinusoids

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 from math import prod
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
 from trifold.nn.config_checks import first_problem
+from trifold.nn.config_parts import MAX_LAYERS, Experts, Latent, RotaryScaling
 from trifold.settings import Settings
 
 Shape = Literal["encoder-decoder", "encoder", "decoder"]
@@ -24,58 +25,7 @@ Positions = Literal[
 Activation = Literal["relu", "relu2", "gelu", "gelu-tanh", "quick-gelu", "silu", "tanh"]
 Head = Literal["lm", "pooler", "next-sentence", "sequence", "choice", "token", "span", "replaced", "boundary"]
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
-Factors = tuple[Annotated[float, Field(gt=0)], ...]
-
-# Bounds beyond any model in use: a larger number is a mistake or hostile, and costs memory before anything rejects it.
-MAX_LAYERS, MAX_CLASSES = 10_000, 2**20
-
-
-class RotaryScaling(Settings):
-    """How rotary frequencies are scaled to extend the context beyond that of pretraining, `original_positions`.
-
-    The unit of frequencies is turns over the original positions.
-    """
-
-    kind: Literal["linear", "dynamic", "yarn", "llama3", "longrope"] = Field(description="method of scaling")
-    factor: float = Field(ge=1, description="how many times longer the context is")
-    original_positions: int = Field(gt=0, description="context length of pretraining")
-    low_frequency: float = Field(1.0, gt=0, description="llama3: lower frequencies are divided by factor")
-    high_frequency: float = Field(4.0, gt=0, description="llama3: higher frequencies are unchanged")
-    beta_fast: float = Field(32.0, gt=0, description="yarn: higher frequencies are unchanged")
-    beta_slow: float = Field(1.0, gt=0, description="yarn: lower frequencies are divided by factor")
-    round_bounds: bool = Field(True, description="yarn: the bounds of the ramp are whole numbers")
-    short_factors: Factors | None = Field(None, strict=False, description="longrope: divisors of frequencies")
-    long_factors: Factors | None = Field(None, strict=False, description="longrope: divisors in longer texts")
-    magnitude: float | None = Field(None, gt=0, description="factor of cos and sin; default: by kind")
-
-
-class Experts(Settings):
-    """A mixture of experts instead of the feed-forward network: a router chooses a few of them for each token."""
-
-    count: int = Field(gt=1, le=MAX_LAYERS, description="experts of a layer")
-    per_token: int = Field(gt=0, description="experts that a token passes")
-    d_ff: int | None = Field(None, gt=0, description="inner width of an expert; default: d_ff")
-    shared: int = Field(0, ge=0, description="experts that every token passes, as one of their total width")
-    score: Literal["softmax", "sigmoid"] = Field("softmax", description="weight of an expert from its logit")
-    normalize: bool = Field(True, description="the weights of a token sum to 1")
-    scale: float = Field(1.0, gt=0, description="factor of the weights")
-    groups: int = Field(1, gt=0, description="groups of experts")
-    groups_per_token: int = Field(1, gt=0, description="groups that a token's experts come from")
-    correction: bool = Field(False, description="a bias that affects the choice of experts only")
-    bias: bool = Field(False, description="bias of the router")
-    dense_layers: int = Field(0, ge=0, description="first layers with a feed-forward network of width d_ff")
-
-
-class Latent(Settings):
-    """Multi-head latent attention: keys and values are projections of one narrow vector per token, which is cached."""
-
-    width: int = Field(gt=0, description="of the vector of keys and values")
-    query_width: int | None = Field(None, gt=0, description="of such a vector of queries; default: none")
-    d_rotary: int = Field(
-        gt=0, description="rotated dimensions, beside d_head, shared by the keys of all heads"
-    )
-    d_value: int = Field(gt=0, description="width of a value")
-    norm_epsilon: float | None = Field(None, gt=0, description="of the norms inside; default: norm_epsilon")
+MAX_CLASSES = 2**20  # beyond any model in use, as MAX_LAYERS
 
 
 class ModelConfig(Settings):

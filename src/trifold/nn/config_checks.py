@@ -7,7 +7,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trifold.nn.config import ModelConfig, RotaryScaling
+    from trifold.nn.config import ModelConfig
+    from trifold.nn.config_parts import RotaryScaling
 
 
 def first_problem(config: ModelConfig) -> str | None:

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trifold.nn.config import Experts, ModelConfig
+from trifold.nn.config import ModelConfig
+from trifold.nn.config_parts import Experts
 from trifold.nn.hooks import ModuleCall, record_calls
 from trifold.nn.layers import FeedForward
 

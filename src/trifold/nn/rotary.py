@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trifold.nn.config import ModelConfig, RotaryScaling
+from trifold.nn.config import ModelConfig
+from trifold.nn.config_parts import RotaryScaling
 from trifold.nn.masks import Mask
 
 

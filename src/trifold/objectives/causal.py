@@ -35,11 +35,11 @@ from trifold.objectives.objective import (
     LossTerm,
     Objective,
     ObjectiveSettings,
-    RouterLoss,
     TaskBundle,
     pack,
     token_loss,
 )
+from trifold.objectives.routers import RouterLoss
 from trifold.predict.generate_texts import generate_rows
 from trifold.ragged import Ragged, positions, split_into_chunks
 from trifold.text import Tokenizer
@@ -50,10 +50,7 @@ from trifold.text.vocabulary import BYTE_ALPHABET
 PROMPT_LENGTH = 16  # tokens of a validation document that a sample continues
 SAMPLE_LENGTH = 128  # new tokens of a sample by default
 TRAINED_ON = 50_000_000  # characters, from all over a cached text, that a tokenizer is trained on
-BALANCE, ROUTER_Z = (
-    0.01,
-    0.001,
-)  # default weights of the losses of routers (Fedus et al. 2022, Zoph et al. 2022)
+BALANCE, ROUTER_Z = 0.01, 0.001  # default weights (Fedus et al. 2022, Zoph et al. 2022)
 _SCAN = 1 << 20  # document starts that are read at once
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that stands for a byte
 

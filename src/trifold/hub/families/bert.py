@@ -16,7 +16,7 @@ from trifold.hub.family import Family, TensorRules, in_layer
 from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, ids, revise, row, rows, same, sizes, up_to
 from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
-from trifold.nn.config import MAX_LAYERS
+from trifold.nn.config_parts import MAX_LAYERS
 
 # --- what encoders share -------------------------------------------------------------------------------
 
