@@ -7,25 +7,8 @@ import torch
 from hypothesis import given, strategies as st
 
 from trifold.errors import CheckpointError
-from trifold.hub.rules import (
-    LEADING_AXIS,
-    SAME,
-    TRANSPOSED,
-    Copy,
-    Ignored,
-    Renamed,
-    Rule,
-    Transform,
-    Unused,
-    Zeros,
-    chain,
-    checked,
-    interleaved,
-    loading,
-    permuted,
-    saving,
-    unused,
-)
+from trifold.hub.rules import Copy, Ignored, Renamed, Rule, Unused, Zeros, checked, loading, saving, unused
+from trifold.hub.transforms import LEADING_AXIS, SAME, TRANSPOSED, Transform, chain, interleaved, permuted
 
 TABLE = [
     Rule(

@@ -18,7 +18,8 @@ from trifold.errors import SettingsError
 from trifold.hub.generation import GENERATION_KEYS
 from trifold.hub.labels import labels_to_ours, labels_to_theirs
 from trifold.hub.rows import Entry, Fields
-from trifold.hub.rules import SAME, AnyRule, Copy, Ignored, Renamed, Rule, Transform, Unused, chain
+from trifold.hub.rules import AnyRule, Copy, Ignored, Renamed, Rule, Unused
+from trifold.hub.transforms import SAME, Transform, chain
 from trifold.nn import ModelConfig
 from trifold.nn.config import Head
 from trifold.settings import Settings

@@ -21,6 +21,7 @@ from trifold.hub.families import FAMILIES
 from trifold.hub.files import naming, replacing, write_json
 from trifold.hub.folder import ADAPTER, CONFIG, infer_config, parse_config, resolve, write_settings
 from trifold.hub.tensors import RenamedTensors, TensorFile, TransformedTensors, list_problems, write_tensors
+from trifold.hub.transforms import SAME, TRANSPOSED
 from trifold.hub.weights import read_weights
 from trifold.jsonfiles import read_json
 from trifold.nn import ModelConfig
@@ -52,7 +53,7 @@ def adapter_tensors(
         if any(name in trained for name in step.ours):
             tensors |= {name: saved[name] for name in step.theirs}
         for part in (name.removesuffix("weight") for name in step.ours if f"{name[:-6]}lora_A" in weights):
-            if step.transform not in (rules.SAME, rules.TRANSPOSED):
+            if step.transform not in (SAME, TRANSPOSED):
                 raise SettingsError(
                     f"train.lora.targets: {family.model_type} stores {part}weight in another order or with others "
                     f"({step.theirs[0]}), where peft has no adapter for it; choose other layers, such as in_proj"
@@ -75,8 +76,7 @@ def save_adapter(folder: Path, base: str, config: ModelConfig, settings: LoRASet
         lora_dropout=settings.dropout,
         use_rslora=settings.rslora,
         use_dora=settings.dora,
-        fan_in_fan_out=rules.TRANSPOSED
-        in [getattr(rule, "transform", None) for rule in family.rules(config)],
+        fan_in_fan_out=TRANSPOSED in [getattr(rule, "transform", None) for rule in family.rules(config)],
         target_modules=sorted({name.rpartition(".lora_")[0] for name in names if ".lora_" in name}),
         modules_to_save=sorted({name.rpartition(".")[0] for name in names if ".lora_" not in name}),
     )

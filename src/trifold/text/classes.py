@@ -7,7 +7,7 @@ the settings file decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,15 +19,25 @@ from tokenizers import (
     models,
     normalizers,
     pre_tokenizers,
-    processors,
 )
 
 from trifold.errors import CheckpointError
 from trifold.text.languages import MBART, MBART_50
 from trifold.text.special_tokens import Names, content_of
+from trifold.text.templates import (
+    BOS_EOS_EOS,
+    CLS_SEP,
+    EOS,
+    SEP_CLS,
+    Settings,
+    bos_and_eos,
+    language_first,
+    language_last,
+    roberta,
+    template,
+)
 from trifold.text.vocabulary import SPACE, Vocabulary
 
-Settings = Mapping[str, Any]
 _MAX_SENTINELS = 10_000  # T5 has 100
 
 
@@ -289,67 +299,6 @@ def unknown_sentencepiece(vocabulary: Vocabulary) -> Library:
     return library
 
 
-# --- special tokens around a text -------------------------------------------------------------------------
-
-
-def id_of(library: Library, token: str) -> int:
-    """The id of a special token. Raises CheckpointError if the vocabulary lacks it."""
-    found = library.token_to_id(token)
-    if found is None:
-        raise CheckpointError(f"the special token {token!r} is not in the vocabulary")
-    return found
-
-
-def template(library: Library, single: str, pair: str) -> Any:
-    """A post-processor; every word of the templates except $A and $B is a special token."""
-    words = {word.split(":")[0] for word in f"{single} {pair}".split()} - {"$A", "$B"}
-    ids = [(word, id_of(library, word)) for word in sorted(words)]
-    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
-
-
-def _roberta(library: Library, settings: Settings, names: Names) -> Any:
-    sep, cls = ((names[role], id_of(library, names[role])) for role in ("sep_token", "cls_token"))
-    trim, prefix = bool(settings.get("trim_offsets", True)), bool(settings.get("add_prefix_space"))
-    return processors.RobertaProcessing(sep, cls, trim, prefix)
-
-
-def bos_and_eos(library: Library, settings: Settings, names: Names) -> Any:
-    """Begin and end tokens if `add_bos_token` and `add_eos_token` are set."""
-    bos, eos = (
-        names.get(f"{end}_token") if settings.get(f"add_{end}_token") else None for end in ("bos", "eos")
-    )
-    single = f"{f'{bos}:0 ' if bos else ''}$A:0{f' {eos}:0' if eos else ''}"
-    second = f"{f' {bos}:1' if bos else ''} $B:1{f' {eos}:1' if eos else ''}"
-    return template(library, single, single + second)
-
-
-def _language_first(default: str) -> Callable[[Library, Settings, Names], Any]:
-    """The source language, by default this one, before a text and the end token after it."""
-
-    def around(library: Library, settings: Settings, names: Names) -> Any:
-        if settings.get("legacy_behaviour"):
-            return _language_last(default)(library, settings, names)
-        code, eos = settings.get("src_lang") or default, names["eos_token"]
-        return template(library, f"{code} $A {eos}", f"{code} $A $B {eos}")
-
-    return around
-
-
-def _language_last(default: str) -> Callable[[Library, Settings, Names], Any]:
-    """The end token and the source language, by default this one, after a text."""
-
-    def around(library: Library, settings: Settings, names: Names) -> Any:
-        end = f"{names['eos_token']} {settings.get('src_lang') or default}"
-        return template(library, f"$A {end}", f"$A $B {end}")
-
-    return around
-
-
-_CLS_SEP = ("{cls}:0 $A:0 {sep}:0", "{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1")
-_SEP_CLS = ("$A:0 {sep}:0 {cls}:2", "$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2")
-_BOS_EOS_EOS = ("{bos} $A {eos}", "{bos} $A {eos} {eos} $B {eos}")
-_EOS = ("$A {eos}", "$A {eos} $B {eos}")
-
 # --- the classes ------------------------------------------------------------------------------------------
 
 _BRACKETS = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
@@ -366,9 +315,9 @@ _PEGASUS = T5 | {"mask_token": "<mask_2>"}
 _MBART_50 = {role: name for role, name in FAIRSEQ.items() if role != "bos_token"}
 _NEOX = _END_OF_TEXT | {"pad_token": "<|padding|>"}
 
-_WORDPIECE = TokenizerClass(_bert, _CLS_SEP, _BRACKETS, "WordPiece")
+_WORDPIECE = TokenizerClass(_bert, CLS_SEP, _BRACKETS, "WordPiece")
 _GPT_2 = TokenizerClass(_byte_level, bos_and_eos, _END_OF_TEXT, "BPE", rebuild=False)
-_ROBERTA = TokenizerClass(_byte_level, _roberta, FAIRSEQ, "BPE", rebuild=False)
+_ROBERTA = TokenizerClass(_byte_level, roberta, FAIRSEQ, "BPE", rebuild=False)
 
 CLASSES: dict[str, TokenizerClass] = {
     "BertTokenizer": _WORDPIECE,
@@ -382,21 +331,21 @@ CLASSES: dict[str, TokenizerClass] = {
     "BartTokenizer": _ROBERTA,
     "LlamaTokenizer": TokenizerClass(_llama, bos_and_eos, _BOS_EOS, "BPE"),
     "ElectraTokenizer": _WORDPIECE,
-    "MPNetTokenizer": TokenizerClass(_mpnet, _roberta, FAIRSEQ | {"unk_token": "[UNK]"}, "WordPiece"),
-    "DebertaV2Tokenizer": TokenizerClass(_deberta, _CLS_SEP, _DEBERTA, "Unigram"),
-    "T5Tokenizer": TokenizerClass(_t5, _EOS, T5, "Unigram"),
-    "XLMRobertaTokenizer": TokenizerClass(_xlm_roberta, _BOS_EOS_EOS, FAIRSEQ, "Unigram"),
-    "CamembertTokenizer": TokenizerClass(_camembert, _BOS_EOS_EOS, FAIRSEQ, "Unigram"),
-    "AlbertTokenizer": TokenizerClass(_albert, _CLS_SEP, _ALBERT, "Unigram"),
-    "XLNetTokenizer": TokenizerClass(_xlnet, _SEP_CLS, _XLNET, "Unigram"),
+    "MPNetTokenizer": TokenizerClass(_mpnet, roberta, FAIRSEQ | {"unk_token": "[UNK]"}, "WordPiece"),
+    "DebertaV2Tokenizer": TokenizerClass(_deberta, CLS_SEP, _DEBERTA, "Unigram"),
+    "T5Tokenizer": TokenizerClass(_t5, EOS, T5, "Unigram"),
+    "XLMRobertaTokenizer": TokenizerClass(_xlm_roberta, BOS_EOS_EOS, FAIRSEQ, "Unigram"),
+    "CamembertTokenizer": TokenizerClass(_camembert, BOS_EOS_EOS, FAIRSEQ, "Unigram"),
+    "AlbertTokenizer": TokenizerClass(_albert, CLS_SEP, _ALBERT, "Unigram"),
+    "XLNetTokenizer": TokenizerClass(_xlnet, SEP_CLS, _XLNET, "Unigram"),
     "PegasusTokenizer": TokenizerClass(_pegasus, ("$A {eos}", "$A $B {eos}"), _PEGASUS, "Unigram"),
     "MBartTokenizer": TokenizerClass(
-        _multilingual(MBART, by_words=True), _language_last("en_XX"), FAIRSEQ, "Unigram"
+        _multilingual(MBART, by_words=True), language_last("en_XX"), FAIRSEQ, "Unigram"
     ),
     "MBart50Tokenizer": TokenizerClass(
-        _multilingual(MBART_50), _language_first("en_XX"), _MBART_50, "Unigram"
+        _multilingual(MBART_50), language_first("en_XX"), _MBART_50, "Unigram"
     ),
-    "NllbTokenizer": TokenizerClass(_multilingual(()), _language_first("eng_Latn"), FAIRSEQ, "BPE"),
+    "NllbTokenizer": TokenizerClass(_multilingual(()), language_first("eng_Latn"), FAIRSEQ, "BPE"),
 }
 
 # The class of a model type whose folder names none.

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Library
 
 from trifold.errors import CheckpointError
 from trifold.text.chat import read_templates
-from trifold.text.classes import CLASS_OF_MODEL, CLASSES, TokenizerClass, bos_and_eos, unknown_sentencepiece
+from trifold.text.classes import CLASS_OF_MODEL, CLASSES, TokenizerClass, unknown_sentencepiece
 from trifold.text.patterns import PatternGuard
 from trifold.text.segmenters import read_bertweet, read_m2m, read_marian
 from trifold.text.special_tokens import (
@@ -26,6 +26,7 @@ from trifold.text.special_tokens import (
     new_tokens,
     read_optional,
 )
+from trifold.text.templates import bos_and_eos
 from trifold.text.tokenizer import TOKEN_TYPES, Tokenizer
 from trifold.text.validation import is_panic, read_library
 from trifold.text.vocabulary import (

@@ -18,12 +18,12 @@ from trifold.deprecated import has_old_names
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.text.bpe_dropout import BPEDropout
 from trifold.text.chat import render, template_values
-from trifold.text.classes import template
 from trifold.text.encoded import Cut, Encoded, add_special_tokens, batched, split_encoding, truncate, verify
 from trifold.text.languages import find_languages
 from trifold.text.patterns import PatternGuard
 from trifold.text.special_tokens import NAMED_ROLES, complete_names, read_names, read_settings
 from trifold.text.streaming import TextStream, clean_up_spaces
+from trifold.text.templates import template
 from trifold.text.validation import is_panic, read_library
 from trifold.text.vocabulary import BYTE_ALPHABET, SPACE
 

@@ -15,9 +15,9 @@ from tokenizers import Regex, Tokenizer as Library, decoders, models, normalizer
 
 from trifold.errors import SettingsError
 from trifold.settings import Settings
-from trifold.text.classes import template
 from trifold.text.folder import read_tokenizer
 from trifold.text.special_tokens import SPECIAL, UNK
+from trifold.text.templates import template
 from trifold.text.tokenizer import NO_LIMITS, TOKEN_TYPES, Tokenizer
 from trifold.text.vocabulary import SPACE
 

@@ -16,7 +16,8 @@ from typing import Any
 from trifold.errors import SettingsError
 from trifold.hub.family import PART, STACK, Family, TensorRules, in_layer, modules, tied
 from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, end, fixed, row, rows, same
-from trifold.hub.rules import LEADING_AXIS, SAME, AnyRule, Copy, Ignored, Rule, Zeros, permuted
+from trifold.hub.rules import AnyRule, Copy, Ignored, Rule, Zeros
+from trifold.hub.transforms import LEADING_AXIS, SAME, permuted
 from trifold.nn import ModelConfig
 from trifold.nn.config import Head
 

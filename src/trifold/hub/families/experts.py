@@ -24,7 +24,8 @@ from trifold.hub.families.llama import AROUND, CONSTANTS, ENTRIES, LAYER, MISTRA
 from trifold.hub.family import BLOCK, Family, in_layer
 from trifold.hub.rope import rope, windows
 from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, nested, revise, row, sizes
-from trifold.hub.rules import AnyRule, Ignored, Rule, Tensors, Transform
+from trifold.hub.rules import AnyRule, Ignored, Rule
+from trifold.hub.transforms import Tensors, Transform
 from trifold.nn import ModelConfig
 
 UNBIASED = CONSTANTS | {"feed_forward_bias": False}

@@ -19,7 +19,8 @@ from trifold.errors import SettingsError
 from trifold.hub.family import Family, TensorRules, in_layer
 from trifold.hub.rope import rope, window_fields
 from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, revise, row, rows, sizes
-from trifold.hub.rules import SAME, TRANSPOSED, Renamed, Transform, interleaved
+from trifold.hub.rules import Renamed
+from trifold.hub.transforms import SAME, TRANSPOSED, Transform, interleaved
 from trifold.nn import ModelConfig
 
 # --- what decoders share -------------------------------------------------------------------------------

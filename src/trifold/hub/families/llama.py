@@ -21,7 +21,8 @@ from trifold.hub.families.gpt import COMMON, DECODER, HEADS, classes
 from trifold.hub.family import BLOCK, Family, TensorRules, in_layer
 from trifold.hub.rope import optional_windows, repeated, rope
 from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, revise, row, rows, same, sizes
-from trifold.hub.rules import AnyRule, Rule, interleaved
+from trifold.hub.rules import AnyRule, Rule
+from trifold.hub.transforms import interleaved
 from trifold.nn import ModelConfig
 
 ENTRIES = (

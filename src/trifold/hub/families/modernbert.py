@@ -18,7 +18,8 @@ from trifold.hub.families.llama import (
 from trifold.hub.family import BLOCK, PART, Family, TensorRules, in_layer
 from trifold.hub.rope import LAYER_TYPES, LayeredRope, layered_rope, window_fields
 from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, revise, row, rows, same, sizes
-from trifold.hub.rules import AnyRule, Rule, interleaved
+from trifold.hub.rules import AnyRule, Rule
+from trifold.hub.transforms import interleaved
 from trifold.nn import ModelConfig
 
 # --- ModernBERT ----------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from trifold.hub.families.gpt import COMMON, DECODER, classes
 from trifold.hub.family import BLOCK, Family, TensorRules, in_layer
 from trifold.hub.rope import rope
 from trifold.hub.rows import Entry, Fields, ids, revise, row, rows, sizes
-from trifold.hub.rules import AnyRule, Rule, permuted
+from trifold.hub.rules import AnyRule, Rule
+from trifold.hub.transforms import permuted
 from trifold.nn import ModelConfig
 
 LAYER = {

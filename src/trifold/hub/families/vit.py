@@ -11,7 +11,8 @@ from trifold.hub.families.bert import BERT, BUFFERS, ENCODER
 from trifold.hub.family import PART, Family, TensorRules, in_layer
 from trifold.hub.images import height_and_width
 from trifold.hub.rows import ACTIVATIONS, Entry, Fields, revise, row, up_to
-from trifold.hub.rules import LEADING_AXIS, AnyRule, Ignored, Renamed, Rule, chain, each
+from trifold.hub.rules import AnyRule, Ignored, Renamed, Rule
+from trifold.hub.transforms import LEADING_AXIS, chain, each
 from trifold.nn import ModelConfig
 
 TEXT_KEYS = """

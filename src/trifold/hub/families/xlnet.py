@@ -12,7 +12,8 @@ from trifold.errors import SettingsError
 from trifold.hub.families.bert import BUFFERS, ENCODER_ONLY
 from trifold.hub.family import BLOCK, MAX_POSITIONS, PART, Family, TensorRules, in_layer
 from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, ids, lookup, name_of, row, rows, same, up_to
-from trifold.hub.rules import LEADING_AXIS, TRANSPOSED, AnyRule, Ignored, Rule, chain, joined_axes
+from trifold.hub.rules import AnyRule, Ignored, Rule
+from trifold.hub.transforms import LEADING_AXIS, TRANSPOSED, chain, joined_axes
 from trifold.nn import ModelConfig
 
 

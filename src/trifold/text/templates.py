@@ -1,0 +1,73 @@
+"""Special tokens around a text, as post-processors of the tokenizer library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tokenizers import Tokenizer as Library, processors
+
+from trifold.errors import CheckpointError
+from trifold.text.special_tokens import Names
+
+Settings = Mapping[str, Any]
+
+
+def id_of(library: Library, token: str) -> int:
+    """The id of a special token. Raises CheckpointError if the vocabulary lacks it."""
+    found = library.token_to_id(token)
+    if found is None:
+        raise CheckpointError(f"the special token {token!r} is not in the vocabulary")
+    return found
+
+
+def template(library: Library, single: str, pair: str) -> Any:
+    """A post-processor; every word of the templates except $A and $B is a special token."""
+    words = {word.split(":")[0] for word in f"{single} {pair}".split()} - {"$A", "$B"}
+    ids = [(word, id_of(library, word)) for word in sorted(words)]
+    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
+
+
+def roberta(library: Library, settings: Settings, names: Names) -> Any:
+    """`{cls} A {sep}`, and `{cls} A {sep} {sep} B {sep}` for a pair."""
+    sep, cls = ((names[role], id_of(library, names[role])) for role in ("sep_token", "cls_token"))
+    trim, prefix = bool(settings.get("trim_offsets", True)), bool(settings.get("add_prefix_space"))
+    return processors.RobertaProcessing(sep, cls, trim, prefix)
+
+
+def bos_and_eos(library: Library, settings: Settings, names: Names) -> Any:
+    """Begin and end tokens if `add_bos_token` and `add_eos_token` are set."""
+    bos, eos = (
+        names.get(f"{end}_token") if settings.get(f"add_{end}_token") else None for end in ("bos", "eos")
+    )
+    single = f"{f'{bos}:0 ' if bos else ''}$A:0{f' {eos}:0' if eos else ''}"
+    second = f"{f' {bos}:1' if bos else ''} $B:1{f' {eos}:1' if eos else ''}"
+    return template(library, single, single + second)
+
+
+def language_first(default: str) -> Callable[[Library, Settings, Names], Any]:
+    """The source language, by default this one, before a text and the end token after it."""
+
+    def around(library: Library, settings: Settings, names: Names) -> Any:
+        if settings.get("legacy_behaviour"):
+            return language_last(default)(library, settings, names)
+        code, eos = settings.get("src_lang") or default, names["eos_token"]
+        return template(library, f"{code} $A {eos}", f"{code} $A $B {eos}")
+
+    return around
+
+
+def language_last(default: str) -> Callable[[Library, Settings, Names], Any]:
+    """The end token and the source language, by default this one, after a text."""
+
+    def around(library: Library, settings: Settings, names: Names) -> Any:
+        end = f"{names['eos_token']} {settings.get('src_lang') or default}"
+        return template(library, f"$A {end}", f"$A $B {end}")
+
+    return around
+
+
+CLS_SEP = ("{cls}:0 $A:0 {sep}:0", "{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1")
+SEP_CLS = ("$A:0 {sep}:0 {cls}:2", "$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2")
+BOS_EOS_EOS = ("{bos} $A {eos}", "{bos} $A {eos} {eos} $B {eos}")
+EOS = ("$A {eos}", "$A {eos} $B {eos}")
