@@ -42,8 +42,9 @@ from trifold.predict.model_reader import ModelReader, require_tokenizer
 from trifold.predict.predict import PredictMixin
 from trifold.ragged import Ragged
 from trifold.text import Tokenizer
+from trifold.text.encoded import truncate_ids
 from trifold.text.folder import read_tokenizers
-from trifold.text.languages import language_id
+from trifold.text.languages import set_language
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 TokensOrText: TypeAlias = Tensor | str | Sequence[str]
@@ -65,17 +66,15 @@ class Pipeline(PredictMixin):
         pictures: ImageSettings | None = None,
         modules: SentenceModules | None = None,
     ) -> None:
-        self.model, self.tokenizer = model, tokenizer
-        self.pictures, self.modules = pictures, modules
-        self.target_tokenizer = target_tokenizer or tokenizer
+        self.model, self.pictures, self.modules = model, pictures, modules
+        self.tokenizer, self.target_tokenizer = tokenizer, target_tokenizer or tokenizer
         self.generation = GenerationConfig.parse(generation or {})
 
     def __repr__(self) -> str:
         heads = ", ".join(self.config.chosen_heads) or "none"
         codec = f"{self.tokenizer.vocab_size:,} tokens" if self.tokenizer else "no tokenizer"
-        size = f"{self.model.count_parameters():,} parameters"
-        family = f"{self.model.family or 'trifold'} {self.config.shape}"
-        return f"<Pipeline: {family}; {self.device}; {size}; heads: {heads}; {codec}>"
+        size = f"{self.config.shape}; {self.device}; {self.model.count_parameters():,} parameters"
+        return f"<Pipeline: {self.model.family or 'trifold'} {size}; heads: {heads}; {codec}>"
 
     @property
     def config(self) -> ModelConfig:
@@ -162,16 +161,16 @@ class Pipeline(PredictMixin):
             raise DataError(str(error)) from error
 
     def _first_inputs(self, tokens: TokensOrText, attend: Tensor | None, segments: Tensor | None) -> Inputs:
-        config, device = self.config, self.device
+        config, weight = self.config, next(self.model.parameters())
         if config.patch_size is not None:
             pixels = _tensor("tokens", tokens, "pixels of shape (B, channels, height, width)")
-            return Inputs(pixels=pixels.to(device, next(self.model.parameters()).dtype))
+            return Inputs(pixels=pixels.to(weight))
         texts = [tokens] if isinstance(tokens, str) else tokens
         if isinstance(texts, list | tuple) and any(isinstance(text, str) for text in texts):
             if attend is not None or segments is not None:
                 raise UsageError("attend and segments belong to ids; leave them out for text")
             reader = ModelReader(self.model, self.tokenizer, on_overflow=None)
-            return reader.inputs(reader.encode(texts)).to(device)
+            return reader.inputs(reader.encode(texts)).to(weight.device)
         tokens = _ids("tokens", tokens, config.vocab_size)
         if segments is not None:
             segments = _ids("segments", segments, config.n_token_types or 2**31, "model has {:,} token types")
@@ -181,11 +180,10 @@ class Pipeline(PredictMixin):
                 raise DataError(f"{name} has the shape {tuple(given.shape)}, not {tuple(tokens.shape)}")
         if attend is not None and attend.dtype != torch.bool:
             raise DataError(f"attend has the type {attend.dtype}; give booleans, True at real tokens")
-        return Inputs(tokens, attend, segments=segments).to(device)
+        return Inputs(tokens, attend, segments=segments).to(weight.device)
 
     def _decoder_inputs(self, tokens: Tensor, rows: int) -> Inputs:
-        shape = self.config.shape
-        if shape != "encoder-decoder":
+        if (shape := self.config.shape) != "encoder-decoder":
             raise UsageError(f"decoder_tokens require an encoder-decoder; this model has the shape {shape}")
         tokens = _ids("decoder_tokens", tokens, self.config.output_vocab_size).to(self.device)
         if len(tokens) != rows:
@@ -209,9 +207,8 @@ class Pipeline(PredictMixin):
         for a model that cannot generate or has no tokenizer.
         """
         single = isinstance(text, str) or not hasattr(text, "__iter__")
-        texts: list[Any] = [text] if single else list(text)
-        best = [found[0].tokens for found in self.hypotheses(texts, **arguments)]
-        outputs = self.decode(best, **arguments)
+        texts: list[Any] = [text] if single else [*text]
+        outputs = self.decode([found[0].tokens for found in self.hypotheses(texts, **arguments)], **arguments)
         return outputs[0] if single else outputs
 
     translate = generate
@@ -232,9 +229,9 @@ class Pipeline(PredictMixin):
         on_done: called with the number of texts that were finished. max_source: tokens to which texts are truncated.
         """
         draft, config = self._options(arguments)
-        rows = Ragged.of(self.read(texts, max_source or sys.maxsize, language=config.source_language))
-        codec = self.target_tokenizer
-        return generate_rows(self.model, rows, config, first=first, on_done=on_done, codec=codec, draft=draft)
+        rows = self.read(texts, max_source or sys.maxsize, language=config.source_language)
+        options: dict[str, Any] = {"first": first, "on_done": on_done, "draft": draft}
+        return generate_rows(self.model, Ragged.of(rows), config, codec=self.target_tokenizer, **options)
 
     @with_generation_options
     def stream(
@@ -279,27 +276,16 @@ class Pipeline(PredictMixin):
         if any(empty):
             place = f"text {empty.index(True) + 1} of {len(texts)}"
             raise DataError(f"{place} has no tokens: nothing to {'translate' if both else 'continue'}")
-        end = self.config.eos_id
-        appends = both and end < self.config.vocab_size
+        end, appends = self.config.eos_id, both and self.config.eos_id < self.config.vocab_size
         found = [[*row.ids, end] if appends and end not in row.ids else list(row.ids) for row in encoded]
         if language is not None:
-            known = self.reader.languages
-            code, others = language_id("source_language", language, known), {*known.values()}
-            if others.isdisjoint(found[0]):
-                raise UsageError("source_language: the tokenizer adds no language to a text; leave it out")
-            found = [[code if token in others else token for token in ids] for ids in found]
-        # Tokens from the end token are kept.
-        ends = [ids.index(end) - len(ids) if both and end in ids else -1 if both else 0 for ids in found]
-        return [
-            ids if len(ids) <= limit else [*ids[: limit + kept], *ids[len(ids) + kept :]]
-            for ids, kept in zip(found, ends, strict=True)
-        ]
+            found = set_language(found, language, self.reader.languages)
+        return [truncate_ids(ids, limit, end if both else None) for ids in found]
 
     def decode(self, outputs: Sequence[Sequence[int]], **arguments: Any) -> list[str]:
         """The text of each output, up to the first of the stop strings in these arguments of `generate`."""
-        _, config = self._options(arguments)
-        texts = self.writer.decode(outputs)
-        return [truncate_at_stop(text, config.stop_strings or ()) for text in texts]
+        stops = self._options(arguments)[1].stop_strings or ()
+        return [truncate_at_stop(text, stops) for text in self.writer.decode(outputs)]
 
     # --- disk ------------------------------------------------------------------------------------------
 
@@ -310,9 +296,8 @@ class Pipeline(PredictMixin):
         """
         if any(isinstance(module, Int8Weight) for module in self.model.modules()):
             raise UsageError("int8 weights are for inference only; load the model without them to save it")
-        path = Path(folder)
+        path, dtype = Path(folder), next(self.model.parameters()).dtype
         generation = self.generation.model_dump(exclude_defaults=True)
-        dtype = next(self.model.parameters()).dtype
         save_model(path, self.model, generation=generation, dtype=dtype, max_shard_size=max_shard_size)
         if self.pictures is not None:
             write_image_settings(path, self.pictures)
@@ -320,7 +305,7 @@ class Pipeline(PredictMixin):
             write_modules(path, self.modules, self.config.d_model, self.config.max_positions)
         if self.tokenizer is None:
             return
-        # Sources end with </s>; a tokenizer with a post-processor of its own keeps it.
+        # Sources end with </s>; a post-processor of its own stays.
         ends = self.config.shape == "encoder-decoder" and self.tokenizer.library.post_processor is None
         self.tokenizer.save(path, append_eos=ends)
         if self.target_tokenizer is not None and self.target_tokenizer is not self.tokenizer:
@@ -354,8 +339,8 @@ def _ids(name: str, values: Any, count: int, limit: str = "vocabulary has {:,} t
     """values (B, T) as integers below `count`; `limit` describes it."""
     tokens = _tensor(name, values, "ids of shape (B, T)")
     if tokens.dim() != 2 or tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
-        has = f"the shape {tuple(tokens.shape)} and the type {tokens.dtype}"
-        raise DataError(f"{name} has {has}; give ids of shape (B, T)")
+        given = f"shape {tuple(tokens.shape)} and the type {tokens.dtype}"
+        raise DataError(f"{name} has the {given}; give ids of shape (B, T)")
     tokens = tokens.long()  # other types lack operations
     if not 0 <= int(tokens.min()) <= int(tokens.max()) < count:
         wrong = tokens.max() if int(tokens.min()) >= 0 else tokens.min()

@@ -104,3 +104,11 @@ def verify(texts: Iterable[object]) -> None:
             raise DataError(f"a text is a string, not {text!r:.60} of type {type(text).__name__}")
         if problem := lone_surrogate(text):
             raise DataError(f"the text {text!r:.60} cannot be read: {problem}")
+
+
+def truncate_ids(ids: list[int], limit: int, end: int | None) -> list[int]:
+    """The first `limit` ids. With an end token, what follows the text is kept: all from that token on, or the last."""
+    if len(ids) <= limit:
+        return ids
+    kept = 0 if end is None else ids.index(end) - len(ids) if end in ids else -1
+    return [*ids[: limit + kept], *ids[len(ids) + kept :]]

@@ -48,3 +48,14 @@ def language_id(key: str, code: str, languages: Mapping[str, int]) -> int:
         )
         raise UsageError(f"{key}: {code!r:.60} is not a language of this tokenizer{why}")
     return languages[code]
+
+
+def set_language(rows: list[list[int]], language: str, known: Mapping[str, int]) -> list[list[int]]:
+    """The ids of texts with the token of this source language instead of that of the tokenizer.
+
+    Raises UsageError for an unknown language, and if the texts have no token of a language.
+    """
+    code, others = language_id("source_language", language, known), {*known.values()}
+    if others.isdisjoint(rows[0]):
+        raise UsageError("source_language: the tokenizer adds no language to a text; leave it out")
+    return [[code if token in others else token for token in ids] for ids in rows]
