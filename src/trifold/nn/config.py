@@ -144,7 +144,7 @@ class ModelConfig(Settings):
     attention: Literal["softmax", "elu", "favor", "low-rank"] = Field(
         "softmax", description="weights of self-attention: softmax, or of linear cost in the length"
     )
-    n_features: int = Field(256, gt=0, description="favor: random features of a head")
+    n_features: int = Field(128, gt=0, description="favor: random features of a head")
     rank: int = Field(256, gt=0, description="low-rank: mixtures of keys")
     qk_norm: Literal["head", "width"] | None = Field(
         None, description="norm of queries and keys, of each head or over all of them"

@@ -15,16 +15,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from trifold.nn import ops
 from trifold.nn.attention import Attention
 from trifold.nn.cache import LayerCache, RunningSums
 from trifold.nn.config import ModelConfig
 from trifold.nn.masks import Mask
+from trifold.nn.segments import scan
 
-CHUNK = 128  # tokens whose products φ(q)·φ(k) are computed at once
-SEGMENT = 1024  # tokens whose chunks are computed again in the backward pass
+CHUNK = 64  # tokens whose products φ(q)·φ(k) are computed at once
+SEGMENT = 256  # tokens whose chunks are computed again in the backward pass
 
 
 class KernelAttention(Attention):
@@ -55,48 +55,46 @@ class KernelAttention(Attention):
     ) -> Tensor:
         """See `Attention.weigh`."""
         q, k, v = ops.share_keys(q, k, v)
-        real = None if mask.keys is None else mask.keys[:, None, -k.shape[2] :, None]
-        ones = v.new_ones(*v.shape[:3], 1)
-        v = torch.cat([v, ones], -1)
-        if real is not None:
-            v = v * real  # the sums leave padding out
+        real = (
+            v.new_ones(1, 1, k.shape[2], 1) if mask.keys is None else mask.keys[:, None, -k.shape[2] :, None]
+        )
         if self.watched:
             assert cache is None, "the weights of past keys are not stored"
             return self._dense(q, k, v, mask)
-        sums = None if cache is None else cache.own
-        state = sums.state if isinstance(sums, RunningSums) else None
-        if not mask.causal:
-            keys = self.features(k, is_query=False)
-            out = self.features(q, is_query=True) @ (keys.mT @ v.to(keys.dtype))
+        sums = cache.own if cache is not None and isinstance(cache.own, RunningSums) else None
+        state = None if sums is None else sums.state
+        if state is None:
+            width = len(self.directions) if self.kind == "favor" else self.head_width
+            wide = torch.promote_types(v.dtype, torch.float32)
+            state = v.new_zeros(*v.shape[:2], width, v.shape[3] + 1, dtype=wide)
+        if mask.causal:
+            out, state = scan(self._read_causally, SEGMENT, state, q, k, v, real)
         else:
-            if state is None:
-                width = len(self.directions) if self.kind == "favor" else self.head_width
-                state = v.new_zeros(
-                    *v.shape[:2], width, v.shape[3], dtype=torch.promote_types(v.dtype, torch.float32)
-                )
-            outs = []
-            for parts in zip(*(x.split(SEGMENT, 2) for x in (q, k, v)), strict=True):
-                arguments = (*parts, state)
-                if torch.is_grad_enabled():
-                    out, state = checkpoint(self._segment, *arguments, use_reentrant=False)
-                else:
-                    out, state = self._segment(*arguments)
-                outs.append(out)
-            out = torch.cat(outs, 2)
-            if isinstance(sums, RunningSums):
-                sums.add(state, k.shape[2])
-        return _normalized(out).to(v.dtype)
+            _, state = scan(self._add, SEGMENT, state, k, v, real)
+            out, _ = scan(self._read, SEGMENT, state, q)
+        if sums is not None:
+            sums.add(state, k.shape[2])
+        return out
 
-    def _segment(self, q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Causal sums: q, k (B, H, T, D), v (B, H, T, D + 1), S (B, H, M, D + 1) of the tokens before them -> sums
-        (B, H, T, D + 1), and the new S.
-        """
+    def _add(self, k: Tensor, v: Tensor, real: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """S after these keys: k and v (B, H, T, D), real (B, 1, T, 1), S (B, H, M, D + 1). There is no output."""
+        state = state + self.features(k, is_query=False).mT @ _extended(v, real, state)
+        return v[..., :0], state
+
+    def _read(self, q: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """q (B, H, T, D) and S -> (B, H, T, D), and S."""
+        return _normalized(self.features(q, is_query=True) @ state).to(q.dtype), state
+
+    def _read_causally(
+        self, q: Tensor, k: Tensor, v: Tensor, real: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Query t reads S and the keys up to t: -> (B, H, T, D), and the S after all of them."""
         q, k = self.features(q, is_query=True), self.features(k, is_query=False)
-        outs = []
-        for each_q, each_k, each_v in zip(*(x.split(CHUNK, 2) for x in (q, k, v.to(q.dtype))), strict=True):
+        parts, outs = (q, k, _extended(v, real, state)), []
+        for each_q, each_k, each_v in zip(*(x.split(CHUNK, 2) for x in parts), strict=True):
             outs.append((each_q @ each_k.mT).tril() @ each_v + each_q @ state)
             state = state + each_k.mT @ each_v
-        return torch.cat(outs, 2), state
+        return _normalized(torch.cat(outs, 2)).to(v.dtype), state
 
     def _dense(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         """The definition, with all weights."""
@@ -105,7 +103,7 @@ class KernelAttention(Attention):
         scores = scores if allowed is None else scores * allowed
         sums = scores.sum(-1, keepdim=True)
         weights = self.pattern(torch.where(sums > 0, scores / sums, 0.0))
-        return (weights @ v[..., :-1].to(weights.dtype)).to(v.dtype)
+        return (weights @ v.to(weights.dtype)).to(v.dtype)
 
 
 class LowRankAttention(Attention):
@@ -124,6 +122,11 @@ class LowRankAttention(Attention):
             k, v = (x * mask.keys[:, None, :, None] for x in (k, v))
         k, v = (mix[:, : x.shape[2]].to(x.dtype) @ x for mix, x in ((self.k_mix, k), (self.v_mix, v)))
         return super().weigh(q, k, v, Mask(), None, None)
+
+
+def _extended(v: Tensor, real: Tensor, like: Tensor) -> Tensor:
+    """v (B, H, T, D) with the value 1 as last column, 0 for padding: (B, H, T, D + 1)."""
+    return (F.pad(v, (0, 1), value=1.0) * real).to(like.dtype)
 
 
 def _normalized(out: Tensor) -> Tensor:

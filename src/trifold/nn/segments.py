@@ -1,0 +1,64 @@
+"""A function of a long sequence, segment after segment: memory does not grow with what a segment computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Step = Callable[..., tuple[Tensor, Tensor]]
+
+
+def scan(step: Step, size: int, state: Tensor, *sequences: Tensor) -> tuple[Tensor, Tensor]:
+    """Apply step(*segments, state) -> (out, state) to segments of at most `size` tokens of sequences (B, H, T, …).
+
+    Returns all outputs (B, H, T, …) and the last state. The backward pass computes each segment again and stores only
+    the sequences and the states between segments. The step may not read other tensors that need gradients.
+    """
+    out, state = _Scan.apply(step, size, state, *sequences)  # type: ignore[no-untyped-call]
+    return out, state
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, step: Step, size: int, state: Tensor, *sequences: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.step, ctx.size, states, whole = step, size, [], None
+        for start in range(0, sequences[0].shape[2], size):
+            states.append(state)
+            out, state = step(*(x[:, :, start : start + size] for x in sequences), state)
+            if whole is None:
+                # In the layout of merged heads, which then need no copy.
+                rows, heads, _, *rest = out.shape
+                whole = out.new_empty(rows, sequences[0].shape[2], heads, *rest).transpose(1, 2)
+            whole[:, :, start : start + size] = out
+        ctx.save_for_backward(*sequences, *states)
+        ctx.count = len(sequences)
+        assert whole is not None, "a sequence has tokens"
+        return whole, state.clone() if state is states[-1] else state
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        sequences, states = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        needed = ctx.needs_input_grad[3:]
+        found = [torch.empty_like(x) if need else None for x, need in zip(sequences, needed, strict=True)]
+        d_out, d_state = gradients
+        for number in reversed(range(len(states))):
+            part = slice(number * ctx.size, (number + 1) * ctx.size)
+            with torch.enable_grad():
+                inputs = [
+                    x[:, :, part].detach().requires_grad_(n) for x, n in zip(sequences, needed, strict=True)
+                ]
+                state = states[number].detach().requires_grad_()
+                outputs = ctx.step(*inputs, state)
+            wanted = [x for x in (*inputs, state) if x.requires_grad]
+            *of_inputs, d_state = torch.autograd.grad(
+                outputs, wanted, (d_out[:, :, part], d_state), allow_unused=True
+            )
+            d_state = torch.zeros_like(state) if d_state is None else d_state
+            for whole in found:
+                if whole is not None:
+                    gradient = of_inputs.pop(0)
+                    whole[:, :, part] = 0 if gradient is None else gradient
+        return None, None, d_state, *found
