@@ -1,0 +1,128 @@
+"""Time and memory of one attention layer by the length of the text, for each kind of attention.
+
+    python benchmarks/long_attention.py --lengths 1024 4096 16384 --out long.png
+
+Each measurement runs in a process of its own, all kinds one after the other, twice; the smaller time counts. `step` is
+the CPU time of forward and backward pass, `token` that of one generated token with a cache of that length, and MB the
+growth of the peak memory of a step. `dense` is the plain definition of softmax attention, `softmax` the version that
+trifold uses. `projections` is a layer without attention: the four matrix products that all kinds share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from statistics import median
+
+KINDS = ("dense", "softmax", "elu", "favor", "low-rank", "projections")
+LARGEST_DENSE = 4096  # tokens whose weights fit into memory
+
+
+def measure(kind: str, length: int, width: int, threads: int) -> dict[str, float]:
+    """One measurement, in this process."""
+    import resource
+
+    import torch
+
+    from trifold import fast
+    from trifold.nn import ModelConfig
+    from trifold.nn.cache import GrowingKeys, LayerCache, RunningSums
+    from trifold.nn.masks import Mask
+    from trifold.nn.stack import self_attention
+
+    torch.set_num_threads(threads)
+    if kind != "dense":
+        fast.enable()
+    encoder = kind == "low-rank"
+    values = {"shape": "encoder" if encoder else "decoder", "max_positions": length, "positions": "none"}
+    values |= {"vocab_size": 10, "d_model": width, "n_layers": 1, "n_heads": width // 64, "d_ff": 8}
+    values |= {"attention": kind} if kind in ("elu", "favor", "low-rank") else {}
+    layer = self_attention(ModelConfig.parse(values), 0)
+    torch.manual_seed(0)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    x = torch.randn(1, length, width, requires_grad=True)
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    if kind == "projections":
+        q, k, v = layer.project(x)
+        out = layer.o_proj((q + k + v).transpose(1, 2).flatten(2))
+    else:
+        out = layer(x, mask=Mask(causal=not encoder))
+    out.square().sum().backward()
+    found = {"step": time.process_time() - start}
+    found["MB"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    if not encoder and kind != "projections":
+        cache = LayerCache(RunningSums() if kind in ("elu", "favor") else GrowingKeys())
+        with torch.no_grad():
+            for part in x.split(1024, 1):
+                layer(part, mask=Mask(causal=True, offset=cache.own.length), cache=cache)
+            tokens = []
+            for _ in range(21):
+                start = time.process_time()
+                layer(x[:, :1], mask=Mask(causal=True, offset=cache.own.length), cache=cache)
+                tokens.append(time.process_time() - start)
+        found["token"] = median(tokens)  # the first one compiles
+    return found
+
+
+def draw(rows: list[dict[str, float | str]], file: str) -> None:
+    """Curves of time and memory by length."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    titles = {
+        "step": "training step, CPU seconds",
+        "MB": "peak memory of a step, MB",
+        "token": "one token, CPU seconds",
+    }
+    for axis, (name, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
+        for kind in KINDS:
+            points = [(row["length"], row[name]) for row in rows if row["kind"] == kind and name in row]
+            if points:
+                axis.loglog(*zip(*points, strict=True), marker="o", label=kind)
+        axis.set(title=title, xlabel="tokens")
+        axis.grid(alpha=0.3)
+    figure.get_axes()[0].legend(fontsize=8)
+    figure.savefig(file, dpi=130)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384])
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
+    parser.add_argument("--width", type=int, default=512, help="of the model; heads have 64 dimensions")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--out", help="file of a picture")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(
+            json.dumps(measure(arguments.one[0], int(arguments.one[1]), arguments.width, arguments.threads))
+        )
+        return
+    rows: list[dict[str, float | str]] = []
+    print(f"{'kind':12} {'tokens':>7} {'step s':>9} {'MB':>7} {'token ms':>9}")
+    for length in arguments.lengths:
+        for kind in arguments.kinds:
+            if kind == "dense" and length > LARGEST_DENSE:
+                continue
+            command = [sys.executable, __file__, "--one", kind, str(length), "--width", str(arguments.width)]
+            command += ["--threads", str(arguments.threads)]
+            runs = [
+                json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+                for _ in range(arguments.rounds)
+            ]
+            best = {name: min(run[name] for run in runs) for name in runs[0]}
+            rows.append({"kind": kind, "length": length, **best})
+            token = f"{1000 * best['token']:9.2f}" if "token" in best else ""
+            print(f"{kind:12} {length:7,} {best['step']:9.3f} {best['MB']:7.0f} {token}", flush=True)
+    if arguments.out:
+        draw(rows, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
