@@ -160,7 +160,9 @@ def test_each_task_has_its_columns(trifold, models, tmp_path):
             [{**tag._asdict(), "score": pytest.approx(tag.score)} for tag in tags] for tags in found
         ]
     vectors = predictions(trifold, models["embed"], tmp_path, rows)
-    assert vectors[0]["prediction"] == pytest.approx(library.load(models["embed"]).embed(TEXTS[0]).tolist())
+    assert vectors[0]["prediction"] == pytest.approx(
+        library.load(models["embed"]).embed(TEXTS[0]).tolist(), abs=1e-6
+    )
     number = predictions(trifold, models["regression"], tmp_path, rows)
     assert number[1]["prediction"] == pytest.approx(
         library.load(models["regression"]).classify(TEXTS[1])[0].score

@@ -13,6 +13,7 @@ from trifold.look.session import Session
 from trifold.nn import Mask
 from trifold.nn.rotary import frequencies
 
+BY_CONTENT = ("xlnet", "deberta")  # whose offsets depend on the tokens
 TEXTS = [name for name in MODELS if name != "vit"]
 
 
@@ -36,16 +37,15 @@ def test_the_neuron_view_recomputes_the_attention_of_every_family(name):
         np.testing.assert_allclose(torch.tensor(scores).softmax(-1), view["weights"], atol=1e-5)
         stack = getattr(session.pipeline.model, side)
         offsets = 0.0
-        if stack.offsets is not None and kind != "cross" and name != "xlnet":
+        if stack.offsets is not None and kind != "cross" and name not in BY_CONTENT:
             size = len(view["weights"])
             offsets = stack.offsets(Mask(causal=side == "decoder"), size, torch.device("cpu"), None).detach()
             offsets = offsets.expand(1, 4, size, size)[0, 3, 4]
-        if name != "xlnet":
+        if name not in BY_CONTENT:
             expected = np.where(view["allowed"], offsets, 0)
             np.testing.assert_allclose(view["offsets"], expected, atol=1e-5)
-        assert view["allowed"].sum() == (
-            3 if name == "gemma2" else 5 if kind == "decoder" else len(view["weights"])
-        )
+        causal = 5 if kind == "decoder" else len(view["weights"])
+        assert view["allowed"].sum() == {"gemma2": 3, "modernbert": 5}.get(name, causal)
 
 
 def test_the_neuron_view_shows_rotated_queries_and_the_keys_of_the_group():
