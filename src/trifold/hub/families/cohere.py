@@ -11,9 +11,9 @@ from typing import Any
 from trifold.hub.families.gpt import classes
 from trifold.hub.families.llama import CONSTANTS, ENTRIES, LLAMA, RULES
 from trifold.hub.rope import repeated, windows
-from trifold.hub.rows import Entry, Fields, fixed, ids, revise, row
+from trifold.hub.rows import Entry, Fields, fixed, ids, resized, revise, row
 
-WINDOWS = windows(4, 4096)
+WINDOWS = windows(4096, every=4)
 
 
 def _load_layers(file: Any, fields: Fields) -> Fields:
@@ -40,16 +40,10 @@ COHERE2 = replace(
             position_embedding_type="rope_gptj",
             rotary_pct=1.0,
         ),
-        fixed(
-            use_embedding_sharing=True, use_gated_activation=True, use_parallel_block=True, use_qk_norm=False
-        ),
+        fixed(use_embedding_sharing=True, use_gated_activation=True),
+        fixed(use_parallel_block=True, use_qk_norm=False),
         without="rms_norm_eps mlp_bias",
-        vocab_size=256000,
-        hidden_size=8192,
-        intermediate_size=22528,
-        num_hidden_layers=40,
-        num_attention_heads=64,
-        max_position_embeddings=8192,
+        **resized(vocab=256000, width=8192, inner=22528, layers=40, heads=64, positions=8192),
         tie_word_embeddings=True,
     ),
     constants=CONSTANTS

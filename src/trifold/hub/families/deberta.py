@@ -12,19 +12,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from trifold.errors import SettingsError
-from trifold.hub.families.bert import (
-    BERT,
-    CHOICE,
-    CLASSIFIERS,
-    EMBEDDINGS,
-    HEADS,
-    MASKED_LM,
-    RULES,
-    TEXT_ENCODER,
-    block_names,
-)
+from trifold.hub.families.bert import BERT, CHOICE, CLASSIFIERS, MASKED_LM, RULES, TEXT_ENCODER, block_names
 from trifold.hub.family import Family, in_layer
-from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, revise, row
+from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, repeats, resized, revise, row
 from trifold.hub.rules import AnyRule, Ignored, Renamed
 from trifold.nn import ModelConfig
 
@@ -74,11 +64,6 @@ def _save_positions(config: ModelConfig) -> Fields:
 
 def _load_head(file: Any, fields: Fields) -> Fields:
     """`legacy` changes only names; without it, the head uses the table of embeddings in any case."""
-    for key in ("embedding_size", "pooler_hidden_size"):
-        if getattr(file, key) not in (None, fields["d_model"]):
-            raise SettingsError(
-                f"{key}: {getattr(file, key)} is not supported; it must be {fields['d_model']}"
-            )
     return {"tie_lm_head": file.tie_word_embeddings or not file.legacy}
 
 
@@ -126,47 +111,32 @@ FAMILY = Family(
         "ForSequenceClassification": {"heads": ("pooler", "sequence"), "classifier_input": "pooler"},
         "ForMultipleChoice": CHOICE,
     },
-    entries=(
-        *revise(
-            BERT,
-            row("type_vocab_size", "n_token_types", 0, kind=Annotated[int, Field(ge=0, le=2**16)]),
-            row("cls_dropout", "classifier_dropout", None, heads=("sequence", "choice"), explicit=False),
-            row("pooler_hidden_act", "pooler_activation", "gelu", map=ACTIVATIONS),
-            POSITIONS,
-            Entry(
-                {
-                    "tie_word_embeddings": (bool, True),
-                    "legacy": (bool, True),
-                    "embedding_size": (int | None, None),
-                    "pooler_hidden_size": (int | None, None),
-                },
-                _load_head,
-                lambda config: {"tie_word_embeddings": config.tie_lm_head},
-            ),
-            fixed(conv_kernel_size=0, pooler_dropout=0.0),
-            without="classifier_dropout position_embedding_type",
-            vocab_size=128100,
-            hidden_size=1536,
-            num_hidden_layers=24,
-            num_attention_heads=24,
-            intermediate_size=6144,
-            layer_norm_eps=1e-7,
+    entries=revise(
+        BERT,
+        row("type_vocab_size", "n_token_types", 0, kind=Annotated[int, Field(ge=0, le=2**16)]),
+        row("cls_dropout", "classifier_dropout", None, heads=("sequence", "choice"), explicit=False),
+        row("pooler_hidden_act", "pooler_activation", "gelu", map=ACTIVATIONS),
+        POSITIONS,
+        Entry(
+            {"tie_word_embeddings": (bool, True), "legacy": (bool, True)},
+            _load_head,
+            lambda config: {"tie_word_embeddings": config.tie_lm_head},
         ),
+        repeats("embedding_size", "hidden_size"),
+        repeats("pooler_hidden_size", "hidden_size"),
+        fixed(conv_kernel_size=0, pooler_dropout=0.0),
+        without="classifier_dropout position_embedding_type",
+        **resized(vocab=128100, width=1536, layers=24, heads=24, inner=6144),
+        layer_norm_eps=1e-7,
     ),
     constants=TEXT_ENCODER,
     rules=replace(
         RULES,
         prefix="deberta",
-        names={
-            **EMBEDDINGS,
-            "encoder.offsets": ".encoder.rel_embeddings",
-            "encoder.offsets.norm": ".encoder.LayerNorm",
-            **in_layer(".encoder.layer.{i}.", LAYER),
-            "lm_head.dense": "cls.predictions.transform.dense",
-            "lm_head.norm": "cls.predictions.transform.LayerNorm",
-            "heads.pooler.dense": "pooler.dense",
-            **HEADS,
-        },
+        names=RULES.names
+        | {"encoder.offsets": ".encoder.rel_embeddings", "encoder.offsets.norm": ".encoder.LayerNorm"}
+        | {"heads.pooler.dense": "pooler.dense"}
+        | in_layer(".encoder.layer.{i}.", LAYER),
         more=_more,
         unused=".embeddings.position_embeddings mask_predictions.{layer:dense|LayerNorm|classifier}",
     ),

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from trifold.errors import SettingsError
 from trifold.hub.families.gpt import COMMON, classes
-from trifold.hub.families.llama import AROUND, CONSTANTS, ENTRIES, LAYER, MISTRAL, RULES
+from trifold.hub.families.llama import AROUND, CONSTANTS, ENTRIES, LAYER, MISTRAL, QK_NORMS, RULES, by_head
 from trifold.hub.family import BLOCK, Family, in_layer
 from trifold.hub.rope import rope, windows
-from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, nested, revise, row, sizes
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, nested, repeats, resized, revise, row, sizes
 from trifold.hub.rules import AnyRule, Ignored, Rule
 from trifold.hub.transforms import Tensors, Transform
 from trifold.nn import ModelConfig
@@ -57,8 +57,9 @@ MIXTRAL = replace(
     ignored=IGNORED,
 )
 
-QWEN3_LAYER = LAYER | {
-    "self_attention.sublayer.{p:q|k}_norm": "self_attn.{p}_norm",
+QWEN3_LAYER = {
+    **LAYER,
+    **QK_NORMS,
     f"{MOE}router": "mlp.gate",
     f"{MOE}experts.{{e}}.gate_proj": "mlp.experts.{e}.gate_proj",
     f"{MOE}experts.{{e}}.in_proj": "mlp.experts.{e}.up_proj",
@@ -79,7 +80,6 @@ def _load_qwen(file: Any, fields: Fields) -> Fields:
 
 
 QWEN3_RULES = replace(RULES, names=AROUND | in_layer(".layers.{i}.", QWEN3_LAYER))
-QWEN3_OF_SPANS = replace(QWEN3_RULES, prefix="transformer")
 QWEN3_MOE = Family(
     model_type="qwen3_moe",
     stem="Qwen3Moe",
@@ -89,12 +89,7 @@ QWEN3_MOE = Family(
             ENTRIES,
             ids(),
             without="mlp_bias",
-            vocab_size=151936,
-            hidden_size=2048,
-            intermediate_size=6144,
-            num_hidden_layers=24,
-            num_key_value_heads=4,
-            max_position_embeddings=32768,
+            **resized(vocab=151936, width=2048, inner=6144, layers=24, kv_heads=4, positions=32768),
         ),
         nested(
             "experts",
@@ -116,7 +111,7 @@ QWEN3_MOE = Family(
         fixed(decoder_sparse_step=1),
     ),
     constants=UNBIASED | {"qk_norm": "head"},
-    rules=lambda c: (QWEN3_OF_SPANS if "span" in c.chosen_heads else QWEN3_RULES)(c),
+    rules=by_head(QWEN3_RULES),
     ignored=f"{IGNORED} max_window_layers",
 )
 
@@ -163,25 +158,16 @@ GPT_OSS = Family(
             ids(),
             row("head_dim", "d_head", 64, nullable=True, otherwise=lambda f: f["d_model"] // f["n_heads"]),
             without="mlp_bias hidden_act",
-            vocab_size=201088,
-            hidden_size=2880,
-            intermediate_size=2880,
-            num_hidden_layers=36,
-            num_attention_heads=64,
-            num_key_value_heads=8,
-            max_position_embeddings=131072,
+            **resized(
+                vocab=201088, width=2880, inner=2880, layers=36, heads=64, kv_heads=8, positions=131072
+            ),
             rms_norm_eps=1e-5,
             attention_bias=True,
         ),
-        windows(2, 128),
+        windows(128, every=2),
         row("swiglu_limit", "gate_limit", 7.0),
         fixed(swiglu_alpha=1.702),
-        nested(
-            "experts",
-            count=("num_local_experts", 128),
-            per_token=("num_experts_per_tok", 4),
-            bias=True,
-        ),
+        nested("experts", count=("num_local_experts", 128), per_token=("num_experts_per_tok", 4), bias=True),
     ),
     constants=CONSTANTS | {"activation": "quick-gelu", "attention_sinks": True},
     rules=replace(
@@ -206,9 +192,6 @@ def _scale(fields: Fields, factor: float, share: float) -> float:
 
 
 def _load_deepseek(file: Any, fields: Fields) -> Fields:
-    heads, given = fields["n_heads"], file.num_key_value_heads
-    if given not in (None, heads):
-        raise SettingsError(f"num_key_value_heads: {given} is not {heads}, the number of attention heads")
     if not fields["experts"]["shared"]:
         raise SettingsError("n_shared_experts: 0 is not supported; set at least 1")
     found = ROPE.load(file, fields)
@@ -303,7 +286,8 @@ DEEPSEEK_V3 = Family(
             d_rotary=("qk_rope_head_dim", 64),
             d_value=("v_head_dim", 128),
         ),
-        Entry(ROPE.keys | {"num_key_value_heads": (SIZE | None, 128)}, _load_deepseek, _save_deepseek),
+        Entry(ROPE.keys, _load_deepseek, _save_deepseek),
+        repeats("num_key_value_heads", "num_attention_heads", 128),
         ids(bos=0, eos=1),
         *revise(COMMON, tie_word_embeddings=False),
         fixed(scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1),

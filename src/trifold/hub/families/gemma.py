@@ -18,7 +18,7 @@ from trifold.hub.families import llama
 from trifold.hub.families.gpt import CLASSES, HEADS, classes
 from trifold.hub.family import STACK, Family, TensorRules, in_layer, tied, with_defaults
 from trifold.hub.rope import layered_rope, windows
-from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, Id, revise, row, same
+from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, Id, ids, resized, revise, row, same
 from trifold.hub.rules import AnyRule, Rule
 from trifold.nn import ModelConfig
 
@@ -50,17 +50,9 @@ GEMMA = Family(
         Entry({"hidden_activation": (str | None, None)}, _check_activation),
         row("head_dim", "d_head", 256),
         CAUSAL,
+        ids(pad=0, bos=2, eos=1),
         without="mlp_bias",
-        vocab_size=256000,
-        hidden_size=3072,
-        intermediate_size=24576,
-        num_hidden_layers=28,
-        num_key_value_heads=16,
-        num_attention_heads=16,
-        max_position_embeddings=8192,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=2,
+        **resized(vocab=256000, width=3072, inner=24576, layers=28, heads=16, kv_heads=16, positions=8192),
         tie_word_embeddings=True,
     ),
     constants=CONSTANTS,
@@ -81,13 +73,13 @@ def _save_scale(config: ModelConfig) -> Fields:
 
 
 SCALE = Entry({"query_pre_attn_scalar": (SIZE, 256)}, _load_scale, _save_scale)
-WINDOWS = windows(2, 4096)
+WINDOWS = windows(4096, every=2)
 AROUND = {f"{STACK}.final_norm": ".norm", **HEADS, "heads.token.out_proj": "score"}
 LAYER = llama.LAYER | {
     "self_attention.exit": "post_attention_layernorm",
     "feed_forward.enter": "pre_feedforward_layernorm",
     "feed_forward.exit": "post_feedforward_layernorm",
-    "self_attention.sublayer.{p:q|k}_norm": "self_attn.{p}_norm",  # Gemma 3
+    **llama.QK_NORMS,  # Gemma 3
 }
 GEMMA2 = replace(
     GEMMA,
@@ -103,11 +95,7 @@ GEMMA2 = replace(
         replace(WINDOWS, keys=WINDOWS.keys | {"sliding_window_pattern": (Literal[2] | None, None)}),
         Entry({}, save=llama.check_width),
         without="hidden_act",
-        hidden_size=2304,
-        intermediate_size=9216,
-        num_hidden_layers=26,
-        num_attention_heads=8,
-        num_key_value_heads=4,
+        **resized(width=2304, inner=9216, layers=26, heads=8, kv_heads=4),
     ),
     constants=CONSTANTS | {"norm_placement": "sandwich"},
     rules=replace(llama.RULES, names=AROUND | in_layer(".layers.{i}.", LAYER)),
@@ -143,12 +131,11 @@ GEMMA3 = replace(
     entries=revise(
         GEMMA2.entries,
         layered_rope(1_000_000.0, 10_000.0),
-        windows(6, 4096),
+        windows(4096, every=6),
         Entry({"use_bidirectional_attention": (bool | None, False)}, _load_direction, _save_direction),
         Entry({"attn_logit_softcapping": (None, None)}),  # `transformers` does not read it
         row("final_logit_softcapping", "logit_soft_cap", None),
-        vocab_size=262208,
-        max_position_embeddings=131072,
+        **resized(vocab=262208, positions=131072),
     ),
     constants=GEMMA2.constants | {"qk_norm": "head", "shape": same("shape")},
     ignored="hidden_act _sliding_window_pattern",

@@ -12,7 +12,7 @@ from trifold.hub.families.gpt import classes
 from trifold.hub.families.llama import CONSTANTS, ENTRIES, FUSED, LLAMA, RULES, gate_and_in
 from trifold.hub.family import in_layer
 from trifold.hub.rope import rope
-from trifold.hub.rows import ids, revise, row
+from trifold.hub.rows import ids, resized, revise, row
 
 LAYER = {"self_attention.exit": "post_self_attn_layernorm", "feed_forward.exit": "post_mlp_layernorm"}
 GLM4 = replace(
@@ -26,11 +26,7 @@ GLM4 = replace(
         rope(part="partial_rotary_factor", share=0.5),
         ids(pad=151329, eos=151329),
         without="mlp_bias",
-        vocab_size=151552,
-        intermediate_size=13696,
-        num_hidden_layers=40,
-        num_key_value_heads=2,
-        max_position_embeddings=131072,
+        **resized(vocab=151552, inner=13696, layers=40, kv_heads=2, positions=131072),
         rms_norm_eps=0.00000015625,
         attention_bias=True,
     ),

@@ -5,19 +5,25 @@ with a base of the rotation for each kind; and EuroBERT (Boizard et al. 2025), a
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
 
-from trifold.errors import SettingsError
-from trifold.hub.families.bert import ENCODER_ONLY
-from trifold.hub.families.llama import (
-    CONSTANTS as LLAMA_CONSTANTS,
-    LAYER as LLAMA_LAYER,
-    LLAMA,
-    RULES as LLAMA_RULES,
-)
+from trifold.hub.families import llama
+from trifold.hub.families.bert import ENCODER, ENCODER_ONLY
 from trifold.hub.family import BLOCK, PART, Family, TensorRules, in_layer
-from trifold.hub.rope import LAYER_TYPES, LayeredRope, layered_rope, window_fields
-from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, revise, row, rows, same, sizes
+from trifold.hub.rope import KINDS, LayeredRope, layer_types, layered_rope, load_windows
+from trifold.hub.rows import (
+    ACTIVATIONS,
+    SIZE,
+    Entry,
+    Fields,
+    fixed,
+    ids,
+    resized,
+    revise,
+    row,
+    rows,
+    same,
+    sizes,
+)
 from trifold.hub.rules import AnyRule, Rule
 from trifold.hub.transforms import interleaved
 from trifold.nn import ModelConfig
@@ -25,25 +31,12 @@ from trifold.nn import ModelConfig
 # --- ModernBERT ----------------------------------------------------------------------------------------
 
 
-def _load_windows(file: Any, fields: Fields) -> Fields:
-    """`local_attention` is the width of a window on both sides of a query, without that of its own key."""
-    layers = fields["n_layers"]
-    step = file.global_attn_every_n_layers
-    found = file.layer_types or [
-        "sliding_attention" if number % step else "full_attention" for number in range(layers)
-    ]
-    if len(found) != layers:
-        raise SettingsError(f"layer_types: has {len(found)} layers, but there are {layers}")
-    return window_fields([LAYER_TYPES[kind] for kind in found], file.local_attention // 2 + 1)
-
-
 def _save_windows(config: ModelConfig) -> Fields:
-    kinds = [
-        "full_attention" if config.window(number) is None else "sliding_attention"
-        for number in range(config.n_layers)
-    ]
     window = config.sliding_window
-    return {"layer_types": kinds, "local_attention": 128 if window is None else 2 * (window - 1)}
+    return {
+        "layer_types": layer_types(config),
+        "local_attention": 128 if window is None else 2 * (window - 1),
+    }
 
 
 LAYERED = layered_rope(160_000.0, 10_000.0, "global_rope_theta", "local_rope_theta")
@@ -51,14 +44,12 @@ LAYERED = layered_rope(160_000.0, 10_000.0, "global_rope_theta", "local_rope_the
 ROPE = replace(
     LAYERED, keys=LAYERED.keys | {"rope_parameters": (LayeredRope | None, None), "rope_scaling": (None, None)}
 )
-KINDS = Literal["sliding_attention", "full_attention"]
+# `local_attention` is the width of a window on both sides of a query, without that of its own key.
 WINDOWS = Entry(
-    {
-        "layer_types": (list[KINDS] | None, None),
-        "global_attn_every_n_layers": (SIZE, 3),
-        "local_attention": (SIZE, 128),
-    },
-    _load_windows,
+    {"layer_types": (KINDS, None), "global_attn_every_n_layers": (SIZE, 3), "local_attention": (SIZE, 128)},
+    lambda file, fields: load_windows(
+        file, fields, file.local_attention // 2 + 1, lambda n: n % file.global_attn_every_n_layers > 0
+    ),
     _save_windows,
 )
 CLASSIFIER: Fields = {"transform_norm": True}
@@ -109,18 +100,13 @@ RULES = TensorRules(
     more=_more,
     lm_head="decoder",
 )
+SIZES = sizes(vocab=50368, width=768, inner=1152, layers=22, heads=12, positions=8192, activation="gelu")
 MODERNBERT = Family(
     model_type="modernbert",
     stem="ModernBert",
     classes=CLASSES,
     entries=(
-        *revise(
-            sizes(
-                **{"vocab": 50368, "width": 768, "inner": 1152, "layers": 22, "heads": 12, "positions": 8192},
-                activation="gelu",
-            ),
-            without="hidden_act",
-        ),
+        *revise(SIZES, without="hidden_act"),
         row("hidden_activation", "activation", "gelu", map=ACTIVATIONS),
         *rows(attention_bias=False, norm_bias=False, embedding_dropout=0.0, classifier_dropout=0.0),
         row("norm_eps", "norm_epsilon", 1e-5),
@@ -141,16 +127,9 @@ MODERNBERT = Family(
         ENCODER_ONLY,
         fixed(position_embedding_type="absolute"),
     ),
-    constants={
-        **{
-            "shape": "encoder",
-            "scale_embeddings": False,
-            "embedding_norm": True,
-            "gated": True,
-            "dropout": 0.0,
-        },
-        **{"norm_placement": "pre", "first_norm": False},
-    },
+    constants=ENCODER
+    | {"positions": "rotary", "embedding_norm": True, "gated": True, "dropout": 0.0}
+    | {"norm_placement": "pre", "first_norm": False},
     rules=RULES,
     # Of the kernels, the initial weights, the loss, and the tokenizer; another name of `norm_eps`.
     ignored="""
@@ -173,14 +152,9 @@ EUROBERT = Family(
     },
     entries=(
         *revise(
-            LLAMA.entries,
+            llama.LLAMA.entries,
             ids(128001, 128000, 128001, padded=True),
-            vocab_size=128256,
-            hidden_size=768,
-            intermediate_size=3072,
-            num_hidden_layers=12,
-            num_attention_heads=12,
-            max_position_embeddings=8192,
+            **resized(vocab=128256, width=768, inner=3072, layers=12, heads=12, positions=8192),
             rms_norm_eps=1e-5,
             without="classifier_dropout",
         ),
@@ -188,12 +162,12 @@ EUROBERT = Family(
         # Of the first release, whose code is not read.
         fixed(clf_pooling="late", hidden_dropout=0.0, is_decoder=False),
     ),
-    constants=LLAMA_CONSTANTS | {"shape": "encoder"},
+    constants=llama.CONSTANTS | {"shape": "encoder"},
     rules=replace(
-        LLAMA_RULES,
+        llama.RULES,
         names={
             "encoder.final_norm": ".norm",
-            **in_layer(".layers.{i}.", LLAMA_LAYER),
+            **in_layer(".layers.{i}.", llama.LAYER),
             "heads.sequence.dense": "dense",
             "heads.{head:sequence|token}.out_proj": "classifier",
         },

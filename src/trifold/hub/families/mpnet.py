@@ -6,30 +6,10 @@ It was pretrained on masked and permuted tokens, and is the model of many senten
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from trifold.errors import SettingsError
-from trifold.hub.families.bert import (
-    EMBEDDINGS,
-    ROBERTA,
-    ROBERTA_HEADS,
-    ROBERTA_RULES,
-    TEXT_ENCODER,
-    block_names,
-)
+from trifold.hub.families.bert import ROBERTA, ROBERTA_RULES, TEXT_ENCODER, block_names
 from trifold.hub.family import in_layer
-from trifold.hub.rows import Entry, Fields, fixed, revise
-
-PAD = 1  # in any case, positions begin after it
-
-
-def _check_padding(file: Any, fields: Fields) -> Fields:
-    if file.pad_token_id != PAD:
-        raise SettingsError(
-            f"pad_token_id: {file.pad_token_id} is not supported; positions begin after {PAD}"
-        )
-    return {}
-
+from trifold.hub.rows import fixed, revise
 
 LAYER = block_names(
     "attention.attn.q attention.attn.k attention.attn.v attention.attn.o attention.LayerNorm",
@@ -40,8 +20,8 @@ FAMILY = replace(
     model_type="mpnet",
     stem="MPNet",
     entries=(
-        Entry({"pad_token_id": (int | None, PAD)}, _check_padding),
         *revise(ROBERTA.entries, without="type_vocab_size classifier_dropout", vocab_size=30527),
+        fixed(pad_token_id=1),  # positions begin after 1 in any case
         # The reference has tables of other sizes, but reads 32 rows.
         fixed(relative_attention_num_buckets=32),
     ),
@@ -49,12 +29,8 @@ FAMILY = replace(
     rules=replace(
         ROBERTA_RULES,
         prefix="mpnet",
-        names={
-            **{ours: theirs for ours, theirs in EMBEDDINGS.items() if "token_types" not in ours},
-            "encoder.offsets": ".encoder.relative_attention_bias",
-            "heads.pooler.dense": ".pooler.dense",
-            **in_layer(".encoder.layer.{i}.", LAYER),
-            **ROBERTA_HEADS,
-        },
+        names=ROBERTA_RULES.names
+        | {"encoder.offsets": ".encoder.relative_attention_bias"}
+        | in_layer(".encoder.layer.{i}.", LAYER),
     ),
 )

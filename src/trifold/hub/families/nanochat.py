@@ -7,13 +7,13 @@ its negative, swapped: so the halves of each head are swapped in the matrices of
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
-from trifold.errors import SettingsError
-from trifold.hub.families.gpt import COMMON, DECODER, classes
-from trifold.hub.family import BLOCK, Family, TensorRules, in_layer
+from trifold.hub.families.gpt import DECODER, classes
+from trifold.hub.families.llama import ENTRIES, RULES
+from trifold.hub.family import BLOCK, Family, in_layer
 from trifold.hub.rope import rope
-from trifold.hub.rows import Entry, Fields, ids, revise, row, rows, sizes
+from trifold.hub.rows import ACTIVATIONS, ids, resized, revise, row
 from trifold.hub.rules import AnyRule, Rule
 from trifold.hub.transforms import permuted
 from trifold.nn import ModelConfig
@@ -36,41 +36,22 @@ def _swapped(config: ModelConfig, base: str) -> list[AnyRule]:
     return rules
 
 
-def _check_magnitude(file: Any, fields: Fields) -> Fields:
-    kind = (fields["rotary_scaling"] or {"kind": None})["kind"]
-    if kind in ("yarn", "longrope"):
-        raise SettingsError(
-            f"rope_parameters.rope_type: {kind} is not supported where norms follow the rotation"
-        )
-    return {}
-
-
-SIZES = sizes(vocab=50304, width=768, inner=8192, layers=12, heads=6, positions=2048, activation="relu2")
 FAMILY = Family(
     model_type="nanochat",
     stem="NanoChat",
     classes=classes("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
-    entries=(
-        *SIZES,
-        row("num_key_value_heads", "n_kv_heads", None),
-        row("head_dim", "d_head", None, otherwise=lambda f: f["d_model"] // f["n_heads"]),
-        row("rms_norm_eps", "norm_epsilon", 1e-6),
+    entries=revise(
+        ENTRIES,
+        row("hidden_act", "activation", "relu2", map=ACTIVATIONS),
         row("final_logit_softcapping", "logit_soft_cap", 15.0, nullable=True),
-        *rows(attention_dropout=0.0, attention_bias=False),
-        rope(),
-        Entry({}, _check_magnitude),
+        # The other kinds have a magnitude, and norms follow the rotation.
+        rope(kinds=["linear", "dynamic", "llama3"]),
         ids(pad=1, bos=0, eos=1),
-        *revise(COMMON, tie_word_embeddings=False),
+        without="mlp_bias",
+        **resized(vocab=50304, width=768, inner=8192, layers=12, heads=6),
     ),
     constants=DECODER
     | {"norm": "rms", "norm_weight": "none", "embedding_norm": True, "qk_norm": "head"}
     | {"feed_forward_bias": False, "dropout": 0.0},
-    rules=TensorRules(
-        "model",
-        ".embed_tokens",
-        in_layer(".layers.{i}.", LAYER),
-        more=_swapped,
-        lm_head="lm_head",
-        buffers=".layers.{i}.self_attn.rotary_emb.inv_freq",
-    ),
+    rules=replace(RULES, names=in_layer(".layers.{i}.", LAYER), more=_swapped),
 )

@@ -8,13 +8,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trifold.hub.families.gpt import classes
-from trifold.hub.families.llama import CONSTANTS, ENTRIES, LLAMA, RULES
-from trifold.hub.families.qwen import QK_NORMS
+from trifold.hub.families.llama import CONSTANTS, ENTRIES, LLAMA, QK_NORMS, RULES
 from trifold.hub.family import in_layer
 from trifold.hub.rope import layered_rope, windows
 from trifold.hub.rows import ids, revise
 
-LAYER = {"self_attention.exit": "post_attention_layernorm", "feed_forward.exit": "post_feedforward_layernorm"}
+LAYER = QK_NORMS | {
+    "self_attention.exit": "post_attention_layernorm",
+    "feed_forward.exit": "post_feedforward_layernorm",
+}
 NAMES = {ours: theirs for ours, theirs in RULES.names.items() if not ours.endswith(".enter")}
 
 OLMO2 = replace(
@@ -30,7 +32,7 @@ OLMO2 = replace(
         rms_norm_eps=1e-5,
     ),
     constants=CONSTANTS | {"norm_placement": "exit", "qk_norm": "width", "feed_forward_bias": False},
-    rules=replace(RULES, names=NAMES | QK_NORMS | in_layer(".layers.{i}.", LAYER)),
+    rules=replace(RULES, names=NAMES | in_layer(".layers.{i}.", LAYER)),
     ignored="",
 )
 
@@ -42,7 +44,7 @@ OLMO3 = replace(
     entries=revise(
         OLMO2.entries,
         layered_rope(BASE, BASE, local_theta=""),
-        windows(4, 4096),
+        windows(4096, every=4),
         without="partial_rotary_factor original_max_position_embeddings",
     ),
 )

@@ -10,10 +10,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trifold.hub.families.llama import CONSTANTS, ENTRIES, LLAMA, RULES, by_head
+from trifold.hub.families.llama import CONSTANTS, ENTRIES, LLAMA, QK_NORMS, RULES, by_head
 from trifold.hub.family import in_layer
-from trifold.hub.rope import optional_windows
-from trifold.hub.rows import Entry, fixed, ids, revise, row
+from trifold.hub.rope import windows
+from trifold.hub.rows import Entry, fixed, ids, resized, revise, row
 
 # The first layer with a window.
 FIRST = Entry({"max_window_layers": (Annotated[int, Field(ge=0)], 28)})
@@ -25,20 +25,16 @@ QWEN2 = replace(
     entries=revise(
         ENTRIES,
         FIRST,
-        optional_windows(4096, lambda file, fields, layer: layer >= file.max_window_layers),
+        windows(4096, local=lambda file, fields, layer: layer >= file.max_window_layers),
         ids(),
         fixed(use_mrope=False),
         without="attention_bias mlp_bias",
-        vocab_size=151936,
-        num_key_value_heads=32,
-        intermediate_size=22016,
-        max_position_embeddings=32768,
+        **resized(vocab=151936, kv_heads=32, inner=22016, positions=32768),
     ),
     constants=CONSTANTS | {"attention_bias": True, "attention_out_bias": False, "feed_forward_bias": False},
     ignored="",
 )
 
-QK_NORMS = in_layer(".layers.{i}.", {"self_attention.sublayer.{p:q|k}_norm": "self_attn.{p}_norm"})
 QWEN3 = replace(
     QWEN2,
     model_type="qwen3",
@@ -50,5 +46,5 @@ QWEN3 = replace(
         without="use_mrope",
     ),
     constants=CONSTANTS | {"qk_norm": "head", "feed_forward_bias": False},
-    rules=by_head(replace(RULES, names=RULES.names | QK_NORMS)),
+    rules=by_head(replace(RULES, names=RULES.names | in_layer(".layers.{i}.", QK_NORMS))),
 )
