@@ -94,6 +94,13 @@ def _logits_bias(config: ModelConfig, beside: str) -> AnyRule:
     return Zeros("final_logits_bias", beside, lambda weight: (1, weight.shape[0]), remedy)
 
 
+AROUND = {
+    f"{STACK}_embeddings.positions": ".{stack}.embed_positions",
+    f"{STACK}_embeddings.norm": ".{stack}.layernorm_embedding",
+}
+NAMES = AROUND | in_layer(".{stack}.layers.{i}.", LAYER) | HEADS
+RULES = TensorRules("model", ".shared", NAMES, more=more, buffers=f".{STACK}.version")
+CONSTANTS: Fields = {"norm_epsilon": 1e-5, "attention_bias": True}
 BART = Family(
     model_type="bart",
     stem="Bart",
@@ -111,25 +118,8 @@ BART = Family(
         repeats("num_hidden_layers", "encoder_layers"),
         fixed(normalize_embedding=True, static_position_embeddings=False, extra_pos_embeddings=2),
     ),
-    constants={
-        "positions": "learned",
-        "position_offset": 2,
-        "embedding_norm": True,
-        "norm_epsilon": 1e-5,
-        "attention_bias": True,
-    },
-    rules=TensorRules(
-        "model",
-        ".shared",
-        {
-            f"{STACK}_embeddings.positions": ".{stack}.embed_positions",
-            f"{STACK}_embeddings.norm": ".{stack}.layernorm_embedding",
-            **in_layer(".{stack}.layers.{i}.", LAYER),
-            **HEADS,
-        },
-        more=more,
-        buffers=f".{STACK}.version",
-    ),
+    constants=CONSTANTS | {"positions": "learned", "position_offset": 2, "embedding_norm": True},
+    rules=RULES,
     # Old names of keys, and a key of generation that is no longer read.
     ignored="init_std classif_dropout force_bos_token_to_be_generated",
     n_labels=3,

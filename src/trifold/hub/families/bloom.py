@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from trifold.hub.families.falcon import LAYER, NORMS
-from trifold.hub.families.gpt import COMMON, DECODER, HEADS, classes, four_times, grouped
+from trifold.hub.families.falcon import FALCON, LAYER, NORMS
+from trifold.hub.families.gpt import DECODER, HEADS, classes, four_times, grouped
 from trifold.hub.family import MAX_POSITIONS, Family, TensorRules, in_layer
-from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, revise, row, rows, same
-
-# Their keys, and other names of them in some files.
-SIZES = {"hidden_size": ("n_embed", "d_model", 64)}
-SIZES |= {"n_layer": ("num_hidden_layers", "n_layers", 2), "n_head": ("num_attention_heads", "n_heads", 8)}
+from trifold.hub.rows import SIZE, Entry, fixed, ids, row, rows
 
 
-def _load_sizes(file: Any, fields: Fields) -> Fields:
-    return {ours: getattr(file, other) or getattr(file, key) for key, (other, ours, _) in SIZES.items()}
+def renamed(key: str, old: str, field: str, default: int) -> Entry:
+    """A size with another name in some files, which takes precedence."""
+    return Entry(
+        {key: (SIZE, default), old: (SIZE | None, None)},
+        lambda file, fields: {field: getattr(file, old) or getattr(file, key)},
+        lambda config: {key: getattr(config, field)},
+    )
 
 
 BLOCK = LAYER | dict(zip(("self_attention.enter", "feed_forward.enter"), NORMS["sequential"], strict=True))
@@ -25,33 +24,19 @@ FAMILY = Family(
     classes=classes(),
     entries=(
         *rows(vocab_size=250880, attention_dropout=0.0),
-        Entry(
-            {key: (SIZE, default) for key, (_, _, default) in SIZES.items()}
-            | {other: (SIZE | None, None) for other, _, _ in SIZES.values()},
-            _load_sizes,
-            lambda config: {key: getattr(config, ours) for key, (_, ours, _) in SIZES.items()},
-        ),
+        renamed("hidden_size", "n_embed", "d_model", 64),
+        renamed("n_layer", "num_hidden_layers", "n_layers", 2),
+        renamed("n_head", "num_attention_heads", "n_heads", 8),
         row("seq_length", "max_positions", MAX_POSITIONS),  # of pretraining
         row("layer_norm_epsilon", "norm_epsilon", 1e-5),
         row("hidden_dropout", "dropout", 0.0),
         ids(bos=1, eos=2),
-        *revise(
-            COMMON,
-            row(
-                "classifier_dropout", "classifier_dropout", None, otherwise=same("dropout"), heads=("token",)
-            ),
-        ),
-        fixed(apply_residual_connection_post_layernorm=False, slow_but_exact=False),
+        *FALCON,
+        fixed(slow_but_exact=False),
     ),
     constants=DECODER
-    | {
-        "positions": "alibi",
-        "embedding_norm": True,
-        "activation": "gelu-tanh",
-        "attention_bias": True,
-        "d_ff": four_times,
-        "embedding_dropout": 0.0,
-    },
+    | {"positions": "alibi", "embedding_norm": True, "activation": "gelu-tanh", "attention_bias": True}
+    | {"d_ff": four_times, "embedding_dropout": 0.0},
     rules=TensorRules(
         "transformer",
         ".word_embeddings",

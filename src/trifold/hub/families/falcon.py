@@ -54,6 +54,8 @@ def _save_layers(config: ModelConfig) -> Fields:
     }
 
 
+DROPOUT = row("classifier_dropout", "classifier_dropout", None, otherwise=same("dropout"), heads=("token",))
+FALCON = revise(COMMON, DROPOUT, fixed(apply_residual_connection_post_layernorm=False))
 LAYER = {
     "self_attention.sublayer.o_proj": "self_attention.dense",
     "feed_forward.sublayer.in_proj": "mlp.dense_h_to_4h",
@@ -107,13 +109,7 @@ FAMILY = Family(
             _save_layers,
         ),
         ids(bos=11, eos=11),
-        *revise(
-            COMMON,
-            row(
-                "classifier_dropout", "classifier_dropout", None, otherwise=same("dropout"), heads=("token",)
-            ),
-        ),
-        fixed(apply_residual_connection_post_layernorm=False),
+        *FALCON,
     ),
     constants=DECODER | {"feed_forward_bias": same("attention_bias"), "embedding_dropout": 0.0},
     rules=_rules,

@@ -11,20 +11,17 @@ from dataclasses import replace
 
 import torch
 
-from trifold.hub.families.bart import BART, CLASSES, LAYER, more as bart_more
-from trifold.hub.family import STACK, Family, TensorRules, in_layer, tied
+from trifold.hub.families import bart
+from trifold.hub.families.bart import BART, CLASSES, LAYER
+from trifold.hub.family import STACK, Family, in_layer
 from trifold.hub.rows import Entry, end, fixed, revise, row, same
-from trifold.hub.rules import AnyRule, Computed
+from trifold.hub.rules import AnyRule, Computed, Rule, Zeros
 from trifold.nn import ModelConfig
 from trifold.nn.positions import sinusoids
 
 PRE_LAYER = {ours.replace("after", "enter"): theirs for ours, theirs in LAYER.items()}
 NAMES = {f"{STACK}.final_norm": ".{stack}.layer_norm", **in_layer(".{stack}.layers.{i}.", PRE_LAYER)}
-AROUND = {
-    f"{STACK}_embeddings.positions": ".{stack}.embed_positions",
-    f"{STACK}_embeddings.norm": ".{stack}.layernorm_embedding",
-}
-RULES = TensorRules("model", ".shared", AROUND | NAMES, more=bart_more, buffers=f".{STACK}.version")
+RULES = replace(bart.RULES, names=bart.AROUND | NAMES)
 PRE = {"normalize_before": True, "add_final_layer_norm": True}
 MBART = Family(
     model_type="mbart",
@@ -49,7 +46,7 @@ def _pegasus_more(config: ModelConfig, base: str) -> list[AnyRule]:
         beside=f"{STACK}.final_norm.weight",
         values=lambda: sinusoids(torch.arange(config.max_positions), config.d_model, config.positions),
     )
-    return [*bart_more(config, base), positions]
+    return [*bart.more(config, base), positions]
 
 
 PEGASUS = replace(
@@ -64,20 +61,15 @@ PEGASUS = replace(
         row("bos_token_id", "bos_id", None, otherwise=same("decoder_start_id")),
         fixed(normalize_embedding=False, static_position_embeddings=True, extra_pos_embeddings=1),
     ),
-    constants={
-        "positions": "sinusoidal-halves",
-        "norm_placement": "pre",
-        "norm_epsilon": 1e-5,
-        "attention_bias": True,
-    },
+    constants=bart.CONSTANTS | {"positions": "sinusoidal-halves", "norm_placement": "pre"},
     rules=replace(RULES, names=NAMES, more=_pegasus_more),
 )
 
 
 def _m2m_more(config: ModelConfig, base: str) -> list[AnyRule]:
-    shared = f"{base}shared.weight"
-    head = tied("lm_head", shared) if "lm" in config.chosen_heads else []
-    return tied(f"{base}{STACK}.embed_tokens", shared) + head
+    return [
+        rule for rule in bart.more(config, base) if not isinstance(rule, Rule | Zeros)
+    ]  # no bias of logits
 
 
 M2M = replace(
@@ -96,12 +88,9 @@ M2M = replace(
         scale_embedding=True,
     ),
     constants=PEGASUS.constants
-    | {
-        "positions": "sinusoidal-tensor2tensor",
-        "position_offset": lambda fields: fields["pad_id"] + 1,
-    },
+    | {"positions": "sinusoidal-tensor2tensor", "position_offset": lambda fields: fields["pad_id"] + 1},
     rules=replace(
-        RULES, names=NAMES, more=_m2m_more, buffers=f".{STACK}.version .{STACK}.embed_positions.weights"
+        RULES, names=NAMES, more=_m2m_more, buffers=f"{RULES.buffers} .{STACK}.embed_positions.weights"
     ),
     ignored=f"{MBART.ignored} encoder_layerdrop decoder_layerdrop",
 )

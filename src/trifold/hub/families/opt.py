@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trifold.hub.families.bart import LAYER
 from trifold.hub.families.gpt import COMMON, DECODER, HEADS, classes
 from trifold.hub.family import Family, TensorRules, in_layer
 from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, revise, row, rows, same, sizes
@@ -34,13 +35,6 @@ def _save_layers(config: ModelConfig) -> Fields:
     }
 
 
-NORMS = {"self_attention": "self_attn_layer_norm", "feed_forward": "final_layer_norm"}
-LAYER = {
-    "self_attention.sublayer.{p:q|k|v}_proj": "self_attn.{p}_proj",
-    "self_attention.sublayer.o_proj": "self_attn.out_proj",
-    "feed_forward.sublayer.in_proj": "fc1",
-    "feed_forward.sublayer.out_proj": "fc2",
-}
 AROUND = {
     "decoder_embeddings.positions": ".decoder.embed_positions",
     "decoder_embeddings.projection": ".decoder.project_in",
@@ -51,11 +45,12 @@ AROUND = {
 
 def _rules(config: ModelConfig) -> list[AnyRule]:
     place = "enter" if config.norm_placement == "pre" else "after"
-    layer = LAYER | {f"{ours}.{place}": theirs for ours, theirs in NORMS.items()}
+    layer = {ours.replace("after", place): name for ours, name in LAYER.items() if "cross" not in ours}
     names = {**AROUND, **HEADS, **in_layer(".decoder.layers.{i}.", layer)}
-    return TensorRules(
+    rules = TensorRules(
         "model", ".decoder.embed_tokens", names, lm_head="lm_head", buffers=".decoder.version"
-    )(config)
+    )
+    return rules(config)
 
 
 FAMILY = Family(
@@ -85,13 +80,8 @@ FAMILY = Family(
         fixed(layer_norm_elementwise_affine=True, layerdrop=0.0),
     ),
     constants=DECODER
-    | {
-        "positions": "learned",
-        "position_offset": 2,
-        "norm_epsilon": 1e-5,
-        "feed_forward_bias": same("attention_bias"),
-        "embedding_dropout": 0.0,
-    },
+    | {"positions": "learned", "position_offset": 2, "norm_epsilon": 1e-5, "embedding_dropout": 0.0}
+    | {"feed_forward_bias": same("attention_bias")},
     rules=_rules,
     ignored="activation_dropout init_std",  # `transformers` does not read the first
 )
