@@ -104,28 +104,17 @@ def _latent(config: ModelConfig) -> Iterator[str]:
         yield "latent excludes attention_scale_by_layer and parallel residuals"
 
 
-# Keys that apply to one kind of positions only.
+# Kind of positions -> keys that apply to it only.
 _ONLY = {
-    "rotary_width": "rotary",
-    "rotary_pairs": "rotary",
-    "rotary_theta": "rotary",
-    "rotary_scaling": "rotary",
-    "rotary_local_theta": "rotary",
-    "rotary_pattern": "rotary",
-    "relative_log": "disentangled",
-    "relative_scores": "disentangled",
-    "relative_shared": "disentangled",
-    "relative_norm": "disentangled",
-    "relative_clamp": "relative-sinusoidal",
-    "segment_offsets": "relative-sinusoidal",
-    "query_stream": "relative-sinusoidal",
-    "alibi_scale": "alibi",
-    "alibi_rounded": "alibi",
+    "rotary": "rotary_width rotary_pairs rotary_theta rotary_scaling rotary_local_theta rotary_pattern",
+    "disentangled": "relative_log relative_scores relative_shared relative_norm",
+    "relative-sinusoidal": "relative_clamp segment_offsets query_stream",
+    "alibi": "alibi_scale alibi_rounded",
 }
 
 
 def _positions(config: ModelConfig) -> Iterator[str]:
-    for key, kind in _ONLY.items():
+    for key, kind in ((key, kind) for kind, keys in _ONLY.items() for key in keys.split()):
         if config.positions != kind and getattr(config, key) != type(config).model_fields[key].default:
             yield f"{key} needs positions: {kind}, not {config.positions}"
     buckets = config.positions in ("relative", "disentangled")

@@ -19,11 +19,11 @@ from typing import Any
 from torch import Tensor
 
 from trifold.errors import SettingsError
-from trifold.hub.families.gpt import COMMON, classes
+from trifold.hub.families.gpt import classes
 from trifold.hub.families.llama import AROUND, CONSTANTS, ENTRIES, LAYER, MISTRAL, QK_NORMS, RULES, by_head
 from trifold.hub.family import BLOCK, Family, in_layer
 from trifold.hub.rope import rope, windows
-from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, nested, repeats, resized, revise, row, sizes
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, nested, repeats, resized, revise, row
 from trifold.hub.rules import AnyRule, Ignored, Rule
 from trifold.hub.transforms import Tensors, Transform
 from trifold.nn import ModelConfig
@@ -206,11 +206,8 @@ def _save_deepseek(config: ModelConfig) -> Fields:
     keys = ROPE.save(config) | {"num_key_value_heads": config.n_heads}
     if config.attention_scale is None:
         return keys
-    if (
-        config.latent is None
-        or config.rotary_scaling is None
-        or (factor := config.rotary_scaling.factor) == 1
-    ):
+    factor = 1.0 if config.rotary_scaling is None else config.rotary_scaling.factor
+    if config.latent is None or factor == 1:
         raise SettingsError("attention_scale: only supported together with rotary_scaling")
     fields = {"d_head": config.head_width, "latent": {"d_rotary": config.latent.d_rotary}}
     share = (math.sqrt(config.attention_scale / _scale(fields, 1.0, 0.0)) - 1) / (0.1 * math.log(factor))
@@ -253,17 +250,18 @@ def _unnamed(config: ModelConfig, base: str) -> list[AnyRule]:
     ]
 
 
-SIZES = sizes(vocab=129280, width=7168, inner=18432, layers=61, heads=128, positions=4096, activation="silu")
 DEEPSEEK_V3 = Family(
     model_type="deepseek_v3",
     stem="DeepseekV3",
     classes=classes("ForQuestionAnswering"),
     entries=(
-        *SIZES,
+        *revise(
+            ENTRIES,
+            ids(bos=0, eos=1),
+            without="head_dim mlp_bias num_key_value_heads rope_parameters",
+            **resized(vocab=129280, width=7168, inner=18432, layers=61, heads=128, positions=4096),
+        ),
         row("qk_nope_head_dim", "d_head", 128),
-        row("rms_norm_eps", "norm_epsilon", 1e-6),
-        row("attention_bias", "attention_bias", False),
-        row("attention_dropout", "attention_dropout", 0.0),
         row("rope_interleave", "rotary_pairs", True, map={True: "interleaved", False: "halves"}),
         nested(
             "experts",
@@ -288,8 +286,6 @@ DEEPSEEK_V3 = Family(
         ),
         Entry(ROPE.keys, _load_deepseek, _save_deepseek),
         repeats("num_key_value_heads", "num_attention_heads", 128),
-        ids(bos=0, eos=1),
-        *revise(COMMON, tie_word_embeddings=False),
         fixed(scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1),
     ),
     constants=UNBIASED,

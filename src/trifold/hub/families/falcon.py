@@ -55,6 +55,7 @@ def _save_layers(config: ModelConfig) -> Fields:
 
 
 DROPOUT = row("classifier_dropout", "classifier_dropout", None, otherwise=same("dropout"), heads=("token",))
+# Keys that BLOOM has too.
 FALCON = revise(COMMON, DROPOUT, fixed(apply_residual_connection_post_layernorm=False))
 LAYER = {
     "self_attention.sublayer.o_proj": "self_attention.dense",

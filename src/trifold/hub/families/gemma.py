@@ -185,6 +185,8 @@ def _read_stack(file: Any, side: str) -> ModelConfig:
 def _load_stacks(file: Any, fields: Fields) -> Fields:
     encoder, decoder = _read_stack(file, "encoder"), _read_stack(file, "decoder")
     decodes = fields["shape"] == "encoder-decoder"
+    if file.is_encoder_decoder not in (None, decodes):  # the class decides
+        raise SettingsError(f"is_encoder_decoder: {file.is_encoder_decoder} is not supported for this class")
     decoder = decoder if decodes else encoder
     for name, key in SHARED.items():
         ours, theirs = getattr(encoder, name), getattr(decoder, name)
@@ -228,32 +230,19 @@ def _save_stacks(config: ModelConfig) -> Fields:
     decoder = config.decoder_side.model_copy(update=alone | {"vocab_size": config.output_vocab_size})
     sides = {"encoder": encoder, "decoder": decoder if decodes else encoder}
     kind = {"model_type": MODULE.model_type}
-    return {
-        **{
-            side: MODULE.write(stack) | kind | {"is_decoder": side == "decoder"}
-            for side, stack in sides.items()
-        },
-        **{key: getattr(config, ours) for key, ours in IDS.items()},
-        "vocab_size": config.output_vocab_size,
-        "is_encoder_decoder": decodes,
+    keys = {
+        side: MODULE.write(stack) | kind | {"is_decoder": side == "decoder"} for side, stack in sides.items()
     }
+    keys |= {key: getattr(config, ours) for key, ours in IDS.items()}
+    return keys | {"vocab_size": config.output_vocab_size, "is_encoder_decoder": decodes}
 
 
-def _check_shape(file: Any, fields: Fields) -> Fields:
-    """The class decides."""
-    if file.is_encoder_decoder not in (None, fields["shape"] == "encoder-decoder"):
-        raise SettingsError(f"is_encoder_decoder: {file.is_encoder_decoder} is not supported for this class")
-    return {}
-
-
-T5_LAYER = llama.LAYER | {
+T5_LAYER = LAYER | {
     "self_attention.enter": "pre_self_attn_layernorm",
     "self_attention.exit": "post_self_attn_layernorm",
     "cross_attention.enter": "pre_cross_attn_layernorm",
     "cross_attention.sublayer.{p:q|k|v|o}_proj": "cross_attn.{p}_proj",
     "cross_attention.exit": "post_cross_attn_layernorm",
-    "feed_forward.enter": "pre_feedforward_layernorm",
-    "feed_forward.exit": "post_feedforward_layernorm",
 }
 
 
@@ -278,11 +267,10 @@ T5GEMMA = Family(
         "ForTokenClassification": ENCODER | {"heads": ("token",)},
     },
     entries=(
-        Entry({"is_encoder_decoder": (bool | None, None)}, _check_shape),
         Entry(
             {
-                "encoder": (dict[str, Any] | None, None),
-                "decoder": (dict[str, Any] | None, None),
+                "is_encoder_decoder": (bool | None, None),
+                **dict.fromkeys(("encoder", "decoder"), (dict[str, Any] | None, None)),
                 "vocab_size": (SIZE, 256000),  # nothing reads it
                 **dict.fromkeys(IDS, (IDS_OF, None)),
             },

@@ -33,6 +33,6 @@ GLM4 = replace(
     constants=CONSTANTS
     | {"norm_placement": "sandwich", "rotary_pairs": "interleaved"}
     | {"attention_out_bias": False, "feed_forward_bias": False},
-    rules=replace(RULES, names=FUSED | in_layer(".layers.{i}.", LAYER), more=gate_and_in),
+    rules=replace(RULES, names=FUSED | in_layer(".layers.{i}.", LAYER), more=gate_and_in("gate_up_proj")),
     ignored="",
 )

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from trifold.errors import SettingsError
 from trifold.hub.families.gpt import COMMON, DECODER, HEADS, classes
-from trifold.hub.family import BLOCK, Family, TensorRules, in_layer
+from trifold.hub.family import BLOCK, PART, Family, TensorRules, in_layer
 from trifold.hub.rope import repeated, rope, windows
 from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, resized, revise, row, rows, same, sizes
 from trifold.hub.rules import AnyRule, Rule
@@ -125,10 +125,11 @@ STARCODER2 = Family(
 FUSED = {ours: theirs for ours, theirs in RULES.names.items() if not ours.endswith(("gate_proj", "in_proj"))}
 
 
-def gate_and_in(config: ModelConfig, base: str) -> list[AnyRule]:
+def gate_and_in(theirs: str) -> Callable[[ModelConfig, str], list[AnyRule]]:
     """The rule of a matrix that holds the gate and then the other factor of the feed-forward."""
-    ours = tuple(f"{BLOCK}feed_forward.sublayer.{name}_proj.weight" for name in ("gate", "in"))
-    return [Rule(ours, f"{base}layers.{{i}}.mlp.gate_up_proj.weight", interleaved(1, (1, 1)))]
+    ours = tuple(f"{BLOCK}feed_forward.sublayer.{name}_proj.{PART}" for name in ("gate", "in"))
+    rule = f"layers.{{i}}.mlp.{theirs}.{{part}}"
+    return lambda config, base: [Rule(ours, base + rule, interleaved(1, (1, 1)))]
 
 
 PHI3 = Family(
@@ -151,7 +152,7 @@ PHI3 = Family(
         names={ours.replace("q|k|v|o", "o"): theirs for ours, theirs in FUSED.items()},
         qkv=".layers.{i}.self_attn.qkv_proj",
         split=lambda config: interleaved(1, (config.n_heads, config.kv_heads, config.kv_heads)),
-        more=gate_and_in,
+        more=gate_and_in("gate_up_proj"),
     ),
     # `transformers` does not read them; auto_map names code, which is never loaded.
     ignored="auto_map embd_pdrop full_attn_mod interpolate_factor",

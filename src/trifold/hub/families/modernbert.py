@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from trifold.hub.families import llama
 from trifold.hub.families.bert import ENCODER, ENCODER_ONLY
-from trifold.hub.family import BLOCK, PART, Family, TensorRules, in_layer
+from trifold.hub.family import Family, TensorRules, in_layer
 from trifold.hub.rope import KINDS, LayeredRope, layer_types, layered_rope, load_windows
 from trifold.hub.rows import (
     ACTIVATIONS,
@@ -24,7 +24,6 @@ from trifold.hub.rows import (
     same,
     sizes,
 )
-from trifold.hub.rules import AnyRule, Rule
 from trifold.hub.transforms import interleaved
 from trifold.nn import ModelConfig
 
@@ -78,12 +77,6 @@ HEADS = "heads.{head:sequence|choice|token|span}"
 POOLINGS = {"cls": "first", "mean": "mean"}
 
 
-def _more(config: ModelConfig, base: str) -> list[AnyRule]:
-    """Both matrices into the inner width are one."""
-    ours = tuple(f"{BLOCK}feed_forward.sublayer.{name}_proj.{PART}" for name in ("gate", "in"))
-    return [Rule(ours, f"{base}layers.{{i}}.mlp.Wi.{{part}}", interleaved(1, (1, 1)))]
-
-
 RULES = TensorRules(
     "model",
     ".embeddings.tok_embeddings",
@@ -97,7 +90,7 @@ RULES = TensorRules(
     },
     qkv=".layers.{i}.attn.Wqkv",
     split=lambda config: interleaved(1, (1, 1, 1)),
-    more=_more,
+    more=llama.gate_and_in("Wi"),
     lm_head="decoder",
 )
 SIZES = sizes(vocab=50368, width=768, inner=1152, layers=22, heads=12, positions=8192, activation="gelu")
