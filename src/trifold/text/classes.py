@@ -11,15 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer as Library,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-)
+from tokenizers import AddedToken, Regex, Tokenizer as Library, decoders, models, normalizers, pre_tokenizers
 
 from trifold.errors import CheckpointError
 from trifold.text.languages import MBART, MBART_50
