@@ -149,14 +149,12 @@ def _t5(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
             f"tokenizer_config.json: extra_ids: {count!r} is not an integer from 0 to {_MAX_SENTINELS}"
         )
     sentinels = [f"<extra_id_{number}>" for number in range(count)]
-    vocabulary = _with_ids(vocabulary, [], 0, reversed(sentinels))
+    vocabulary = _set_ids(vocabulary, [], 0, reversed(sentinels))
     library = _unigram(vocabulary, {**settings, "add_prefix_space": True}, names)
     return _with_special(library, sentinels)
 
 
-def _with_ids(
-    vocabulary: Vocabulary, first: Sequence[str], skip: int, last: Iterable[str] = ()
-) -> Vocabulary:
+def _set_ids(vocabulary: Vocabulary, first: Sequence[str], skip: int, last: Iterable[str] = ()) -> Vocabulary:
     """The vocabulary of a SentencePiece model with `first` instead of its `skip` first tokens, and `last` at its end.
 
     That of a tokenizer.json has these ids.
@@ -173,7 +171,7 @@ def _with_ids(
 def _fairseq(vocabulary: Vocabulary, names: Names, last: Sequence[str]) -> Vocabulary:
     """fairseq's ids: four special tokens in its own order, the pieces after the model's first three, then `last`."""
     head = [names.get("bos_token", "<s>"), *(names[f"{role}_token"] for role in ("pad", "eos", "unk"))]
-    return _with_ids(vocabulary, head, 3, last)
+    return _set_ids(vocabulary, head, 3, last)
 
 
 def _xlm_roberta(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
@@ -217,7 +215,7 @@ def _pegasus(vocabulary: Vocabulary, settings: Settings, names: Names) -> Librar
         raise CheckpointError(f"tokenizer_config.json: offset: {offset!r} is not from 3 to {_MAX_SENTINELS}")
     masks = [content_of(settings.get("mask_token_sent", "<mask_1>")), names["mask_token"]]
     special = [*filter(None, masks), *(f"<unk_{number}>" for number in range(2, offset))]
-    vocabulary = _with_ids(vocabulary, [names["pad_token"], names["eos_token"], *special], 2)
+    vocabulary = _set_ids(vocabulary, [names["pad_token"], names["eos_token"], *special], 2)
     library = _unigram(vocabulary, {}, names)
     _set_spaces(library, vocabulary, [normalizers.Replace(Regex(r"\n"), " ")])
     return _with_special(library, special)

@@ -23,9 +23,7 @@ from trifold.hub.family import Family
 
 NATIVE = "trifold"  # the model_type of our own format
 # Known kinds that are not supported -> the reason.
-UNSUPPORTED = {
-    "gemma3": "it reads images too; text models of Gemma 3 have model_type gemma3_text",
-}
+UNSUPPORTED = {"gemma3": "it reads images too; text models of Gemma 3 have model_type gemma3_text"}
 FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (

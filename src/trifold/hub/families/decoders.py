@@ -83,13 +83,7 @@ OLMO2 = replace(
     model_type="olmo2",
     stem="Olmo2",
     classes=classes("ForTokenClassification", "ForQuestionAnswering"),
-    entries=revise(
-        ENTRIES,
-        ids(pad=1, eos=50279),
-        without="mlp_bias",
-        vocab_size=50304,
-        rms_norm_eps=1e-5,
-    ),
+    entries=revise(ENTRIES, ids(pad=1, eos=50279), without="mlp_bias", vocab_size=50304, rms_norm_eps=1e-5),
     constants=CONSTANTS | {"norm_placement": "exit", "qk_norm": "width", "feed_forward_bias": False},
     rules=replace(RULES, names=OLMO_NAMES | in_layer(".layers.{i}.", OLMO_LAYER)),
     ignored="",
@@ -171,9 +165,7 @@ COHERE2 = replace(
     constants=CONSTANTS
     | {"norm": "layer", "norm_bias": False, "residual": "parallel", "rotary_pairs": "interleaved"}
     | {"feed_forward_bias": False},
-    rules=replace(
-        RULES, names={ours: t for ours, t in RULES.names.items() if "feed_forward.enter" not in ours}
-    ),
+    rules=replace(RULES, names={o: t for o, t in RULES.names.items() if "feed_forward.enter" not in o}),
     ignored="layer_switch use_parallel_embedding",  # names of sliding_window_pattern, and of a way to compute
 )
 

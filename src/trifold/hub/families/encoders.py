@@ -262,11 +262,8 @@ DEBERTA = Family(
 
 
 def _save_windows(config: ModelConfig) -> Fields:
-    window = config.sliding_window
-    return {
-        "layer_types": layer_types(config),
-        "local_attention": 128 if window is None else 2 * (window - 1),
-    }
+    width = 128 if config.sliding_window is None else 2 * (config.sliding_window - 1)
+    return {"layer_types": layer_types(config), "local_attention": width}
 
 
 MODERN_LAYERED = layered_rope(160_000.0, 10_000.0, "global_rope_theta", "local_rope_theta")
@@ -283,15 +280,15 @@ MODERN_WINDOWS = Entry(
     ),
     _save_windows,
 )
-MODERN_CLASSIFIER: Fields = {"transform_norm": True}
+CLASSIFIER: Fields = {"transform_norm": True}
 # A dense layer, activation and norm come before every head.
 MODERN_CLASSES: dict[str, Fields] = {
     "ForMaskedLM": {"heads": ("lm",)},
     "Model": {"heads": ()},
-    "ForSequenceClassification": MODERN_CLASSIFIER | {"heads": ("sequence",)},
-    "ForTokenClassification": MODERN_CLASSIFIER | {"heads": ("token",)},
-    "ForQuestionAnswering": MODERN_CLASSIFIER | {"heads": ("span",)},
-    "ForMultipleChoice": MODERN_CLASSIFIER | {"heads": ("choice",)},
+    "ForSequenceClassification": CLASSIFIER | {"heads": ("sequence",)},
+    "ForTokenClassification": CLASSIFIER | {"heads": ("token",)},
+    "ForQuestionAnswering": CLASSIFIER | {"heads": ("span",)},
+    "ForMultipleChoice": CLASSIFIER | {"heads": ("choice",)},
 }
 
 
@@ -306,7 +303,7 @@ MODERN_LAYER = {
     "feed_forward.sublayer.out_proj": "mlp.Wo",
 }
 MODERN_HEADS = "heads.{head:sequence|choice|token|span}"
-MODERN_POOLINGS = {"cls": "first", "mean": "mean"}
+POOLINGS = {"cls": "first", "mean": "mean"}
 
 
 MODERN_RULES = TensorRules(
@@ -325,15 +322,13 @@ MODERN_RULES = TensorRules(
     more=llama.gate_and_in("Wi"),
     lm_head="decoder",
 )
-MODERN_SIZES = sizes(
-    vocab=50368, width=768, inner=1152, layers=22, heads=12, positions=8192, activation="gelu"
-)
+SIZES = sizes(vocab=50368, width=768, inner=1152, layers=22, heads=12, positions=8192, activation="gelu")
 MODERNBERT = Family(
     model_type="modernbert",
     stem="ModernBert",
     classes=MODERN_CLASSES,
     entries=(
-        *revise(MODERN_SIZES, without="hidden_act"),
+        *revise(SIZES, without="hidden_act"),
         row("hidden_activation", "activation", "gelu", map=ACTIVATIONS),
         *rows(attention_bias=False, norm_bias=False, embedding_dropout=0.0, classifier_dropout=0.0),
         row("norm_eps", "norm_epsilon", 1e-5),
@@ -344,9 +339,7 @@ MODERNBERT = Family(
         _transform("lm_head_transform", "lm"),
         _transform("classifier_transform", "sequence", "choice"),
         _transform("token_transform", "token", "span"),
-        row(
-            "classifier_pooling", "classifier_input", "cls", map=MODERN_POOLINGS, heads=("sequence", "choice")
-        ),
+        row("classifier_pooling", "classifier_input", "cls", map=POOLINGS, heads=("sequence", "choice")),
         # It would also apply to the outputs of attention, but not to those of the feed-forward.
         fixed(attention_dropout=0.0),
         MODERN_WINDOWS,
@@ -379,17 +372,15 @@ EUROBERT = Family(
         "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "gelu"},
         "ForTokenClassification": {"heads": ("token",)},
     },
-    entries=(
-        *revise(
-            llama.LLAMA.entries,
-            ids(128001, 128000, 128001, padded=True),
-            **resized(vocab=128256, width=768, inner=3072, layers=12, heads=12, positions=8192),
-            rms_norm_eps=1e-5,
-            without="classifier_dropout",
-        ),
+    entries=revise(
+        llama.LLAMA.entries,
+        ids(128001, 128000, 128001, padded=True),
         row("classifier_pooling", "classifier_input", "late", map=EURO_POOLINGS, heads=("sequence",)),
         # Of the first release, whose code is not read.
         fixed(clf_pooling="late", hidden_dropout=0.0, is_decoder=False),
+        without="classifier_dropout",
+        **resized(vocab=128256, width=768, inner=3072, layers=12, heads=12, positions=8192),
+        rms_norm_eps=1e-5,
     ),
     constants=llama.CONSTANTS | {"shape": "encoder"},
     rules=replace(

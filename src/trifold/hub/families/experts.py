@@ -68,10 +68,8 @@ QWEN3_LAYER = {
 
 
 def _load_qwen(file: Any, fields: Fields) -> Fields:
-    if file.mlp_only_layers:
-        raise SettingsError(
-            f"mlp_only_layers: {file.mlp_only_layers} is not supported; all layers have experts"
-        )
+    if dense := file.mlp_only_layers:
+        raise SettingsError(f"mlp_only_layers: {dense} is not supported; all layers have experts")
     count, window = file.num_local_experts, file.sliding_window if file.use_sliding_window else None
     if count not in (None, file.num_experts) and "num_experts" in file.model_fields_set:
         raise SettingsError(f"num_local_experts: {count} contradicts num_experts {file.num_experts}")
@@ -84,13 +82,9 @@ QWEN3_MOE = Family(
     model_type="qwen3_moe",
     stem="Qwen3Moe",
     classes=classes(),
-    entries=(
-        *revise(
-            ENTRIES,
-            ids(),
-            without="mlp_bias",
-            **resized(vocab=151936, width=2048, inner=6144, layers=24, kv_heads=4, positions=32768),
-        ),
+    entries=revise(
+        ENTRIES,
+        ids(),
         nested(
             "experts",
             count=("num_experts", 128),
@@ -109,6 +103,8 @@ QWEN3_MOE = Family(
             lambda c: {"use_sliding_window": bool(c.sliding_window), "sliding_window": c.sliding_window},
         ),
         fixed(decoder_sparse_step=1),
+        without="mlp_bias",
+        **resized(vocab=151936, width=2048, inner=6144, layers=24, kv_heads=4, positions=32768),
     ),
     constants=UNBIASED | {"qk_norm": "head"},
     rules=by_head(QWEN3_RULES),
@@ -151,23 +147,19 @@ GPT_OSS = Family(
     model_type="gpt_oss",
     stem="GptOss",
     classes=classes("ForQuestionAnswering"),
-    entries=(
-        *revise(
-            ENTRIES,
-            rope(base=150000.0, scaling=YARN),
-            ids(),
-            row("head_dim", "d_head", 64, nullable=True, otherwise=lambda f: f["d_model"] // f["n_heads"]),
-            without="mlp_bias hidden_act",
-            **resized(
-                vocab=201088, width=2880, inner=2880, layers=36, heads=64, kv_heads=8, positions=131072
-            ),
-            rms_norm_eps=1e-5,
-            attention_bias=True,
-        ),
+    entries=revise(
+        ENTRIES,
+        rope(base=150000.0, scaling=YARN),
+        ids(),
+        row("head_dim", "d_head", 64, nullable=True, otherwise=lambda f: f["d_model"] // f["n_heads"]),
         windows(128, every=2),
         row("swiglu_limit", "gate_limit", 7.0),
         fixed(swiglu_alpha=1.702),
         nested("experts", count=("num_local_experts", 128), per_token=("num_experts_per_tok", 4), bias=True),
+        without="mlp_bias hidden_act",
+        **resized(vocab=201088, width=2880, inner=2880, layers=36, heads=64, kv_heads=8, positions=131072),
+        rms_norm_eps=1e-5,
+        attention_bias=True,
     ),
     constants=CONSTANTS | {"activation": "quick-gelu", "attention_sinks": True},
     rules=replace(
@@ -254,13 +246,8 @@ DEEPSEEK_V3 = Family(
     model_type="deepseek_v3",
     stem="DeepseekV3",
     classes=classes("ForQuestionAnswering"),
-    entries=(
-        *revise(
-            ENTRIES,
-            ids(bos=0, eos=1),
-            without="head_dim mlp_bias num_key_value_heads rope_parameters",
-            **resized(vocab=129280, width=7168, inner=18432, layers=61, heads=128, positions=4096),
-        ),
+    entries=revise(
+        ENTRIES,
         row("qk_nope_head_dim", "d_head", 128),
         row("rope_interleave", "rotary_pairs", True, map={True: "interleaved", False: "halves"}),
         nested(
@@ -286,7 +273,10 @@ DEEPSEEK_V3 = Family(
         ),
         Entry(ROPE.keys, _load_deepseek, _save_deepseek),
         repeats("num_key_value_heads", "num_attention_heads", 128),
+        ids(bos=0, eos=1),
         fixed(scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1),
+        without="head_dim mlp_bias",
+        **resized(vocab=129280, width=7168, inner=18432, layers=61, heads=128, positions=4096),
     ),
     constants=UNBIASED,
     rules=_rules,

@@ -16,7 +16,7 @@ from pydantic import Field
 from trifold.errors import SettingsError
 from trifold.hub.families import llama
 from trifold.hub.families.gpt import CLASSES, HEADS, classes
-from trifold.hub.family import STACK, Family, TensorRules, in_layer, tied, with_defaults
+from trifold.hub.family import LABELED, STACK, Family, TensorRules, in_layer, tied, with_defaults
 from trifold.hub.rope import layered_rope, windows
 from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, Id, ids, resized, revise, row, same
 from trifold.hub.rules import AnyRule, Rule
@@ -230,9 +230,7 @@ def _save_stacks(config: ModelConfig) -> Fields:
     decoder = config.decoder_side.model_copy(update=alone | {"vocab_size": config.output_vocab_size})
     sides = {"encoder": encoder, "decoder": decoder if decodes else encoder}
     kind = {"model_type": MODULE.model_type}
-    keys = {
-        side: MODULE.write(stack) | kind | {"is_decoder": side == "decoder"} for side, stack in sides.items()
-    }
+    keys = {side: MODULE.write(own) | kind | {"is_decoder": side == "decoder"} for side, own in sides.items()}
     keys |= {key: getattr(config, ours) for key, ours in IDS.items()}
     return keys | {"vocab_size": config.output_vocab_size, "is_encoder_decoder": decodes}
 
@@ -279,9 +277,7 @@ T5GEMMA = Family(
         ),
         row("dropout_rate", "dropout", 0.0),
         row("attention_dropout", "attention_dropout", 0.0),
-        row(
-            "classifier_dropout_rate", "classifier_dropout", 0.0, heads=("sequence", "token"), everywhere=True
-        ),
+        row("classifier_dropout_rate", "classifier_dropout", 0.0, heads=LABELED, everywhere=True),
         row("tie_word_embeddings", "tie_lm_head", True),
     ),
     constants=GEMMA2.constants | {"shape": "encoder-decoder", "activation_dropout": same("dropout")},

@@ -67,9 +67,7 @@ PEGASUS = replace(
 
 
 def _m2m_more(config: ModelConfig, base: str) -> list[AnyRule]:
-    return [
-        rule for rule in bart.more(config, base) if not isinstance(rule, Rule | Zeros)
-    ]  # no bias of logits
+    return [rule for rule in bart.more(config, base) if not isinstance(rule, Rule | Zeros)]  # no bias here
 
 
 M2M = replace(
