@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trifold.errors import SettingsError
-from trifold.hub.rows import SIZE, Entry, Fields, Keys
+from trifold.hub.rows import POSITIVE, SIZE, Entry, Fields, Keys
 from trifold.nn import ModelConfig
 from trifold.settings import Settings
 
@@ -76,17 +76,17 @@ def rope(
     Families without `part` rotate whole heads. scaling: `rope_parameters` of files without it. original: the default of
     `original_max_position_embeddings` where the family always has this key. kinds: of scaling, that the family has.
     """
-    positive, part_of_one = Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0, le=1)]
+    part_of_one = Annotated[float, Field(gt=0, le=1)]
     keys: Keys = {
         "rope_parameters": (RopeKeys | None, None),
         "rope_scaling": (RopeKeys | None, None),
-        "rope_theta": (positive | None, None),
+        "rope_theta": (POSITIVE | None, None),
         "partial_rotary_factor": (part_of_one | None, None),
         # Takes precedence over the key of that name in `rope_parameters`.
         "original_max_position_embeddings": (SIZE | None, original),
     }
     if part:
-        keys |= {part: (part_of_one | None, None), theta: (positive | None, None)}
+        keys |= {part: (part_of_one | None, None), theta: (POSITIVE | None, None)}
 
     def load(file: Any, fields: Fields) -> Fields:
         # Any key in `rope_scaling` makes it take precedence over `rope_parameters` as a whole.
@@ -133,14 +133,13 @@ def layered_rope(
 
     base, local: the defaults; theta, local_theta: their keys in older files, "" for none.
     """
-    positive = Annotated[float, Field(gt=0)] | None
     keys: Keys = {
         "rope_parameters": (LayeredRope | RopeKeys | None, None),
         "rope_scaling": (RopeKeys | None, None),
-        theta: (positive, None),
+        theta: (POSITIVE | None, None),
     }
     if local_theta:
-        keys |= {local_theta: (positive, None)}
+        keys |= {local_theta: (POSITIVE | None, None)}
 
     def load(file: Any, fields: Fields) -> Fields:
         given = file.rope_parameters

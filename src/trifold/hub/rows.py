@@ -190,6 +190,7 @@ def _bounded(kind: Any, bounds: Sequence[Any]) -> Any:
 
 
 SIZE = Annotated[int, Field(gt=0)]
+POSITIVE = Annotated[float, Field(gt=0)]
 
 
 def up_to(largest: int) -> Any:

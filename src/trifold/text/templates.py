@@ -50,9 +50,8 @@ def language(default: str, *, first: bool) -> Callable[[Library, Settings, Names
 
     def around(library: Library, settings: Settings, names: Names) -> Any:
         code, eos = settings.get("src_lang") or default, names["eos_token"]
-        begin, end = (
-            (f"{code} ", eos) if first and not settings.get("legacy_behaviour") else ("", f"{eos} {code}")
-        )
+        before = first and not settings.get("legacy_behaviour")
+        begin, end = (f"{code} ", eos) if before else ("", f"{eos} {code}")
         return template(library, f"{begin}$A {end}", f"{begin}$A $B {end}")
 
     return around

@@ -14,7 +14,6 @@ from trifold.hub.families import (
     llama,
     mbart,
     native,
-    opt,
     t5,
     vit,
     xlnet,
@@ -38,7 +37,7 @@ FAMILIES: dict[str, Family] = {
         *(gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3, gemma.T5GEMMA),
         *(experts.MIXTRAL, experts.QWEN3_MOE, experts.GPT_OSS, experts.DEEPSEEK_V3),
         *(encoders.MODERNBERT, encoders.EUROBERT, encoders.ELECTRA, encoders.MPNET, encoders.DEBERTA),
-        *(opt.FAMILY, falcon.BLOOM, mbart.MBART, mbart.PEGASUS, mbart.M2M),
+        *(mbart.OPT, falcon.BLOOM, mbart.MBART, mbart.PEGASUS, mbart.M2M),
         native.FAMILY,
     )
 }

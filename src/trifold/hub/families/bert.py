@@ -13,20 +13,7 @@ from typing import Any
 
 from trifold.errors import SettingsError
 from trifold.hub.family import Family, TensorRules, in_layer
-from trifold.hub.rows import (
-    ACTIVATIONS,
-    Entry,
-    Fields,
-    fixed,
-    ids,
-    resized,
-    revise,
-    row,
-    rows,
-    same,
-    sizes,
-    up_to,
-)
+from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, ids, revise, row, rows, same, sizes, up_to
 from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
 from trifold.nn.config_parts import MAX_LAYERS
@@ -311,7 +298,10 @@ ALBERT = Family(
         row("classifier_dropout_prob", "classifier_dropout", 0.1, nullable=True),
         ids(0, 2, 3, padded=True),
         without="classifier_dropout",
-        **resized(vocab=30000, width=4096, heads=64, inner=16384),
+        vocab_size=30000,
+        hidden_size=4096,
+        num_attention_heads=64,
+        intermediate_size=16384,
         hidden_act="gelu_new",
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,

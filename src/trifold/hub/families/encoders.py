@@ -22,15 +22,7 @@ from pydantic import Field
 
 from trifold.errors import SettingsError
 from trifold.hub.families import bert, llama
-from trifold.hub.families.bert import (
-    BERT,
-    CLASSIFIERS,
-    ENCODER_ONLY,
-    MASKED_LM,
-    RULES,
-    TEXT_ENCODER,
-    block_names,
-)
+from trifold.hub.families.bert import BERT, CLASSIFIERS, MASKED_LM, RULES, TEXT_ENCODER, block_names
 from trifold.hub.family import Family, TensorRules, in_layer
 from trifold.hub.rope import KINDS, LayeredRope, layer_types, layered_rope, load_windows
 from trifold.hub.rows import (
@@ -280,15 +272,12 @@ MODERN_WINDOWS = Entry(
     ),
     _save_windows,
 )
-CLASSIFIER: Fields = {"transform_norm": True}
 # A dense layer, activation and norm come before every head.
 MODERN_CLASSES: dict[str, Fields] = {
     "ForMaskedLM": {"heads": ("lm",)},
     "Model": {"heads": ()},
-    "ForSequenceClassification": CLASSIFIER | {"heads": ("sequence",)},
-    "ForTokenClassification": CLASSIFIER | {"heads": ("token",)},
-    "ForQuestionAnswering": CLASSIFIER | {"heads": ("span",)},
-    "ForMultipleChoice": CLASSIFIER | {"heads": ("choice",)},
+    **{name: fields | {"transform_norm": True} for name, fields in CLASSIFIERS.items()},
+    "ForMultipleChoice": {"heads": ("choice",), "transform_norm": True},
 }
 
 
@@ -346,7 +335,7 @@ MODERNBERT = Family(
         MODERN_ROPE,
         ids(50283, 50281, 50282, padded=True),
         row("tie_word_embeddings", "tie_lm_head", True),
-        ENCODER_ONLY,
+        bert.ENCODER_ONLY,
         fixed(position_embedding_type="absolute"),
     ),
     constants=bert.ENCODER

@@ -6,6 +6,7 @@ BLOOM (Le Scao et al. 2022) has ALiBi and a norm on the embeddings.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -75,9 +76,23 @@ RULES = TensorRules(
 )
 
 
-def _rules(config: ModelConfig) -> list[AnyRule]:
-    norms = dict(zip(("self_attention.enter", "feed_forward.enter"), NORMS[config.residual], strict=False))
-    return replace(RULES, names=RULES.names | in_layer(".h.{i}.", norms))(config)
+def _with_norms(rules: TensorRules) -> Callable[[ModelConfig], list[AnyRule]]:
+    """The rules with the names of the norms, which depend on the wiring."""
+
+    def complete(config: ModelConfig) -> list[AnyRule]:
+        own = dict(zip(("self_attention.enter", "feed_forward.enter"), NORMS[config.residual], strict=False))
+        return replace(rules, names=rules.names | in_layer(".h.{i}.", own))(config)
+
+    return complete
+
+
+def renamed(key: str, old: str, field: str, default: int) -> Entry:
+    """A size with another name in some files, which takes precedence."""
+    return Entry(
+        {key: (SIZE, default), old: (SIZE | None, None)},
+        lambda file, fields: {field: getattr(file, old) or getattr(file, key)},
+        lambda config: {key: getattr(config, field)},
+    )
 
 
 SIZES = sizes(vocab=65024, width=4544, inner=4 * 4544, layers=32, heads=71, positions=2048, activation="gelu")
@@ -86,12 +101,8 @@ FAMILY = Family(
     stem="Falcon",
     classes=classes(),
     entries=(
-        *revise(SIZES, without="intermediate_size hidden_act"),
-        # An old name of hidden_size.
-        Entry(
-            {"n_embed": (SIZE | None, None)},
-            lambda file, fields: {"d_model": file.n_embed or fields["d_model"]},
-        ),
+        renamed("hidden_size", "n_embed", "d_model", 4544),
+        *revise(SIZES, without="hidden_size intermediate_size hidden_act"),
         row("ffn_hidden_size", "d_ff", None, otherwise=four_times),
         row("activation", "activation", "gelu", map=ACTIVATIONS),
         row("layer_norm_epsilon", "norm_epsilon", 1e-5),
@@ -115,25 +126,13 @@ FAMILY = Family(
         *FALCON,
     ),
     constants=DECODER | {"feed_forward_bias": same("attention_bias"), "embedding_dropout": 0.0},
-    rules=_rules,
+    rules=_with_norms(RULES),
     ignored="auto_map",  # code that is older than the class in `transformers`; it is never loaded
 )
 
 # --- BLOOM ----------------------------------------------------------------------------------------------
 
-
-def renamed(key: str, old: str, field: str, default: int) -> Entry:
-    """A size with another name in some files, which takes precedence."""
-    return Entry(
-        {key: (SIZE, default), old: (SIZE | None, None)},
-        lambda file, fields: {field: getattr(file, old) or getattr(file, key)},
-        lambda config: {key: getattr(config, field)},
-    )
-
-
-BLOOM_LAYER = LAYER | dict(
-    zip(("self_attention.enter", "feed_forward.enter"), NORMS["sequential"], strict=True)
-)
+EMBEDDING_NORM = {"decoder_embeddings.norm": ".word_embeddings_layernorm"}
 BLOOM = Family(
     model_type="bloom",
     stem="Bloom",
@@ -154,19 +153,7 @@ BLOOM = Family(
     constants=DECODER
     | {"positions": "alibi", "embedding_norm": True, "activation": "gelu-tanh", "attention_bias": True}
     | {"d_ff": four_times, "embedding_dropout": 0.0},
-    rules=TensorRules(
-        "transformer",
-        ".word_embeddings",
-        {
-            "decoder_embeddings.norm": ".word_embeddings_layernorm",
-            "decoder.final_norm": ".ln_f",
-            **HEADS,
-            **in_layer(".h.{i}.", BLOOM_LAYER),
-        },
-        lm_head="lm_head",
-        qkv=".h.{i}.self_attention.query_key_value",
-        split=grouped,
-    ),
+    rules=_with_norms(replace(RULES, names=RULES.names | EMBEDDING_NORM, buffers="")),
     # Settings of the training program; `transformers` does not read them.
     ignored="""
     attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion n_inner offset_alibi skip_bias_add

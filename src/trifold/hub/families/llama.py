@@ -12,9 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from trifold.errors import SettingsError
 from trifold.hub.families.gpt import COMMON, DECODER, HEADS, classes
@@ -193,9 +191,6 @@ SMOLLM3 = replace(
 # --- Granite -------------------------------------------------------------------------------------------
 
 
-POSITIVE = Annotated[float, Field(gt=0)]
-
-
 def inverse(number: float) -> float:
     """A number whose inverse is exactly `number`, if there is one near 1 / number."""
     guess = 1 / number
@@ -223,19 +218,12 @@ GRANITE = replace(
             save=lambda value: value or 1.0,
         ),
         Entry(
-            {"attention_multiplier": (POSITIVE, 1.0)},
+            row("attention_multiplier", "attention_scale", 1.0).keys,
             lambda file, fields: {"attention_scale": _scale_of_scores(file.attention_multiplier, fields)},
             lambda config: {"attention_multiplier": config.attention_scale or config.head_width**-0.5},
         ),
         row("residual_multiplier", "residual_scale", 1.0),
-        row(
-            "logits_scaling",
-            "logits_scale",
-            1.0,
-            kind=POSITIVE,
-            load=lambda value, fields: 1 / value,
-            save=inverse,
-        ),
+        row("logits_scaling", "logits_scale", 1.0, load=lambda v, f: 1 / v, save=inverse),
     ),
     rules=RULES,
 )
