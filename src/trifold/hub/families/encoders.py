@@ -199,8 +199,9 @@ POSITIONS = Entry(
     {
         "relative_attention": (bool, False),
         "position_biased_input": (bool, True),
-        "position_buckets": (Annotated[int, Field(le=2**20)], -1),
-        "max_relative_positions": (Annotated[int, Field(le=2**20)], -1),
+        **dict.fromkeys(
+            ("position_buckets", "max_relative_positions"), (Annotated[int, Field(le=2**20)], -1)
+        ),
         "pos_att_type": (str | list[str] | None, None),
         "share_att_key": (bool, False),
         "norm_rel_ebd": (str, "none"),

@@ -166,9 +166,7 @@ SHARED = {
     "activation": "hidden_activation",
     "norm_epsilon": "rms_norm_eps",
     "attention_bias": "attention_bias",
-    "positions": "rope_parameters",
-    "rotary_theta": "rope_parameters",
-    "rotary_scaling": "rope_parameters",
+    **dict.fromkeys(("positions", "rotary_theta", "rotary_scaling"), "rope_parameters"),
     "attention_scale": "query_pre_attn_scalar",
     "score_soft_cap": "attn_logit_softcapping",
 }
