@@ -203,16 +203,10 @@ def _heads(config: ModelConfig) -> Iterator[Part]:
     if "boundary" in heads:
         # p positions of width q; from the states at both boundaries and a position to the width W; the bias.
         formula = f"p·q + (2·E + q)·W + W + W·W + W + 2·{_norm(config, 'W')} + V"
-        width = (
-            config.embedding_width if config.tie_lm_head or config.lm_head_transform else config.state_width
-        )
-        sizes = {
-            "E": config.state_width,
-            "p": config.boundary_positions,
-            "q": config.boundary_width,
-            "V": config.output_vocab_size,
-        }
-        yield _part(config, "boundary head", formula, W=width, **sizes)
+        narrow = config.tie_lm_head or config.lm_head_transform
+        width = config.embedding_width if narrow else config.state_width
+        sizes = {"p": config.boundary_positions, "q": config.boundary_width, "V": config.output_vocab_size}
+        yield _part(config, "boundary head", formula, E=config.state_width, W=width, **sizes)
 
 
 def _transform(config: ModelConfig) -> str:

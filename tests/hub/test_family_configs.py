@@ -136,7 +136,11 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ),
     ],
     "nanochat": [
-        ("rope_parameters", {"rope_type": "yarn", "factor": 2.0}, "yarn is not supported where norms follow"),
+        (
+            "rope_parameters",
+            {"rope_type": "yarn", "factor": 2.0},
+            "yarn is not supported; known: default, linear",
+        ),
         ("window_pattern", "SSSL", "window_pattern: unknown key"),
     ],
     "granite": [
@@ -175,7 +179,7 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
     ],
     "deepseek_v3": [
         ("scoring_func", "softmax", "scoring_func"),
-        ("num_key_value_heads", 2, "num_key_value_heads: 2 is not 4"),
+        ("num_key_value_heads", 2, "num_key_value_heads: 2 contradicts num_attention_heads 4"),
         ("n_shared_experts", 0, "n_shared_experts: 0 is not supported"),
         ("n_group", 3, "experts: 3 groups"),
         ("qk_rope_head_dim", 3, "even latent.d_rotary"),
@@ -293,7 +297,7 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("position_embedding_type", "relative_key", "position_embedding_type"),
     ],
     "mpnet": [
-        ("pad_token_id", 0, "pad_token_id: 0 is not supported; positions begin after 1"),
+        ("pad_token_id", 0, "pad_token_id"),
         ("relative_attention_num_buckets", 16, "relative_attention_num_buckets"),
         ("max_position_embeddings", 2, "max_position_embeddings: 2 leaves no position"),
     ],
@@ -303,8 +307,8 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("pos_att_type", "p2p", "pos_att_type: 'p2p' is not known"),
         ("pos_att_type", None, "pos_att_type: None is not known"),
         ("relative_attention", False, "pos_att_type: .* needs relative_attention: true"),
-        ("embedding_size", 8, "embedding_size: 8 is not supported; it must be 16"),
-        ("pooler_hidden_size", 8, "pooler_hidden_size: 8 is not supported"),
+        ("embedding_size", 8, "embedding_size: 8 contradicts hidden_size 16"),
+        ("pooler_hidden_size", 8, "pooler_hidden_size: 8 contradicts hidden_size 16"),
         ("pooler_dropout", 0.1, "pooler_dropout"),
         ("max_relative_positions", 2, "relative_distance 2 above a quarter"),
         ("attention_head_size", 8, "attention_head_size: unknown key"),

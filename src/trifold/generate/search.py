@@ -221,7 +221,7 @@ def _encode_words(config: GenerationConfig, codec: Codec | None, model: ModelCon
     if codec is None:
         raise UsageError(f"{given[0]} is text: pass the tokenizer too, or ids")
     if config.target_language is not None:
-        config = _encode_language(config, config.target_language, codec, model)
+        config = _set_language(config, config.target_language, codec, model)
     if config.force_words is None:
         return config
     phrases = []
@@ -233,9 +233,7 @@ def _encode_words(config: GenerationConfig, codec: Codec | None, model: ModelCon
     return config.model_copy(update={"force_words_ids": phrases, "force_words": None})
 
 
-def _encode_language(
-    config: GenerationConfig, code: str, codec: Codec, model: ModelConfig
-) -> GenerationConfig:
+def _set_language(config: GenerationConfig, code: str, codec: Codec, model: ModelConfig) -> GenerationConfig:
     """The first token of outputs in this language. An output may also begin with one: then there is no choice."""
     language = language_id("target_language", code, codec.languages)
     only = next((known for known, number in codec.languages.items() if number == model.start_id), code)

@@ -5,13 +5,13 @@ differ in their windows and positions.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from trifold.errors import SettingsError
-from trifold.hub.rows import SIZE, Entry, Fields, Keys
+from trifold.hub.rows import POSITIVE, SIZE, Entry, Fields, Keys
 from trifold.nn import ModelConfig
 from trifold.settings import Settings
 
@@ -68,24 +68,25 @@ def rope(
     share: float = 0.25,
     original: int | None = None,
     scaling: Fields | None = None,
+    kinds: Collection[str] = SCALINGS,
 ) -> Entry:
     """The keys of rotary positions. The rows of sizes must be read before them.
 
     part, theta: a family's own keys of the rotated share of a head, and of the base; share, base: their defaults.
     Families without `part` rotate whole heads. scaling: `rope_parameters` of files without it. original: the default of
-    `original_max_position_embeddings` where the family always has this key.
+    `original_max_position_embeddings` where the family always has this key. kinds: of scaling, that the family has.
     """
-    positive, part_of_one = Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0, le=1)]
+    part_of_one = Annotated[float, Field(gt=0, le=1)]
     keys: Keys = {
         "rope_parameters": (RopeKeys | None, None),
         "rope_scaling": (RopeKeys | None, None),
-        "rope_theta": (positive | None, None),
+        "rope_theta": (POSITIVE | None, None),
         "partial_rotary_factor": (part_of_one | None, None),
         # Takes precedence over the key of that name in `rope_parameters`.
         "original_max_position_embeddings": (SIZE | None, original),
     }
     if part:
-        keys |= {part: (part_of_one | None, None), theta: (positive | None, None)}
+        keys |= {part: (part_of_one | None, None), theta: (POSITIVE | None, None)}
 
     def load(file: Any, fields: Fields) -> Fields:
         # Any key in `rope_scaling` makes it take precedence over `rope_parameters` as a whole.
@@ -102,6 +103,10 @@ def rope(
         for key, used in {"partial_rotary_factor": rotated, "rope_theta": used_base}.items():
             if part and (value := getattr(file, key)) not in (None, used):
                 raise SettingsError(f"{key}: {value} contradicts {used}, the value of other keys")
+        kind = inner.rope_type or inner.type
+        if kind not in (None, "default", *kinds):
+            known = ", ".join(("default", *kinds))
+            raise SettingsError(f"rope_parameters.rope_type: {kind} is not supported; known: {known}")
         width = fields.get("d_head") or fields["d_model"] // fields["n_heads"]
         return {
             "positions": "rotary",
@@ -128,14 +133,13 @@ def layered_rope(
 
     base, local: the defaults; theta, local_theta: their keys in older files, "" for none.
     """
-    positive = Annotated[float, Field(gt=0)] | None
     keys: Keys = {
         "rope_parameters": (LayeredRope | RopeKeys | None, None),
         "rope_scaling": (RopeKeys | None, None),
-        theta: (positive, None),
+        theta: (POSITIVE | None, None),
     }
     if local_theta:
-        keys |= {local_theta: (positive, None)}
+        keys |= {local_theta: (POSITIVE | None, None)}
 
     def load(file: Any, fields: Fields) -> Fields:
         given = file.rope_parameters
@@ -169,51 +173,37 @@ LAYER_TYPES = {"sliding_attention": "local", "full_attention": "global"}
 KINDS = list[Literal["sliding_attention", "full_attention"]] | None
 
 
-def windows(every: int, window: int | None) -> Entry:
-    """`sliding_window`, by default `window`, and `layer_types`: by default every n-th layer has no window; 0: no layer
-    has one. The rows of sizes must be read before them.
-    """
-    keys: Keys = {
-        "sliding_window": (SIZE | None, window),
-        "layer_types": (KINDS, None),
-        "sliding_window_pattern": (SIZE | None, None),
-    }
+def windows(
+    window: int | None, *, every: int = 0, local: Callable[[Any, Fields, int], bool] | None = None
+) -> Entry:
+    """`sliding_window`, by default `window`, and `layer_types`. The rows of sizes must be read before them.
 
-    def load(file: Any, fields: Fields) -> Fields:
-        step = file.sliding_window_pattern or every
-        return _windows(file, fields, file.sliding_window, lambda n: step > 0 and (n + 1) % step != 0)
-
-    def save(config: ModelConfig) -> Fields:
-        return {"sliding_window": config.sliding_window or window, "layer_types": _layer_types(config)}
-
-    return Entry(keys, load, save)
-
-
-def optional_windows(window: int | None, local: Callable[[Any, Fields, int], bool]) -> Entry:
-    """`sliding_window`, by default `window`, which applies only with `use_sliding_window`, and `layer_types`.
-
+    every: by default every n-th layer has no window, which `sliding_window_pattern` changes; 0: no layer has one.
     local: (the values of all keys, the fields read so far, the number of a layer) -> whether the layer has a window by
-    default. The rows of sizes must be read before them.
+    default; the window then applies only with `use_sliding_window`.
     """
-    keys: Keys = {
-        "use_sliding_window": (bool, False),
-        "sliding_window": (SIZE | None, window),
-        "layer_types": (KINDS, None),
-    }
+    keys: Keys = {"sliding_window": (SIZE | None, window), "layer_types": (KINDS, None)}
+    own: Keys = (
+        {"use_sliding_window": (bool, False)} if local else {"sliding_window_pattern": (SIZE | None, None)}
+    )
 
     def load(file: Any, fields: Fields) -> Fields:
-        used = file.sliding_window if file.use_sliding_window else None
-        return _windows(file, fields, used, lambda n: local(file, fields, n))
+        if local is not None:
+            used = file.sliding_window if file.use_sliding_window else None
+            return load_windows(file, fields, used, lambda n: local(file, fields, n))
+        step = file.sliding_window_pattern or every
+        return load_windows(file, fields, file.sliding_window, lambda n: step > 0 and (n + 1) % step != 0)
 
     def save(config: ModelConfig) -> Fields:
-        used = config.sliding_window
-        kinds = _layer_types(config)
-        return {"use_sliding_window": used is not None, "sliding_window": used, "layer_types": kinds}
+        used, kinds = config.sliding_window, layer_types(config)
+        if local is not None:
+            return {"use_sliding_window": used is not None, "sliding_window": used, "layer_types": kinds}
+        return {"sliding_window": used or window, "layer_types": kinds}
 
-    return Entry(keys, load, save)
+    return Entry(keys | own, load, save)
 
 
-def _windows(file: Any, fields: Fields, window: int | None, local: Callable[[int], bool]) -> Fields:
+def load_windows(file: Any, fields: Fields, window: int | None, local: Callable[[int], bool]) -> Fields:
     """Our fields for `layer_types`, by default windows in layers that are `local`."""
     layers = fields["n_layers"]
     default = ("sliding_attention" if window and local(n) else "full_attention" for n in range(layers))
@@ -223,7 +213,8 @@ def _windows(file: Any, fields: Fields, window: int | None, local: Callable[[int
     return window_fields([LAYER_TYPES[kind] for kind in found], window)
 
 
-def _layer_types(config: ModelConfig) -> list[str]:
+def layer_types(config: ModelConfig) -> list[str]:
+    """The value of `layer_types`."""
     return ["sliding_attention" if config.window(n) else "full_attention" for n in range(config.n_layers)]
 
 

@@ -99,6 +99,39 @@ def sizes(
     )
 
 
+# Their keys by the names of the arguments of `sizes`.
+SIZE_KEYS = {
+    **{
+        "vocab": "vocab_size",
+        "width": "hidden_size",
+        "inner": "intermediate_size",
+        "layers": "num_hidden_layers",
+    },
+    **{
+        "heads": "num_attention_heads",
+        "kv_heads": "num_key_value_heads",
+        "positions": "max_position_embeddings",
+    },
+}
+
+
+def resized(**values: int | None) -> Fields:
+    """Other defaults of the keys of `sizes`, by the names of its arguments, for `revise`."""
+    return {SIZE_KEYS[name]: value for name, value in values.items()}
+
+
+def repeats(key: str, other: str, default: int | None = None) -> Entry:
+    """A key that repeats the number of another one, or is null: any other value is an error. It is not written."""
+
+    def check(file: Any, fields: Fields) -> Fields:
+        value, expected = getattr(file, key), getattr(file, other)
+        if value not in (None, expected):
+            raise SettingsError(f"{key}: {value} contradicts {other} {expected}")
+        return {}
+
+    return Entry({key: (int | None, default)}, check)
+
+
 def nested(field: str, **values: Any) -> Entry:
     """Keys that set the values of a part of the model, such as its experts, which the config must have.
 
@@ -157,6 +190,7 @@ def _bounded(kind: Any, bounds: Sequence[Any]) -> Any:
 
 
 SIZE = Annotated[int, Field(gt=0)]
+POSITIVE = Annotated[float, Field(gt=0)]
 
 
 def up_to(largest: int) -> Any:

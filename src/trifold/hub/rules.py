@@ -54,9 +54,7 @@ class Zeros:
         return beside.new_zeros(self.shape(beside))
 
     def problem(self, name: str, tensor: Tensor) -> str | None:
-        return (
-            f"not zero: {name}, which this model does not have; {self.remedy}" if bool(tensor.any()) else None
-        )
+        return f"not zero: {name}, which this model does not have; {self.remedy}" if tensor.any() else None
 
 
 @dataclass(frozen=True)

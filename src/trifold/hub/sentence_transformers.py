@@ -30,10 +30,8 @@ NO_LIMIT = 10**30  # as model_max_length
 IDENTITY = "torch.nn.modules.linear.Identity"
 FUNCTIONS = {"Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu"}
 FUNCTIONS = {f"torch.nn.modules.activation.{name}": ours for name, ours in FUNCTIONS.items()}
-DENSE = {
-    "module_input_name": "sentence_embedding",
-    "module_output_name": "sentence_embedding",
-    "use_residual": False,
+DENSE = dict.fromkeys(("module_input_name", "module_output_name"), "sentence_embedding") | {
+    "use_residual": False
 }
 
 
@@ -96,23 +94,16 @@ def read_modules(folder: Path) -> SentenceModules | None:
     )
     modes = [key[13:] for key, chosen in pooling.items() if key.startswith("pooling_mode_") and chosen]
     mode: Any = pooling.get("pooling_mode", modes[0] if len(modes) == 1 else modes)
-    all_prompts: Any = prompts.get("prompts") or {}
-    named = (
-        {name: text for name, text in all_prompts.items() if text} if isinstance(all_prompts, dict) else {}
-    )
-    default = prompts.get("default_prompt_name")
-    valid = isinstance(all_prompts, dict) and all(isinstance(text, str) for text in named.values())
-    lower = limits.get("do_lower_case")
+    texts: Any = prompts.get("prompts") or {}
+    valid = isinstance(texts, dict) and all(isinstance(text, str) for text in texts.values() if text)
+    named = {name: text for name, text in texts.items() if text} if valid else {}
+    default, lower = prompts.get("default_prompt_name"), limits.get("do_lower_case")
+    pooled = pooling.get("include_prompt", True)  # pooling may leave the prompt out
     for file, key, value, supported in (
         (LIMITS, "do_lower_case", lower, not lower or tokenizer.get("do_lower_case") is True),
-        (PROMPTS, "prompts", all_prompts, valid),
-        (PROMPTS, "default_prompt_name", default, default is None or (valid and str(default) in all_prompts)),
-        (
-            POOLING,
-            "include_prompt",
-            pooling.get("include_prompt"),
-            not named or pooling.get("include_prompt", True),
-        ),
+        (PROMPTS, "prompts", texts, valid),
+        (PROMPTS, "default_prompt_name", default, default is None or (valid and str(default) in texts)),
+        (POOLING, "include_prompt", pooled, pooled or not named),
     ):
         if not supported:
             return SentenceModules(problem=f"{folder / file}: {key} {value!r:.60}")
@@ -125,9 +116,8 @@ def read_modules(folder: Path) -> SentenceModules | None:
     except _UnsupportedError as error:
         return SentenceModules(problem=str(error))
     default = default if isinstance(default, str) and default in named else None
-    return SentenceModules(
-        POOLINGS[mode], normalise, limit, None, tuple(sorted(named.items())), default, dense
-    )
+    sorted_prompts = tuple(sorted(named.items()))
+    return SentenceModules(POOLINGS[mode], normalise, limit, None, sorted_prompts, default, dense)
 
 
 class _UnsupportedError(Exception):
@@ -151,11 +141,8 @@ def _read_dense(folder: Path) -> Dense:
     expected |= {} if biased is False else {"linear.bias": (outputs,)}
     if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != expected:
         raise CheckpointError(f"{folder}: the weights do not fit config.json: {', '.join(tensors)}")
-    weight, bias = (
-        tensors[key].clone() if key in expected else None for key in ("linear.weight", "linear.bias")
-    )
-    assert weight is not None
-    return Dense(weight, bias, FUNCTIONS.get(name))
+    bias = tensors["linear.bias"].clone() if "linear.bias" in expected else None
+    return Dense(tensors["linear.weight"].clone(), bias, FUNCTIONS.get(name))
 
 
 def _write_dense(folder: Path, layer: Dense) -> None:
@@ -182,10 +169,8 @@ def write_modules(folder: Path, modules: SentenceModules, width: int, positions:
     limit = min(modules.max_length or positions, positions)
     write_json(folder / LIMITS, {"max_seq_length": limit, "do_lower_case": False})
     if modules.prompts:
-        write_json(
-            folder / PROMPTS,
-            {"prompts": dict(modules.prompts), "default_prompt_name": modules.default_prompt},
-        )
+        prompts = {"prompts": dict(modules.prompts), "default_prompt_name": modules.default_prompt}
+        write_json(folder / PROMPTS, prompts)
     types = [(path, f"sentence_transformers.models.{name}") for path, name in steps]
     listed = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(types)]
     write_json(folder / MODULES, listed)

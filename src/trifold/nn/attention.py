@@ -135,9 +135,7 @@ class Attention(nn.Module):
             assert isinstance(self.relative, DisentangledScores), "distances are for disentangled positions"
             bias = self.relative.scores(q, k, bias, self.q_proj, self.k_proj) * self.query_scale
         elif isinstance(bias, Relations):
-            assert isinstance(self.relative, RelativeScores), (
-                "relations are for relative-sinusoidal positions"
-            )
+            assert isinstance(self.relative, RelativeScores), "these are for relative-sinusoidal positions"
             bias = self.relative.scores(q, bias) * self.query_scale
             q = self.relative.content_query(q)
         return q if self.query_scale == 1.0 else q * self.query_scale, bias

@@ -188,9 +188,7 @@ class RunningSums(GrowingKeys):
     def truncate(self, length: int) -> None:
         """Raises ValueError: a sum does not forget its terms."""
         if length < self.length:
-            raise ValueError(
-                "linear attention cannot remove tokens from its cache; use no speculative search"
-            )
+            raise ValueError("linear attention cannot remove tokens from a cache; use no speculative search")
 
 
 class LayerCache:

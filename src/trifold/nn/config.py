@@ -132,9 +132,7 @@ class ModelConfig(Settings):
     decoder_final_norm: bool | None = Field(None, description="the same for the decoder")
     activation: Activation = "relu"
     gated: bool = Field(False, description="activation(gate_proj x) times in_proj x")
-    gate_limit: float | None = Field(
-        None, gt=0, description="gated: clamp both factors, and add 1 to in_proj x"
-    )
+    gate_limit: float | None = Field(None, gt=0, description="gated: clamp both factors; add 1 to in_proj x")
     experts: Experts | None = Field(None, description="mixture of experts instead of the network")
     feed_forward_bias: bool = True
 

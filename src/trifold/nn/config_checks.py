@@ -104,40 +104,24 @@ def _latent(config: ModelConfig) -> Iterator[str]:
         yield "latent excludes attention_scale_by_layer and parallel residuals"
 
 
-# Keys that apply to one kind of positions only.
+# Kinds of positions -> keys that apply to them only.
 _ONLY = {
-    "rotary_width": "rotary",
-    "rotary_pairs": "rotary",
-    "rotary_theta": "rotary",
-    "rotary_scaling": "rotary",
-    "rotary_local_theta": "rotary",
-    "rotary_pattern": "rotary",
-    "relative_log": "disentangled",
-    "relative_scores": "disentangled",
-    "relative_shared": "disentangled",
-    "relative_norm": "disentangled",
-    "relative_clamp": "relative-sinusoidal",
-    "segment_offsets": "relative-sinusoidal",
-    "query_stream": "relative-sinusoidal",
-    "alibi_scale": "alibi",
-    "alibi_rounded": "alibi",
+    "rotary": "rotary_width rotary_pairs rotary_theta rotary_scaling rotary_local_theta rotary_pattern",
+    "disentangled": "relative_log relative_scores relative_shared relative_norm",
+    "relative or disentangled": "learned_positions relative_buckets relative_distance",
+    "relative-sinusoidal": "relative_clamp segment_offsets query_stream",
+    "alibi": "alibi_scale alibi_rounded",
 }
 
 
 def _positions(config: ModelConfig) -> Iterator[str]:
-    for key, kind in _ONLY.items():
-        if config.positions != kind and getattr(config, key) != type(config).model_fields[key].default:
-            yield f"{key} needs positions: {kind}, not {config.positions}"
-    buckets = config.positions in ("relative", "disentangled")
+    for kinds, keys in _ONLY.items():
+        for key in keys.split() if config.positions not in kinds.split(" or ") else ():
+            if getattr(config, key) != type(config).model_fields[key].default:
+                yield f"{key} needs positions: {kinds}, not {config.positions}"
     has_table = config.positions.startswith(("sinusoidal", "learned")) or config.learned_positions
-    for key, present, kinds in (
-        ("position_offset", has_table, "learned or sinusoidal"),
-        ("learned_positions", buckets, "relative or disentangled"),
-        ("relative_buckets", buckets, "relative or disentangled"),
-        ("relative_distance", buckets, "relative or disentangled"),
-    ):
-        if not present and getattr(config, key) != type(config).model_fields[key].default:
-            yield f"{key} needs positions: {kinds}, not {config.positions}"
+    if config.position_offset and not has_table:
+        yield f"position_offset needs positions: learned or sinusoidal, not {config.positions}"
     width = config.sum_width
     if config.positions.startswith("sinusoidal") and width % 2:
         name = "d_model" if width == config.d_model else "d_embedding"
@@ -166,7 +150,6 @@ def _positions(config: ModelConfig) -> Iterator[str]:
                 f"relative_distance {config.relative_distance} is too small for {config.relative_buckets} "
                 "relative_buckets: use at least four buckets, and a distance of more than half as many"
             )
-
     if config.positions == "disentangled":
         yield from _disentangled(config)
 

@@ -53,8 +53,6 @@ class Latent(Settings):
 
     width: int = Field(gt=0, description="of the vector of keys and values")
     query_width: int | None = Field(None, gt=0, description="of such a vector of queries; default: none")
-    d_rotary: int = Field(
-        gt=0, description="rotated dimensions, beside d_head, shared by the keys of all heads"
-    )
+    d_rotary: int = Field(gt=0, description="rotated dimensions beside d_head, shared by the keys of heads")
     d_value: int = Field(gt=0, description="width of a value")
     norm_epsilon: float | None = Field(None, gt=0, description="of the norms inside; default: norm_epsilon")

@@ -187,9 +187,7 @@ class Embeddings(nn.Module):
         """x (…, E) times the factor, which may be rounded to the precision of x, as in Gemma: in bf16 √3072 is 55.5."""
         if self.scale == 1.0:
             return x
-        return x * (
-            torch.full((), self.scale, dtype=x.dtype, device=x.device) if self.rounds_scale else self.scale
-        )
+        return x * (x.new_full((), self.scale) if self.rounds_scale else self.scale)
 
     def query_vectors(self, query_index: Tensor) -> Tensor:
         """The input of the query stream, the same learned vector everywhere: query_index (B, P) -> (B, P, E)."""

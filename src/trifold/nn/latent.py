@@ -61,9 +61,8 @@ class LatentAttention(nn.Module):
         cache: LayerCache | None = None,
     ) -> Tensor:
         """x (B, T, E) -> (B, T, E), or packed (1, N, E) -> (1, N, E) if the mask has a packing."""
-        assert memory is None and not isinstance(bias, Relations | Distances), (
-            "latent attention reads its own input"
-        )
+        assert memory is None, "latent attention reads its own input"
+        assert not isinstance(bias, Relations | Distances), "latent attention has no relative scores"
         x = x if mask.packing is None else mask.packing.grid(x)
         narrow = x if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(x))
         q = split_heads(self.q_proj(narrow), self.d_query)

@@ -246,15 +246,11 @@ class DisentangledScores(nn.Module):
         rows = distances.rows[:, None].expand(len(q), q.shape[1], -1, -1)
         offsets = q.new_zeros(())
         if self.to_position:
-            by_row = q @ _by_head(k_proj if self.k_proj is None else self.k_proj, vectors, q).transpose(
-                -1, -2
-            )
+            by_row = q @ _by_head(self.k_proj or k_proj, vectors, q).mT
             offsets = offsets + by_row.gather(-1, rows)
         if self.to_content:
-            by_row = k @ _by_head(q_proj if self.q_proj is None else self.q_proj, vectors, k).transpose(
-                -1, -2
-            )
-            offsets = offsets + by_row.gather(-1, rows.transpose(-1, -2)).transpose(-1, -2)
+            by_row = k @ _by_head(self.q_proj or q_proj, vectors, k).mT
+            offsets = offsets + by_row.gather(-1, rows.mT).mT
         return offsets / math.sqrt(q.shape[-1])
 
 

@@ -105,9 +105,7 @@ class Transformer(nn.Module):
         """
         embeddings = self.encoder_embeddings
         assert self.encoder is not None and isinstance(embeddings, Embeddings), "no encoder of text"
-        assert inputs.packing is None and inputs.order is not None, (
-            "the query stream needs an order, unpacked"
-        )
+        assert inputs.packing is None and inputs.order is not None, "a query stream needs an order, unpacked"
         mask = Mask(inputs.attend, order=inputs.order)
         g, x = embeddings.query_vectors(query_index), embeddings(inputs)
         return self.encoder.query_stream(g, x, mask, query_index, self._score_segments(inputs))

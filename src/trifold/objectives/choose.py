@@ -22,12 +22,7 @@ from trifold.data.tables import check_text
 from trifold.errors import DataError
 from trifold.nn import Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
-from trifold.objectives.labelled import (
-    LabelledObjective,
-    LabelledSettings,
-    TextExamples,
-    text_width,
-)
+from trifold.objectives.labelled import LabelledObjective, LabelledSettings, TextExamples, text_width
 from trifold.objectives.objective import BuildContext, InputBatch, TaskBundle
 from trifold.text.spans import Ids
 

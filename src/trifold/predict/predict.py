@@ -194,10 +194,8 @@ def _with_modules(modules: SentenceModules, options: dict[str, Any]) -> dict[str
         raise UsageError(f"{modules.problem} is not supported; --pooling mean pools the states without it")
     reader = {"max_tokens": modules.max_length, "on_overflow": "truncate", "on_cut": warn}
     unit = {} if "corpus" in options else {"normalise": modules.normalise}
-    return {
-        **{"pooling": modules.pooling, "dense": modules.dense, **unit, **reader},
-        **_with_prompts(modules, options),
-    }
+    own = {"pooling": modules.pooling, "dense": modules.dense, **unit}
+    return own | reader | _with_prompts(modules, options)
 
 
 def _with_prompts(modules: SentenceModules, options: dict[str, Any]) -> dict[str, Any]:

@@ -7,19 +7,11 @@ the settings file decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer as Library,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-)
+from tokenizers import AddedToken, Regex, Tokenizer as Library, decoders, models, normalizers, pre_tokenizers
 
 from trifold.errors import CheckpointError
 from trifold.text.languages import MBART, MBART_50
@@ -31,8 +23,7 @@ from trifold.text.templates import (
     SEP_CLS,
     Settings,
     bos_and_eos,
-    language_first,
-    language_last,
+    language,
     roberta,
     template,
 )
@@ -100,11 +91,12 @@ def _neox(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
 def _qwen(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
     """Digits are single tokens, and punctuation joins the words after it."""
     library = _neox(vocabulary, settings, names)
-    words = pre_tokenizers.Split(Regex(_QWEN_WORDS), "isolated")
-    prefix = bool(settings.get("add_prefix_space"))
-    library.pre_tokenizer = pre_tokenizers.Sequence(
-        [words, pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=False)]
+    words, prefix = (
+        pre_tokenizers.Split(Regex(_QWEN_WORDS), "isolated"),
+        bool(settings.get("add_prefix_space")),
     )
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=False)
+    library.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes])
     return library
 
 
@@ -157,32 +149,33 @@ def _t5(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
             f"tokenizer_config.json: extra_ids: {count!r} is not an integer from 0 to {_MAX_SENTINELS}"
         )
     sentinels = [f"<extra_id_{number}>" for number in range(count)]
-    if vocabulary.unk_id is not None:  # a SentencePiece model
-        more = [(sentinel, 0.0) for sentinel in reversed(sentinels)]
-        vocabulary = replace(vocabulary, scores=vocabulary.scores + more)
+    vocabulary = _set_ids(vocabulary, [], 0, reversed(sentinels))
     library = _unigram(vocabulary, {**settings, "add_prefix_space": True}, names)
-    library.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in sentinels])
-    return library
+    return _with_special(library, sentinels)
+
+
+def _set_ids(vocabulary: Vocabulary, first: Sequence[str], skip: int, last: Iterable[str] = ()) -> Vocabulary:
+    """The vocabulary of a SentencePiece model with `first` instead of its `skip` first tokens, and `last` at its end.
+
+    That of a tokenizer.json has these ids.
+    """
+    if vocabulary.unk_id is None:
+        return vocabulary
+    if vocabulary.scores:
+        added, after = ([(name, 0.0) for name in names] for names in (first, last))
+        return replace(vocabulary, scores=[*added, *vocabulary.scores[skip:], *after])
+    tokens = [*first, *sorted(vocabulary.ids, key=vocabulary.ids.__getitem__)[skip:], *last]
+    return replace(vocabulary, ids={token: number for number, token in enumerate(tokens)})
+
+
+def _fairseq(vocabulary: Vocabulary, names: Names, last: Sequence[str]) -> Vocabulary:
+    """fairseq's ids: four special tokens in its own order, the pieces after the model's first three, then `last`."""
+    head = [names.get("bos_token", "<s>"), *(names[f"{role}_token"] for role in ("pad", "eos", "unk"))]
+    return _set_ids(vocabulary, head, 3, last)
 
 
 def _xlm_roberta(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
-    """fairseq's ids: four special tokens in its own order, then the pieces after the model's first three."""
-    if vocabulary.unk_id is not None:  # a SentencePiece model
-        head = [(names[role], 0.0) for role in ("bos_token", "pad_token", "eos_token", "unk_token")]
-        vocabulary = replace(vocabulary, scores=[*head, *vocabulary.scores[3:], (names["mask_token"], 0.0)])
-    return _unigram(vocabulary, settings, names)
-
-
-def _fairseq(vocabulary: Vocabulary, names: Names, last: Sequence[str] = ()) -> Vocabulary:
-    """The vocabulary of a SentencePiece model with fairseq's ids; `last` are tokens after those of the model."""
-    if vocabulary.unk_id is None:  # a tokenizer.json, which has these ids
-        return vocabulary
-    head = [names.get("bos_token", "<s>"), *(names[f"{role}_token"] for role in ("pad", "eos", "unk"))]
-    if vocabulary.scores:
-        scores = [*((name, 0.0) for name in head), *vocabulary.scores[3:], *((name, 0.0) for name in last)]
-        return replace(vocabulary, scores=scores)
-    tokens = [*head, *sorted(vocabulary.ids, key=vocabulary.ids.__getitem__)[3:], *last]
-    return replace(vocabulary, ids={token: number for number, token in enumerate(tokens)})
+    return _unigram(_fairseq(vocabulary, names, [names["mask_token"]]), settings, names)
 
 
 def _multilingual(
@@ -202,8 +195,7 @@ def _multilingual(
         if not by_words:
             _set_spaces(library, vocabulary, [])
         known = [code for code in codes if library.token_to_id(code) is not None]
-        library.add_special_tokens([AddedToken(code, special=True, normalized=False) for code in known])
-        return _with_mask(library, names)
+        return _with_mask(_with_special(library, known), names)
 
     return build
 
@@ -223,13 +215,10 @@ def _pegasus(vocabulary: Vocabulary, settings: Settings, names: Names) -> Librar
         raise CheckpointError(f"tokenizer_config.json: offset: {offset!r} is not from 3 to {_MAX_SENTINELS}")
     masks = [content_of(settings.get("mask_token_sent", "<mask_1>")), names["mask_token"]]
     special = [*filter(None, masks), *(f"<unk_{number}>" for number in range(2, offset))]
-    if vocabulary.unk_id is not None:  # a SentencePiece model
-        head = [(names["pad_token"], 0.0), (names["eos_token"], 0.0), *((name, 0.0) for name in special)]
-        vocabulary = replace(vocabulary, scores=[*head, *vocabulary.scores[2:]])
+    vocabulary = _set_ids(vocabulary, [names["pad_token"], names["eos_token"], *special], 2)
     library = _unigram(vocabulary, {}, names)
     _set_spaces(library, vocabulary, [normalizers.Replace(Regex(r"\n"), " ")])
-    library.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
-    return library
+    return _with_special(library, special)
 
 
 def _camembert(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
@@ -268,13 +257,17 @@ def _deberta(vocabulary: Vocabulary, settings: Settings, names: Names) -> Librar
     library = _unigram(vocabulary, settings, names)
     spaces = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
     lower = [normalizers.Lowercase()] if settings.get("do_lower_case", False) else []
-    library.normalizer = normalizers.Sequence(
-        [*lower, spaces, normalizers.NFC(), normalizers.Strip(left=False, right=True)]
-    )
+    strip = normalizers.Strip(left=False, right=True)
+    library.normalizer = normalizers.Sequence([*lower, spaces, normalizers.NFC(), strip])
     scheme = "first" if settings.get("add_prefix_space") is False else "always"
     marks = [pre_tokenizers.Punctuation("isolated")] if settings.get("split_by_punct", False) else []
     library.pre_tokenizer = pre_tokenizers.Sequence([*marks, pre_tokenizers.Metaspace(SPACE, scheme)])
     library.decoder = decoders.Metaspace(SPACE, scheme)
+    return library
+
+
+def _with_special(library: Library, tokens: Sequence[str]) -> Library:
+    library.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
     return library
 
 
@@ -312,7 +305,8 @@ _DEBERTA = _BRACKETS | {"bos_token": "[CLS]", "eos_token": "[SEP]"}
 _XLNET = FAIRSEQ | {"sep_token": "<sep>", "cls_token": "<cls>"}
 _QWEN = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
 _PEGASUS = T5 | {"mask_token": "<mask_2>"}
-_MBART_50 = {role: name for role, name in FAIRSEQ.items() if role != "bos_token"}
+_MBART, _MBART_50 = _multilingual(MBART, by_words=True), _multilingual(MBART_50)
+_MBART_50_NAMES = {role: name for role, name in FAIRSEQ.items() if role != "bos_token"}
 _NEOX = _END_OF_TEXT | {"pad_token": "<|padding|>"}
 
 _WORDPIECE = TokenizerClass(_bert, CLS_SEP, _BRACKETS, "WordPiece")
@@ -339,13 +333,9 @@ CLASSES: dict[str, TokenizerClass] = {
     "AlbertTokenizer": TokenizerClass(_albert, CLS_SEP, _ALBERT, "Unigram"),
     "XLNetTokenizer": TokenizerClass(_xlnet, SEP_CLS, _XLNET, "Unigram"),
     "PegasusTokenizer": TokenizerClass(_pegasus, ("$A {eos}", "$A $B {eos}"), _PEGASUS, "Unigram"),
-    "MBartTokenizer": TokenizerClass(
-        _multilingual(MBART, by_words=True), language_last("en_XX"), FAIRSEQ, "Unigram"
-    ),
-    "MBart50Tokenizer": TokenizerClass(
-        _multilingual(MBART_50), language_first("en_XX"), _MBART_50, "Unigram"
-    ),
-    "NllbTokenizer": TokenizerClass(_multilingual(()), language_first("eng_Latn"), FAIRSEQ, "BPE"),
+    "MBartTokenizer": TokenizerClass(_MBART, language("en_XX", first=False), FAIRSEQ, "Unigram"),
+    "MBart50Tokenizer": TokenizerClass(_MBART_50, language("en_XX", first=True), _MBART_50_NAMES, "Unigram"),
+    "NllbTokenizer": TokenizerClass(_multilingual(()), language("eng_Latn", first=True), FAIRSEQ, "BPE"),
 }
 
 # The class of a model type whose folder names none.

@@ -41,11 +41,8 @@ def find_languages(special: Mapping[str, int]) -> dict[str, int]:
 def language_id(key: str, code: str, languages: Mapping[str, int]) -> int:
     """The id of a language. Raises UsageError for an unknown one, which names the `key` and the nearest language."""
     if code not in languages:
-        why = (
-            nearest(code, [*languages], "languages")
-            if languages
-            else "; the tokenizer has no languages: leave it out"
-        )
+        none = "; the tokenizer has no languages: leave it out"
+        why = nearest(code, [*languages], "languages") if languages else none
         raise UsageError(f"{key}: {code!r:.60} is not a language of this tokenizer{why}")
     return languages[code]
 

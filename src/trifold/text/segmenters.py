@@ -26,13 +26,7 @@ from trifold.text.vocabulary import MAX_MODEL, SETTINGS, SPACE, read_ids, read_l
 
 _WORD = re.compile(r"\S+\n?")
 _FILES = (
-    "source.spm",
-    "target.spm",
-    "sentencepiece.bpe.model",
-    "vocab.json",
-    "target_vocab.json",
-    "vocab.txt",
-    "bpe.codes",
+    *"source.spm target.spm sentencepiece.bpe.model vocab.json target_vocab.json vocab.txt bpe.codes".split(),
     *SETTINGS,
 )
 _M2M = {role: name for role, name in FAIRSEQ.items() if role not in ("cls_token", "mask_token")}

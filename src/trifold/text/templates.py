@@ -45,24 +45,14 @@ def bos_and_eos(library: Library, settings: Settings, names: Names) -> Any:
     return template(library, single, single + second)
 
 
-def language_first(default: str) -> Callable[[Library, Settings, Names], Any]:
-    """The source language, by default this one, before a text and the end token after it."""
+def language(default: str, *, first: bool) -> Callable[[Library, Settings, Names], Any]:
+    """The end token after a text, and the source language, by default `default`, before it or after both."""
 
     def around(library: Library, settings: Settings, names: Names) -> Any:
-        if settings.get("legacy_behaviour"):
-            return language_last(default)(library, settings, names)
         code, eos = settings.get("src_lang") or default, names["eos_token"]
-        return template(library, f"{code} $A {eos}", f"{code} $A $B {eos}")
-
-    return around
-
-
-def language_last(default: str) -> Callable[[Library, Settings, Names], Any]:
-    """The end token and the source language, by default this one, after a text."""
-
-    def around(library: Library, settings: Settings, names: Names) -> Any:
-        end = f"{names['eos_token']} {settings.get('src_lang') or default}"
-        return template(library, f"$A {end}", f"$A $B {end}")
+        before = first and not settings.get("legacy_behaviour")
+        begin, end = (f"{code} ", eos) if before else ("", f"{eos} {code}")
+        return template(library, f"{begin}$A {end}", f"{begin}$A $B {end}")
 
     return around
 

@@ -5,24 +5,15 @@ from __future__ import annotations
 from trifold.hub.families import (
     bart,
     bert,
-    bloom,
-    cohere,
-    deberta,
-    electra,
+    decoders,
+    encoders,
     experts,
     falcon,
     gemma,
-    glm,
     gpt,
     llama,
     mbart,
-    modernbert,
-    mpnet,
-    nanochat,
     native,
-    olmo,
-    opt,
-    qwen,
     t5,
     vit,
     xlnet,
@@ -31,9 +22,7 @@ from trifold.hub.family import Family
 
 NATIVE = "trifold"  # the model_type of our own format
 # Known kinds that are not supported -> the reason.
-UNSUPPORTED = {
-    "gemma3": "it reads images too; text models of Gemma 3 have model_type gemma3_text",
-}
+UNSUPPORTED = {"gemma3": "it reads images too; text models of Gemma 3 have model_type gemma3_text"}
 FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (
@@ -43,12 +32,12 @@ FAMILIES: dict[str, Family] = {
         *(llama.LLAMA, llama.MISTRAL, llama.STARCODER2),
         *(t5.FAMILY, t5.MT5),
         *(vit.FAMILY, xlnet.FAMILY, falcon.FAMILY),
-        *(qwen.QWEN2, qwen.QWEN3, llama.SMOLLM3, llama.PHI3, olmo.OLMO2, olmo.OLMO3, nanochat.FAMILY),
-        *(llama.GRANITE, glm.GLM4, cohere.COHERE2),
+        *(decoders.QWEN2, decoders.QWEN3, llama.SMOLLM3, llama.PHI3, decoders.OLMO2, decoders.OLMO3),
+        *(decoders.NANOCHAT, llama.GRANITE, decoders.GLM4, decoders.COHERE2),
         *(gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3, gemma.T5GEMMA),
         *(experts.MIXTRAL, experts.QWEN3_MOE, experts.GPT_OSS, experts.DEEPSEEK_V3),
-        *(modernbert.MODERNBERT, modernbert.EUROBERT, electra.FAMILY, mpnet.FAMILY, deberta.FAMILY),
-        *(opt.FAMILY, bloom.FAMILY, mbart.MBART, mbart.PEGASUS, mbart.M2M),
+        *(encoders.MODERNBERT, encoders.EUROBERT, encoders.ELECTRA, encoders.MPNET, encoders.DEBERTA),
+        *(mbart.OPT, falcon.BLOOM, mbart.MBART, mbart.PEGASUS, mbart.M2M),
         native.FAMILY,
     )
 }

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trifold.errors import SettingsError
 from trifold.hub.family import PART, STACK, Family, TensorRules, in_layer, modules, tied
-from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, end, fixed, row, rows, same
+from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, end, fixed, repeats, row, rows, same
 from trifold.hub.rules import AnyRule, Copy, Ignored, Rule, Zeros
 from trifold.hub.transforms import LEADING_AXIS, SAME, permuted
 from trifold.nn import ModelConfig
@@ -39,13 +38,6 @@ SIDES = (
     fixed(encoder_layerdrop=0.0, decoder_layerdrop=0.0, normalize_before=False, add_final_layer_norm=False),
     Entry({}, save=lambda config: WRITTEN),
 )
-
-
-def _check_layers(file: Any, fields: Fields) -> Fields:
-    number, layers = file.num_hidden_layers, file.encoder_layers
-    if number not in (None, layers):
-        raise SettingsError(f"num_hidden_layers: {number} contradicts encoder_layers {layers}")
-    return {}
 
 
 def head_dropout(*heads: Head) -> Entry:
@@ -102,6 +94,13 @@ def _logits_bias(config: ModelConfig, beside: str) -> AnyRule:
     return Zeros("final_logits_bias", beside, lambda weight: (1, weight.shape[0]), remedy)
 
 
+AROUND = {
+    f"{STACK}_embeddings.positions": ".{stack}.embed_positions",
+    f"{STACK}_embeddings.norm": ".{stack}.layernorm_embedding",
+}
+NAMES = AROUND | in_layer(".{stack}.layers.{i}.", LAYER) | HEADS
+RULES = TensorRules("model", ".shared", NAMES, more=more, buffers=f".{STACK}.version")
+CONSTANTS: Fields = {"norm_epsilon": 1e-5, "attention_bias": True}
 BART = Family(
     model_type="bart",
     stem="Bart",
@@ -116,28 +115,11 @@ BART = Family(
         head_dropout("sequence"),
         # Ours; files of others do not have it.
         row("lm_head_bias", "lm_head_bias", True, heads=("lm",), everywhere=True),
-        Entry({"num_hidden_layers": (int | None, None)}, _check_layers),
+        repeats("num_hidden_layers", "encoder_layers"),
         fixed(normalize_embedding=True, static_position_embeddings=False, extra_pos_embeddings=2),
     ),
-    constants={
-        "positions": "learned",
-        "position_offset": 2,
-        "embedding_norm": True,
-        "norm_epsilon": 1e-5,
-        "attention_bias": True,
-    },
-    rules=TensorRules(
-        "model",
-        ".shared",
-        {
-            f"{STACK}_embeddings.positions": ".{stack}.embed_positions",
-            f"{STACK}_embeddings.norm": ".{stack}.layernorm_embedding",
-            **in_layer(".{stack}.layers.{i}.", LAYER),
-            **HEADS,
-        },
-        more=more,
-        buffers=f".{STACK}.version",
-    ),
+    constants=CONSTANTS | {"positions": "learned", "position_offset": 2, "embedding_norm": True},
+    rules=RULES,
     # Old names of keys, and a key of generation that is no longer read.
     ignored="init_std classif_dropout force_bos_token_to_be_generated",
     n_labels=3,

@@ -19,11 +19,11 @@ from typing import Any
 from torch import Tensor
 
 from trifold.errors import SettingsError
-from trifold.hub.families.gpt import COMMON, classes
-from trifold.hub.families.llama import AROUND, CONSTANTS, ENTRIES, LAYER, MISTRAL, RULES
+from trifold.hub.families.gpt import classes
+from trifold.hub.families.llama import AROUND, CONSTANTS, ENTRIES, LAYER, MISTRAL, QK_NORMS, RULES, by_head
 from trifold.hub.family import BLOCK, Family, in_layer
 from trifold.hub.rope import rope, windows
-from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, nested, revise, row, sizes
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, nested, repeats, resized, revise, row
 from trifold.hub.rules import AnyRule, Ignored, Rule
 from trifold.hub.transforms import Tensors, Transform
 from trifold.nn import ModelConfig
@@ -57,8 +57,9 @@ MIXTRAL = replace(
     ignored=IGNORED,
 )
 
-QWEN3_LAYER = LAYER | {
-    "self_attention.sublayer.{p:q|k}_norm": "self_attn.{p}_norm",
+QWEN3_LAYER = {
+    **LAYER,
+    **QK_NORMS,
     f"{MOE}router": "mlp.gate",
     f"{MOE}experts.{{e}}.gate_proj": "mlp.experts.{e}.gate_proj",
     f"{MOE}experts.{{e}}.in_proj": "mlp.experts.{e}.up_proj",
@@ -67,10 +68,8 @@ QWEN3_LAYER = LAYER | {
 
 
 def _load_qwen(file: Any, fields: Fields) -> Fields:
-    if file.mlp_only_layers:
-        raise SettingsError(
-            f"mlp_only_layers: {file.mlp_only_layers} is not supported; all layers have experts"
-        )
+    if dense := file.mlp_only_layers:
+        raise SettingsError(f"mlp_only_layers: {dense} is not supported; all layers have experts")
     count, window = file.num_local_experts, file.sliding_window if file.use_sliding_window else None
     if count not in (None, file.num_experts) and "num_experts" in file.model_fields_set:
         raise SettingsError(f"num_local_experts: {count} contradicts num_experts {file.num_experts}")
@@ -79,23 +78,13 @@ def _load_qwen(file: Any, fields: Fields) -> Fields:
 
 
 QWEN3_RULES = replace(RULES, names=AROUND | in_layer(".layers.{i}.", QWEN3_LAYER))
-QWEN3_OF_SPANS = replace(QWEN3_RULES, prefix="transformer")
 QWEN3_MOE = Family(
     model_type="qwen3_moe",
     stem="Qwen3Moe",
     classes=classes(),
-    entries=(
-        *revise(
-            ENTRIES,
-            ids(),
-            without="mlp_bias",
-            vocab_size=151936,
-            hidden_size=2048,
-            intermediate_size=6144,
-            num_hidden_layers=24,
-            num_key_value_heads=4,
-            max_position_embeddings=32768,
-        ),
+    entries=revise(
+        ENTRIES,
+        ids(),
         nested(
             "experts",
             count=("num_experts", 128),
@@ -114,9 +103,11 @@ QWEN3_MOE = Family(
             lambda c: {"use_sliding_window": bool(c.sliding_window), "sliding_window": c.sliding_window},
         ),
         fixed(decoder_sparse_step=1),
+        without="mlp_bias",
+        **resized(vocab=151936, width=2048, inner=6144, layers=24, kv_heads=4, positions=32768),
     ),
     constants=UNBIASED | {"qk_norm": "head"},
-    rules=lambda c: (QWEN3_OF_SPANS if "span" in c.chosen_heads else QWEN3_RULES)(c),
+    rules=by_head(QWEN3_RULES),
     ignored=f"{IGNORED} max_window_layers",
 )
 
@@ -156,32 +147,19 @@ GPT_OSS = Family(
     model_type="gpt_oss",
     stem="GptOss",
     classes=classes("ForQuestionAnswering"),
-    entries=(
-        *revise(
-            ENTRIES,
-            rope(base=150000.0, scaling=YARN),
-            ids(),
-            row("head_dim", "d_head", 64, nullable=True, otherwise=lambda f: f["d_model"] // f["n_heads"]),
-            without="mlp_bias hidden_act",
-            vocab_size=201088,
-            hidden_size=2880,
-            intermediate_size=2880,
-            num_hidden_layers=36,
-            num_attention_heads=64,
-            num_key_value_heads=8,
-            max_position_embeddings=131072,
-            rms_norm_eps=1e-5,
-            attention_bias=True,
-        ),
-        windows(2, 128),
+    entries=revise(
+        ENTRIES,
+        rope(base=150000.0, scaling=YARN),
+        ids(),
+        row("head_dim", "d_head", 64, nullable=True, otherwise=lambda f: f["d_model"] // f["n_heads"]),
+        windows(128, every=2),
         row("swiglu_limit", "gate_limit", 7.0),
         fixed(swiglu_alpha=1.702),
-        nested(
-            "experts",
-            count=("num_local_experts", 128),
-            per_token=("num_experts_per_tok", 4),
-            bias=True,
-        ),
+        nested("experts", count=("num_local_experts", 128), per_token=("num_experts_per_tok", 4), bias=True),
+        without="mlp_bias hidden_act",
+        **resized(vocab=201088, width=2880, inner=2880, layers=36, heads=64, kv_heads=8, positions=131072),
+        rms_norm_eps=1e-5,
+        attention_bias=True,
     ),
     constants=CONSTANTS | {"activation": "quick-gelu", "attention_sinks": True},
     rules=replace(
@@ -206,9 +184,6 @@ def _scale(fields: Fields, factor: float, share: float) -> float:
 
 
 def _load_deepseek(file: Any, fields: Fields) -> Fields:
-    heads, given = fields["n_heads"], file.num_key_value_heads
-    if given not in (None, heads):
-        raise SettingsError(f"num_key_value_heads: {given} is not {heads}, the number of attention heads")
     if not fields["experts"]["shared"]:
         raise SettingsError("n_shared_experts: 0 is not supported; set at least 1")
     found = ROPE.load(file, fields)
@@ -223,11 +198,8 @@ def _save_deepseek(config: ModelConfig) -> Fields:
     keys = ROPE.save(config) | {"num_key_value_heads": config.n_heads}
     if config.attention_scale is None:
         return keys
-    if (
-        config.latent is None
-        or config.rotary_scaling is None
-        or (factor := config.rotary_scaling.factor) == 1
-    ):
+    factor = 1.0 if config.rotary_scaling is None else config.rotary_scaling.factor
+    if config.latent is None or factor == 1:
         raise SettingsError("attention_scale: only supported together with rotary_scaling")
     fields = {"d_head": config.head_width, "latent": {"d_rotary": config.latent.d_rotary}}
     share = (math.sqrt(config.attention_scale / _scale(fields, 1.0, 0.0)) - 1) / (0.1 * math.log(factor))
@@ -270,17 +242,13 @@ def _unnamed(config: ModelConfig, base: str) -> list[AnyRule]:
     ]
 
 
-SIZES = sizes(vocab=129280, width=7168, inner=18432, layers=61, heads=128, positions=4096, activation="silu")
 DEEPSEEK_V3 = Family(
     model_type="deepseek_v3",
     stem="DeepseekV3",
     classes=classes("ForQuestionAnswering"),
-    entries=(
-        *SIZES,
+    entries=revise(
+        ENTRIES,
         row("qk_nope_head_dim", "d_head", 128),
-        row("rms_norm_eps", "norm_epsilon", 1e-6),
-        row("attention_bias", "attention_bias", False),
-        row("attention_dropout", "attention_dropout", 0.0),
         row("rope_interleave", "rotary_pairs", True, map={True: "interleaved", False: "halves"}),
         nested(
             "experts",
@@ -303,10 +271,12 @@ DEEPSEEK_V3 = Family(
             d_rotary=("qk_rope_head_dim", 64),
             d_value=("v_head_dim", 128),
         ),
-        Entry(ROPE.keys | {"num_key_value_heads": (SIZE | None, 128)}, _load_deepseek, _save_deepseek),
+        Entry(ROPE.keys, _load_deepseek, _save_deepseek),
+        repeats("num_key_value_heads", "num_attention_heads", 128),
         ids(bos=0, eos=1),
-        *revise(COMMON, tie_word_embeddings=False),
         fixed(scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1),
+        without="head_dim mlp_bias",
+        **resized(vocab=129280, width=7168, inner=18432, layers=61, heads=128, positions=4096),
     ),
     constants=UNBIASED,
     rules=_rules,

@@ -1,15 +1,18 @@
 """Falcon (Almazrouei et al. 2023): the 7b (one head of keys and values, one norm), the 40b (groups of heads, two norms)
 and the first ones with ALiBi, whose offsets were trained in bfloat16 and scaled with the scores.
+
+BLOOM (Le Scao et al. 2022) has ALiBi and a norm on the embeddings.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from trifold.errors import SettingsError
 from trifold.hub.families.gpt import COMMON, DECODER, HEADS, classes, four_times, grouped
-from trifold.hub.family import Family, TensorRules, in_layer
+from trifold.hub.family import MAX_POSITIONS, Family, TensorRules, in_layer
 from trifold.hub.rope import rope
 from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, revise, row, same, sizes, up_to
 from trifold.hub.rules import AnyRule
@@ -54,6 +57,9 @@ def _save_layers(config: ModelConfig) -> Fields:
     }
 
 
+DROPOUT = row("classifier_dropout", "classifier_dropout", None, otherwise=same("dropout"), heads=("token",))
+# Keys that BLOOM has too.
+FALCON = revise(COMMON, DROPOUT, fixed(apply_residual_connection_post_layernorm=False))
 LAYER = {
     "self_attention.sublayer.o_proj": "self_attention.dense",
     "feed_forward.sublayer.in_proj": "mlp.dense_h_to_4h",
@@ -70,9 +76,23 @@ RULES = TensorRules(
 )
 
 
-def _rules(config: ModelConfig) -> list[AnyRule]:
-    norms = dict(zip(("self_attention.enter", "feed_forward.enter"), NORMS[config.residual], strict=False))
-    return replace(RULES, names=RULES.names | in_layer(".h.{i}.", norms))(config)
+def _with_norms(rules: TensorRules) -> Callable[[ModelConfig], list[AnyRule]]:
+    """The rules with the names of the norms, which depend on the wiring."""
+
+    def complete(config: ModelConfig) -> list[AnyRule]:
+        own = dict(zip(("self_attention.enter", "feed_forward.enter"), NORMS[config.residual], strict=False))
+        return replace(rules, names=rules.names | in_layer(".h.{i}.", own))(config)
+
+    return complete
+
+
+def renamed(key: str, old: str, field: str, default: int) -> Entry:
+    """A size with another name in some files, which takes precedence."""
+    return Entry(
+        {key: (SIZE, default), old: (SIZE | None, None)},
+        lambda file, fields: {field: getattr(file, old) or getattr(file, key)},
+        lambda config: {key: getattr(config, field)},
+    )
 
 
 SIZES = sizes(vocab=65024, width=4544, inner=4 * 4544, layers=32, heads=71, positions=2048, activation="gelu")
@@ -81,12 +101,8 @@ FAMILY = Family(
     stem="Falcon",
     classes=classes(),
     entries=(
-        *revise(SIZES, without="intermediate_size hidden_act"),
-        # An old name of hidden_size.
-        Entry(
-            {"n_embed": (SIZE | None, None)},
-            lambda file, fields: {"d_model": file.n_embed or fields["d_model"]},
-        ),
+        renamed("hidden_size", "n_embed", "d_model", 4544),
+        *revise(SIZES, without="hidden_size intermediate_size hidden_act"),
         row("ffn_hidden_size", "d_ff", None, otherwise=four_times),
         row("activation", "activation", "gelu", map=ACTIVATIONS),
         row("layer_norm_epsilon", "norm_epsilon", 1e-5),
@@ -107,15 +123,40 @@ FAMILY = Family(
             _save_layers,
         ),
         ids(bos=11, eos=11),
-        *revise(
-            COMMON,
-            row(
-                "classifier_dropout", "classifier_dropout", None, otherwise=same("dropout"), heads=("token",)
-            ),
-        ),
-        fixed(apply_residual_connection_post_layernorm=False),
+        *FALCON,
     ),
     constants=DECODER | {"feed_forward_bias": same("attention_bias"), "embedding_dropout": 0.0},
-    rules=_rules,
+    rules=_with_norms(RULES),
     ignored="auto_map",  # code that is older than the class in `transformers`; it is never loaded
+)
+
+# --- BLOOM ----------------------------------------------------------------------------------------------
+
+EMBEDDING_NORM = {"decoder_embeddings.norm": ".word_embeddings_layernorm"}
+BLOOM = Family(
+    model_type="bloom",
+    stem="Bloom",
+    classes=classes(),
+    entries=(
+        row("vocab_size", "vocab_size", 250880),
+        row("attention_dropout", "attention_dropout", 0.0),
+        renamed("hidden_size", "n_embed", "d_model", 64),
+        renamed("n_layer", "num_hidden_layers", "n_layers", 2),
+        renamed("n_head", "num_attention_heads", "n_heads", 8),
+        row("seq_length", "max_positions", MAX_POSITIONS),  # of pretraining
+        row("layer_norm_epsilon", "norm_epsilon", 1e-5),
+        row("hidden_dropout", "dropout", 0.0),
+        ids(bos=1, eos=2),
+        *FALCON,
+        fixed(slow_but_exact=False),
+    ),
+    constants=DECODER
+    | {"positions": "alibi", "embedding_norm": True, "activation": "gelu-tanh", "attention_bias": True}
+    | {"d_ff": four_times, "embedding_dropout": 0.0},
+    rules=_with_norms(replace(RULES, names=RULES.names | EMBEDDING_NORM, buffers="")),
+    # Settings of the training program; `transformers` does not read them.
+    ignored="""
+    attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion n_inner offset_alibi skip_bias_add
+    skip_bias_add_qkv unk_token_id
+    """,
 )

@@ -16,9 +16,9 @@ from pydantic import Field
 from trifold.errors import SettingsError
 from trifold.hub.families import llama
 from trifold.hub.families.gpt import CLASSES, HEADS, classes
-from trifold.hub.family import STACK, Family, TensorRules, in_layer, tied, with_defaults
+from trifold.hub.family import LABELED, STACK, Family, TensorRules, in_layer, tied, with_defaults
 from trifold.hub.rope import layered_rope, windows
-from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, Id, revise, row, same
+from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, Id, ids, resized, revise, row, same
 from trifold.hub.rules import AnyRule, Rule
 from trifold.nn import ModelConfig
 
@@ -50,17 +50,9 @@ GEMMA = Family(
         Entry({"hidden_activation": (str | None, None)}, _check_activation),
         row("head_dim", "d_head", 256),
         CAUSAL,
+        ids(pad=0, bos=2, eos=1),
         without="mlp_bias",
-        vocab_size=256000,
-        hidden_size=3072,
-        intermediate_size=24576,
-        num_hidden_layers=28,
-        num_key_value_heads=16,
-        num_attention_heads=16,
-        max_position_embeddings=8192,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=2,
+        **resized(vocab=256000, width=3072, inner=24576, layers=28, heads=16, kv_heads=16, positions=8192),
         tie_word_embeddings=True,
     ),
     constants=CONSTANTS,
@@ -81,13 +73,13 @@ def _save_scale(config: ModelConfig) -> Fields:
 
 
 SCALE = Entry({"query_pre_attn_scalar": (SIZE, 256)}, _load_scale, _save_scale)
-WINDOWS = windows(2, 4096)
+WINDOWS = windows(4096, every=2)
 AROUND = {f"{STACK}.final_norm": ".norm", **HEADS, "heads.token.out_proj": "score"}
 LAYER = llama.LAYER | {
     "self_attention.exit": "post_attention_layernorm",
     "feed_forward.enter": "pre_feedforward_layernorm",
     "feed_forward.exit": "post_feedforward_layernorm",
-    "self_attention.sublayer.{p:q|k}_norm": "self_attn.{p}_norm",  # Gemma 3
+    **llama.QK_NORMS,  # Gemma 3
 }
 GEMMA2 = replace(
     GEMMA,
@@ -103,11 +95,7 @@ GEMMA2 = replace(
         replace(WINDOWS, keys=WINDOWS.keys | {"sliding_window_pattern": (Literal[2] | None, None)}),
         Entry({}, save=llama.check_width),
         without="hidden_act",
-        hidden_size=2304,
-        intermediate_size=9216,
-        num_hidden_layers=26,
-        num_attention_heads=8,
-        num_key_value_heads=4,
+        **resized(width=2304, inner=9216, layers=26, heads=8, kv_heads=4),
     ),
     constants=CONSTANTS | {"norm_placement": "sandwich"},
     rules=replace(llama.RULES, names=AROUND | in_layer(".layers.{i}.", LAYER)),
@@ -143,12 +131,11 @@ GEMMA3 = replace(
     entries=revise(
         GEMMA2.entries,
         layered_rope(1_000_000.0, 10_000.0),
-        windows(6, 4096),
+        windows(4096, every=6),
         Entry({"use_bidirectional_attention": (bool | None, False)}, _load_direction, _save_direction),
         Entry({"attn_logit_softcapping": (None, None)}),  # `transformers` does not read it
         row("final_logit_softcapping", "logit_soft_cap", None),
-        vocab_size=262208,
-        max_position_embeddings=131072,
+        **resized(vocab=262208, positions=131072),
     ),
     constants=GEMMA2.constants | {"qk_norm": "head", "shape": same("shape")},
     ignored="hidden_act _sliding_window_pattern",
@@ -179,9 +166,7 @@ SHARED = {
     "activation": "hidden_activation",
     "norm_epsilon": "rms_norm_eps",
     "attention_bias": "attention_bias",
-    "positions": "rope_parameters",
-    "rotary_theta": "rope_parameters",
-    "rotary_scaling": "rope_parameters",
+    **dict.fromkeys(("positions", "rotary_theta", "rotary_scaling"), "rope_parameters"),
     "attention_scale": "query_pre_attn_scalar",
     "score_soft_cap": "attn_logit_softcapping",
 }
@@ -198,6 +183,8 @@ def _read_stack(file: Any, side: str) -> ModelConfig:
 def _load_stacks(file: Any, fields: Fields) -> Fields:
     encoder, decoder = _read_stack(file, "encoder"), _read_stack(file, "decoder")
     decodes = fields["shape"] == "encoder-decoder"
+    if file.is_encoder_decoder not in (None, decodes):  # the class decides
+        raise SettingsError(f"is_encoder_decoder: {file.is_encoder_decoder} is not supported for this class")
     decoder = decoder if decodes else encoder
     for name, key in SHARED.items():
         ours, theirs = getattr(encoder, name), getattr(decoder, name)
@@ -241,32 +228,17 @@ def _save_stacks(config: ModelConfig) -> Fields:
     decoder = config.decoder_side.model_copy(update=alone | {"vocab_size": config.output_vocab_size})
     sides = {"encoder": encoder, "decoder": decoder if decodes else encoder}
     kind = {"model_type": MODULE.model_type}
-    return {
-        **{
-            side: MODULE.write(stack) | kind | {"is_decoder": side == "decoder"}
-            for side, stack in sides.items()
-        },
-        **{key: getattr(config, ours) for key, ours in IDS.items()},
-        "vocab_size": config.output_vocab_size,
-        "is_encoder_decoder": decodes,
-    }
+    keys = {side: MODULE.write(own) | kind | {"is_decoder": side == "decoder"} for side, own in sides.items()}
+    keys |= {key: getattr(config, ours) for key, ours in IDS.items()}
+    return keys | {"vocab_size": config.output_vocab_size, "is_encoder_decoder": decodes}
 
 
-def _check_shape(file: Any, fields: Fields) -> Fields:
-    """The class decides."""
-    if file.is_encoder_decoder not in (None, fields["shape"] == "encoder-decoder"):
-        raise SettingsError(f"is_encoder_decoder: {file.is_encoder_decoder} is not supported for this class")
-    return {}
-
-
-T5_LAYER = llama.LAYER | {
+T5_LAYER = LAYER | {
     "self_attention.enter": "pre_self_attn_layernorm",
     "self_attention.exit": "post_self_attn_layernorm",
     "cross_attention.enter": "pre_cross_attn_layernorm",
     "cross_attention.sublayer.{p:q|k|v|o}_proj": "cross_attn.{p}_proj",
     "cross_attention.exit": "post_cross_attn_layernorm",
-    "feed_forward.enter": "pre_feedforward_layernorm",
-    "feed_forward.exit": "post_feedforward_layernorm",
 }
 
 
@@ -291,11 +263,10 @@ T5GEMMA = Family(
         "ForTokenClassification": ENCODER | {"heads": ("token",)},
     },
     entries=(
-        Entry({"is_encoder_decoder": (bool | None, None)}, _check_shape),
         Entry(
             {
-                "encoder": (dict[str, Any] | None, None),
-                "decoder": (dict[str, Any] | None, None),
+                "is_encoder_decoder": (bool | None, None),
+                **dict.fromkeys(("encoder", "decoder"), (dict[str, Any] | None, None)),
                 "vocab_size": (SIZE, 256000),  # nothing reads it
                 **dict.fromkeys(IDS, (IDS_OF, None)),
             },
@@ -304,9 +275,7 @@ T5GEMMA = Family(
         ),
         row("dropout_rate", "dropout", 0.0),
         row("attention_dropout", "attention_dropout", 0.0),
-        row(
-            "classifier_dropout_rate", "classifier_dropout", 0.0, heads=("sequence", "token"), everywhere=True
-        ),
+        row("classifier_dropout_rate", "classifier_dropout", 0.0, heads=LABELED, everywhere=True),
         row("tie_word_embeddings", "tie_lm_head", True),
     ),
     constants=GEMMA2.constants | {"shape": "encoder-decoder", "activation_dropout": same("dropout")},

@@ -208,19 +208,15 @@ NEO = Family(
     "GPTNeo",
     classes=classes(),
     entries=(
-        row("vocab_size", "vocab_size", 50257),
         row("max_position_embeddings", "max_positions", 2048),
         row("hidden_size", "d_model", 2048),
         row("num_layers", "n_layers", 24),
         row("num_heads", "n_heads", 16),
         row("intermediate_size", "d_ff", None, otherwise=four_times),
-        row("activation_function", "activation", "gelu_new", map=ACTIVATIONS),
         row("resid_dropout", "dropout", 0.0),
         row("embed_dropout", "embedding_dropout", 0.0),
         row("attention_dropout", "attention_dropout", 0.0),
-        row("layer_norm_epsilon", "norm_epsilon", 1e-5),
-        ids(bos=50256, eos=50256),
-        *COMMON,
+        *revise(GPT, without="n_positions n_embd n_layer n_head n_inner resid_pdrop embd_pdrop attn_pdrop"),
         Entry(
             {
                 "attention_types": (list[Any] | None, None),

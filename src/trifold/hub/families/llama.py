@@ -12,15 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from trifold.errors import SettingsError
 from trifold.hub.families.gpt import COMMON, DECODER, HEADS, classes
-from trifold.hub.family import BLOCK, Family, TensorRules, in_layer
-from trifold.hub.rope import optional_windows, repeated, rope
-from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, revise, row, rows, same, sizes
+from trifold.hub.family import BLOCK, PART, Family, TensorRules, in_layer
+from trifold.hub.rope import repeated, rope, windows
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, resized, revise, row, rows, same, sizes
 from trifold.hub.rules import AnyRule, Rule
 from trifold.hub.transforms import interleaved
 from trifold.nn import ModelConfig
@@ -45,6 +43,7 @@ LAYER = {
     "feed_forward.sublayer.in_proj": "mlp.up_proj",
     "feed_forward.sublayer.out_proj": "mlp.down_proj",
 }
+QK_NORMS = {"self_attention.sublayer.{p:q|k}_norm": "self_attn.{p}_norm"}
 AROUND = {"decoder.final_norm": ".norm", **HEADS, "heads.token.out_proj": "score"}
 RULES = TensorRules(
     "model",
@@ -85,9 +84,7 @@ MISTRAL = replace(
         ENTRIES,
         row("sliding_window", "sliding_window", 4096, nullable=True),
         fixed(attention_bias=False, mlp_bias=False),
-        num_key_value_heads=8,
-        intermediate_size=14336,
-        max_position_embeddings=131072,
+        **resized(kv_heads=8, inner=14336, positions=131072),
     ),
     constants=CONSTANTS | {"feed_forward_bias": False},
     rules=RULES,
@@ -126,17 +123,11 @@ STARCODER2 = Family(
 FUSED = {ours: theirs for ours, theirs in RULES.names.items() if not ours.endswith(("gate_proj", "in_proj"))}
 
 
-def gate_and_in(config: ModelConfig, base: str) -> list[AnyRule]:
+def gate_and_in(theirs: str) -> Callable[[ModelConfig, str], list[AnyRule]]:
     """The rule of a matrix that holds the gate and then the other factor of the feed-forward."""
-    ours = tuple(f"{BLOCK}feed_forward.sublayer.{name}_proj.weight" for name in ("gate", "in"))
-    return [Rule(ours, f"{base}layers.{{i}}.mlp.gate_up_proj.weight", interleaved(1, (1, 1)))]
-
-
-def _check_scaling(file: Any, fields: Fields) -> Fields:
-    kind = (fields["rotary_scaling"] or {"kind": "longrope"})["kind"]
-    if kind != "longrope":
-        raise SettingsError(f"rope_parameters.rope_type: {kind} is not supported; known: default, longrope")
-    return {}
+    ours = tuple(f"{BLOCK}feed_forward.sublayer.{name}_proj.{PART}" for name in ("gate", "in"))
+    rule = f"layers.{{i}}.mlp.{theirs}.{{part}}"
+    return lambda config, base: [Rule(ours, base + rule, interleaved(1, (1, 1)))]
 
 
 PHI3 = Family(
@@ -147,14 +138,10 @@ PHI3 = Family(
         ENTRIES,
         row("resid_pdrop", "dropout", 0.0),
         row("sliding_window", "sliding_window", None),
-        rope(part="partial_rotary_factor", share=1.0, original=4096),
-        Entry({}, _check_scaling),
+        rope(part="partial_rotary_factor", share=1.0, original=4096, kinds=["longrope"]),
         ids(pad=32000, bos=1, eos=32000),
         fixed(attention_bias=False, mlp_bias=False, lm_head_bias=False),
-        vocab_size=32064,
-        hidden_size=3072,
-        intermediate_size=8192,
-        max_position_embeddings=4096,
+        **resized(vocab=32064, width=3072, inner=8192, positions=4096),
         rms_norm_eps=1e-5,
     ),
     constants=CONSTANTS | {"feed_forward_bias": False, "embedding_dropout": 0.0},
@@ -163,7 +150,7 @@ PHI3 = Family(
         names={ours.replace("q|k|v|o", "o"): theirs for ours, theirs in FUSED.items()},
         qkv=".layers.{i}.self_attn.qkv_proj",
         split=lambda config: interleaved(1, (config.n_heads, config.kv_heads, config.kv_heads)),
-        more=gate_and_in,
+        more=gate_and_in("gate_up_proj"),
     ),
     # `transformers` does not read them; auto_map names code, which is never loaded.
     ignored="auto_map embd_pdrop full_attn_mod interpolate_factor",
@@ -181,11 +168,6 @@ def _load_rotary(file: Any, fields: Fields) -> Fields:
     return {"rotary_pattern": repeated(["rotary" if each else "none" for each in rotates[:layers]])}
 
 
-def _without_positions(file: Any, fields: Fields, layer: int) -> bool:
-    pattern: tuple[str, ...] = fields["rotary_pattern"]
-    return pattern[layer % len(pattern)] == "none"
-
-
 SMOLLM3 = replace(
     LLAMA,
     model_type="smollm3",
@@ -198,23 +180,15 @@ SMOLLM3 = replace(
             _load_rotary,
             lambda config: {"no_rope_layers": [int(config.rotates(n)) for n in range(config.n_layers)]},
         ),
-        optional_windows(None, _without_positions),
+        windows(None, local=lambda file, f, n: f["rotary_pattern"][n % len(f["rotary_pattern"])] == "none"),
         ids(pad=128004, bos=128000, eos=128001),
-        vocab_size=128256,
-        hidden_size=2048,
-        num_hidden_layers=36,
-        num_attention_heads=16,
-        num_key_value_heads=4,
-        max_position_embeddings=32768,
+        **resized(vocab=128256, width=2048, layers=36, heads=16, kv_heads=4, positions=32768),
         tie_word_embeddings=True,
     ),
     ignored="max_window_layers",  # `transformers` does not read it
 )
 
 # --- Granite -------------------------------------------------------------------------------------------
-
-
-POSITIVE = Annotated[float, Field(gt=0)]
 
 
 def inverse(number: float) -> float:
@@ -244,19 +218,12 @@ GRANITE = replace(
             save=lambda value: value or 1.0,
         ),
         Entry(
-            {"attention_multiplier": (POSITIVE, 1.0)},
+            row("attention_multiplier", "attention_scale", 1.0).keys,
             lambda file, fields: {"attention_scale": _scale_of_scores(file.attention_multiplier, fields)},
             lambda config: {"attention_multiplier": config.attention_scale or config.head_width**-0.5},
         ),
         row("residual_multiplier", "residual_scale", 1.0),
-        row(
-            "logits_scaling",
-            "logits_scale",
-            1.0,
-            kind=POSITIVE,
-            load=lambda value, fields: 1 / value,
-            save=inverse,
-        ),
+        row("logits_scaling", "logits_scale", 1.0, load=lambda v, f: 1 / v, save=inverse),
     ),
     rules=RULES,
 )

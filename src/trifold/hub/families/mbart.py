@@ -1,30 +1,32 @@
-"""BART's pre-norm relatives, with a norm at the end of each stack.
+"""BART's relatives, most of them pre-norm with a norm at the end of each stack.
 
 mBART (Liu et al. 2020) and mBART-50 have BART's positions and norm on the embeddings. Pegasus (Zhang et al. 2020) has
 sinusoids, which its files hold, and no such norm. M2M-100 (Fan et al. 2020) and NLLB (Costa-jussà et al. 2022) have
 fairseq's sinusoids, counted from the number after the padding id; layers that are dropped in training are not.
+
+OPT (Zhang et al. 2022) and Galactica (Taylor et al. 2022) are decoders with BART's positions. The 350m is post-norm and
+has narrower embeddings: tokens are projected, and states are projected back for the heads.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from trifold.hub.families.bart import BART, CLASSES, LAYER, more as bart_more
-from trifold.hub.family import STACK, Family, TensorRules, in_layer, tied
-from trifold.hub.rows import Entry, end, fixed, revise, row, same
-from trifold.hub.rules import AnyRule, Computed
+from trifold.hub.families import bart
+from trifold.hub.families.bart import BART, CLASSES, LAYER
+from trifold.hub.families.gpt import COMMON, DECODER, HEADS, classes
+from trifold.hub.family import STACK, Family, TensorRules, in_layer
+from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, end, fixed, ids, revise, row, same, sizes
+from trifold.hub.rules import AnyRule, Computed, Rule, Zeros
 from trifold.nn import ModelConfig
 from trifold.nn.positions import sinusoids
 
 PRE_LAYER = {ours.replace("after", "enter"): theirs for ours, theirs in LAYER.items()}
 NAMES = {f"{STACK}.final_norm": ".{stack}.layer_norm", **in_layer(".{stack}.layers.{i}.", PRE_LAYER)}
-AROUND = {
-    f"{STACK}_embeddings.positions": ".{stack}.embed_positions",
-    f"{STACK}_embeddings.norm": ".{stack}.layernorm_embedding",
-}
-RULES = TensorRules("model", ".shared", AROUND | NAMES, more=bart_more, buffers=f".{STACK}.version")
+RULES = replace(bart.RULES, names=bart.AROUND | NAMES)
 PRE = {"normalize_before": True, "add_final_layer_norm": True}
 MBART = Family(
     model_type="mbart",
@@ -49,7 +51,7 @@ def _pegasus_more(config: ModelConfig, base: str) -> list[AnyRule]:
         beside=f"{STACK}.final_norm.weight",
         values=lambda: sinusoids(torch.arange(config.max_positions), config.d_model, config.positions),
     )
-    return [*bart_more(config, base), positions]
+    return [*bart.more(config, base), positions]
 
 
 PEGASUS = replace(
@@ -64,20 +66,13 @@ PEGASUS = replace(
         row("bos_token_id", "bos_id", None, otherwise=same("decoder_start_id")),
         fixed(normalize_embedding=False, static_position_embeddings=True, extra_pos_embeddings=1),
     ),
-    constants={
-        "positions": "sinusoidal-halves",
-        "norm_placement": "pre",
-        "norm_epsilon": 1e-5,
-        "attention_bias": True,
-    },
+    constants=bart.CONSTANTS | {"positions": "sinusoidal-halves", "norm_placement": "pre"},
     rules=replace(RULES, names=NAMES, more=_pegasus_more),
 )
 
 
 def _m2m_more(config: ModelConfig, base: str) -> list[AnyRule]:
-    shared = f"{base}shared.weight"
-    head = tied("lm_head", shared) if "lm" in config.chosen_heads else []
-    return tied(f"{base}{STACK}.embed_tokens", shared) + head
+    return [rule for rule in bart.more(config, base) if not isinstance(rule, Rule | Zeros)]  # no bias here
 
 
 M2M = replace(
@@ -96,12 +91,84 @@ M2M = replace(
         scale_embedding=True,
     ),
     constants=PEGASUS.constants
-    | {
-        "positions": "sinusoidal-tensor2tensor",
-        "position_offset": lambda fields: fields["pad_id"] + 1,
-    },
+    | {"positions": "sinusoidal-tensor2tensor", "position_offset": lambda fields: fields["pad_id"] + 1},
     rules=replace(
-        RULES, names=NAMES, more=_m2m_more, buffers=f".{STACK}.version .{STACK}.embed_positions.weights"
+        RULES, names=NAMES, more=_m2m_more, buffers=f"{RULES.buffers} .{STACK}.embed_positions.weights"
     ),
     ignored=f"{MBART.ignored} encoder_layerdrop decoder_layerdrop",
+)
+
+# --- OPT -------------------------------------------------------------------------------------------------
+
+
+def _load_layers(file: Any, fields: Fields) -> Fields:
+    pre, width = file.do_layer_norm_before, file.word_embed_proj_dim or fields["d_model"]
+    projected = width != fields["d_model"]
+    return {
+        "norm_placement": "pre" if pre else "post",
+        "decoder_final_norm": False if pre and file.remove_final_layer_norm else None,
+        "d_embedding": width if projected else None,
+        "token_projection": projected,
+    }
+
+
+def _save_layers(config: ModelConfig) -> Fields:
+    pre = config.norm_placement == "pre"
+    return {
+        "do_layer_norm_before": pre,
+        "_remove_final_layer_norm": pre and not config.has_final_norm("decoder"),
+        "word_embed_proj_dim": config.embedding_width,
+    }
+
+
+OPT_NAMES = {
+    "decoder_embeddings.positions": ".decoder.embed_positions",
+    "decoder_embeddings.projection": ".decoder.project_in",
+    "projection": ".decoder.project_out",
+    "decoder.final_norm": ".decoder.final_layer_norm",
+}
+
+
+def _rules(config: ModelConfig) -> list[AnyRule]:
+    place = "enter" if config.norm_placement == "pre" else "after"
+    layer = {ours.replace("after", place): name for ours, name in LAYER.items() if "cross" not in ours}
+    names = {**OPT_NAMES, **HEADS, **in_layer(".decoder.layers.{i}.", layer)}
+    rules = TensorRules(
+        "model", ".decoder.embed_tokens", names, lm_head="lm_head", buffers=".decoder.version"
+    )
+    return rules(config)
+
+
+OPT = Family(
+    model_type="opt",
+    stem="OPT",
+    classes=classes("ForTokenClassification"),
+    entries=(
+        *revise(
+            sizes(vocab=50272, width=768, inner=3072, layers=12, heads=12, positions=2048, activation="relu"),
+            without="intermediate_size hidden_act",
+        ),
+        row("ffn_dim", "d_ff", 3072),
+        row("activation_function", "activation", "relu", map=ACTIVATIONS),
+        row("dropout", "dropout", 0.1),
+        row("attention_dropout", "attention_dropout", 0.0),
+        row("enable_bias", "attention_bias", True),
+        Entry(
+            {
+                "do_layer_norm_before": (bool, True),
+                "_remove_final_layer_norm": (bool, False),
+                "word_embed_proj_dim": (SIZE | None, None),
+            },
+            _load_layers,
+            _save_layers,
+        ),
+        ids(pad=1, bos=2, eos=2),
+        *revise(COMMON, without="classifier_dropout"),
+        fixed(layer_norm_elementwise_affine=True, layerdrop=0.0),
+    ),
+    constants=DECODER
+    | {"positions": "learned", "position_offset": 2, "norm_epsilon": 1e-5, "embedding_dropout": 0.0}
+    | {"feed_forward_bias": same("attention_bias")},
+    rules=_rules,
+    ignored="activation_dropout init_std",  # `transformers` does not read the first
 )

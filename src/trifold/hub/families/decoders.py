@@ -1,0 +1,210 @@
+"""Decoders that are related to LLaMA.
+
+Qwen 2 (Yang et al. 2024) has biases on queries, keys and values; the last layers may have a window. Qwen 2.5 has the
+same parts. Qwen 3 (Yang et al. 2025) has norms of each head of queries and keys instead of the biases.
+
+In OLMo 2 (OLMo team 2024) norms follow the sub-layers, and apply to all queries and keys of a token. In OLMo 3 (OLMo
+team 2025) three of four layers have a window; scaled frequencies apply in the other layers.
+
+GLM-4 of 2025 (GLM team) has norms before and after the sub-layers. The first half of each head is rotated, in pairs of
+neighbours; queries, keys and values have biases; one matrix holds both factors of the feed-forward.
+
+Cohere 2 (Command R7B and Command A; Cohere 2025) has parallel attention and feed-forward on one norm without bias.
+Three of four layers have a window and rotary positions, in pairs of neighbours; the others have neither.
+
+nanochat (Karpathy 2025) has RMS norms without weights, relu², and a soft cap on logits. Norms also follow the
+embeddings, and apply to each head of queries and keys: after the rotation, which does not change their length. Heads
+are rotated in the other direction than LLaMA's. (x₂, x₁) rotated by an angle is (x₁, x₂) rotated by its negative,
+swapped: so the halves of each head are swapped in the matrices of queries and keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from trifold.hub.families.gpt import DECODER, classes
+from trifold.hub.families.llama import CONSTANTS, ENTRIES, FUSED, LLAMA, QK_NORMS, RULES, by_head, gate_and_in
+from trifold.hub.family import BLOCK, Family, in_layer
+from trifold.hub.rope import layered_rope, repeated, rope, windows
+from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, ids, resized, revise, row
+from trifold.hub.rules import AnyRule, Rule
+from trifold.hub.transforms import permuted
+from trifold.nn import ModelConfig
+
+# --- Qwen -----------------------------------------------------------------------------------------------
+
+# The first layer with a window.
+FIRST = Entry({"max_window_layers": (Annotated[int, Field(ge=0)], 28)})
+
+QWEN2 = replace(
+    LLAMA,
+    model_type="qwen2",
+    stem="Qwen2",
+    entries=revise(
+        ENTRIES,
+        FIRST,
+        windows(4096, local=lambda file, fields, layer: layer >= file.max_window_layers),
+        ids(),
+        fixed(use_mrope=False),
+        without="attention_bias mlp_bias",
+        **resized(vocab=151936, kv_heads=32, inner=22016, positions=32768),
+    ),
+    constants=CONSTANTS | {"attention_bias": True, "attention_out_bias": False, "feed_forward_bias": False},
+    ignored="",
+)
+
+QWEN3 = replace(
+    QWEN2,
+    model_type="qwen3",
+    stem="Qwen3",
+    entries=revise(
+        QWEN2.entries,
+        row("head_dim", "d_head", 128),
+        row("attention_bias", "attention_bias", False),
+        without="use_mrope",
+    ),
+    constants=CONSTANTS | {"qk_norm": "head", "feed_forward_bias": False},
+    rules=by_head(replace(RULES, names=RULES.names | in_layer(".layers.{i}.", QK_NORMS))),
+)
+
+# --- OLMo -----------------------------------------------------------------------------------------------
+
+OLMO_LAYER = QK_NORMS | {
+    "self_attention.exit": "post_attention_layernorm",
+    "feed_forward.exit": "post_feedforward_layernorm",
+}
+OLMO_NAMES = {ours: theirs for ours, theirs in RULES.names.items() if not ours.endswith(".enter")}
+
+OLMO2 = replace(
+    LLAMA,
+    model_type="olmo2",
+    stem="Olmo2",
+    classes=classes("ForTokenClassification", "ForQuestionAnswering"),
+    entries=revise(ENTRIES, ids(pad=1, eos=50279), without="mlp_bias", vocab_size=50304, rms_norm_eps=1e-5),
+    constants=CONSTANTS | {"norm_placement": "exit", "qk_norm": "width", "feed_forward_bias": False},
+    rules=replace(RULES, names=OLMO_NAMES | in_layer(".layers.{i}.", OLMO_LAYER)),
+    ignored="",
+)
+
+OLMO_BASE = 500_000.0
+OLMO3 = replace(
+    OLMO2,
+    model_type="olmo3",
+    stem="Olmo3",
+    entries=revise(
+        OLMO2.entries,
+        layered_rope(OLMO_BASE, OLMO_BASE, local_theta=""),
+        windows(4096, every=4),
+        without="partial_rotary_factor original_max_position_embeddings",
+    ),
+)
+
+# --- GLM ------------------------------------------------------------------------------------------------
+
+GLM_LAYER = {"self_attention.exit": "post_self_attn_layernorm", "feed_forward.exit": "post_mlp_layernorm"}
+GLM4 = replace(
+    LLAMA,
+    model_type="glm4",
+    stem="Glm4",
+    classes=classes("ForQuestionAnswering"),
+    entries=revise(
+        ENTRIES,
+        row("head_dim", "d_head", 128),
+        rope(part="partial_rotary_factor", share=0.5),
+        ids(pad=151329, eos=151329),
+        without="mlp_bias",
+        **resized(vocab=151552, inner=13696, layers=40, kv_heads=2, positions=131072),
+        rms_norm_eps=0.00000015625,
+        attention_bias=True,
+    ),
+    constants=CONSTANTS
+    | {"norm_placement": "sandwich", "rotary_pairs": "interleaved"}
+    | {"attention_out_bias": False, "feed_forward_bias": False},
+    rules=replace(RULES, names=FUSED | in_layer(".layers.{i}.", GLM_LAYER), more=gate_and_in("gate_up_proj")),
+    ignored="",
+)
+
+# --- Cohere ---------------------------------------------------------------------------------------------
+
+COHERE_WINDOWS = windows(4096, every=4)
+
+
+def _load_layers(file: Any, fields: Fields) -> Fields:
+    found = COHERE_WINDOWS.load(file, fields)
+    if not found:
+        return {"rotary_pattern": ("none",)}
+    local: tuple[str, ...] = found["window_pattern"]
+    return found | {"rotary_pattern": repeated(["rotary" if each == "local" else "none" for each in local])}
+
+
+COHERE2 = replace(
+    LLAMA,
+    model_type="cohere2",
+    stem="Cohere2",
+    classes=classes("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
+    entries=revise(
+        ENTRIES,
+        row("layer_norm_eps", "norm_epsilon", 1e-5),
+        row("logit_scale", "logits_scale", 0.0625),
+        Entry(COHERE_WINDOWS.keys, _load_layers, COHERE_WINDOWS.save),
+        ids(pad=0, bos=5, eos=255001),
+        fixed(
+            order_of_interleaved_layers="local_attn_first",
+            position_embedding_type="rope_gptj",
+            rotary_pct=1.0,
+        ),
+        fixed(use_embedding_sharing=True, use_gated_activation=True),
+        fixed(use_parallel_block=True, use_qk_norm=False),
+        without="rms_norm_eps mlp_bias",
+        **resized(vocab=256000, width=8192, inner=22528, layers=40, heads=64, positions=8192),
+        tie_word_embeddings=True,
+    ),
+    constants=CONSTANTS
+    | {"norm": "layer", "norm_bias": False, "residual": "parallel", "rotary_pairs": "interleaved"}
+    | {"feed_forward_bias": False},
+    rules=replace(RULES, names={o: t for o, t in RULES.names.items() if "feed_forward.enter" not in o}),
+    ignored="layer_switch use_parallel_embedding",  # names of sliding_window_pattern, and of a way to compute
+)
+
+# --- nanochat -------------------------------------------------------------------------------------------
+
+NANOCHAT_LAYER = {
+    "self_attention.sublayer.{p:v|o}_proj": "self_attn.{p}_proj",
+    "feed_forward.sublayer.in_proj": "mlp.fc1",
+    "feed_forward.sublayer.out_proj": "mlp.fc2",
+}
+
+
+def _swapped(config: ModelConfig, base: str) -> list[AnyRule]:
+    width, half = config.head_width, config.head_width // 2
+    head = [*range(half, width), *range(half)]
+    rules: list[AnyRule] = []
+    for name, heads in (("q", config.n_heads), ("k", config.kv_heads)):
+        order = [first + row for first in range(0, heads * width, width) for row in head]
+        ours, theirs = f"{BLOCK}self_attention.sublayer.{name}_proj", f"layers.{{i}}.self_attn.{name}_proj"
+        rules.append(Rule(f"{ours}.{{part}}", f"{base}{theirs}.{{part}}", permuted(order)))
+    return rules
+
+
+NANOCHAT = Family(
+    model_type="nanochat",
+    stem="NanoChat",
+    classes=classes("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
+    entries=revise(
+        ENTRIES,
+        row("hidden_act", "activation", "relu2", map=ACTIVATIONS),
+        row("final_logit_softcapping", "logit_soft_cap", 15.0, nullable=True),
+        # The other kinds have a magnitude, and norms follow the rotation.
+        rope(kinds=["linear", "dynamic", "llama3"]),
+        ids(pad=1, bos=0, eos=1),
+        without="mlp_bias",
+        **resized(vocab=50304, width=768, inner=8192, layers=12, heads=6),
+    ),
+    constants=DECODER
+    | {"norm": "rms", "norm_weight": "none", "embedding_norm": True, "qk_norm": "head"}
+    | {"feed_forward_bias": False, "dropout": 0.0},
+    rules=replace(RULES, names=in_layer(".layers.{i}.", NANOCHAT_LAYER), more=_swapped),
+)

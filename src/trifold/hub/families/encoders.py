@@ -1,0 +1,386 @@
+"""Encoders that are related to BERT, RoBERTa or LLaMA.
+
+ELECTRA (Clark et al. 2020) is BERT with narrow embeddings. The discriminator recognizes replaced tokens; the generator
+is a masked language model. MPNet (Song et al. 2020) is RoBERTa without segments, whose scores also have a learned bias
+of the distance, as in T5. It was pretrained on masked and permuted tokens, and is the model of many sentence
+embeddings.
+
+DeBERTa v2 and v3 (He et al. 2021, 2023) are BERT with disentangled content and positions in the scores. Version 3
+shares the projections of both, and was pretrained as the discriminator of ELECTRA. Without `relative_attention` there
+is no position in the scores. The convolution of the larger v2 models is not supported.
+
+ModernBERT (Warner et al. 2024) has rotary positions; its layers alternate between windows and all keys, with a base of
+the rotation for each kind. EuroBERT (Boizard et al. 2025) is a bidirectional LLaMA.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from trifold.errors import SettingsError
+from trifold.hub.families import bert, llama
+from trifold.hub.families.bert import BERT, CLASSIFIERS, MASKED_LM, RULES, TEXT_ENCODER, block_names
+from trifold.hub.family import Family, TensorRules, in_layer
+from trifold.hub.rope import KINDS, LayeredRope, layer_types, layered_rope, load_windows
+from trifold.hub.rows import (
+    ACTIVATIONS,
+    SIZE,
+    Entry,
+    Fields,
+    fixed,
+    ids,
+    repeats,
+    resized,
+    revise,
+    row,
+    rows,
+    same,
+    sizes,
+    up_to,
+)
+from trifold.hub.rules import AnyRule, Ignored, Renamed
+from trifold.hub.transforms import interleaved
+from trifold.nn import ModelConfig
+
+# --- ELECTRA --------------------------------------------------------------------------------------------
+
+# Embeddings as wide as the model have no projection.
+WIDTH = Entry(
+    {"embedding_size": (up_to(2**20), 128)},
+    lambda file, f: {"d_embedding": None if file.embedding_size == f["d_model"] else file.embedding_size},
+    lambda config: {"embedding_size": config.embedding_width},
+)
+ELECTRA_CLASSES = ("sequence", "token", "span")
+ELECTRA = Family(
+    model_type="electra",
+    stem="Electra",
+    classes={
+        "ForPreTraining": {"heads": ("replaced",)},
+        "Model": {"heads": ()},
+        # These heads have this activation in any case; that of "replaced" is the model's.
+        "ForMaskedLM": MASKED_LM | {"lm_head_transform": "gelu"},
+        **CLASSIFIERS,
+        "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "gelu"},
+        "ForMultipleChoice": {"heads": ("choice",), "classifier_transform": "gelu"},
+    },
+    entries=revise(
+        BERT,
+        WIDTH,
+        row("classifier_dropout", "classifier_dropout", None, heads=ELECTRA_CLASSES, explicit=False),
+        row("summary_last_dropout", "classifier_dropout", 0.1, heads=("choice",)),
+        fixed(summary_type="first", summary_use_proj=True, summary_activation="gelu"),
+        **resized(width=256, heads=4, inner=1024),
+    ),
+    constants=TEXT_ENCODER,
+    rules=replace(
+        RULES,
+        prefix="electra",
+        names={
+            **bert.INNER,
+            **bert.ROBERTA_HEADS,
+            "encoder_embeddings.projection": ".embeddings_project",
+            "lm_head.dense": "generator_predictions.dense",
+            "lm_head.norm": "generator_predictions.LayerNorm",
+            "heads.replaced.dense": "discriminator_predictions.dense",
+            "heads.replaced.out_proj": "discriminator_predictions.dense_prediction",
+            "heads.choice.dense": "sequence_summary.summary",
+        },
+        lm_head="generator_lm_head",
+        lm_bias="",
+        unused="""
+        discriminator_predictions.dense discriminator_predictions.dense_prediction generator_lm_head
+        generator_predictions.dense generator_predictions.LayerNorm
+        """,
+    ),
+)
+
+# --- MPNet ----------------------------------------------------------------------------------------------
+
+MPNET_LAYER = block_names(
+    "attention.attn.q attention.attn.k attention.attn.v attention.attn.o attention.LayerNorm",
+    "intermediate.dense output.dense output.LayerNorm",
+)
+MPNET = replace(
+    bert.ROBERTA,
+    model_type="mpnet",
+    stem="MPNet",
+    entries=(
+        *revise(bert.ROBERTA.entries, without="type_vocab_size classifier_dropout", vocab_size=30527),
+        fixed(pad_token_id=1),  # positions begin after 1 in any case
+        # The reference has tables of other sizes, but reads 32 rows.
+        fixed(relative_attention_num_buckets=32),
+    ),
+    constants=TEXT_ENCODER | {"positions": "relative", "learned_positions": True},
+    rules=replace(
+        bert.ROBERTA_RULES,
+        prefix="mpnet",
+        names=bert.ROBERTA_RULES.names
+        | {"encoder.offsets": ".encoder.relative_attention_bias"}
+        | in_layer(".encoder.layer.{i}.", MPNET_LAYER),
+    ),
+)
+
+# --- DeBERTa --------------------------------------------------------------------------------------------
+
+SCORES = {"both": ["p2c", "c2p"], "content-to-position": ["c2p"], "position-to-content": ["p2c"]}
+
+
+def _load_positions(file: Any, fields: Fields) -> Fields:
+    norm, kinds = file.norm_rel_ebd.lower(), file.pos_att_type or []
+    kinds = [kind.strip() for kind in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
+    if norm not in ("none", "layer_norm"):
+        raise SettingsError(f"norm_rel_ebd: {file.norm_rel_ebd!r} is not known; known: none, layer_norm")
+    if not file.relative_attention:
+        if kinds or norm != "none":
+            key = "pos_att_type" if kinds else "norm_rel_ebd"
+            raise SettingsError(f"{key}: {getattr(file, key)!r} needs relative_attention: true")
+        return {"positions": "learned" if file.position_biased_input else "none"}
+    scores = [ours for ours, theirs in SCORES.items() if sorted(theirs) == sorted(kinds)]
+    if not scores:
+        raise SettingsError(f"pos_att_type: {file.pos_att_type!r} is not known; known: p2c|c2p, c2p, p2c")
+    farthest = file.max_relative_positions if file.max_relative_positions > 0 else fields["max_positions"]
+    log = file.position_buckets > 0
+    return {
+        "positions": "disentangled",
+        "learned_positions": file.position_biased_input,
+        "relative_buckets": 2 * (file.position_buckets if log else farthest),
+        "relative_scores": scores[0],
+        "relative_shared": file.share_att_key,
+        "relative_norm": norm == "layer_norm",
+        **({"relative_distance": farthest} if log else {"relative_log": False}),
+    }
+
+
+def _save_positions(config: ModelConfig) -> Fields:
+    if config.positions != "disentangled":
+        return {"relative_attention": False, "position_biased_input": config.positions == "learned"}
+    span, log = config.relative_buckets // 2, config.relative_log
+    return {
+        "relative_attention": True,
+        "position_biased_input": config.learned_positions,
+        "position_buckets": span if log else -1,
+        "max_relative_positions": config.relative_distance if log else span,
+        "pos_att_type": SCORES[config.relative_scores],
+        "share_att_key": config.relative_shared,
+        "norm_rel_ebd": "layer_norm" if config.relative_norm else "none",
+    }
+
+
+def _load_head(file: Any, fields: Fields) -> Fields:
+    """`legacy` changes only names; without it, the head uses the table of embeddings in any case."""
+    return {"tie_lm_head": file.tie_word_embeddings or not file.legacy}
+
+
+DEBERTA_LAYER = block_names(
+    "attention.self.query_proj attention.self.key_proj attention.self.value_proj attention.output.dense "
+    "attention.output.LayerNorm",
+    "intermediate.dense output.dense output.LayerNorm",
+)
+DEBERTA_LAYER |= {"self_attention.sublayer.relative.k_proj": "attention.self.pos_key_proj"}
+DEBERTA_LAYER |= {"self_attention.sublayer.relative.q_proj": "attention.self.pos_query_proj"}
+# Pretrained models have heads with these names.
+LM_HEAD = "lm_predictions.lm_head"
+OLD_NAMES = {
+    f"{LM_HEAD}.bias": "cls.predictions.bias",
+    f"{LM_HEAD}.{{layer:dense|LayerNorm}}.{{part}}": "cls.predictions.transform.{layer}.{part}",
+}
+
+
+def _old_names(config: ModelConfig, base: str) -> list[AnyRule]:
+    if "lm" in config.chosen_heads:
+        return [Renamed(old, new) for old, new in OLD_NAMES.items()]
+    return [Ignored(name) for name in OLD_NAMES]
+
+
+POSITIONS = Entry(
+    {
+        "relative_attention": (bool, False),
+        "position_biased_input": (bool, True),
+        **dict.fromkeys(
+            ("position_buckets", "max_relative_positions"), (Annotated[int, Field(le=2**20)], -1)
+        ),
+        "pos_att_type": (str | list[str] | None, None),
+        "share_att_key": (bool, False),
+        "norm_rel_ebd": (str, "none"),
+    },
+    _load_positions,
+    _save_positions,
+)
+DEBERTA = Family(
+    model_type="deberta-v2",
+    stem="DebertaV2",
+    classes={
+        "Model": {"heads": ()},
+        "ForMaskedLM": MASKED_LM,
+        **CLASSIFIERS,
+        "ForSequenceClassification": {"heads": ("pooler", "sequence"), "classifier_input": "pooler"},
+        "ForMultipleChoice": bert.CHOICE,
+    },
+    entries=revise(
+        BERT,
+        row("type_vocab_size", "n_token_types", 0, kind=Annotated[int, Field(ge=0, le=2**16)]),
+        row("cls_dropout", "classifier_dropout", None, heads=("sequence", "choice"), explicit=False),
+        row("pooler_hidden_act", "pooler_activation", "gelu", map=ACTIVATIONS),
+        POSITIONS,
+        Entry(
+            {"tie_word_embeddings": (bool, True), "legacy": (bool, True)},
+            _load_head,
+            lambda config: {"tie_word_embeddings": config.tie_lm_head},
+        ),
+        repeats("embedding_size", "hidden_size"),
+        repeats("pooler_hidden_size", "hidden_size"),
+        fixed(conv_kernel_size=0, pooler_dropout=0.0),
+        without="classifier_dropout position_embedding_type",
+        **resized(vocab=128100, width=1536, layers=24, heads=24, inner=6144),
+        layer_norm_eps=1e-7,
+    ),
+    constants=TEXT_ENCODER,
+    rules=replace(
+        RULES,
+        prefix="deberta",
+        names=RULES.names
+        | {"encoder.offsets": ".encoder.rel_embeddings", "encoder.offsets.norm": ".encoder.LayerNorm"}
+        | {"heads.pooler.dense": "pooler.dense"}
+        | in_layer(".encoder.layer.{i}.", DEBERTA_LAYER),
+        more=_old_names,
+        unused=".embeddings.position_embeddings mask_predictions.{layer:dense|LayerNorm|classifier}",
+    ),
+    ignored="conv_act conv_groups",
+)
+
+# --- ModernBERT ----------------------------------------------------------------------------------------
+
+
+def _save_windows(config: ModelConfig) -> Fields:
+    width = 128 if config.sliding_window is None else 2 * (config.sliding_window - 1)
+    return {"layer_types": layer_types(config), "local_attention": width}
+
+
+MODERN_LAYERED = layered_rope(160_000.0, 10_000.0, "global_rope_theta", "local_rope_theta")
+# `rope_scaling` would also scale the layers with a window.
+MODERN_ROPE = replace(
+    MODERN_LAYERED,
+    keys=MODERN_LAYERED.keys | {"rope_parameters": (LayeredRope | None, None), "rope_scaling": (None, None)},
+)
+# `local_attention` is the width of a window on both sides of a query, without that of its own key.
+MODERN_WINDOWS = Entry(
+    {"layer_types": (KINDS, None), "global_attn_every_n_layers": (SIZE, 3), "local_attention": (SIZE, 128)},
+    lambda file, fields: load_windows(
+        file, fields, file.local_attention // 2 + 1, lambda n: n % file.global_attn_every_n_layers > 0
+    ),
+    _save_windows,
+)
+# A dense layer, activation and norm come before every head.
+MODERN_CLASSES: dict[str, Fields] = {
+    "ForMaskedLM": {"heads": ("lm",)},
+    "Model": {"heads": ()},
+    **{name: fields | {"transform_norm": True} for name, fields in CLASSIFIERS.items()},
+    "ForMultipleChoice": {"heads": ("choice",), "transform_norm": True},
+}
+
+
+def _transform(field: str, *heads: str) -> Entry:
+    return row("classifier_activation", field, "gelu", map=ACTIVATIONS, heads=heads)
+
+
+MODERN_LAYER = {
+    "self_attention.enter": "attn_norm",
+    "self_attention.sublayer.o_proj": "attn.Wo",
+    "feed_forward.enter": "mlp_norm",
+    "feed_forward.sublayer.out_proj": "mlp.Wo",
+}
+MODERN_HEADS = "heads.{head:sequence|choice|token|span}"
+POOLINGS = {"cls": "first", "mean": "mean"}
+
+
+MODERN_RULES = TensorRules(
+    "model",
+    ".embeddings.tok_embeddings",
+    {
+        "encoder_embeddings.norm": ".embeddings.norm",
+        "encoder.final_norm": ".final_norm",
+        **in_layer(".layers.{i}.", MODERN_LAYER),
+        "lm_head.{part_of:dense|norm}": "head.{part_of}",
+        f"{MODERN_HEADS}.{{part_of:dense|norm}}": "head.{part_of}",
+        f"{MODERN_HEADS}.out_proj": "classifier",
+    },
+    qkv=".layers.{i}.attn.Wqkv",
+    split=lambda config: interleaved(1, (1, 1, 1)),
+    more=llama.gate_and_in("Wi"),
+    lm_head="decoder",
+)
+SIZES = sizes(vocab=50368, width=768, inner=1152, layers=22, heads=12, positions=8192, activation="gelu")
+MODERNBERT = Family(
+    model_type="modernbert",
+    stem="ModernBert",
+    classes=MODERN_CLASSES,
+    entries=(
+        *revise(SIZES, without="hidden_act"),
+        row("hidden_activation", "activation", "gelu", map=ACTIVATIONS),
+        *rows(attention_bias=False, norm_bias=False, embedding_dropout=0.0, classifier_dropout=0.0),
+        row("norm_eps", "norm_epsilon", 1e-5),
+        row("mlp_bias", "feed_forward_bias", False),
+        row("mlp_dropout", "activation_dropout", 0.0),
+        row("decoder_bias", "lm_head_bias", True, heads=("lm",)),
+        row("classifier_bias", "transform_bias", False),
+        _transform("lm_head_transform", "lm"),
+        _transform("classifier_transform", "sequence", "choice"),
+        _transform("token_transform", "token", "span"),
+        row("classifier_pooling", "classifier_input", "cls", map=POOLINGS, heads=("sequence", "choice")),
+        # It would also apply to the outputs of attention, but not to those of the feed-forward.
+        fixed(attention_dropout=0.0),
+        MODERN_WINDOWS,
+        MODERN_ROPE,
+        ids(50283, 50281, 50282, padded=True),
+        row("tie_word_embeddings", "tie_lm_head", True),
+        bert.ENCODER_ONLY,
+        fixed(position_embedding_type="absolute"),
+    ),
+    constants=bert.ENCODER
+    | {"positions": "rotary", "embedding_norm": True, "gated": True, "dropout": 0.0}
+    | {"norm_placement": "pre", "first_norm": False},
+    rules=MODERN_RULES,
+    # Of the kernels, the initial weights, the loss, and the tokenizer; another name of `norm_eps`.
+    ignored="""
+    cls_token_id deterministic_flash_attn initializer_cutoff_factor layer_norm_eps reference_compile
+    repad_logits_with_grad sep_token_id sparse_pred_ignore_index sparse_prediction
+    """,
+)
+
+# --- EuroBERT ------------------------------------------------------------------------------------------
+
+EURO_POOLINGS = {"late": "mean-logits", "mean": "mean", "bos": "first"}
+EUROBERT = Family(
+    model_type="eurobert",
+    stem="EuroBert",
+    classes={
+        "ForMaskedLM": {"heads": ("lm",), "lm_head_bias": same("feed_forward_bias")},
+        "Model": {"heads": ()},
+        "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "gelu"},
+        "ForTokenClassification": {"heads": ("token",)},
+    },
+    entries=revise(
+        llama.LLAMA.entries,
+        ids(128001, 128000, 128001, padded=True),
+        row("classifier_pooling", "classifier_input", "late", map=EURO_POOLINGS, heads=("sequence",)),
+        # Of the first release, whose code is not read.
+        fixed(clf_pooling="late", hidden_dropout=0.0, is_decoder=False),
+        without="classifier_dropout",
+        **resized(vocab=128256, width=768, inner=3072, layers=12, heads=12, positions=8192),
+        rms_norm_eps=1e-5,
+    ),
+    constants=llama.CONSTANTS | {"shape": "encoder"},
+    rules=replace(
+        llama.RULES,
+        names={
+            "encoder.final_norm": ".norm",
+            **in_layer(".layers.{i}.", llama.LAYER),
+            "heads.sequence.dense": "dense",
+            "heads.{head:sequence|token}.out_proj": "classifier",
+        },
+    ),
+    ignored="auto_map bos_token eos_token mask_token mask_token_id pad_token",
+)
