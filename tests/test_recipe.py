@@ -41,6 +41,7 @@ def write(tmp_path):
 # --- included recipes ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_included_recipe_is_valid(name):
     recipe, needs_data = load_included(name), not included_recipes()[name]["data"]
@@ -388,6 +389,7 @@ def test_an_unknown_name_shows_the_nearest():
 # --- resolved ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", recipe_names())
 def test_resolved_parses_to_the_same_recipe(write, name):
     recipe = load_included(name)

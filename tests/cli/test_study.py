@@ -42,6 +42,7 @@ def without_seconds(done):
     ]
 
 
+@pytest.mark.slow
 def test_an_interrupted_study_continues_to_the_numbers_of_an_uninterrupted_one(
     trifold, file, tmp_path, monkeypatch
 ):

@@ -19,7 +19,12 @@ from trifold.nn import Inputs, ModelConfig, Transformer
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("default")
 
-CASES = [(family, case) for family, tiny in TINY.items() for case in tiny.cases]
+# The first two cases of each family are quick tests.
+CASES = [
+    pytest.param(family, case, marks=[pytest.mark.slow] if number > 1 else [])
+    for family, tiny in TINY.items()
+    for number, case in enumerate(tiny.cases)
+]
 
 
 def norm_last(model: Any, inputs: Any, out: Any) -> None:

@@ -168,6 +168,7 @@ def _uncached(model: Any, tokens: Tensor, steps: int) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_the_balance_loss_makes_shares_more_equal(run, tmp_path):
     changes = CAUSAL | {"train__steps": 40, "train__validate_every": 40, "train__save_every": 40}
     changes |= {"model__experts": {"count": 4, "per_token": 1, "d_ff": 16}}
@@ -187,6 +188,7 @@ def test_the_balance_loss_makes_shares_more_equal(run, tmp_path):
     assert spread[2.0] < 0.5 * spread[0.0], spread
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [{}, MODELS["deepseek"] | {"train__recompute": "blocks", "train__workers": 2}]
 )

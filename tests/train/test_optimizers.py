@@ -283,6 +283,7 @@ def test_inverse_sqrt_equals_the_rates_of_the_adafactor_paper(step):
     assert ours == pytest.approx(min(1e-6 * step, step**-0.5), rel=1e-12)
 
 
+@pytest.mark.slow
 @every_kind
 @given(warmup=st.integers(0, 50), steps=st.integers(71, 500), final=st.sampled_from([0.0, 0.1, 1.0]))
 def test_every_schedule_rises_to_its_peak_and_never_rises_again(shape, form, warmup, steps, final):
@@ -329,6 +330,7 @@ def test_schedule_ends_at_the_last_step_and_stays_there(shape, form, final):
         assert ours == pytest.approx(end, abs=1e-12)
 
 
+@pytest.mark.slow
 @every_kind
 def test_schedules_are_continuous(shape, form):
     """With 100 times as many steps, the largest change between two steps is smaller."""

@@ -33,6 +33,7 @@ def test_exact_losses_give_the_exact_law():
     assert law.loss(*GRID.T) == pytest.approx(losses(GRID))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.002, 0.01])
 def test_no_other_minimizer_finds_a_lower_sum(noise):
     found = losses(GRID, noise)
@@ -50,6 +51,7 @@ def test_no_other_minimizer_finds_a_lower_sum(noise):
     assert own <= best * 1.01
 
 
+@pytest.mark.slow
 def test_intervals_of_noisy_losses_cover_the_truth():
     covered = []
     for seed in range(10):
