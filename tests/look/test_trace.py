@@ -29,6 +29,11 @@ MODELS = {
     "gemma2": {"shape": "decoder", "score_soft_cap": 5.0, "sliding_window": 3}
     | ROTARY | {"norm_placement": "sandwich"},
     "bloom": {"shape": "decoder", "positions": "alibi", "attention_bias": True} | PRE,
+    "gemma3": {"shape": "decoder", "qk_norm": "head", "norm_weight": "plus-one"}
+    | ROTARY | {"norm_placement": "sandwich"},
+    "gpt_oss": {"shape": "decoder", "attention_sinks": True, "gate_limit": 0.5, "residual_scale": 0.5} | ROTARY,
+    "deepseek": {"shape": "decoder", "latent": {"width": 12, "d_rotary": 4, "d_value": 4},
+                 "experts": {"count": 4, "per_token": 2, "d_ff": 8}} | ROTARY | {"n_kv_heads": None},
     "falcon": {"shape": "decoder", "residual": "parallel"} | ROTARY,
     "bert": {"shape": "encoder", "positions": "learned", "n_token_types": 2, "embedding_norm": True,
              "heads": ("lm",), "lm_head_transform": "gelu", "lm_head_bias": True, "attention_bias": True},

@@ -135,6 +135,8 @@ def neuron(
     found, point = session.trace(text, target), HOOKS.get(kind, kind).format(layer).removesuffix("pattern")
     if f"{point}scores" not in found:
         raise UsageError(f"this model has no attention of kind {kind!r} in layer {layer}")
+    if session.pipeline.config.attention != "softmax":
+        raise UsageError(f"attention {session.pipeline.config.attention} has no softmax of scores")
     heads = found[f"{point}scores"]
     check_index("head", head, len(heads))
     check_index("query", query, heads.shape[1])
@@ -143,7 +145,7 @@ def neuron(
     cap, scores = session.pipeline.config.score_soft_cap, (q * k).sum(-1) * scale
     capped, allowed = scores if cap is None else cap * torch.tanh(scores / cap), masked > float("-inf")
     offsets = torch.where(allowed, masked - capped, 0.0)
-    weights = (capped + offsets).masked_fill(~allowed, float("-inf")).softmax(-1)
+    weights = found[f"{point}pattern"][head, query]
     rows = {"query": q, "keys": k, "products": q * k, "scores": scores, "capped": capped, "offsets": offsets}
     rows |= {"allowed": allowed, "weights": weights}
     return {"scale": scale, **{name: _array(x) for name, x in rows.items()}}

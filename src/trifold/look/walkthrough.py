@@ -19,7 +19,8 @@ from trifold.errors import UsageError
 from trifold.generate.decoding import eval_mode
 from trifold.look.trace import Trace, check_index
 from trifold.nn import ModelConfig, Transformer
-from trifold.nn.attention import merge_heads, split_heads
+from trifold.nn.attention import Attention, merge_heads, split_heads
+from trifold.nn.experts import MixtureOfExperts
 from trifold.nn.hooks import record_calls
 from trifold.nn.layers import LayerNorm
 from trifold.nn.ops import share_keys
@@ -103,7 +104,9 @@ class _Steps(list[Step]):
     def norm(self, title: str, module: Any, x: Tensor, hook: str) -> Tensor:
         if isinstance(module, nn.Identity):
             return x
-        row, formula = self.row(x).float(), "x / √(mean x² + ε) · weight"
+        weight = {0.0: " · weight", 1.0: " · (1 + weight)"}[getattr(module, "offset", 0.0)]
+        formula = "x / √(mean x² + ε)" + ("" if module.weight is None else weight)
+        row = self.row(x).float()
         values = {"mean x²": row.square().mean()}
         if isinstance(module, LayerNorm):
             formula = "(x − mean) / √(var + ε) · weight" + (" + bias" if module.bias is not None else "")
@@ -153,15 +156,25 @@ class _Steps(list[Step]):
                 if not isinstance(residual.exit, nn.Identity):
                     self.equals(None)
                 y = self.norm("norm of the output", residual.exit, y, f"{point}.output")
+                if residual.scale != 1:
+                    self.equals(None)
+                    y = self.add("scale", "c · dx", y * residual.scale, f"{point}.output", dx=y)
                 x = self.add("residual", "x + dx", x + y, x=x, dx=y)
                 x = self.norm("norm", residual.after, x, point)
                 self.equals(point)
         return x
 
     def attention(self, layer: Any, x: Tensor, inputs: Any, name: str) -> Tensor:
+        if type(layer) is not Attention:  # one step
+            y = layer(x, mask=inputs.mask, bias=inputs.bias, rotary=inputs.rotary)
+            return self.add("attention", type(layer).__name__, y, f"{name}.output", x=x)
         crosses, point, width = name.endswith("cross_attention"), f"{name}.sublayer", layer.head_width
         rotary, kind = None if crosses else inputs.rotary, "cross-attention " if crosses else ""
         q = self.linear(f"{kind}query", layer.q_proj, x, None, width)
+        if layer.q_norm is not None:
+            q = self.add(
+                "query norm", "norm(q)", split_heads(layer.normed(layer.q_norm, merge_heads(q)), width), q=q
+            )
         if rotary is not None:
             q = self.add("rotated query", "q rotated by position · ω", rotary.queries(q), q=q)
         before = q if crosses else layer.project(x)[1]
@@ -174,6 +187,10 @@ class _Steps(list[Step]):
             k, v = (split_heads(project(inputs.memory), width) for project in (layer.k_proj, layer.v_proj))
         else:
             k = self.linear("key", layer.k_proj, x, f"{point}.keys", width)
+            if layer.k_norm is not None:
+                self.equals(None)
+                normed = split_heads(layer.normed(layer.k_norm, merge_heads(k)), width)
+                k = self.add("key norm", "norm(k)", normed, f"{point}.keys", k=k)
             if rotary is not None:
                 self.equals(None)
                 k = self.add("rotated key", "k rotated by position · ω", rotary.keys(k), f"{point}.keys", k=k)
@@ -187,14 +204,25 @@ class _Steps(list[Step]):
         if (offsets := mask.additive(s.shape[-2], s.shape[-1], s, bias)) is not None:
             s = self.add("mask and offsets", "s_j + o_j", s + offsets, s=s, o=offsets.expand_as(s))
         self.equals(f"{point}.scores")
-        a = self.add("softmax", "exp(s_j) / Σ exp(s_i)", s.softmax(-1), f"{point}.pattern", s=s)
+        formula, weights = "exp(s_j) / Σ exp(s_i)", s.softmax(-1)
+        if layer.sinks is not None:
+            formula = "exp(s_j) / (exp(sink) + Σ exp(s_i))"
+            weights = weights * torch.sigmoid(s.logsumexp(-1, keepdim=True) - layer.sinks[:, None, None])
+        a = self.add("softmax", formula, weights, f"{point}.pattern", s=s)
         y = self.add("weighted sum", "Σ a_j · v_j", a @ v, f"{point}.heads", a=a, values=values)
         return self.linear(f"{kind}output", layer.o_proj, merge_heads(y), f"{name}.output")
 
     def feed_forward(self, layer: Any, x: Tensor, inputs: Any, name: str) -> Tensor:
+        if isinstance(layer, MixtureOfExperts):  # one step
+            routing = layer.router(x.flatten(0, -2))
+            return self.add(
+                "experts", "Σ g_i · FFN_i(x)", layer(x), f"{name}.output", x=x, g=routing.weights[None]
+            )
         kind, point, gate = layer.activation_name, f"{name}.sublayer.inner", layer.gate_proj
         up = self.linear("feed-forward in", layer.in_proj, x)
         g = up if gate is None else self.linear("gate", gate, x)
+        if layer.limit is not None:
+            g, up = g.clamp(max=layer.limit), up.clamp(-layer.limit, layer.limit) + 1
         y, formula = layer.activation(g), f"{kind}(g)"
         if gate is not None:
             y, formula = y * up, f"{formula} · x"

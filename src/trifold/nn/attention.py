@@ -98,7 +98,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Project, rotate, cache, attend: x (B, T, E) -> all heads, concatenated (B, T, H·D)."""
         if memory is not None:
-            q = self._heads(self._normed(self.q_norm, self.q_proj(x)), mask.packing)
+            q = self._heads(self.normed(self.q_norm, self.q_proj(x)), mask.packing)
             k, v = self._memory_keys(memory, mask.key_packing, cache)
         else:
             q, k, v = self._projections(x, mask.packing)
@@ -143,11 +143,11 @@ class Attention(nn.Module):
     def _projections(self, x: Tensor, packing: Packing | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, T, D), keys and values (B, H', T, D)."""
         q, k, v = ops.linears(x, (self.q_proj, self.k_proj, self.v_proj))
-        q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
+        q, k = self.normed(self.q_norm, q), self.normed(self.k_norm, k)
         q, k, v = (self._heads(y, packing) for y in (q, k, v))
         return q, k, v
 
-    def _normed(self, norm: nn.Module | None, x: Tensor) -> Tensor:
+    def normed(self, norm: nn.Module | None, x: Tensor) -> Tensor:
         """x (B, T, H·D), normalized over heads or over all dimensions."""
         return x if norm is None else norm(x.unflatten(-1, (-1, norm.width))).flatten(-2)
 
@@ -158,7 +158,7 @@ class Attention(nn.Module):
         if cache is not None and cache.memory is not None:
             return cache.memory
         k, v = ops.linears(memory, (self.k_proj, self.v_proj))
-        k, v = (self._heads(y, packing) for y in (self._normed(self.k_norm, k), v))
+        k, v = (self._heads(y, packing) for y in (self.normed(self.k_norm, k), v))
         if cache is not None:
             cache.memory = k, v
         return k, v

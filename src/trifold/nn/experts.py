@@ -81,11 +81,12 @@ class MixtureOfExperts(nn.Module):
         _, weights, chosen = self.router(tokens)
         weights = weights.to(x.dtype)
         out = torch.zeros_like(tokens)
-        # In training all experts run, so that one that no token chose has a gradient of 0.
+        # Hook points in an expert have a batch axis, of size 1. In training all experts run, so that one that no token
+        # chose has a gradient of 0.
         used = range(len(self.experts)) if torch.is_grad_enabled() else chosen.unique().tolist()
         for number in used:
             rows, slots = (chosen == number).nonzero(as_tuple=True)
-            passed = self.experts[number](tokens[rows]) * weights[rows, slots, None]
+            passed = self.experts[number](tokens[None, rows])[0] * weights[rows, slots, None]
             out = out.index_add(0, rows, passed)
         out = out.view(x.shape)
         return out if self.shared is None else out + self.shared(x)
