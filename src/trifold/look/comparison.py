@@ -43,6 +43,7 @@ POSITIONS = {
     "sinusoidal-halves": "sines before cosines",
     "sinusoidal-tensor2tensor": "sines before cosines, down to a frequency of 1/10000",
     "learned": "learned positions",
+    "axial": "learned positions of rows and columns",
     "rotary": "rotary positions",
     "relative": "relative position bias",
     "relative-sinusoidal": "relative sinusoidal positions in the scores",
@@ -60,11 +61,13 @@ _LINEAR = {
     "elu": "linear attention (elu + 1)",
     "favor": "linear attention (random features)",
     "low-rank": "attention to mixtures of keys",
+    "lsh": "attention to keys of similar hashes",
 }
 _QK_NORMS = {"head": "norm of the queries and keys of each head", "width": "norm of queries and keys"}
 _RESIDUALS = {
     "parallel": "parallel attention and feed-forward after one norm",
     "parallel-two-norms": "parallel attention and feed-forward, each after its own norm",
+    "reversible": "two streams in reversible blocks",
 }
 _BIASES = {  # of q, k and v, of o
     (True, True): "attention biases",

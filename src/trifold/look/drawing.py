@@ -17,6 +17,7 @@ _WIRING = {
 _PARALLEL = {
     "parallel": "x ← x + dropout(attention(n) + feed-forward(n)), n = norm(x)",
     "parallel-two-norms": "x ← x + dropout(attention(norm(x)) + feed-forward(norm'(x)))",
+    "reversible": "x ← x + dropout(attention(norm(y))), y ← y + dropout(feed-forward(norm(x)))",
 }
 _NORMS = {"layer": "layer norm", "rms": "RMS norm"}
 

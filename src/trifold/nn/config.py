@@ -14,13 +14,21 @@ from typing import Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from trifold.nn.config_checks import first_problem
-from trifold.nn.config_parts import MAX_LAYERS, Experts, Latent, RotaryScaling
+from trifold.nn.config_parts import LSH, MAX_LAYERS, Experts, Latent, RotaryScaling
 from trifold.settings import Settings
 
 Shape = Literal["encoder-decoder", "encoder", "decoder"]
 Sinusoids = Literal["sinusoidal", "sinusoidal-halves", "sinusoidal-tensor2tensor"]
 Positions = Literal[
-    Sinusoids, "learned", "rotary", "relative", "relative-sinusoidal", "disentangled", "alibi", "none"
+    Sinusoids,
+    "learned",
+    "axial",
+    "rotary",
+    "relative",
+    "relative-sinusoidal",
+    "disentangled",
+    "alibi",
+    "none",
 ]
 Activation = Literal["relu", "relu2", "gelu", "gelu-tanh", "quick-gelu", "silu", "tanh"]
 Head = Literal["lm", "pooler", "next-sentence", "sequence", "choice", "token", "span", "replaced", "boundary"]
@@ -104,6 +112,12 @@ class ModelConfig(Settings):
     )
     alibi_scale: float = Field(1.0, gt=0, description="alibi: factor of the offsets")
     alibi_rounded: bool = Field(False, description="alibi: round slopes and offsets to bfloat16")
+    axial_shape: tuple[PositiveInt, PositiveInt] | None = Field(
+        None, strict=False, description="axial: rows and columns in which positions are arranged"
+    )
+    axial_widths: tuple[PositiveInt, PositiveInt] | None = Field(
+        None, strict=False, description="axial: widths of the vectors of a row and of a column"
+    )
     image_size: tuple[int, int] | None = Field(None, strict=False, description="height and width in pixels")
     patch_size: tuple[int, int] | None = Field(None, strict=False, description="patch height and width")
     n_channels: int = Field(3, gt=0, description="channels of a pixel")
@@ -114,8 +128,10 @@ class ModelConfig(Settings):
     )
 
     # Blocks
-    residual: Literal["sequential", "parallel", "parallel-two-norms"] = Field(
-        "sequential", description="attention, then feed-forward; or both in parallel with one norm or two"
+    residual: Literal["sequential", "parallel", "parallel-two-norms", "reversible"] = Field(
+        "sequential",
+        description="attention, then feed-forward; both in parallel with one norm or two; or each added to its own "
+        "stream, in memory that does not grow with the layers",
     )
     norm: Literal["layer", "rms"] = "layer"
     norm_weight: Literal["plain", "plus-one", "none"] = Field(
@@ -139,11 +155,12 @@ class ModelConfig(Settings):
     # Attention
     attention_bias: bool = Field(False, description="biases of all projections of attention")
     attention_out_bias: bool | None = Field(None, description="bias of o_proj; default: attention_bias")
-    attention: Literal["softmax", "elu", "favor", "low-rank"] = Field(
+    attention: Literal["softmax", "elu", "favor", "low-rank", "lsh"] = Field(
         "softmax", description="weights of self-attention: softmax, or of linear cost in the length"
     )
     n_features: int = Field(128, gt=0, description="favor: random features of a head")
     rank: int = Field(256, gt=0, description="low-rank: mixtures of keys")
+    lsh: LSH = Field(LSH(), description="lsh: hashing and chunks")
     qk_norm: Literal["head", "width"] | None = Field(
         None, description="norm of queries and keys, of each head or over all of them"
     )
@@ -238,9 +255,14 @@ class ModelConfig(Settings):
         return self.d_model if self.token_projection else self.embedding_width
 
     @property
+    def stream_width(self) -> int:
+        """The width of the states between blocks: that of both streams of reversible blocks."""
+        return 2 * self.d_model if self.residual == "reversible" else self.d_model
+
+    @property
     def state_width(self) -> int:
         """The width of the states that heads read."""
-        return self.embedding_width if self.token_projection else self.d_model
+        return self.embedding_width if self.token_projection else self.stream_width
 
     @property
     def rotated_width(self) -> int:

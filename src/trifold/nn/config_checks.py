@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from math import prod
+from math import lcm, prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -50,8 +50,12 @@ def _layers(config: ModelConfig) -> Iterator[str]:
             yield f"residual: {config.residual} needs norm_placement: pre, not {config.norm_placement}"
         if config.shape == "encoder-decoder":
             yield f"residual: {config.residual} has no cross-attention: choose shape encoder or decoder"
-        if not config.first_norm or config.residual_scale != 1:
+        if config.residual != "reversible" and (not config.first_norm or config.residual_scale != 1):
             yield f"residual: {config.residual} excludes first_norm: false and residual_scale"
+        if config.residual == "reversible" and (
+            config.token_projection or config.positions in _LEARNED_OFFSETS
+        ):
+            yield "residual: reversible excludes token_projection and learned offsets of scores"
     if not config.first_norm and config.norm_placement != "pre":
         yield f"first_norm: false needs norm_placement: pre, not {config.norm_placement}"
     if config.norm_weight != "plain" and config.norm != "rms":
@@ -76,7 +80,7 @@ def _experts(config: ModelConfig) -> Iterator[str]:
 
 
 def _linear_attention(config: ModelConfig) -> Iterator[str]:
-    for key, kind in (("n_features", "favor"), ("rank", "low-rank")):
+    for key, kind in (("n_features", "favor"), ("rank", "low-rank"), ("lsh", "lsh")):
         if config.attention != kind and getattr(config, key) != type(config).model_fields[key].default:
             yield f"{key} needs attention: {kind}, not {config.attention}"
     if config.attention == "softmax":
@@ -87,9 +91,21 @@ def _linear_attention(config: ModelConfig) -> Iterator[str]:
         yield f"attention: {config.attention} has no offsets of scores: choose other positions than {config.positions}"
     if config.rotary_scaling is not None and config.rotary_scaling.kind in ("dynamic", "longrope"):
         yield f"attention: {config.attention} excludes rotary_scaling: {config.rotary_scaling.kind}"
-    for key in ("sliding_window", "score_soft_cap", "attention_sinks", "latent", "attention_dropout"):
+    excluded = ("n_kv_heads", "qk_norm") if config.attention == "lsh" else ("attention_dropout",)
+    for key in ("sliding_window", "score_soft_cap", "attention_sinks", "latent", *excluded):
         if getattr(config, key):
             yield f"attention: {config.attention} excludes {key}"
+    if config.attention == "lsh":
+        yield from _lsh(config)
+
+
+def _lsh(config: ModelConfig) -> Iterator[str]:
+    lsh, chunks = config.lsh, config.lsh.chunks
+    if config.max_positions > min(chunks) and lcm(*chunks) > config.max_positions:
+        yield f"lsh: no text of {config.max_positions} tokens is a multiple of chunks of {chunks[0]} and {chunks[1:]}"
+    for key, kind in (("after", "lsh"), ("local_after", "local")):
+        if config.decoder_layers and kind in lsh.layers and getattr(lsh, key):
+            yield f"lsh.{key}: {getattr(lsh, key)} reads later tokens and needs shape: encoder, not {config.shape}"
 
 
 def _latent(config: ModelConfig) -> Iterator[str]:
@@ -104,6 +120,7 @@ def _latent(config: ModelConfig) -> Iterator[str]:
         yield "latent excludes attention_scale_by_layer and parallel residuals"
 
 
+_LEARNED_OFFSETS = ("relative", "relative-sinusoidal", "disentangled")
 # Kinds of positions -> keys that apply to them only.
 _ONLY = {
     "rotary": "rotary_width rotary_pairs rotary_theta rotary_scaling rotary_local_theta rotary_pattern",
@@ -111,6 +128,7 @@ _ONLY = {
     "relative or disentangled": "learned_positions relative_buckets relative_distance",
     "relative-sinusoidal": "relative_clamp segment_offsets query_stream",
     "alibi": "alibi_scale alibi_rounded",
+    "axial": "axial_shape axial_widths",
 }
 
 
@@ -152,6 +170,12 @@ def _positions(config: ModelConfig) -> Iterator[str]:
             )
     if config.positions == "disentangled":
         yield from _disentangled(config)
+    if config.positions == "axial":
+        shape, widths = config.axial_shape or (0, 0), config.axial_widths or (0, 0)
+        if prod(shape) < config.max_positions:
+            yield f"axial positions need axial_shape, whose product is at least max_positions {config.max_positions}"
+        if sum(widths) != width:
+            yield f"axial positions need axial_widths, whose sum is the width {width} of the embeddings"
 
 
 def _disentangled(config: ModelConfig) -> Iterator[str]:

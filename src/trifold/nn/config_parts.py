@@ -1,4 +1,4 @@
-"""The settings of parts that have several: scaling of rotary positions, mixtures of experts, latent attention."""
+"""The settings of parts that have several: scaling of rotary positions, experts, latent attention, hashing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import Field
 from trifold.settings import Settings
 
 Factors = tuple[Annotated[float, Field(gt=0)], ...]
+Bucket = Annotated[int, Field(gt=0, le=2**20, multiple_of=2)]
 MAX_LAYERS = 10_000  # beyond any model in use: a larger number is a mistake or hostile, and costs memory
 
 
@@ -56,3 +57,40 @@ class Latent(Settings):
     d_rotary: int = Field(gt=0, description="rotated dimensions beside d_head, shared by the keys of heads")
     d_value: int = Field(gt=0, description="width of a value")
     norm_epsilon: float | None = Field(None, gt=0, description="of the norms inside; default: norm_epsilon")
+
+
+class LSH(Settings):
+    """LSH attention: tokens are sorted by hash and divided into chunks, each of which attends to those around it."""
+
+    chunk: int = Field(64, gt=0, description="tokens of a chunk; shorter texts have full attention")
+    before: int = Field(1, ge=0, le=64, description="chunks before its own that a query reads")
+    after: int = Field(0, ge=0, le=64, description="chunks after it")
+    hashes: int = Field(4, gt=0, le=1024, description="rounds of hashing, each with its own rotations")
+    buckets: tuple[Bucket, ...] | None = Field(
+        None,
+        strict=False,
+        min_length=1,
+        description="buckets of a round, or factors of their number; default: twice as many as chunks",
+    )
+    seed: int | None = Field(
+        None, ge=0, lt=2**63, description="of the rotations; default: others in each layer and training step"
+    )
+    layers: tuple[Literal["lsh", "local"], ...] = Field(
+        ("lsh",), strict=False, min_length=1, description="kinds of layers, repeated; local ones do not sort"
+    )
+    local_chunk: int = Field(64, gt=0, description="chunk of local layers")
+    local_before: int = Field(1, ge=0, le=64, description="before of local layers")
+    local_after: int = Field(0, ge=0, le=64, description="after of local layers")
+    local_dropout: float | None = Field(
+        None, ge=0, lt=1, description="on weights of local layers; default: attention_dropout"
+    )
+
+    def kind(self, layer: int) -> Literal["lsh", "local"]:
+        """The kind of attention of that layer."""
+        return self.layers[layer % len(self.layers)]
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """The sizes of the chunks that occur."""
+        sizes = {"lsh": self.chunk, "local": self.local_chunk}
+        return tuple(sizes[kind] for kind in {*self.layers})

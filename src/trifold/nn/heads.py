@@ -82,11 +82,13 @@ class Classes(nn.Module):
         super().__init__()
         self.state, self.eos_id = state, config.eos_id
         width = (config.pooler_width or config.d_model) if state == "pooler" else config.state_width
-        self.dense = Linear(width, width, bias=config.transform_bias) if transform else None
+        # Two streams become one.
+        inner = config.d_model if transform and width == 2 * config.d_model == config.stream_width else width
+        self.dense = Linear(width, inner, bias=config.transform_bias) if transform else None
         self.activation = ACTIVATIONS[transform] if transform else None
-        self.norm = new_norm(config, width) if transform and config.transform_norm else None
+        self.norm = new_norm(config, inner) if transform and config.transform_norm else None
         self.drop = Dropout(_dropout(config))
-        self.out_proj = Linear(width, outputs, bias=bias)
+        self.out_proj = Linear(inner, outputs, bias=bias)
 
     def forward(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
         """hidden (B, T, E) -> (B, C), or (B, T, C) for every token. Raises ValueError if an end-of-sequence token to be

@@ -182,6 +182,10 @@ class Residual(Hookable):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """x (B, T, E) -> (B, T, E); other arguments are for the sub-layer."""
-        y = self.exit(self.sublayer(self.enter(x), *args, **kwargs))
+        return self.after(self.drop.add(x, self.change(x, *args, **kwargs)))
+
+    def change(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """What is added to a state, before dropout."""
+        y: Tensor = self.exit(self.sublayer(self.enter(x), *args, **kwargs))
         y = y if self.scale == 1 else y * self.scale
-        return self.after(self.drop.add(x, self.output(y) if self.watched else y))
+        return self.output(y) if self.watched else y

@@ -57,6 +57,23 @@ class LearnedPositions(nn.Module):
         return x + self.weight[positions + self.offset if self.offset else positions]
 
 
+class AxialPositions(nn.Module):
+    """Adds [r; c], the learned vectors of the row and of the column of a position in a rectangle (Ho et al. 2019): n
+    positions have tables of about √n vectors.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        assert config.axial_shape is not None and config.axial_widths is not None, "see config_checks.py"
+        sizes = zip(config.axial_shape, config.axial_widths, strict=True)
+        self.rows, self.columns = (nn.Parameter(torch.empty(size)) for size in sizes)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x (B, T, E), positions (B or 1, T) -> (B, T, E)."""
+        count = len(self.columns)
+        return x + torch.cat([self.rows[positions // count], self.columns[positions % count]], -1)
+
+
 class NoPositions(nn.Module):
     """Adds nothing."""
 
@@ -69,6 +86,7 @@ POSITIONS: dict[str, Callable[[ModelConfig], nn.Module]] = {
     "sinusoidal-halves": SinusoidalPositions,
     "sinusoidal-tensor2tensor": SinusoidalPositions,
     "learned": LearnedPositions,
+    "axial": AxialPositions,
 }
 """The kinds with a table; all others add nothing (NoPositions)."""
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import call
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
 
 from trifold.nn import ops
@@ -22,8 +23,10 @@ from trifold.nn.hooks import HookPoint
 from trifold.nn.latent import LatentAttention
 from trifold.nn.layers import Dropout, FeedForward, Residual, new_norm
 from trifold.nn.linear_attention import KernelAttention, LowRankAttention
+from trifold.nn.lsh import ChunkAttention, LSHAttention
 from trifold.nn.masks import Mask
 from trifold.nn.relative import OFFSETS, ScoreBias
+from trifold.nn.reversible import run_reversibly
 from trifold.nn.rotary import Rotary, Rotations
 
 
@@ -43,8 +46,8 @@ class LayerInputs(NamedTuple):
 
 def self_attention(config: ModelConfig, layer: int) -> nn.Module:
     """The self-attention of that layer."""
-    kind = "latent" if config.latent is not None else config.attention
-    return ATTENTIONS[kind](config, layer)
+    kind: str = "latent" if config.latent is not None else config.attention
+    return ATTENTIONS[config.lsh.kind(layer) if kind == "lsh" else kind](config, layer)
 
 
 ATTENTIONS: dict[str, Callable[..., nn.Module]] = {
@@ -53,6 +56,8 @@ ATTENTIONS: dict[str, Callable[..., nn.Module]] = {
     "elu": KernelAttention,
     "favor": KernelAttention,
     "low-rank": LowRankAttention,
+    "lsh": LSHAttention,
+    "local": ChunkAttention,
 }
 
 
@@ -86,6 +91,28 @@ class Block(nn.Module):
         return self.feed_forward(g)
 
 
+class ReversibleBlock(Block):
+    """y₁ = x₁ + drop(attention(norm x₂)),  y₂ = x₂ + drop(feed-forward(norm y₁))      (Kitaev et al. 2020, equation 9).
+
+    Both streams can be computed from the output, so the backward pass needs no other state (`run_reversibly`).
+    """
+
+    def forward(self, x: Tensor, inputs: LayerInputs, cache: LayerCache | None = None) -> Tensor:
+        """x (B, T, 2·E), the first stream, then the second -> (B, T, 2·E)."""
+        first, second = x.chunk(2, -1)
+        first = first + self.attend(second, inputs, cache)
+        return torch.cat([first, second + self.transform(first, inputs, cache)], -1)
+
+    def attend(self, x: Tensor, inputs: LayerInputs, cache: LayerCache | None = None) -> Tensor:
+        """drop(attention(norm x)): x (B, T, E) -> (B, T, E)."""
+        residual, positions = self.self_attention, {"bias": inputs.bias, "rotary": inputs.rotary}
+        return residual.drop(residual.change(x, mask=inputs.mask, cache=cache, **positions))
+
+    def transform(self, x: Tensor, inputs: LayerInputs, cache: LayerCache | None = None) -> Tensor:
+        """drop(feed-forward(norm x)): x (B, T, E) -> (B, T, E)."""
+        return self.feed_forward.drop(self.feed_forward.change(x))
+
+
 class ParallelBlock(nn.Module):
     """x + drop(attention(norm x) + feed-forward(norm x)), with one shared norm or two (Wang & Komatsuzaki 2021).
 
@@ -114,6 +141,7 @@ class ParallelBlock(nn.Module):
 
 BLOCKS: dict[str, Callable[..., nn.Module]] = {
     "sequential": Block,
+    "reversible": ReversibleBlock,
     "parallel": ParallelBlock,
     "parallel-two-norms": ParallelBlock,
 }
@@ -137,7 +165,10 @@ class Stack(nn.Module):
             block(config, layer, crosses=crosses) for layer in range(max(self.order) + 1)
         )
         self.states = nn.ModuleList(HookPoint("state") for _ in self.order)
-        self.final_norm = new_norm(config) if config.has_final_norm(side) else nn.Identity()
+        has_norm = config.has_final_norm(side)
+        self.final_norm = new_norm(config, config.stream_width) if has_norm else nn.Identity()
+        self.is_reversible = config.residual == "reversible"
+        self.is_read_again = config.attention == "lsh"  # at each decoding step
         self.has_sums = config.attention in ("elu", "favor")
         self.windows = [config.window(layer) for layer in range(len(self.order))]
         self.rotates = [config.rotates(layer) for layer in range(len(self.order))]
@@ -163,6 +194,9 @@ class Stack(nn.Module):
 
         positions: (B or 1, T), by default those of the mask. segments: (B, T), if scores depend on them.
         """
+        if cache is not None and self.is_read_again:
+            assert positions is None, "the positions of earlier tokens are not stored"
+            return self._read_again(x, replace(mask, offset=0), memory, memory_mask, cache)
         queries = x.shape[1] if mask.packing is None else mask.packing.shape[1]
         bias = None if self.offsets is None else self.offsets(mask, queries, x.device, segments)
         if self.rotary is not None and positions is None:
@@ -175,7 +209,11 @@ class Stack(nn.Module):
         return self.run_layers(x, inputs) if cache is None else ops.decoding_step(self, x, inputs, cache)
 
     def run_layers(self, x: Tensor, inputs: LayerInputs, cache: Cache | None = None) -> Tensor:
-        """One block after the other, then the final norm: x (B, T, E) -> (B, T, E)."""
+        """One block after the other, then the final norm: x (B, T, E) -> (B, T, E), or two streams (B, T, 2·E)."""
+        x = torch.cat([x, x], -1) if self.is_reversible else x
+        if cache is None and self._runs_reversibly():
+            blocks = [cast("ReversibleBlock", self.blocks[number]) for number in self.order]
+            return self.final_norm(run_reversibly(blocks, x, self._layer_inputs(inputs)))
         caches: Sequence[LayerCache | None] = [None] * len(self.order)
         if cache is not None:
             cache.gather_beams()
@@ -185,6 +223,21 @@ class Stack(nn.Module):
         ):
             x = state(self.run_block(self.blocks[number], x, own, layer_cache))
         return self.final_norm(x)
+
+    def _read_again(
+        self, x: Tensor, mask: Mask, memory: Tensor | None, memory_mask: Mask | None, cache: Cache
+    ) -> Tensor:
+        """The states of the new tokens x (B, T, E) in the whole text, because their keys depend on all of it."""
+        texts, _ = cache.layers[0].own.update(x[:, None], x[:, None, :, :0])
+        states: Tensor = self(texts[:, 0], mask, memory, memory_mask)
+        return states[:, -x.shape[1] :]
+
+    def _runs_reversibly(self) -> bool:
+        """Whether no state between blocks is needed: hook points read them, and blocks in shards gather parameters."""
+        if not self.is_reversible or not torch.is_grad_enabled():
+            return False
+        plain = all(type(block) is ReversibleBlock for block in self.blocks)
+        return plain and not any(getattr(module, "watched", False) for module in self.modules())
 
     def _layer_inputs(self, inputs: LayerInputs) -> list[LayerInputs]:
         """The inputs of each layer, with its window and rotations; equal ones are one value."""

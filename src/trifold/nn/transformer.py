@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from trifold.nn.cache import KEYS, Cache, RunningSums
+from trifold.nn.cache import KEYS, Cache, History, RunningSums
 from trifold.nn.config import ModelConfig
 from trifold.nn.embeddings import Embeddings, Inputs, PatchEmbeddings, TokenEmbedding
 from trifold.nn.heads import HEADS, NEEDS_POSITIONS, LanguageModelHead
@@ -81,7 +81,9 @@ class Transformer(nn.Module):
             if parameter.dim() == 1:
                 # The only weights with one axis are those of norms.
                 parameter.fill_(float(name.endswith("weight") and self.config.norm_weight != "plus-one"))
-            elif name.endswith(("tokens.weight", "positions.weight", "token_types.weight", "lm_head.weight")):
+            elif name.endswith(
+                ("tokens.weight", "positions.weight", "token_types.weight", "lm_head.weight", *_AXIAL)
+            ):
                 nn.init.normal_(parameter, std=self.config.d_model**-0.5)
             else:
                 nn.init.xavier_uniform_(parameter)
@@ -207,6 +209,8 @@ class Transformer(nn.Module):
             warnings.warn("room is deprecated; use capacity", DeprecationWarning, stacklevel=2)
             capacity = room
         capacity = self.config.max_positions if capacity is None else capacity
+        if self.decoder.is_read_again:
+            return Cache([History()])
         if self.decoder.has_sums:
             return Cache(RunningSums() for _ in self.decoder.windows)
         return Cache(KEYS[kind](window, capacity, rollback) for window in self.decoder.windows)
@@ -221,6 +225,9 @@ class Transformer(nn.Module):
         if not self.config.segment_offsets or segments is None or packing is None:
             return segments if self.config.segment_offsets else None
         return packing.grid(segments[..., None])[..., 0]
+
+
+_AXIAL = ("positions.rows", "positions.columns")  # tables of axial positions
 
 
 def _embeddings(config: ModelConfig, tokens: TokenEmbedding | None) -> nn.Module:

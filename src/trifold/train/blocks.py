@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trifold.nn.experts import MixtureOfExperts
+from trifold.nn.lsh import ChunkAttention
 from trifold.nn.rng import ReplayThreadRng, thread_rng
 from trifold.nn.stack import LayerInputs, Stack
 
@@ -59,14 +60,16 @@ def compile_blocks(model: nn.Module) -> None:
     """Compile the blocks of a model, each at its first call, which must be within `under_graphs`.
 
     All sizes are dynamic from the start. Hooks inside blocks no longer fire, and the query stream is not compiled, nor
-    are blocks with experts, whose shapes depend on values. Graphs of earlier models are discarded, so that they do not
+    are blocks with experts or LSH attention, whose shapes depend on values. Graphs of earlier models are discarded, so that they do not
     count towards the limit.
     """
     torch._dynamo.reset()
     for stack in model.modules():
         if isinstance(stack, Stack):
             for block in stack.blocks:
-                if not any(isinstance(module, MixtureOfExperts) for module in block.modules()):
+                if not any(
+                    isinstance(module, MixtureOfExperts | ChunkAttention) for module in block.modules()
+                ):
                     block.forward = torch.compile(block.forward, dynamic=True)
 
 

@@ -110,7 +110,10 @@ def saved_elements(
         crosses = side == "decoder" and config.shape == "encoder-decoder"
         block = _saved_by_block(sized, length, mask, attentions=2 if crosses else 1, int8=int8)
         block += sized.d_ff if config.activation_dropout and not compiled else 0
-        layers += sized.n_layers * config.d_model + block if recompute else sized.n_layers * block
+        if config.residual == "reversible":
+            layers += config.stream_width + block
+        else:
+            layers += sized.n_layers * config.d_model + block if recompute else sized.n_layers * block
     stacks = len(config.stacks)
     # The outputs of the stacks, and the inputs of their final norms.
     ends = stacks + (_READ[config.norm] * stacks if config.norm_placement != "post" else 0)
@@ -129,10 +132,18 @@ def _saved_by_block(config: ModelConfig, length: int, mask: int, attentions: int
         "sequential": (attentions + 1) * each,
         "parallel": 1 + read + mask,
         "parallel-two-norms": 2 + read + mask,
+        "reversible": 2 * each,
     }[config.residual]
     # The attention weights: the softmax, and with dropout a mask and the product.
     weights_per_key = 3 if config.attention_dropout else int(length <= 128)
     attention = 5 * merged + config.n_heads * weights_per_key * length
+    if (
+        config.attention == "lsh"
+    ):  # in each round, copies of q, k, v and the output, scores twice, and the weights
+        lsh = config.lsh
+        keys = min(lsh.chunk * (lsh.before + 1 + lsh.after), length)
+        copies = 2 + 2 * (lsh.before + 1 + lsh.after)
+        attention = 5 * merged + lsh.hashes * (copies * merged + 3 * config.n_heads * keys)
     inner = 2 if config.gated else 1  # inputs or outputs of the activation
     if config.activation_dropout or int8:  # both, and the product with the gate
         inner = 4 if config.gated else 2
