@@ -107,10 +107,13 @@ class Renamed:
 
 @dataclass(frozen=True)
 class Unused:
-    """A tensor of theirs that nothing uses: it may be missing or hold anything. Without it, a copy is written."""
+    """A tensor of theirs that nothing uses: it may be missing or hold anything. Without it, a copy is written, or what
+    `make` makes of the other one.
+    """
 
     theirs: str
     like: str
+    make: Callable[[Tensor], Tensor] = Tensor.clone
 
 
 AnyRule = Rule | Zeros | Computed | Copy | Ignored | Renamed | Unused
@@ -206,7 +209,7 @@ def saving(
         return [rule.make(ours[beside])]
 
     def copy(rule: Unused) -> Tensors:
-        return [kept[rule.theirs] if kept and rule.theirs in kept else used[rule.like].clone()]
+        return [kept[rule.theirs] if kept and rule.theirs in kept else rule.make(used[rule.like])]
 
     makers: dict[tuple[str, ...], Callable[[], Tensors]] = {
         step.theirs: partial(_run, step.transform.save, ours, step.ours) for step in steps(rules, ours)

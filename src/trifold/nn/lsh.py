@@ -152,7 +152,8 @@ class LSHAttention(ChunkAttention):
             x.unflatten(2, order.shape[2:]).gather(3, back.expand(-1, -1, -1, -1, x.shape[-1]))
             for x in self._rounds(q, keys, v, real, order.flatten(2), causal=causal)
         )
-        return (outs * z.softmax(2).to(outs.dtype)).sum(2)
+        # Not a softmax: if all rounds have −10⁵, this rounds as in models that were trained so.
+        return (outs * (z - z.logsumexp(2, keepdim=True)).exp().to(outs.dtype)).sum(2)
 
     @torch.no_grad()
     def sort(self, k: Tensor, real: Tensor, seed: int) -> Tensor:

@@ -60,8 +60,8 @@ def compile_blocks(model: nn.Module) -> None:
     """Compile the blocks of a model, each at its first call, which must be within `under_graphs`.
 
     All sizes are dynamic from the start. Hooks inside blocks no longer fire, and the query stream is not compiled, nor
-    are blocks with experts or LSH attention, whose shapes depend on values. Graphs of earlier models are discarded, so that they do not
-    count towards the limit.
+    are blocks with experts or LSH attention, whose shapes depend on values. Graphs of earlier models are discarded, so
+    that they do not count towards the limit.
     """
     torch._dynamo.reset()
     for stack in model.modules():

@@ -14,6 +14,7 @@ from trifold.hub.families import (
     llama,
     mbart,
     native,
+    reformer,
     t5,
     vit,
     xlnet,
@@ -38,6 +39,7 @@ FAMILIES: dict[str, Family] = {
         *(experts.MIXTRAL, experts.QWEN3_MOE, experts.GPT_OSS, experts.DEEPSEEK_V3),
         *(encoders.MODERNBERT, encoders.EUROBERT, encoders.ELECTRA, encoders.MPNET, encoders.DEBERTA),
         *(mbart.OPT, falcon.BLOOM, mbart.MBART, mbart.PEGASUS, mbart.M2M),
+        reformer.FAMILY,
         native.FAMILY,
     )
 }
