@@ -5,7 +5,7 @@
 Each measurement runs in a process of its own, all kinds one after the other, twice; the smaller time counts. `step` is
 the CPU time of forward and backward pass, `token` that of one generated token with a cache of that length, and MB the
 growth of the peak memory of a step. `dense` is the plain definition of softmax attention, `softmax` the version that
-trifold uses. `projections` is a layer without attention: the four matrix products that all kinds share.
+trifold uses. `lsh` has four rounds of hashing. `projections` is a layer without attention: the four matrix products that all kinds share.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import time
 from statistics import median
 
-KINDS = ("dense", "softmax", "elu", "favor", "low-rank", "projections")
+KINDS = ("dense", "softmax", "elu", "favor", "low-rank", "lsh", "projections")
 LARGEST_DENSE = 4096  # tokens whose weights fit into memory
 
 
@@ -39,7 +39,7 @@ def measure(kind: str, length: int, width: int, threads: int) -> dict[str, float
     encoder = kind == "low-rank"
     values = {"shape": "encoder" if encoder else "decoder", "max_positions": length, "positions": "none"}
     values |= {"vocab_size": 10, "d_model": width, "n_layers": 1, "n_heads": width // 64, "d_ff": 8}
-    values |= {"attention": kind} if kind in ("elu", "favor", "low-rank") else {}
+    values |= {"attention": kind} if kind in ("elu", "favor", "low-rank", "lsh") else {}
     layer = self_attention(ModelConfig.parse(values), 0)
     torch.manual_seed(0)
     for parameter in layer.parameters():
@@ -54,7 +54,7 @@ def measure(kind: str, length: int, width: int, threads: int) -> dict[str, float
     out.square().sum().backward()
     found = {"step": time.process_time() - start}
     found["MB"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    if not encoder and kind != "projections":
+    if not encoder and kind not in ("projections", "lsh"):  # lsh reads the whole text again for each token
         cache = LayerCache(RunningSums() if kind in ("elu", "favor") else GrowingKeys())
         with torch.no_grad():
             for part in x.split(1024, 1):

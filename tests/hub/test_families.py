@@ -38,24 +38,6 @@ def rename_order(model: Any, inputs: Any, out: Any) -> None:
     out.seq_relationship_logits = out.sop_logits
 
 
-def keep_streams(model: Any) -> None:
-    """The reference returns the states of one stream only; and its backward pass needs layers in training."""
-    body, states = getattr(model, "reformer", model), list[Any]()
-
-    def add(module: Any, inputs: Any, out: Any) -> None:
-        states.append(torch.cat([out.attn_output, out.hidden_states], -1))
-
-    def finish(module: Any, inputs: Any, given: Any, out: Any) -> None:
-        out["hidden_states"] = [x[:, : given["input_ids"].shape[1]] for x in states]
-
-    body.embeddings.register_forward_hook(lambda module, inputs, out: states.__setitem__(slice(None), [out]))
-    for layer in body.encoder.layers:
-        layer.training = True
-        layer.register_forward_hook(add)
-    body.encoder.register_forward_hook(lambda module, inputs, out: states.__setitem__(-1, out.hidden_states))
-    model.register_forward_hook(finish, with_kwargs=True)
-
-
 @pytest.mark.parametrize(("family", "case"), CASES)
 def test_a_family_equals_the_reference(family: str, case: str) -> None:
     ending, options = TINY[family].cases[case]
@@ -65,8 +47,6 @@ def test_a_family_equals_the_reference(family: str, case: str) -> None:
         model.register_forward_hook(norm_last)
     if family == "albert" and ending == "ForPreTraining":
         model.register_forward_hook(rename_order)
-    if family == "reformer":
-        keep_streams(model)
     if "late" in case:  # rows of one length: the reference scales by the longest row of a batch
         inputs = {"tokens": torch.randint(3, 40, (2, 11), generator=torch.Generator().manual_seed(0))}
     assert check(model, **inputs).family == family

@@ -103,10 +103,13 @@ CASES = [
 def test_every_architectural_key_has_a_description(key: str, values: dict[str, Any]) -> None:
     """A new key is either ignored or has a phrase for each of its values."""
     if key == "residual":
-        values |= {"shape": "decoder", "norm_placement": "pre"}
+        values |= {"shape": "decoder", "norm_placement": "pre", "tie_lm_head": False}
     if values.get("positions") == "disentangled":
         values |= {"shape": "encoder"}
-    removed = {key, "image_size", "max_positions"} if key == "patch_size" else {key}
+    if values.get("positions") == "axial":
+        values |= {"axial_shape": (32, 32), "axial_widths": (256, 256)}
+    removed = {key, "axial_shape", "axial_widths"}
+    removed |= {"image_size", "max_positions"} if key == "patch_size" else set()
     without = {name: value for name, value in values.items() if name not in removed}
     described, plain = (", ".join(differences(ModelConfig.parse(each))) for each in (values, without))
     assert len(described) > len(plain)

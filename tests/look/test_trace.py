@@ -35,6 +35,8 @@ MODELS = {
     "deepseek": {"shape": "decoder", "latent": {"width": 12, "d_rotary": 4, "d_value": 4},
                  "experts": {"count": 4, "per_token": 2, "d_ff": 8}} | ROTARY | {"n_kv_heads": None},
     "falcon": {"shape": "decoder", "residual": "parallel"} | ROTARY,
+    "reformer": {"shape": "decoder", "residual": "reversible", "attention": "lsh", "tie_lm_head": False,
+                 "lsh": {"chunk": 4, "layers": ("lsh", "local"), "local_chunk": 4}} | ROTARY | {"n_kv_heads": None},
     "bert": {"shape": "encoder", "positions": "learned", "n_token_types": 2, "embedding_norm": True,
              "heads": ("lm",), "lm_head_transform": "gelu", "lm_head_bias": True, "attention_bias": True},
     "albert": {"shape": "encoder", "positions": "learned", "heads": ("lm",), "block_of_layer": (0, 0), "d_embedding": 8,
@@ -82,7 +84,7 @@ def test_a_trace_holds_every_hook_point_and_the_logits_of_the_model(name):
     with fast.disabled(), torch.no_grad():
         torch.testing.assert_close(trace.logits, pipe.logits(ids[0], None, *ids[1:])[0])
     last = trace[f"{trace.side}.states.1"]
-    assert last.shape == (len(trace.tokens[trace.side]), 16)
+    assert last.shape == (len(trace.tokens[trace.side]), pipe.config.stream_width)
 
 
 @every

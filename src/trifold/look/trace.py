@@ -109,8 +109,9 @@ class Trace(dict[str, Tensor]):
         name = f"{self.side}.states.{layer - 1}" if layer else f"{self.side}_embeddings.output"
         with torch.no_grad(), eval_mode(self.pipeline.model):
             model = self.pipeline.model
-            final_norm = getattr(model, self.side).final_norm
-            return self.apply_head(model.projected(final_norm(self[name][None]))[0])
+            stack, state = getattr(model, self.side), self[name][None]
+            state = state if layer else stack.streams(state)
+            return self.apply_head(model.projected(stack.final_norm(state))[0])
 
     def lens(self, top: int = 5) -> tuple[Tensor, Tensor]:
         """Probabilities and ids of the `top` predictions after each layer, the embeddings first: (L + 1, T, top)."""

@@ -25,6 +25,7 @@ from trifold.nn.hooks import record_calls
 from trifold.nn.layers import LayerNorm
 from trifold.nn.ops import share_keys
 from trifold.nn.relative import RelativeScores
+from trifold.nn.stack import ReversibleBlock
 from trifold.pipeline import Pipeline
 from trifold.text import TokenizerSettings, train_tokenizer
 
@@ -56,6 +57,8 @@ def walkthrough(trace: Trace, side: str | None = None, position: int = -1) -> li
         calls = [iter(contexts.enter_context(record_calls(block))) for block in stack.blocks]
         model(first, second)
         x = steps.embeddings(embeddings, second if side == "decoder" and second else first, side)
+        if stack.is_reversible:
+            x = steps.add("two streams", "[x; x]", stack.streams(x), x=x)
         for layer, number in enumerate(stack.order):
             steps.place, inputs = f"layer {layer + 1}: ", next(calls[number]).args[1]
             x = steps.block(stack.blocks[number], x, inputs, f"{side}.blocks.{layer}")
@@ -140,6 +143,16 @@ class _Steps(list[Step]):
 
     def block(self, block: Any, x: Tensor, inputs: Any, name: str) -> Tensor:
         attention, feed_forward = block.self_attention, block.feed_forward
+        if isinstance(block, ReversibleBlock):
+            first, second = x.chunk(2, -1)
+            y = self.norm("norm", attention.enter, second, f"{name}.self_attention.enter")
+            a = self.attention(attention.sublayer, y, inputs, f"{name}.self_attention")
+            first = self.add("first stream", "x + a", first + a, f"{name}.self_attention", x=first, a=a)
+            y = self.norm("norm", feed_forward.enter, first, f"{name}.feed_forward.enter")
+            f = self.feed_forward(feed_forward.sublayer, y, inputs, f"{name}.feed_forward")
+            second = self.add("second stream", "z + f", second + f, f"{name}.feed_forward", z=second, f=f)
+            streams, state = torch.cat([first, second], -1), name.replace("blocks", "states")
+            return self.add("two streams", "[x; z]", streams, state, x=first, z=second)
         if isinstance(attention, nn.ModuleDict):
             y = self.norm("norm", attention["enter"], x, f"{name}.self_attention.enter")
             a = self.attention(attention["sublayer"], y, inputs, f"{name}.self_attention")

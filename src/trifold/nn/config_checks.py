@@ -50,7 +50,7 @@ def _layers(config: ModelConfig) -> Iterator[str]:
             yield f"residual: {config.residual} needs norm_placement: pre, not {config.norm_placement}"
         if config.shape == "encoder-decoder":
             yield f"residual: {config.residual} has no cross-attention: choose shape encoder or decoder"
-        if config.residual != "reversible" and (not config.first_norm or config.residual_scale != 1):
+        if not config.first_norm or config.residual_scale != 1:
             yield f"residual: {config.residual} excludes first_norm: false and residual_scale"
         if config.residual == "reversible" and (
             config.token_projection or config.positions in _LEARNED_OFFSETS
@@ -250,7 +250,7 @@ def _heads(config: ModelConfig) -> Iterator[str]:
     if plain and config.embedding_width != config.state_width:
         yield (
             f"a tied head of width {config.embedding_width} (the embeddings) cannot read states of width "
-            f"{config.d_model}: set lm_head_transform, or tie_lm_head: false"
+            f"{config.state_width}: set lm_head_transform, or tie_lm_head: false"
         )
     if config.token_projection and (config.d_embedding is None or config.shape != "decoder"):
         yield "token_projection needs d_embedding, the width of tokens and of projected states, and shape: decoder"

@@ -180,9 +180,9 @@ class Residual(Hookable):
         self.drop = Dropout(config.dropout)
         self.scale = config.residual_scale
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """x (B, T, E) -> (B, T, E); other arguments are for the sub-layer."""
-        return self.after(self.drop.add(x, self.change(x, *args, **kwargs)))
+    def forward(self, x: Tensor, *args: Any, onto: Tensor | None = None, **kwargs: Any) -> Tensor:
+        """x (B, T, E) -> (B, T, E); other arguments are for the sub-layer. onto: what is added to, if not x."""
+        return self.after(self.drop.add(x if onto is None else onto, self.change(x, *args, **kwargs)))
 
     def change(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """What is added to a state, before dropout."""

@@ -34,7 +34,9 @@ from trifold.nn.layers import Dropout
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
 from trifold.nn.rng import thread_rng
+from trifold.nn.segments import recomputed
 
+LARGEST = 2**22  # scores at once; more are computed again in the backward pass
 MASKED, SELF = -1e9, -1e5  # scores; the weight of a query itself is 0 unless all others are masked
 
 
@@ -57,25 +59,29 @@ class ChunkAttention(Attention):
         assert bias is None and mask.order is None, "chunks have no offsets of scores"
         if not self.watched:
             return self._by_length(q, k, v, mask, cache)
-        # The weights are the output for values that are the unit vectors.
+        # The weights are the output for values that are the unit vectors; the scores are their logarithms.
         units = torch.eye(v.shape[2], dtype=v.dtype, device=v.device).expand(*v.shape[:2], -1, -1)
         weights = self._by_length(q, k, units, mask, cache)
-        return self.pattern(weights) @ v
+        scores = self.scores(weights.clamp_min(torch.finfo(weights.dtype).tiny).log())
+        return self.pattern(scores.exp()) @ v
 
     def _by_length(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, cache: LayerCache | None) -> Tensor:
         """Rows of one padded length together, without the padding that they have: (B, H, T, D) -> (B, H, T, D)."""
         real = mask.keys if mask.packing is None else mask.packing.attend
         if real is None:
-            real = torch.ones(len(v), v.shape[2], dtype=torch.bool, device=v.device)
+            real, length = torch.ones(len(v), v.shape[2], dtype=torch.bool, device=v.device), v.shape[2]
+            if length <= self.shortest or length % self.multiple == 0:
+                return self._attended(q, k, v, real=real, causal=mask.causal, cache=cache)
         counts = real.sum(1)
         short = counts <= self.shortest
-        lengths = torch.where(short, (counts * short).max(), -(-counts // self.multiple) * self.multiple)
+        lengths = torch.where(
+            short, (counts * short).max().clamp_min(1), -(-counts // self.multiple) * self.multiple
+        )
         out = torch.zeros_like(v)
         for length in lengths.unique().tolist():
             rows = (lengths == length).nonzero()
-            columns = (
-                (~real[rows[:, 0]]).byte().argsort(stable=True, dim=1)[:, :length]
-            )  # the real tokens first
+            real_first = (~real[rows[:, 0]]).byte().argsort(stable=True, dim=1)
+            columns = real_first[:, :length]
             pad = length - columns.shape[1]
             parts = (F.pad(x[rows, :, columns].transpose(1, 2), (0, 0, 0, pad)) for x in (q, k, v))
             inside = F.pad(real[rows, columns], (0, pad))
@@ -86,38 +92,56 @@ class ChunkAttention(Attention):
     def _attended(
         self, q: Tensor, k: Tensor, v: Tensor, *, real: Tensor, causal: bool, cache: LayerCache | None
     ) -> Tensor:
-        """q, k and v (B, H, L, D), real (B, L) -> (B, H, L, D)."""
-        order = torch.arange(q.shape[2], device=q.device).expand(*q.shape[:2], -1)
-        return self._rounds(q, k, v, real, order, causal=causal)[0]
+        """q, k and v (B, H, L, D), real (B, L) -> (B, H, L, D), a few heads at once if there are many scores."""
+        order = self.order(k, real, cache)
+        scores = len(q) * order.shape[2] * order.shape[3] * self.chunk * (self.before + 1 + self.after)
+        heads = max(1, LARGEST // scores)
+        read = partial(self._read, real=real, causal=causal)
+        parts = [*zip(*(x.split(heads, 1) for x in (q, self.normalized(k), v, order)), strict=True)]
+        if len(parts) == 1:
+            return read(*parts[0])
+        return torch.cat([recomputed(read, *part) for part in parts], 1)
 
-    def _rounds(
-        self, q: Tensor, k: Tensor, v: Tensor, real: Tensor, order: Tensor, *, causal: bool
-    ) -> tuple[Tensor, Tensor]:
-        """The chunks of tokens in this order (B, H, N) -> out (B, H, N, D) in the same order, and z (B, H, N, 1)."""
-        length = q.shape[2]
-        chunk, before, after = (
-            (length, 0, 0) if length <= self.chunk else (self.chunk, self.before, self.after)
-        )
+    def _read(self, q: Tensor, k: Tensor, v: Tensor, order: Tensor, *, real: Tensor, causal: bool) -> Tensor:
+        """Attention in rounds of this order (B, H, R, L): q, k and v (B, H, L, D) -> (B, H, L, D)."""
+        read, chunk, before, after = order.flatten(2), self.chunk, self.before, self.after
+        if q.shape[2] <= chunk:
+            chunk, before, after = q.shape[2], 0, 0
 
         def chunks(x: Tensor) -> Tensor:
-            """(B, H, L, D) -> (B, H, C, c, D)."""
-            return x.gather(2, order[..., None].expand(-1, -1, -1, x.shape[-1])).unflatten(2, (-1, chunk))
+            """(B, H, L, …) -> (B, H, C, c, …)."""
+            shape = *read.shape, *x.shape[3:]
+            return x.gather(2, read.view(*read.shape, *(1 for _ in x.shape[3:])).expand(shape)).unflatten(
+                2, (-1, chunk)
+            )
 
-        queries = order.unflatten(2, (-1, chunk))
-        keys = _around(queries, before, after)
-        scores = chunks(q) @ _around(chunks(k), before, after).mT
-        scores = scores.to(torch.promote_types(q.dtype, torch.float32)) / math.sqrt(q.shape[-1])
-        allowed = (
-            real[:, None].expand(-1, q.shape[1], -1).gather(2, keys.flatten(2)).view_as(keys)[..., None, :]
-        )
+        queries, inside = read.unflatten(2, (-1, chunk)), chunks(real[:, None].expand(-1, q.shape[1], -1))
+        keys, allowed = (_around(x, before, after)[..., None, :] for x in (queries, inside))
         if causal:
-            allowed = allowed & (keys[..., None, :] <= queries[..., None])
-        scores = scores.where(allowed, MASKED)
+            allowed = allowed & (keys <= queries[..., None])
+        wide = torch.promote_types(q.dtype, torch.float32)
+        scores = (chunks(q * q.shape[-1] ** -0.5) @ _around(chunks(k), before, after).mT).to(wide)
+        scores = scores.masked_fill(~allowed, MASKED)
         if self.excludes_self:
-            scores = scores.masked_fill(keys[..., None, :] == queries[..., None], SELF)
-        total = scores.logsumexp(-1, keepdim=True)
-        weights = self.drop((scores - total).exp().to(v.dtype))
-        return (weights @ _around(chunks(v), before, after)).flatten(2, 3), total.flatten(2, 3)
+            scores = scores.masked_fill(keys == queries[..., None], SELF)
+        z = scores.logsumexp(-1, keepdim=True)
+        weights = self.drop((scores - z).exp().to(v.dtype))
+        out = weights @ _around(chunks(v), before, after)
+        back = order.argsort(-1)[..., None]  # (B, H, R, L, 1)
+        out, z = (
+            x.flatten(2, 3).unflatten(2, order.shape[2:]).gather(3, back.expand(*order.shape, x.shape[-1]))
+            for x in (out, z)
+        )
+        # Not a softmax: if all rounds have −10⁵, this rounds as in models that were trained so.
+        return (out * (z - z.logsumexp(2, keepdim=True)).exp().to(out.dtype)).sum(2)
+
+    def order(self, k: Tensor, real: Tensor, cache: LayerCache | None) -> Tensor:
+        """k (B, H, L, D), real (B, L) -> (B, H, R, L) the tokens in the order of each round."""
+        return torch.arange(k.shape[2], device=k.device).expand(*k.shape[:2], 1, -1)
+
+    def normalized(self, k: Tensor) -> Tensor:
+        """The keys as they enter the scores."""
+        return k
 
 
 class LSHAttention(ChunkAttention):
@@ -137,23 +161,18 @@ class LSHAttention(ChunkAttention):
         qk, v = (self._heads(y, packing) for y in ops.linears(x, (self.q_proj, self.v_proj)))
         return qk, qk, v
 
-    def _attended(
-        self, q: Tensor, k: Tensor, v: Tensor, *, real: Tensor, causal: bool, cache: LayerCache | None
-    ) -> Tensor:
-        keys = k * torch.rsqrt(k.square().mean(-1, keepdim=True) + 1e-6)
-        if q.shape[2] <= self.chunk:
-            return super()._attended(q, keys, v, real=real, causal=causal, cache=cache)
+    def normalized(self, k: Tensor) -> Tensor:
+        """k √D / |k|."""
+        return k * torch.rsqrt(k.square().mean(-1, keepdim=True) + 1e-6)
+
+    def order(self, k: Tensor, real: Tensor, cache: LayerCache | None) -> Tensor:
+        """See `ChunkAttention.order`."""
+        if k.shape[2] <= self.chunk:
+            return super().order(k, real, cache)
         # A second run, which repeats the order, draws the seed too: dropout draws from the same generator.
         choose = partial(self.sort, k, real, self.new_seed())
         own = None if cache is None else cache.own
-        order = own.choice(choose) if isinstance(own, Choices) else choose()
-        back = order.argsort(-1)[..., None]  # (B, H, R, L, 1)
-        outs, z = (
-            x.unflatten(2, order.shape[2:]).gather(3, back.expand(-1, -1, -1, -1, x.shape[-1]))
-            for x in self._rounds(q, keys, v, real, order.flatten(2), causal=causal)
-        )
-        # Not a softmax: if all rounds have −10⁵, this rounds as in models that were trained so.
-        return (outs * (z - z.logsumexp(2, keepdim=True)).exp().to(outs.dtype)).sum(2)
+        return own.choice(choose) if isinstance(own, Choices) else choose()
 
     @torch.no_grad()
     def sort(self, k: Tensor, real: Tensor, seed: int) -> Tensor:

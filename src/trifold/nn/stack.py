@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import call
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -99,18 +99,17 @@ class ReversibleBlock(Block):
 
     def forward(self, x: Tensor, inputs: LayerInputs, cache: LayerCache | None = None) -> Tensor:
         """x (B, T, 2·E), the first stream, then the second -> (B, T, 2·E)."""
-        first, second = x.chunk(2, -1)
-        first = first + self.attend(second, inputs, cache)
-        return torch.cat([first, second + self.transform(first, inputs, cache)], -1)
+        a, b = x.chunk(2, -1)
+        for residual, options in self.steps(inputs, cache):
+            a, b = b, residual(b, onto=a, **options)
+        return torch.cat([a, b], -1)
 
-    def attend(self, x: Tensor, inputs: LayerInputs, cache: LayerCache | None = None) -> Tensor:
-        """drop(attention(norm x)): x (B, T, E) -> (B, T, E)."""
-        residual, positions = self.self_attention, {"bias": inputs.bias, "rotary": inputs.rotary}
-        return residual.drop(residual.change(x, mask=inputs.mask, cache=cache, **positions))
-
-    def transform(self, x: Tensor, inputs: LayerInputs, cache: LayerCache | None = None) -> Tensor:
-        """drop(feed-forward(norm x)): x (B, T, E) -> (B, T, E)."""
-        return self.feed_forward.drop(self.feed_forward.change(x))
+    def steps(
+        self, inputs: LayerInputs, cache: LayerCache | None
+    ) -> tuple[tuple[Residual, dict[str, Any]], ...]:
+        """The residuals, each with the arguments of its sub-layer besides the states."""
+        options = {"mask": inputs.mask, "bias": inputs.bias, "rotary": inputs.rotary, "cache": cache}
+        return (self.self_attention, options), (self.feed_forward, {})
 
 
 class ParallelBlock(nn.Module):
@@ -210,7 +209,7 @@ class Stack(nn.Module):
 
     def run_layers(self, x: Tensor, inputs: LayerInputs, cache: Cache | None = None) -> Tensor:
         """One block after the other, then the final norm: x (B, T, E) -> (B, T, E), or two streams (B, T, 2·E)."""
-        x = torch.cat([x, x], -1) if self.is_reversible else x
+        x = self.streams(x)
         if cache is None and self._runs_reversibly():
             blocks = [cast("ReversibleBlock", self.blocks[number]) for number in self.order]
             return self.final_norm(run_reversibly(blocks, x, self._layer_inputs(inputs)))
@@ -223,6 +222,10 @@ class Stack(nn.Module):
         ):
             x = state(self.run_block(self.blocks[number], x, own, layer_cache))
         return self.final_norm(x)
+
+    def streams(self, x: Tensor) -> Tensor:
+        """What the first block reads for embeddings x (B, T, E): (B, T, 2·E) if blocks are reversible."""
+        return torch.cat([x, x], -1) if self.is_reversible else x
 
     def _read_again(
         self, x: Tensor, mask: Mask, memory: Tensor | None, memory_mask: Mask | None, cache: Cache

@@ -115,8 +115,8 @@ FAMILY = Family(
     model_type="reformer",
     stem="Reformer",
     classes={
-        "ModelWithLMHead": {"heads": ("lm",), "shape": "decoder"},
         "ForMaskedLM": {"heads": ("lm",), "shape": "encoder"},
+        "ModelWithLMHead": {"heads": ("lm",), "shape": "decoder"},
         "Model": {"heads": (), **ANY_SHAPE},
         "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "tanh", **ANY_SHAPE},
         "ForQuestionAnswering": {"heads": ("span",), "classifier_dropout": 0.0, **ANY_SHAPE},

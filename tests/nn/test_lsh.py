@@ -1,0 +1,298 @@
+"""LSH attention: it equals its dense definition where that is defined, approximates full attention, and obeys its laws;
+reversible blocks; axial positions.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from functools import partial
+
+import pytest
+import torch
+from tests.models import randomize
+from torch.nn import functional as F
+
+from trifold.costs import cached_elements, count_parameters, forward_flops
+from trifold.errors import SettingsError
+from trifold.nn import Inputs, ModelConfig, Transformer, capture
+from trifold.nn.lsh import LSHAttention, default_buckets
+from trifold.nn.masks import Mask
+from trifold.nn.packing import Packing
+from trifold.nn.positions import AxialPositions
+from trifold.nn.stack import self_attention
+from trifold.train.blocks import recompute_blocks
+
+BASE = {
+    "shape": "decoder", "vocab_size": 50, "max_positions": 4096, "d_model": 32, "n_layers": 2, "n_heads": 4, "d_ff": 48,
+    "positions": "rotary", "norm_placement": "pre", "scale_embeddings": False, "dropout": 0.0, "tie_lm_head": False,
+    "attention": "lsh", "lsh": {"chunk": 4, "hashes": 3, "layers": ["lsh", "local"], "local_chunk": 6},
+}  # fmt: skip
+LENGTHS = (17, 5, 7, 3)
+ENCODER = {"shape": "encoder"}
+AROUND = {"chunk": 4, "after": 1, "hashes": 2, "buckets": [2, 4]}
+CASES = {
+    "decoder": {},
+    "encoder": ENCODER | {"lsh": AROUND, "residual": "reversible"},
+    "local": ENCODER | {"lsh": {"layers": ["local"], "local_chunk": 4, "local_after": 2}},
+    "reversible": {"residual": "reversible", "positions": "learned"},
+}
+every = pytest.mark.parametrize("case", CASES)
+REVERSIBLE = {
+    "lsh": {"attention_dropout": 0.2, "activation_dropout": 0.1},
+    "softmax, shared blocks": {"attention": "softmax", "lsh": {}, "block_of_layer": [0, 1, 0], "n_layers": 3},
+    "linear": {"attention": "elu", "lsh": {}, "norm": "rms", "gated": True},
+    "local": {"lsh": {"layers": ["local"], "local_chunk": 4, "local_dropout": 0.3}, "positions": "none"},
+}
+
+
+def model(**values: object) -> Transformer:
+    torch.manual_seed(0)
+    return randomize(Transformer(ModelConfig.parse(BASE | values)).eval(), 0.3)
+
+
+def layer(kind: str = "lsh", **settings: object) -> LSHAttention:
+    values = {"positions": "none", "lsh": settings | {"layers": [kind]}, **ENCODER}
+    torch.manual_seed(0)
+    return randomize(self_attention(ModelConfig.parse(BASE | values), 0), 0.3)
+
+
+def texts() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(50, (1, length), generator=generator) for length in LENGTHS]
+
+
+def defined(attention: LSHAttention, x: torch.Tensor, mask: Mask) -> torch.Tensor:
+    """softmax over all allowed keys but the query itself, which it may attend to if there is no other."""
+    q, k, v = attention.project(x)
+    if attention.excludes_self:
+        k = F.rms_norm(k, k.shape[-1:], eps=1e-6)
+    scores, itself = q @ k.mT / math.sqrt(q.shape[-1]), torch.eye(x.shape[1], dtype=torch.bool)
+    allowed = torch.ones_like(scores, dtype=torch.bool)
+    if (dense := mask.dense(x.shape[1], x.shape[1], x.device)) is not None:
+        allowed = allowed & dense
+    if attention.excludes_self:
+        others = allowed & ~itself
+        allowed = others | (itself & ~others.any(-1, keepdim=True))
+    out = scores.masked_fill(~allowed, float("-inf")).softmax(-1) @ v
+    return attention.o_proj(out.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("settings", [
+    {"chunk": 12}, {"chunk": 20}, {"chunk": 4, "before": 2, "buckets": [6], "hashes": 1},
+    {"chunk": 6, "after": 1, "before": 0, "hashes": 1},
+    {"kind": "local", "local_chunk": 4, "local_before": 1, "local_after": 1},
+], ids=str)  # fmt: skip
+@torch.no_grad()
+def test_where_every_chunk_sees_the_whole_text_it_is_the_dense_definition(settings, causal):
+    attention, x = layer(**settings), torch.randn(3, 12, 32, generator=torch.Generator().manual_seed(1))
+    keys = torch.ones(3, 12, dtype=torch.bool)
+    keys[1, 11] = keys[2, 10:] = False  # one padded length
+    mask = Mask(keys, causal)
+    found, expected = attention(x, mask=mask), defined(attention, x, mask)
+    torch.testing.assert_close(found[keys], expected[keys], atol=1e-4, rtol=1e-4)
+    nothing = attention(x, mask=Mask(torch.zeros(3, 12, dtype=torch.bool)))
+    assert not nothing.any()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@torch.no_grad()
+def test_more_hashes_approximate_full_attention(causal):
+    x, mask = 4 * torch.randn(1, 512, 32, generator=torch.Generator().manual_seed(1)), Mask(causal=causal)
+    errors = []
+    for hashes in (1, 4, 16, 64):
+        attention = layer(chunk=16, hashes=hashes)
+        expected = defined(attention, x, mask)
+        errors.append(float((attention(x, mask=mask) - expected).norm() / expected.norm()))
+    assert errors[0] > 1.5 * errors[1] > 2 * errors[2] > 2.5 * errors[3] and errors[3] < 0.25
+
+
+@every
+@torch.no_grad()
+def test_a_row_does_not_depend_on_its_batch_its_padding_or_its_packing(case):
+    net, rows = model(**CASES[case]), texts()
+    alone = torch.cat([net(Inputs(row))[0] for row in rows])
+    attend = torch.arange(17) < torch.tensor(LENGTHS)[:, None]
+    for side, real in ((0, attend), (1, attend.flip(1))):
+        padded = [F.pad(row, (0, 17 - row.shape[1]) if side == 0 else (17 - row.shape[1], 0)) for row in rows]
+        torch.testing.assert_close(net(Inputs(torch.cat(padded), real))[real], alone, atol=1e-4, rtol=1e-4)
+    packing = Packing.of(torch.tensor(LENGTHS))
+    packed = F.pad(torch.cat(rows, 1), (0, packing.length - sum(LENGTHS)))
+    found = net(Inputs(packed, packing=packing))[0, : sum(LENGTHS)]
+    torch.testing.assert_close(found, alone, atol=1e-4, rtol=1e-4)
+
+
+@every
+def test_weights_and_parts_give_the_same_states_and_gradients(case, monkeypatch):
+    net, (tokens, *_) = model(**CASES[case]).double(), texts()
+    expected = net(Inputs(tokens))
+    expected.square().sum().backward()
+    gradients = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+    net.zero_grad()
+    with capture(net, "pattern") as captured:
+        out = net(Inputs(tokens))
+        torch.testing.assert_close(out, expected)
+        out.square().sum().backward()
+    assert all(torch.allclose(x.sum(-1), torch.ones(())) for x in map(torch.Tensor.float, captured.values()))
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(net.get_parameter(name).grad, gradient, msg=name)
+    monkeypatch.setattr("trifold.nn.lsh.LARGEST", 1)  # one head after the other, computed again
+    net.zero_grad()
+    out = net(Inputs(tokens))
+    torch.testing.assert_close(out, expected)
+    out.square().sum().backward()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(net.get_parameter(name).grad, gradient, msg=name)
+
+
+@pytest.mark.parametrize("case", ["decoder", "reversible"])
+def test_no_value_of_the_future_is_read(case):
+    net, (tokens, *_) = model(**CASES[case]), texts()
+    with torch.no_grad():
+        embedded = net.decoder_embeddings(Inputs(tokens))
+    embedded.requires_grad_()
+    out = net.decoder(embedded, Mask(causal=True))
+    (gradient,) = torch.autograd.grad(out[:, 8].sum(), embedded)
+    assert not gradient[:, 9:].any() and gradient[:, :8].any()
+
+
+@pytest.mark.parametrize("case", ["decoder", "reversible"])
+@torch.no_grad()
+def test_the_state_of_the_last_token_is_the_same_with_a_cache(case):
+    net, rows = model(**CASES[case]), texts()
+    tokens = torch.cat([rows[0], rows[0].flip(1)])
+    for kind in ("growing", "static", "sliding"):
+        cache = net.new_cache(kind, capacity=32)
+        start = 0
+        for part in tokens.split([6, 1, 3, 1, 6], 1):
+            found, start = net.decode(Inputs(part), cache=cache)[:, -1], start + part.shape[1]
+            torch.testing.assert_close(found, net.decode(Inputs(tokens[:, :start]))[:, -1])
+    stored = cache.layers[0].own.buffers[0][:, :, :17]
+    assert cache.length == 17 and stored[0].numel() == cached_elements(net.config, 17)
+    cache.reorder(torch.tensor([1, 0]))
+    cache.expand(2)
+    found = net.decode(Inputs(torch.full((4, 1), 7)), cache=cache)
+    whole = torch.cat([tokens[[1, 1, 0, 0]], torch.full((4, 1), 7)], 1)
+    torch.testing.assert_close(found, net.decode(Inputs(whole))[:, -1:])
+    with pytest.raises(ValueError, match="cannot remove tokens"):
+        cache.truncate(3)
+
+
+def test_an_encoder_decoder_reads_its_text_again():
+    net, rows = model(shape="encoder-decoder", residual="sequential"), texts()
+    memory, cache = net.encode(Inputs(rows[0])), net.new_cache()
+    target = rows[1].repeat(2, 1)  # two beams of one source
+    steps = [net.decode(Inputs(part), memory, cache)[:, -1] for part in target.split(1, 1)]
+    torch.testing.assert_close(steps[-1], net.decode(Inputs(target), memory)[:, -1])
+
+
+def test_rotations_are_a_function_of_the_layer_and_new_in_training():
+    net, (tokens, *_) = model(lsh={"chunk": 4}), texts()
+    assert torch.equal(net(Inputs(tokens)), net(Inputs(tokens)))
+    attention, other = (block.self_attention.sublayer for block in net.decoder.blocks)
+    assert attention.new_seed() == attention.new_seed() != other.new_seed()
+    attention.train()
+    assert attention.new_seed() != attention.new_seed()
+    assert layer(chunk=4, seed=5).train().new_seed() == 5
+
+
+def test_default_buckets():
+    """As many as the reference computes: a power of two near twice the chunks; factors above a limit."""
+    assert default_buckets(128, 64, 4096) == (4,)
+    assert default_buckets(4096, 64, 4096) == (128,)
+    assert default_buckets(2**16, 64, 2**16) == (32, 64)
+
+
+# --- reversible blocks -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", REVERSIBLE)
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_reversible_blocks_equal_the_two_streams(case, recomputes):
+    net = model(residual="reversible", dropout=0.3, **REVERSIBLE[case]).double().train()
+    tokens = torch.cat([texts()[0], texts()[0].flip(1)])
+    net.decoder.blocks[0].feed_forward.sublayer.in_proj.weight.requires_grad_(False)
+    plain = copy.deepcopy(net)
+    plain.decoder._runs_reversibly = lambda: False
+    if recomputes:
+        recompute_blocks(net)
+        recompute_blocks(plain)
+    outs = []
+    for each in (plain, net):
+        torch.manual_seed(3)
+        outs.append(each(Inputs(tokens)))
+        outs[-1].square().sum().backward()
+    torch.testing.assert_close(outs[1], outs[0])
+    for (name, found), expected in zip(net.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad, msg=name, atol=1e-7, rtol=1e-5)
+
+
+def count(sizes: list[int], x: torch.Tensor) -> torch.Tensor:
+    sizes.append(x.numel())
+    return x
+
+
+def test_the_memory_of_reversible_blocks_does_not_grow_with_the_layers():
+    (tokens, *_), saved = texts(), dict[tuple[str, int], int]()
+    for residual in ("sequential", "reversible"):
+        for layers in (1, 6):
+            net, sizes = model(residual=residual, n_layers=layers, attention="softmax", lsh={}), list[int]()
+            with torch.autograd.graph.saved_tensors_hooks(partial(count, sizes), lambda x: x):
+                net(Inputs(tokens))
+            saved[residual, layers] = sum(sizes)
+    assert saved["sequential", 6] > 4 * saved["sequential", 1]
+    assert saved["reversible", 6] == saved["reversible", 1]
+
+
+@torch.no_grad()
+def test_reversible_blocks_have_ordinary_caches():
+    net, (tokens, *_) = model(residual="reversible", attention="softmax", lsh={}), texts()
+    cache = net.new_cache()
+    steps = [net.decode(Inputs(part), cache=cache) for part in tokens.split([6, 1, 10], 1)]
+    torch.testing.assert_close(torch.cat(steps, 1), net.decode(Inputs(tokens)), atol=1e-4, rtol=1e-4)
+    assert steps[0].shape[-1] == 2 * net.config.d_model == net.config.state_width
+
+
+# --- positions, costs, checks ------------------------------------------------------------------------------
+
+
+def test_axial_positions_are_a_table_of_rows_and_columns():
+    values = {"positions": "axial", "axial_shape": [3, 5], "axial_widths": [8, 24], "max_positions": 15}
+    axial = randomize(AxialPositions(ModelConfig.parse(BASE | values)))
+    table = axial(torch.zeros(1, 15, 32), torch.arange(15)[None])[0]
+    for position in range(15):
+        expected = torch.cat([axial.rows[position // 5], axial.columns[position % 5]])
+        assert torch.equal(table[position], expected)
+
+
+@pytest.mark.parametrize("values", [
+    *CASES.values(), {"positions": "axial", "axial_shape": [64, 64], "axial_widths": [8, 24], "attention_bias": True},
+    ENCODER | {"residual": "reversible", "heads": ["sequence", "token", "span"], "classifier_transform": "tanh"},
+], ids=str)  # fmt: skip
+def test_costs(values):
+    net = model(**values)
+    assert count_parameters(net.config) == net.count_parameters()
+    lengths = [(n, 0) if net.config.shape == "encoder" else (0, n) for n in (1536, 3072)]
+    one, two = (sum(forward_flops(net.config, *each)) for each in lengths)
+    assert one == pytest.approx(two, rel=0.2)  # per token
+
+
+@pytest.mark.parametrize(("values", "message"), [
+    ({"attention": "softmax"}, "lsh needs attention: lsh, not softmax"),
+    ({"n_kv_heads": 2}, "excludes n_kv_heads"),
+    ({"qk_norm": "head"}, "excludes qk_norm"),
+    ({"sliding_window": 4}, "excludes sliding_window"),
+    ({"positions": "alibi"}, "has no offsets of scores"),
+    ({"lsh": {"after": 1}}, r"lsh\.after: 1 reads later tokens"),
+    ({"lsh": {"buckets": [3]}}, "buckets"),
+    ({"max_positions": 11}, "no text of 11 tokens is a multiple"),
+    ({"positions": "axial"}, "need axial_shape"),
+    ({"axial_shape": [2, 3]}, "axial_shape needs positions: axial"),
+    ({"residual": "reversible", "shape": "encoder-decoder"}, "has no cross-attention"),
+    ({"residual": "reversible", "norm_placement": "post"}, "needs norm_placement: pre"),
+    ({"residual": "reversible", "attention": "softmax", "lsh": {}, "positions": "relative"}, "learned offsets"),
+])  # fmt: skip
+def test_contradictions_are_named(values, message):
+    with pytest.raises(SettingsError, match=message):
+        ModelConfig.parse(BASE | values)
