@@ -27,6 +27,9 @@ FACTS: dict[str, tuple[float, dict[str, Any]]] = {
     "pegasus-xsum": (568.8, {"positions": "sinusoidal-halves", "max_positions": 512}),
     "m2m100_418M": (483.9, {"positions": "sinusoidal-tensor2tensor", "position_offset": 2}),
     "nllb-200-distilled-600M": (615.1, {"vocab_size": 256206, "norm_placement": "pre"}),
+    # Without the bias of logits, which the reference does not add.
+    "reformer-crime-and-punishment": (2.7, {"shape": "decoder", "axial_shape": (512, 1024), "n_layers": 6}),
+    "reformer-enwik8": (149.2, {"residual": "reversible", "axial_widths": (256, 768), "d_head": None}),
 }
 
 

@@ -49,11 +49,10 @@ def _save_layers(config: ModelConfig) -> Fields:
 
 
 def _load_shape(file: Any, fields: Fields) -> Fields:
-    shape = "decoder" if file.is_decoder else "encoder"
-    if fields.get("shape", shape) != shape:
-        raise SettingsError(
-            f"is_decoder: {file.is_decoder} contradicts the class, which is for {fields['shape']}s"
-        )
+    of_class = fields.get("shape")
+    shape = {True: "decoder", False: "encoder", None: of_class or "encoder"}[file.is_decoder]
+    if of_class not in (None, shape):
+        raise SettingsError(f"is_decoder: {file.is_decoder} contradicts the class, which is for {of_class}s")
     return {"shape": shape}
 
 
@@ -80,32 +79,29 @@ LAYER = {
     "feed_forward.sublayer.out_proj": "feed_forward.output.dense",
 }
 # Queries and keys, by the kind of a layer.
-KEYS = {"lsh": [("q_proj", "query_key")], "local": [("q_proj", "query"), ("k_proj", "key")]}
+KEYS = {"lsh": {"q_proj": "query_key"}, "local": {"q_proj": "query", "k_proj": "key"}}
+
+
+MIDDLE_AXIS = each(lambda theirs: theirs.squeeze(1), lambda ours: ours.unsqueeze(1))  # theirs is (n, 1, …)
 
 
 def _more(config: ModelConfig, base: str) -> list[AnyRule]:
-    tables, squeezed = (
-        f"{base}embeddings.position_embeddings.",
-        each(lambda x: x.squeeze(1), lambda x: x.unsqueeze(1)),
-    )
+    positions, tables = f"{STACK}_embeddings.positions", f"{base}embeddings.position_embeddings"
     rules: list[AnyRule] = [
-        Rule(f"{STACK}_embeddings.positions.rows", f"{tables}weights.0", squeezed),
-        Rule(f"{STACK}_embeddings.positions.columns", f"{tables}weights.1", LEADING_AXIS),
-        Rule(f"{STACK}_embeddings.positions.weight", f"{tables}embedding.weight"),
+        Rule(f"{positions}.rows", f"{tables}.weights.0", MIDDLE_AXIS),
+        Rule(f"{positions}.columns", f"{tables}.weights.1", LEADING_AXIS),
+        Rule(f"{positions}.weight", f"{tables}.embedding.weight"),
     ]
     for layer in range(config.n_layers):
-        ours, theirs = (
-            f"{STACK}.blocks.{{i:{layer}}}.self_attention.sublayer",
-            f"{base}encoder.layers.{{i}}.attention",
+        block, theirs = (
+            f"{STACK}.blocks.{{i:{layer}}}",
+            f"{base}encoder.layers.{{i}}.attention.self_attention",
         )
-        names = KEYS[config.lsh.kind(layer)]
-        rules += [
-            Rule(f"{ours}.{mine}.weight", f"{theirs}.self_attention.{name}.weight") for mine, name in names
-        ]
-    if "lm" in config.chosen_heads:
-        # The reference adds no bias to its logits.
+        for name, key in KEYS[config.lsh.kind(layer)].items():
+            rules.append(Rule(f"{block}.self_attention.sublayer.{name}.weight", f"{theirs}.{key}.weight"))
+    if "lm" in config.chosen_heads:  # the reference does not add its bias to the logits
         rules.append(
-            Unused("lm_head.bias", like="lm_head.decoder.weight", make=lambda w: w.new_zeros(len(w)))
+            Unused("lm_head.bias", "lm_head.decoder.weight", lambda weight: weight.new_zeros(len(weight)))
         )
     return rules
 
@@ -152,7 +148,7 @@ FAMILY = Family(
             _save_positions,
         ),
         Entry(
-            {"is_decoder": (bool, False)},
+            {"is_decoder": (bool | None, None)},
             _load_shape,
             lambda config: {"is_decoder": config.shape == "decoder"},
         ),
