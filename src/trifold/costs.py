@@ -128,7 +128,8 @@ def _stack(config: ModelConfig, side: str, sized: ModelConfig) -> Iterator[Part]
     own = f"L·{_attention(sized, 'self')}" if config.latent is None else f"L·{_latent_attention(sized)}"
     if config.attention == "lsh":
         local = sum(config.lsh.kind(layer) == "local" for layer in range(blocks))
-        own = f"(L-M)·{_attention(sized, 'lsh')} + M·{attention[2:]}"
+        hashed = f"{'L' if not local else '(L-M)'}·{_attention(sized, 'lsh')}"
+        own = hashed if not local else attention if local == blocks else f"{hashed} + M·{attention[2:]}"
         yield _part(sized, f"{side} self-attention", own, L=blocks, M=local)
     else:
         yield _part(sized, f"{side} self-attention", own, L=blocks)

@@ -186,6 +186,20 @@ GEMMA2 = GEMMA | {"norm_placement": "sandwich", "sliding_window": 3, "window_pat
 GEMMA3 = GEMMA2 | {"qk_norm": "head", "rotary_local_theta": 100.0}
 T5GEMMA = GEMMA2 | {"shape": "encoder-decoder", "target_vocab_size": 40}
 EOS = {"heads": ("sequence",), "classifier_input": "eos", "classifier_transform": "tanh"}
+REFORMER = (
+    SIZES
+    | UNSCALED
+    | {"shape": "decoder", "residual": "reversible", "attention": "lsh", "tie_lm_head": False}
+)
+REFORMER |= {
+    "norm_placement": "pre",
+    "positions": "learned",
+    "attention_dropout": 0.2,
+    "activation_dropout": 0.1,
+}
+REFORMER |= {
+    "lsh": {"layers": ["local", "lsh"], "chunk": 3, "local_chunk": 6, "local_dropout": 0.3, "seed": 4}
+}
 NEW: list[tuple[str, dict[str, Any]]] = [
     ("bert", TEXT | {"n_token_types": 2}),
     ("roberta", TEXT | {"n_token_types": 1, "pad_id": 1, "position_offset": 2, "activation": "relu"}),
@@ -230,6 +244,13 @@ NEW: list[tuple[str, dict[str, Any]]] = [
     ("trifold", T5 | {"n_decoder_heads": 2}),
     ("trifold", T5 | {"attention_scale": None}),
     ("trifold", T5 | {"lm_head_bias": True}),
+    ("reformer", REFORMER),
+    (
+        "reformer",
+        REFORMER | {"shape": "encoder", "heads": ["lm"], "lsh": {"chunk": 4, "seed": 1, "hashes": 2}},
+    ),
+    ("trifold", REFORMER | {"positions": "rotary"}),
+    ("trifold", REFORMER | {"residual": "sequential"}),
 ]
 
 
@@ -245,6 +266,7 @@ REFERENCE_CLASSES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "t5gemma": "T5GemmaForConditionalGeneration",
+    "reformer": "ReformerModelWithLMHead",
 }
 
 
@@ -261,6 +283,8 @@ def test_a_new_model_is_saved_in_the_family_that_fits(
     if family == "trifold" or "lm" not in model.config.chosen_heads:
         return
     name = REFERENCE_CLASSES.get(family, "AutoModelForMaskedLM")
+    if values["shape"] == "encoder" and family == "reformer":
+        name = "ReformerForMaskedLM"
     reference, report = getattr(transformers, name).from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     tokens = torch.arange(5, 20)[None]

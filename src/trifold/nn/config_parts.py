@@ -81,9 +81,7 @@ class LSH(Settings):
     local_chunk: int = Field(64, gt=0, description="chunk of local layers")
     local_before: int = Field(1, ge=0, le=64, description="before of local layers")
     local_after: int = Field(0, ge=0, le=64, description="after of local layers")
-    local_dropout: float | None = Field(
-        None, ge=0, lt=1, description="on weights of local layers; default: attention_dropout"
-    )
+    local_dropout: float = Field(0.0, ge=0, lt=1, description="attention_dropout of local layers")
 
     def kind(self, layer: int) -> Literal["lsh", "local"]:
         """The kind of attention of that layer."""

@@ -50,7 +50,7 @@ class ChunkAttention(Attention):
         lsh = config.lsh
         self.multiple, self.shortest = math.lcm(*lsh.chunks), min(lsh.chunks)
         self.chunk, self.before, self.after = lsh.local_chunk, lsh.local_before, lsh.local_after
-        self.drop = Dropout(config.attention_dropout if lsh.local_dropout is None else lsh.local_dropout)
+        self.drop = Dropout(lsh.local_dropout)
 
     def weigh(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, cache: LayerCache | None
