@@ -16,7 +16,7 @@ from trifold.nn.cache import LayerCache, RunningSums
 from trifold.nn.config import ModelConfig
 from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout, Linear, new_norm
-from trifold.nn.masks import Mask
+from trifold.nn.masks import Mask, PairBias
 from trifold.nn.packing import Packing
 from trifold.nn.relative import SCORES, DisentangledScores, Distances, Relations, RelativeScores, ScoreBias
 from trifold.nn.rotary import Rotations
@@ -117,7 +117,13 @@ class Attention(nn.Module):
         return merged if mask.packing is None else mask.packing.flat(merged)
 
     def weigh(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, cache: LayerCache | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Mask,
+        bias: Tensor | PairBias | None,
+        cache: LayerCache | None,
     ) -> Tensor:
         """Equation 1 for all heads: q (B, H, T, D), k and v (B', H', S, D) -> (B, H, T, D)."""
         hooks = self if self.watched else None
@@ -129,8 +135,10 @@ class Attention(nn.Module):
         """x (B, T, E), or packed (1, N, E), -> queries, keys and values (B, H, T, D), with shared heads repeated."""
         return ops.share_keys(*self._projections(x, packing))
 
-    def queries_and_bias(self, q: Tensor, k: Tensor, bias: ScoreBias | None) -> tuple[Tensor, Tensor | None]:
-        """The scaled queries (B, H, T, D), and the bias of their scores with keys (B, H', S, D) as a tensor."""
+    def queries_and_bias(
+        self, q: Tensor, k: Tensor, bias: ScoreBias | None
+    ) -> tuple[Tensor, Tensor | PairBias | None]:
+        """The scaled queries (B, H, T, D), and the bias of their scores with keys (B, H', S, D)."""
         if isinstance(bias, Distances):
             assert isinstance(self.relative, DisentangledScores), "distances are for disentangled positions"
             bias = self.relative.scores(q, k, bias, self.q_proj, self.k_proj) * self.query_scale
