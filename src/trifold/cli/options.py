@@ -12,32 +12,36 @@ import typer
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+
+def argument(metavar: str, help: str, **more: Any) -> Any:
+    """The declaration of an argument; `more` are arguments of typer.Argument."""
+    return typer.Argument(metavar=metavar, help=help, **more)
+
+
+def value(metavar: str, help: str, *flags: str, **more: Any) -> Any:
+    """The declaration of an option with a value; `more` are arguments of typer.Option."""
+    return typer.Option(*flags, metavar=metavar, help=help, **more)
+
+
 Model: TypeAlias = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A run, a model folder, or a hub id.", show_default=False)
+    str, argument("MODEL", "A run, a model folder, or a hub id.", show_default=False)
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Device: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.", show_default="auto")
+    str | None, value("DEVICE", "auto, cpu, cuda, cuda:1 or mps.", show_default="auto")
 ]
 Dtype: TypeAlias = Annotated[
     Literal["float32", "bfloat16", "float16"], typer.Option(help="Precision of the computation.")
 ]
 Codec: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--tokenizer", metavar="FOLDER", help="Folder of the tokenizer.", show_default="that of the model"
-    ),
+    str | None, value("FOLDER", "Folder of the tokenizer.", show_default="that of the model")
 ]
 Weights: TypeAlias = Annotated[
     Literal["int8"] | None,
     typer.Option(help="Store matrices as int8: faster, slightly less exact.", show_default="as --dtype"),
 ]
-BatchSize: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="N", help="Texts per batch; default: by memory.", min=1)
-]
-Out: TypeAlias = Annotated[
-    Path | None, typer.Option("--out", metavar="FILE", help="Write the results to this file.")
-]
+BatchSize: TypeAlias = Annotated[int | None, value("N", "Texts per batch; default: by memory.", min=1)]
+Out: TypeAlias = Annotated[Path | None, value("FILE", "Write the results to this file.")]
 
 METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
 
