@@ -154,7 +154,8 @@ def run(
         sources, places = [one.text for one in batch], [one.place for one in batch]
         if generates:
             check_lengths(pipeline, sources, places, longest, remedy)
-            return generate_outputs(pipeline, sources, {}, progress, first + read, longest)
+            generation = {"on_done": progress, "first": first + read, "max_source": longest}
+            return generate_outputs(pipeline, sources, {}, **generation)
         return pipeline.predict(
             sources,
             [one.pair for one in batch if one.pair is not None] or None,
