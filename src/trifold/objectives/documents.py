@@ -35,10 +35,6 @@ from trifold.text.spans import Flags, Ids, example_rng
 Cut = Literal["pieces", "windows", "drop"]
 TEXTS = ("text", "pair", "words", "context", "question")  # the roles of texts in the rows of tasks
 PLACEHOLDER = "_"  # stands for a hidden token in samples, if the tokenizer has no mask token
-NO_MASK = (
-    "tokenizer.special: the tokenizer has no mask token; set tokenizer.special=[cls, sep, mask], or, for a "
-    "tokenizer.file, name a mask_token in the tokenizer_config.json next to it"
-)
 
 
 def describe_long(lengths: Ids, long: Flags, size: int, cut: Cut) -> Iterator[str]:
@@ -134,13 +130,17 @@ class DocumentObjective(Objective):
     """Base of objectives that corrupt chunks of documents.
 
     special: tokens added to each chunk. room: tokens of a chunk without them. is_special (V,): flags of the vocabulary.
+    reads_pairs: whether examples are pairs of texts.
     """
 
-    def __init__(
-        self, settings: Any, tokenizer: Tokenizer, width: int, special: SpecialTokens, cut: Cut = "pieces"
-    ) -> None:
-        self.settings, self.tokenizer, self.special, self.cut = settings, tokenizer, special, cut
-        self.is_special, self.room = special_flags(tokenizer), width - special.size
+    reads_pairs = False
+
+    def __init__(self, settings: Any, tokenizer: Tokenizer, width: int, cut: Cut = "pieces") -> None:
+        self.settings, self.tokenizer, self.cut = settings, tokenizer, cut
+        self.special = SpecialTokens.of(tokenizer, pair=self.reads_pairs)
+        if settings.append_eos:
+            self.special = SpecialTokens(after=np.array([tokenizer.required("eos")]))
+        self.is_special, self.room = special_flags(tokenizer), width - self.special.size
         if self.room < 1:
             raise SettingsError(
                 f"model.max_positions: {width} tokens leave no room for a text beside special tokens; raise it"
@@ -182,6 +182,16 @@ class DocumentObjectiveSettings(ObjectiveSettings):
     defaults = ENCODER
     append_eos: ClassVar[bool] = False
     redraws: ClassVar[bool] = False
+
+    @staticmethod
+    def required_mask(tokenizer: Tokenizer) -> int:
+        """The id of the mask token. Raises SettingsError if there is none."""
+        if tokenizer.mask_id is None:
+            raise SettingsError(
+                "tokenizer.special: the tokenizer has no mask token; set tokenizer.special=[cls, sep, mask], or, for a "
+                "tokenizer.file, name a mask_token in the tokenizer_config.json next to it"
+            )
+        return tokenizer.mask_id
 
     def create(self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut) -> DocumentObjective:
         """The objective, for a model that reads `width` tokens at once."""

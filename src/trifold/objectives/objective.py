@@ -45,7 +45,6 @@ ENCODER: Mapping[str, Mapping[str, Any]] = {
     "model": {"preset": "bert-base"},
     "tokenizer": {"special": ["cls", "sep", "mask"]},
 }
-UNUSED_KEYS = ("tokenizer.dropout", "tokenizer.dropout_epochs")  # without effect, except in translation
 
 # --- examples, batches, loss terms -----------------------------------------------------------------------
 
@@ -227,7 +226,7 @@ class ObjectiveSettings(Settings):
 
     data_kind: ClassVar[Literal["pairs", "table", "images", "documents", "parts"]] = "documents"
     command: ClassVar[str] = 'generate {folder} "your text"'
-    unused_keys: ClassVar[tuple[str, ...]] = UNUSED_KEYS
+    unused_keys: ClassVar[tuple[str, ...]] = ("tokenizer.dropout", "tokenizer.dropout_epochs")
     supports_cache: ClassVar[bool] = False
     shapes: ClassVar[tuple[Shape, ...]] = ("encoder-decoder",)
     heads: ClassVar[tuple[Head, ...]] = ("lm",)
