@@ -14,19 +14,13 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trifold.batches.plan import plan_all
 from trifold.data import DataSettings, Documents, Records, read_documents, read_records
 from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig
 from trifold.nn.config import Shape
 from trifold.objectives.evaluation import Sample
-from trifold.objectives.objective import (
-    ENCODER,
-    BuildContext,
-    Objective,
-    ObjectiveSettings,
-    TaskBundle,
-    plan_all,
-)
+from trifold.objectives.objective import ENCODER, BuildContext, Objective, ObjectiveSettings, TaskBundle
 from trifold.ragged import Chunks, Ragged, split_into_chunks
 from trifold.text import Tokenizer
 from trifold.text.annotation import AnnotatedTexts, annotate, count_unknown, special_flags
@@ -219,7 +213,7 @@ class DocumentObjectiveSettings(ObjectiveSettings):
         objective = self.create(tokenizer, config, context.width, context.data.cut)
         rows, valid_rows = (self._annotate(objective, documents, context) for documents in (train, valid))
         examples = objective.examples(valid_rows)
-        plan = plan_all(examples, context.batches)
+        plan = plan_all(examples.lengths, context.batches)
         if not any(objective.batch(examples, batch).tokens for batch in plan):  # every model would be perfect
             raise DataError(
                 f"{valid.report.name}: this validation text has no target tokens: documents are too short, have only "

@@ -150,14 +150,3 @@ class LabelledObjective(Objective):
             self.report(
                 f"{rows.report.name}: {number:,} {noun} not seen in training, counted as wrong: {listed}"
             )
-
-
-def text_width(context: BuildContext) -> int | None:
-    """The number of tokens that texts are truncated to; None if the recipe does not truncate."""
-    return context.width if context.batches.on_overflow == "truncate" else None
-
-
-def list_labels(context: BuildContext, noun: str, labels: Sequence[str]) -> None:
-    """Report the labels in one line."""
-    listed = ", ".join(f"{name:.40}" for name in labels)
-    context.report(shorten(f"{noun}: {listed}", 80, placeholder=f" … ({len(labels):,} {noun})"))

@@ -10,9 +10,10 @@ from __future__ import annotations
 import shlex
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import numpy as np
@@ -20,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trifold.batches import BatchSettings, plan_epoch
-from trifold.batches.plan import Plan
+from trifold.batches import BatchSettings
+from trifold.batches.plan import plan_all
 from trifold.data import DataSettings, Documents, Pairs, Records, read_splits
 from trifold.errors import DataError, SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
@@ -155,6 +156,11 @@ class BuildContext:
         """Largest number of tokens of a row: the recipe's limit, at most the model's positions."""
         return min(self.batches.max_length or self.model.max_positions, self.model.max_positions)
 
+    @property
+    def text_width(self) -> int | None:
+        """The number of tokens that texts are truncated to; None if the recipe does not truncate."""
+        return self.width if self.batches.on_overflow == "truncate" else None
+
     def require_data(self) -> None:
         """Raises SettingsError if the recipe has no training data or no validation data."""
         if self.data.train is None:
@@ -170,6 +176,11 @@ class BuildContext:
         self.report(str(train.report))
         self.report(str(valid.report))
         return train, valid
+
+    def report_labels(self, noun: str, labels: Sequence[str]) -> None:
+        """Report the labels in one line."""
+        listed = ", ".join(f"{name:.40}" for name in labels)
+        self.report(shorten(f"{noun}: {listed}", 80, placeholder=f" … ({len(labels):,} {noun})"))
 
     def load_or_train_tokenizer(
         self, texts: Callable[[], Iterable[str]], name: str = TOKENIZER_FILE, note: str = "", **save: Any
@@ -355,7 +366,7 @@ class Objective(ABC):
         """Evaluate a model in evaluation mode on rows and their examples; none is dropped or truncated."""
         sums: dict[str, Any] = defaultdict(int)
         device = next(model.parameters()).device
-        for chosen in plan_all(examples, context.batches):
+        for chosen in plan_all(examples.lengths, context.batches):
             context.poll()
             for name, value in self.measure(model, self.batch(examples, chosen).to(device)).items():
                 sums.setdefault(name, type(value)())
@@ -370,12 +381,6 @@ class Objective(ABC):
         """Write the tokenizers next to a model."""
         folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer.save(folder, **self.save_options)
-
-
-def plan_all(examples: Examples, settings: BatchSettings) -> Plan:
-    """A plan of all examples in order of length, without a limit of length."""
-    unlimited = settings.model_copy(update={"max_length": None, "on_overflow": "drop"})
-    return plan_epoch(examples.lengths, unlimited, seed=0, epoch=0, shuffle=False)
 
 
 def select_readable(
