@@ -40,7 +40,6 @@ from trifold.text.special_tokens import read_names
 TOKENIZER_FILE, TARGET_TOKENIZER_FILE = "tokenizer.json", "target_tokenizer.json"
 FILL_MASK = 'predict {folder} "a text with a {mask}"'  # command that uses a model
 Rows = TypeVar("Rows", Pairs, Documents, Records)
-Table = TypeVar("Table", Pairs, Records)
 # Defaults of a recipe that leaves the model to its task: a model of a published family.
 ENCODER: Mapping[str, Mapping[str, Any]] = {
     "model": {"preset": "bert-base"},
@@ -384,8 +383,8 @@ class Objective(ABC):
 
 
 def select_readable(
-    rows: Table, examples: Examples, context: BuildContext, noun: str, remedy: str = ""
-) -> Table:
+    rows: Rows, examples: Examples, context: BuildContext, noun: str, remedy: str = ""
+) -> Rows:
     """The validation rows whose examples fit the model's positions. Reports how many are left out."""
     positions, name = context.model.max_positions, rows.report.name
     fits = examples.lengths.max(axis=1) <= positions
