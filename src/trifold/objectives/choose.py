@@ -71,7 +71,7 @@ class ChooseSettings(LabelledSettings):
         texts = (text for first, choices in both for text in (first, *choices))
         tokenizer = context.load_or_train_tokenizer(lambda: texts)
         task = Choose(self, tokenizer, context.config_for(tokenizer), context.text_width, context.report)
-        return self.bundle(task, context, train, valid)
+        return task.bundle(context, train, valid)
 
 
 def number_labels(context: BuildContext, *sources: Records) -> None:

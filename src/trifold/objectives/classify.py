@@ -82,7 +82,7 @@ class ClassifySettings(LabelledSettings):
         config = config_with_labels(context, config, train, valid, self.label_separator)
         objective = Classify(self, tokenizer, config, context.text_width, context.report, pairs=bool(pairs))
         objective.weights = objective.class_weights(train)
-        return self.bundle(objective, context, train, valid)
+        return objective.bundle(context, train, valid)
 
 
 # --- examples, batches -----------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ class EmbedSettings(labelled.LabelledSettings):
         objective = Embed(self.model_copy(update=chosen), tokenizer, config, width, context.report)
         objective.roles, objective.gathers = roles, loss in ("ranking", "cosent")
         objective.top = float(max(1, *abs(read_numbers(train)))) if "label" in has else None
-        return self.bundle(objective, context, train, valid)
+        return objective.bundle(context, train, valid)
 
 
 def _read_rows(source: Source, data: DataSettings, split: str) -> Records:

@@ -58,15 +58,6 @@ class LabelledSettings(ObjectiveSettings):
             update["classifier_input"] = "last" if is_decoder else "pooler"
         return complete.model_copy(update=update)
 
-    def bundle(
-        self, objective: LabelledObjective, context: BuildContext, train: Records, valid: Records
-    ) -> TaskBundle:
-        """The objective and its rows, without validation rows that are too long for the model."""
-        if objective.width is None:
-            remedy, noun = ", or set batch.on_overflow=truncate", objective.row_name
-            valid = select_readable(valid, objective.examples(valid), context, noun, remedy)
-        return TaskBundle(objective, objective.config, train, valid)
-
 
 @dataclass(frozen=True)
 class TextExamples:
@@ -102,6 +93,13 @@ class LabelledObjective(Objective):
         self.settings, self.tokenizer, self.config = settings, tokenizer, config
         self.width, self.report = width, report
         self.numbers = {name: number for number, name in enumerate(config.labels)}
+
+    def bundle(self, context: BuildContext, train: Records, valid: Records) -> TaskBundle:
+        """The objective and its rows, without validation rows that are too long for the model."""
+        if self.width is None:
+            remedy = ", or set batch.on_overflow=truncate"
+            valid = select_readable(valid, self.examples(valid), context, self.row_name, remedy)
+        return TaskBundle(self, self.config, train, valid)
 
     def encode(
         self, rows: Records, texts: Sequence[str], pairs: Sequence[str] | None = None

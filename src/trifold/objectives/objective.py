@@ -66,9 +66,11 @@ class Batch:
         @property
         def tokens(self) -> int: ...
 
-    def to(self, device: torch.device) -> Self:
+    def to(self, device: torch.device, *, non_blocking: bool = True) -> Self:
         """A copy on another device."""
-        return replace(self, **{each.name: _move(getattr(self, each.name), device) for each in fields(self)})
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        movable = {name: x for name, x in values.items() if isinstance(x, Tensor | Inputs | Batch)}
+        return replace(self, **{n: x.to(device, non_blocking=non_blocking) for n, x in movable.items()})
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,6 @@ class InputBatch(Batch):
     inputs: Inputs
     labels: Tensor
     tokens: int
-
-
-def _move(value: Any, device: torch.device) -> Any:
-    options: Any = {"non_blocking": True} if isinstance(value, Tensor) else {}
-    return value.to(device, **options) if isinstance(value, Tensor | Inputs | Batch) else value
 
 
 def pack(

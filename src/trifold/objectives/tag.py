@@ -58,7 +58,7 @@ class TagSettings(LabelledSettings):
         config = _with_labels(context.config_for(tokenizer), train)
         context.report_labels("tags", config.labels)
         objective = Tag(self, tokenizer, config, context.text_width, context.report)
-        return self.bundle(objective, context, train, valid)
+        return objective.bundle(context, train, valid)
 
     def _read(self, source: Source, settings: DataSettings, split: str) -> Records:
         """Sentences with as many tags as words. Raises DataError for others, and for tags without a scheme."""
