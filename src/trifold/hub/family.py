@@ -6,8 +6,9 @@ fields that its classes fix, and the rules of its tensors. Shared ones are in ro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from trifold.errors import SettingsError
 from trifold.hub.generation import GENERATION_KEYS
 from trifold.hub.labels import labels_to_ours, labels_to_theirs
-from trifold.hub.rows import Entry, Fields
+from trifold.hub.rows import Entry, Fields, revise
 from trifold.hub.rules import AnyRule, Copy, Ignored, Renamed, Rule, Unused
 from trifold.hub.transforms import SAME, Transform, chain
 from trifold.nn import ModelConfig
@@ -62,6 +63,34 @@ class Family:
     ignored: str = ""
     n_labels: int = 2
     infer: Callable[[ModelConfig, Mapping[str, Tensor]], ModelConfig] | None = None
+
+    def related(
+        self,
+        model_type: str,
+        *entries: Entry,
+        stem: str = "",
+        classes: Mapping[str, Fields] | None = None,
+        constants: Fields | None = None,
+        rules: Callable[[ModelConfig], Sequence[AnyRule]] | None = None,
+        ignored: str | None = None,
+        without: str = "",
+        **defaults: Any,
+    ) -> Family:
+        """A family that is this one, except for what is given.
+
+        stem: by default `model_type` in camel case. constants: besides those of this family, or instead of some.
+        entries, without, defaults: as in `revise`.
+        """
+        return replace(
+            self,
+            model_type=model_type,
+            stem=stem or "".join(map(str.capitalize, re.split("[_-]", model_type))),
+            classes=self.classes if classes is None else classes,
+            entries=revise(self.entries, *entries, without=without, **defaults),
+            constants=self.constants | (constants or {}),
+            rules=rules or self.rules,
+            ignored=self.ignored if ignored is None else ignored,
+        )
 
     @cached_property
     def architectures(self) -> dict[str, Fields]:

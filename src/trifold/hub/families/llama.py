@@ -67,27 +67,22 @@ def check_width(config: ModelConfig) -> Fields:
     return {}
 
 
-LLAMA = Family(
-    model_type="llama",
-    stem="Llama",
-    classes=classes(),
-    entries=(*ENTRIES, fixed(rope_interleaved=False), Entry({}, save=check_width)),
-    constants=CONSTANTS,
+# What its relatives share, of which most have no bias in the feed-forward.
+BASE = Family("", "", classes(), ENTRIES, CONSTANTS, RULES)
+UNBIASED = BASE.related("", constants={"feed_forward_bias": False}, without="mlp_bias")
+LLAMA = BASE.related(
+    "llama",
+    fixed(rope_interleaved=False),
+    Entry({}, save=check_width),
     rules=by_head(RULES),
     ignored="is_llama_config max_sequence_length",
 )
-MISTRAL = replace(
-    LLAMA,
-    model_type="mistral",
-    stem="Mistral",
-    entries=revise(
-        ENTRIES,
-        row("sliding_window", "sliding_window", 4096, nullable=True),
-        fixed(attention_bias=False, mlp_bias=False),
-        **resized(kv_heads=8, inner=14336, positions=131072),
-    ),
-    constants=CONSTANTS | {"feed_forward_bias": False},
-    rules=RULES,
+MISTRAL = UNBIASED.related(
+    "mistral",
+    row("sliding_window", "sliding_window", 4096, nullable=True),
+    fixed(attention_bias=False, mlp_bias=False),
+    ignored=LLAMA.ignored,
+    **resized(kv_heads=8, inner=14336, positions=131072),
 )
 
 SIZES = sizes(
@@ -130,21 +125,15 @@ def gate_and_in(theirs: str) -> Callable[[ModelConfig, str], list[AnyRule]]:
     return lambda config, base: [Rule(ours, base + rule, interleaved(1, (1, 1)))]
 
 
-PHI3 = Family(
-    model_type="phi3",
-    stem="Phi3",
+PHI3 = UNBIASED.related(
+    "phi3",
+    row("resid_pdrop", "dropout", 0.0),
+    row("sliding_window", "sliding_window", None),
+    rope(part="partial_rotary_factor", share=1.0, original=4096, kinds=["longrope"]),
+    ids(pad=32000, bos=1, eos=32000),
+    fixed(attention_bias=False, mlp_bias=False, lm_head_bias=False),
     classes=classes("ForQuestionAnswering"),
-    entries=revise(
-        ENTRIES,
-        row("resid_pdrop", "dropout", 0.0),
-        row("sliding_window", "sliding_window", None),
-        rope(part="partial_rotary_factor", share=1.0, original=4096, kinds=["longrope"]),
-        ids(pad=32000, bos=1, eos=32000),
-        fixed(attention_bias=False, mlp_bias=False, lm_head_bias=False),
-        **resized(vocab=32064, width=3072, inner=8192, positions=4096),
-        rms_norm_eps=1e-5,
-    ),
-    constants=CONSTANTS | {"feed_forward_bias": False, "embedding_dropout": 0.0},
+    constants={"embedding_dropout": 0.0},
     rules=replace(
         RULES,
         names={ours.replace("q|k|v|o", "o"): theirs for ours, theirs in FUSED.items()},
@@ -154,6 +143,7 @@ PHI3 = Family(
     ),
     # `transformers` does not read them; auto_map names code, which is never loaded.
     ignored="auto_map embd_pdrop full_attn_mod interpolate_factor",
+    **resized(vocab=32064, width=3072, inner=8192, positions=4096, rms_norm_eps=1e-5),
 )
 
 # --- SmolLM 3 ------------------------------------------------------------------------------------------
@@ -168,24 +158,21 @@ def _load_rotary(file: Any, fields: Fields) -> Fields:
     return {"rotary_pattern": repeated(["rotary" if each else "none" for each in rotates[:layers]])}
 
 
-SMOLLM3 = replace(
-    LLAMA,
-    model_type="smollm3",
-    stem="SmolLM3",
-    entries=revise(
-        ENTRIES,
-        rope(base=2_000_000.0),
-        Entry(
-            {"no_rope_layers": (list[Literal[0, 1]] | None, None), "no_rope_layer_interval": (SIZE, 4)},
-            _load_rotary,
-            lambda config: {"no_rope_layers": [int(config.rotates(n)) for n in range(config.n_layers)]},
-        ),
-        windows(None, local=lambda file, f, n: f["rotary_pattern"][n % len(f["rotary_pattern"])] == "none"),
-        ids(pad=128004, bos=128000, eos=128001),
-        **resized(vocab=128256, width=2048, layers=36, heads=16, kv_heads=4, positions=32768),
-        tie_word_embeddings=True,
+SMOLLM3 = BASE.related(
+    "smollm3",
+    rope(base=2_000_000.0),
+    Entry(
+        {"no_rope_layers": (list[Literal[0, 1]] | None, None), "no_rope_layer_interval": (SIZE, 4)},
+        _load_rotary,
+        lambda config: {"no_rope_layers": [int(config.rotates(n)) for n in range(config.n_layers)]},
     ),
+    windows(None, local=lambda file, f, n: f["rotary_pattern"][n % len(f["rotary_pattern"])] == "none"),
+    ids(pad=128004, bos=128000, eos=128001),
+    stem="SmolLM3",
+    rules=LLAMA.rules,
     ignored="max_window_layers",  # `transformers` does not read it
+    tie_word_embeddings=True,
+    **resized(vocab=128256, width=2048, layers=36, heads=16, kv_heads=4, positions=32768),
 )
 
 # --- Granite -------------------------------------------------------------------------------------------
@@ -203,27 +190,22 @@ def _scale_of_scores(value: float, fields: Fields) -> float | None:
     return None if value == width**-0.5 else value
 
 
-GRANITE = replace(
-    LLAMA,
-    model_type="granite",
-    stem="Granite",
-    classes=classes("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
-    entries=revise(
-        ENTRIES,
-        row(
-            "embedding_multiplier",
-            "embedding_scale",
-            1.0,
-            load=lambda value, fields: None if value == 1 else value,
-            save=lambda value: value or 1.0,
-        ),
-        Entry(
-            row("attention_multiplier", "attention_scale", 1.0).keys,
-            lambda file, fields: {"attention_scale": _scale_of_scores(file.attention_multiplier, fields)},
-            lambda config: {"attention_multiplier": config.attention_scale or config.head_width**-0.5},
-        ),
-        row("residual_multiplier", "residual_scale", 1.0),
-        row("logits_scaling", "logits_scale", 1.0, load=lambda v, f: 1 / v, save=inverse),
+GRANITE = BASE.related(
+    "granite",
+    row(
+        "embedding_multiplier",
+        "embedding_scale",
+        1.0,
+        load=lambda value, fields: None if value == 1 else value,
+        save=lambda value: value or 1.0,
     ),
-    rules=RULES,
+    Entry(
+        row("attention_multiplier", "attention_scale", 1.0).keys,
+        lambda file, fields: {"attention_scale": _scale_of_scores(file.attention_multiplier, fields)},
+        lambda config: {"attention_multiplier": config.attention_scale or config.head_width**-0.5},
+    ),
+    row("residual_multiplier", "residual_scale", 1.0),
+    row("logits_scaling", "logits_scale", 1.0, load=lambda v, f: 1 / v, save=inverse),
+    classes=classes("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
+    ignored=LLAMA.ignored,
 )
