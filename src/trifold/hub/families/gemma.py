@@ -18,16 +18,10 @@ from trifold.hub.families import llama
 from trifold.hub.families.gpt import CLASSES, HEADS, classes
 from trifold.hub.family import LABELED, STACK, Family, TensorRules, in_layer, tied, with_defaults
 from trifold.hub.rope import layered_rope, windows
-from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, Id, ids, resized, revise, row, same
+from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, Id, ids, resized, row, same
 from trifold.hub.rules import AnyRule, Rule
 from trifold.nn import ModelConfig
 
-CONSTANTS = llama.CONSTANTS | {
-    "scale_embeddings": True,
-    "embedding_scale_rounded": True,
-    "norm_weight": "plus-one",
-    "feed_forward_bias": False,
-}
 CAUSAL = Entry({"use_bidirectional_attention": (Literal[False] | None, None)})
 # The first files have "gelu", but the model was trained with the approximation.
 GELU = {name: ours for name, ours in ACTIVATIONS.items() if name != "gelu"} | {"gelu": "gelu-tanh"}
@@ -40,23 +34,17 @@ def _check_activation(file: Any, fields: Fields) -> Fields:
     return {}
 
 
-GEMMA = Family(
-    model_type="gemma",
-    stem="Gemma",
+GEMMA = llama.UNBIASED.related(
+    "gemma",
+    row("hidden_act", "activation", "gelu_pytorch_tanh", map=GELU),
+    Entry({"hidden_activation": (str | None, None)}, _check_activation),
+    row("head_dim", "d_head", 256),
+    CAUSAL,
+    ids(pad=0, bos=2, eos=1),
     classes=classes("ForQuestionAnswering"),
-    entries=revise(
-        llama.ENTRIES,
-        row("hidden_act", "activation", "gelu_pytorch_tanh", map=GELU),
-        Entry({"hidden_activation": (str | None, None)}, _check_activation),
-        row("head_dim", "d_head", 256),
-        CAUSAL,
-        ids(pad=0, bos=2, eos=1),
-        without="mlp_bias",
-        **resized(vocab=256000, width=3072, inner=24576, layers=28, heads=16, kv_heads=16, positions=8192),
-        tie_word_embeddings=True,
-    ),
-    constants=CONSTANTS,
-    rules=llama.RULES,
+    constants={"scale_embeddings": True, "embedding_scale_rounded": True, "norm_weight": "plus-one"},
+    tie_word_embeddings=True,
+    **resized(vocab=256000, width=3072, inner=24576, layers=28, heads=16, kv_heads=16, positions=8192),
 )
 
 # --- Gemma 2 -------------------------------------------------------------------------------------------
@@ -81,25 +69,20 @@ LAYER = llama.LAYER | {
     "feed_forward.exit": "post_feedforward_layernorm",
     **llama.QK_NORMS,  # Gemma 3
 }
-GEMMA2 = replace(
-    GEMMA,
-    model_type="gemma2",
-    stem="Gemma2",
-    entries=revise(
-        GEMMA.entries,
-        row("hidden_activation", "activation", "gelu_pytorch_tanh", map=ACTIVATIONS),
-        SCALE,
-        row("attn_logit_softcapping", "score_soft_cap", 50.0, nullable=True),
-        row("final_logit_softcapping", "logit_soft_cap", 30.0, nullable=True),
-        # The pattern is not a key of this family.
-        replace(WINDOWS, keys=WINDOWS.keys | {"sliding_window_pattern": (Literal[2] | None, None)}),
-        Entry({}, save=llama.check_width),
-        without="hidden_act",
-        **resized(width=2304, inner=9216, layers=26, heads=8, kv_heads=4),
-    ),
-    constants=CONSTANTS | {"norm_placement": "sandwich"},
+GEMMA2 = GEMMA.related(
+    "gemma2",
+    row("hidden_activation", "activation", "gelu_pytorch_tanh", map=ACTIVATIONS),
+    SCALE,
+    row("attn_logit_softcapping", "score_soft_cap", 50.0, nullable=True),
+    row("final_logit_softcapping", "logit_soft_cap", 30.0, nullable=True),
+    # The pattern is not a key of this family.
+    replace(WINDOWS, keys=WINDOWS.keys | {"sliding_window_pattern": (Literal[2] | None, None)}),
+    Entry({}, save=llama.check_width),
+    constants={"norm_placement": "sandwich"},
     rules=replace(llama.RULES, names=AROUND | in_layer(".layers.{i}.", LAYER)),
     ignored="hidden_act sliding_window_size _attn_implementation",  # of older files; `transformers` does not read them
+    without="hidden_act",
+    **resized(width=2304, inner=9216, layers=26, heads=8, kv_heads=4),
 )
 
 # --- Gemma 3 -------------------------------------------------------------------------------------------
@@ -119,39 +102,30 @@ def _save_direction(config: ModelConfig) -> Fields:
     return {"use_bidirectional_attention": encodes, **both}
 
 
-GEMMA3 = replace(
-    GEMMA2,
-    model_type="gemma3_text",
+GEMMA3 = GEMMA2.related(
+    "gemma3_text",
+    layered_rope(1_000_000.0, 10_000.0),
+    windows(4096, every=6),
+    Entry({"use_bidirectional_attention": (bool | None, False)}, _load_direction, _save_direction),
+    Entry({"attn_logit_softcapping": (None, None)}),  # `transformers` does not read it
+    row("final_logit_softcapping", "logit_soft_cap", None),
     stem="Gemma3",
     classes={
         "ForCausalLM": CLASSES["ForCausalLM"],
         "TextModel": CLASSES["Model"],
         "TextForSequenceClassification": CLASSES["ForSequenceClassification"],
     },
-    entries=revise(
-        GEMMA2.entries,
-        layered_rope(1_000_000.0, 10_000.0),
-        windows(4096, every=6),
-        Entry({"use_bidirectional_attention": (bool | None, False)}, _load_direction, _save_direction),
-        Entry({"attn_logit_softcapping": (None, None)}),  # `transformers` does not read it
-        row("final_logit_softcapping", "logit_soft_cap", None),
-        **resized(vocab=262208, positions=131072),
-    ),
-    constants=GEMMA2.constants | {"qk_norm": "head", "shape": same("shape")},
+    constants={"qk_norm": "head", "shape": same("shape")},
     ignored="hidden_act _sliding_window_pattern",
+    **resized(vocab=262208, positions=131072),
 )
 
 # --- T5Gemma -------------------------------------------------------------------------------------------
 
-MODULE = replace(
-    GEMMA2,
-    model_type="t5_gemma_module",
-    stem="T5GemmaModule",
+MODULE = GEMMA2.related(
+    "t5_gemma_module",
     classes={"Model": {"heads": ()}},
-    entries=revise(
-        GEMMA2.entries,
-        without="attention_dropout classifier_dropout tie_word_embeddings use_bidirectional_attention",
-    ),
+    without="attention_dropout classifier_dropout tie_word_embeddings use_bidirectional_attention",
     # Those of the model apply, or follow from the rest.
     ignored="""
     attention_dropout classifier_dropout_rate cross_attention_hidden_size dropout_rate hidden_act tie_word_embeddings
