@@ -13,7 +13,7 @@ from typing import Any
 
 from trifold.errors import SettingsError
 from trifold.hub.family import Family, TensorRules, in_layer
-from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, ids, revise, row, rows, same, sizes, up_to
+from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, ids, resized, row, rows, same, sizes, up_to
 from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
 from trifold.nn.config_parts import MAX_LAYERS
@@ -123,15 +123,6 @@ def _load_positions(file: Any, fields: Fields) -> Fields:
     return {"position_offset": offset, "max_positions": size - offset}
 
 
-ENTRIES = revise(
-    BERT,
-    ids(1, 0, 2, padded=True),
-    Entry(
-        row("max_position_embeddings", "max_positions", 512).keys,
-        _load_positions,
-        lambda config: {"max_position_embeddings": config.max_positions + config.position_offset},
-    ),
-)
 ROBERTA_HEADS = {
     "lm_head.dense": "lm_head.dense",
     "lm_head.norm": "lm_head.layer_norm",
@@ -147,9 +138,14 @@ ROBERTA_RULES = replace(
     lm_bias="lm_head.bias",
     unused=".pooler.dense",
 )
-ROBERTA = Family(
-    model_type="roberta",
-    stem="Roberta",
+ROBERTA = FAMILY.related(
+    "roberta",
+    ids(1, 0, 2, padded=True),
+    Entry(
+        row("max_position_embeddings", "max_positions", 512).keys,
+        _load_positions,
+        lambda config: {"max_position_embeddings": config.max_positions + config.position_offset},
+    ),
     classes={
         "Model": {"heads": ("pooler",)},
         # The dense layer of the head always has this activation.
@@ -158,12 +154,12 @@ ROBERTA = Family(
         "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "tanh"},
         "ForMultipleChoice": CHOICE,
     },
-    entries=revise(ENTRIES, vocab_size=50265),
-    constants=TEXT_ENCODER,
     rules=ROBERTA_RULES,
+    ignored="",
+    vocab_size=50265,
 )
-CAMEMBERT = replace(ROBERTA, model_type="camembert", stem="Camembert", entries=ENTRIES)
-XLM_ROBERTA = replace(ROBERTA, model_type="xlm-roberta", stem="XLMRoberta", entries=ENTRIES)
+CAMEMBERT = ROBERTA.related("camembert", vocab_size=30522)
+XLM_ROBERTA = ROBERTA.related("xlm-roberta", stem="XLMRoberta", vocab_size=30522)
 
 # --- DistilBERT ----------------------------------------------------------------------------------------
 
@@ -283,31 +279,21 @@ def _rules(config: ModelConfig) -> list[AnyRule]:
     )(config)
 
 
-ALBERT = Family(
-    model_type="albert",
-    stem="Albert",
-    classes={name: fields for name, fields in CLASSES.items() if name != "ForNextSentencePrediction"},
-    entries=revise(
-        BERT,
-        Entry(
-            {key: (up_to(MAX_LAYERS), n) for key, n in COUNTS.items()},
-            _load_groups,
-            lambda config: dict(zip(COUNTS, groups_of(config), strict=True)),
-        ),
-        row("embedding_size", "d_embedding", 128, kind=up_to(2**20)),
-        row("classifier_dropout_prob", "classifier_dropout", 0.1, nullable=True),
-        ids(0, 2, 3, padded=True),
-        without="classifier_dropout",
-        vocab_size=30000,
-        hidden_size=4096,
-        num_attention_heads=64,
-        intermediate_size=16384,
-        hidden_act="gelu_new",
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
+ALBERT = FAMILY.related(
+    "albert",
+    Entry(
+        {key: (up_to(MAX_LAYERS), n) for key, n in COUNTS.items()},
+        _load_groups,
+        lambda config: dict(zip(COUNTS, groups_of(config), strict=True)),
     ),
-    constants=TEXT_ENCODER,
+    row("embedding_size", "d_embedding", 128, kind=up_to(2**20)),
+    row("classifier_dropout_prob", "classifier_dropout", 0.1, nullable=True),
+    ids(0, 2, 3, padded=True),
+    classes={name: fields for name, fields in CLASSES.items() if name != "ForNextSentencePrediction"},
     rules=_rules,
     # Of the first release; `transformers` does not read them.
     ignored="classifier_dropout down_scale_factor gap_size layers_to_keep net_structure_type num_memory_blocks",
+    without="classifier_dropout",
+    **resized(vocab=30000, width=4096, inner=16384, heads=64, hidden_act="gelu_new"),
+    **resized(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
 )

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from trifold.errors import SettingsError
 from trifold.hub.families import bert, llama
-from trifold.hub.families.bert import BERT, CLASSIFIERS, MASKED_LM, RULES, TEXT_ENCODER, block_names
+from trifold.hub.families.bert import CLASSIFIERS, MASKED_LM, RULES, block_names
 from trifold.hub.family import Family, TensorRules, in_layer
 from trifold.hub.rope import KINDS, LayeredRope, layer_types, layered_rope, load_windows
 from trifold.hub.rows import (
@@ -54,9 +54,12 @@ WIDTH = Entry(
     lambda config: {"embedding_size": config.embedding_width},
 )
 ELECTRA_CLASSES = ("sequence", "token", "span")
-ELECTRA = Family(
-    model_type="electra",
-    stem="Electra",
+ELECTRA = bert.FAMILY.related(
+    "electra",
+    WIDTH,
+    row("classifier_dropout", "classifier_dropout", None, heads=ELECTRA_CLASSES, explicit=False),
+    row("summary_last_dropout", "classifier_dropout", 0.1, heads=("choice",)),
+    fixed(summary_type="first", summary_use_proj=True, summary_activation="gelu"),
     classes={
         "ForPreTraining": {"heads": ("replaced",)},
         "Model": {"heads": ()},
@@ -66,15 +69,6 @@ ELECTRA = Family(
         "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "gelu"},
         "ForMultipleChoice": {"heads": ("choice",), "classifier_transform": "gelu"},
     },
-    entries=revise(
-        BERT,
-        WIDTH,
-        row("classifier_dropout", "classifier_dropout", None, heads=ELECTRA_CLASSES, explicit=False),
-        row("summary_last_dropout", "classifier_dropout", 0.1, heads=("choice",)),
-        fixed(summary_type="first", summary_use_proj=True, summary_activation="gelu"),
-        **resized(width=256, heads=4, inner=1024),
-    ),
-    constants=TEXT_ENCODER,
     rules=replace(
         RULES,
         prefix="electra",
@@ -95,6 +89,8 @@ ELECTRA = Family(
         generator_predictions.dense generator_predictions.LayerNorm
         """,
     ),
+    ignored="",
+    **resized(width=256, heads=4, inner=1024),
 )
 
 # --- MPNet ----------------------------------------------------------------------------------------------
@@ -103,17 +99,16 @@ MPNET_LAYER = block_names(
     "attention.attn.q attention.attn.k attention.attn.v attention.attn.o attention.LayerNorm",
     "intermediate.dense output.dense output.LayerNorm",
 )
-MPNET = replace(
-    bert.ROBERTA,
-    model_type="mpnet",
+MPNET = bert.ROBERTA.related(
+    "mpnet",
+    ids(1, 0, 2, padded=True),
+    fixed(pad_token_id=1),  # positions begin after 1 in any case
+    # The reference has tables of other sizes, but reads 32 rows.
+    fixed(relative_attention_num_buckets=32),
     stem="MPNet",
-    entries=(
-        *revise(bert.ROBERTA.entries, without="type_vocab_size classifier_dropout", vocab_size=30527),
-        fixed(pad_token_id=1),  # positions begin after 1 in any case
-        # The reference has tables of other sizes, but reads 32 rows.
-        fixed(relative_attention_num_buckets=32),
-    ),
-    constants=TEXT_ENCODER | {"positions": "relative", "learned_positions": True},
+    constants={"positions": "relative", "learned_positions": True},
+    without="type_vocab_size classifier_dropout",
+    vocab_size=30527,
     rules=replace(
         bert.ROBERTA_RULES,
         prefix="mpnet",
@@ -209,9 +204,20 @@ POSITIONS = Entry(
     _load_positions,
     _save_positions,
 )
-DEBERTA = Family(
-    model_type="deberta-v2",
-    stem="DebertaV2",
+DEBERTA = bert.FAMILY.related(
+    "deberta-v2",
+    row("type_vocab_size", "n_token_types", 0, kind=Annotated[int, Field(ge=0, le=2**16)]),
+    row("cls_dropout", "classifier_dropout", None, heads=("sequence", "choice"), explicit=False),
+    row("pooler_hidden_act", "pooler_activation", "gelu", map=ACTIVATIONS),
+    POSITIONS,
+    Entry(
+        {"tie_word_embeddings": (bool, True), "legacy": (bool, True)},
+        _load_head,
+        lambda config: {"tie_word_embeddings": config.tie_lm_head},
+    ),
+    repeats("embedding_size", "hidden_size"),
+    repeats("pooler_hidden_size", "hidden_size"),
+    fixed(conv_kernel_size=0, pooler_dropout=0.0),
     classes={
         "Model": {"heads": ()},
         "ForMaskedLM": MASKED_LM,
@@ -219,25 +225,6 @@ DEBERTA = Family(
         "ForSequenceClassification": {"heads": ("pooler", "sequence"), "classifier_input": "pooler"},
         "ForMultipleChoice": bert.CHOICE,
     },
-    entries=revise(
-        BERT,
-        row("type_vocab_size", "n_token_types", 0, kind=Annotated[int, Field(ge=0, le=2**16)]),
-        row("cls_dropout", "classifier_dropout", None, heads=("sequence", "choice"), explicit=False),
-        row("pooler_hidden_act", "pooler_activation", "gelu", map=ACTIVATIONS),
-        POSITIONS,
-        Entry(
-            {"tie_word_embeddings": (bool, True), "legacy": (bool, True)},
-            _load_head,
-            lambda config: {"tie_word_embeddings": config.tie_lm_head},
-        ),
-        repeats("embedding_size", "hidden_size"),
-        repeats("pooler_hidden_size", "hidden_size"),
-        fixed(conv_kernel_size=0, pooler_dropout=0.0),
-        without="classifier_dropout position_embedding_type",
-        **resized(vocab=128100, width=1536, layers=24, heads=24, inner=6144),
-        layer_norm_eps=1e-7,
-    ),
-    constants=TEXT_ENCODER,
     rules=replace(
         RULES,
         prefix="deberta",
@@ -249,6 +236,8 @@ DEBERTA = Family(
         unused=".embeddings.position_embeddings mask_predictions.{layer:dense|LayerNorm|classifier}",
     ),
     ignored="conv_act conv_groups",
+    without="classifier_dropout position_embedding_type",
+    **resized(vocab=128100, width=1536, layers=24, heads=24, inner=6144, layer_norm_eps=1e-7),
 )
 
 # --- ModernBERT ----------------------------------------------------------------------------------------
@@ -353,8 +342,12 @@ MODERNBERT = Family(
 # --- EuroBERT ------------------------------------------------------------------------------------------
 
 EURO_POOLINGS = {"late": "mean-logits", "mean": "mean", "bos": "first"}
-EUROBERT = Family(
-    model_type="eurobert",
+EUROBERT = llama.LLAMA.related(
+    "eurobert",
+    ids(128001, 128000, 128001, padded=True),
+    row("classifier_pooling", "classifier_input", "late", map=EURO_POOLINGS, heads=("sequence",)),
+    # Of the first release, whose code is not read.
+    fixed(clf_pooling="late", hidden_dropout=0.0, is_decoder=False),
     stem="EuroBert",
     classes={
         "ForMaskedLM": {"heads": ("lm",), "lm_head_bias": same("feed_forward_bias")},
@@ -362,17 +355,7 @@ EUROBERT = Family(
         "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "gelu"},
         "ForTokenClassification": {"heads": ("token",)},
     },
-    entries=revise(
-        llama.LLAMA.entries,
-        ids(128001, 128000, 128001, padded=True),
-        row("classifier_pooling", "classifier_input", "late", map=EURO_POOLINGS, heads=("sequence",)),
-        # Of the first release, whose code is not read.
-        fixed(clf_pooling="late", hidden_dropout=0.0, is_decoder=False),
-        without="classifier_dropout",
-        **resized(vocab=128256, width=768, inner=3072, layers=12, heads=12, positions=8192),
-        rms_norm_eps=1e-5,
-    ),
-    constants=llama.CONSTANTS | {"shape": "encoder"},
+    constants={"shape": "encoder"},
     rules=replace(
         llama.RULES,
         names={
@@ -383,4 +366,6 @@ EUROBERT = Family(
         },
     ),
     ignored="auto_map bos_token eos_token mask_token mask_token_id pad_token",
+    without="classifier_dropout",
+    **resized(vocab=128256, width=768, inner=3072, layers=12, heads=12, positions=8192, rms_norm_eps=1e-5),
 )
