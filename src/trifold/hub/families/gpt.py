@@ -18,7 +18,7 @@ from typing import Any
 from trifold.errors import SettingsError
 from trifold.hub.family import Family, TensorRules, in_layer
 from trifold.hub.rope import rope, window_fields
-from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, revise, row, rows, sizes
+from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, resized, revise, row, rows, sizes
 from trifold.hub.rules import Renamed
 from trifold.hub.transforms import SAME, TRANSPOSED, Transform, interleaved
 from trifold.nn import ModelConfig
@@ -126,38 +126,33 @@ GPT2 = Family(
     ignored=f"{GPT_IGNORED} reorder_and_upcast_attn",  # the same numbers, rounded later
 )
 
-BIGCODE = Family(
+BIGCODE = GPT2.related(
     "gpt_bigcode",
-    "GPTBigCode",
-    classes=classes("ForQuestionAnswering"),
-    entries=(
-        *revise(GPT, activation_function="gelu_pytorch_tanh"),
-        row("scale_attn_weights", "attention_scale", True, map=SCALED),
-        Entry(
-            {"multi_query": (bool, True)},
-            lambda file, fields: {"n_kv_heads": 1 if file.multi_query else None},
-            lambda config: {"multi_query": config.kv_heads == 1},
-        ),
+    Entry(
+        {"multi_query": (bool, True)},
+        lambda file, fields: {"n_kv_heads": 1 if file.multi_query else None},
+        lambda config: {"multi_query": config.kv_heads == 1},
     ),
-    constants=GPT2.constants,
+    stem="GPTBigCode",
+    classes=classes("ForQuestionAnswering"),
     rules=replace(RULES, split=grouped, matrix=SAME),
     # The precision of softmax, and the settings of an inference server.
     ignored=f"""
     {GPT_IGNORED} attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner max_batch_size
     max_sequence_length num_key_value_heads pad_key_length pre_allocate_kv_cache validate_runner_input
     """,
+    without="scale_attn_by_inverse_layer_idx",
+    activation_function="gelu_pytorch_tanh",
 )
 
 OPENAI_ACTIVATIONS = {"gelu": "gelu-tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
-OPENAI = Family(
+OPENAI = GPT2.related(
     "openai-gpt",
-    "OpenAIGPT",
+    ids(),
+    row("afn", "activation", "gelu", map=OPENAI_ACTIVATIONS),
+    stem="OpenAIGPT",
     classes=classes("ForTokenClassification", "ForQuestionAnswering", lm="LMHeadModel"),
-    entries=(
-        *revise(GPT, ids(), without="n_inner activation_function", vocab_size=40478, n_positions=512),
-        row("afn", "activation", "gelu", map=OPENAI_ACTIVATIONS),
-    ),
-    constants=GPT2.constants | {"norm_placement": "post", "d_ff": four_times},
+    constants={"norm_placement": "post", "d_ff": four_times},
     rules=replace(
         RULES,
         tokens=".tokens_embed",
@@ -166,6 +161,8 @@ OPENAI = Family(
         buffers=".h.{i}.attn.bias .position_ids",
     ),
     ignored=GPT_IGNORED,
+    without="n_inner activation_function scale_attn_weights scale_attn_by_inverse_layer_idx",
+    **resized(vocab=40478, n_positions=512),
 )
 
 # --- GPT-Neo -------------------------------------------------------------------------------------------
@@ -261,15 +258,8 @@ GPTJ = Family(
     entries=(
         *revise(
             GPT,
-            vocab_size=50400,
-            n_positions=2048,
-            n_embd=4096,
-            n_layer=28,
-            n_head=16,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            tie_word_embeddings=False,
+            **resized(vocab=50400, n_positions=2048, n_embd=4096, n_layer=28, n_head=16),
+            **resized(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, tie_word_embeddings=False),
         ),
         row("rotary_dim", "rotary_width", 64),
     ),
@@ -288,12 +278,11 @@ def _check_heads(file: Any, fields: Fields) -> Fields:
     return {}
 
 
-CODEGEN = replace(
-    GPTJ,
-    model_type="codegen",
+CODEGEN = GPTJ.related(
+    "codegen",
+    Entry({}, _check_heads),
     stem="CodeGen",
     classes=classes("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
-    entries=(*GPTJ.entries, Entry({}, _check_heads)),
     rules=replace(
         J_RULES,
         names={ours: theirs for ours, theirs in J_RULES.names.items() if "{p" not in ours},
