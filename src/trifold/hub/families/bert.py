@@ -167,8 +167,14 @@ DISTIL_LAYER = block_names(
     "attention.q_lin attention.k_lin attention.v_lin attention.out_lin sa_layer_norm",
     "ffn.lin1 ffn.lin2 output_layer_norm",
 )
-DISTILBERT = Family(
-    model_type="distilbert",
+DISTILBERT = FAMILY.related(
+    "distilbert",
+    row("dim", "d_model", 768),
+    row("hidden_dim", "d_ff", 3072),
+    *rows(n_layers=6, n_heads=12, dropout=0.1, attention_dropout=0.1),
+    row("activation", "activation", "gelu", map=ACTIVATIONS),
+    row("qa_dropout", "classifier_dropout", 0.1, heads=("span",)),
+    row("seq_classif_dropout", "classifier_dropout", 0.2, heads=("sequence", "choice")),
     stem="DistilBert",
     classes={
         "Model": {"heads": ()},
@@ -177,20 +183,7 @@ DISTILBERT = Family(
         "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "relu"},
         "ForMultipleChoice": {"heads": ("choice",), "classifier_transform": "relu"},
     },
-    entries=(
-        row("vocab_size", "vocab_size", 30522, kind=up_to(2**31)),
-        row("max_position_embeddings", "max_positions", 512),
-        row("dim", "d_model", 768),
-        row("hidden_dim", "d_ff", 3072),
-        *rows(n_layers=6, n_heads=12, dropout=0.1, attention_dropout=0.1),
-        row("activation", "activation", "gelu", map=ACTIVATIONS),
-        row("qa_dropout", "classifier_dropout", 0.1, heads=("span",)),
-        row("seq_classif_dropout", "classifier_dropout", 0.2, heads=("sequence", "choice")),
-        ids(0, padded=True),
-        row("tie_word_embeddings", "tie_lm_head", True),
-        ENCODER_ONLY,
-    ),
-    constants=TEXT_ENCODER | {"norm_epsilon": 1e-12},
+    constants={"norm_epsilon": 1e-12},
     rules=TensorRules(
         "distilbert",
         ".embeddings.word_embeddings",
@@ -206,6 +199,10 @@ DISTILBERT = Family(
         buffers=BUFFERS,
     ),
     ignored="sinusoidal_pos_embds tie_weights_",  # the table of positions is stored in any case
+    without="""
+    hidden_size intermediate_size num_hidden_layers num_attention_heads hidden_act hidden_dropout_prob layer_norm_eps
+    attention_probs_dropout_prob type_vocab_size classifier_dropout position_embedding_type
+    """,
 )
 
 # --- ALBERT --------------------------------------------------------------------------------------------

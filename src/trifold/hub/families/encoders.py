@@ -23,24 +23,9 @@ from pydantic import Field
 from trifold.errors import SettingsError
 from trifold.hub.families import bert, llama
 from trifold.hub.families.bert import CLASSIFIERS, MASKED_LM, RULES, block_names
-from trifold.hub.family import Family, TensorRules, in_layer
+from trifold.hub.family import TensorRules, in_layer
 from trifold.hub.rope import KINDS, LayeredRope, layer_types, layered_rope, load_windows
-from trifold.hub.rows import (
-    ACTIVATIONS,
-    SIZE,
-    Entry,
-    Fields,
-    fixed,
-    ids,
-    repeats,
-    resized,
-    revise,
-    row,
-    rows,
-    same,
-    sizes,
-    up_to,
-)
+from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, repeats, resized, row, rows, up_to
 from trifold.hub.rules import AnyRule, Ignored, Renamed
 from trifold.hub.transforms import interleaved
 from trifold.nn import ModelConfig
@@ -301,35 +286,27 @@ MODERN_RULES = TensorRules(
     more=llama.gate_and_in("Wi"),
     lm_head="decoder",
 )
-SIZES = sizes(vocab=50368, width=768, inner=1152, layers=22, heads=12, positions=8192, activation="gelu")
-MODERNBERT = Family(
-    model_type="modernbert",
+MODERNBERT = bert.FAMILY.related(
+    "modernbert",
+    row("hidden_activation", "activation", "gelu", map=ACTIVATIONS),
+    *rows(attention_bias=False, norm_bias=False, embedding_dropout=0.0, classifier_dropout=0.0),
+    row("norm_eps", "norm_epsilon", 1e-5),
+    row("mlp_bias", "feed_forward_bias", False),
+    row("mlp_dropout", "activation_dropout", 0.0),
+    row("decoder_bias", "lm_head_bias", True, heads=("lm",)),
+    row("classifier_bias", "transform_bias", False),
+    _transform("lm_head_transform", "lm"),
+    _transform("classifier_transform", "sequence", "choice"),
+    _transform("token_transform", "token", "span"),
+    row("classifier_pooling", "classifier_input", "cls", map=POOLINGS, heads=("sequence", "choice")),
+    # It would also apply to the outputs of attention, but not to those of the feed-forward.
+    fixed(attention_dropout=0.0),
+    MODERN_WINDOWS,
+    MODERN_ROPE,
+    ids(50283, 50281, 50282, padded=True),
     stem="ModernBert",
     classes=MODERN_CLASSES,
-    entries=(
-        *revise(SIZES, without="hidden_act"),
-        row("hidden_activation", "activation", "gelu", map=ACTIVATIONS),
-        *rows(attention_bias=False, norm_bias=False, embedding_dropout=0.0, classifier_dropout=0.0),
-        row("norm_eps", "norm_epsilon", 1e-5),
-        row("mlp_bias", "feed_forward_bias", False),
-        row("mlp_dropout", "activation_dropout", 0.0),
-        row("decoder_bias", "lm_head_bias", True, heads=("lm",)),
-        row("classifier_bias", "transform_bias", False),
-        _transform("lm_head_transform", "lm"),
-        _transform("classifier_transform", "sequence", "choice"),
-        _transform("token_transform", "token", "span"),
-        row("classifier_pooling", "classifier_input", "cls", map=POOLINGS, heads=("sequence", "choice")),
-        # It would also apply to the outputs of attention, but not to those of the feed-forward.
-        fixed(attention_dropout=0.0),
-        MODERN_WINDOWS,
-        MODERN_ROPE,
-        ids(50283, 50281, 50282, padded=True),
-        row("tie_word_embeddings", "tie_lm_head", True),
-        bert.ENCODER_ONLY,
-        fixed(position_embedding_type="absolute"),
-    ),
-    constants=bert.ENCODER
-    | {"positions": "rotary", "embedding_norm": True, "gated": True, "dropout": 0.0}
+    constants={"positions": "rotary", "gated": True, "dropout": 0.0}
     | {"norm_placement": "pre", "first_norm": False},
     rules=MODERN_RULES,
     # Of the kernels, the initial weights, the loss, and the tokenizer; another name of `norm_eps`.
@@ -337,6 +314,8 @@ MODERNBERT = Family(
     cls_token_id deterministic_flash_attn initializer_cutoff_factor layer_norm_eps reference_compile
     repad_logits_with_grad sep_token_id sparse_pred_ignore_index sparse_prediction
     """,
+    without="hidden_act hidden_dropout_prob attention_probs_dropout_prob layer_norm_eps type_vocab_size",
+    **resized(vocab=50368, inner=1152, layers=22, positions=8192),
 )
 
 # --- EuroBERT ------------------------------------------------------------------------------------------
@@ -350,7 +329,7 @@ EUROBERT = llama.LLAMA.related(
     fixed(clf_pooling="late", hidden_dropout=0.0, is_decoder=False),
     stem="EuroBert",
     classes={
-        "ForMaskedLM": {"heads": ("lm",), "lm_head_bias": same("feed_forward_bias")},
+        "ForMaskedLM": {"heads": ("lm",), "lm_head_bias": lambda fields: fields["feed_forward_bias"]},
         "Model": {"heads": ()},
         "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "gelu"},
         "ForTokenClassification": {"heads": ("token",)},

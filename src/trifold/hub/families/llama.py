@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from trifold.errors import SettingsError
+from trifold.hub.families import gpt
 from trifold.hub.families.gpt import COMMON, DECODER, HEADS, classes
 from trifold.hub.family import BLOCK, PART, Family, TensorRules, in_layer
 from trifold.hub.rope import repeated, rope, windows
@@ -89,22 +90,18 @@ SIZES = sizes(
     vocab=49152, width=3072, inner=12288, layers=30, heads=24, positions=4096, activation="gelu_pytorch_tanh"
 )
 CODER_LAYER = {"feed_forward.sublayer.in_proj": "mlp.c_fc", "feed_forward.sublayer.out_proj": "mlp.c_proj"}
-STARCODER2 = Family(
-    model_type="starcoder2",
-    stem="Starcoder2",
+STARCODER2 = gpt.BASE.related(
+    "starcoder2",
+    *SIZES,
+    *rows(norm_epsilon=1e-5, sliding_window=None, attention_dropout=0.0, embedding_dropout=0.0),
+    row("num_key_value_heads", "n_kv_heads", 2, nullable=True),
+    row("residual_dropout", "dropout", 0.0),
+    row("use_bias", "attention_bias", True),
+    fixed(mlp_type="default", norm_type="layer_norm"),
+    rope(),
+    ids(bos=50256, eos=50256),
     classes=classes("ForQuestionAnswering"),
-    entries=(
-        *SIZES,
-        *rows(norm_epsilon=1e-5, sliding_window=None, attention_dropout=0.0, embedding_dropout=0.0),
-        row("num_key_value_heads", "n_kv_heads", 2, nullable=True),
-        row("residual_dropout", "dropout", 0.0),
-        row("use_bias", "attention_bias", True),
-        fixed(mlp_type="default", norm_type="layer_norm"),
-        rope(),
-        ids(bos=50256, eos=50256),
-        *COMMON,
-    ),
-    constants=DECODER | {"feed_forward_bias": same("attention_bias")},
+    constants={"feed_forward_bias": same("attention_bias")},
     rules=replace(RULES, names=RULES.names | in_layer(".layers.{i}.", CODER_LAYER)),
     # Left over from the training program; `transformers` does not read them.
     ignored="""

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from trifold.hub.families import bart
+from trifold.hub.families import bart, gpt
 from trifold.hub.families.bart import BART, CLASSES, LAYER
-from trifold.hub.families.gpt import COMMON, DECODER, HEADS, classes
-from trifold.hub.family import STACK, Family, TensorRules, in_layer
+from trifold.hub.families.gpt import HEADS, classes
+from trifold.hub.family import STACK, TensorRules, in_layer
 from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, resized, revise, row, same, sizes
 from trifold.hub.rules import AnyRule, Computed, Rule, Zeros
 from trifold.nn import ModelConfig
@@ -124,36 +124,33 @@ def _rules(config: ModelConfig) -> list[AnyRule]:
     return rules(config)
 
 
-OPT = Family(
-    model_type="opt",
+OPT = gpt.BASE.related(
+    "opt",
+    *revise(
+        sizes(vocab=50272, width=768, inner=3072, layers=12, heads=12, positions=2048, activation="relu"),
+        without="intermediate_size hidden_act",
+    ),
+    row("ffn_dim", "d_ff", 3072),
+    row("activation_function", "activation", "relu", map=ACTIVATIONS),
+    row("dropout", "dropout", 0.1),
+    row("attention_dropout", "attention_dropout", 0.0),
+    row("enable_bias", "attention_bias", True),
+    Entry(
+        {
+            "do_layer_norm_before": (bool, True),
+            "_remove_final_layer_norm": (bool, False),
+            "word_embed_proj_dim": (SIZE | None, None),
+        },
+        _load_layers,
+        _save_layers,
+    ),
+    ids(pad=1, bos=2, eos=2),
+    fixed(layer_norm_elementwise_affine=True, layerdrop=0.0),
     stem="OPT",
     classes=classes("ForTokenClassification"),
-    entries=(
-        *revise(
-            sizes(vocab=50272, width=768, inner=3072, layers=12, heads=12, positions=2048, activation="relu"),
-            without="intermediate_size hidden_act",
-        ),
-        row("ffn_dim", "d_ff", 3072),
-        row("activation_function", "activation", "relu", map=ACTIVATIONS),
-        row("dropout", "dropout", 0.1),
-        row("attention_dropout", "attention_dropout", 0.0),
-        row("enable_bias", "attention_bias", True),
-        Entry(
-            {
-                "do_layer_norm_before": (bool, True),
-                "_remove_final_layer_norm": (bool, False),
-                "word_embed_proj_dim": (SIZE | None, None),
-            },
-            _load_layers,
-            _save_layers,
-        ),
-        ids(pad=1, bos=2, eos=2),
-        *revise(COMMON, without="classifier_dropout"),
-        fixed(layer_norm_elementwise_affine=True, layerdrop=0.0),
-    ),
-    constants=DECODER
-    | {"positions": "learned", "position_offset": 2, "norm_epsilon": 1e-5, "embedding_dropout": 0.0}
-    | {"feed_forward_bias": same("attention_bias")},
+    constants={"positions": "learned", "position_offset": 2, "norm_epsilon": 1e-5}
+    | {"embedding_dropout": 0.0, "feed_forward_bias": same("attention_bias")},
     rules=_rules,
     ignored="activation_dropout init_std",  # `transformers` does not read the first
+    without="classifier_dropout",
 )
