@@ -235,12 +235,12 @@ def name_of(value: Any, table: Mapping[Any, Any]) -> Any:
 # --- special tokens ------------------------------------------------------------------------------------
 
 Id = Annotated[int, Field(ge=0)]
+Ends = Id | Annotated[list[Id], Field(min_length=1)]
 
 
 def end(default: int) -> Entry:
     """The end token of a family that requires one. Of several, ModelConfig has the first; see `read_generation`."""
-    ends = Id | Annotated[list[Id], Field(min_length=1)]
-    return row("eos_token_id", "eos_id", default, kind=ends, load=lambda value, fields: _first(value))
+    return row("eos_token_id", "eos_id", default, kind=Ends, load=lambda value, fields: _first(value))
 
 
 def _first(ends: Any) -> Any:

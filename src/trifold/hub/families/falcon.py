@@ -6,14 +6,13 @@ BLOOM (Le Scao et al. 2022) has ALiBi and a norm on the embeddings.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from trifold.errors import SettingsError
 from trifold.hub.families import gpt
 from trifold.hub.families.gpt import HEADS, four_times, grouped
-from trifold.hub.family import MAX_POSITIONS, TensorRules, in_layer
+from trifold.hub.family import MAX_POSITIONS, TensorRules, in_layer, modules
 from trifold.hub.rope import rope
 from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, revise, row, same, sizes, up_to
 from trifold.hub.rules import AnyRule
@@ -73,6 +72,13 @@ LAYER = {
     "feed_forward.sublayer.in_proj": "mlp.dense_h_to_4h",
     "feed_forward.sublayer.out_proj": "mlp.dense_4h_to_h",
 }
+
+
+def _norms(config: ModelConfig, base: str) -> list[AnyRule]:
+    own = dict(zip(("self_attention.enter", "feed_forward.enter"), NORMS[config.residual], strict=False))
+    return modules(in_layer(f"{base}h.{{i}}.", own))
+
+
 RULES = TensorRules(
     "transformer",
     ".word_embeddings",
@@ -80,18 +86,9 @@ RULES = TensorRules(
     lm_head="lm_head",
     qkv=".h.{i}.self_attention.query_key_value",
     split=grouped,
+    more=_norms,
     buffers=".h.{i}.self_attention.{rotary:maybe_rotary|rotary_emb}.inv_freq",
 )
-
-
-def _with_norms(rules: TensorRules) -> Callable[[ModelConfig], list[AnyRule]]:
-    """The rules with the names of the norms, which depend on the wiring."""
-
-    def complete(config: ModelConfig) -> list[AnyRule]:
-        own = dict(zip(("self_attention.enter", "feed_forward.enter"), NORMS[config.residual], strict=False))
-        return replace(rules, names=rules.names | in_layer(".h.{i}.", own))(config)
-
-    return complete
 
 
 def renamed(key: str, old: str, field: str, default: int) -> Entry:
@@ -126,7 +123,7 @@ FAMILY = BASE.related(
     ),
     ids(bos=11, eos=11),
     constants={"feed_forward_bias": same("attention_bias")},
-    rules=_with_norms(RULES),
+    rules=RULES,
     ignored="auto_map",  # code that is older than the class in `transformers`; it is never loaded
 )
 
@@ -144,7 +141,7 @@ BLOOM = BASE.related(
     fixed(slow_but_exact=False),
     constants={"positions": "alibi", "embedding_norm": True, "attention_bias": True}
     | {"activation": "gelu-tanh", "d_ff": four_times},
-    rules=_with_norms(replace(RULES, names=RULES.names | EMBEDDING_NORM, buffers="")),
+    rules=replace(RULES, names=RULES.names | EMBEDDING_NORM, buffers=""),
     # Settings of the training program; `transformers` does not read them.
     ignored="""
     attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion n_inner offset_alibi skip_bias_add

@@ -9,16 +9,14 @@ EmbeddingGemma (Schechter Vera et al. 2025). T5Gemma (Zhang et al. 2025) is an e
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from trifold.errors import SettingsError
 from trifold.hub.families import llama
 from trifold.hub.families.gpt import CLASSES, HEADS, classes
 from trifold.hub.family import LABELED, STACK, Family, TensorRules, in_layer, tied, with_defaults
 from trifold.hub.rope import layered_rope, windows
-from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, Id, ids, resized, row, same
+from trifold.hub.rows import ACTIVATIONS, SIZE, Ends, Entry, Fields, ids, resized, row, same
 from trifold.hub.rules import AnyRule, Rule
 from trifold.nn import ModelConfig
 
@@ -225,7 +223,6 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
 
 
 ENCODER: Fields = {"shape": "encoder"}
-IDS_OF = Id | Annotated[list[Id], Field(min_length=1)] | None
 T5GEMMA = Family(
     model_type="t5gemma",
     stem="T5Gemma",
@@ -242,7 +239,7 @@ T5GEMMA = Family(
                 "is_encoder_decoder": (bool | None, None),
                 **dict.fromkeys(("encoder", "decoder"), (dict[str, Any] | None, None)),
                 "vocab_size": (SIZE, 256000),  # nothing reads it
-                **dict.fromkeys(IDS, (IDS_OF, None)),
+                **dict.fromkeys(IDS, (Ends | None, None)),
             },
             _load_stacks,
             _save_stacks,
