@@ -6,6 +6,7 @@ fields that its classes fix, and the rules of its tensors. Shared ones are in ro
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -173,6 +174,8 @@ NONE_MEANS: dict[str, Callable[[ModelConfig], Any]] = {
     "d_decoder_ff": lambda config: config.d_ff,
     "decoder_window": lambda config: config.sliding_window,
     "rotary_width": lambda config: config.head_width,
+    "attention_scale": lambda c: None if c.latent or c.position_terms else c.head_width**-0.5,
+    "embedding_scale": lambda config: math.sqrt(config.d_model) if config.scale_embeddings else 1.0,
     "attention_out_bias": lambda config: config.attention_bias,
     "heads": lambda config: ("lm",) if config.decoder_layers else (),
     "label_names": lambda config: tuple(f"LABEL_{number}" for number in range(config.n_labels)),

@@ -48,17 +48,6 @@ GEMMA = llama.UNBIASED.related(
 # --- Gemma 2 -------------------------------------------------------------------------------------------
 
 
-def _load_scale(file: Any, fields: Fields) -> Fields:
-    scalar = file.query_pre_attn_scalar
-    return {"attention_scale": None if scalar == fields["d_head"] else float(scalar**-0.5)}
-
-
-def _save_scale(config: ModelConfig) -> Fields:
-    scale = config.attention_scale
-    return {"query_pre_attn_scalar": config.head_width if scale is None else round(scale**-2)}
-
-
-SCALE = Entry({"query_pre_attn_scalar": (SIZE, 256)}, _load_scale, _save_scale)
 WINDOWS = windows(4096, every=2)
 AROUND = {f"{STACK}.final_norm": ".norm", **HEADS, "heads.token.out_proj": "score"}
 LAYER = llama.LAYER | {
@@ -70,7 +59,14 @@ LAYER = llama.LAYER | {
 GEMMA2 = GEMMA.related(
     "gemma2",
     row("hidden_activation", "activation", "gelu_pytorch_tanh", map=ACTIVATIONS),
-    SCALE,
+    row(
+        "query_pre_attn_scalar",
+        "attention_scale",
+        256,
+        kind=SIZE,
+        load=lambda scalar, fields: float(scalar**-0.5),
+        save=lambda scale: round(scale**-2),
+    ),
     row("attn_logit_softcapping", "score_soft_cap", 50.0, nullable=True),
     row("final_logit_softcapping", "logit_soft_cap", 30.0, nullable=True),
     # The pattern is not a key of this family.

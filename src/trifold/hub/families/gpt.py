@@ -115,7 +115,7 @@ RULES = TensorRules(
 )
 GPT2 = GPT.related(
     "gpt2",
-    row("scale_attn_weights", "attention_scale", True, map=SCALED),
+    row("scale_attn_weights", "attention_scale", True, map=SCALED, explicit=False),
     row("scale_attn_by_inverse_layer_idx", "attention_scale_by_layer", False),
     stem="GPT2",
     classes=classes(lm="LMHeadModel"),

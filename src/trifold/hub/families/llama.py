@@ -182,25 +182,10 @@ def inverse(number: float) -> float:
     return next((each for each in near if 1 / each == number), guess)
 
 
-def _scale_of_scores(value: float, fields: Fields) -> float | None:
-    width = fields["d_head"] or fields["d_model"] // fields["n_heads"]
-    return None if value == width**-0.5 else value
-
-
 GRANITE = BASE.related(
     "granite",
-    row(
-        "embedding_multiplier",
-        "embedding_scale",
-        1.0,
-        load=lambda value, fields: None if value == 1 else value,
-        save=lambda value: value or 1.0,
-    ),
-    Entry(
-        row("attention_multiplier", "attention_scale", 1.0).keys,
-        lambda file, fields: {"attention_scale": _scale_of_scores(file.attention_multiplier, fields)},
-        lambda config: {"attention_multiplier": config.attention_scale or config.head_width**-0.5},
-    ),
+    row("embedding_multiplier", "embedding_scale", 1.0),
+    row("attention_multiplier", "attention_scale", 1.0),
     row("residual_multiplier", "residual_scale", 1.0),
     row("logits_scaling", "logits_scale", 1.0, load=lambda v, f: 1 / v, save=inverse),
     classes=classes("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
