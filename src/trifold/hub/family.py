@@ -21,7 +21,7 @@ from trifold.hub.generation import GENERATION_KEYS
 from trifold.hub.labels import labels_to_ours, labels_to_theirs
 from trifold.hub.rows import Entry, Fields, revise
 from trifold.hub.rules import AnyRule, Copy, Ignored, Renamed, Rule, Unused
-from trifold.hub.transforms import SAME, Transform, chain
+from trifold.hub.transforms import SAME, Transform, chain, interleaved
 from trifold.nn import ModelConfig
 from trifold.nn.config import Head
 from trifold.settings import Settings
@@ -243,7 +243,8 @@ class TensorRules:
     tokens: their table of token embeddings.
     names: our other modules -> theirs.
     matrix: the transform of their matrices in blocks, if they are stored differently from ours.
-    qkv: their matrix of queries, keys and values in this `order`, if there is one; `split` takes it apart.
+    qkv: their matrix of queries, keys and values in this `order`, if there is one.
+    split: takes that matrix apart, by default into thirds.
     more: rules that depend on the config; its second argument is the beginning of their names below the prefix.
     lm_head: their output layer, unless `names` or `more` have it; tied, its weight is a copy of `tokens`.
     lm_bias: a tensor beside that layer: if tied, the bias, of which the layer's is a copy; if not, nothing reads it.
@@ -258,7 +259,7 @@ class TensorRules:
     matrix: Transform = SAME
     qkv: str = ""
     order: str = "qkv"
-    split: Callable[[ModelConfig], Transform] = lambda config: SAME
+    split: Callable[[ModelConfig], Transform] = lambda config: interleaved(1, (1, 1, 1))
     more: Callable[[ModelConfig, str], Sequence[AnyRule]] = lambda config, base: ()
     lm_head: str = ""
     lm_bias: str = ""

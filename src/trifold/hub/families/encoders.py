@@ -27,7 +27,6 @@ from trifold.hub.family import TensorRules, in_layer
 from trifold.hub.rope import KINDS, LayeredRope, layer_types, layered_rope, load_windows
 from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, repeats, resized, row, rows, up_to
 from trifold.hub.rules import AnyRule, Ignored, Renamed
-from trifold.hub.transforms import interleaved
 from trifold.nn import ModelConfig
 
 # --- ELECTRA --------------------------------------------------------------------------------------------
@@ -282,7 +281,6 @@ MODERN_RULES = TensorRules(
         f"{MODERN_HEADS}.out_proj": "classifier",
     },
     qkv=".layers.{i}.attn.Wqkv",
-    split=lambda config: interleaved(1, (1, 1, 1)),
     more=llama.gate_and_in("Wi"),
     lm_head="decoder",
 )

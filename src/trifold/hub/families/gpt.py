@@ -58,7 +58,7 @@ def grouped(config: ModelConfig) -> Transform:
 
 
 # Keys that every family has.
-COMMON: tuple[Entry, ...] = (
+COMMON = (
     row("tie_word_embeddings", "tie_lm_head", True),
     row("classifier_dropout", "classifier_dropout", None, otherwise=lambda fields: 0.1, heads=("token",)),
     fixed(is_encoder_decoder=False, add_cross_attention=False),
@@ -109,7 +109,6 @@ RULES = TensorRules(
     AROUND | in_layer(".h.{i}.", LAYER),
     lm_head="lm_head",
     qkv=".h.{i}.attn.c_attn",
-    split=lambda config: interleaved(1, (1, 1, 1)),
     matrix=TRANSPOSED,
     buffers=".h.{i}.attn.{buffer:bias|masked_bias}",
 )

@@ -16,26 +16,14 @@ from typing import Any, Literal
 
 from trifold.errors import SettingsError
 from trifold.hub.families import gpt
-from trifold.hub.families.gpt import COMMON, DECODER, HEADS, classes
-from trifold.hub.family import BLOCK, PART, Family, TensorRules, in_layer
+from trifold.hub.families.gpt import HEADS, classes
+from trifold.hub.family import BLOCK, PART, TensorRules, in_layer
 from trifold.hub.rope import repeated, rope, windows
-from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, resized, revise, row, rows, same, sizes
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, resized, row, rows, same, sizes
 from trifold.hub.rules import AnyRule, Rule
 from trifold.hub.transforms import interleaved
 from trifold.nn import ModelConfig
 
-ENTRIES = (
-    *sizes(vocab=32000, width=4096, inner=11008, layers=32, heads=32, positions=2048, activation="silu"),
-    row("num_key_value_heads", "n_kv_heads", None),
-    row("head_dim", "d_head", None, otherwise=lambda f: f["d_model"] // f["n_heads"]),
-    row("rms_norm_eps", "norm_epsilon", 1e-6),
-    *rows(attention_dropout=0.0, attention_bias=False),
-    row("mlp_bias", "feed_forward_bias", False),
-    rope(),
-    ids(bos=1, eos=2),
-    *revise(COMMON, tie_word_embeddings=False),
-)
-CONSTANTS = DECODER | {"norm": "rms", "gated": True, "dropout": 0.0}
 LAYER = {
     "self_attention.enter": "input_layernorm",
     "self_attention.sublayer.{p:q|k|v|o}_proj": "self_attn.{p}_proj",
@@ -69,7 +57,20 @@ def check_width(config: ModelConfig) -> Fields:
 
 
 # What its relatives share, of which most have no bias in the feed-forward.
-BASE = Family("", "", classes(), ENTRIES, CONSTANTS, RULES)
+BASE = gpt.BASE.related(
+    "",
+    *sizes(vocab=32000, width=4096, inner=11008, layers=32, heads=32, positions=2048, activation="silu"),
+    row("num_key_value_heads", "n_kv_heads", None),
+    row("head_dim", "d_head", None, otherwise=lambda f: f["d_model"] // f["n_heads"]),
+    row("rms_norm_eps", "norm_epsilon", 1e-6),
+    *rows(attention_dropout=0.0, attention_bias=False),
+    row("mlp_bias", "feed_forward_bias", False),
+    rope(),
+    ids(bos=1, eos=2),
+    constants={"norm": "rms", "gated": True, "dropout": 0.0},
+    rules=RULES,
+    tie_word_embeddings=False,
+)
 UNBIASED = BASE.related("", constants={"feed_forward_bias": False}, without="mlp_bias")
 LLAMA = BASE.related(
     "llama",
