@@ -165,6 +165,11 @@ class Family:
         return {name: value for name, value in changed.items() if getattr(one, name) != getattr(other, name)}
 
 
+def _scale_of_scores(config: ModelConfig) -> float:
+    rotary = 0 if config.latent is None else config.latent.d_rotary
+    return float(((config.head_width + rotary) * (1 + config.position_terms)) ** -0.5)
+
+
 # What None stands for in a field of ModelConfig.
 NONE_MEANS: dict[str, Callable[[ModelConfig], Any]] = {
     "n_decoder_layers": lambda config: config.n_layers,
@@ -174,7 +179,7 @@ NONE_MEANS: dict[str, Callable[[ModelConfig], Any]] = {
     "d_decoder_ff": lambda config: config.d_ff,
     "decoder_window": lambda config: config.sliding_window,
     "rotary_width": lambda config: config.head_width,
-    "attention_scale": lambda c: None if c.latent or c.position_terms else c.head_width**-0.5,
+    "attention_scale": _scale_of_scores,
     "embedding_scale": lambda config: math.sqrt(config.d_model) if config.scale_embeddings else 1.0,
     "attention_out_bias": lambda config: config.attention_bias,
     "heads": lambda config: ("lm",) if config.decoder_layers else (),

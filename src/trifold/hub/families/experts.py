@@ -249,7 +249,7 @@ DEEPSEEK_V3 = UNBIASED.related(
         d_rotary=("qk_rope_head_dim", 64),
         d_value=("v_head_dim", 128),
     ),
-    Entry(ROPE.keys, _load_deepseek, _save_deepseek),
+    Entry(ROPE.keys, _load_deepseek, _save_deepseek, explicit=False),
     repeats("num_key_value_heads", "num_attention_heads", 128),
     ids(bos=0, eos=1),
     fixed(scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1),
