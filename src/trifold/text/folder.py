@@ -17,7 +17,7 @@ from trifold.text.chat import read_templates
 from trifold.text.classes import CLASS_OF_MODEL, CLASSES, TokenizerClass, unknown_sentencepiece
 from trifold.text.patterns import PatternGuard
 from trifold.text.segmenters import read_bertweet, read_m2m, read_marian
-from trifold.text.special_tokens import Names, added_tokens, names_of, new_tokens, merge_files, read_optional
+from trifold.text.special_tokens import Names, added_tokens, merge_files, names_of, new_tokens, read_optional
 from trifold.text.templates import bos_and_eos
 from trifold.text.tokenizer import TOKEN_TYPES, Tokenizer
 from trifold.text.validation import is_panic, read_library
