@@ -32,6 +32,14 @@ CLASSIFIERS: dict[str, Fields] = {
     "ForQuestionAnswering": {"heads": ("span",)},
 }
 CHOICE: Fields = {"heads": ("pooler", "choice"), "classifier_input": "pooler"}
+
+
+def classes(**other: Fields) -> dict[str, Fields]:
+    """The classes of a family without next sentences, of which some are `other`."""
+    common = {"Model": {"heads": ()}, "ForMaskedLM": MASKED_LM, **CLASSIFIERS, "ForMultipleChoice": CHOICE}
+    return common | other
+
+
 EMBEDDINGS = {
     "encoder_embeddings.positions": ".embeddings.position_embeddings",
     "encoder_embeddings.token_types": ".embeddings.token_type_embeddings",
@@ -146,14 +154,12 @@ ROBERTA = FAMILY.related(
         _load_positions,
         lambda config: {"max_position_embeddings": config.max_positions + config.position_offset},
     ),
-    classes={
-        "Model": {"heads": ("pooler",)},
+    classes=classes(
+        Model={"heads": ("pooler",)},
         # The dense layer of the head always has this activation.
-        "ForMaskedLM": MASKED_LM | {"lm_head_transform": "gelu"},
-        **CLASSIFIERS,
-        "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "tanh"},
-        "ForMultipleChoice": CHOICE,
-    },
+        ForMaskedLM=MASKED_LM | {"lm_head_transform": "gelu"},
+        ForSequenceClassification={"heads": ("sequence",), "classifier_transform": "tanh"},
+    ),
     rules=ROBERTA_RULES,
     ignored="",
     vocab_size=50265,
@@ -176,13 +182,10 @@ DISTILBERT = FAMILY.related(
     row("qa_dropout", "classifier_dropout", 0.1, heads=("span",)),
     row("seq_classif_dropout", "classifier_dropout", 0.2, heads=("sequence", "choice")),
     stem="DistilBert",
-    classes={
-        "Model": {"heads": ()},
-        "ForMaskedLM": MASKED_LM,
-        **CLASSIFIERS,
-        "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "relu"},
-        "ForMultipleChoice": {"heads": ("choice",), "classifier_transform": "relu"},
-    },
+    classes=classes(
+        ForSequenceClassification={"heads": ("sequence",), "classifier_transform": "relu"},
+        ForMultipleChoice={"heads": ("choice",), "classifier_transform": "relu"},
+    ),
     constants={"norm_epsilon": 1e-12},
     rules=TensorRules(
         "distilbert",

@@ -202,13 +202,7 @@ DEBERTA = bert.FAMILY.related(
     repeats("embedding_size", "hidden_size"),
     repeats("pooler_hidden_size", "hidden_size"),
     fixed(conv_kernel_size=0, pooler_dropout=0.0),
-    classes={
-        "Model": {"heads": ()},
-        "ForMaskedLM": MASKED_LM,
-        **CLASSIFIERS,
-        "ForSequenceClassification": {"heads": ("pooler", "sequence"), "classifier_input": "pooler"},
-        "ForMultipleChoice": bert.CHOICE,
-    },
+    classes=bert.classes(ForSequenceClassification=bert.CLASSES["ForSequenceClassification"]),
     rules=replace(
         RULES,
         prefix="deberta",
