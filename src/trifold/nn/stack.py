@@ -11,6 +11,7 @@ from dataclasses import replace
 from operator import call
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from trifold.nn import ops
@@ -25,6 +26,7 @@ from trifold.nn.linear_attention import KernelAttention, LowRankAttention
 from trifold.nn.masks import Mask
 from trifold.nn.relative import OFFSETS, ScoreBias
 from trifold.nn.rotary import Rotary, Rotations
+from trifold.nn.spans import SpanAttention, Spans
 
 
 class LayerInputs(NamedTuple):
@@ -53,6 +55,7 @@ ATTENTIONS: dict[str, Callable[..., nn.Module]] = {
     "elu": KernelAttention,
     "favor": KernelAttention,
     "low-rank": LowRankAttention,
+    "spans": SpanAttention,
 }
 
 
@@ -139,6 +142,7 @@ class Stack(nn.Module):
         self.states = nn.ModuleList(HookPoint("state") for _ in self.order)
         self.final_norm = new_norm(config) if config.has_final_norm(side) else nn.Identity()
         self.has_sums = config.attention in ("elu", "favor")
+        self.span_keys = config.span_keys if config.attention == "spans" else 0
         self.windows = [config.window(layer) for layer in range(len(self.order))]
         self.rotates = [config.rotates(layer) for layer in range(len(self.order))]
         self.rotary = Rotary(config) if config.positions == "rotary" else None
@@ -163,6 +167,8 @@ class Stack(nn.Module):
 
         positions: (B or 1, T), by default those of the mask. segments: (B, T), if scores depend on them.
         """
+        if self.span_keys:
+            return self._run_with_spans(x, mask, cache)
         queries = x.shape[1] if mask.packing is None else mask.packing.shape[1]
         bias = None if self.offsets is None else self.offsets(mask, queries, x.device, segments)
         if self.rotary is not None and positions is None:
@@ -174,6 +180,18 @@ class Stack(nn.Module):
         inputs = LayerInputs(mask, memory, memory_mask, bias, rotary, local_rotary)
         return self.run_layers(x, inputs) if cache is None else ops.decoding_step(self, x, inputs, cache)
 
+    def _run_with_spans(self, x: Tensor, mask: Mask, cache: Cache | None) -> Tensor:
+        """The layers, with the states of spans after x (B, T, E). A cache stores x only: every step computes all layers
+        again, because a new token is the last one of other spans in each row.
+        """
+        new = x.shape[1]
+        if cache is not None:
+            x = cache.layers[0].own.update(x[:, None], x[:, None, :, :0])[0][:, 0]
+        inputs = LayerInputs(Spans.mask(mask, x, self.span_keys))
+        spans = inputs.mask.spans
+        assert spans is not None
+        return spans.tokens(self.run_layers(spans.rows(x), inputs))[:, -new:]
+
     def run_layers(self, x: Tensor, inputs: LayerInputs, cache: Cache | None = None) -> Tensor:
         """One block after the other, then the final norm: x (B, T, E) -> (B, T, E)."""
         caches: Sequence[LayerCache | None] = [None] * len(self.order)
@@ -183,7 +201,11 @@ class Stack(nn.Module):
         for number, own, state, layer_cache in zip(
             self.order, self._layer_inputs(inputs), self.states, caches, strict=True
         ):
-            x = state(self.run_block(self.blocks[number], x, own, layer_cache))
+            x = self.run_block(self.blocks[number], x, own, layer_cache)
+            if (spans := own.mask.spans) is None:
+                x = state(x)
+            elif state.watched:
+                x = torch.cat((spans.rows(state(spans.tokens(x)))[:, : spans.starts[1]], x[:, spans.starts[1] :]), 1)
         return self.final_norm(x)
 
     def _layer_inputs(self, inputs: LayerInputs) -> list[LayerInputs]:
