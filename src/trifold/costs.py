@@ -21,6 +21,7 @@ from math import prod
 from typing import NamedTuple
 
 from trifold.nn.config import ModelConfig
+from trifold.nn.spans import LEVELS, level_starts
 
 SINUSOIDAL = ("sinusoidal", "sinusoidal-halves", "sinusoidal-tensor2tensor")
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
@@ -159,6 +160,10 @@ def _attention(config: ModelConfig, kind: str = "cross") -> str:
         terms.append("H")
     if config.attention == "low-rank" and kind == "self":
         terms.append(f"2·{config.rank}·P")
+    if config.attention == "spans":
+        terms.append(f"{(1 if config.shape == 'decoder' else 2) * (LEVELS + 1) * (config.span_keys + 2)}·H")
+    if config.global_projections and kind == "self":
+        terms.append("3·E·H·D" + (" + 3·H·D" if config.attention_bias else ""))
     return f"({' + '.join(terms)})" if len(terms) > 1 else terms[0]
 
 
@@ -257,7 +262,7 @@ def forward_flops(config: ModelConfig, source_length: int, target_length: int) -
     """
     lengths = {"encoder": source_length, "decoder": target_length}
     elements = dict.fromkeys(lengths, 0) | {
-        side: _layer_elements(sized, lengths[side]) + _embedding_elements(config)
+        side: _layer_elements(sized, lengths[side], side) + _embedding_elements(config)
         for side, sized in config.stacks.items()
     }
     if config.shape == "encoder-decoder":
@@ -299,17 +304,35 @@ def feed_forward_elements(config: ModelConfig, layer: int) -> int:
     return matrices * width + config.d_model * experts.count
 
 
-def _layer_elements(config: ModelConfig, keys: int) -> int:
+def keys_read(config: ModelConfig, layer: int, keys: int, side: str) -> int:
+    """How many of the keys a query reads in self-attention at most, without global tokens, which are few."""
+    if (blocks := config.sparse_blocks) is not None and side == "encoder":
+        return min(keys, (5 + blocks.random) * blocks.size)
+    if (segments := config.segments) is not None:
+        return min(keys, segments.size + segments.reach)
+    if config.attention == "spans":  # itself, k of each level and side; and each token is read once by each level
+        levels = len(level_starts(keys, config.span_keys)) - 1
+        return min(keys, (2 if side == "encoder" else 1) * levels * config.span_keys + 1) + levels - 1
+    window = config.window(layer) or keys
+    return min(keys, 2 * window - 1 if side == "encoder" else window)
+
+
+def _layer_elements(config: ModelConfig, keys: int, side: str) -> int:
     """Elements of the matrices that a token passes in all layers of a stack, without cross-attention."""
+    read = sum(keys_read(config, layer, keys, side) for layer in range(config.n_layers))
     feed_forward = sum(feed_forward_elements(config, layer) for layer in range(config.n_layers))
     # Relative scores: there are twice as many distances as keys.
-    scores = _per_key(config) * keys * (2 if config.positions == "relative-sinusoidal" else 1)
+    scores = _per_key(config) * read * (2 if config.positions == "relative-sinusoidal" else 1)
     # Disentangled scores: products of queries, and of keys, with the vectors of at most so many distances. Each batch
     # projects these vectors once, which is not counted.
     distances = min(2 * keys - 1, config.relative_buckets)
-    scores += config.position_terms * config.n_heads * config.head_width * distances
-    scores = scores if config.attention == "softmax" else _linear_attention(config)
-    return config.n_layers * (attention_matrices(config) + scores) + feed_forward
+    scores += config.n_layers * config.position_terms * config.n_heads * config.head_width * distances
+    matrices = config.n_layers * attention_matrices(config) + feed_forward
+    if config.attention == "spans":
+        matrices = matrices * level_starts(keys, config.span_keys)[-1] // keys
+    elif config.attention != "softmax":
+        scores = config.n_layers * _linear_attention(config)
+    return matrices + scores
 
 
 def _linear_attention(config: ModelConfig) -> int:
@@ -346,7 +369,9 @@ def cached_elements(config: ModelConfig, tokens: int = 1) -> int:
     if config.attention in ("elu", "favor"):
         features = config.n_features if config.attention == "favor" else config.head_width
         return config.decoder_layers * sized.n_heads * features * (sized.head_width + 1)
-    kept = sum(min(tokens, sized.window(layer) or tokens) for layer in layers)
+    if config.attention == "spans":  # the inputs of the stack
+        return tokens * config.d_model
+    kept = sum(keys_read(sized, layer, tokens, "decoder") for layer in layers)
     each = 2 * sized.kv_heads * sized.head_width
     return kept * (each if config.latent is None else config.latent.width + config.latent.d_rotary)
 

@@ -73,8 +73,9 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | 
     queries, keys = q.shape[2], k.shape[2]
     if bias is not None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.additive(queries, keys, q, bias))
-    windowed = mask.window is not None and mask.window < keys
-    is_causal = mask.causal and mask.keys is None and queries == keys and not windowed
+    rules = mask.keys, mask.table, mask.segment, mask.blocks
+    is_restricted = (mask.window or keys) < keys or any(rule is not None for rule in rules)
+    is_causal = mask.causal and queries == keys and not is_restricted
     allowed = None if is_causal else mask.dense(queries, keys, q.device)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=is_causal)
 
@@ -92,6 +93,7 @@ def supports_attend_one_query(q: Tensor, k: Tensor, mask: Mask) -> bool:
         and k.dtype in DTYPES
         and mask.packing is None
         and (mask.window is None or mask.keys is None)
+        and mask.segment is None
         and compiled_interpreter() is not None
     )
 
@@ -211,7 +213,7 @@ def attention(
 
 def _supports_packed(layer: Attention, x: Tensor, mask: Mask) -> bool:
     """Whether `packed_attention` supports this layer and these rows."""
-    if mask.packing is None or mask.window is not None or layer.watched or layer.drop.active:
+    if mask.packing is None or mask.is_local or layer.watched or layer.drop.active:
         return False
     if type(layer) is not Attention or layer.q_norm is not None or layer.sinks is not None:
         return False

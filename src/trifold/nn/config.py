@@ -14,7 +14,7 @@ from typing import Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from trifold.nn.config_checks import first_problem
-from trifold.nn.config_parts import MAX_LAYERS, Experts, Latent, RotaryScaling
+from trifold.nn.config_parts import MAX_LAYERS, Experts, Latent, RotaryScaling, Segments, SparseBlocks
 from trifold.settings import Settings
 
 Shape = Literal["encoder-decoder", "encoder", "decoder"]
@@ -163,6 +163,14 @@ class ModelConfig(Settings):
     decoder_window: int | None = Field(
         None, gt=0, description="sliding_window of the decoder; default: sliding_window"
     )
+    global_tokens: Literal["none", "first", "question"] = Field(
+        "none",
+        description="tokens of an encoder that attend to all and that all attend to, beside the window: the first, "
+        "or those before the first end-of-sentence token",
+    )
+    global_projections: bool = Field(False, description="global tokens have projections of their own")
+    sparse_blocks: SparseBlocks | None = Field(None, description="encoder: attention to a few blocks of keys")
+    segments: Segments | None = Field(None, description="decoder: segment recurrence")
     window_pattern: tuple[Literal["local", "global"], ...] = Field(
         ("local",), strict=False, min_length=1, description="layers with and without the window, repeated"
     )
@@ -324,6 +332,8 @@ class ModelConfig(Settings):
                 "n_heads": self.n_decoder_heads or self.n_heads,
                 "d_ff": self.d_decoder_ff or self.d_ff,
                 "sliding_window": self.decoder_window or self.sliding_window,
+                "global_projections": False,
+                "sparse_blocks": None,
             }
         )
 

@@ -97,6 +97,33 @@ def _linear_attention(config: ModelConfig) -> Iterator[str]:
             yield f"attention: {config.attention} excludes {key}"
 
 
+def _sparse_attention(config: ModelConfig) -> Iterator[str]:
+    if config.global_tokens != "none" and config.sliding_window is None:
+        yield "global_tokens need sliding_window, the number of keys of the other tokens"
+    if config.global_tokens == "none" and config.global_projections:
+        yield "global_projections need global_tokens: first or question"
+    for key, shapes in (
+        ("global_projections", "encoder or encoder-decoder"),
+        ("sparse_blocks", "encoder or encoder-decoder"),
+        ("segments", "decoder"),
+    ):
+        if not getattr(config, key):
+            continue
+        if config.shape not in shapes.split(" or "):
+            yield f"{key} needs shape: {shapes}, not {config.shape}"
+        if config.attention != "softmax" or config.latent is not None:
+            yield f"{key} excludes latent and attention: {config.attention}"
+        if config.kv_heads != config.n_heads:
+            yield f"{key} excludes n_kv_heads"
+    if config.sparse_blocks is not None and config.sliding_window is not None:
+        yield "sparse_blocks excludes sliding_window"
+    if config.segments is not None:
+        if config.positions not in ("relative-sinusoidal", "none"):
+            yield f"segments needs positions: relative-sinusoidal or none, not {config.positions}"
+        if config.sliding_window is not None or config.residual != "sequential":
+            yield "segments excludes sliding_window and parallel residuals"
+
+
 def _latent(config: ModelConfig) -> Iterator[str]:
     if config.latent is None:
         return
@@ -238,5 +265,5 @@ def _heads(config: ModelConfig) -> Iterator[str]:
 
 
 _CHECKS: tuple[Callable[[ModelConfig], Iterator[str]], ...] = (
-    *(_sizes, _layers, _experts, _linear_attention, _latent, _positions, _images, _heads),
+    *(_sizes, _layers, _experts, _linear_attention, _sparse_attention, _latent, _positions, _images, _heads),
 )

@@ -225,8 +225,8 @@ class Blocks:
     def of(
         cls, keys: Tensor | None, tokens: int, size: int, heads: int, random: int, *, seed: int, repeat: bool
     ) -> Blocks:
-        """Blocks of rows of `tokens` tokens, of which `keys` (B, S) are real, with `random` random blocks, which depend on
-        the seed and the number of blocks of a row. repeat: the first block that often instead.
+        """Blocks of rows of `tokens` tokens, of which `keys` (B, S) are real, with `random` random blocks, which depend
+        on the seed and the number of blocks of a row. repeat: the first block that often instead.
 
         Rows of at most 5 + 2·random blocks are full.
         """
@@ -242,7 +242,7 @@ class Blocks:
         return cls(size, counts - 1, chosen.to(device), full, 1 + random if repeat else 1)
 
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """queries (T, 1), keys (S,) or (B or 1, H or 1, 1, S), numbers of tokens -> (B or 1, H or 1, T, S)."""
+        """queries (T, 1), keys (B or 1, H or 1, 1, S), numbers of tokens -> (B or 1, H or 1, T, S)."""
         own, others = queries // self.size, keys // self.size
         chosen = self.random[:, :, own[:, 0].clamp_max(self.random.shape[2] - 1)]  # (B or 1, H, T, R)
         rules = [chosen[..., number, None] == others for number in range(chosen.shape[-1])]
@@ -273,9 +273,10 @@ def random_blocks(count: int, heads: int, chosen: int, seed: int) -> Tensor:
 
 
 def pair_numbers(q: slice, k: slice | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Numbers of queries (T, 1), and of keys (S,) or (B or 1, H or 1, 1, S)."""
+    """Numbers of queries (T, 1), and of keys (B or 1, H or 1, 1, S)."""
     queries = torch.arange(q.start, q.stop, device=device)[:, None]
-    return queries, k[:, :, None] if isinstance(k, Tensor) else torch.arange(k.start, k.stop, device=device)
+    keys = k if isinstance(k, Tensor) else torch.arange(k.start, k.stop, device=device)[None, None]
+    return queries, keys[:, :, None]
 
 
 @dataclass(frozen=True)
@@ -294,9 +295,9 @@ class PairBias:
 
 
 def _at(x: Tensor, keys: Tensor) -> Tensor:
-    """x (B or 1, N) at keys (S,) or (B or 1, H or 1, 1, S): (B or 1, H or 1, 1, S)."""
-    if keys.dim() == 1:
-        return x[:, keys][:, None, None]
+    """x (B or 1, N) at keys (B or 1, H or 1, 1, S): (B or 1, H or 1, 1, S)."""
+    if len(keys) == 1 and keys.shape[1] == 1:
+        return x[:, keys[0, 0]][:, None]
     rows = max(len(x), len(keys))
     return x[:, None, None].expand(rows, *keys.shape[1:3], -1).gather(-1, keys.expand(rows, -1, -1, -1))
 

@@ -35,9 +35,13 @@ from trifold.nn.packing import Packing
 LEVELS = 10  # this level and all above it share their b
 
 
-def level_count(tokens: int, k: int) -> int:
-    """At least the highest level of which some token reads a span."""
-    return max(tokens // k, 1).bit_length()
+def level_starts(tokens: int, k: int) -> tuple[int, ...]:
+    """Where in a row of tokens and spans each level starts, and the last one ends. Every level covers all tokens; some
+    token reads a span of the last one or of the one before it.
+    """
+    levels = max(tokens // k, 1).bit_length()
+    whole = -(-tokens >> levels) << levels
+    return (0, *(tokens + whole - (whole >> level) for level in range(levels + 1)))
 
 
 def walk(tokens: Tensor, k: int, levels: int) -> Iterator[Tensor]:
@@ -46,7 +50,7 @@ def walk(tokens: Tensor, k: int, levels: int) -> Iterator[Tensor]:
     Its right side is the same with ~token and ~p, which are −1 − token and −1 − p.
     """
     high = end = tokens
-    for _ in range(levels + 1):
+    for _ in range(levels):
         rest = end - k
         low = rest >> 1 << 1
         yield torch.stack((low, high, end))
@@ -57,7 +61,7 @@ def walk(tokens: Tensor, k: int, levels: int) -> Iterator[Tensor]:
 class Spans:
     """Rows of T tokens, the real ones first, followed by their M spans, level by level; and which of them a token reads.
 
-    starts: where in a row each level starts, and the last one ends; every level covers all tokens.
+    starts: those of `level_starts`.
     bounds: (sides, 3, levels, T) of `walk`; a token reads itself, at place 0.
     columns: (B or 1, T, 1) where each token of a row is outside of the stack, unless it is packed.
     """
@@ -73,11 +77,9 @@ class Spans:
         """For tokens x (B, T, E), or packed (1, N, E), with that mask: which keys of their rows are real and read."""
         keys, shape = (mask.keys, x.shape) if mask.packing is None else (mask.packing.attend, mask.packing.shape)
         keys = torch.ones(1, shape[1], dtype=torch.bool, device=x.device) if keys is None else keys
-        levels, tokens = level_count(shape[1], k), torch.arange(shape[1], device=x.device)
-        whole = -(-shape[1] >> levels) << levels
-        starts = (0, *(shape[1] + whole - (whole >> level) for level in range(levels + 1)))
+        starts, tokens = level_starts(shape[1], k), torch.arange(shape[1], device=x.device)
         sides = (tokens,) if mask.causal else (tokens, ~tokens)
-        bounds = torch.stack([torch.stack([*walk(side, k, levels)], 1) for side in sides])
+        bounds = torch.stack([torch.stack([*walk(side, k, len(starts) - 1)], 1) for side in sides])
         bounds[0, 1, 0] += 1
         firsts = [torch.arange(stop - start) << level for level, (start, stop) in enumerate(pairwise(starts))]
         real = torch.cat(firsts).to(x.device) < keys.sum(1, keepdim=True)
