@@ -21,7 +21,7 @@ from math import prod
 from typing import NamedTuple
 
 from trifold.nn.config import ModelConfig
-from trifold.nn.spans import LEVELS, level_starts
+from trifold.nn.spans import level_starts, offset_rows
 
 SINUSOIDAL = ("sinusoidal", "sinusoidal-halves", "sinusoidal-tensor2tensor")
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
@@ -161,7 +161,7 @@ def _attention(config: ModelConfig, kind: str = "cross") -> str:
     if config.attention == "low-rank" and kind == "self":
         terms.append(f"2·{config.rank}·P")
     if config.attention == "spans":
-        terms.append(f"{(1 if config.shape == 'decoder' else 2) * (LEVELS + 1) * (config.span_keys + 2)}·H")
+        terms.append(f"{offset_rows(config)}·H")
     if config.global_projections and kind == "self":
         terms.append("3·E·H·D" + (" + 3·H·D" if config.attention_bias else ""))
     return f"({' + '.join(terms)})" if len(terms) > 1 else terms[0]
@@ -310,7 +310,7 @@ def keys_read(config: ModelConfig, layer: int, keys: int, side: str) -> int:
         return min(keys, (5 + blocks.random) * blocks.size)
     if (segments := config.segments) is not None:
         return min(keys, segments.size + segments.reach)
-    if config.attention == "spans":  # itself, k of each level and side; and each token is read once by each level
+    if config.attention == "spans":  # itself, k of each level and side; every other level reads it once
         levels = len(level_starts(keys, config.span_keys)) - 1
         return min(keys, (2 if side == "encoder" else 1) * levels * config.span_keys + 1) + levels - 1
     window = config.window(layer) or keys

@@ -124,17 +124,17 @@ def _blocks(mask: Mask, queries: int, keys: int, positions: Tensor) -> list[Bloc
     return blocks
 
 
-def _block_of_spans(spans: Spans, part: slice) -> Block:
-    """Tokens, the slice of tokens that they read, and the spans of higher levels."""
-    index, first = [], torch.tensor(spans.starts)
-    for side, (low, high, _) in enumerate(spans.bounds[..., part]):
-        starts, stops = low.amin(1).cpu(), high.amax(1).cpu()
-        starts, stops = (-stops, -starts) if side else (starts, stops)
-        starts, stops = first[:-1] + starts.clamp_min(0), first[:-1] + stops.minimum(first.diff())
-        index += [torch.arange(a, b) for a, b in zip(starts.tolist(), stops.tolist(), strict=True) if a < b]
-    keys = torch.cat(index).unique()
-    near, others = keys[keys < first[1]], keys[keys >= first[1]].to(spans.bounds.device)[None, None]
-    return Block(part, slice(int(near[0]), int(near[-1]) + 1), others, torch.ones_like(others, dtype=torch.bool))
+def _block_of_spans(spans: Spans, queries: slice) -> Block:
+    """A block of tokens reads a slice of tokens, and some spans of each higher level."""
+    firsts, read = torch.tensor(spans.starts), []
+    for side, (low, high, _) in enumerate(spans.bounds[..., queries].cpu()):
+        low, high = (-high.amax(1), -low.amin(1)) if side else (low.amin(1), high.amax(1))
+        limits = low.clamp_min(0) + firsts[:-1], high.minimum(firsts.diff()) + firsts[:-1]
+        read += [torch.arange(*each) for each in torch.stack(limits, 1).tolist() if each[0] < each[1]]
+    keys = torch.cat(read).unique()
+    tokens, others = keys[keys < firsts[1]].tolist(), keys[keys >= firsts[1]][None, None]
+    others = others.to(spans.bounds.device)
+    return Block(queries, slice(tokens[0], tokens[-1] + 1), others, torch.ones_like(others, dtype=torch.bool))
 
 
 def _columns(chosen: Tensor) -> tuple[Tensor, Tensor]:

@@ -83,11 +83,10 @@ def _linear_attention(config: ModelConfig) -> Iterator[str]:
         return
     if config.attention == "low-rank" and config.shape != "encoder":
         yield f"attention: low-rank mixes all tokens and needs shape: encoder, not {config.shape}"
-    if config.attention == "spans":
-        if config.shape == "encoder-decoder":
-            yield "attention: spans needs shape: encoder or decoder, not encoder-decoder"
-        if config.positions == "rotary" or config.experts is not None:
-            yield "attention: spans excludes experts and positions: rotary; a span has no position"
+    if config.attention == "spans" and (
+        config.shape == "encoder-decoder" or config.positions == "rotary" or config.experts is not None
+    ):
+        yield "attention: spans excludes shape: encoder-decoder, positions: rotary and experts"
     if config.positions in ("relative", "relative-sinusoidal", "alibi", "disentangled"):
         yield f"attention: {config.attention} has no offsets of scores: choose other positions than {config.positions}"
     if config.rotary_scaling is not None and config.rotary_scaling.kind in ("dynamic", "longrope"):

@@ -1,7 +1,7 @@
 """BP-Transformer: attention to near tokens, and to spans of far ones                (Ye et al. 2019, section 3)
 
-The text is halved again and again: span p of level l has the tokens p·2^l to (p + 1)·2^l − 1; a token is a span of
-level 0. The spans of levels 1, 2, … have states, which are 0 before the first layer. In every layer
+Span p of level l has the tokens p·2^l to (p + 1)·2^l − 1; a token is a span of level 0. The spans of the levels 1, 2, …
+have states too, which are 0 before the first layer. In every layer
 
     a span attends to its tokens;
     a token attends to itself and, on each side (in a decoder only before it), to the nearest k tokens, then to the next
@@ -9,16 +9,12 @@ level 0. The spans of levels 1, 2, … have states, which are 0 before the first
 
 If the k spans of a level end inside a span of the next level, its other half has the first place there. So a token
 reads every other token once, and all of them k·n·log(n / k) keys. As in the authors' program, far levels share their b;
-here b is a number per head, and not the product of the query and a vector.
-
-Shapes: B batch, T tokens, M spans, E model width, H heads, D head size.
+here b is a number per head, and not the product of the query and a vector. Shapes: B batch, T tokens, M spans, E width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -30,7 +26,6 @@ from trifold.nn.attention import Attention
 from trifold.nn.cache import LayerCache
 from trifold.nn.config import ModelConfig
 from trifold.nn.masks import Mask, PairBias, pair_numbers
-from trifold.nn.packing import Packing
 
 LEVELS = 10  # this level and all above it share their b
 
@@ -42,6 +37,11 @@ def level_starts(tokens: int, k: int) -> tuple[int, ...]:
     levels = max(tokens // k, 1).bit_length()
     whole = -(-tokens >> levels) << levels
     return (0, *(tokens + whole - (whole >> level) for level in range(levels + 1)))
+
+
+def offset_rows(config: ModelConfig) -> int:
+    """Sides, levels and places."""
+    return (1 if config.shape == "decoder" else 2) * (LEVELS + 1) * (config.span_keys + 2)
 
 
 def walk(tokens: Tensor, k: int, levels: int) -> Iterator[Tensor]:
@@ -57,44 +57,38 @@ def walk(tokens: Tensor, k: int, levels: int) -> Iterator[Tensor]:
         high, end = low >> 1, -(-rest >> 1)
 
 
-@dataclass(frozen=True)
 class Spans:
-    """Rows of T tokens, the real ones first, followed by their M spans, level by level; and which of them a token reads.
+    """Rows of the tokens x (B, T, E), or packed (1, N, E): the real ones first, and their M spans, level by level.
 
-    starts: those of `level_starts`.
-    bounds: (sides, 3, levels, T) of `walk`; a token reads itself, at place 0.
-    columns: (B or 1, T, 1) where each token of a row is outside of the stack, unless it is packed.
+    mask: which keys of a row are real, and which of them a token reads.
     """
 
-    k: int
-    starts: tuple[int, ...]
-    bounds: Tensor
-    columns: Tensor
-    packing: Packing | None
-
-    @classmethod
-    def mask(cls, mask: Mask, x: Tensor, k: int) -> Mask:
-        """For tokens x (B, T, E), or packed (1, N, E), with that mask: which keys of their rows are real and read."""
-        keys, shape = (mask.keys, x.shape) if mask.packing is None else (mask.packing.attend, mask.packing.shape)
-        keys = torch.ones(1, shape[1], dtype=torch.bool, device=x.device) if keys is None else keys
-        starts, tokens = level_starts(shape[1], k), torch.arange(shape[1], device=x.device)
+    def __init__(self, mask: Mask, x: Tensor, k: int) -> None:
+        packing, keys = mask.packing, mask.keys if mask.packing is None else mask.packing.attend
+        count = x.shape[1] if packing is None else packing.shape[1]
+        keys = torch.ones(1, count, dtype=torch.bool, device=x.device) if keys is None else keys
+        starts, tokens = level_starts(count, k), torch.arange(count, device=x.device)
         sides = (tokens,) if mask.causal else (tokens, ~tokens)
-        bounds = torch.stack([torch.stack([*walk(side, k, len(starts) - 1)], 1) for side in sides])
-        bounds[0, 1, 0] += 1
+        self.k, self.packing, self.starts = k, packing, starts
+        self.columns = keys.long().argsort(dim=1, descending=True, stable=True)[..., None]
+        self.bounds = torch.stack([torch.stack([*walk(side, k, len(starts) - 1)], 1) for side in sides])
+        self.bounds[0, 1, 0] += 1  # a token reads itself, at place 0
         firsts = [torch.arange(stop - start) << level for level, (start, stop) in enumerate(pairwise(starts))]
-        real = torch.cat(firsts).to(x.device) < keys.sum(1, keepdim=True)
-        columns = keys.long().argsort(dim=1, descending=True, stable=True)[..., None]
-        return Mask(real, spans=cls(k, starts, bounds, columns, mask.packing))
+        self.mask = Mask(torch.cat(firsts).to(x.device) < keys.sum(1, keepdim=True), spans=self)
 
-    def rows(self, x: Tensor) -> Tensor:
-        """The tokens x (B, T, E), or packed (1, N, E), and their spans, which are 0 -> (B, T + M, E)."""
-        x = x.gather(1, self.columns.expand_as(x)) if self.packing is None else self.packing.grid(x)
-        return F.pad(x, (0, 0, 0, self.starts[-1] - self.starts[1]))
+    def rows(self, x: Tensor, spans: Tensor | None = None) -> Tensor:
+        """The tokens, and states (B, M, E) of spans, by default 0 -> (B, T + M, E)."""
+        x = self.packing.grid(x) if self.packing else x.gather(1, self.columns.expand_as(x))
+        return (
+            F.pad(x, (0, 0, 0, self.starts[-1] - self.starts[1]))
+            if spans is None
+            else torch.cat((x, spans), 1)
+        )
 
     def tokens(self, x: Tensor) -> Tensor:
-        """(B, T + M, E) -> the tokens, where they were: (B, T, E), or packed (1, N, E)."""
-        x = x[:, : self.starts[1]]
-        return x.gather(1, self.columns.argsort(1).expand_as(x)) if self.packing is None else self.packing.flat(x)
+        """(B, T + M, E) -> the tokens, where they were."""
+        x, packing = x[:, : self.starts[1]], self.packing
+        return packing.flat(x) if packing else x.gather(1, self.columns.argsort(1).expand_as(x))
 
     def places(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The row of b for tokens (C, 1) and keys (…, 1, S) -> (…, C, S), -1 where a token does not read the key."""
@@ -119,8 +113,7 @@ class SpanAttention(Attention):
 
     def __init__(self, config: ModelConfig, layer: int = 0) -> None:
         super().__init__(config, layer)
-        sides = 1 if config.shape == "decoder" else 2
-        self.offsets = nn.Parameter(torch.empty(sides * (LEVELS + 1) * (config.span_keys + 2), config.n_heads))
+        self.offsets = nn.Parameter(torch.empty(offset_rows(config), config.n_heads))
 
     def weigh(
         self,
@@ -140,12 +133,11 @@ class SpanAttention(Attention):
         # Every span attends to its tokens.
         padding = 2 * (spans.starts[2] - tokens) - tokens
         k, v = (F.pad(y[:, :, :tokens], (0, 0, 0, padding)).contiguous() for y in (k, v))
-        real = F.pad(mask.keys[:, :tokens], (0, padding))
+        real = F.pad(mask.keys[:, None, :tokens], (0, padding))
         for start, stop in pairwise(spans.starts[1:]):
-            own = q[:, :, start:stop, None] * q.shape[-1] ** -0.5
-            keys, values = (y.unflatten(2, (stop - start, -1)) for y in (k, v))
-            allowed = real.unflatten(1, (stop - start, -1))[:, None, :, None]
-            allowed = allowed | ~allowed[..., :1]  # the first token is padding: so are all, and nothing reads the span
-            weights = (own @ keys.mT).masked_fill(~allowed, float("-inf")).softmax(-1)
-            outs.append((weights @ values)[..., 0, :])
+            keys, values, allowed = (y.unflatten(2, (stop - start, -1)) for y in (k, v, real))
+            # If the first token is padding, all are, and nothing reads the span.
+            allowed = (allowed | ~allowed[..., :1])[..., None, :]
+            scores = q[:, :, start:stop, None] * q.shape[-1] ** -0.5 @ keys.mT
+            outs.append((scores.masked_fill(~allowed, float("-inf")).softmax(-1) @ values)[..., 0, :])
         return torch.cat(outs, 2)

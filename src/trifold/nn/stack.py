@@ -194,10 +194,8 @@ class Stack(nn.Module):
         new = x.shape[1]
         if cache is not None:
             x = cache.layers[0].own.update(x[:, None], x[:, None, :, :0])[0][:, 0]
-        inputs = LayerInputs(Spans.mask(mask, x, self.span_keys))
-        spans = inputs.mask.spans
-        assert spans is not None
-        return spans.tokens(self.run_layers(spans.rows(x), inputs))[:, -new:]
+        spans = Spans(mask, x, self.span_keys)
+        return spans.tokens(self.run_layers(spans.rows(x), LayerInputs(spans.mask)))[:, -new:]
 
     def run_layers(self, x: Tensor, inputs: LayerInputs, cache: Cache | None = None) -> Tensor:
         """One block after the other, then the final norm: x (B, T, E) -> (B, T, E)."""
@@ -213,7 +211,7 @@ class Stack(nn.Module):
             if (spans := own.mask.spans) is None:
                 x = state(x)
             elif state.watched:
-                x = torch.cat((spans.rows(state(spans.tokens(x)))[:, : spans.starts[1]], x[:, spans.starts[1] :]), 1)
+                x = spans.rows(state(spans.tokens(x)), x[:, spans.starts[1] :])
         return self.final_norm(x)
 
     def _layer_inputs(self, inputs: LayerInputs, tokens: int = 0) -> list[LayerInputs]:
