@@ -197,7 +197,7 @@ def test_it_learns_to_find_a_token_that_only_spans_reach():
 def test_saved_and_loaded_is_the_same(shape, tmp_path):
     net, (tokens, *_) = model(shape), rows()
     save_model(tmp_path / "a", net)
-    again = load_model(tmp_path / "a").eval()
+    again = load_model(tmp_path / "a")[0].eval()
     assert again.config == net.config
     assert torch.equal(again(Inputs(tokens)), net(Inputs(tokens)))
     save_model(tmp_path / "b", again)
