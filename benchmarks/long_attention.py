@@ -5,7 +5,8 @@
 Each measurement runs in a process of its own, all kinds one after the other, twice; the smaller time counts. `step` is
 the CPU time of forward and backward pass, `token` that of one generated token with a cache of that length, and MB the
 growth of the peak memory of a step. `dense` is the plain definition of softmax attention, `softmax` the version that
-trifold uses. `projections` is a layer without attention: the four matrix products that all kinds share.
+trifold uses. `projections` is a layer without attention: the four matrix products that all kinds share. The cache of
+`spans` stores the inputs of the model: a token costs as much as the forward pass of the text.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import time
 from statistics import median
 
-KINDS = ("dense", "softmax", "elu", "favor", "low-rank", "projections")
+KINDS = ("dense", "softmax", "elu", "favor", "low-rank", "spans", "projections")
 LARGEST_DENSE = 4096  # tokens whose weights fit into memory
 
 
@@ -31,6 +32,7 @@ def measure(kind: str, length: int, width: int, threads: int) -> dict[str, float
     from trifold.nn import ModelConfig
     from trifold.nn.cache import GrowingKeys, LayerCache, RunningSums
     from trifold.nn.masks import Mask
+    from trifold.nn.spans import Spans
     from trifold.nn.stack import self_attention
 
     torch.set_num_threads(threads)
@@ -39,22 +41,32 @@ def measure(kind: str, length: int, width: int, threads: int) -> dict[str, float
     encoder = kind == "low-rank"
     values = {"shape": "encoder" if encoder else "decoder", "max_positions": length, "positions": "none"}
     values |= {"vocab_size": 10, "d_model": width, "n_layers": 1, "n_heads": width // 64, "d_ff": 8}
-    values |= {"attention": kind} if kind in ("elu", "favor", "low-rank") else {}
-    layer = self_attention(ModelConfig.parse(values), 0)
+    values |= {"attention": kind} if kind in ("elu", "favor", "low-rank", "spans") else {}
+    config = ModelConfig.parse(values)
+    layer = self_attention(config, 0)
     torch.manual_seed(0)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
-    x = torch.randn(1, length, width, requires_grad=True)
+    x, mask = torch.randn(1, length, width), Mask(causal=not encoder)
+    if kind == "spans":
+        spans = Spans(mask, x, config.span_keys)
+        x, mask = spans.rows(x), spans.mask
+    x.requires_grad_()
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     if kind == "projections":
         q, k, v = layer.project(x)
         out = layer.o_proj((q + k + v).transpose(1, 2).flatten(2))
     else:
-        out = layer(x, mask=Mask(causal=not encoder))
+        out = layer(x, mask=mask)
     out.square().sum().backward()
     found = {"step": time.process_time() - start}
     found["MB"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    if not encoder and kind != "projections":
+    if kind == "spans":
+        start = time.process_time()
+        with torch.no_grad():
+            layer(x, mask=mask)
+        found["token"] = time.process_time() - start
+    elif not encoder and kind != "projections":
         cache = LayerCache(RunningSums() if kind in ("elu", "favor") else GrowingKeys())
         with torch.no_grad():
             for part in x.split(1024, 1):
