@@ -26,6 +26,7 @@ from trifold.nn.attention import Attention
 from trifold.nn.cache import LayerCache
 from trifold.nn.config import ModelConfig
 from trifold.nn.masks import Mask, PairBias, pair_numbers
+from trifold.nn.relative import ScoreBias
 
 LEVELS = 10  # this level and all above it share their b
 
@@ -116,13 +117,7 @@ class SpanAttention(Attention):
         self.offsets = nn.Parameter(torch.empty(offset_rows(config), config.n_heads))
 
     def weigh(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Mask,
-        bias: Tensor | PairBias | None,
-        cache: LayerCache | None,
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: ScoreBias | None, cache: LayerCache | None
     ) -> Tensor:
         """See `Attention.weigh`."""
         spans = mask.spans

@@ -171,7 +171,13 @@ class Stack(nn.Module):
         positions: (B or 1, T), by default those of the mask. segments: (B, T), if scores depend on them.
         """
         if self.span_keys:
-            return self._run_with_spans(x, mask, cache)
+            # A cache stores x only. Every step computes all layers again, because a new token is the last one of other
+            # spans in each row.
+            count = x.shape[1]
+            if cache is not None:
+                x = cache.layers[0].own.update(x[:, None], x[:, None, :, :0])[0][:, 0]
+            spans = Spans(mask, x, self.span_keys)
+            return spans.tokens(self.run_layers(spans.rows(x), LayerInputs(spans.mask)))[:, -count:]
         queries = x.shape[1] if mask.packing is None else mask.packing.shape[1]
         if self.segments is not None:
             if cache is None and torch.is_grad_enabled():
@@ -186,16 +192,6 @@ class Stack(nn.Module):
         )
         inputs = LayerInputs(mask, memory, memory_mask, bias, rotary, local_rotary)
         return self.run_layers(x, inputs) if cache is None else ops.decoding_step(self, x, inputs, cache)
-
-    def _run_with_spans(self, x: Tensor, mask: Mask, cache: Cache | None) -> Tensor:
-        """The layers, with the states of spans after x (B, T, E). A cache stores x only: every step computes all layers
-        again, because a new token is the last one of other spans in each row.
-        """
-        new = x.shape[1]
-        if cache is not None:
-            x = cache.layers[0].own.update(x[:, None], x[:, None, :, :0])[0][:, 0]
-        spans = Spans(mask, x, self.span_keys)
-        return spans.tokens(self.run_layers(spans.rows(x), LayerInputs(spans.mask)))[:, -new:]
 
     def run_layers(self, x: Tensor, inputs: LayerInputs, cache: Cache | None = None) -> Tensor:
         """One block after the other, then the final norm: x (B, T, E) -> (B, T, E)."""
