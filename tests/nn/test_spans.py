@@ -78,17 +78,17 @@ def test_a_token_reads_every_other_token_once_in_k_spans_of_each_level(k, causal
 @shapes
 def test_a_layer_is_full_attention_with_the_mask_of_the_rule(shape):
     layer = randomize(SpanAttention(model(shape, n_kv_heads=None).config), 0.4).double()
-    spans = Spans(Mask(causal=shape == "decoder"), torch.zeros(1, 21, 1), 2)
+    spans = Spans(Mask(causal=shape == "decoder"), torch.zeros(1, 13, 1), 2)
     x = torch.randn(2, spans.starts[-1], 32, dtype=torch.float64)
     allowed = torch.zeros(spans.starts[-1], spans.starts[-1], dtype=torch.bool)
     bias = torch.zeros(4, *allowed.shape, dtype=torch.float64)
-    for token in range(21):
-        for level, span in spans_read(token, 21, 2, shape == "decoder"):
+    for token in range(13):
+        for level, span in spans_read(token, 13, 2, shape == "decoder"):
             allowed[token, spans.starts[level] + span] = True
-    pair = torch.arange(21)[:, None], torch.arange(spans.starts[-1])[None]
-    bias[:, :21] = layer.offsets[spans.places(*pair).clamp_min(0)].permute(2, 0, 1)
+    pair = torch.arange(13)[:, None], torch.arange(spans.starts[-1])[None]
+    bias[:, :13] = layer.offsets[spans.places(*pair).clamp_min(0)].permute(2, 0, 1)
     for level in range(1, len(spans.starts) - 1):
-        for token in range(21):
+        for token in range(13):
             allowed[spans.starts[level] + (token >> level), token] = True
     some = allowed.any(-1)  # the last spans of some levels have no tokens
     q, k, v = layer.project(x)
@@ -180,17 +180,18 @@ def test_cached_equals_uncached():
 
 def test_it_learns_to_find_a_token_that_only_spans_reach():
     torch.manual_seed(0)
-    net = Transformer(ModelConfig.parse(BASE | {"shape": "decoder", "vocab_size": 8, "n_layers": 2}))
-    optimizer, losses = torch.optim.Adam(net.parameters(), 0.005), []
-    for _ in range(45):
+    small = {"vocab_size": 8, "d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 32, "span_keys": 1}
+    net = Transformer(ModelConfig.parse(BASE | {"shape": "decoder"} | small))
+    optimizer, losses = torch.optim.Adam(net.parameters(), 0.02), []
+    for _ in range(34):
         first = torch.randint(3, 8, (16, 1))
-        tokens = torch.cat([first, torch.randint(0, 3, (16, 8))], 1)
+        tokens = torch.cat([first, torch.randint(0, 3, (16, 5))], 1)
         loss = F.cross_entropy(net.lm_head(net.decode(Inputs(tokens))[:, -1]), first[:, 0])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert losses[-1] < 0.2 < 1 < losses[0]
+    assert losses[-1] < 0.5 < 1.5 < losses[0]
 
 
 @shapes
