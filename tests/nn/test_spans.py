@@ -115,6 +115,18 @@ def test_blocks_equal_the_plain_definition_with_their_gradients(shape, length, m
 
 
 @shapes
+@pytest.mark.parametrize("length", [1, 9])
+@torch.no_grad()
+def test_a_block_of_one_token_equals_the_plain_definition(shape, length, monkeypatch):
+    monkeypatch.setattr("trifold.fast.attention.MIN_WIDTH", 1)  # of attend_one_query
+    net, tokens, found = model(shape, n_kv_heads=None), rows()[0][:, :length], []
+    for each in (fast_attend, ops.PLAIN["attend"]):
+        monkeypatch.setattr(ops, "attend", each)
+        found.append(net(Inputs(tokens)))
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
+
+
+@shapes
 @torch.no_grad()
 def test_a_row_does_not_depend_on_its_batch_or_its_packing(shape):
     net, texts = model(shape), rows()
