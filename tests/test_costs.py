@@ -249,7 +249,7 @@ def test_flops_of_image_models():
 def count_saved(config: ModelConfig, tokens: int, length: int) -> int:
     """`saved_elements` without options, on this machine."""
     compiled = compiled_loops() is not None
-    return saved_elements(config, tokens, length, compiled=compiled, recompute=False, int8=False)
+    return saved_elements(config, TrainSettings(), tokens, length, compiled=compiled)
 
 
 @slow

@@ -77,10 +77,10 @@ class Inputs:
         columns = torch.arange(self.tokens.shape[1], device=self.tokens.device).expand_as(self.tokens)
         return columns[:, -1] if self.attend is None else (columns * self.attend).amax(1)
 
-    def to(self, device: torch.device) -> Inputs:
+    def to(self, device: torch.device, *, non_blocking: bool = True) -> Inputs:
         """A copy on another device."""
         present = {each.name: x for each in fields(self) if (x := getattr(self, each.name)) is not None}
-        return replace(self, **{name: x.to(device, non_blocking=True) for name, x in present.items()})
+        return replace(self, **{name: x.to(device, non_blocking=non_blocking) for name, x in present.items()})
 
 
 class _Lookup(torch.autograd.Function):

@@ -25,16 +25,8 @@ from torch import Tensor, nn
 
 from trifold.errors import SettingsError
 from trifold.hub import load_model, resolve
-from trifold.nn import ModelConfig, Transformer
+from trifold.nn import ModelConfig, Transformer, distillation
 from trifold.nn.attention import Attention
-from trifold.nn.distillation import (
-    attention_relations,
-    copy_layers,
-    cosine_loss,
-    evenly_spaced,
-    relation_losses,
-    soft_target_loss,
-)
 from trifold.nn.hooks import ModuleCall, record_calls
 from trifold.nn.stack import Stack
 from trifold.objectives.causal import CausalSettings
@@ -176,9 +168,9 @@ class DistillSettings(ObjectiveSettings):
 
     def _copy_layers(self, student: Transformer, *, teacher: Transformer) -> None:
         counts = (len(last_stack(model).blocks) for model in (student, teacher))
-        layers = evenly_spaced(*counts) if isinstance(self.start, str) else self.start
+        layers = distillation.evenly_spaced(*counts) if isinstance(self.start, str) else self.start
         try:
-            copy_layers(student, teacher, layers)
+            distillation.copy_layers(student, teacher, layers)
         except ValueError as error:
             raise SettingsError(
                 f"task.start: {error}; give the student the teacher's sizes, or set task.start=new"
@@ -252,13 +244,15 @@ class Distill(Objective):
             head, teacher_head = student.lm_head, teacher.lm_head
             assert head is not None and teacher_head is not None
             own = head.features(states), head.weight, head.bias
-            losses["soft"] = soft_target_loss(*own, teacher_head, teacher_states, settings.temperature)
+            losses["soft"] = distillation.soft_target_loss(
+                *own, teacher_head, teacher_states, settings.temperature
+            )
         if settings.cosine:
-            losses["cosine"] = cosine_loss(states, teacher_states)
+            losses["cosine"] = distillation.cosine_loss(states, teacher_states)
         if names:
-            ours = attention_relations(self_attention(student), attention[0])
-            theirs = attention_relations(modules[0], teacher_attention[0])
-            losses |= relation_losses(ours, theirs, names, settings.relations.heads)
+            ours = distillation.attention_relations(self_attention(student), attention[0])
+            theirs = distillation.attention_relations(modules[0], teacher_attention[0])
+            losses |= distillation.relation_losses(ours, theirs, names, settings.relations.heads)
         return losses
 
     def _teacher_like(self, states: Tensor) -> Transformer:

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer as Library, decoders, models
 
 from trifold.errors import CheckpointError
 from trifold.text.languages import MBART, MBART_50
+from trifold.text.patterns import QWEN_WORDS
 from trifold.text.special_tokens import Names, content_of
 from trifold.text.templates import (
     BOS_EOS_EOS,
@@ -91,19 +92,11 @@ def _neox(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
 def _qwen(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
     """Digits are single tokens, and punctuation joins the words after it."""
     library = _neox(vocabulary, settings, names)
-    words, prefix = (
-        pre_tokenizers.Split(Regex(_QWEN_WORDS), "isolated"),
-        bool(settings.get("add_prefix_space")),
-    )
+    words = pre_tokenizers.Split(Regex(QWEN_WORDS), "isolated")
+    prefix = bool(settings.get("add_prefix_space"))
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=False)
     library.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes])
     return library
-
-
-_QWEN_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-    r"\s+(?!\S)|\s+"
-)
 
 
 def _gpt_2018(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:

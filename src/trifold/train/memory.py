@@ -62,14 +62,9 @@ def estimate_memory(
     if train.freeze or train.lora:
         trained = count_trained(config, train)
     world, dtype, on_cpu = machine.ranks.world, machine.dtype, machine.device.type == "cpu"
-    kept = saved_elements(
-        config,
-        tokens if train.accumulate % world == 0 else -(-tokens // world),
-        length,
-        compiled=on_cpu and train.compile == "none" and compiled_loops() is not None,
-        recompute=train.recompute == "blocks",
-        int8=train.precision == "int8",
-    )
+    micro_batch = tokens if train.accumulate % world == 0 else -(-tokens // world)
+    compiled = on_cpu and train.compile == "none" and compiled_loops() is not None
+    kept = saved_elements(config, train, micro_batch, length, compiled=compiled)
     state = OPTIMIZER_BYTES[train.optimizer] + (4 if train.ema else 0) + (12 if train.async_save else 0)
     memory = TrainingMemory(
         weights=(4 if dtype is torch.float32 else 4 + dtype.itemsize) * parameters
@@ -92,7 +87,7 @@ def estimate_memory(
 
 
 def saved_elements(
-    config: ModelConfig, tokens: int, length: int, *, compiled: bool, recompute: bool, int8: bool
+    config: ModelConfig, train: TrainSettings, tokens: int, length: int, *, compiled: bool
 ) -> int:
     """Elements saved for the backward pass, with `tokens` on each side in rows of `length`.
 
@@ -102,11 +97,10 @@ def saved_elements(
     recomputes them. The feed-forward network adds the inputs of its activation (F, and F of a gate), and also the
     outputs with activation dropout or int8 training.
 
-    compiled: whether the compiled loops run. recompute: blocks save only their inputs, and one block at a time the
-    rest. int8: linear layers train with int8 matmul.
+    compiled: whether the compiled loops run. Recomputed blocks save only their inputs, one block at a time the rest.
     """
     mask = 1 if config.dropout and not compiled else 0  # the compiled loops redraw the mask
-    layers = 0
+    layers, recompute, int8 = 0, train.recompute == "blocks", train.precision == "int8"
     for side, sized in config.stacks.items():
         crosses = side == "decoder" and config.shape == "encoder-decoder"
         block = _saved_by_block(sized, length, mask, attentions=2 if crosses else 1, int8=int8)
