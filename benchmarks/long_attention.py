@@ -6,7 +6,8 @@ Each measurement runs in a process of its own, all kinds one after the other, tw
 has one layer, with a feed-forward network of width 8. `step` is the CPU time of forward and backward pass, `token` that
 of one generated token after a text of that length, and MB the growth of the peak memory of a step. `dense` is the plain
 definition of softmax attention, `softmax` the version that trifold uses. `projections` is a layer without attention:
-the four matrix products that all kinds share. Kinds of encoders come last, after full attention in both directions.
+the four matrix products that all kinds share. The cache of `spans` stores inputs: a token costs as much as the forward
+pass of the text. Kinds of encoders come last, after full attention in both directions.
 """
 
 from __future__ import annotations

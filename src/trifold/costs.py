@@ -21,6 +21,7 @@ from math import prod
 from typing import NamedTuple
 
 from trifold.nn.config import ModelConfig
+from trifold.nn.spans import level_starts, offset_rows
 
 SINUSOIDAL = ("sinusoidal", "sinusoidal-halves", "sinusoidal-tensor2tensor")
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
@@ -159,6 +160,8 @@ def _attention(config: ModelConfig, kind: str = "cross") -> str:
         terms.append("H")
     if config.attention == "low-rank" and kind == "self":
         terms.append(f"2·{config.rank}·P")
+    if config.attention == "spans":
+        terms.append(f"{offset_rows(config)}·H")
     if config.global_projections and kind == "self":
         terms.append("3·E·H·D" + (" + 3·H·D" if config.attention_bias else ""))
     return f"({' + '.join(terms)})" if len(terms) > 1 else terms[0]
@@ -307,6 +310,9 @@ def keys_read(config: ModelConfig, layer: int, keys: int, side: str) -> int:
         return min(keys, (5 + blocks.random) * blocks.size)
     if (segments := config.segments) is not None:
         return min(keys, segments.size + segments.reach)
+    if config.attention == "spans":  # itself, k of each level and side; every other level reads it once
+        levels = len(level_starts(keys, config.span_keys)) - 1
+        return min(keys, (2 if side == "encoder" else 1) * levels * config.span_keys + 1) + levels - 1
     window = config.window(layer) or keys
     return min(keys, 2 * window - 1 if side == "encoder" else window)
 
@@ -321,9 +327,12 @@ def _layer_elements(config: ModelConfig, keys: int, side: str) -> int:
     # projects these vectors once, which is not counted.
     distances = min(2 * keys - 1, config.relative_buckets)
     scores += config.n_layers * config.position_terms * config.n_heads * config.head_width * distances
-    if config.attention != "softmax":
+    matrices = config.n_layers * attention_matrices(config) + feed_forward
+    if config.attention == "spans":
+        matrices = matrices * level_starts(keys, config.span_keys)[-1] // keys
+    elif config.attention != "softmax":
         scores = config.n_layers * _linear_attention(config)
-    return config.n_layers * attention_matrices(config) + scores + feed_forward
+    return matrices + scores
 
 
 def _linear_attention(config: ModelConfig) -> int:
@@ -360,6 +369,8 @@ def cached_elements(config: ModelConfig, tokens: int = 1) -> int:
     if config.attention in ("elu", "favor"):
         features = config.n_features if config.attention == "favor" else config.head_width
         return config.decoder_layers * sized.n_heads * features * (sized.head_width + 1)
+    if config.attention == "spans":  # the inputs of the stack
+        return tokens * config.d_model
     kept = sum(keys_read(sized, layer, tokens, "decoder") for layer in layers)
     each = 2 * sized.kv_heads * sized.head_width
     return kept * (each if config.latent is None else config.latent.width + config.latent.d_rotary)

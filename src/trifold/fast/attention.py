@@ -94,6 +94,8 @@ def supports_attend_one_query(q: Tensor, k: Tensor, mask: Mask) -> bool:
         and mask.packing is None
         and (mask.window is None or mask.keys is None)
         and mask.segment is None
+        and mask.table is None
+        and mask.spans is None
         and compiled_interpreter() is not None
     )
 

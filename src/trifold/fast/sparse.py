@@ -18,6 +18,7 @@ from torch import Tensor
 
 from trifold.nn.masks import Blocks, Mask, PairBias
 from trifold.nn.rng import ReplayThreadRng
+from trifold.nn.spans import Spans
 
 LARGEST, SMALLEST = 512, 128  # queries of a block
 Attend = Callable[..., Tensor]
@@ -35,6 +36,8 @@ class Block:
 
 def reads_few_keys(mask: Mask, queries: int, keys: int) -> bool:
     """Whether blocks of queries read less than half of the keys."""
+    if mask.spans is not None:
+        return queries >= 2 * SMALLEST
     if not mask.is_local or mask.order is not None or queries < 2 * SMALLEST or keys < mask.offset + queries:
         return False
     return 2 * (_size(mask) + sum(_reach(mask))) < keys
@@ -97,10 +100,12 @@ def _reach(mask: Mask) -> tuple[int, int]:
 
 
 def _blocks(mask: Mask, queries: int, keys: int, positions: Tensor) -> list[Block]:
-    size, (before, after) = _size(mask), _reach(mask)
+    size = _size(mask)
     starts = range(0, queries, size)
     parts = [slice(start, min(start + size, queries)) for start in starts]
-    own = positions[:, mask.offset :]
+    if mask.spans is not None:
+        return [_block_of_spans(mask.spans, part) for part in parts]
+    own, (before, after) = positions[:, mask.offset :], _reach(mask)
     first = own[:, [part.start for part in parts]] - before
     last = own[:, [part.stop - 1 for part in parts]] + after
     lows = torch.searchsorted(positions.contiguous(), first).amin(0).tolist()
@@ -117,6 +122,19 @@ def _blocks(mask: Mask, queries: int, keys: int, positions: Tensor) -> list[Bloc
             index, valid = (x if x.dim() == 3 else x[:, None] for x in others)
             blocks.append(Block(part, near, index, valid & ((index < near.start) | (index >= near.stop))))
     return blocks
+
+
+def _block_of_spans(spans: Spans, queries: slice) -> Block:
+    """A block of tokens reads a slice of tokens, and some spans of each higher level."""
+    firsts, read = torch.tensor(spans.starts), []
+    for side, (low, high, _) in enumerate(spans.bounds[..., queries].cpu()):
+        low, high = (-high.amax(1), -low.amin(1)) if side else (low.amin(1), high.amax(1))
+        limits = low.clamp_min(0) + firsts[:-1], high.minimum(firsts.diff()) + firsts[:-1]
+        read += [torch.arange(*each) for each in torch.stack(limits, 1).tolist() if each[0] < each[1]]
+    keys = torch.cat(read).unique()
+    tokens, others = keys[keys < firsts[1]].tolist(), keys[keys >= firsts[1]][None, None]
+    others = others.to(spans.bounds.device)
+    return Block(queries, slice(tokens[0], tokens[-1] + 1), others, torch.ones_like(others, dtype=torch.bool))
 
 
 def _columns(chosen: Tensor) -> tuple[Tensor, Tensor]:

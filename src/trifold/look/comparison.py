@@ -60,6 +60,7 @@ _LINEAR = {
     "elu": "linear attention (elu + 1)",
     "favor": "linear attention (random features)",
     "low-rank": "attention to mixtures of keys",
+    "spans": "attention to spans of tokens",
 }
 _QK_NORMS = {"head": "norm of the queries and keys of each head", "width": "norm of queries and keys"}
 _RESIDUALS = {

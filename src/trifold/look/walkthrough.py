@@ -58,6 +58,8 @@ def walkthrough(trace: Trace, side: str | None = None, position: int = -1) -> li
         x = steps.embeddings(embeddings, second if side == "decoder" and second else first, side)
         for layer, number in enumerate(stack.order):
             steps.place, inputs = f"layer {layer + 1}: ", next(calls[number]).args[1]
+            if layer == 0 and inputs.mask.spans is not None:
+                x = inputs.mask.spans.rows(x)
             x = steps.block(stack.blocks[number], x, inputs, f"{side}.blocks.{layer}")
         steps.place = ""
         x = steps.norm("final norm", stack.final_norm, x, f"{side}.final_norm")

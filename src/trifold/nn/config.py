@@ -139,11 +139,12 @@ class ModelConfig(Settings):
     # Attention
     attention_bias: bool = Field(False, description="biases of all projections of attention")
     attention_out_bias: bool | None = Field(None, description="bias of o_proj; default: attention_bias")
-    attention: Literal["softmax", "elu", "favor", "low-rank"] = Field(
-        "softmax", description="weights of self-attention: softmax, or of linear cost in the length"
+    attention: Literal["softmax", "elu", "favor", "low-rank", "spans"] = Field(
+        "softmax", description="weights of self-attention: softmax, or of (almost) linear cost in the length"
     )
     n_features: int = Field(128, gt=0, description="favor: random features of a head")
     rank: int = Field(256, gt=0, description="low-rank: mixtures of keys")
+    span_keys: int = Field(16, gt=0, description="spans: keys of each level on each side of a token")
     qk_norm: Literal["head", "width"] | None = Field(
         None, description="norm of queries and keys, of each head or over all of them"
     )

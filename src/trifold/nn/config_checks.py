@@ -76,14 +76,18 @@ def _experts(config: ModelConfig) -> Iterator[str]:
 
 
 def _linear_attention(config: ModelConfig) -> Iterator[str]:
-    for key, kind in (("n_features", "favor"), ("rank", "low-rank")):
+    for key, kind in (("n_features", "favor"), ("rank", "low-rank"), ("span_keys", "spans")):
         if config.attention != kind and getattr(config, key) != type(config).model_fields[key].default:
             yield f"{key} needs attention: {kind}, not {config.attention}"
     if config.attention == "softmax":
         return
     if config.attention == "low-rank" and config.shape != "encoder":
         yield f"attention: low-rank mixes all tokens and needs shape: encoder, not {config.shape}"
-    if config.positions in ("relative", "relative-sinusoidal", "alibi"):
+    if config.attention == "spans" and (
+        config.shape == "encoder-decoder" or config.positions == "rotary" or config.experts is not None
+    ):
+        yield "attention: spans excludes shape: encoder-decoder, positions: rotary and experts"
+    if config.positions in ("relative", "relative-sinusoidal", "alibi", "disentangled"):
         yield f"attention: {config.attention} has no offsets of scores: choose other positions than {config.positions}"
     if config.rotary_scaling is not None and config.rotary_scaling.kind in ("dynamic", "longrope"):
         yield f"attention: {config.attention} excludes rotary_scaling: {config.rotary_scaling.kind}"

@@ -11,11 +11,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from trifold.nn.packing import Packing
+
+if TYPE_CHECKING:
+    from trifold.nn.spans import Spans
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Mask:
     segment: (size, reach): the real keys are divided into segments; a query attends to the keys of its own segment and
         to `reach` keys before it.
     blocks: a query attends to a few blocks of keys.
+    spans: the keys are tokens and spans of them; a token attends to some of both.
     globals: (B, S) boolean, tokens that attend to all keys and that all queries attend to, whatever the window is.
     table: (B or 1, H or 1, T, S) boolean, any other rule.
     order: (B, S) the rank of each key in a factorization order; a query attends to the keys up to its own rank.
@@ -43,6 +48,7 @@ class Mask:
     window: int | None = None
     segment: tuple[int, int] | None = None
     blocks: Blocks | None = None
+    spans: Spans | None = None
     globals: Tensor | None = None
     table: Tensor | None = None
     order: Tensor | None = None
@@ -119,7 +125,7 @@ class Mask:
         """The dense form for some queries and some keys: q and k are their numbers, k also (B or 1, H or 1, S); without
         `order` and `table`. positions: (B or 1, N) of all keys, if the mask is local.
         """
-        queries, keys = _numbers(q, k, device)
+        queries, keys = pair_numbers(q, k, device)
         rules, near = [] if self.keys is None else [_at(self.keys, keys)], []
         if self.causal and (isinstance(k, Tensor) or k.stop > q.start + 1):
             rules.append(keys <= queries)
@@ -132,6 +138,8 @@ class Mask:
                 near.append(others >= own // size * size - reach)
         if self.blocks is not None:
             near.append(self.blocks.allowed(queries, keys))
+        if self.spans is not None:
+            near.append(self.spans.places(queries, keys) >= 0)
         if near and self.globals is not None:
             either = _at(self.globals, keys) | self.globals[:, None, q, None]
             near = [reduce(torch.logical_and, near) | either]
@@ -250,7 +258,7 @@ class Blocks:
         """What is added to scores if the first block counts several times; for the arguments see `Mask.allowed`."""
         if self.first_counts == 1:
             return None
-        queries, keys = _numbers(q, k, self.last.device)
+        queries, keys = pair_numbers(q, k, self.last.device)
         repeated = ~self.reads_all(queries[:, 0])[:, None, :, None] & (keys // self.size == 0)
         return repeated * math.log(self.first_counts)
 
@@ -264,7 +272,7 @@ def random_blocks(count: int, heads: int, chosen: int, seed: int) -> Tensor:
     return scores.masked_fill(near | (numbers == 0) | (numbers == count - 1), -1).topk(chosen).indices
 
 
-def _numbers(q: slice, k: slice | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+def pair_numbers(q: slice, k: slice | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     """Numbers of queries (T, 1), and of keys (B or 1, H or 1, 1, S)."""
     queries = torch.arange(q.start, q.stop, device=device)[:, None]
     keys = k if isinstance(k, Tensor) else torch.arange(k.start, k.stop, device=device)[None, None]

@@ -27,6 +27,7 @@ from trifold.nn.linear_attention import KernelAttention, LowRankAttention
 from trifold.nn.masks import Blocks, Mask
 from trifold.nn.relative import OFFSETS, ScoreBias
 from trifold.nn.rotary import Rotary, Rotations
+from trifold.nn.spans import SpanAttention, Spans
 
 
 class LayerInputs(NamedTuple):
@@ -56,6 +57,7 @@ ATTENTIONS: dict[str, Callable[..., nn.Module]] = {
     "elu": KernelAttention,
     "favor": KernelAttention,
     "low-rank": LowRankAttention,
+    "spans": SpanAttention,
 }
 
 
@@ -142,6 +144,7 @@ class Stack(nn.Module):
         self.states = nn.ModuleList(HookPoint("state") for _ in self.order)
         self.final_norm = new_norm(config) if config.has_final_norm(side) else nn.Identity()
         self.has_sums = config.attention in ("elu", "favor")
+        self.span_keys = config.span_keys if config.attention == "spans" else 0
         self.sparse_blocks, self.segments, self.heads = config.sparse_blocks, config.segments, config.n_heads
         self.windows = [config.window(layer) for layer in range(len(self.order))]
         self.rotates = [config.rotates(layer) for layer in range(len(self.order))]
@@ -167,6 +170,14 @@ class Stack(nn.Module):
 
         positions: (B or 1, T), by default those of the mask. segments: (B, T), if scores depend on them.
         """
+        if self.span_keys:
+            # A cache stores x only. Every step computes all layers again, because a new token is the last one of other
+            # spans in each row.
+            count = x.shape[1]
+            if cache is not None:
+                x = cache.layers[0].own.update(x[:, None], x[:, None, :, :0])[0][:, 0]
+            spans = Spans(mask, x, self.span_keys)
+            return spans.tokens(self.run_layers(spans.rows(x), LayerInputs(spans.mask)))[:, -count:]
         queries = x.shape[1] if mask.packing is None else mask.packing.shape[1]
         if self.segments is not None:
             if cache is None and torch.is_grad_enabled():
@@ -192,7 +203,11 @@ class Stack(nn.Module):
         for number, own, state, layer_cache in zip(
             self.order, self._layer_inputs(inputs, tokens), self.states, caches, strict=True
         ):
-            x = state(self.run_block(self.blocks[number], x, own, layer_cache))
+            x = self.run_block(self.blocks[number], x, own, layer_cache)
+            if (spans := own.mask.spans) is None:
+                x = state(x)
+            elif state.watched:
+                x = spans.rows(state(spans.tokens(x)), x[:, spans.starts[1] :])
         return self.final_norm(x)
 
     def _layer_inputs(self, inputs: LayerInputs, tokens: int = 0) -> list[LayerInputs]:

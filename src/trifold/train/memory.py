@@ -15,6 +15,7 @@ from trifold.errors import SettingsError
 from trifold.fast import compiled_loops
 from trifold.memory import Limit, format_size
 from trifold.nn import ModelConfig
+from trifold.nn.spans import level_starts
 from trifold.recipe import Recipe, TrainSettings
 from trifold.train.device import Machine
 from trifold.train.parameters import count_trained
@@ -106,6 +107,8 @@ def saved_elements(
         block += sized.d_ff if config.activation_dropout and not compiled else 0
         layers += sized.n_layers * config.d_model + block if recompute else sized.n_layers * block
     stacks = len(config.stacks)
+    if config.attention == "spans":
+        tokens = tokens * level_starts(length, config.span_keys)[-1] // length
     # The outputs of the stacks, and the inputs of their final norms.
     ends = stacks + (_READ[config.norm] * stacks if config.norm_placement != "post" else 0)
     return tokens * (layers + config.d_model * (ends + stacks * mask))
