@@ -49,13 +49,28 @@ def test_a_family_equals_the_reference(family: str, case: str) -> None:
         model.register_forward_hook(rename_order)
     if "late" in case:  # rows of one length: the reference scales by the longest row of a batch
         inputs = {"tokens": torch.randint(3, 40, (2, 11), generator=torch.Generator().manual_seed(0))}
+    if (
+        "long text" in case
+    ):  # rows with as many blocks as the batch, whose last block all rows read in the reference
+        check(model, **long_rows(model, 41))
+        inputs = long_rows(model, 48, 47)
     assert check(model, **inputs).family == family
+
+
+def long_rows(model: Any, *lengths: int) -> dict[str, torch.Tensor]:
+    """Arguments of `check`: rows of so many tokens, with segments if the model has some."""
+    shape, generator = (len(lengths), max(lengths)), torch.Generator().manual_seed(0)
+    real = torch.arange(shape[1]) < torch.tensor(lengths)[:, None]
+    tokens = torch.randint(6, 40, shape, generator=generator).where(real, model.config.pad_token_id)
+    kinds = getattr(model.config, "type_vocab_size", 0)
+    segments = {"token_type_ids": torch.randint(kinds, shape, generator=generator)} if kinds else {}
+    return {"tokens": tokens, **segments}
 
 
 Saved = Callable[..., Path]
 DECODERS = [family for family, tiny in TINY.items() if tiny.buffer]
 ENCODERS = ["bert", "roberta", "camembert", "xlm-roberta", "distilbert", "albert", "xlnet", "vit"]
-ENCODERS += ["modernbert", "eurobert", "electra", "mpnet", "deberta-v2"]
+ENCODERS += ["modernbert", "eurobert", "electra", "mpnet", "deberta-v2", "big_bird"]
 each_decoder = pytest.mark.parametrize("family", DECODERS)
 
 
