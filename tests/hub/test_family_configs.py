@@ -326,6 +326,18 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("pad_token_id", None, "pad_token_id"),
         ("tie_word_embeddings", False, "tie_word_embeddings"),
     ],
+    "big_bird": [
+        ("attention_type", "sliding", "attention_type"),
+        ("num_random_blocks", 0, "num_random_blocks"),
+        ("position_embedding_type", "relative_key", "position_embedding_type"),
+        ("architectures", ["BigBirdForQuestionAnswering"], "architectures: .* is not known"),
+        ("architectures", ["BigBirdForCausalLM"], "architectures: .* is not known"),
+    ],
+    "bigbird_pegasus": [
+        ("block_size", 0, "block_size"),
+        ("normalize_embedding", True, "normalize_embedding: unknown key"),
+        ("architectures", ["BigBirdPegasusForCausalLM"], "architectures: .* is not known"),
+    ],
     "t5": [
         ("num_head", 4, "num_head: unknown key; did you mean 'num_heads'?"),
         ("dense_act_fn", "swiglu", "dense_act_fn: 'swiglu' is not known"),
