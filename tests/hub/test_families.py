@@ -180,6 +180,8 @@ XLNET = SIZES | UNSCALED | {"shape": "encoder", "positions": "relative-sinusoida
 XLNET |= {"segment_offsets": True, "query_stream": True, "heads": ["lm"], "lm_head_bias": True}
 XLNET |= {"attention_dropout": 0.1, "activation_dropout": 0.1}
 BART = SIZES | {"positions": "learned", "position_offset": 2, "embedding_norm": True, "attention_bias": True}
+PRE_BART = SIZES | {"positions": "learned", "norm_placement": "pre"}
+BLOCKS = {"size": 1, "random": 2, "only_in_training": True}
 FAIRSEQ = {"positions": "sinusoidal-tensor2tensor", "position_offset": 1}
 T5 = (
     SIZES
@@ -226,6 +228,11 @@ NEW: list[tuple[str, dict[str, Any]]] = [
     ("mbart", BART | {"norm_placement": "pre"}),
     ("pegasus", SIZES | {"norm_placement": "pre", "positions": "sinusoidal-halves", "attention_bias": True}),
     ("m2m_100", SIZES | {"norm_placement": "pre", **FAIRSEQ, "attention_bias": True, "n_decoder_layers": 3}),
+    ("big_bird", TEXT | {"n_token_types": 2, "sparse_blocks": BLOCKS}),
+    ("big_bird", TEXT | {"n_token_types": 1, "attention_bias": False, "attention_out_bias": True}),
+    ("trifold", TEXT | {"n_token_types": 2, "sparse_blocks": BLOCKS | {"only_in_training": False}}),
+    ("bigbird_pegasus", PRE_BART | {"sparse_blocks": BLOCKS, "n_decoder_layers": 1, "lm_head_bias": True}),
+    ("bigbird_pegasus", PRE_BART | {"attention_bias": True}),
     ("t5", T5),
     ("t5", T5 | {"gated": True, "activation": "silu", "tie_lm_head": False}),
     ("t5", T5 | {"gated": True, "activation": "gelu", "logits_scale": 16**-0.5}),
@@ -255,6 +262,7 @@ REFERENCE_CLASSES = {
     "mbart": "MBartForConditionalGeneration",
     "pegasus": "PegasusForConditionalGeneration",
     "m2m_100": "M2M100ForConditionalGeneration",
+    "bigbird_pegasus": "BigBirdPegasusForConditionalGeneration",
     "t5": "T5ForConditionalGeneration",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
