@@ -373,3 +373,15 @@ def test_long_sequences_save_no_attention_weights():
     config = ModelConfig(**SIZES)
     per_token = [count_saved(config, 1, length) for length in (64, 128, 129, 4096)]
     assert per_token[0] < per_token[1] > per_token[2] == per_token[3]
+
+
+@slow
+def test_attention_to_few_keys_saves_no_weights():
+    """Blocks of queries are computed again, with dropout too."""
+    encoder = ModelConfig(**SIZES, shape="encoder", attention_dropout=0.1)
+    sparse = encoder.model_copy(update={"sliding_window": 100})
+    plain = encoder.model_copy(update={"attention_dropout": 0.0})
+    saved = [count_saved(each, 1, 4096) for each in (sparse, plain, encoder)]
+    assert saved[0] == saved[1] < saved[2]
+    half = sparse.model_copy(update={"window_pattern": ("local", "global")})
+    assert count_saved(half, 1, 4096) - saved[0] == (saved[2] - saved[0]) / 2
