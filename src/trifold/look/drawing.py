@@ -61,7 +61,9 @@ def _column(config: ModelConfig, side: str, sized: ModelConfig) -> Column:
     decodes, translates = side == "decoder", config.shape == "encoder-decoder"
     causal = ", causal" if decodes else ""
     sizes = f"{config.d_model:,} → {sized.d_ff:,} → {config.d_model:,}"
-    lines = (sizes, f"gated {config.activation}") if config.gated else (f"{sizes}, {config.activation}",)
+    short = f"{sizes}, {config.activation}"
+    lines: Box = (short,) if len(short) <= _WIDTH - 4 else (sizes, config.activation)
+    lines = (sizes, f"gated {config.activation}") if config.gated else lines
     attention = ("self-attention", _heads(sized) + causal, *reach(sized, side))
     block: list[Box] = [("feed-forward", *lines), attention]
     if (experts := config.experts) is not None:

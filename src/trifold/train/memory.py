@@ -108,9 +108,9 @@ def saved_elements(
     layers = 0
     for side, sized in config.stacks.items():
         crosses = side == "decoder" and config.shape == "encoder-decoder"
-        few = sum(2 * keys_read(sized, layer, length, side) < length for layer in range(sized.n_layers))
-        dense = 1 - few / sized.n_layers  # the others compute blocks of queries again
-        block = _saved_by_block(sized, length, mask, attentions=2 if crosses else 1, dense=dense, int8=int8)
+        kept = sum(_kept_keys(sized, layer, length, side) for layer in range(sized.n_layers)) / sized.n_layers
+        kept += length if crosses else 0
+        block = _saved_by_block(sized, kept, length, mask, attentions=2 if crosses else 1, int8=int8)
         block += sized.d_ff if config.activation_dropout and not compiled else 0
         layers += sized.n_layers * config.d_model + block if recompute else sized.n_layers * block
     stacks = len(config.stacks)
@@ -122,13 +122,19 @@ def saved_elements(
 _READ = {"layer": 1, "rms": 2}  # tensors of width E that a norm saves
 
 
-def _saved_by_block(
-    config: ModelConfig, length: int, mask: int, attentions: int, *, dense: float, int8: bool
-) -> int:
-    """Elements per token, saved by the residuals and the sub-layers of one block.
-
-    dense: the share of the layers whose self-attention saves its weights.
+def _kept_keys(config: ModelConfig, layer: int, length: int, side: str) -> int:
+    """For how many keys of a query self-attention may save weights. If queries read few keys, it computes blocks of
+    queries again, except those that read all keys.
     """
+    if 2 * keys_read(config, layer, length, side) >= length:
+        return length
+    return 0 if config.sparse_blocks is None else 2 * config.sparse_blocks.size
+
+
+def _saved_by_block(
+    config: ModelConfig, kept: float, length: int, mask: int, attentions: int, *, int8: bool
+) -> int:
+    """Elements per token, saved by the residuals and the sub-layers of one block; kept: see `_kept_keys`."""
     merged = config.n_heads * config.head_width
     read = _READ[config.norm]
     each = 1 + read * (2 if config.norm_placement == "sandwich" else 1) + mask
@@ -139,7 +145,7 @@ def _saved_by_block(
     }[config.residual]
     # The attention weights: the softmax, and with dropout a mask and the product.
     weights_per_key = 3 if config.attention_dropout else int(length <= 128)
-    weights = round(config.n_heads * weights_per_key * length * (attentions - 1 + dense))
+    weights = round(config.n_heads * weights_per_key * kept)
     inner = 2 if config.gated else 1  # inputs or outputs of the activation
     if config.activation_dropout or int8:  # both, and the product with the gate
         inner = 4 if config.gated else 2
