@@ -10,7 +10,8 @@ A product of (m, k) and (k, n) takes 2·m·k·n floating-point operations; nothi
     attention to S keys        2·(2·S·H·D): the scores q·k, and the weighted sum of v     (Kaplan et al. 2020, table 1)
     backward                   twice the forward: each product has two gradients      (Kaplan et al. 2020, section 2.1)
 
-S counts every key of the batch's width, because the kernels compute masked keys too. Look-ups, norms, softmax and
+S counts every key of the batch's width, because the kernels compute masked keys too; with windows, segments and sparse
+blocks it counts the keys that a query may read. Look-ups, norms, softmax and
 dropout are not counted: they cost memory traffic, not products.
 """
 
@@ -276,9 +277,10 @@ def forward_flops(config: ModelConfig, source_length: int, target_length: int) -
 
 
 def attention_matrices(config: ModelConfig) -> int:
-    """Elements of the projections of one attention."""
+    """Elements of the projections of one attention that every token passes; of the global ones, keys and values."""
     if (latent := config.latent) is None:
-        return 2 * config.d_model * config.head_width * (config.n_heads + config.kv_heads)
+        heads = config.n_heads + config.kv_heads + (config.n_heads if config.global_projections else 0)
+        return 2 * config.d_model * config.head_width * heads
     heads, queries = config.n_heads, latent.query_width or config.d_model
     down = latent.query_width or 0
     return (
@@ -305,9 +307,12 @@ def feed_forward_elements(config: ModelConfig, layer: int) -> int:
 
 
 def keys_read(config: ModelConfig, layer: int, keys: int, side: str) -> int:
-    """How many of the keys a query reads in self-attention at most, without global tokens, which are few."""
+    """How many of the keys a query may read in self-attention, without single global tokens. Of blocks in training:
+    its own, two beside it, the first, the last and random ones; the queries of two blocks read all keys.
+    """
     if (blocks := config.sparse_blocks) is not None and side == "encoder":
-        return min(keys, (5 + blocks.random) * blocks.size)
+        is_full = keys <= (5 + 2 * blocks.random) * blocks.size
+        return keys if is_full else min(keys, (7 + blocks.random) * blocks.size)
     if (segments := config.segments) is not None:
         return min(keys, segments.size + segments.reach)
     if config.attention == "spans":  # itself, k of each level and side; every other level reads it once

@@ -1,5 +1,7 @@
 """Attention to few keys: blocks of queries equal the dense definition, in values and gradients."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -17,8 +19,7 @@ LENGTH, HEADS, WIDTH = 83, 4, 8
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sparse, "LARGEST", 8)
-    monkeypatch.setattr(sparse, "SMALLEST", 4)
+    monkeypatch.setattr(sparse, "BLOCK", 4)
 
 
 def padding(*lengths: int) -> Tensor:
@@ -110,3 +111,38 @@ def test_a_learned_bias_is_computed_for_the_pairs_of_a_block(causal: bool) -> No
         found.append([*own, offsets.weight.grad])
     for mine, other in zip(*found, strict=True):
         torch.testing.assert_close(mine, other)
+
+
+# --- memory --------------------------------------------------------------------------------------------
+
+STEP = """
+import resource, sys, torch, trifold.fast
+from trifold.nn import Inputs, ModelConfig, Transformer
+trifold.fast.enable()
+torch.manual_seed(0)
+sizes = {"vocab_size": 50, "d_model": 16, "n_heads": 1, "n_layers": 1, "d_ff": 16, "max_positions": 2**16}
+config = ModelConfig(**sizes, shape="encoder", positions="none", dropout=0.0, heads=(), **eval(sys.argv[1]))
+model = Transformer(config).train()
+model(Inputs(torch.randint(3, 50, (1, 2**16)))).square().sum().backward()
+assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+LONG = {
+    "window": {"sliding_window": 128},
+    "window and global tokens": {
+        **{"sliding_window": 128, "global_tokens": "first"},
+        "global_projections": True,
+    },
+    "blocks": {"sparse_blocks": {"size": 64, "random": 3}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LONG)
+def test_a_text_of_64_k_tokens_fits_in_memory(name: str) -> None:
+    """One layer, forward and backward. The scores of its head alone would be 16 GiB."""
+    done = subprocess.run(
+        [sys.executable, "-c", STEP, repr(LONG[name])], capture_output=True, text=True, check=True
+    )
+    peak = int(done.stdout) * (1 if sys.platform == "darwin" else 1024)  # KiB on Linux
+    assert peak < 1e9 < 2**32 * 4

@@ -29,8 +29,7 @@ LENGTHS = (13, 5, 8)
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    monkeypatch.setattr(sparse, "SMALLEST", 4)
-    monkeypatch.setattr(sparse, "LARGEST", 4)
+    monkeypatch.setattr(sparse, "BLOCK", 4)
 
 
 def model(shape: str, **more: object) -> Transformer:

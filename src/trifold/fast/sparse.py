@@ -20,7 +20,7 @@ from trifold.nn.masks import Blocks, Mask, PairBias
 from trifold.nn.rng import ReplayThreadRng
 from trifold.nn.spans import Spans
 
-LARGEST, SMALLEST = 512, 128  # queries of a block
+BLOCK = 128  # queries, elsewhere than in blocks and segments
 Attend = Callable[..., Tensor]
 
 
@@ -37,8 +37,8 @@ class Block:
 def reads_few_keys(mask: Mask, queries: int, keys: int) -> bool:
     """Whether blocks of queries read less than half of the keys."""
     if mask.spans is not None:
-        return queries >= 2 * SMALLEST
-    if not mask.is_local or mask.order is not None or queries < 2 * SMALLEST or keys < mask.offset + queries:
+        return queries >= 2 * BLOCK
+    if not mask.is_local or mask.order is not None or queries < 2 * BLOCK or keys < mask.offset + queries:
         return False
     return 2 * (_size(mask) + sum(_reach(mask))) < keys
 
@@ -87,7 +87,7 @@ def _size(mask: Mask) -> int:
     """Queries of a block."""
     if mask.blocks is not None:
         return mask.blocks.size
-    return mask.segment[0] if mask.segment is not None else max(SMALLEST, min(LARGEST, mask.window or 0))
+    return BLOCK if mask.segment is None else mask.segment[0]
 
 
 def _reach(mask: Mask) -> tuple[int, int]:

@@ -62,6 +62,7 @@ _LINEAR = {
     "low-rank": "attention to mixtures of keys",
     "spans": "attention to spans of tokens",
 }
+_GLOBALS = {"first": "global first token", "question": "global tokens before the first end-of-sentence token"}
 _QK_NORMS = {"head": "norm of the queries and keys of each head", "width": "norm of queries and keys"}
 _RESIDUALS = {
     "parallel": "parallel attention and feed-forward after one norm",
@@ -130,9 +131,8 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, *tuple[str | No
         _RESIDUALS.get(config.residual),
         f"{len(layers)} layers share {plural(blocks, 'block')}" if blocks < len(layers) else None,
     )
-    queries, keys, window = config.n_heads, config.kv_heads, config.sliding_window
+    queries, keys = config.n_heads, config.kv_heads
     scale = "unscaled scores" if config.attention_scale == 1 else "different scale of the scores"
-    some = " in some layers" if "global" in config.window_pattern else ""
     capped = config.score_soft_cap is not None or config.logit_soft_cap is not None
     yield (
         "attention",
@@ -142,7 +142,7 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, *tuple[str | No
         f"{queries} query heads share {plural(keys, 'key/value head')}" if keys != queries else None,
         None if config.attention_scale is None else scale,
         "scores divided by the layer number" if config.attention_scale_by_layer else None,
-        None if window is None else f"window of {window:,} tokens{some}",
+        ", ".join(dict.fromkeys(phrase for side, stack in stacks.items() for phrase in reach(stack, side))),
         "soft caps" if capped else None,
         _QK_NORMS.get(config.qk_norm or ""),
         _LINEAR.get(config.attention),
@@ -168,6 +168,23 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, *tuple[str | No
         "untied output matrix" if writes and not config.tie_lm_head else None,
         None if config.lm_head_transform is None else "additional layer before the logits",
     )
+
+
+def reach(config: ModelConfig, side: str) -> list[str]:
+    """Phrases for the keys that a query of a stack attends to; none if it attends to all."""
+    found = []
+    if config.sliding_window is not None:
+        some = " in some layers" if "global" in config.window_pattern else ""
+        found.append(f"window of {config.sliding_window:,} tokens{some}")
+    if side == "encoder" and config.global_tokens != "none":
+        found.append(_GLOBALS[config.global_tokens])
+        found += ["own projections of global tokens"] if config.global_projections else []
+    if (blocks := config.sparse_blocks) is not None:
+        training = " in training" if blocks.only_in_training else ""
+        found += [f"sparse blocks of {blocks.size:,} tokens", f"{blocks.random:,} random ones{training}"]
+    if (segments := config.segments) is not None:
+        found.append(f"segments of {segments.size:,} tokens and {segments.reach:,} before")
+    return found
 
 
 def _embedding_sizes(config: ModelConfig) -> str:

@@ -97,8 +97,8 @@ def _linear_attention(config: ModelConfig) -> Iterator[str]:
 
 
 def _sparse_attention(config: ModelConfig) -> Iterator[str]:
-    if config.global_tokens != "none" and config.sliding_window is None:
-        yield "global_tokens need sliding_window, the number of keys of the other tokens"
+    if config.global_tokens != "none" and (config.sliding_window is None or not config.encoder_layers):
+        yield "global_tokens need an encoder with sliding_window, the number of keys of the other tokens"
     if config.global_tokens == "none" and config.global_projections:
         yield "global_projections need global_tokens: first or question"
     for key, shapes in (

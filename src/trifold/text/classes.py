@@ -214,6 +214,15 @@ def _pegasus(vocabulary: Vocabulary, settings: Settings, names: Names) -> Librar
     return _with_special(library, special)
 
 
+def _big_bird(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
+    """Text is not normalized, except that several spaces become one ▁."""
+    library = _unigram(vocabulary, settings, names)
+    scheme = "never" if settings.get("add_prefix_space") is False else "always"
+    library.normalizer = normalizers.Replace(Regex(" {2,}"), SPACE)
+    library.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme, split=True)
+    return _with_mask(library, names)
+
+
 def _camembert(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
     if vocabulary.unk_id is not None:  # a SentencePiece model
         head = ["<s>NOTUSED", names["pad_token"], "</s>NOTUSED", names["unk_token"]]
@@ -295,6 +304,7 @@ _END_OF_TEXT = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endofte
 T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _ALBERT = _BRACKETS | {"bos_token": "[CLS]", "eos_token": "[SEP]", "unk_token": "<unk>", "pad_token": "<pad>"}
 _DEBERTA = _BRACKETS | {"bos_token": "[CLS]", "eos_token": "[SEP]"}
+_BIG_BIRD = _BRACKETS | _BOS_EOS | {"pad_token": "<pad>"}
 _XLNET = FAIRSEQ | {"sep_token": "<sep>", "cls_token": "<cls>"}
 _QWEN = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
 _PEGASUS = T5 | {"mask_token": "<mask_2>"}
@@ -324,6 +334,7 @@ CLASSES: dict[str, TokenizerClass] = {
     "XLMRobertaTokenizer": TokenizerClass(_xlm_roberta, BOS_EOS_EOS, FAIRSEQ, "Unigram"),
     "CamembertTokenizer": TokenizerClass(_camembert, BOS_EOS_EOS, FAIRSEQ, "Unigram"),
     "AlbertTokenizer": TokenizerClass(_albert, CLS_SEP, _ALBERT, "Unigram"),
+    "BigBirdTokenizer": TokenizerClass(_big_bird, CLS_SEP, _BIG_BIRD, "Unigram"),
     "XLNetTokenizer": TokenizerClass(_xlnet, SEP_CLS, _XLNET, "Unigram"),
     "PegasusTokenizer": TokenizerClass(_pegasus, ("$A {eos}", "$A $B {eos}"), _PEGASUS, "Unigram"),
     "MBartTokenizer": TokenizerClass(_MBART, language("en_XX", first=False), FAIRSEQ, "Unigram"),
@@ -343,4 +354,5 @@ CLASS_OF_MODEL = {
     "bertweet": "BertweetTokenizer", "xlnet": "XLNetTokenizer", "electra": "ElectraTokenizer",
     "mpnet": "MPNetTokenizer", "deberta-v2": "DebertaV2Tokenizer", "opt": "GPT2Tokenizer",
     "mbart": "MBartTokenizer", "pegasus": "PegasusTokenizer", "m2m_100": "M2M100Tokenizer",
+    "big_bird": "BigBirdTokenizer",
 }  # fmt: skip

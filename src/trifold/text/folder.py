@@ -26,7 +26,7 @@ from trifold.text.vocabulary import from_document, read_vocabulary
 # A folder with one of these files has a tokenizer.
 FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.spm")
 # Folders of these models name classes that `transformers` overrides.
-_OVERRIDDEN = ("mistral", "mixtral", "gpt_bigcode", "umt5", "phi3")
+_OVERRIDDEN = ("mistral", "mixtral", "gpt_bigcode", "umt5", "phi3", "bigbird_pegasus")
 
 
 def read_tokenizer(folder: str | Path, *, target: bool = False, **options: Any) -> Tokenizer:

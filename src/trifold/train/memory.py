@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from trifold.costs import count_parameters, position_table
+from trifold.costs import count_parameters, keys_read, position_table
 from trifold.errors import SettingsError
 from trifold.fast import compiled_loops
 from trifold.memory import Limit, format_size
@@ -103,7 +103,9 @@ def saved_elements(
     layers, recompute, int8 = 0, train.recompute == "blocks", train.precision == "int8"
     for side, sized in config.stacks.items():
         crosses = side == "decoder" and config.shape == "encoder-decoder"
-        block = _saved_by_block(sized, length, mask, attentions=2 if crosses else 1, int8=int8)
+        kept = sum(_kept_keys(sized, layer, length, side) for layer in range(sized.n_layers)) / sized.n_layers
+        kept += length if crosses else 0
+        block = _saved_by_block(sized, kept, length, mask, attentions=2 if crosses else 1, int8=int8)
         block += sized.d_ff if config.activation_dropout and not compiled else 0
         layers += sized.n_layers * config.d_model + block if recompute else sized.n_layers * block
     stacks = len(config.stacks)
@@ -117,8 +119,19 @@ def saved_elements(
 _READ = {"layer": 1, "rms": 2}  # tensors of width E that a norm saves
 
 
-def _saved_by_block(config: ModelConfig, length: int, mask: int, attentions: int, *, int8: bool) -> int:
-    """Elements per token, saved by the residuals and the sub-layers of one block."""
+def _kept_keys(config: ModelConfig, layer: int, length: int, side: str) -> int:
+    """For how many keys of a query self-attention may save weights. If queries read few keys, it computes blocks of
+    queries again, except those that read all keys.
+    """
+    if 2 * keys_read(config, layer, length, side) >= length:
+        return length
+    return 0 if config.sparse_blocks is None else 2 * config.sparse_blocks.size
+
+
+def _saved_by_block(
+    config: ModelConfig, kept: float, length: int, mask: int, attentions: int, *, int8: bool
+) -> int:
+    """Elements per token, saved by the residuals and the sub-layers of one block; kept: see `_kept_keys`."""
     merged = config.n_heads * config.head_width
     read = _READ[config.norm]
     each = 1 + read * (2 if config.norm_placement == "sandwich" else 1) + mask
@@ -129,7 +142,7 @@ def _saved_by_block(config: ModelConfig, length: int, mask: int, attentions: int
     }[config.residual]
     # The attention weights: the softmax, and with dropout a mask and the product.
     weights_per_key = 3 if config.attention_dropout else int(length <= 128)
-    attention = 5 * merged + config.n_heads * weights_per_key * length
+    weights = round(config.n_heads * weights_per_key * kept)
     inner = 2 if config.gated else 1  # inputs or outputs of the activation
     if config.activation_dropout or int8:  # both, and the product with the gate
         inner = 4 if config.gated else 2
@@ -137,7 +150,7 @@ def _saved_by_block(config: ModelConfig, length: int, mask: int, attentions: int
     if experts is not None:  # with the inputs of the experts
         width = (experts.per_token + experts.shared) * (experts.d_ff or width)
         residuals += 2 * experts.per_token
-    return config.d_model * residuals + attentions * attention + width * inner
+    return config.d_model * residuals + attentions * 5 * merged + weights + width * inner
 
 
 def check_fits(memory: TrainingMemory, parameters: int, recipe: Recipe, limit: Limit) -> None:

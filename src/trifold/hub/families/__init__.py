@@ -5,6 +5,7 @@ from __future__ import annotations
 from trifold.hub.families import (
     bart,
     bert,
+    bigbird,
     decoders,
     encoders,
     experts,
@@ -38,6 +39,7 @@ FAMILIES: dict[str, Family] = {
         *(experts.MIXTRAL, experts.QWEN3_MOE, experts.GPT_OSS, experts.DEEPSEEK_V3),
         *(encoders.MODERNBERT, encoders.EUROBERT, encoders.ELECTRA, encoders.MPNET, encoders.DEBERTA),
         *(mbart.OPT, falcon.BLOOM, mbart.MBART, mbart.PEGASUS, mbart.M2M),
+        *(bigbird.BIG_BIRD, bigbird.BIGBIRD_PEGASUS),
         native.FAMILY,
     )
 }
