@@ -1,11 +1,13 @@
-"""Time and memory of one attention layer by the length of the text, for each kind of attention.
+"""Time and memory of one layer by the length of the text, for each kind of attention.
 
     python benchmarks/long_attention.py --lengths 1024 4096 16384 --out long.png
 
-Each measurement runs in a process of its own, all kinds one after the other, twice; the smaller time counts. `step` is
-the CPU time of forward and backward pass, `token` that of one generated token with a cache of that length, and MB the
-growth of the peak memory of a step. `dense` is the plain definition of softmax attention, `softmax` the version that
-trifold uses. `lsh` has four rounds of hashing. `projections` is a layer without attention: the four matrix products that all kinds share.
+Each measurement runs in a process of its own, all kinds one after the other, twice; the smaller time counts. The model
+has one layer, with a feed-forward network of width 8. `step` is the CPU time of forward and backward pass, `token` that
+of one generated token after a text of that length, and MB the growth of the peak memory of a step. `dense` is the plain
+definition of softmax attention, `softmax` the version that trifold uses. `projections` is a layer without attention:
+the four matrix products that all kinds share. The cache of `spans` stores inputs: a token costs as much as the forward
+pass of the text. Kinds of encoders come last, after full attention in both directions.
 """
 
 from __future__ import annotations
@@ -16,8 +18,24 @@ import subprocess
 import sys
 import time
 from statistics import median
+from typing import Any
 
-KINDS = ("dense", "softmax", "elu", "favor", "low-rank", "lsh", "projections")
+ENCODER = {"shape": "encoder"}
+KINDS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "softmax": {},
+    "window": {"sliding_window": 512},
+    "segments": {"segments": {"size": 512, "reach": 512}},
+    "lsh": {"attention": "lsh"},
+    "spans": {"attention": "spans"},
+    "elu": {"attention": "elu"},
+    "favor": {"attention": "favor"},
+    "projections": {},
+    "both ways": ENCODER,
+    "globals": ENCODER | {"sliding_window": 256, "global_tokens": "first"},
+    "blocks": ENCODER | {"sparse_blocks": {"size": 64, "random": 3}},
+    "low-rank": ENCODER | {"attention": "low-rank"},
+}
 LARGEST_DENSE = 4096  # tokens whose weights fit into memory
 
 
@@ -28,43 +46,41 @@ def measure(kind: str, length: int, width: int, threads: int) -> dict[str, float
     import torch
 
     from trifold import fast
-    from trifold.nn import ModelConfig
-    from trifold.nn.cache import GrowingKeys, LayerCache, RunningSums
-    from trifold.nn.masks import Mask
-    from trifold.nn.stack import self_attention
+    from trifold.nn import Inputs, ModelConfig, Transformer
 
     torch.set_num_threads(threads)
     if kind != "dense":
         fast.enable()
-    encoder = kind == "low-rank"
-    values = {"shape": "encoder" if encoder else "decoder", "max_positions": length, "positions": "none"}
+    values = {
+        "shape": "decoder",
+        "max_positions": length + 64,
+        "positions": "none",
+        "heads": [],
+        "dropout": 0.0,
+    }
     values |= {"vocab_size": 10, "d_model": width, "n_layers": 1, "n_heads": width // 64, "d_ff": 8}
-    values |= {"attention": kind} if kind in ("elu", "favor", "low-rank", "lsh") else {}
-    layer = self_attention(ModelConfig.parse(values), 0)
     torch.manual_seed(0)
-    for parameter in layer.parameters():
-        torch.nn.init.normal_(parameter, std=0.02)
-    x = torch.randn(1, length, width, requires_grad=True)
-    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    model = Transformer(ModelConfig.parse(values | KINDS[kind]))
     if kind == "projections":
-        q, k, v = layer.project(x)
-        out = layer.o_proj((q + k + v).transpose(1, 2).flatten(2))
-    else:
-        out = layer(x, mask=Mask(causal=not encoder))
-    out.square().sum().backward()
+        assert model.decoder is not None, "a decoder"
+        model.decoder.blocks[0].self_attention.sublayer.weigh = lambda q, k, v, *_: q + k + v
+    tokens = torch.randint(3, 10, (1, length))
+    model(Inputs(tokens[:, :64])).square().sum().backward()  # loads compiled code
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    model(Inputs(tokens)).square().sum().backward()
     found = {"step": time.process_time() - start}
     found["MB"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    if not encoder and kind not in ("projections", "lsh"):  # lsh reads the whole text again for each token
-        cache = LayerCache(RunningSums() if kind in ("elu", "favor") else GrowingKeys())
-        with torch.no_grad():
-            for part in x.split(1024, 1):
-                layer(part, mask=Mask(causal=True, offset=cache.own.length), cache=cache)
-            tokens = []
-            for _ in range(21):
-                start = time.process_time()
-                layer(x[:, :1], mask=Mask(causal=True, offset=cache.own.length), cache=cache)
-                tokens.append(time.process_time() - start)
-        found["token"] = median(tokens)  # the first one compiles
+    if model.decoder is None or kind == "projections":
+        return found
+    cache = model.eval().new_cache("sliding" if kind == "window" else "growing")
+    with torch.no_grad():
+        model.decode(Inputs(tokens), cache=cache)
+        times = []
+        for _ in range(3 if kind == "spans" else 21):  # the first one compiles
+            start = time.process_time()
+            model.decode(Inputs(tokens[:, :1]), cache=cache)
+            times.append(time.process_time() - start)
+    found["token"] = median(times)
     return found
 
 
@@ -92,7 +108,7 @@ def draw(rows: list[dict[str, float | str]], file: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384])
-    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--width", type=int, default=512, help="of the model; heads have 64 dimensions")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=2)

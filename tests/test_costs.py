@@ -17,8 +17,10 @@ from trifold.costs import (
 )
 from trifold.errors import SettingsError
 from trifold.fast import compiled_loops
-from trifold.nn import PRESETS, Inputs, ModelConfig, Transformer
+from trifold.fast.sparse import sparse_attend
+from trifold.nn import PRESETS, Inputs, ModelConfig, Transformer, ops
 from trifold.nn.losses import linear_cross_entropy
+from trifold.nn.masks import Blocks, Mask
 from trifold.recipe import TrainSettings
 from trifold.train.device import Machine
 from trifold.train.memory import TrainingMemory, estimate_memory, saved_elements
@@ -35,6 +37,9 @@ PARTS = [
     {"norm_placement": "exit"}, {"first_norm": False}, {"experts": EXPERTS}, {"latent": LATENT},
     {"experts": EXPERTS | {"shared": 2, "bias": True, "correction": True, "dense_layers": 1}},
     {"latent": LATENT | {"query_width": 9}, "norm": "rms", "norm_weight": "plus-one"},
+    {"sliding_window": 4, "global_tokens": "first"}, {"sparse_blocks": {"size": 4}},
+    {"sliding_window": 4, "global_tokens": "first", "global_projections": True},
+    {"segments": {"size": 4, "reach": 2}},
 ]  # fmt: skip
 SEQUENTIAL = {"experts", "latent", "norm_placement", "first_norm"}
 
@@ -87,8 +92,14 @@ def configs(draw):
     part = draw(st.sampled_from([{}, *PARTS]))
     if values.get("residual", "sequential") == "sequential" or not SEQUENTIAL & part.keys():
         values |= part
-    if "latent" in part:
+    if part.keys() & {"latent", "global_projections", "sparse_blocks", "segments"}:
         values |= {"n_kv_heads": None, "positions": "none"}
+    if part.keys() & {"global_tokens", "sparse_blocks"} and values["shape"] == "decoder":
+        values = {key: value for key, value in values.items() if key not in part}
+    if "segments" in part and (
+        values["shape"] != "decoder" or values.get("residual", "sequential") != "sequential"
+    ):
+        del values["segments"]
     if values["norm_placement"] != "pre":
         values.pop("first_norm", None)
     if values["positions"] == "learned":
@@ -136,8 +147,9 @@ def test_attention_matrices_are_the_four_projections(config):
     attention = built(config).get_submodule(
         ("encoder" if config.encoder_layers else "decoder") + ".blocks.0.self_attention"
     )
-    matrices = [p for p in attention.sublayer.parameters() if p.dim() == 2]
-    assert len(matrices) == 4 or config.latent is not None
+    named = attention.sublayer.named_parameters()
+    matrices = [p for name, p in named if p.dim() == 2 and name != "global_q_proj.weight"]  # of few tokens
+    assert len(matrices) == 4 + 2 * config.global_projections or config.latent is not None
     assert sum(p.numel() for p in matrices) == attention_matrices(config)
 
 
@@ -233,6 +245,44 @@ def test_flops_of_a_masked_language_model():
     assert counter.get_total_flops() == 3 * 9 * forward_flops(config, 9, 9).source
 
 
+SPARSE = {
+    "window": ({"shape": "encoder", "sliding_window": 100}, Mask(window=100)),
+    "causal window": ({"shape": "decoder", "sliding_window": 200}, Mask(causal=True, window=200)),
+    "segments": ({"shape": "decoder", "segments": {"size": 64, "reach": 32}}, Mask(causal=True, segment=(64, 32))),
+    "blocks": (
+        {"shape": "encoder", "sparse_blocks": {"size": 32, "random": 2}},
+        Mask(blocks=Blocks.of(None, 2048, 32, 2, random=2, seed=0, repeat=False)),
+    ),
+}  # fmt: skip
+
+
+@slow
+@pytest.mark.parametrize("name", SPARSE)
+def test_flops_count_the_keys_that_are_read(name):
+    """Kernels read whole blocks of keys, which hold at most twice as many as a query may read."""
+    (options, mask), keys = SPARSE[name], 2048
+    q = torch.randn(1, 2, keys, 4)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        sparse_attend(ops.PLAIN["attend"], q, q, q, mask, None)
+    config = ModelConfig(d_model=8, n_heads=2, n_layers=1, positions="none", **options)
+    dense = ModelConfig(d_model=8, n_heads=2, n_layers=1, positions="none", shape=config.shape)
+    per_key = 2 * 2 * config.d_model
+    saved = max(forward_flops(dense, keys, keys)) - max(forward_flops(config, keys, keys))
+    read, computed = keys - saved / per_key, counter.get_total_flops() / keys / per_key
+    if name == "blocks":
+        assert computed == pytest.approx(read, rel=0.01)
+    else:
+        assert read == mask.dense(keys, keys, q.device).sum(-1).max() <= computed <= 2 * read
+
+
+@slow
+def test_flops_of_global_projections_are_counted():
+    options = {"shape": "encoder", "sliding_window": 9, "global_tokens": "first", "positions": "none"}
+    with_own, without = (ModelConfig(**SIZES, **options, global_projections=own) for own in (True, False))
+    more = forward_flops(with_own, 40, 40).source - forward_flops(without, 40, 40).source
+    assert more == 2 * 2 * (2 * 64 * 64)  # keys and values of two layers
+
+
 @slow
 def test_flops_of_image_models():
     """Four tokens: three patches, which are a matmul, and the class token, which is a parameter."""
@@ -249,7 +299,7 @@ def test_flops_of_image_models():
 def count_saved(config: ModelConfig, tokens: int, length: int) -> int:
     """`saved_elements` without options, on this machine."""
     compiled = compiled_loops() is not None
-    return saved_elements(config, tokens, length, compiled=compiled, recompute=False, int8=False)
+    return saved_elements(config, TrainSettings(), tokens, length, compiled=compiled)
 
 
 @slow
@@ -323,3 +373,15 @@ def test_long_sequences_save_no_attention_weights():
     config = ModelConfig(**SIZES)
     per_token = [count_saved(config, 1, length) for length in (64, 128, 129, 4096)]
     assert per_token[0] < per_token[1] > per_token[2] == per_token[3]
+
+
+@slow
+def test_attention_to_few_keys_saves_no_weights():
+    """Blocks of queries are computed again, with dropout too."""
+    encoder = ModelConfig(**SIZES, shape="encoder", attention_dropout=0.1)
+    sparse = encoder.model_copy(update={"sliding_window": 100})
+    plain = encoder.model_copy(update={"attention_dropout": 0.0})
+    saved = [count_saved(each, 1, 4096) for each in (sparse, plain, encoder)]
+    assert saved[0] == saved[1] < saved[2]
+    half = sparse.model_copy(update={"window_pattern": ("local", "global")})
+    assert count_saved(half, 1, 4096) - saved[0] == (saved[2] - saved[0]) / 2

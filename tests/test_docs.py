@@ -28,7 +28,7 @@ import yaml
 
 from trifold.cli import COMMANDS, main
 from trifold.recipe import load_recipe, recipe_names
-from trifold.train.run_folder import FREE, FREE_WITHOUT_AVERAGING
+from trifold.train.resume import FREE, FREE_WITHOUT_AVERAGING
 from trifold.train.study import load_study, plan_runs
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,8 @@ A product of (m, k) and (k, n) takes 2·m·k·n floating-point operations; nothi
     attention to S keys        2·(2·S·H·D): the scores q·k, and the weighted sum of v     (Kaplan et al. 2020, table 1)
     backward                   twice the forward: each product has two gradients      (Kaplan et al. 2020, section 2.1)
 
-S counts every key of the batch's width, because the kernels compute masked keys too. Look-ups, norms, softmax and
+S counts every key of the batch's width, because the kernels compute masked keys too; with windows, segments and sparse
+blocks it counts the keys that a query may read. Look-ups, norms, softmax and
 dropout are not counted: they cost memory traffic, not products.
 """
 
@@ -22,6 +23,7 @@ from typing import NamedTuple
 
 from trifold.nn.config import ModelConfig
 from trifold.nn.lsh import default_buckets
+from trifold.nn.spans import level_starts, offset_rows
 
 SINUSOIDAL = ("sinusoidal", "sinusoidal-halves", "sinusoidal-tensor2tensor")
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
@@ -171,6 +173,10 @@ def _attention(config: ModelConfig, kind: str = "cross") -> str:
         terms.append("H")
     if config.attention == "low-rank" and kind == "self":
         terms.append(f"2·{config.rank}·P")
+    if config.attention == "spans":
+        terms.append(f"{offset_rows(config)}·H")
+    if config.global_projections and kind == "self":
+        terms.append("3·E·H·D" + (" + 3·H·D" if config.attention_bias else ""))
     return f"({' + '.join(terms)})" if len(terms) > 1 else terms[0]
 
 
@@ -271,7 +277,7 @@ def forward_flops(config: ModelConfig, source_length: int, target_length: int) -
     """
     lengths = {"encoder": source_length, "decoder": target_length}
     elements = dict.fromkeys(lengths, 0) | {
-        side: _layer_elements(sized, lengths[side]) + _embedding_elements(config)
+        side: _layer_elements(sized, lengths[side], side) + _embedding_elements(config)
         for side, sized in config.stacks.items()
     }
     if config.shape == "encoder-decoder":
@@ -285,9 +291,10 @@ def forward_flops(config: ModelConfig, source_length: int, target_length: int) -
 
 
 def attention_matrices(config: ModelConfig) -> int:
-    """Elements of the projections of one attention."""
+    """Elements of the projections of one attention that every token passes; of the global ones, keys and values."""
     if (latent := config.latent) is None:
-        return 2 * config.d_model * config.head_width * (config.n_heads + config.kv_heads)
+        heads = config.n_heads + config.kv_heads + (config.n_heads if config.global_projections else 0)
+        return 2 * config.d_model * config.head_width * heads
     heads, queries = config.n_heads, latent.query_width or config.d_model
     down = latent.query_width or 0
     return (
@@ -327,19 +334,40 @@ def _chunk_elements(config: ModelConfig, keys: int, layer: int) -> int:
     return elements + lsh.hashes * (hashing + _per_key(config) * lsh.chunk * (lsh.before + 1 + lsh.after))
 
 
-def _layer_elements(config: ModelConfig, keys: int) -> int:
+def keys_read(config: ModelConfig, layer: int, keys: int, side: str) -> int:
+    """How many of the keys a query may read in self-attention, without single global tokens. Of blocks in training:
+    its own, two beside it, the first, the last and random ones; the queries of two blocks read all keys.
+    """
+    if (blocks := config.sparse_blocks) is not None and side == "encoder":
+        is_full = keys <= (5 + 2 * blocks.random) * blocks.size
+        return keys if is_full else min(keys, (7 + blocks.random) * blocks.size)
+    if (segments := config.segments) is not None:
+        return min(keys, segments.size + segments.reach)
+    if config.attention == "spans":  # itself, k of each level and side; every other level reads it once
+        levels = len(level_starts(keys, config.span_keys)) - 1
+        return min(keys, (2 if side == "encoder" else 1) * levels * config.span_keys + 1) + levels - 1
+    window = config.window(layer) or keys
+    return min(keys, 2 * window - 1 if side == "encoder" else window)
+
+
+def _layer_elements(config: ModelConfig, keys: int, side: str) -> int:
     """Elements of the matrices that a token passes in all layers of a stack, without cross-attention."""
+    read = sum(keys_read(config, layer, keys, side) for layer in range(config.n_layers))
     feed_forward = sum(feed_forward_elements(config, layer) for layer in range(config.n_layers))
     if config.attention == "lsh":
         return sum(_chunk_elements(config, keys, layer) for layer in range(config.n_layers)) + feed_forward
     # Relative scores: there are twice as many distances as keys.
-    scores = _per_key(config) * keys * (2 if config.positions == "relative-sinusoidal" else 1)
+    scores = _per_key(config) * read * (2 if config.positions == "relative-sinusoidal" else 1)
     # Disentangled scores: products of queries, and of keys, with the vectors of at most so many distances. Each batch
     # projects these vectors once, which is not counted.
     distances = min(2 * keys - 1, config.relative_buckets)
-    scores += config.position_terms * config.n_heads * config.head_width * distances
-    scores = scores if config.attention == "softmax" else _linear_attention(config)
-    return config.n_layers * (attention_matrices(config) + scores) + feed_forward
+    scores += config.n_layers * config.position_terms * config.n_heads * config.head_width * distances
+    matrices = config.n_layers * attention_matrices(config) + feed_forward
+    if config.attention == "spans":
+        matrices = matrices * level_starts(keys, config.span_keys)[-1] // keys
+    elif config.attention != "softmax":
+        scores = config.n_layers * _linear_attention(config)
+    return matrices + scores
 
 
 def _linear_attention(config: ModelConfig) -> int:
@@ -378,7 +406,9 @@ def cached_elements(config: ModelConfig, tokens: int = 1) -> int:
     if config.attention in ("elu", "favor"):
         features = config.n_features if config.attention == "favor" else config.head_width
         return config.decoder_layers * sized.n_heads * features * (sized.head_width + 1)
-    kept = sum(min(tokens, sized.window(layer) or tokens) for layer in layers)
+    if config.attention == "spans":  # the inputs of the stack
+        return tokens * config.d_model
+    kept = sum(keys_read(sized, layer, tokens, "decoder") for layer in layers)
     each = 2 * sized.kv_heads * sized.head_width
     return kept * (each if config.latent is None else config.latent.width + config.latent.d_rotary)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor
 
+Integers: TypeAlias = NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class Ragged:
     """N sequences: ids (total tokens,) int32, starts (N + 1,) int64."""
 
     ids: NDArray[np.int32]
-    starts: NDArray[np.int64]
+    starts: Integers
 
     @staticmethod
     def of(sequences: Sequence[Sequence[int]]) -> Ragged:
@@ -33,24 +35,24 @@ class Ragged:
         return len(self.starts) - 1
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> Integers:
         return np.diff(self.starts)
 
     def tolist(self) -> list[list[int]]:
         """The sequences as lists."""
         return [part.tolist() for part in np.split(self.ids, self.starts[1:-1])] if len(self) else []
 
-    def joined(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int32]:
+    def joined(self, rows: Integers, lengths: Integers) -> NDArray[np.int32]:
         """The first `lengths` tokens of each of `rows`, concatenated: (sum of lengths,)."""
         return self.ids[positions(self.starts[rows], lengths)]
 
-    def select(self, rows: NDArray[np.int64], lengths: NDArray[np.int64] | None = None) -> Ragged:
+    def select(self, rows: Integers, lengths: Integers | None = None) -> Ragged:
         """The given sequences, or the first `lengths` tokens of each."""
         lengths = self.lengths[rows] if lengths is None else lengths
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         return Ragged(self.joined(rows, lengths), starts)
 
-    def padded(self, rows: NDArray[np.int64], width: int, pad: int) -> Tensor:
+    def padded(self, rows: Integers, width: int, pad: int) -> Tensor:
         """The given rows, truncated or padded to `width`: (len(rows), width) int64."""
         import torch  # only here, so that text and data load without it
 
@@ -62,7 +64,7 @@ class Ragged:
         return torch.from_numpy(table)
 
 
-def positions(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def positions(starts: Integers, lengths: Integers) -> Integers:
     """The positions start, start + 1, … start + length - 1 of every range, concatenated: (sum of lengths,)."""
     firsts = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
     return firsts + np.arange(len(firsts))
@@ -71,17 +73,12 @@ def positions(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[
 class Chunks(NamedTuple):
     """Chunk n is the `sizes[n]` tokens from position `starts[n]` of the ids."""
 
-    starts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
+    starts: Integers
+    sizes: Integers
 
 
 def split_into_chunks(
-    starts: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    size: int,
-    *,
-    first: NDArray[np.int64] | None = None,
-    drop: bool = False,
+    starts: Integers, lengths: Integers, size: int, *, first: Integers | None = None, drop: bool = False
 ) -> Chunks:
     """Split sequences into chunks of at most `size` tokens, in order and without overlap.
 

@@ -47,6 +47,7 @@ LAYOUTS: dict[str, tuple[str, bool]] = {
     "bloom": ("gpt2", True),
     "mbart": ("bart", False),
     "pegasus": ("bart", False),
+    "bigbird_pegasus": ("bart", False),
     "m2m_100": ("bart", False),
     "t5": ("t5", False),
     "t5 1.1": ("t5", False),

@@ -98,6 +98,10 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "PegasusForConditionalGeneration", "PegasusConfig",
         {**SEQ2SEQ, "pad_token_id": 0, "scale_embedding": True, "forced_eos_token_id": None},
     ),
+    "bigbird_pegasus": (
+        "BigBirdPegasusForConditionalGeneration", "BigBirdPegasusConfig",
+        {**SEQ2SEQ, "use_bias": True, "forced_eos_token_id": None},
+    ),
     "m2m_100": ("M2M100ForConditionalGeneration", "M2M100Config", {**SEQ2SEQ, "pad_token_id": 1}),
     "marian": (
         "MarianMTModel",

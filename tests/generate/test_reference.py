@@ -214,3 +214,14 @@ def test_caches_equal_the_reference(family: str, cache: str, chunk: int | None) 
     own_options, inputs = {"cache": cache, "prefill_chunk_size": chunk}, inputs_for(family, (9, 4, 6))
     for search in ({}, {"num_beams": 3, "num_return_sequences": 3}):
         assert_same(family, inputs, None, own_options, max_new_tokens=14, repetition_penalty=1.5, **search)
+
+
+@pytest.mark.parametrize("random", [1, 2])
+def test_long_sources_in_blocks_equal_the_reference(random: int) -> None:
+    """Rows of as many blocks: the last block of the reference is that of the batch."""
+    tokens = torch.randint(3, 59, (2, 44), generator=torch.Generator().manual_seed(random))
+    inputs = Inputs(tokens, torch.arange(44) < torch.tensor([44, 41])[:, None])
+    tokens[1, 41:] = 0
+    assert_same(
+        "bigbird_pegasus", inputs, {"block_size": 4, "num_random_blocks": random}, max_new_tokens=LIMIT
+    )

@@ -49,13 +49,28 @@ def test_a_family_equals_the_reference(family: str, case: str) -> None:
         model.register_forward_hook(rename_order)
     if "late" in case:  # rows of one length: the reference scales by the longest row of a batch
         inputs = {"tokens": torch.randint(3, 40, (2, 11), generator=torch.Generator().manual_seed(0))}
+    if (
+        "long text" in case
+    ):  # rows with as many blocks as the batch, whose last block all rows read in the reference
+        check(model, **long_rows(model, 41))
+        inputs = long_rows(model, 48, 47)
     assert check(model, **inputs).family == family
+
+
+def long_rows(model: Any, *lengths: int) -> dict[str, torch.Tensor]:
+    """Arguments of `check`: rows of so many tokens, with segments if the model has some."""
+    shape, generator = (len(lengths), max(lengths)), torch.Generator().manual_seed(0)
+    real = torch.arange(shape[1]) < torch.tensor(lengths)[:, None]
+    tokens = torch.randint(6, 40, shape, generator=generator).where(real, model.config.pad_token_id)
+    kinds = getattr(model.config, "type_vocab_size", 0)
+    segments = {"token_type_ids": torch.randint(kinds, shape, generator=generator)} if kinds else {}
+    return {"tokens": tokens, **segments}
 
 
 Saved = Callable[..., Path]
 DECODERS = [family for family, tiny in TINY.items() if tiny.buffer]
 ENCODERS = ["bert", "roberta", "camembert", "xlm-roberta", "distilbert", "albert", "xlnet", "vit"]
-ENCODERS += ["modernbert", "eurobert", "electra", "mpnet", "deberta-v2"]
+ENCODERS += ["modernbert", "eurobert", "electra", "mpnet", "deberta-v2", "big_bird"]
 each_decoder = pytest.mark.parametrize("family", DECODERS)
 
 
@@ -165,6 +180,8 @@ XLNET = SIZES | UNSCALED | {"shape": "encoder", "positions": "relative-sinusoida
 XLNET |= {"segment_offsets": True, "query_stream": True, "heads": ["lm"], "lm_head_bias": True}
 XLNET |= {"attention_dropout": 0.1, "activation_dropout": 0.1}
 BART = SIZES | {"positions": "learned", "position_offset": 2, "embedding_norm": True, "attention_bias": True}
+PRE_BART = SIZES | {"positions": "learned", "norm_placement": "pre"}
+BLOCKS = {"size": 1, "random": 2, "only_in_training": True}
 FAIRSEQ = {"positions": "sinusoidal-tensor2tensor", "position_offset": 1}
 T5 = (
     SIZES
@@ -225,6 +242,11 @@ NEW: list[tuple[str, dict[str, Any]]] = [
     ("mbart", BART | {"norm_placement": "pre"}),
     ("pegasus", SIZES | {"norm_placement": "pre", "positions": "sinusoidal-halves", "attention_bias": True}),
     ("m2m_100", SIZES | {"norm_placement": "pre", **FAIRSEQ, "attention_bias": True, "n_decoder_layers": 3}),
+    ("big_bird", TEXT | {"n_token_types": 2, "sparse_blocks": BLOCKS}),
+    ("big_bird", TEXT | {"n_token_types": 1, "attention_bias": False, "attention_out_bias": True}),
+    ("trifold", TEXT | {"n_token_types": 2, "sparse_blocks": BLOCKS | {"only_in_training": False}}),
+    ("bigbird_pegasus", PRE_BART | {"sparse_blocks": BLOCKS, "n_decoder_layers": 1, "lm_head_bias": True}),
+    ("bigbird_pegasus", PRE_BART | {"attention_bias": True}),
     ("t5", T5),
     ("t5", T5 | {"gated": True, "activation": "silu", "tie_lm_head": False}),
     ("t5", T5 | {"gated": True, "activation": "gelu", "logits_scale": 16**-0.5}),
@@ -261,6 +283,7 @@ REFERENCE_CLASSES = {
     "mbart": "MBartForConditionalGeneration",
     "pegasus": "PegasusForConditionalGeneration",
     "m2m_100": "M2M100ForConditionalGeneration",
+    "bigbird_pegasus": "BigBirdPegasusForConditionalGeneration",
     "t5": "T5ForConditionalGeneration",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",

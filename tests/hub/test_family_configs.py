@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 Saved = Callable[..., Path]
 DECODERS = [family for family, tiny in TINY.items() if tiny.buffer]
 ENCODERS = ["bert", "roberta", "camembert", "xlm-roberta", "distilbert", "albert", "xlnet", "vit"]
-ENCODERS += ["modernbert", "eurobert", "electra", "mpnet", "deberta-v2"]
+ENCODERS += ["modernbert", "eurobert", "electra", "mpnet", "deberta-v2", "big_bird"]
 
 
 def test_the_table_has_all_families() -> None:
@@ -341,6 +341,18 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("pad_token_id", None, "pad_token_id"),
         ("tie_word_embeddings", False, "tie_word_embeddings"),
     ],
+    "big_bird": [
+        ("attention_type", "sliding", "attention_type"),
+        ("num_random_blocks", 0, "num_random_blocks"),
+        ("position_embedding_type", "relative_key", "position_embedding_type"),
+        ("architectures", ["BigBirdForQuestionAnswering"], "architectures: .* is not known"),
+        ("architectures", ["BigBirdForCausalLM"], "architectures: .* is not known"),
+    ],
+    "bigbird_pegasus": [
+        ("block_size", 0, "block_size"),
+        ("normalize_embedding", True, "normalize_embedding: unknown key"),
+        ("architectures", ["BigBirdPegasusForCausalLM"], "architectures: .* is not known"),
+    ],
     "t5": [
         ("num_head", 4, "num_head: unknown key; did you mean 'num_heads'?"),
         ("dense_act_fn", "swiglu", "dense_act_fn: 'swiglu' is not known"),
@@ -377,6 +389,7 @@ def test_absurd_sizes_are_rejected_early(family: str, saved: Saved) -> None:
     before = (folder / "config.json").read_text(encoding="utf-8")
     sizes = [key for key, value in TINY[family].sizes.items() if type(value) is int]
     harmless = {"bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "local_attention"}
+    harmless |= {"block_size", "num_random_blocks"}  # with more blocks than a text has, attention is full
     if family in ("modernbert", "eurobert", "deberta-v2"):  # without a table of positions
         harmless.add("max_position_embeddings")
     for key in [

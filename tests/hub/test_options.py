@@ -293,7 +293,13 @@ OPTIONS: dict[str, Options] = {
         **COMMON,
     },
 }
+BLOCKS: Options = {
+    **{"attention_type": ["original_full", "sparse"], "block_size": [1, 2, 0], "num_random_blocks": [1, 0]},
+    **{"use_bias": [True, False]},
+}
 OPTIONS |= {
+    "big_bird": _without(TEXT, "position_embedding_type") | BLOCKS | {"rescale_embeddings": [True]},
+    "bigbird_pegasus": SEQ2SEQ | BLOCKS | {"classifier_dropout": [0.0, 0.3], "bos_token_id": [3]},
     "modernbert": _without(HIDDEN, "hidden_act", "eos_token_id")
     | {"hidden_activation": ACTIVATIONS, "classifier_activation": ACTIVATIONS, "attention_dropout": [0.1]}
     | {"layer_types": [["full_attention", "sliding_attention"] * 2, ["sliding_attention"] * 4]}

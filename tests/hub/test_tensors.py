@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from trifold.hub.tensors import TYPE_NAMES, LazyTensors, RenamedTensors, TransformedTensors, write_tensors
+from trifold.hub.tensors import TYPE_NAMES, TransformedTensors, lazy_tensors, renamed_tensors, write_tensors
 from trifold.hub.weights import read_weights, write_weights
 
 DTYPES = st.sampled_from(list(TYPE_NAMES))
@@ -27,7 +27,7 @@ def test_groups_are_computed_on_demand_and_once_for_neighbors() -> None:
         created.append("pair")
         return [torch.tensor(1), torch.tensor(2)]
 
-    tensors = LazyTensors({("a", "b"): pair, ("c",): lambda: [torch.tensor(3)]})
+    tensors = lazy_tensors({("a", "b"): pair, ("c",): lambda: [torch.tensor(3)]})
     assert list(tensors) == ["a", "b", "c"] and len(tensors) == 3 and not created
     assert {name: int(tensor) for name, tensor in tensors.items()} == {"a": 1, "b": 2, "c": 3}
     assert created == ["pair"]
@@ -36,7 +36,7 @@ def test_groups_are_computed_on_demand_and_once_for_neighbors() -> None:
 
 def test_renamed_tensors_can_be_transformed() -> None:
     tensors = {"a": torch.tensor(1), "b": torch.tensor(2)}
-    renamed = RenamedTensors({"x": (tensors, "b"), "y": (tensors, "b")})
+    renamed = renamed_tensors({"x": (tensors, "b"), "y": (tensors, "b")})
     changed = TransformedTensors(renamed, lambda name, tensor: tensor * (2 if name == "x" else 3))
     assert {name: int(tensor) for name, tensor in changed.items()} == {"x": 4, "y": 6}
     assert len(changed) == len(renamed) == 2

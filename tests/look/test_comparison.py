@@ -23,7 +23,7 @@ relative_scores relative_shared relative_norm relative_clamp alibi_scale alibi_r
 window_pattern heads pooler_activation pooler_width n_labels label_names problem_type classifier_input
 classifier_transform classifier_bias token_transform transform_norm transform_bias logits_scale encoder_final_norm
 decoder_final_norm boundary_positions boundary_width embedding_scale_rounded decoder_window n_features rank
-lsh axial_shape axial_widths
+span_keys lsh axial_shape axial_widths
 """.split()
 EXAMPLES: dict[str, Any] = {
     "n_kv_heads": {"n_kv_heads": 2},
@@ -77,6 +77,12 @@ EXAMPLES: dict[str, Any] = {
     "score_soft_cap": {"score_soft_cap": 20.0},
     "logit_soft_cap": {"logit_soft_cap": 20.0},
     "sliding_window": {"sliding_window": 7},
+    "global_projections": {
+        **{"shape": "encoder", "sliding_window": 4, "global_tokens": "first"},
+        "global_projections": True,
+    },
+    "sparse_blocks": {"sparse_blocks": {"size": 4}},
+    "segments": {"shape": "decoder", "positions": "none", "segments": {"size": 4, "reach": 2}},
     "tie_lm_head": {"tie_lm_head": False},
     "lm_head_transform": {"lm_head_transform": "gelu"},
 }
@@ -104,6 +110,8 @@ def test_every_architectural_key_has_a_description(key: str, values: dict[str, A
     """A new key is either ignored or has a phrase for each of its values."""
     if key == "residual":
         values |= {"shape": "decoder", "norm_placement": "pre", "tie_lm_head": False}
+    if key == "global_tokens":
+        values |= {"sliding_window": 4}
     if values.get("positions") == "disentangled":
         values |= {"shape": "encoder"}
     if values.get("positions") == "axial":
@@ -118,6 +126,22 @@ def test_every_architectural_key_has_a_description(key: str, values: dict[str, A
 def test_differences_of_bert() -> None:
     bert = ModelConfig(shape="encoder", positions="learned", n_token_types=2, activation="gelu")
     assert differences(bert) == ("encoder only", "segment embeddings", "learned positions", "GELU")
+
+
+def test_differences_of_sparse_attention() -> None:
+    blocks = {"size": 64, "random": 3, "only_in_training": True}
+    assert differences(ModelConfig(sparse_blocks=blocks)) == (
+        "sparse blocks of 64 tokens",
+        "3 random ones in training",
+    )
+    longformer = {"sliding_window": 257, "global_tokens": "question", "global_projections": True}
+    assert differences(ModelConfig(**longformer)) == (
+        "window of 257 tokens",
+        "global tokens before the first end-of-sentence token",
+        "own projections of global tokens",
+    )
+    xl = ModelConfig(shape="decoder", positions="none", segments={"size": 128, "reach": 64})
+    assert differences(xl)[-1] == "segments of 128 tokens and 64 before"
 
 
 # --- part by part --------------------------------------------------------------------------------------

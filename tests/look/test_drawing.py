@@ -13,6 +13,8 @@ CONFIGS = {
     ),
     "encoder": ModelConfig(shape="encoder", positions="learned"),
     "decoder": ModelConfig(shape="decoder", n_kv_heads=2, d_ff=123_456),
+    "blocks": ModelConfig(sparse_blocks={"size": 64, "random": 3}),
+    "segments": ModelConfig(shape="decoder", positions="none", segments={"size": 8, "reach": 4}),
     "uneven": ModelConfig(n_layers=12, n_decoder_layers=1, positions="none"),
 }
 
@@ -62,3 +64,11 @@ def test_arrow_from_encoder_to_cross_attention():
     lines = draw_architecture(CONFIGS["base"]).split("\n")
     [row] = [line for line in lines if "►" in line]
     assert "►│ cross-attention" in row
+
+
+def test_the_box_of_attention_names_the_keys_it_reads():
+    text = draw_architecture(ModelConfig(sliding_window=5, global_tokens="first", global_projections=True))
+    assert text.count("window of 5 tokens") == 2
+    assert text.count("global first token") == text.count("own projections of global tokens") == 1
+    assert draw_architecture(CONFIGS["blocks"]).count("sparse blocks of 64 tokens") == 1
+    assert "segments of 8 tokens and 4 before" in draw_architecture(CONFIGS["segments"])

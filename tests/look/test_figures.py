@@ -123,12 +123,18 @@ def test_masks_follow_their_definitions(pipeline):
         "causal, with padding": (key <= query) & (key < 9),
         "window of 4": abs(key - query) < 4,
         "causal window of 4": (key <= query) & (query - key < 4),
+        "window of 4, the first token global": (abs(key - query) < 4) | (key == 0) | (query == 0),
+        "segments of 4, and 2 tokens before": (key <= query) & (key >= query // 4 * 4 - 2),
         "8 tokens in a cache": (key <= query)[8:],
         "prefix of 4": (key <= query) | (key < 4),
         "packed documents of 5, 3 and 4": (key <= query) & (document[key] == document[query]),
     }
     for name, allowed in expected.items():
         np.testing.assert_array_equal(found.pop(name), allowed, err_msg=name)
+    blocks = found.pop("blocks of one token, one of them random")
+    near = (abs(key - query) < 2) | (key == 0) | (key == 11)
+    assert blocks[[0, 11]].all() and (blocks & near == near).all()
+    assert ((blocks & ~near)[1:11].sum(1) == 1).all()
     content, stream = found.pop("permutation"), found.pop("query stream of the permutation")
     assert not found
     np.testing.assert_array_equal(content & ~np.eye(12, dtype=bool), stream)

@@ -37,9 +37,20 @@ def test_every_result_equals_its_hook_point(name):
     others = ("states.0", "states.1", "cross_attention.sublayer.keys", "cross_attention.sublayer.values",
               ".after", ".exit", "embeddings.norm", "lm_head.norm",
               "offsets.norm", "sequence.norm", "sublayer.q_norm", "sublayer.k_norm")  # fmt: skip
-    if name in ("deepseek", "reformer"):  # whose attention, and experts, are one step each
+    if name in ("deepseek", "longformer", "reformer"):  # whose attention and experts are one step each
         others += ("queries", "keys", "values", "scores", "pattern", "heads", "kv_norm", "inner")
     assert {hook for hook in set(trace) - passed if not hook.endswith(others)} == set()
+
+
+def test_the_mask_names_its_rules():
+    masks = {
+        name: {step.title.split(": ")[-1] for step in walkthrough(new_pipeline(name).trace(*example(name)))}
+        for name in ("big_bird", "modernbert", "transformer-xl", "gpt2")
+    }
+    assert "mask (sparse blocks) and offsets" in masks["big_bird"]
+    assert "mask (window) and offsets" in masks["modernbert"]
+    assert "mask (segments) and offsets" in masks["transformer-xl"]
+    assert "mask and offsets" in masks["gpt2"]
 
 
 def test_the_request_holds_the_steps_as_arrays():

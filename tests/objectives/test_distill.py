@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from trifold.errors import SettingsError
 from trifold.hub import load_model
-from trifold.nn.distillation import evenly_spaced
+from trifold.objectives.distillation_losses import evenly_spaced
 from trifold.recipe import load_recipe
 from trifold.train import train
 from trifold.train.data import load_data

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from trifold.hub import save_model
 from trifold.nn import Inputs, ModelConfig
-from trifold.objectives.documents import SpecialTokens
 from trifold.objectives.permutation import Permutation, PermutationSettings
 from trifold.text import TokenizerSettings, train_tokenizer
 from trifold.text.annotation import annotate
@@ -50,7 +49,7 @@ def rows(tokenizer):
 
 
 def make_objective(tokenizer, **values):
-    return Permutation(PermutationSettings(**values), tokenizer, WIDTH, SpecialTokens.of(tokenizer))
+    return Permutation(PermutationSettings(**values), tokenizer, WIDTH)
 
 
 def test_labels_are_the_tokens_at_the_target_positions(tokenizer, rows):

@@ -306,6 +306,20 @@ def nllb(folder: Path, **settings: Any) -> Path:
     return write(folder, config__json={"model_type": "m2m_100"}, **files)
 
 
+def bigbird_pegasus(folder: Path) -> Path:
+    """A tokenizer.json in a folder that names a class which the reference overrides."""
+    from trifold.text import read_tokenizer
+
+    first = spm(
+        folder.with_name(f"{folder.name}-spm"), "spiece.model", "big_bird", sentencepiece(**BIG_BIRD_IDS)
+    )
+    own = {"tokenizer_class": "PegasusTokenizer", "offset": 0, "mask_token_sent": None, "cls_token": "[CLS]"}
+    own |= {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    own |= {"sep_token": "[SEP]", "mask_token": "[MASK]"}
+    files = {"tokenizer__json": read_tokenizer(first).library.to_str(), "tokenizer_config__json": own}
+    return write(folder, config__json={"model_type": "bigbird_pegasus"}, **files)
+
+
 def bertweet(folder: Path) -> Path:
     vocab, merges = bpe(("<s>",), "</w>")
     pieces = [p.removesuffix("</w>") if p.endswith("</w>") else f"{p}@@" for p in vocab if p != "<s>"]
@@ -328,10 +342,11 @@ DEBERTA_IDS = {
     **{"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3},
     **{"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"},
 }
+PEGASUS_IDS = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+BIG_BIRD_IDS = PEGASUS_IDS | {"bos_id": 2, "unk_id": 3, "control_symbols": "[CLS],[SEP],[MASK]"}
 XLNET_IDS = {"control_symbols": "<cls>,<sep>,<pad>,<mask>,<eod>,<eop>"}
 LLAMA = {"byte_fallback": True, "normalization_rule_name": "identity", "vocab_size": 600}
 IDENTITY = {"normalization_rule_name": "identity"}
-PEGASUS_IDS = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
 BLOOM = ("<unk>", "<s>", "</s>", "<pad>")
 OPT = {"bos_token": "</s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "</s>"}
 NLLB = ["ace_Arab", "eng_Latn", "fra_Latn", "zho_Hans"]
@@ -393,6 +408,8 @@ OLD: dict[str, Callable[[Path], Path]] = {
     "opt": lambda f: byte_level(
         f, "opt", ROBERTA, tokenizer_class="GPT2Tokenizer", add_bos_token=True, **OPT
     ),
+    "big_bird": lambda f: spm(f, "spiece.model", "big_bird", sentencepiece(**BIG_BIRD_IDS)),
+    "bigbird_pegasus": bigbird_pegasus,
     "pegasus": lambda f: spm(f, "spiece.model", "pegasus", sentencepiece(**PEGASUS_IDS)),
     # Without a map of characters: the reference drops it for this class, SentencePiece and older versions do not.
     "mbart": lambda f: spm(f, "sentencepiece.bpe.model", "mbart", sentencepiece(**IDENTITY)),

@@ -15,7 +15,7 @@ from tests.train.runs import TINY, InterruptingView, assert_equal_runs, events_o
 import trifold
 from trifold.errors import DataError, SettingsError
 from trifold.recipe import Recipe, load_recipe, recipe_names
-from trifold.train import checkpoint, loop, resume, run_folder, train
+from trifold.train import checkpoint, loop, resume, train
 from trifold.train.run_folder import IDENTITY, RunFolder
 
 PAIRS = "".join(f"{word} {n}\t{n}\n" for word in ("one", "two", "three") for n in range(20))
@@ -143,8 +143,8 @@ def test_original_recipe_replaces_an_edited_one(folder):
 @pytest.mark.parametrize("name", recipe_names())
 def test_recipe_can_be_restored_from_a_checkpoint(name):
     recipe = load_included(name)
-    free = run_folder.free_settings(recipe)
-    bound = json.loads(json.dumps(run_folder._bound_settings(recipe.model_dump(), free)))
+    free = resume.free_settings(recipe)
+    bound = json.loads(json.dumps(resume._bound_settings(recipe.model_dump(), free)))
     assert Recipe.parse(resume._merge(bound, recipe.model_dump())) == recipe
     assert "steps" not in bound["train"] and "generate" not in bound
     del bound["train"]["accumulate"]  # as if the setting were newer than the run: the default applies

@@ -12,8 +12,8 @@ import pytest
 from trifold.data import FileDigest
 from trifold.errors import DataError
 from trifold.recipe import load_recipe
-from trifold.train.resume import changed_files, check_same_data
-from trifold.train.run_folder import RunFolder, data_files
+from trifold.train.resume import changed_files, check_same_data, data_files
+from trifold.train.run_folder import RunFolder
 
 
 def files(**names: str) -> dict[str, dict[str, FileDigest]]:

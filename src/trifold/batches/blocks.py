@@ -15,9 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trifold.batches.plan import BatchSettings, Plan, random_bits
-from trifold.ragged import Chunks
-
-Integers = NDArray[np.int64]
+from trifold.ragged import Chunks, Integers, positions
 
 _ROUNDS = 6
 
@@ -57,8 +55,7 @@ class Blocks:
         ends = np.minimum((rows + 1) * self.width - self.shift, self.tokens)
         first, last = self._find_document(begins), self._find_document(ends - 1)
         counts = last - first + 1
-        offset_in_row = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        documents = np.repeat(first, counts) + offset_in_row
+        documents = positions(first, counts)
         begins = np.maximum(np.repeat(begins, counts), self._begin(documents))
         lengths = np.minimum(np.repeat(ends, counts), self._begin(documents + 1)) - begins
         non_empty = lengths > 0  # a document of skipped tokens alone has no chunk

@@ -70,6 +70,12 @@ def plan_epoch(
     return plan
 
 
+def plan_all(lengths: Lengths, settings: BatchSettings) -> Plan:
+    """A plan of all rows in order of length, without a limit of length."""
+    unlimited = settings.model_copy(update={"max_length": None, "on_overflow": "drop"})
+    return plan_epoch(lengths, unlimited, seed=0, epoch=0, shuffle=False)
+
+
 def overlong(lengths: Lengths, settings: BatchSettings) -> NDArray[np.bool_]:
     """(N,) True for rows with a side longer than `max_length`: the rows that are dropped or truncated."""
     if settings.max_length is None:

@@ -75,7 +75,7 @@ def generate_batches(
         places = [f"line {read + index + 1}" for index in indices]
         check_lengths(pipeline, sources, places, pipeline.config.max_positions, "split the line")
         unknown.extend(unknown_words(pipeline.reader, sources))
-        found = generate_outputs(pipeline, sources, settings, progress, read)
+        found = generate_outputs(pipeline, sources, settings, on_done=progress, first=read)
         limits.extend(output.limit for outputs in found for output in outputs)
         return found
 
@@ -158,18 +158,13 @@ class Progress:
 
 
 def generate_outputs(
-    pipeline: Pipeline,
-    texts: list[str],
-    settings: dict[str, Any],
-    progress: Callable[[int], None] | None = None,
-    first: int = 0,
-    max_source: int | None = None,
+    pipeline: Pipeline, texts: list[str], settings: dict[str, Any], **options: Any
 ) -> list[list[Output]]:
-    """The outputs for each text, best first. The arguments are those of `Pipeline.hypotheses`.
+    """The outputs for each text, best first. The settings and options are those of `Pipeline.hypotheses`.
 
     Raises DataError for a text without tokens.
     """
-    found = pipeline.hypotheses(texts, first=first, on_done=progress, max_source=max_source, **settings)
+    found = pipeline.hypotheses(texts, **options, **settings)
     decoded = iter(pipeline.decode([one.tokens for each in found for one in each], **settings))
     return [
         [to_output(pipeline, text, next(decoded), one, settings) for one in each]

@@ -5,12 +5,10 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from trifold.cli import eval as evaluation
 from trifold.cli.batch import load_pipeline
 from trifold.cli.eval import GROUPS, Request, find_recipe
-from trifold.cli.options import Device, Json, given, with_options
+from trifold.cli.options import Device, Json, argument, given, value, with_options
 from trifold.cli.terminal import print_json, print_note, print_table
 from trifold.errors import UsageError
 
@@ -25,14 +23,12 @@ EXAMPLES = (
 
 @with_options({name: each for group, *_ in GROUPS for name, each in group.items() if name != "out"})
 def run(
-    a: Annotated[str, typer.Argument(metavar="A", help="A run, a model folder, or a hub id.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The model to compare with A.")],
-    data: Annotated[
-        list[str] | None, typer.Argument(metavar="[DATA]...", help="Default: the data of `trifold eval A`.")
-    ] = None,
+    a: Annotated[str, argument("A", "A run, a model folder, or a hub id.")],
+    b: Annotated[str, argument("B", "The model to compare with A.")],
+    data: Annotated[list[str] | None, argument("[DATA]...", "Default: the data of `trifold eval A`.")] = None,
     *,
-    samples: Annotated[int, typer.Option(metavar="N", min=100, help="Number of resamples.")] = 1000,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the resamples.")] = 12345,
+    samples: Annotated[int, value("N", "Number of resamples.", min=100)] = 1000,
+    seed: Annotated[int, value("N", "Seed of the resamples.", min=0)] = 12345,
     device: Device = None,
     json: Json = False,
     **options: Any,

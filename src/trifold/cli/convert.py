@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from trifold.cli.options import Codec, Json
+from trifold.cli.options import Codec, Json, argument, value
 from trifold.cli.terminal import byte_progress, print_json, print_note
 from trifold.errors import check_utf8
 
@@ -20,8 +20,8 @@ EXAMPLES = (
 
 
 def run(
-    old: Annotated[str, typer.Argument(metavar="OLD", help="A run, a model folder, or a hub id.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="The folder to create; it must be empty.")],
+    old: Annotated[str, argument("OLD", "A run, a model folder, or a hub id.")],
+    new: Annotated[Path, argument("NEW", "The folder to create; it must be empty.")],
     to: Annotated[
         Literal["hugging-face", "native"] | None,
         typer.Option(
@@ -33,9 +33,7 @@ def run(
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(help="Precision of the weights.", show_default="unchanged"),
     ] = None,
-    shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Largest weight file: 500MB, 2GiB, or bytes.")
-    ] = "5GB",
+    shard_size: Annotated[str, value("SIZE", "Largest weight file: 500MB, 2GiB, or bytes.")] = "5GB",
     trust_pickle: Annotated[
         bool,
         typer.Option(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from trifold.cli.options import Json
+from trifold.cli.options import Json, argument
 from trifold.cli.terminal import byte_progress, print_json, print_note, print_table
 from trifold.errors import DataError, UsageError
 
@@ -17,9 +15,7 @@ EXAMPLES = ("trifold data", "trifold data multi30k", "trifold data tinyshakespea
 
 
 def run(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Datasets.", show_default="list them all")
-    ] = None,
+    names: Annotated[list[str] | None, argument("NAME", "Datasets.", show_default="list them all")] = None,
     json: Json = False,
 ) -> None:
     """List the public datasets that recipes use, or download some.

@@ -7,9 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-
-from trifold.cli.options import Json
+from trifold.cli.options import Json, argument, value
 from trifold.cli.terminal import print_note
 from trifold.errors import check_utf8
 
@@ -33,20 +31,17 @@ DEMOS: dict[Name, str] = {
 def run(
     name: Annotated[
         Name | None,
-        typer.Argument(
-            metavar="[translate|write|read]", help="Which demo; default: ask on a terminal, else translate."
-        ),
+        argument("[translate|write|read]", "Which demo; default: ask on a terminal, else translate."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            metavar="FOLDER",
-            help="The run folder; an earlier demo there is replaced.",
+        value(
+            "FOLDER",
+            "The run folder; an earlier demo there is replaced.",
             show_default="runs/demo, runs/demo-write or runs/demo-read",
         ),
     ] = None,
-    minutes: Annotated[float | None, typer.Option(metavar="N", help="Maximum training time.")] = None,
+    minutes: Annotated[float | None, value("N", "Maximum training time.")] = None,
     json: Json = False,
 ) -> None:
     """Train a small model on text that comes with trifold or Python, score it and use it.

@@ -44,8 +44,8 @@ FOR_PAIRS = {
         show_default="the recipe's, or 13a",
     ),
     "lowercase": option(bool, "Ignore case.", "--lowercase/--cased", show_default="the recipe's"),
-    "num_beams": option(int, "Beam search with N beams.", metavar="N"),
-    "out": option(Path, "Write the outputs to this file, one per line.", metavar="FILE"),
+    "num_beams": option(int, "Beam search with N beams."),
+    "out": option(Path, "Write the outputs to this file, one per line."),
 }
 FOR_DOCUMENTS = {
     "documents": option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from trifold.cli.options import Codec, Device, Json, Model
+from trifold.cli.options import Codec, Device, Json, Model, argument, value
 from trifold.cli.terminal import count_progress, print_json, print_note, print_table
 from trifold.errors import UsageError, check_utf8
 
@@ -27,19 +27,16 @@ EXAMPLES = (
 def run(
     model: Model,
     text: Annotated[
-        str | None,
-        typer.Argument(metavar="[TEXT]", help="The text, or the image file, that the model reads."),
+        str | None, argument("[TEXT]", "The text, or the image file, that the model reads.")
     ] = None,
     target: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="The text that it writes.", show_default="its own output"),
+        str | None, value("TEXT", "The text that it writes.", show_default="its own output")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            metavar="FILE",
-            help="A page that works offline (.html), or a picture (.png, .svg, .pdf).",
+        value(
+            "FILE",
+            "A page that works offline (.html), or a picture (.png, .svg, .pdf).",
             show_default="open the live page",
         ),
     ] = None,
@@ -50,32 +47,23 @@ def run(
             show_default="alignment for a translation, else all",
         ),
     ] = None,
-    layer: Annotated[int | None, typer.Option(metavar="N", help="Only this layer, from 1.")] = None,
-    head: Annotated[int | None, typer.Option(metavar="N", help="Only this head, from 1.")] = None,
+    layer: Annotated[int | None, value("N", "Only this layer, from 1.")] = None,
+    head: Annotated[int | None, value("N", "Only this head, from 1.")] = None,
     compare: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="Another model, or a checkpoint of its run, beside it."),
+        str | None, value("MODEL", "Another model, or a checkpoint of its run, beside it.")
     ] = None,
     roles: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Find the roles of heads over these lines: text, or text, tab, target."
-        ),
+        Path | None, value("FILE", "Find the roles of heads over these lines: text, or text, tab, target.")
     ] = None,
-    align: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Aligned words of --roles: pairs 0-0 1-2 per line.")
-    ] = None,
+    align: Annotated[Path | None, value("FILE", "Aligned words of --roles: pairs 0-0 1-2 per line.")] = None,
     coreference: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Mentions and antecedents of --roles: pairs per line.")
+        Path | None, value("FILE", "Mentions and antecedents of --roles: pairs per line.")
     ] = None,
-    conllu: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Sentences with dependencies, for --roles.")
-    ] = None,
+    conllu: Annotated[Path | None, value("FILE", "Sentences with dependencies, for --roles.")] = None,
     prune: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ROLE", help="Measure the model without the heads of this role; repeatable."),
+        list[str] | None, value("ROLE", "Measure the model without the heads of this role; repeatable.")
     ] = None,
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Of the live page.")] = 0,
+    port: Annotated[int, value("N", "Of the live page.", min=0, max=65535)] = 0,
     browser: Annotated[
         bool, typer.Option("--browser/--no-browser", help="Open the live page, or print its address.")
     ] = True,
@@ -93,8 +81,8 @@ def run(
     from trifold.look.corpus import read_corpus
     from trifold.look.plots import check_picture, save_figure
 
-    for value, name in ((text or "", "TEXT"), (target or "", "--target"), (str(out), "--out")):
-        check_utf8(value, name)
+    for given, name in ((text or "", "TEXT"), (target or "", "--target"), (str(out), "--out")):
+        check_utf8(given, name)
     draws = kind is not None or layer is not None or head is not None
     is_page = out is not None and out.suffix.lower() == ".html"
     names = [model] if compare is None else [model, compare]

@@ -12,34 +12,36 @@ import typer
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-Model: TypeAlias = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A run, a model folder, or a hub id.", show_default=False)
-]
+
+def argument(metavar: str, help: str, **more: Any) -> Any:
+    """The declaration of an argument; `more` are arguments of typer.Argument."""
+    return typer.Argument(metavar=metavar, help=help, **more)
+
+
+def value(metavar: str, help: str, *flags: str, **more: Any) -> Any:
+    """The declaration of an option with a value; `more` are arguments of typer.Option."""
+    return typer.Option(*flags, metavar=metavar, help=help, **more)
+
+
+Model: TypeAlias = Annotated[str, argument("MODEL", "A run, a model folder, or a hub id.")]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Device: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.", show_default="auto")
+    str | None, value("DEVICE", "auto, cpu, cuda, cuda:1 or mps.", show_default="auto")
 ]
 Dtype: TypeAlias = Annotated[
     Literal["float32", "bfloat16", "float16"], typer.Option(help="Precision of the computation.")
 ]
 Codec: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--tokenizer", metavar="FOLDER", help="Folder of the tokenizer.", show_default="that of the model"
-    ),
+    str | None, value("FOLDER", "Folder of the tokenizer.", show_default="that of the model")
 ]
 Weights: TypeAlias = Annotated[
     Literal["int8"] | None,
     typer.Option(help="Store matrices as int8: faster, slightly less exact.", show_default="as --dtype"),
 ]
-BatchSize: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="N", help="Texts per batch; default: by memory.", min=1)
-]
-Out: TypeAlias = Annotated[
-    Path | None, typer.Option("--out", metavar="FILE", help="Write the results to this file.")
-]
+BatchSize: TypeAlias = Annotated[int | None, value("N", "Texts per batch; default: by memory.", min=1)]
+Out: TypeAlias = Annotated[Path | None, value("FILE", "Write the results to this file.")]
 
-METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
+METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", list[str]: "TEXT", Path: "FILE"}
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -49,7 +51,7 @@ def given(**options: Any) -> dict[str, Any]:
 
 def option(kind: Any, help: str, *flags: str, **more: Any) -> Any:
     """The annotation of an option of that type that may be left out; `more` are arguments of typer.Option."""
-    return Annotated[kind | None, typer.Option(*flags, help=help, **more)]
+    return Annotated[kind | None, typer.Option(*flags, help=help, **{"metavar": METAVARS.get(kind), **more})]
 
 
 def with_options(options: Mapping[str, Any]) -> Callable[[Function], Function]:
@@ -96,13 +98,9 @@ def _generation_option(types: list[Any], description: str) -> Any:
         return option(Literal[tuple(choices)], help)
     if len(types) > 1:
         return None
-    if types[0] is bool:
-        return option(bool, help, show_default=False)
-    if types[0] in METAVARS:
-        return option(types[0], help, metavar=METAVARS[types[0]])
     if get_origin(types[0]) is list and _plain_types(get_args(types[0])[0]) == [str]:
-        return option(list[str], f"{help.removesuffix('.')}; repeatable.", metavar="TEXT")
-    return None
+        return option(list[str], f"{help.removesuffix('.')}; repeatable.")
+    return option(types[0], help) if types[0] in (bool, *METAVARS) else None
 
 
 def _plain_types(annotation: Any) -> list[Any]:

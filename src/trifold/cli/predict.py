@@ -30,29 +30,23 @@ MULTI = "multi_label_classification"
 # Options of the tasks.
 OPTIONS = {
     "top_k": option(int, "The K most likely results.", metavar="K", min=1, show_default="5; answer: 1"),
-    "choices": option(list[str], "choose: a choice; repeat it for each.", metavar="TEXT", show_default=False),
+    "choices": option(list[str], "choose: a choice; repeat it for each."),
     "merge": option(
         Literal["none", "simple", "first", "average", "max", "words"],
         "tag: how tokens become words and spans.",
         show_default="words; WordPiece: first",
     ),
-    "max_answer_length": option(int, "answer: maximum tokens.", metavar="N", min=1, show_default="15"),
-    "impossible": option(bool, "answer: the text may contain none.", "--impossible", show_default=False),
-    "max_length": option(
-        int, "answer: tokens of a window over a long context.", metavar="N", min=1, show_default="384"
-    ),
-    "stride": option(int, "answer: tokens that windows share.", metavar="N", min=0, show_default="128"),
+    "max_answer_length": option(int, "answer: maximum tokens.", min=1, show_default="15"),
+    "impossible": option(bool, "answer: the text may contain none.", "--impossible"),
+    "max_length": option(int, "answer: tokens of a window over a long context.", min=1, show_default="384"),
+    "stride": option(int, "answer: tokens that windows share.", min=0, show_default="128"),
     "pooling": option(
         Literal["mean", "cls", "last", "max", "pooler"],
         "embed: which states.",
         show_default="mean, or that of the folder",
     ),
-    "normalise": option(
-        bool, "embed: vectors of length 1.", "--normalise/--no-normalise", show_default=False
-    ),
-    "prompt": option(
-        str, "embed, search: a text before each text or query.", metavar="TEXT", show_default=False
-    ),
+    "normalise": option(bool, "embed: vectors of length 1.", "--normalise/--no-normalise"),
+    "prompt": option(str, "embed, search: a text before each text or query."),
     "prompt_name": option(
         str, "The same: the prompt of this name in the folder.", metavar="NAME", show_default="the folder's"
     ),
@@ -160,7 +154,8 @@ def run(
         sources, places = [one.text for one in batch], [one.place for one in batch]
         if generates:
             check_lengths(pipeline, sources, places, longest, remedy)
-            return generate_outputs(pipeline, sources, {}, progress, first + read, longest)
+            generation = {"on_done": progress, "first": first + read, "max_source": longest}
+            return generate_outputs(pipeline, sources, {}, **generation)
         return pipeline.predict(
             sources,
             [one.pair for one in batch if one.pair is not None] or None,

@@ -19,7 +19,7 @@ def write_report(folder: Path, task: Any, rows: Any, found: Any) -> None:
     without matplotlib.
     """
     from trifold.look import plots
-    from trifold.objectives.labels import REGRESSION, SINGLE
+    from trifold.predict.classify import REGRESSION, SINGLE
     from trifold.scores.classification import BINS, ClassificationScore
 
     plots.check_picture(folder / "confusion.png")

@@ -5,17 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from trifold.cli import train
-from trifold.cli.options import Json
+from trifold.cli.options import Json, argument
 from trifold.cli.train import Changes, DataChanged
 
 EXAMPLES = ("trifold resume runs/demo", "trifold resume runs/demo train.steps=3000")
 
 
 def run(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    folder: Annotated[Path, argument("RUN", "A run folder.")],
     changes: Changes = None,
     data_changed: DataChanged = False,
     json: Json = False,

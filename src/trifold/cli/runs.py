@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from trifold.cli.options import Json
+from trifold.cli.options import Json, argument
 from trifold.cli.terminal import print_json, print_note, print_table
 from trifold.errors import TrifoldError, UsageError, escape
 from trifold.jsonfiles import MAX_JSON, iter_json_lines, read_json, read_text
@@ -52,9 +52,7 @@ class Facts:
 
 
 def run(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="The folder of the runs.")] = Path(
-        "runs"
-    ),
+    folder: Annotated[Path, argument("[FOLDER]", "The folder of the runs.")] = Path("runs"),
     sort: Annotated[
         Literal["date", "score"], typer.Option(help="Newest first, or best first for each kind of score.")
     ] = "date",

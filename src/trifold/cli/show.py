@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from trifold.cli.options import Json
+from trifold.cli.options import Json, argument, value
 from trifold.cli.terminal import print_json, print_table
 
 if TYPE_CHECKING:
@@ -28,19 +28,16 @@ EXAMPLES = (
 def run(
     what: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[MODEL|PRESET|RECIPE]",
-            help="A run, a model folder, a hub id, a preset or a recipe.",
+        argument(
+            "[MODEL|PRESET|RECIPE]",
+            "A run, a model folder, a hub id, a preset or a recipe.",
             show_default="list the presets",
         ),
     ] = None,
     batch_tokens: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, help="Tokens of a training batch, on each side.", show_default="4096"
-        ),
+        int | None, value("N", "Tokens of a training batch, on each side.", min=1, show_default="4096")
     ] = None,
-    length: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of a sequence.")] = 32,
+    length: Annotated[int, value("N", "Tokens of a sequence.", min=1)] = 32,
     precision: Annotated[
         Precision | None,
         typer.Option(help="Precision of the computation.", show_default="the recipe's, or float32"),

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trifold.cli.options import Json
+from trifold.cli.options import Json, argument
 from trifold.cli.terminal import print_json, print_note, print_table
 from trifold.cli.train import Changes, RunOut
 from trifold.errors import TrifoldError, UsageError
@@ -21,7 +21,7 @@ EXAMPLES = (
 
 
 def run(
-    study: Annotated[Path, typer.Argument(metavar="STUDY", help="The YAML file of the study.")],
+    study: Annotated[Path, argument("STUDY", "The YAML file of the study.")],
     changes: Changes = None,
     out: RunOut = None,
     json: Json = False,

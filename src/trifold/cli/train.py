@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 import typer
 
 from trifold.cli import runs
-from trifold.cli.options import Json
+from trifold.cli.options import Json, argument, value
 from trifold.cli.several import changes_by_run, train_each
 from trifold.cli.terminal import is_main_process, print_json, print_note
 from trifold.errors import wrapped
@@ -24,12 +24,9 @@ EXAMPLES = (
 
 
 Changes: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings to override, such as train.steps=2000."),
+    list[str] | None, argument("[KEY=VALUE]...", "Settings to override, such as train.steps=2000.")
 ]
-RunOut: TypeAlias = Annotated[
-    Path | None, typer.Option("--out", metavar="FOLDER", help="The folder.", show_default="runs/NAME")
-]
+RunOut: TypeAlias = Annotated[Path | None, value("FOLDER", "The folder.", show_default="runs/NAME")]
 DataChanged: TypeAlias = Annotated[
     bool, typer.Option("--data-changed", help="Continue although the data files have changed.")
 ]
@@ -37,8 +34,7 @@ DataChanged: TypeAlias = Annotated[
 
 def run(
     recipe: Annotated[
-        str,
-        typer.Argument(metavar="RECIPE", help="A name from `trifold recipes`, a YAML file, or a run folder."),
+        str, argument("RECIPE", "A name from `trifold recipes`, a YAML file, or a run folder.")
     ],
     changes: Changes = None,
     out: RunOut = None,
@@ -46,8 +42,8 @@ def run(
         Literal["auto"] | None, typer.Option(help="Continue the run in the run folder, if there is one.")
     ] = None,
     data_changed: DataChanged = False,
-    seeds: Annotated[str | None, typer.Option(metavar="N|A,B,…", help="Train with these seeds.")] = None,
-    folds: Annotated[int | None, typer.Option(metavar="N", min=2, help="Cross-validate on folds.")] = None,
+    seeds: Annotated[str | None, value("N|A,B,…", "Train with these seeds.")] = None,
+    folds: Annotated[int | None, value("N", "Cross-validate on folds.", min=2)] = None,
     json: Json = False,
 ) -> None:
     """Train a model from a recipe. Ctrl-C saves a checkpoint and prints how to continue."""

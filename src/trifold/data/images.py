@@ -72,11 +72,7 @@ class ImageSettings(Settings):
 
 
 def read_image(
-    image: Any,
-    settings: ImageSettings,
-    channels: int,
-    name: str | None = None,
-    kinds: Counter[Any] | None = None,
+    image: Any, settings: ImageSettings, channels: int, name: str = "", kinds: Counter[Any] | None = None
 ) -> NDArray[np.float32]:
     """Read a file, its bytes or a Pillow image as (channels, height, width) float32; `name` is its name in errors.
 
@@ -84,7 +80,7 @@ def read_image(
 
     Raises DataError if it is missing, damaged, too large or not an image, TrifoldError if Pillow is not installed.
     """
-    name = str(image) if name is None else name
+    name = name or str(image)
     decoded = _decode(image, name, channels, Counter() if kinds is None else kinds)
     height, width = settings.resized(decoded.height, decoded.width)
     if settings.size is not None or settings.shortest_edge is not None:

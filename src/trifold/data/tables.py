@@ -63,10 +63,9 @@ def iter_file(
     """
     if kind == "parquet":
         return iter_parquet(file, "", WHOLE_FILE)
-    lines = iter_lines(file, settings.max_line_bytes)
     if kind == "jsonl":
-        return read_objects(lines, file)
-    return _read_table(lines, file, kind, settings, known, report)
+        return read_objects(iter_lines(file, settings.max_line_bytes), file)
+    return _read_table(file, kind, settings, known, report)
 
 
 def read_objects(lines: Iterable[str], name: str, first_line: int = 1) -> Iterator[NumberedRow]:
@@ -96,18 +95,14 @@ def parse_json(text: str, name: str, line: int, remedy: str) -> Any:
 
 
 def _read_table(
-    lines: Iterable[str],
-    name: str,
-    kind: str,
-    settings: DataSettings,
-    known: Container[str],
-    report: Callable[[str], None],
+    name: str, kind: str, settings: DataSettings, known: Container[str], report: Callable[[str], None]
 ) -> Iterator[NumberedRow]:
     r"""The rows of a table by the names in its header, else by the numbers of the columns ("0", "1", …).
 
     Every record must have as many columns as the first. kind: `tsv` (separated by tabs, without quoting) or `csv` (RFC
     4180: commas, double quotes, and line ends inside quotes, which become `\n`).
     """
+    lines = iter_lines(name, settings.max_line_bytes)
     if kind == "csv":
         found = csv_records(lines, name, settings.max_line_bytes)
         records = ((number, _csv_fields(record, f"{name}:{number}")) for number, record in found)

@@ -1,5 +1,6 @@
 """Attention: the fastest kernel for the input; replaces `nn.ops.attend` and `nn.ops.attention`.
 
+sparse_attend      long texts of which a query reads few keys: blocks of queries, each with its keys
 attend_one_query   decoding on a CPU, one query per row: an instruction of the interpreter
 short_attention    training or prompts on a CPU, up to 128 × 128 scores: three matmuls with few passes between
 fused_attention    PyTorch's scaled_dot_product_attention, elsewhere
@@ -20,12 +21,13 @@ from torch.nn import functional as F
 from trifold.fast import as_array, compiled_interpreter, compiled_loops, is_eager_cpu, trains_with_loops
 from trifold.fast.instruction import ATTENTION
 from trifold.fast.layers import concatenated_linears
+from trifold.fast.sparse import reads_few_keys, sparse_attend
 from trifold.fast.thread_pool import DTYPES, execute_one
 from trifold.nn.attention import Attention
 from trifold.nn.cache import LayerCache
 from trifold.nn.latent import LatentAttention
 from trifold.nn.layers import Dropout
-from trifold.nn.masks import Mask
+from trifold.nn.masks import Mask, PairBias
 from trifold.nn.ops import attend as plain_attend, share_keys, unshare_keys
 from trifold.nn.packing import Packing
 from trifold.nn.relative import ScoreBias
@@ -42,13 +44,17 @@ def attend(
     v: Tensor,
     mask: Mask,
     *,
-    bias: Tensor | None = None,
+    bias: Tensor | PairBias | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     drop: Dropout | None = None,
     hooks: Attention | LatentAttention | None = None,
 ) -> Tensor:
     """See `nn.ops.attend`."""
+    if hooks is None and not isinstance(bias, Tensor) and reads_few_keys(mask, q.shape[2], k.shape[2]):
+        return sparse_attend(attend, q, k, v, mask, bias, soft_cap=soft_cap, sinks=sinks, drop=drop)
+    if isinstance(bias, PairBias):
+        bias = bias.dense(q.shape[2], k.shape[2])
     reads_weights = hooks is not None or sinks is not None or (drop is not None and drop.active)
     if not reads_weights and k.shape == v.shape and supports_attend_one_query(q, k, mask):
         return attend_one_query(q, k, v, mask, bias, soft_cap)
@@ -67,8 +73,9 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | 
     queries, keys = q.shape[2], k.shape[2]
     if bias is not None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.additive(queries, keys, q, bias))
-    windowed = mask.window is not None and mask.window < keys
-    is_causal = mask.causal and mask.keys is None and queries == keys and not windowed
+    rules = mask.keys, mask.table, mask.segment, mask.blocks
+    is_restricted = (mask.window or keys) < keys or any(rule is not None for rule in rules)
+    is_causal = mask.causal and queries == keys and not is_restricted
     allowed = None if is_causal else mask.dense(queries, keys, q.device)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=is_causal)
 
@@ -86,6 +93,9 @@ def supports_attend_one_query(q: Tensor, k: Tensor, mask: Mask) -> bool:
         and k.dtype in DTYPES
         and mask.packing is None
         and (mask.window is None or mask.keys is None)
+        and mask.segment is None
+        and mask.table is None
+        and mask.spans is None
         and compiled_interpreter() is not None
     )
 
@@ -205,7 +215,7 @@ def attention(
 
 def _supports_packed(layer: Attention, x: Tensor, mask: Mask) -> bool:
     """Whether `packed_attention` supports this layer and these rows."""
-    if mask.packing is None or mask.window is not None or layer.watched or layer.drop.active:
+    if mask.packing is None or mask.is_local or layer.watched or layer.drop.active:
         return False
     if type(layer) is not Attention or layer.q_norm is not None or layer.sinks is not None:
         return False

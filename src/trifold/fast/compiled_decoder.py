@@ -20,7 +20,6 @@ from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache
 from trifold.nn.hooks import Hookable
 from trifold.nn.layers import FeedForward, Linear, Residual, RMSNorm
-from trifold.nn.relative import Distances, Relations
 from trifold.nn.stack import LayerInputs
 
 UNLIMITED = 2**60  # tokens
@@ -194,7 +193,7 @@ class CompiledDecoder:
     def run(self, x: Tensor, inputs: LayerInputs, cache: Cache) -> Tensor:
         """See `nn.ops.decoding_step`."""
         rows, program, bias, rotary = x.shape[0], self.program, inputs.bias, inputs.rotary
-        assert not isinstance(bias, Relations | Distances), "relative scores are not supported"
+        assert bias is None or isinstance(bias, Tensor), "relative scores are not supported"
         if rows != self.rows:
             self.rows, program["rows"], program["units"] = rows, rows, self.units_per_row * rows
             divide_into_tasks(program)

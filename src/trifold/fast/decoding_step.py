@@ -56,7 +56,7 @@ def _compiled_decoder(stack: Stack, x: Tensor, inputs: LayerInputs, cache: Cache
         return None
     if x.device.type != "cpu" or x.dtype not in DTYPES or not x.numel():
         return None
-    if mask.packing is not None or (rotary is not None and rotary.after_cache):
+    if mask.packing is not None or mask.segment is not None or (rotary is not None and rotary.after_cache):
         return None
     if mask.keys is not None and any(window is not None for window in stack.windows):
         return None

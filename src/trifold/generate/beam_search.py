@@ -56,7 +56,7 @@ def beam_search(state: DecodingState, setup: SearchSetup) -> list[list[Hypothesi
             group_log_probs = log_probs.view(len(scores), groups, beams, -1)[:, group]
             if counts is not None:
                 group_log_probs = group_log_probs - penalty * counts[:, None]
-            step = _continue(state, setup, finished[group], group_log_probs, scores[:, group], group * beams)
+            step = _continue(state, finished[group], group_log_probs, scores[:, group], group * beams)
             if counts is not None:
                 counts.scatter_add_(1, step.tokens, step.exists.to(counts.dtype))
             steps.append(step)
@@ -87,19 +87,15 @@ def processed_log_probs(state: DecodingState, setup: SearchSetup) -> Tensor:
 
 
 def _continue(
-    state: DecodingState,
-    setup: SearchSetup,
-    finished: FinishedBeams,
-    log_probs: Tensor,
-    scores: Tensor,
-    first: int,
+    state: DecodingState, finished: FinishedBeams, log_probs: Tensor, scores: Tensor, first: int
 ) -> Continuations:
     """Continue the K beams from beam `first` on, with log_probs (B, K, V) and scores (B, K).
 
     The outputs that end among the best K are added to `finished`.
     """
     sentences, beams, vocabulary = log_probs.shape
-    stopping, length = setup.stopping, state.generated + 1
+    setup, length = finished.setup, state.generated + 1
+    stopping = setup.stopping
     count = min((1 + len(stopping.ids)) * beams, beams * vocabulary)
     best, parents, tokens = best_continuations(log_probs, scores, count)
     refuse_nan(best)

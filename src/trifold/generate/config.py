@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Id = Annotated[int, Field(ge=0)]
 Phrase = Annotated[list[Id], Field(min_length=1)]
 Words = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
 # Ranges in which logits, which are 32-bit floats, neither overflow nor vanish.
 SMALLEST, LARGEST = 1e-30, 1e30
 Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
@@ -94,19 +95,13 @@ class GenerationConfig(Settings):
     min_p: float | None = Field(
         None, ge=0, le=1, description="sample among tokens of at least this share of the highest probability"
     )
-    typical_p: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="sample among the most typical tokens whose probabilities reach this sum",
+    typical_p: Share | None = Field(
+        None, description="sample among the most typical tokens whose probabilities reach this sum"
     )
     seed: int | None = Field(None, ge=0, description="random seed of samples; default: a new one each call")
 
-    penalty_alpha: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="contrastive search: weight of the penalty for similarity to earlier tokens",
+    penalty_alpha: Share | None = Field(
+        None, description="contrastive search: weight of the penalty for similarity to earlier tokens"
     )
     prompt_lookup_num_tokens: int | None = Field(
         None, gt=0, description="speculate with this many tokens that followed the same n-gram earlier"

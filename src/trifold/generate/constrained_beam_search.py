@@ -116,23 +116,21 @@ def constrained_beam_search(state: DecodingState, setup: SearchSetup) -> list[li
     """
     config = setup.config
     assert config.force_words_ids is not None
-    constraints, beams = PhraseConstraints(config.force_words_ids), config.num_beams
-    _check(constraints, setup.stopping, state.limits)
+    tracker, beams = PhraseConstraints(config.force_words_ids), config.num_beams
+    _check(tracker, setup.stopping, state.limits)
     finished = FinishedBeams(setup, len(state.sentences), beams)
     state.expand(beams)
-    states = [constraints.start] * len(state.logits)
+    states = [tracker.start] * len(state.logits)
     scores = state.logits.new_full((len(state.sentences), beams), NEVER)
     scores[:, 0] = 0
     while True:
         length = state.generated + 1
-        unprocessed = state.logits.log_softmax(-1)
-        log_probs = processed_log_probs(state, setup)
-        pool = _continuations(log_probs, unprocessed, scores, states, constraints, setup.stopping.ids)
+        pool = _continuations(state, setup, scores, states, tracker)
         following = []
         sentences = zip(pool, state.sentences.tolist(), state.limits.tolist(), strict=True)
         for candidates, number, limit in sentences:
             feasible = [each for each in candidates if each.missing <= limit - length]
-            chosen = _finish_and_choose(state, setup, finished, number, feasible, is_full=length == limit)
+            chosen = _finish_and_choose(state, finished, number, feasible, is_full=length == limit)
             best = max((each.score for each in chosen), default=NEVER)
             following.append(chosen if finished.can_improve(number, length, limit, best) else [])
         remaining = [index for index, chosen in enumerate(following) if chosen]
@@ -156,23 +154,19 @@ def constrained_beam_search(state: DecodingState, setup: SearchSetup) -> list[li
 
 
 def _continuations(
-    log_probs: Tensor,
-    unprocessed: Tensor,
-    scores: Tensor,
-    states: list[State],
-    constraints: PhraseConstraints,
-    ends: list[int],
+    state: DecodingState, setup: SearchSetup, scores: Tensor, states: list[State], tracker: PhraseConstraints
 ) -> list[list[_Candidate]]:
     """For each sentence, best first: the best continuations of each row, and all that continue a phrase.
 
     Only rows that miss nothing may end.
     """
-    sentences, beams = scores.shape
-    open_rows = [row for row, state in enumerate(states) if constraints.missing(state)]
+    unprocessed, log_probs = state.logits.log_softmax(-1), processed_log_probs(state, setup)
+    (sentences, beams), ends = scores.shape, setup.stopping.ids
+    open_rows = [row for row, each in enumerate(states) if tracker.missing(each)]
     if open_rows:
         rows = torch.tensor(open_rows, device=scores.device)[:, None]
         log_probs[rows, torch.tensor([ends], dtype=torch.long, device=scores.device)] = NEVER
-    forced = [(row, token) for row in open_rows for token in sorted(constraints.advances(states[row]))]
+    forced = [(row, token) for row in open_rows for token in sorted(tracker.advances(states[row]))]
     values: dict[tuple[int, int], float] = {}
     before = scores.flatten()
     if forced:
@@ -190,22 +184,17 @@ def _continuations(
     pool: list[list[_Candidate]] = [[] for _ in range(sentences)]
     for (row, token), score in values.items():
         if score > NEVER:
-            state = constraints.after(states[row], token)
-            pool[row // beams].append(_Candidate(score, row, token, state, constraints.missing(state)))
+            after = tracker.after(states[row], token)
+            pool[row // beams].append(_Candidate(score, row, token, after, tracker.missing(after)))
     return [sorted(each, key=lambda one: one.score, reverse=True) for each in pool]
 
 
 def _finish_and_choose(
-    state: DecodingState,
-    setup: SearchSetup,
-    finished: FinishedBeams,
-    number: int,
-    pool: list[_Candidate],
-    *,
-    is_full: bool,
+    state: DecodingState, finished: FinishedBeams, number: int, pool: list[_Candidate], *, is_full: bool
 ) -> list[_Candidate]:
     """Finish the outputs that end among the best K of bank 0; return the K candidates that continue, best first."""
-    beams, stopping, device = setup.config.num_beams, setup.stopping, state.tokens.device
+    setup, device = finished.setup, state.tokens.device
+    beams, stopping = setup.config.num_beams, setup.stopping
     tokens = torch.tensor([each.token for each in pool], dtype=torch.long, device=device)
     rows = torch.tensor([each.row for each in pool], dtype=torch.long, device=device)
     found = stopping.completes_string(state.generated_tokens, tokens, rows)
@@ -225,10 +214,10 @@ def _finish_and_choose(
     return sorted(chosen[:beams], key=lambda each: each.score, reverse=True)
 
 
-def _check(constraints: PhraseConstraints, stopping: StoppingCriteria, limits: Tensor) -> None:
-    if ends := constraints.tokens & set(stopping.ids):
+def _check(tracker: PhraseConstraints, stopping: StoppingCriteria, limits: Tensor) -> None:
+    if ends := tracker.tokens & set(stopping.ids):
         raise UsageError(f"force_words_ids contains {min(ends)}, which ends an output: leave it out")
-    needed = constraints.missing(constraints.start)
+    needed = tracker.missing(tracker.start)
     for row, limit in enumerate(limits.tolist()):
         if needed > limit:
             raise UsageError(

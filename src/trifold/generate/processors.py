@@ -57,7 +57,7 @@ def frequency_penalty(penalty: float, ends: list[int], logits: Tensor, context: 
     return logits - penalty * counts
 
 
-def no_repeat_ngrams(size: int, ends: list[int], logits: Tensor, context: Context) -> Tensor:
+def no_repeat_ngram_size(size: int, ends: list[int], logits: Tensor, context: Context) -> Tensor:
     """Forbid n-grams that occurred before (Paulus et al. 2018)."""
     tokens = context.tokens
     if tokens.shape[1] < size:
@@ -68,7 +68,7 @@ def no_repeat_ngrams(size: int, ends: list[int], logits: Tensor, context: Contex
     return logits.masked_fill(_mask(logits, ngrams[..., -1].where(repeated, ABSENT)), NEVER)
 
 
-def bad_phrases(tables: list[Tensor], ends: list[int], logits: Tensor, context: Context) -> Tensor:
+def bad_words_ids(tables: list[Tensor], ends: list[int], logits: Tensor, context: Context) -> Tensor:
     """Forbid the last token of each phrase where its other tokens precede; a table (n, L) holds phrases of length L."""
     for table in tables:
         length, prefix, last = table.shape[1], table[:, :-1].to(logits.device), table[:, -1].to(logits.device)
@@ -110,12 +110,12 @@ def min_length(minimum: int, ends: list[int], logits: Tensor, context: Context) 
     return logits
 
 
-def forced_bos(token: int, ends: list[int], logits: Tensor, context: Context) -> Tensor:
+def forced_bos_token_id(token: int, ends: list[int], logits: Tensor, context: Context) -> Tensor:
     """Allow only this token as the first one."""
     return _only(token, logits) if context.generated == 0 else logits
 
 
-def forced_eos(tokens: int | list[int], ends: list[int], logits: Tensor, context: Context) -> Tensor:
+def forced_eos_token_id(tokens: int | list[int], ends: list[int], logits: Tensor, context: Context) -> Tensor:
     """Allow only these tokens at the length limit."""
     last = context.remaining == 1
     return torch.where(last[:, None], _only(tokens, logits), logits) if bool(last.any()) else logits
@@ -138,19 +138,13 @@ def _mask(logits: Tensor, tokens: Tensor) -> Tensor:
     return mask.scatter_(1, tokens.where(tokens != ABSENT, vocabulary), True)[:, :vocabulary]
 
 
+_STEPS = (
+    *(repetition_penalty, presence_penalty, frequency_penalty),
+    *(no_repeat_ngram_size, bad_words_ids, bad_words),
+    *(min_new_tokens, min_length, forced_bos_token_id, forced_eos_token_id),
+)
 # Setting -> its processor, called with (value, end tokens, logits, context), in the order of application.
-PROCESSORS: dict[str, Callable[..., Tensor]] = {
-    "repetition_penalty": repetition_penalty,
-    "presence_penalty": presence_penalty,
-    "frequency_penalty": frequency_penalty,
-    "no_repeat_ngram_size": no_repeat_ngrams,
-    "bad_words_ids": bad_phrases,
-    "bad_words": bad_words,
-    "min_new_tokens": min_new_tokens,
-    "min_length": min_length,
-    "forced_bos_token_id": forced_bos,
-    "forced_eos_token_id": forced_eos,
-}
+PROCESSORS: dict[str, Callable[..., Tensor]] = {step.__name__: step for step in _STEPS}
 # Settings that may forbid every token.
 MAY_FORBID_ALL = {"min_new_tokens", "min_length", "no_repeat_ngram_size", "bad_words_ids", "bad_words"}
 

@@ -75,7 +75,8 @@ def draft_proposer(
         count = min(count, model.config.max_positions - prompt.shape[1] - len(generated))
         if count < 1:
             return []
-        common = _common_prefix(generated[:-1], read)
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(generated[:-1], read, strict=False))
+        common = len([*same])
         state.rollback(len(read) - common)
         read[:] = generated
         new = torch.tensor([list(generated)[common:]], device=prompt.device)
@@ -121,8 +122,3 @@ def check_draft(model: Model, draft: Model) -> None:
                 f"the draft model's {key} is {found}, and the model's {expected}: "
                 "use a draft with the same shape and vocabulary"
             )
-
-
-def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """The number of tokens that both begin with."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -96,11 +96,7 @@ class StoppingCriteria:
         return torch.isin(tokens, torch.tensor(self.ids, dtype=tokens.dtype, device=tokens.device))
 
     def completes_string(
-        self,
-        generated: GeneratedTokens,
-        tokens: Tensor,
-        rows: Tensor | None = None,
-        real: Tensor | None = None,
+        self, before: GeneratedTokens, tokens: Tensor, rows: Tensor | None = None, real: Tensor | None = None
     ) -> Tensor:
         """True where tokens (…) complete a stop string in the output of rows (…).
 
@@ -111,8 +107,8 @@ class StoppingCriteria:
             return found
         rows = torch.arange(len(tokens), device=tokens.device) if rows is None else rows
         checked = (torch.ones_like(found) if real is None else real).nonzero(as_tuple=True)
-        before = generated(rows[checked]).tolist()
-        sequences = [[*ids, token] for ids, token in zip(before, tokens[checked].tolist(), strict=True)]
+        pairs = zip(before(rows[checked]).tolist(), tokens[checked].tolist(), strict=True)
+        sequences = [[*ids, token] for ids, token in pairs]
         found[checked] = torch.tensor(self.end_with_string(sequences), dtype=torch.bool, device=tokens.device)
         return found
 

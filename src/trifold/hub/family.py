@@ -6,8 +6,10 @@ fields that its classes fix, and the rules of its tensors. Shared ones are in ro
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,9 +19,9 @@ from torch import Tensor
 from trifold.errors import SettingsError
 from trifold.hub.generation import GENERATION_KEYS
 from trifold.hub.labels import labels_to_ours, labels_to_theirs
-from trifold.hub.rows import Entry, Fields
+from trifold.hub.rows import Entry, Fields, revise
 from trifold.hub.rules import AnyRule, Copy, Ignored, Renamed, Rule, Unused
-from trifold.hub.transforms import SAME, Transform, chain
+from trifold.hub.transforms import SAME, Transform, chain, interleaved
 from trifold.nn import ModelConfig
 from trifold.nn.config import Head
 from trifold.settings import Settings
@@ -62,6 +64,34 @@ class Family:
     ignored: str = ""
     n_labels: int = 2
     infer: Callable[[ModelConfig, Mapping[str, Tensor]], ModelConfig] | None = None
+
+    def related(
+        self,
+        model_type: str,
+        *entries: Entry,
+        stem: str = "",
+        classes: Mapping[str, Fields] | None = None,
+        constants: Fields | None = None,
+        rules: Callable[[ModelConfig], Sequence[AnyRule]] | None = None,
+        ignored: str | None = None,
+        without: str = "",
+        **defaults: Any,
+    ) -> Family:
+        """A family that is this one, except for what is given.
+
+        stem: by default `model_type` in camel case. constants: besides those of this family, or instead of some.
+        entries, without, defaults: as in `revise`.
+        """
+        return replace(
+            self,
+            model_type=model_type,
+            stem=stem or "".join(map(str.capitalize, re.split("[_-]", model_type))),
+            classes=self.classes if classes is None else classes,
+            entries=revise(self.entries, *entries, without=without, **defaults),
+            constants=self.constants | (constants or {}),
+            rules=rules or self.rules,
+            ignored=self.ignored if ignored is None else ignored,
+        )
 
     @cached_property
     def architectures(self) -> dict[str, Fields]:
@@ -135,6 +165,11 @@ class Family:
         return {name: value for name, value in changed.items() if getattr(one, name) != getattr(other, name)}
 
 
+def _scale_of_scores(config: ModelConfig) -> float:
+    rotary = 0 if config.latent is None else config.latent.d_rotary
+    return float(((config.head_width + rotary) * (1 + config.position_terms)) ** -0.5)
+
+
 # What None stands for in a field of ModelConfig.
 NONE_MEANS: dict[str, Callable[[ModelConfig], Any]] = {
     "n_decoder_layers": lambda config: config.n_layers,
@@ -144,6 +179,8 @@ NONE_MEANS: dict[str, Callable[[ModelConfig], Any]] = {
     "d_decoder_ff": lambda config: config.d_ff,
     "decoder_window": lambda config: config.sliding_window,
     "rotary_width": lambda config: config.head_width,
+    "attention_scale": _scale_of_scores,
+    "embedding_scale": lambda config: math.sqrt(config.d_model) if config.scale_embeddings else 1.0,
     "attention_out_bias": lambda config: config.attention_bias,
     "heads": lambda config: ("lm",) if config.decoder_layers else (),
     "label_names": lambda config: tuple(f"LABEL_{number}" for number in range(config.n_labels)),
@@ -211,7 +248,8 @@ class TensorRules:
     tokens: their table of token embeddings.
     names: our other modules -> theirs.
     matrix: the transform of their matrices in blocks, if they are stored differently from ours.
-    qkv: their matrix of queries, keys and values in this `order`, if there is one; `split` takes it apart.
+    qkv: their matrix of queries, keys and values in this `order`, if there is one.
+    split: takes that matrix apart, by default into thirds.
     more: rules that depend on the config; its second argument is the beginning of their names below the prefix.
     lm_head: their output layer, unless `names` or `more` have it; tied, its weight is a copy of `tokens`.
     lm_bias: a tensor beside that layer: if tied, the bias, of which the layer's is a copy; if not, nothing reads it.
@@ -226,7 +264,7 @@ class TensorRules:
     matrix: Transform = SAME
     qkv: str = ""
     order: str = "qkv"
-    split: Callable[[ModelConfig], Transform] = lambda config: SAME
+    split: Callable[[ModelConfig], Transform] = lambda config: interleaved(1, (1, 1, 1))
     more: Callable[[ModelConfig, str], Sequence[AnyRule]] = lambda config, base: ()
     lm_head: str = ""
     lm_bias: str = ""

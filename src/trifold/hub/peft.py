@@ -20,7 +20,7 @@ from trifold.hub import rules
 from trifold.hub.families import FAMILIES
 from trifold.hub.files import naming, replacing, write_json
 from trifold.hub.folder import ADAPTER, CONFIG, infer_config, parse_config, resolve, write_settings
-from trifold.hub.tensors import RenamedTensors, TensorFile, TransformedTensors, list_problems, write_tensors
+from trifold.hub.tensors import TensorFile, TransformedTensors, list_problems, renamed_tensors, write_tensors
 from trifold.hub.transforms import SAME, TRANSPOSED
 from trifold.hub.weights import read_weights
 from trifold.jsonfiles import read_json
@@ -169,4 +169,4 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         whole = adapted(matrix, a, b, scale, magnitude)
         return (whole.mT if keys.fan_in_fan_out else whole).to(weight.dtype)
 
-    return values, TransformedTensors(RenamedTensors(tensors | heads), merged)
+    return values, TransformedTensors(renamed_tensors(tensors | heads), merged)

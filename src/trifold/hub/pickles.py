@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from trifold.errors import CheckpointError
-from trifold.hub.tensors import RenamedTensors, TensorFile
+from trifold.hub.tensors import TensorFile, renamed_tensors
 from trifold.hub.weights import PICKLE, PICKLE_INDEX, open_shards, read_index
 from trifold.jsonfiles import check_inside
 from trifold.sandbox import Sandbox, SandboxError, SandboxStartError
@@ -45,7 +45,7 @@ def read_pickles(folder: Path, scratch: Path, *, timeout: float | None = None) -
     for file in files:
         check_inside(file)
     environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    converted: dict[Path, RenamedTensors] = {}
+    converted: dict[Path, Mapping[str, Tensor]] = {}
     with Sandbox(Path(__file__).with_name("pickle_handler.py"), environment) as sandbox:
         for number, file in enumerate(files):
             output = scratch / f"{number:05d}.safetensors"
@@ -55,7 +55,7 @@ def read_pickles(folder: Path, scratch: Path, *, timeout: float | None = None) -
     return converted[files[0]]
 
 
-def _convert(sandbox: Sandbox, file: Path, output: Path, timeout: float | None) -> RenamedTensors:
+def _convert(sandbox: Sandbox, file: Path, output: Path, timeout: float | None) -> Mapping[str, Tensor]:
     """The tensors of one pickle. The answer of the sandbox is not trusted."""
     size = file.stat().st_size
     request = {"file": str(file.resolve()), "output": str(output)}
@@ -72,4 +72,4 @@ def _convert(sandbox: Sandbox, file: Path, output: Path, timeout: float | None) 
     if not isinstance(tied, dict) or not all(isinstance(v, str) and v in tensors for v in tied.values()):
         raise CheckpointError(f"{file}: the sandbox gave an invalid answer; do not trust this file")
     names = {name: name for name in tensors} | tied
-    return RenamedTensors({new: (tensors, old) for new, old in names.items()})
+    return renamed_tensors({new: (tensors, old) for new, old in names.items()})

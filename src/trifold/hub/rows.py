@@ -101,23 +101,19 @@ def sizes(
 
 # Their keys by the names of the arguments of `sizes`.
 SIZE_KEYS = {
-    **{
-        "vocab": "vocab_size",
-        "width": "hidden_size",
-        "inner": "intermediate_size",
-        "layers": "num_hidden_layers",
-    },
-    **{
-        "heads": "num_attention_heads",
-        "kv_heads": "num_key_value_heads",
-        "positions": "max_position_embeddings",
-    },
+    "vocab": "vocab_size",
+    "width": "hidden_size",
+    "inner": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "positions": "max_position_embeddings",
 }
 
 
-def resized(**values: int | None) -> Fields:
-    """Other defaults of the keys of `sizes`, by the names of its arguments, for `revise`."""
-    return {SIZE_KEYS[name]: value for name, value in values.items()}
+def resized(**values: Any) -> Fields:
+    """Other defaults for `revise`: of the keys of `sizes` by the names of its arguments, and of further keys."""
+    return {SIZE_KEYS.get(name, name): value for name, value in values.items()}
 
 
 def repeats(key: str, other: str, default: int | None = None) -> Entry:
@@ -239,12 +235,12 @@ def name_of(value: Any, table: Mapping[Any, Any]) -> Any:
 # --- special tokens ------------------------------------------------------------------------------------
 
 Id = Annotated[int, Field(ge=0)]
+Ends = Id | Annotated[list[Id], Field(min_length=1)]
 
 
 def end(default: int) -> Entry:
     """The end token of a family that requires one. Of several, ModelConfig has the first; see `read_generation`."""
-    ends = Id | Annotated[list[Id], Field(min_length=1)]
-    return row("eos_token_id", "eos_id", default, kind=ends, load=lambda value, fields: _first(value))
+    return row("eos_token_id", "eos_id", default, kind=Ends, load=lambda value, fields: _first(value))
 
 
 def _first(ends: Any) -> Any:

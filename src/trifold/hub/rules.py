@@ -19,7 +19,7 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from trifold.hub.tensors import LazyTensors, RenamedTensors, list_problems
+from trifold.hub.tensors import lazy_tensors, list_problems, renamed_tensors
 from trifold.hub.transforms import SAME, Tensors, Transform
 
 # --- rules ---------------------------------------------------------------------------------------------
@@ -215,15 +215,15 @@ def saving(
         step.theirs: partial(_run, step.transform.save, ours, step.ours) for step in steps(rules, ours)
     }
     makers |= {(name,): partial(constant, *entry) for name, entry in constants(rules, ours).items()}
-    used = LazyTensors(makers)
-    return LazyTensors(makers | {(r.theirs,): partial(copy, r) for r in rules if isinstance(r, Unused)})
+    used = lazy_tensors(makers)
+    return lazy_tensors(makers | {(r.theirs,): partial(copy, r) for r in rules if isinstance(r, Unused)})
 
 
 def loading(
     rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], ours: Collection[str]
 ) -> Mapping[str, Tensor]:
     """Our parameters from their tensors, as returned by `checked`, each made on demand."""
-    return LazyTensors(
+    return lazy_tensors(
         {step.ours: partial(_run, step.transform.load, theirs, step.theirs) for step in steps(rules, ours)}
     )
 
@@ -310,7 +310,7 @@ def renamed(
     for old in sorted(theirs, key=lambda name: 2 if _copies(rules, [name]) else not is_known(name)):
         later = (name for name in _later_names(old, renames) if name not in names and is_known(name))
         names[old if is_known(old) else next(later, old)] = old
-    return RenamedTensors({name: (theirs, old) for name, old in names.items()})
+    return renamed_tensors({name: (theirs, old) for name, old in names.items()})
 
 
 def _later_names(name: str, renames: Sequence[Renamed]) -> Iterator[str]:

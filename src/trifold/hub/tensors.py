@@ -10,6 +10,7 @@ import json
 import mmap
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,14 @@ _ALIGNMENT = 8  # bytes; the header is padded with spaces
 # --- lazy mappings --------------------------------------------------------------------------------------
 
 
-class _Tensors(Mapping[str, Tensor]):
-    """Tensors with the names of these values; each is made from its value when it is read."""
+class TransformedTensors(Mapping[str, Tensor]):
+    """Tensors with the names of these values: `function(name, value)`, each made when it is read."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
+    def __init__(self, values: Mapping[str, Any], function: Callable[[str, Any], Tensor]) -> None:
+        self._values, self._function = values, function
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._function(name, self._values[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -49,45 +53,26 @@ class _Tensors(Mapping[str, Tensor]):
         return len(self._values)
 
 
-class TransformedTensors(_Tensors):
-    """Every tensor after `function(name, tensor)`."""
-
-    def __init__(self, tensors: Mapping[str, Tensor], function: Callable[[str, Tensor], Tensor]) -> None:
-        super().__init__(tensors)
-        self._function = function
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._function(name, self._values[name])
-
-
-class RenamedTensors(_Tensors):
+def renamed_tensors(places: Mapping[str, tuple[Mapping[str, Tensor], str]]) -> Mapping[str, Tensor]:
     """Tensors of one or several mappings under new names: new name -> (mapping, its name)."""
-
-    def __getitem__(self, name: str) -> Tensor:
-        tensors, old = self._values[name]
-        tensor: Tensor = tensors[old]
-        return tensor
+    return TransformedTensors(places, lambda name, place: place[0][place[1]])
 
 
-class LazyTensors(_Tensors):
+def lazy_tensors(makers: Mapping[tuple[str, ...], Callable[[], Sequence[Tensor]]]) -> Mapping[str, Tensor]:
     """Groups of names, each with the function that makes its tensors in the order of the names."""
 
-    def __init__(self, makers: Mapping[tuple[str, ...], Callable[[], Sequence[Tensor]]]) -> None:
-        super().__init__({name: group for group in makers for name in group})
-        self._makers = makers
-        self._last: tuple[tuple[str, ...], dict[str, Tensor]] = ((), {})
+    @lru_cache(maxsize=1)  # neighbours are read in sequence, and made once
+    def make(group: tuple[str, ...]) -> dict[str, Tensor]:
+        return dict(zip(group, makers[group](), strict=True))
 
-    def __getitem__(self, name: str) -> Tensor:
-        group = self._values[name]
-        if group != self._last[0]:  # neighbours are read in sequence, and made once
-            self._last = group, dict(zip(group, self._makers[group](), strict=True))
-        return self._last[1][name]
+    groups = {name: group for group in makers for name in group}
+    return TransformedTensors(groups, lambda name, group: make(group)[name])
 
 
 # --- files ----------------------------------------------------------------------------------------------
 
 
-class TensorFile(_Tensors):
+class TensorFile(TransformedTensors):
     """The tensors of a safetensors file, which is mapped into memory once: read them, do not write.
 
     Raises CheckpointError if the file is missing, damaged or a link out of its folder, if a name occurs twice (the
@@ -109,7 +94,7 @@ class TensorFile(_Tensors):
                     )
                 header = parse_json(file.read(size), str(path))
                 # Copy-on-write, so that PyTorch takes it.
-                self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except FileNotFoundError:
             raise CheckpointError(
                 f"{path}: no such file, though the index names it; copy the folder again"
@@ -117,8 +102,7 @@ class TensorFile(_Tensors):
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
         header.pop("__metadata__", None)
-        super().__init__(header)
-        self._start = 8 + size
+        super().__init__(header, partial(_read_tensor, memory, 8 + size))
         wrong = [
             f"{name!r} is of {entry.get('dtype')!r}"
             for name, entry in header.items()
@@ -131,17 +115,18 @@ class TensorFile(_Tensors):
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path}: damaged or truncated ({error}); copy the file again") from None
 
-    def __getitem__(self, name: str) -> Tensor:
-        entry = self._values[name]
-        dtype, shape = DTYPES[entry["dtype"]], entry["shape"]
-        start, end = (self._start + offset for offset in entry["data_offsets"])
-        if start == end:
-            return torch.empty(shape, dtype=dtype)
-        view = memoryview(self._memory)[start:end]
-        weakref.finalize(view, _release, self._memory, start, end).atexit = False
-        raw = torch.frombuffer(view, dtype=torch.uint8)
-        # Old files do not align tensors.
-        return (raw if start % dtype.itemsize == 0 else raw.clone()).view(dtype).view(shape)
+
+def _read_tensor(memory: mmap.mmap, first: int, name: str, entry: dict[str, Any]) -> Tensor:
+    """The tensor of an entry of the header; first: the position of the first tensor."""
+    dtype, shape = DTYPES[entry["dtype"]], entry["shape"]
+    start, end = (first + offset for offset in entry["data_offsets"])
+    if start == end:
+        return torch.empty(shape, dtype=dtype)
+    view = memoryview(memory)[start:end]
+    weakref.finalize(view, _release, memory, start, end).atexit = False
+    raw = torch.frombuffer(view, dtype=torch.uint8)
+    # Old files do not align tensors.
+    return (raw if start % dtype.itemsize == 0 else raw.clone()).view(dtype).view(shape)
 
 
 def _release(memory: mmap.mmap, start: int, end: int) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trifold.errors import CheckpointError, UsageError
 from trifold.hub.files import replacing, write_json
-from trifold.hub.tensors import RenamedTensors, TensorFile, list_problems, write_tensors
+from trifold.hub.tensors import TensorFile, list_problems, renamed_tensors, write_tensors
 from trifold.jsonfiles import read_json
 
 SINGLE = "model.safetensors"
@@ -108,7 +108,7 @@ def open_shards(
             problems.append(f"{name!r} is listed in {expected} and {where}")
     if problems:
         raise list_problems(f"{place}: the index and its shards disagree; copy the folder again", problems)
-    return RenamedTensors({name: (files[shard], name) for name, shard in listed.items()})
+    return renamed_tensors({name: (files[shard], name) for name, shard in listed.items()})
 
 
 # --- writing --------------------------------------------------------------------------------------------

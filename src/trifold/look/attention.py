@@ -81,8 +81,12 @@ def read_attention(pipeline: Pipeline, text: str, target: str | None = None) -> 
     Raises DataError for a text without tokens or with too many, UsageError for a target of an encoder.
     """
     if pipeline.config.patch_size is not None:
-        patterns, tokens = _image_attention(pipeline, text, target)
-        return AttentionMaps(str(text), "", tokens, [], [], patterns, Words([], []), Words([], []))
+        if target is not None:
+            raise UsageError("a model of images writes no text: leave the target out")
+        trace, none = pipeline.trace(text), Words([], [])
+        return AttentionMaps(
+            str(text), "", trace.tokens["encoder"], [], [], stacked_weights(trace), none, none
+        )
     reader, writer = pipeline.reader, pipeline.writer
     if not reader.encode([text])[0]:
         raise DataError(f"{text!r} has no tokens: pass another text")
@@ -102,19 +106,6 @@ def read_attention(pipeline: Pipeline, text: str, target: str | None = None) -> 
         source_words=split_words(reader, source),
         written_words=split_words(writer, written),
     )
-
-
-def _image_attention(
-    pipeline: Pipeline, image: Any, target: str | None
-) -> tuple[dict[str, Weights], list[str]]:
-    """The weights of all heads for an image, and the names of its patches."""
-    if target is not None:
-        raise UsageError("a model of images writes no text: leave the target out")
-    trace = pipeline.trace(image)
-    names = map(HOOKS["encoder"].format, range(pipeline.config.n_layers))
-    return {"encoder": np.stack([trace[name].float().cpu().numpy() for name in names])}, trace.tokens[
-        "encoder"
-    ]
 
 
 def read_ids(pipeline: Pipeline, text: str, target: str | None) -> tuple[list[int], ...]:
@@ -142,10 +133,15 @@ def attention_weights(model: Transformer, source: Sequence[int], given: Sequence
     device = next(model.parameters()).device
     with eval_mode(model), capture(model, "pattern") as captured:
         model(*(Inputs(torch.tensor([ids], device=device)) for ids in (source, given) if ids))
+    return stacked_weights({name: x[0] for name, x in captured.items()})
+
+
+def stacked_weights(activations: Mapping[str, torch.Tensor]) -> dict[str, Weights]:
+    """Kind -> weights (layers, heads, queries, keys), from those of each layer (heads, queries, keys) by hook point."""
     found = {}
     for kind, name in HOOKS.items():
-        hooks = takewhile(captured.__contains__, map(name.format, count()))
-        if layers := [captured[hook][0].float().cpu() for hook in hooks]:
+        hooks = takewhile(activations.__contains__, map(name.format, count()))
+        if layers := [activations[hook].float().cpu() for hook in hooks]:
             refuse_non_finite(weights := torch.stack(layers))
             found[kind] = weights.numpy()
     return found

@@ -24,13 +24,13 @@ class Compared(NamedTuple):
 
 def differences(config: ModelConfig) -> tuple[str, ...]:
     """A phrase for each difference from the paper."""
-    return tuple(phrase for *_, phrases in _parts(config) for phrase in phrases if phrase)
+    return tuple(phrase for _, _, _, *phrases in _parts(config) for phrase in phrases if phrase)
 
 
 def compare(config: ModelConfig) -> tuple[Compared, ...]:
     """Every part of a model compared with that of the Transformer of 2017."""
     compared = []
-    for name, size, paper, phrases in _parts(config):
+    for name, size, paper, *phrases in _parts(config):
         found = [phrase for phrase in phrases if phrase]
         found += _other_heads(config) if name == "output" else []
         what = ", ".join(found) or paper
@@ -62,7 +62,9 @@ _LINEAR = {
     "favor": "linear attention (random features)",
     "low-rank": "attention to mixtures of keys",
     "lsh": "attention to keys of similar hashes",
+    "spans": "attention to spans of tokens",
 }
+_GLOBALS = {"first": "global first token", "question": "global tokens before the first end-of-sentence token"}
 _QK_NORMS = {"head": "norm of the queries and keys of each head", "width": "norm of queries and keys"}
 _RESIDUALS = {
     "parallel": "parallel attention and feed-forward after one norm",
@@ -84,44 +86,38 @@ _ACTIVATIONS = {
 }
 
 
-def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, list[str | None]]]:
+def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, *tuple[str | None, ...]]]:
     """Name, sizes, the paper's description, and for each possible difference a phrase, or None if the part agrees."""
     stacks = config.stacks
     yield (
         "shape",
         ", ".join(f"{side} × {stack.n_layers}" for side, stack in stacks.items()),
         "an encoder and a decoder",
-        [
-            None if config.shape == "encoder-decoder" else f"{config.shape} only",
-            f"{config.n_patches} image patches and a class token" if config.patch_size else None,
-            f"{len(config.stem)} convolutions before the patches" if config.stem else None,
-        ],
+        None if config.shape == "encoder-decoder" else f"{config.shape} only",
+        f"{config.n_patches} image patches and a class token" if config.patch_size else None,
+        f"{len(config.stem)} convolutions before the patches" if config.stem else None,
     )
     width = config.d_embedding if config.has_embedding_projection else None
     yield (
         "embeddings",
         _embedding_sizes(config),
         "multiplied by √d_model",
-        [
-            None if config.scale_embeddings else "unscaled embeddings",
-            f"embeddings times {config.embedding_scale:g}" if config.embedding_scale else None,
-            "segment embeddings" if config.n_token_types > 1 else None,
-            f"factorized embeddings of width {width}" if width else None,
-            "states projected back to it" if config.token_projection else None,
-            "norm after the embeddings" if config.embedding_norm else None,
-        ],
+        None if config.scale_embeddings else "unscaled embeddings",
+        f"embeddings times {config.embedding_scale:g}" if config.embedding_scale else None,
+        "segment embeddings" if config.n_token_types > 1 else None,
+        f"factorized embeddings of width {width}" if width else None,
+        "states projected back to it" if config.token_projection else None,
+        "norm after the embeddings" if config.embedding_norm else None,
     )
     yield (
         "positions",
         f"{config.max_positions:,}",
         "sines and cosines, added",
-        [
-            None if config.positions == "sinusoidal" else POSITIONS[config.positions] + _rotary(config),
-            "learned positions" if config.learned_positions else None,
-            "bias for tokens of the same segment" if config.segment_offsets else None,
-            _local_positions(config),
-            "query stream for the tokens to predict" if config.query_stream else None,
-        ],
+        None if config.positions == "sinusoidal" else POSITIONS[config.positions] + _rotary(config),
+        "learned positions" if config.learned_positions else None,
+        "bias for tokens of the same segment" if config.segment_offsets else None,
+        _local_positions(config),
+        "query stream for the tokens to predict" if config.query_stream else None,
     )
     layers = config.block_of_layer or ()
     blocks = len(set(layers))
@@ -129,61 +125,69 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, list[str | None
         "blocks",
         f"width {config.d_model:,}",
         "sequential sub-layers, a layer norm after each",
-        [
-            "RMS norms" if config.norm == "rms" else None,
-            _NORM_WEIGHTS.get(config.norm_weight),
-            None if config.first_norm else "no norm before the first layer",
-            f"sub-layers times {config.residual_scale:g}" if config.residual_scale != 1 else None,
-            _NORM_PLACEMENTS.get(config.norm_placement),
-            None if config.norm_bias else "norms without biases",
-            _RESIDUALS.get(config.residual),
-            f"{len(layers)} layers share {plural(blocks, 'block')}" if blocks < len(layers) else None,
-        ],
+        "RMS norms" if config.norm == "rms" else None,
+        _NORM_WEIGHTS.get(config.norm_weight),
+        None if config.first_norm else "no norm before the first layer",
+        f"sub-layers times {config.residual_scale:g}" if config.residual_scale != 1 else None,
+        _NORM_PLACEMENTS.get(config.norm_placement),
+        None if config.norm_bias else "norms without biases",
+        _RESIDUALS.get(config.residual),
+        f"{len(layers)} layers share {plural(blocks, 'block')}" if blocks < len(layers) else None,
     )
-    queries, keys, window = config.n_heads, config.kv_heads, config.sliding_window
+    queries, keys = config.n_heads, config.kv_heads
     scale = "unscaled scores" if config.attention_scale == 1 else "different scale of the scores"
-    some = " in some layers" if "global" in config.window_pattern else ""
     capped = config.score_soft_cap is not None or config.logit_soft_cap is not None
     yield (
         "attention",
         _both(f"{stack.n_heads} heads of {stack.head_width}" for stack in stacks.values()),
         "scores divided by √d_head, no biases",
-        [
-            _BIASES.get((config.attention_bias, config.out_bias)),
-            f"{queries} query heads share {plural(keys, 'key/value head')}" if keys != queries else None,
-            None if config.attention_scale is None else scale,
-            "scores divided by the layer number" if config.attention_scale_by_layer else None,
-            None if window is None else f"window of {window:,} tokens{some}",
-            "soft caps" if capped else None,
-            _QK_NORMS.get(config.qk_norm or ""),
-            _LINEAR.get(config.attention),
-            "attention sinks" if config.attention_sinks else None,
-            f"keys and values from a latent vector of {config.latent.width:,}" if config.latent else None,
-        ],
+        _BIASES.get((config.attention_bias, config.out_bias)),
+        f"{queries} query heads share {plural(keys, 'key/value head')}" if keys != queries else None,
+        None if config.attention_scale is None else scale,
+        "scores divided by the layer number" if config.attention_scale_by_layer else None,
+        ", ".join(dict.fromkeys(phrase for side, stack in stacks.items() for phrase in reach(stack, side))),
+        "soft caps" if capped else None,
+        _QK_NORMS.get(config.qk_norm or ""),
+        _LINEAR.get(config.attention),
+        "attention sinks" if config.attention_sinks else None,
+        f"keys and values from a latent vector of {config.latent.width:,}" if config.latent else None,
     )
     yield (
         "feed-forward",
         _both(f"{stack.d_model:,} → {stack.d_ff:,} → {stack.d_model:,}" for stack in stacks.values()),
         "two layers with biases, ReLU between them",
-        [
-            _ACTIVATIONS.get(config.activation),
-            "gated feed-forward" if config.gated else None,
-            None if config.gate_limit is None else f"gate clamped at {config.gate_limit:g}",
-            None if config.feed_forward_bias else "feed-forward without biases",
-            f"{config.experts.per_token} of {config.experts.count:,} experts" if config.experts else None,
-        ],
+        _ACTIVATIONS.get(config.activation),
+        "gated feed-forward" if config.gated else None,
+        None if config.gate_limit is None else f"gate clamped at {config.gate_limit:g}",
+        None if config.feed_forward_bias else "feed-forward without biases",
+        f"{config.experts.per_token} of {config.experts.count:,} experts" if config.experts else None,
     )
     writes = "lm" in config.chosen_heads
     yield (
         "output",
         f"{config.d_model:,} → {config.output_vocab_size:,}" if writes else "",
         "tied to the embeddings, no bias",
-        [
-            "bias on the logits" if config.lm_head_bias else None,
-            "untied output matrix" if writes and not config.tie_lm_head else None,
-            None if config.lm_head_transform is None else "additional layer before the logits",
-        ],
+        "bias on the logits" if config.lm_head_bias else None,
+        "untied output matrix" if writes and not config.tie_lm_head else None,
+        None if config.lm_head_transform is None else "additional layer before the logits",
     )
+
+
+def reach(config: ModelConfig, side: str) -> list[str]:
+    """Phrases for the keys that a query of a stack attends to; none if it attends to all."""
+    found = []
+    if config.sliding_window is not None:
+        some = " in some layers" if "global" in config.window_pattern else ""
+        found.append(f"window of {config.sliding_window:,} tokens{some}")
+    if side == "encoder" and config.global_tokens != "none":
+        found.append(_GLOBALS[config.global_tokens])
+        found += ["own projections of global tokens"] if config.global_projections else []
+    if (blocks := config.sparse_blocks) is not None:
+        training = " in training" if blocks.only_in_training else ""
+        found += [f"sparse blocks of {blocks.size:,} tokens", f"{blocks.random:,} random ones{training}"]
+    if (segments := config.segments) is not None:
+        found.append(f"segments of {segments.size:,} tokens and {segments.reach:,} before")
+    return found
 
 
 def _embedding_sizes(config: ModelConfig) -> str:

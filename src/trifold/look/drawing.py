@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from trifold.look.comparison import POSITIONS
+from trifold.look.comparison import POSITIONS, reach
 from trifold.nn.config import ModelConfig
 
 _WIRING = {
@@ -61,12 +61,12 @@ def draw_architecture(config: ModelConfig) -> str:
 def _column(config: ModelConfig, side: str, sized: ModelConfig) -> Column:
     decodes, translates = side == "decoder", config.shape == "encoder-decoder"
     causal = ", causal" if decodes else ""
-    if sized.sliding_window is not None:
-        where = "" if config.window_pattern == ("local",) else " in some layers"
-        causal += f", window {sized.sliding_window:,}{where}"
     sizes = f"{config.d_model:,} → {sized.d_ff:,} → {config.d_model:,}"
-    lines = (sizes, f"gated {config.activation}") if config.gated else (f"{sizes}, {config.activation}",)
-    block: list[Box] = [("feed-forward", *lines), ("self-attention", _heads(sized) + causal)]
+    short = f"{sizes}, {config.activation}"
+    lines: Box = (short,) if len(short) <= _WIDTH - 4 else (sizes, config.activation)
+    lines = (sizes, f"gated {config.activation}") if config.gated else lines
+    attention = ("self-attention", _heads(sized) + causal, *reach(sized, side))
+    block: list[Box] = [("feed-forward", *lines), attention]
     if (experts := config.experts) is not None:
         sizes = f"{config.d_model:,} → {experts.d_ff or sized.d_ff:,} → {config.d_model:,}"
         block[0] = (f"{experts.per_token} of {experts.count:,} experts", sizes, *lines[1:])

@@ -15,7 +15,7 @@ from trifold.errors import UsageError
 from trifold.look.session import Answer, Session
 from trifold.look.trace import check_index
 from trifold.nn.config_parts import RotaryScaling
-from trifold.nn.masks import Mask, padding_mask
+from trifold.nn.masks import Blocks, Mask, padding_mask
 from trifold.nn.packing import Packing
 from trifold.nn.positions import LearnedPositions, sinusoids
 from trifold.nn.relative import AlibiOffsets, RelativeOffsets, buckets, slopes
@@ -138,6 +138,7 @@ def masks(session: Session) -> Answer:
     """Every kind of mask, for 12 tokens: by name (T, S), True where a query may attend to a key."""
     real, order = padding_mask(torch.tensor([9]), 12), torch.tensor([[3, 7, 0, 9, 1, 11, 5, 2, 10, 4, 8, 6]])
     places, packing = torch.arange(12), Packing.of(torch.tensor([5, 3, 4]))
+    blocks = Blocks.of(None, 12, size=1, heads=1, random=1, seed=0, repeat=False)
     kinds = {
         "full": Mask(),
         "3 tokens of padding": Mask(real),
@@ -145,6 +146,9 @@ def masks(session: Session) -> Answer:
         "causal, with padding": Mask(real, causal=True),
         "window of 4": Mask(window=4),
         "causal window of 4": Mask(causal=True, window=4),
+        "window of 4, the first token global": Mask(window=4, globals=(places == 0)[None]),
+        "blocks of one token, one of them random": Mask(blocks=blocks),
+        "segments of 4, and 2 tokens before": Mask(causal=True, segment=(4, 2)),
         "8 tokens in a cache": Mask(causal=True, offset=8),
         "prefix of 4": Mask(order=(places - 3).clamp_min(0)[None]),
         "permutation": Mask(order=order),

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trifold.errors import DataError, UsageError
-from trifold.look.attention import HOOKS
+from trifold.look.attention import HOOKS, stacked_weights
 from trifold.look.corpus import Line, find_words
 from trifold.look.trace import Edit, run_with
 from trifold.pipeline import Pipeline
@@ -210,17 +210,13 @@ def _read(pipeline: Pipeline, line: Line, counts: Mapping[str, Counter[str]]) ->
     for side, pieces in tokens.items():
         counts[side].update(pieces)
     found = []
-    for kind, hook in HOOKS.items():
-        layers = [trace[hook.format(n)] for n in range(len(trace)) if hook.format(n) in trace]
-        if not layers:
-            continue
+    for kind, weights in stacked_weights(trace).items():
         side = "encoder" if kind == "cross" else kind
         queries = pipeline.writer.pieces(written) if kind == "cross" else tokens[side]
         units = words.get(kind), words.get(side)
         known = None if units[0] is None or units[1] is None else (np.array(units[0]), np.array(units[1]))
         special = [not text for text in codecs[side].decode([[token] for token in ids[side]])]
-        maxima = np.stack([weights.argmax(-1).cpu().numpy() for weights in layers]).astype(np.int32)
-        keys = np.array(tokens[side])
+        maxima, keys = weights.argmax(-1).astype(np.int32), np.array(tokens[side])
         counted = np.zeros(len(keys), np.int64)
         found.append(Pattern(kind, line, maxima, np.array(queries), keys, np.array(special), known, counted))
     return found, spelled

@@ -23,6 +23,7 @@ from trifold.nn.attention import Attention, merge_heads, split_heads
 from trifold.nn.experts import MixtureOfExperts
 from trifold.nn.hooks import record_calls
 from trifold.nn.layers import LayerNorm
+from trifold.nn.masks import PairBias
 from trifold.nn.ops import share_keys
 from trifold.nn.relative import RelativeScores
 from trifold.nn.stack import ReversibleBlock
@@ -30,6 +31,8 @@ from trifold.pipeline import Pipeline
 from trifold.text import TokenizerSettings, train_tokenizer
 
 MAX_OPERAND = 2**14  # elements; larger operands are left out
+_RULES = {"window": "window", "segment": "segments", "blocks": "sparse blocks", "globals": "global tokens"}
+_ONE_STEP = {"GlobalAttention": "Attention; of global tokens with their own W_q, W_k and W_v"}
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ def walkthrough(trace: Trace, side: str | None = None, position: int = -1) -> li
             x = steps.add("two streams", "[x; x]", stack.streams(x), x=x)
         for layer, number in enumerate(stack.order):
             steps.place, inputs = f"layer {layer + 1}: ", next(calls[number]).args[1]
+            if layer == 0 and inputs.mask.spans is not None:
+                x = inputs.mask.spans.rows(x)
             x = steps.block(stack.blocks[number], x, inputs, f"{side}.blocks.{layer}")
         steps.place = ""
         x = steps.norm("final norm", stack.final_norm, x, f"{side}.final_norm")
@@ -179,8 +184,8 @@ class _Steps(list[Step]):
 
     def attention(self, layer: Any, x: Tensor, inputs: Any, name: str) -> Tensor:
         if type(layer) is not Attention:  # one step
-            y = layer(x, mask=inputs.mask, bias=inputs.bias, rotary=inputs.rotary)
-            return self.add("attention", type(layer).__name__, y, f"{name}.output", x=x)
+            y, kind = layer(x, mask=inputs.mask, bias=inputs.bias, rotary=inputs.rotary), type(layer).__name__
+            return self.add("attention", _ONE_STEP.get(kind, kind), y, f"{name}.output", x=x)
         crosses, point, width = name.endswith("cross_attention"), f"{name}.sublayer", layer.head_width
         rotary, kind = None if crosses else inputs.rotary, "cross-attention " if crosses else ""
         q = self.linear(f"{kind}query", layer.q_proj, x, None, width)
@@ -214,8 +219,12 @@ class _Steps(list[Step]):
         if layer.soft_cap is not None:
             s = self.add("soft cap", "c · tanh(s / c)", layer.soft_cap * torch.tanh(s / layer.soft_cap), s=s)
         mask = inputs.memory_mask if crosses else inputs.mask
+        if isinstance(bias, PairBias):
+            bias = bias.dense(*s.shape[-2:])
         if (offsets := mask.additive(s.shape[-2], s.shape[-1], s, bias)) is not None:
-            s = self.add("mask and offsets", "s_j + o_j", s + offsets, s=s, o=offsets.expand_as(s))
+            rules = [rule for field, rule in _RULES.items() if getattr(mask, field) is not None]
+            title = f"mask ({', '.join(rules)}) and offsets" if rules else "mask and offsets"
+            s = self.add(title, "s_j + o_j", s + offsets, s=s, o=offsets.expand_as(s))
         self.equals(f"{point}.scores")
         formula, weights = "exp(s_j) / Σ exp(s_i)", s.softmax(-1)
         if layer.sinks is not None:

@@ -16,7 +16,7 @@ from trifold.nn.cache import LayerCache, RunningSums
 from trifold.nn.config import ModelConfig
 from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout, Linear, new_norm
-from trifold.nn.masks import Mask
+from trifold.nn.masks import Mask, PairBias
 from trifold.nn.packing import Packing
 from trifold.nn.relative import SCORES, DisentangledScores, Distances, Relations, RelativeScores, ScoreBias
 from trifold.nn.rotary import Rotations
@@ -117,7 +117,13 @@ class Attention(nn.Module):
         return merged if mask.packing is None else mask.packing.flat(merged)
 
     def weigh(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, cache: LayerCache | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Mask,
+        bias: Tensor | PairBias | None,
+        cache: LayerCache | None,
     ) -> Tensor:
         """Equation 1 for all heads: q (B, H, T, D), k and v (B', H', S, D) -> (B, H, T, D)."""
         hooks = self if self.watched else None
@@ -129,8 +135,10 @@ class Attention(nn.Module):
         """x (B, T, E), or packed (1, N, E), -> queries, keys and values (B, H, T, D), with shared heads repeated."""
         return ops.share_keys(*self._projections(x, packing))
 
-    def queries_and_bias(self, q: Tensor, k: Tensor, bias: ScoreBias | None) -> tuple[Tensor, Tensor | None]:
-        """The scaled queries (B, H, T, D), and the bias of their scores with keys (B, H', S, D) as a tensor."""
+    def queries_and_bias(
+        self, q: Tensor, k: Tensor, bias: ScoreBias | None
+    ) -> tuple[Tensor, Tensor | PairBias | None]:
+        """The scaled queries (B, H, T, D), and the bias of their scores with keys (B, H', S, D)."""
         if isinstance(bias, Distances):
             assert isinstance(self.relative, DisentangledScores), "distances are for disentangled positions"
             bias = self.relative.scores(q, k, bias, self.q_proj, self.k_proj) * self.query_scale
@@ -166,3 +174,43 @@ class Attention(nn.Module):
     def _heads(self, x: Tensor, packing: Packing | None) -> Tensor:
         """(B, T, H·D), or packed (1, N, H·D), -> (B, H, T, D)."""
         return split_heads(x if packing is None else packing.grid(x), self.head_width)
+
+
+class GlobalAttention(Attention):
+    """Self-attention of an encoder with a window, in which the queries of global tokens, and the keys and values that
+    they read, have projections of their own (Beltagy et al. 2020, "Longformer", section 3.1).
+
+    Hook points show the pattern of the other tokens.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int = 0) -> None:
+        super().__init__(config, layer)
+        size, bias = config.n_heads * self.head_width, config.attention_bias
+        self.global_q_proj, self.global_k_proj, self.global_v_proj = (
+            Linear(config.d_model, size, bias=bias) for _ in range(3)
+        )
+
+    def attend(
+        self,
+        x: Tensor,
+        memory: Tensor | None,
+        mask: Mask,
+        bias: ScoreBias | None,
+        rotary: Rotations | None,
+        cache: LayerCache | None,
+    ) -> Tensor:
+        """See `Attention.attend`."""
+        out = super().attend(x, memory, mask, bias, rotary, cache)
+        if mask.globals is None:
+            return out
+        grid, out = (x, out) if mask.packing is None else (mask.packing.grid(x), mask.packing.grid(out))
+        rows, columns = mask.globals.expand(len(grid), -1).nonzero(as_tuple=True)
+        cells = (mask.globals.cumsum(1) - 1).expand(len(grid), -1)[rows, columns]
+        few = grid.new_zeros(len(grid), int(mask.globals.sum(1).max()), grid.shape[2])
+        q = self.global_q_proj(few.index_put((rows, cells), grid[rows, columns])) * self.query_scale
+        q, k, v = (
+            split_heads(y, self.head_width) for y in (q, self.global_k_proj(grid), self.global_v_proj(grid))
+        )
+        found = merge_heads(ops.attend(q, k, v, Mask(mask.keys), drop=self.drop))
+        out = out.index_put((rows, columns), found[rows, cells])
+        return out if mask.packing is None else mask.packing.flat(out)

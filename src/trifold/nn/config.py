@@ -14,7 +14,7 @@ from typing import Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from trifold.nn.config_checks import first_problem
-from trifold.nn.config_parts import LSH, MAX_LAYERS, Experts, Latent, RotaryScaling
+from trifold.nn.config_parts import LSH, MAX_LAYERS, Experts, Latent, RotaryScaling, Segments, SparseBlocks
 from trifold.settings import Settings
 
 Shape = Literal["encoder-decoder", "encoder", "decoder"]
@@ -155,11 +155,12 @@ class ModelConfig(Settings):
     # Attention
     attention_bias: bool = Field(False, description="biases of all projections of attention")
     attention_out_bias: bool | None = Field(None, description="bias of o_proj; default: attention_bias")
-    attention: Literal["softmax", "elu", "favor", "low-rank", "lsh"] = Field(
-        "softmax", description="weights of self-attention: softmax, or of linear cost in the length"
+    attention: Literal["softmax", "elu", "favor", "low-rank", "spans", "lsh"] = Field(
+        "softmax", description="weights of self-attention: softmax, or of (almost) linear cost in the length"
     )
     n_features: int = Field(128, gt=0, description="favor: random features of a head")
     rank: int = Field(256, gt=0, description="low-rank: mixtures of keys")
+    span_keys: int = Field(16, gt=0, description="spans: keys of each level on each side of a token")
     lsh: LSH = Field(LSH(), description="lsh: hashing and chunks")
     qk_norm: Literal["head", "width"] | None = Field(
         None, description="norm of queries and keys, of each head or over all of them"
@@ -179,6 +180,14 @@ class ModelConfig(Settings):
     decoder_window: int | None = Field(
         None, gt=0, description="sliding_window of the decoder; default: sliding_window"
     )
+    global_tokens: Literal["none", "first", "question"] = Field(
+        "none",
+        description="tokens of an encoder that attend to all and that all attend to, beside the window: the first, "
+        "or those before the first end-of-sentence token",
+    )
+    global_projections: bool = Field(False, description="global tokens have projections of their own")
+    sparse_blocks: SparseBlocks | None = Field(None, description="encoder: attention to a few blocks of keys")
+    segments: Segments | None = Field(None, description="decoder: segment recurrence")
     window_pattern: tuple[Literal["local", "global"], ...] = Field(
         ("local",), strict=False, min_length=1, description="layers with and without the window, repeated"
     )
@@ -345,6 +354,8 @@ class ModelConfig(Settings):
                 "n_heads": self.n_decoder_heads or self.n_heads,
                 "d_ff": self.d_decoder_ff or self.d_ff,
                 "sliding_window": self.decoder_window or self.sliding_window,
+                "global_projections": False,
+                "sparse_blocks": None,
             }
         )
 

@@ -80,14 +80,18 @@ def _experts(config: ModelConfig) -> Iterator[str]:
 
 
 def _linear_attention(config: ModelConfig) -> Iterator[str]:
-    for key, kind in (("n_features", "favor"), ("rank", "low-rank"), ("lsh", "lsh")):
+    for key, kind in (("n_features", "favor"), ("rank", "low-rank"), ("span_keys", "spans"), ("lsh", "lsh")):
         if config.attention != kind and getattr(config, key) != type(config).model_fields[key].default:
             yield f"{key} needs attention: {kind}, not {config.attention}"
     if config.attention == "softmax":
         return
     if config.attention == "low-rank" and config.shape != "encoder":
         yield f"attention: low-rank mixes all tokens and needs shape: encoder, not {config.shape}"
-    if config.positions in ("relative", "relative-sinusoidal", "alibi"):
+    if config.attention == "spans" and (
+        config.shape == "encoder-decoder" or config.positions == "rotary" or config.experts is not None
+    ):
+        yield "attention: spans excludes shape: encoder-decoder, positions: rotary and experts"
+    if config.positions in ("relative", "relative-sinusoidal", "alibi", "disentangled"):
         yield f"attention: {config.attention} has no offsets of scores: choose other positions than {config.positions}"
     if config.rotary_scaling is not None and config.rotary_scaling.kind in ("dynamic", "longrope"):
         yield f"attention: {config.attention} excludes rotary_scaling: {config.rotary_scaling.kind}"
@@ -106,6 +110,33 @@ def _lsh(config: ModelConfig) -> Iterator[str]:
     for key, kind in (("after", "lsh"), ("local_after", "local")):
         if config.decoder_layers and kind in lsh.layers and getattr(lsh, key):
             yield f"lsh.{key}: {getattr(lsh, key)} reads later tokens and needs shape: encoder, not {config.shape}"
+
+
+def _sparse_attention(config: ModelConfig) -> Iterator[str]:
+    if config.global_tokens != "none" and (config.sliding_window is None or not config.encoder_layers):
+        yield "global_tokens need an encoder with sliding_window, the number of keys of the other tokens"
+    if config.global_tokens == "none" and config.global_projections:
+        yield "global_projections need global_tokens: first or question"
+    for key, shapes in (
+        ("global_projections", "encoder or encoder-decoder"),
+        ("sparse_blocks", "encoder or encoder-decoder"),
+        ("segments", "decoder"),
+    ):
+        if not getattr(config, key):
+            continue
+        if config.shape not in shapes.split(" or "):
+            yield f"{key} needs shape: {shapes}, not {config.shape}"
+        if config.attention != "softmax" or config.latent is not None:
+            yield f"{key} excludes latent and attention: {config.attention}"
+        if config.kv_heads != config.n_heads:
+            yield f"{key} excludes n_kv_heads"
+    if config.sparse_blocks is not None and config.sliding_window is not None:
+        yield "sparse_blocks excludes sliding_window"
+    if config.segments is not None:
+        if config.positions not in ("relative-sinusoidal", "none"):
+            yield f"segments needs positions: relative-sinusoidal or none, not {config.positions}"
+        if config.sliding_window is not None or config.residual != "sequential":
+            yield "segments excludes sliding_window and parallel residuals"
 
 
 def _latent(config: ModelConfig) -> Iterator[str]:
@@ -257,5 +288,5 @@ def _heads(config: ModelConfig) -> Iterator[str]:
 
 
 _CHECKS: tuple[Callable[[ModelConfig], Iterator[str]], ...] = (
-    *(_sizes, _layers, _experts, _linear_attention, _latent, _positions, _images, _heads),
+    *(_sizes, _layers, _experts, _linear_attention, _sparse_attention, _latent, _positions, _images, _heads),
 )

@@ -49,6 +49,26 @@ class Experts(Settings):
     dense_layers: int = Field(0, ge=0, description="first layers with a feed-forward network of width d_ff")
 
 
+class SparseBlocks(Settings):
+    """Attention to a few blocks of keys (BigBird): the query's own, those beside it, the first, the last, random ones.
+
+    The queries of the first and the last block attend to all.
+    """
+
+    size: int = Field(64, gt=0, description="tokens of a block")
+    random: int = Field(3, ge=0, description="random blocks of a block of queries")
+    only_in_training: bool = Field(
+        False, description="outside of training, the first block counts in place of each random one"
+    )
+
+
+class Segments(Settings):
+    """Attention to the own segment, and to keys before it as constants (Transformer-XL)."""
+
+    size: int = Field(gt=0, description="tokens of a segment")
+    reach: int = Field(ge=0, description="keys before the segment that its queries attend to")
+
+
 class Latent(Settings):
     """Multi-head latent attention: keys and values are projections of one narrow vector per token, which is cached."""
 

@@ -35,6 +35,7 @@ class Inputs:
     packing: if `tokens` is one row (1, N) that holds many; it defines mask and positions.
     segments: (B, T) the kind of segment of each token, from 0; default: all 0.
     order: (B, T) the rank of each token in a factorization order; tokens attend to those up to their own rank.
+    globals: (B, T) boolean, tokens that attend to all and that all attend to; default: see `ModelConfig.global_tokens`.
     pixels: (B, channels, height, width), for models of images.
     """
 
@@ -44,6 +45,7 @@ class Inputs:
     packing: Packing | None = None
     segments: Tensor | None = None
     order: Tensor | None = None
+    globals: Tensor | None = None
     pixels: Tensor | None = None
     ranks: InitVar[Tensor | None] = None  # deprecated name of `order`
 
@@ -75,10 +77,10 @@ class Inputs:
         columns = torch.arange(self.tokens.shape[1], device=self.tokens.device).expand_as(self.tokens)
         return columns[:, -1] if self.attend is None else (columns * self.attend).amax(1)
 
-    def to(self, device: torch.device) -> Inputs:
+    def to(self, device: torch.device, *, non_blocking: bool = True) -> Inputs:
         """A copy on another device."""
         present = {each.name: x for each in fields(self) if (x := getattr(self, each.name)) is not None}
-        return replace(self, **{name: x.to(device, non_blocking=True) for name, x in present.items()})
+        return replace(self, **{name: x.to(device, non_blocking=non_blocking) for name, x in present.items()})
 
 
 class _Lookup(torch.autograd.Function):

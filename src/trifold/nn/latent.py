@@ -21,7 +21,7 @@ from trifold.nn.config import ModelConfig
 from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout, Linear, new_norm
 from trifold.nn.masks import Mask
-from trifold.nn.relative import Distances, Relations, ScoreBias
+from trifold.nn.relative import ScoreBias
 from trifold.nn.rotary import Rotations
 
 
@@ -62,7 +62,7 @@ class LatentAttention(nn.Module):
     ) -> Tensor:
         """x (B, T, E) -> (B, T, E), or packed (1, N, E) -> (1, N, E) if the mask has a packing."""
         assert memory is None, "latent attention reads its own input"
-        assert not isinstance(bias, Relations | Distances), "latent attention has no relative scores"
+        assert bias is None or isinstance(bias, Tensor), "latent attention has no relative scores"
         x = x if mask.packing is None else mask.packing.grid(x)
         narrow = x if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(x))
         q = split_heads(self.q_proj(narrow), self.d_query)

@@ -51,7 +51,7 @@ class KernelAttention(Attention):
         return exponents.exp() * len(self.directions) ** -0.5
 
     def weigh(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, cache: LayerCache | None
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: object, cache: LayerCache | None
     ) -> Tensor:
         """See `Attention.weigh`."""
         q, k, v = ops.share_keys(q, k, v)
@@ -115,7 +115,7 @@ class LowRankAttention(Attention):
         self.v_mix = nn.Parameter(torch.empty(config.rank, config.max_positions))
 
     def weigh(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, cache: LayerCache | None
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: object, cache: LayerCache | None
     ) -> Tensor:
         """See `Attention.weigh`. Padding is left out of the mixtures."""
         if mask.keys is not None:

@@ -33,6 +33,7 @@ from trifold.nn.config import ModelConfig
 from trifold.nn.layers import Dropout
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
+from trifold.nn.relative import ScoreBias
 from trifold.nn.rng import thread_rng
 from trifold.nn.segments import recomputed
 
@@ -53,7 +54,7 @@ class ChunkAttention(Attention):
         self.drop = Dropout(lsh.local_dropout)
 
     def weigh(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, cache: LayerCache | None
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: ScoreBias | None, cache: LayerCache | None
     ) -> Tensor:
         """See `Attention.weigh`."""
         assert bias is None and mask.order is None, "chunks have no offsets of scores"

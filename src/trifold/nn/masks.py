@@ -7,13 +7,19 @@ may attend to nothing gives 0, with finite gradients.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from trifold.nn.packing import Packing
+
+if TYPE_CHECKING:
+    from trifold.nn.spans import Spans
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,12 @@ class Mask:
     causal: query t attends to the keys up to t + offset; offset is the number of keys already in a cache. If there are
         fewer keys than were read, they are the last ones.
     window: a query attends to keys at a distance of less than `window` real keys.
+    segment: (size, reach): the real keys are divided into segments; a query attends to the keys of its own segment and
+        to `reach` keys before it.
+    blocks: a query attends to a few blocks of keys.
+    spans: the keys are tokens and spans of them; a token attends to some of both.
+    globals: (B, S) boolean, tokens that attend to all keys and that all queries attend to, whatever the window is.
+    table: (B or 1, H or 1, T, S) boolean, any other rule.
     order: (B, S) the rank of each key in a factorization order; a query attends to the keys up to its own rank.
     query_index: (B, T) the keys whose content the query stream predicts: query t attends to the keys of a lower rank
         than key query_index[t], and not to that key.
@@ -34,6 +46,11 @@ class Mask:
     causal: bool = False
     offset: int = 0
     window: int | None = None
+    segment: tuple[int, int] | None = None
+    blocks: Blocks | None = None
+    spans: Spans | None = None
+    globals: Tensor | None = None
+    table: Tensor | None = None
     order: Tensor | None = None
     query_index: Tensor | None = None
     packing: Packing | None = None
@@ -57,6 +74,8 @@ class Mask:
             index = self.order if self.query_index is None else self.query_index
             allowed = self.dense(index.shape[1], self.order.shape[1], self.order.device)
             return allowed is not None and not bool(allowed.any(-1).all())
+        if self.table is not None:
+            return not bool(self.table.any(-1).all())
         if self.keys is None:
             return False
         # The first query has the fewest keys.
@@ -81,21 +100,61 @@ class Mask:
         return keys[:, None] - keys[:, self.offset : self.offset + queries, None]
 
     def dense(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
-        """Boolean (B or 1, 1, T or 1, S), or None if nothing is forbidden."""
+        """Boolean (B or 1, H or 1, T or 1, S), or None if nothing is forbidden."""
         evicted = self._evicted(queries, keys)
-        start = self.offset - evicted  # the key at the position of the first query
-        allowed = [] if self.keys is None else [self.keys[:, None, None, evicted:]]
+        rules = [] if self.table is None else [self.table]
         if self.order is not None:
             ranks = self.order[:, None, None]
             if self.query_index is None:
-                allowed.append(ranks <= self.order[:, None, :, None])
+                rules.append(ranks <= self.order[:, None, :, None])
             else:
-                allowed.append(ranks < self.order.gather(1, self.query_index)[:, None, :, None])
-        if self.causal and start < keys - 1:
-            allowed.append(torch.ones(1, 1, queries, keys, dtype=torch.bool, device=device).tril(start))
-        if self.window is not None and max(start + queries, keys) > self.window:
-            allowed.append(self.distances(queries, device)[:, None, :, evicted:].abs() < self.window)
-        return reduce(torch.logical_and, allowed) if allowed else None
+                rules.append(ranks < self.order.gather(1, self.query_index)[:, None, :, None])
+        q, k = slice(self.offset, self.offset + queries), slice(evicted, evicted + keys)
+        allowed = self.allowed(q, k, self.positions(queries, device) if self.is_local else None, device)
+        rules += [] if allowed is None else [allowed]
+        return reduce(torch.logical_and, rules) if rules else None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a query attends to some of the real keys before it only."""
+        return self.window is not None or self.segment is not None or self.blocks is not None
+
+    def allowed(
+        self, q: slice, k: slice | Tensor, positions: Tensor | None, device: torch.device
+    ) -> Tensor | None:
+        """The dense form for some queries and some keys: q and k are their numbers, k also (B or 1, H or 1, S); without
+        `order` and `table`. positions: (B or 1, N) of all keys, if the mask is local.
+        """
+        queries, keys = pair_numbers(q, k, device)
+        rules, near = [] if self.keys is None else [_at(self.keys, keys)], []
+        if self.causal and (isinstance(k, Tensor) or k.stop > q.start + 1):
+            rules.append(keys <= queries)
+        if positions is not None:
+            own, others = self._query_positions(q, positions), _at(positions, keys)
+            if self.window is not None and not self._fits_window(q, k):
+                near.append((others - own).abs() < self.window)
+            if self.segment is not None:
+                size, reach = self.segment
+                near.append(others >= own // size * size - reach)
+        if self.blocks is not None:
+            near.append(self.blocks.allowed(queries, keys))
+        if self.spans is not None:
+            near.append(self.spans.places(queries, keys) >= 0)
+        if near and self.globals is not None:
+            either = _at(self.globals, keys) | self.globals[:, None, q, None]
+            near = [reduce(torch.logical_and, near) | either]
+        rules += near
+        return reduce(torch.logical_and, rules) if rules else None
+
+    def _query_positions(self, q: slice, positions: Tensor) -> Tensor:
+        """(B or 1, 1, T, 1)."""
+        index = self.query_index
+        own = positions[:, q] if index is None else positions.expand(len(index), -1).gather(1, index)
+        return own[:, None, :, None]
+
+    def _fits_window(self, q: slice, k: slice | Tensor) -> bool:
+        """Whether no distance exceeds the window."""
+        return isinstance(k, slice) and max(q.stop, k.stop) - k.start <= (self.window or 0)
 
     def _evicted(self, queries: int, keys: int) -> int:
         """How many of the first keys a cache no longer holds."""
@@ -115,6 +174,8 @@ class Mask:
 
     def _new_additive(self, queries: int, keys: int, like: Tensor, bias: Tensor | None) -> Tensor | None:
         allowed = self.dense(queries, keys, like.device)
+        counts = None if self.blocks is None else self.blocks.offsets(slice(0, queries), slice(0, keys))
+        bias = counts if bias is None else bias if counts is None else bias + counts
         if bias is not None:
             offsets = bias[..., self._evicted(queries, keys) :].to(like.dtype)
             return offsets if allowed is None else offsets.masked_fill(~allowed, float("-inf"))
@@ -131,7 +192,7 @@ class Mask:
         key = (*q.shape[:3], keys, q.dtype, q.device, bias is None)
         if not self._has(key, bias):
             offsets = self.additive(q.shape[2], keys, q, bias)
-            if offsets is not None and (offsets.shape[0] > 1 or bias is not None):
+            if offsets is not None and (offsets.shape[:2] != (1, 1) or bias is not None):
                 offsets = offsets.expand(*q.shape[:3], keys).flatten(0, 1)[None]
             self._additive[key] = None if offsets is None else offsets[0], bias
         return self._additive[key][0]
@@ -142,6 +203,103 @@ class Mask:
     @cached_property
     def _additive(self) -> dict[object, tuple[Tensor | None, Tensor | None]]:
         return {}
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of `size` consecutive tokens (Zaheer et al. 2020, "BigBird", section 2): a query attends to its own block,
+    the two beside it, the first, the last, and random ones; the queries of the first and the last block attend to all.
+
+    last: (B or 1,) the last block of each row. random: (B or 1, H, N, R) the random blocks of each block of queries.
+    full: (B or 1,) rows that are so short that every query attends to all.
+    first_counts: how often the first block counts for the queries that do not attend to all.
+    """
+
+    size: int
+    last: Tensor
+    random: Tensor
+    full: Tensor
+    first_counts: int = 1
+
+    @classmethod
+    def of(
+        cls, keys: Tensor | None, tokens: int, size: int, heads: int, random: int, *, seed: int, repeat: bool
+    ) -> Blocks:
+        """Blocks of rows of `tokens` tokens, of which `keys` (B, S) are real, with `random` random blocks, which depend
+        on the seed and the number of blocks of a row. repeat: the first block that often instead.
+
+        Rows of at most 5 + 2·random blocks are full.
+        """
+        ends = torch.tensor([tokens])
+        if keys is not None:
+            ends = (keys * torch.arange(1, keys.shape[1] + 1, device=keys.device)).amax(1).clamp_min(1)
+        counts, device = -(-ends // size), ends.device
+        full = ends <= (5 + 2 * random) * size
+        chosen = torch.zeros(len(ends), heads, int(counts.max()), 0 if repeat else random, dtype=torch.int64)
+        for row, (count, every) in enumerate(zip(counts.tolist(), full.tolist(), strict=True)):
+            if not every and not repeat:
+                chosen[row, :, :count] = random_blocks(count, heads, random, seed)
+        return cls(size, counts - 1, chosen.to(device), full, 1 + random if repeat else 1)
+
+    def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """queries (T, 1), keys (B or 1, H or 1, 1, S), numbers of tokens -> (B or 1, H or 1, T, S)."""
+        own, others = queries // self.size, keys // self.size
+        chosen = self.random[:, :, own[:, 0].clamp_max(self.random.shape[2] - 1)]  # (B or 1, H, T, R)
+        rules = [chosen[..., number, None] == others for number in range(chosen.shape[-1])]
+        rules += [(own - others).abs() <= 1, others == 0, others == self.last[:, None, None, None]]
+        return reduce(torch.logical_or, rules) | self.reads_all(queries[:, 0])[:, None, :, None]
+
+    def reads_all(self, queries: Tensor) -> Tensor:
+        """queries (T,) -> (B or 1, T) whether they attend to all keys."""
+        own = queries // self.size
+        return (own == 0) | (own == self.last[:, None]) | self.full[:, None]
+
+    def offsets(self, q: slice, k: slice | Tensor) -> Tensor | None:
+        """What is added to scores if the first block counts several times; for the arguments see `Mask.allowed`."""
+        if self.first_counts == 1:
+            return None
+        queries, keys = pair_numbers(q, k, self.last.device)
+        repeated = ~self.reads_all(queries[:, 0])[:, None, :, None] & (keys // self.size == 0)
+        return repeated * math.log(self.first_counts)
+
+
+@lru_cache(maxsize=256)
+def random_blocks(count: int, heads: int, chosen: int, seed: int) -> Tensor:
+    """(H, count, chosen) blocks for each of `count` blocks: not itself, its neighbours, the first or the last."""
+    scores = torch.rand(heads, count, count, generator=torch.Generator().manual_seed(seed))
+    numbers = torch.arange(count)
+    near = (numbers[:, None] - numbers).abs() <= 1
+    return scores.masked_fill(near | (numbers == 0) | (numbers == count - 1), -1).topk(chosen).indices
+
+
+def pair_numbers(q: slice, k: slice | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Numbers of queries (T, 1), and of keys (B or 1, H or 1, 1, S)."""
+    queries = torch.arange(q.start, q.stop, device=device)[:, None]
+    keys = k if isinstance(k, Tensor) else torch.arange(k.start, k.stop, device=device)[None, None]
+    return queries, keys[:, :, None]
+
+
+@dataclass(frozen=True)
+class PairBias:
+    """A bias of scores that is computed for some queries and keys only, because no query reads all keys.
+
+    compute: (numbers of queries, numbers of keys, *weights) -> (B or 1, H, T, S); see `Mask.allowed`.
+    """
+
+    weights: tuple[Tensor, ...]
+    compute: Callable[..., Tensor]
+
+    def dense(self, queries: int, keys: int) -> Tensor:
+        """(B or 1, H, T, S)."""
+        return self.compute(slice(0, queries), slice(0, keys), *self.weights)
+
+
+def _at(x: Tensor, keys: Tensor) -> Tensor:
+    """x (B or 1, N) at keys (B or 1, H or 1, 1, S): (B or 1, H or 1, 1, S)."""
+    if len(keys) == 1 and keys.shape[1] == 1:
+        return x[:, keys[0, 0]][:, None]
+    rows = max(len(x), len(keys))
+    return x[:, None, None].expand(rows, *keys.shape[1:3], -1).gather(-1, keys.expand(rows, -1, -1, -1))
 
 
 def real_positions(attend: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trifold.nn.cache import Cache
     from trifold.nn.latent import LatentAttention
     from trifold.nn.layers import Dropout, Linear
-    from trifold.nn.masks import Mask
+    from trifold.nn.masks import Mask, PairBias
     from trifold.nn.stack import LayerInputs, Stack
 
 # --- embeddings and linear layers ----------------------------------------------------------------------
@@ -100,7 +100,7 @@ def attend(
     v: Tensor,
     mask: Mask,
     *,
-    bias: Tensor | None = None,
+    bias: Tensor | PairBias | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     drop: Dropout | None = None,
@@ -118,6 +118,8 @@ def attend(
     scores = torch.matmul(q * (1 / math.sqrt(q.shape[-1])), k.transpose(-1, -2))
     if soft_cap is not None:
         scores = soft_cap * torch.tanh(scores / soft_cap)
+    if bias is not None and not isinstance(bias, Tensor):
+        bias = bias.dense(*scores.shape[-2:])
     offsets = mask.additive(scores.shape[-2], scores.shape[-1], scores, bias)
     if offsets is not None:
         scores = scores + offsets

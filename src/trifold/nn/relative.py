@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 
 from trifold.nn.config import ModelConfig
 from trifold.nn.layers import Dropout, Linear, new_norm
-from trifold.nn.masks import Mask
+from trifold.nn.masks import Mask, PairBias
 from trifold.nn.positions import sinusoids
 
 # --- relative: learned buckets -------------------------------------------------------------------------
@@ -58,14 +59,26 @@ class RelativeOffsets(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.window = None if "global" in config.window_pattern else config.sliding_window
         self.weight = nn.Parameter(torch.empty(config.relative_buckets, config.n_heads))
         self.farthest = config.relative_distance
 
-    def forward(self, mask: Mask, queries: int, device: torch.device, segments: Tensor | None) -> Tensor:
+    def forward(
+        self, mask: Mask, queries: int, device: torch.device, segments: Tensor | None
+    ) -> Tensor | PairBias:
         """-> (B or 1, H, T, S)."""
-        distances = mask.distances(queries, device)
-        index = buckets(distances, len(self.weight), self.farthest, both_ways=not mask.causal)
-        return self.weight[index].permute(0, 3, 1, 2)
+        if self.window is not None and queries > self.window and not mask.offset:
+            positions = mask.positions(queries, device)
+            compute = partial(self._of_pairs, positions, both_ways=not mask.causal)
+            return PairBias((self.weight,), compute)
+        return self._of(mask.distances(queries, device), self.weight, both_ways=not mask.causal)
+
+    def _of(self, distances: Tensor, weight: Tensor, *, both_ways: bool) -> Tensor:
+        index = buckets(distances, len(weight), self.farthest, both_ways=both_ways)
+        return weight[index].permute(0, 3, 1, 2)
+
+    def _of_pairs(self, positions: Tensor, q: slice, k: slice, weight: Tensor, *, both_ways: bool) -> Tensor:
+        return self._of(positions[:, None, k] - positions[:, q, None], weight, both_ways=both_ways)
 
 
 # --- alibi: fixed slopes -------------------------------------------------------------------------------
@@ -260,8 +273,8 @@ def _by_head(project: nn.Module, vectors: Tensor, like: Tensor) -> Tensor:
     return projected.unflatten(-1, (like.shape[1], -1)).transpose(0, 1)
 
 
-ScoreBias: TypeAlias = Tensor | Relations | Distances
-"""A tensor that is added to the scores, or what each layer computes it from."""
+ScoreBias: TypeAlias = Tensor | PairBias | Relations | Distances
+"""A tensor that is added to the scores, or what it is computed from."""
 
 OFFSETS: dict[str, Callable[[ModelConfig], nn.Module]] = {
     "relative": RelativeOffsets,

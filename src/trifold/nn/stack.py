@@ -15,19 +15,21 @@ import torch
 from torch import Tensor, nn
 
 from trifold.nn import ops
-from trifold.nn.attention import Attention
+from trifold.nn.attention import Attention, GlobalAttention
 from trifold.nn.cache import Cache, LayerCache
 from trifold.nn.config import ModelConfig
+from trifold.nn.config_parts import Segments
 from trifold.nn.experts import MixtureOfExperts
 from trifold.nn.hooks import HookPoint
 from trifold.nn.latent import LatentAttention
 from trifold.nn.layers import Dropout, FeedForward, Residual, new_norm
 from trifold.nn.linear_attention import KernelAttention, LowRankAttention
 from trifold.nn.lsh import ChunkAttention, LSHAttention
-from trifold.nn.masks import Mask
+from trifold.nn.masks import Blocks, Mask
 from trifold.nn.relative import OFFSETS, ScoreBias
 from trifold.nn.reversible import run_reversibly
 from trifold.nn.rotary import Rotary, Rotations
+from trifold.nn.spans import SpanAttention, Spans
 
 
 class LayerInputs(NamedTuple):
@@ -46,16 +48,19 @@ class LayerInputs(NamedTuple):
 
 def self_attention(config: ModelConfig, layer: int) -> nn.Module:
     """The self-attention of that layer."""
-    kind: str = "latent" if config.latent is not None else config.attention
-    return ATTENTIONS[config.lsh.kind(layer) if kind == "lsh" else kind](config, layer)
+    special = "latent" if config.latent is not None else "global" if config.global_projections else None
+    kind = config.lsh.kind(layer) if config.attention == "lsh" else config.attention
+    return ATTENTIONS[special or kind](config, layer)
 
 
 ATTENTIONS: dict[str, Callable[..., nn.Module]] = {
     "softmax": Attention,
+    "global": GlobalAttention,
     "latent": LatentAttention,
     "elu": KernelAttention,
     "favor": KernelAttention,
     "low-rank": LowRankAttention,
+    "spans": SpanAttention,
     "lsh": LSHAttention,
     "local": ChunkAttention,
 }
@@ -167,8 +172,11 @@ class Stack(nn.Module):
         has_norm = config.has_final_norm(side)
         self.final_norm = new_norm(config, config.stream_width) if has_norm else nn.Identity()
         self.is_reversible = config.residual == "reversible"
-        self.is_read_again = config.attention == "lsh"  # at each decoding step
+        # A decoding step computes the states of the whole text, because its tokens change what earlier ones read.
+        self.is_read_again = config.attention in ("lsh", "spans")
         self.has_sums = config.attention in ("elu", "favor")
+        self.span_keys = config.span_keys if config.attention == "spans" else 0
+        self.sparse_blocks, self.segments, self.heads = config.sparse_blocks, config.segments, config.n_heads
         self.windows = [config.window(layer) for layer in range(len(self.order))]
         self.rotates = [config.rotates(layer) for layer in range(len(self.order))]
         self.rotary = Rotary(config) if config.positions == "rotary" else None
@@ -193,10 +201,20 @@ class Stack(nn.Module):
 
         positions: (B or 1, T), by default those of the mask. segments: (B, T), if scores depend on them.
         """
+        count = x.shape[1]
         if cache is not None and self.is_read_again:
             assert positions is None, "the positions of earlier tokens are not stored"
-            return self._read_again(x, replace(mask, offset=0), memory, memory_mask, cache)
+            x = cache.layers[0].own.update(x[:, None], x[:, None, :, :0])[0][:, 0]
+            states: Tensor = self(x, replace(mask, offset=0), memory, memory_mask)
+            return states[:, -count:]
+        if self.span_keys:
+            spans = Spans(mask, x, self.span_keys)
+            return spans.tokens(self.run_layers(spans.rows(x), LayerInputs(spans.mask)))
         queries = x.shape[1] if mask.packing is None else mask.packing.shape[1]
+        if self.segments is not None:
+            if cache is None and torch.is_grad_enabled():
+                return self._recurrent(x, mask, self.segments)
+            mask = replace(mask, segment=(self.segments.size, self.segments.reach))
         bias = None if self.offsets is None else self.offsets(mask, queries, x.device, segments)
         if self.rotary is not None and positions is None:
             positions = mask.positions(queries, x.device)[:, mask.offset : mask.offset + queries]
@@ -217,23 +235,20 @@ class Stack(nn.Module):
         if cache is not None:
             cache.gather_beams()
             caches = cache.layers
+        tokens = x.shape[1] if inputs.mask.packing is None else inputs.mask.packing.shape[1]
         for number, own, state, layer_cache in zip(
-            self.order, self._layer_inputs(inputs), self.states, caches, strict=True
+            self.order, self._layer_inputs(inputs, tokens), self.states, caches, strict=True
         ):
-            x = state(self.run_block(self.blocks[number], x, own, layer_cache))
+            x = self.run_block(self.blocks[number], x, own, layer_cache)
+            if (spans := own.mask.spans) is None:
+                x = state(x)
+            elif state.watched:
+                x = spans.rows(state(spans.tokens(x)), x[:, spans.starts[1] :])
         return self.final_norm(x)
 
     def streams(self, x: Tensor) -> Tensor:
         """What the first block reads for embeddings x (B, T, E): (B, T, 2·E) if blocks are reversible."""
         return torch.cat([x, x], -1) if self.is_reversible else x
-
-    def _read_again(
-        self, x: Tensor, mask: Mask, memory: Tensor | None, memory_mask: Mask | None, cache: Cache
-    ) -> Tensor:
-        """The states of the new tokens x (B, T, E) in the whole text, because their keys depend on all of it."""
-        texts, _ = cache.layers[0].own.update(x[:, None], x[:, None, :, :0])
-        states: Tensor = self(texts[:, 0], mask, memory, memory_mask)
-        return states[:, -x.shape[1] :]
 
     def _runs_reversibly(self) -> bool:
         """Whether no state between blocks is needed: hook points read them, and blocks in shards gather parameters."""
@@ -242,17 +257,52 @@ class Stack(nn.Module):
         plain = all(type(block) is ReversibleBlock for block in self.blocks)
         return plain and not any(getattr(module, "watched", False) for module in self.modules())
 
-    def _layer_inputs(self, inputs: LayerInputs) -> list[LayerInputs]:
-        """The inputs of each layer, with its window and rotations; equal ones are one value."""
-        masks = {
-            size: inputs.mask if size is None else replace(inputs.mask, window=size)
-            for size in {*self.windows}
-        }
+    def _layer_inputs(self, inputs: LayerInputs, tokens: int = 0) -> list[LayerInputs]:
+        """The inputs of each layer, with its window and rotations; equal ones are one value.
+
+        Blocks of rows of so many tokens are a function of the layer.
+        """
         found = dict[tuple[int | None, bool], LayerInputs]()
         for window, rotates in {*zip(self.windows, self.rotates, strict=True)}:
             rotary = inputs.rotary if window is None else inputs.local_rotary or inputs.rotary
-            found[window, rotates] = inputs._replace(mask=masks[window], rotary=rotary if rotates else None)
-        return [found[each] for each in zip(self.windows, self.rotates, strict=True)]
+            mask = inputs.mask if window is None else replace(inputs.mask, window=window)
+            found[window, rotates] = inputs._replace(mask=mask, rotary=rotary if rotates else None)
+        layers = [found[each] for each in zip(self.windows, self.rotates, strict=True)]
+        if (sparse := self.sparse_blocks) is None:
+            return layers
+        mask, repeat = inputs.mask, sparse.only_in_training and not self.training
+        each = (
+            Blocks.of(mask.keys, tokens, sparse.size, self.heads, sparse.random, seed=layer, repeat=repeat)
+            for layer in range(len(layers))
+        )
+        return [
+            own._replace(mask=replace(mask, blocks=blocks)) for own, blocks in zip(layers, each, strict=True)
+        ]
+
+    def _recurrent(self, x: Tensor, mask: Mask, segments: Segments) -> Tensor:
+        """Segment after segment: each layer also attends to its last inputs of the segments before, as constants
+        (Dai et al. 2019, section 3.2). The values are those of `Mask.segment`; the gradients end at segments.
+        """
+        packing = mask.packing
+        x = x if packing is None else packing.grid(x)
+        attend = mask.keys if packing is None else packing.attend
+        memories, outs = [x[:, :0]] * len(self.order), []
+        for start in range(0, x.shape[1], segments.size):
+            part = x[:, start : start + segments.size]
+            seen, stop = memories[0].shape[1], start + part.shape[1]
+            keys = None if attend is None else attend[:, start - seen : stop]
+            own = Mask(keys, causal=True, offset=seen)
+            bias = None if self.offsets is None else self.offsets(own, part.shape[1], x.device, None)
+            for layer, number in enumerate(self.order):
+                context = torch.cat([memories[layer], part], 1)
+                memories[layer] = context[:, max(0, context.shape[1] - segments.reach) :].detach()
+                part = self.run_block(
+                    self.blocks[number].query_stream, part, context, LayerInputs(own, bias=bias)
+                )
+                part = self.states[layer](part)
+            outs.append(part)
+        x = self.final_norm(torch.cat(outs, 1))
+        return x if packing is None else packing.flat(x)
 
     def query_stream(
         self, g: Tensor, x: Tensor, mask: Mask, query_index: Tensor, segments: Tensor | None = None

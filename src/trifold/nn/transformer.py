@@ -95,7 +95,7 @@ class Transformer(nn.Module):
         attend = inputs.attend if packing is None else packing.attend
         hidden = self.encoder(
             self.encoder_embeddings(inputs),
-            Mask(attend, order=inputs.order, packing=packing),
+            Mask(attend, order=inputs.order, packing=packing, globals=self._globals(inputs)),
             positions=inputs.positions,
             segments=self._score_segments(inputs),
         )
@@ -209,7 +209,7 @@ class Transformer(nn.Module):
             warnings.warn("room is deprecated; use capacity", DeprecationWarning, stacklevel=2)
             capacity = room
         capacity = self.config.max_positions if capacity is None else capacity
-        if self.decoder.is_read_again:
+        if self.config.attention == "lsh":
             return Cache([History()])
         if self.decoder.has_sums:
             return Cache(RunningSums() for _ in self.decoder.windows)
@@ -218,6 +218,16 @@ class Transformer(nn.Module):
     def count_parameters(self) -> int:
         """The number of distinct parameters; tied ones count once."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+    def _globals(self, inputs: Inputs) -> Tensor | None:
+        """(B, T) the global tokens; of packed rows on the grid."""
+        kind, packing = self.config.global_tokens, inputs.packing
+        if kind == "none" or inputs.globals is not None:
+            return inputs.globals
+        tokens = inputs.tokens if packing is None else packing.grid(inputs.tokens[..., None])[..., 0]
+        if kind == "question":
+            return (tokens == self.config.eos_id).cumsum(1) == 0
+        return torch.arange(tokens.shape[1], device=tokens.device)[None] == 0
 
     def _score_segments(self, inputs: Inputs) -> Tensor | None:
         """(B, T) segments if scores depend on them; of packed rows on the grid."""

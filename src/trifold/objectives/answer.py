@@ -26,7 +26,7 @@ from trifold.errors import DataError, SettingsError, UsageError
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
-from trifold.objectives.objective import ENCODER, UNUSED_KEYS, BuildContext, InputBatch, TaskBundle
+from trifold.objectives.objective import ENCODER, BuildContext, InputBatch, TaskBundle
 from trifold.predict.answer import Options, choose_answers, is_visible, read_windows, window_sizes
 from trifold.ragged import Ragged
 from trifold.scores.squad import SquadScore, score_answer
@@ -59,7 +59,7 @@ class AnswerSettings(LabelledSettings):
     shapes = ("encoder",)
     heads = ("span",)
     defaults = ENCODER
-    unused_keys = (*UNUSED_KEYS, "data.source", "data.target")
+    unused_keys = (*LabelledSettings.unused_keys, "data.source", "data.target")
 
     kind: Literal["answer"] = "answer"
     max_length: int = Field(

@@ -22,7 +22,7 @@ from trifold.data.tables import check_text
 from trifold.errors import DataError
 from trifold.nn import Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
-from trifold.objectives.labelled import LabelledObjective, LabelledSettings, TextExamples, text_width
+from trifold.objectives.labelled import LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.objective import BuildContext, InputBatch, TaskBundle
 from trifold.text.spans import Ids
 
@@ -70,8 +70,8 @@ class ChooseSettings(LabelledSettings):
         both = zip(train.columns["text"], train.columns["choices"], strict=True)
         texts = (text for first, choices in both for text in (first, *choices))
         tokenizer = context.load_or_train_tokenizer(lambda: texts)
-        task = Choose(self, tokenizer, context.config_for(tokenizer), text_width(context), context.report)
-        return self.bundle(task, context, train, valid)
+        task = Choose(self, tokenizer, context.config_for(tokenizer), context.text_width, context.report)
+        return task.bundle(context, train, valid)
 
 
 def number_labels(context: BuildContext, *sources: Records) -> None:

@@ -24,19 +24,10 @@ from trifold.data import Records, read_records
 from trifold.errors import DataError, SettingsError
 from trifold.nn import Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
-from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples, text_width
-from trifold.objectives.labels import (
-    MULTI,
-    REGRESSION,
-    ROLES,
-    SCORES,
-    SINGLE,
-    config_with_labels,
-    label_sets,
-    read_numbers,
-)
+from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
+from trifold.objectives.labels import ROLES, SCORES, config_with_labels, label_sets, read_numbers
 from trifold.objectives.objective import BuildContext, InputBatch, LossTerm, TaskBundle
-from trifold.predict.classify import choose_labels, confidences
+from trifold.predict.classify import MULTI, REGRESSION, SINGLE, choose_labels, confidences
 from trifold.scores.classification import ClassificationScore, MultiLabelScore, binary_f1
 from trifold.scores.correlation import CorrelationScore
 from trifold.settings import nearest
@@ -89,9 +80,9 @@ class ClassifySettings(LabelledSettings):
         tokenizer = context.load_or_train_tokenizer(lambda: [*train.columns["text"], *pairs])
         config = context.config_for(tokenizer)
         config = config_with_labels(context, config, train, valid, self.label_separator)
-        objective = Classify(self, tokenizer, config, text_width(context), context.report, pairs=bool(pairs))
+        objective = Classify(self, tokenizer, config, context.text_width, context.report, pairs=bool(pairs))
         objective.weights = objective.class_weights(train)
-        return self.bundle(objective, context, train, valid)
+        return objective.bundle(context, train, valid)
 
 
 # --- examples, batches -----------------------------------------------------------------------------------

@@ -24,14 +24,7 @@ from pydantic import Field, model_validator
 from trifold.errors import SettingsError
 from trifold.generate.config import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
-from trifold.objectives.documents import (
-    NO_MASK,
-    Cut,
-    DocumentChunks,
-    DocumentObjective,
-    DocumentObjectiveSettings,
-    SpecialTokens,
-)
+from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.objective import LossTerm, ObjectiveSettings
 from trifold.objectives.translate import Batch, Examples, Translate, with_end
@@ -100,9 +93,8 @@ class DenoiseSettings(DenoisingSettings):
     def corruption(self, tokenizer: Tokenizer, width: int) -> Corruption:
         """Raises SettingsError if masks are required and the tokenizer has none."""
         rates = self.noise.model_dump()
-        if tokenizer.mask_id is None and (rates["mask"] or rates["infill"]):
-            raise SettingsError(NO_MASK)
-        special, mask = special_flags(tokenizer), -1 if tokenizer.mask_id is None else tokenizer.mask_id
+        mask = self.required_mask(tokenizer) if rates["mask"] or rates["infill"] else -1
+        special = special_flags(tokenizer)
 
         def corrupt(ids: Ids, sentences: Flags, rng: Rng) -> tuple[Ids, Ids]:
             given = NoiseInput(ids, ~special[ids], sentences, max_length=width - 1)
@@ -155,8 +147,7 @@ class Denoise(DocumentObjective):
         self.corrupt = settings.corruption(tokenizer, width)
         if settings.best_by == "exact_match" and not settings.written:
             raise SettingsError("task.best_by: exact_match requires generated texts; set task.written=100")
-        end = np.array([tokenizer.required("eos")], dtype=np.int64)
-        super().__init__(settings, tokenizer, width, SpecialTokens(after=end), cut)
+        super().__init__(settings, tokenizer, width, cut)
         self._translate = Translate(settings, tokenizer, tokenizer, start_id=start_id)
 
     def describe(self, documents: AnnotatedTexts) -> Iterator[str]:

@@ -27,16 +27,9 @@ from trifold.errors import SettingsError
 from trifold.hub import load_model, resolve
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.attention import Attention
-from trifold.nn.distillation import (
-    attention_relations,
-    copy_layers,
-    cosine_loss,
-    evenly_spaced,
-    relation_losses,
-    soft_target_loss,
-)
 from trifold.nn.hooks import ModuleCall, record_calls
 from trifold.nn.stack import Stack
+from trifold.objectives import distillation_losses
 from trifold.objectives.causal import CausalSettings
 from trifold.objectives.evaluation import EvalContext, Evaluation
 from trifold.objectives.masked import MaskedSettings
@@ -176,9 +169,9 @@ class DistillSettings(ObjectiveSettings):
 
     def _copy_layers(self, student: Transformer, *, teacher: Transformer) -> None:
         counts = (len(last_stack(model).blocks) for model in (student, teacher))
-        layers = evenly_spaced(*counts) if isinstance(self.start, str) else self.start
+        layers = distillation_losses.evenly_spaced(*counts) if isinstance(self.start, str) else self.start
         try:
-            copy_layers(student, teacher, layers)
+            distillation_losses.copy_layers(student, teacher, layers)
         except ValueError as error:
             raise SettingsError(
                 f"task.start: {error}; give the student the teacher's sizes, or set task.start=new"
@@ -252,13 +245,15 @@ class Distill(Objective):
             head, teacher_head = student.lm_head, teacher.lm_head
             assert head is not None and teacher_head is not None
             own = head.features(states), head.weight, head.bias
-            losses["soft"] = soft_target_loss(*own, teacher_head, teacher_states, settings.temperature)
+            losses["soft"] = distillation_losses.soft_target_loss(
+                *own, teacher_head, teacher_states, settings.temperature
+            )
         if settings.cosine:
-            losses["cosine"] = cosine_loss(states, teacher_states)
+            losses["cosine"] = distillation_losses.cosine_loss(states, teacher_states)
         if names:
-            ours = attention_relations(self_attention(student), attention[0])
-            theirs = attention_relations(modules[0], teacher_attention[0])
-            losses |= relation_losses(ours, theirs, names, settings.relations.heads)
+            ours = distillation_losses.attention_relations(self_attention(student), attention[0])
+            theirs = distillation_losses.attention_relations(modules[0], teacher_attention[0])
+            losses |= distillation_losses.relation_losses(ours, theirs, names, settings.relations.heads)
         return losses
 
     def _teacher_like(self, states: Tensor) -> Transformer:

@@ -14,19 +14,13 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trifold.batches.plan import plan_all
 from trifold.data import DataSettings, Documents, Records, read_documents, read_records
 from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig
 from trifold.nn.config import Shape
 from trifold.objectives.evaluation import Sample
-from trifold.objectives.objective import (
-    ENCODER,
-    BuildContext,
-    Objective,
-    ObjectiveSettings,
-    TaskBundle,
-    plan_all,
-)
+from trifold.objectives.objective import ENCODER, BuildContext, Objective, ObjectiveSettings, TaskBundle
 from trifold.ragged import Chunks, Ragged, split_into_chunks
 from trifold.text import Tokenizer
 from trifold.text.annotation import AnnotatedTexts, annotate, count_unknown, special_flags
@@ -35,10 +29,6 @@ from trifold.text.spans import Flags, Ids, example_rng
 Cut = Literal["pieces", "windows", "drop"]
 TEXTS = ("text", "pair", "words", "context", "question")  # the roles of texts in the rows of tasks
 PLACEHOLDER = "_"  # stands for a hidden token in samples, if the tokenizer has no mask token
-NO_MASK = (
-    "tokenizer.special: the tokenizer has no mask token; set tokenizer.special=[cls, sep, mask], or, for a "
-    "tokenizer.file, name a mask_token in the tokenizer_config.json next to it"
-)
 
 
 def describe_long(lengths: Ids, long: Flags, size: int, cut: Cut) -> Iterator[str]:
@@ -134,13 +124,17 @@ class DocumentObjective(Objective):
     """Base of objectives that corrupt chunks of documents.
 
     special: tokens added to each chunk. room: tokens of a chunk without them. is_special (V,): flags of the vocabulary.
+    reads_pairs: whether examples are pairs of texts.
     """
 
-    def __init__(
-        self, settings: Any, tokenizer: Tokenizer, width: int, special: SpecialTokens, cut: Cut = "pieces"
-    ) -> None:
-        self.settings, self.tokenizer, self.special, self.cut = settings, tokenizer, special, cut
-        self.is_special, self.room = special_flags(tokenizer), width - special.size
+    reads_pairs = False
+
+    def __init__(self, settings: Any, tokenizer: Tokenizer, width: int, cut: Cut = "pieces") -> None:
+        self.settings, self.tokenizer, self.cut = settings, tokenizer, cut
+        self.special = SpecialTokens.of(tokenizer, pair=self.reads_pairs)
+        if settings.append_eos:
+            self.special = SpecialTokens(after=np.array([tokenizer.required("eos")]))
+        self.is_special, self.room = special_flags(tokenizer), width - self.special.size
         if self.room < 1:
             raise SettingsError(
                 f"model.max_positions: {width} tokens leave no room for a text beside special tokens; raise it"
@@ -183,6 +177,16 @@ class DocumentObjectiveSettings(ObjectiveSettings):
     append_eos: ClassVar[bool] = False
     redraws: ClassVar[bool] = False
 
+    @staticmethod
+    def required_mask(tokenizer: Tokenizer) -> int:
+        """The id of the mask token. Raises SettingsError if there is none."""
+        if tokenizer.mask_id is None:
+            raise SettingsError(
+                "tokenizer.special: the tokenizer has no mask token; set tokenizer.special=[cls, sep, mask], or, for a "
+                "tokenizer.file, name a mask_token in the tokenizer_config.json next to it"
+            )
+        return tokenizer.mask_id
+
     def create(self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut) -> DocumentObjective:
         """The objective, for a model that reads `width` tokens at once."""
         raise NotImplementedError
@@ -209,7 +213,7 @@ class DocumentObjectiveSettings(ObjectiveSettings):
         objective = self.create(tokenizer, config, context.width, context.data.cut)
         rows, valid_rows = (self._annotate(objective, documents, context) for documents in (train, valid))
         examples = objective.examples(valid_rows)
-        plan = plan_all(examples, context.batches)
+        plan = plan_all(examples.lengths, context.batches)
         if not any(objective.batch(examples, batch).tokens for batch in plan):  # every model would be perfect
             raise DataError(
                 f"{valid.report.name}: this validation text has no target tokens: documents are too short, have only "

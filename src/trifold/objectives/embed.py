@@ -79,11 +79,11 @@ class EmbedSettings(labelled.LabelledSettings):
         score = "pearson" if "label" in has else "accuracy" if len(roles) == 3 else "mrr"
         chosen = {"loss": loss, "best_by": score if self.best_by == "auto" else self.best_by}
         tokenizer = context.load_or_train_tokenizer(lambda: chain(*(train.columns[role] for role in roles)))
-        config, width = context.config_for(tokenizer), labelled.text_width(context)
+        config, width = context.config_for(tokenizer), context.text_width
         objective = Embed(self.model_copy(update=chosen), tokenizer, config, width, context.report)
         objective.roles, objective.gathers = roles, loss in ("ranking", "cosent")
         objective.top = float(max(1, *abs(read_numbers(train)))) if "label" in has else None
-        return self.bundle(objective, context, train, valid)
+        return objective.bundle(context, train, valid)
 
 
 def _read_rows(source: Source, data: DataSettings, split: str) -> Records:

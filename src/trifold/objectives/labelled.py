@@ -58,15 +58,6 @@ class LabelledSettings(ObjectiveSettings):
             update["classifier_input"] = "last" if is_decoder else "pooler"
         return complete.model_copy(update=update)
 
-    def bundle(
-        self, objective: LabelledObjective, context: BuildContext, train: Records, valid: Records
-    ) -> TaskBundle:
-        """The objective and its rows, without validation rows that are too long for the model."""
-        if objective.width is None:
-            remedy, noun = ", or set batch.on_overflow=truncate", objective.row_name
-            valid = select_readable(valid, objective.examples(valid), context, noun, remedy)
-        return TaskBundle(objective, objective.config, train, valid)
-
 
 @dataclass(frozen=True)
 class TextExamples:
@@ -102,6 +93,13 @@ class LabelledObjective(Objective):
         self.settings, self.tokenizer, self.config = settings, tokenizer, config
         self.width, self.report = width, report
         self.numbers = {name: number for number, name in enumerate(config.labels)}
+
+    def bundle(self, context: BuildContext, train: Records, valid: Records) -> TaskBundle:
+        """The objective and its rows, without validation rows that are too long for the model."""
+        if self.width is None:
+            remedy = ", or set batch.on_overflow=truncate"
+            valid = select_readable(valid, self.examples(valid), context, self.row_name, remedy)
+        return TaskBundle(self, self.config, train, valid)
 
     def encode(
         self, rows: Records, texts: Sequence[str], pairs: Sequence[str] | None = None
@@ -150,14 +148,3 @@ class LabelledObjective(Objective):
             self.report(
                 f"{rows.report.name}: {number:,} {noun} not seen in training, counted as wrong: {listed}"
             )
-
-
-def text_width(context: BuildContext) -> int | None:
-    """The number of tokens that texts are truncated to; None if the recipe does not truncate."""
-    return context.width if context.batches.on_overflow == "truncate" else None
-
-
-def list_labels(context: BuildContext, noun: str, labels: Sequence[str]) -> None:
-    """Report the labels in one line."""
-    listed = ", ".join(f"{name:.40}" for name in labels)
-    context.report(shorten(f"{noun}: {listed}", 80, placeholder=f" … ({len(labels):,} {noun})"))

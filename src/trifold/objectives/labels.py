@@ -18,10 +18,9 @@ from trifold.data.tables import TEXTS, check_text
 from trifold.errors import DataError
 from trifold.nn import ModelConfig
 from trifold.nn.config import ProblemType
-from trifold.objectives.labelled import list_labels
 from trifold.objectives.objective import BuildContext
+from trifold.predict.classify import MULTI, REGRESSION, SINGLE
 
-SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 # The scores of each problem; the first one selects the best weights by default.
 SCORES = {
     SINGLE: ("accuracy", "macro_f1", "f1", "matthews"),
@@ -84,7 +83,7 @@ def config_with_labels(
         raise DataError(
             f"{train.report.name}: the label {unknown[0]!r:.60} is not in model.label_names; add it"
         )
-    list_labels(context, "labels", config.labels)
+    context.report_labels("labels", config.labels)
     return config
 
 

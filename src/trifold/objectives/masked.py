@@ -29,14 +29,7 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.nn.heads import SpanBoundary
 from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.packing import round_up
-from trifold.objectives.documents import (
-    NO_MASK,
-    Cut,
-    DocumentChunks,
-    DocumentObjective,
-    DocumentObjectiveSettings,
-    SpecialTokens,
-)
+from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
 from trifold.objectives.evaluation import EvalRun, Sample, Scores, measure_tokens
 from trifold.objectives.objective import ENCODER, FILL_MASK, InputBatch, LossTerm, pack, token_loss
 from trifold.text import Tokenizer
@@ -117,8 +110,7 @@ class MaskedLM(DocumentObjective):
     def __init__(
         self, settings: Any, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut = "pieces"
     ) -> None:
-        if tokenizer.mask_id is None:
-            raise SettingsError(NO_MASK)
+        mask = settings.required_mask(tokenizer)
         if settings.mask == "spans" and settings.rate > MAX_SPAN_RATE:
             raise SettingsError(
                 f"task.rate: {settings.rate} of the words do not fit into separate spans; set at most "
@@ -131,7 +123,7 @@ class MaskedLM(DocumentObjective):
                 "task.boundary and model.heads: the span-boundary objective requires both a weight and the head; "
                 "set task.boundary=1.0 model.heads=[lm, boundary], or remove both"
             )
-        super().__init__(settings, tokenizer, width, SpecialTokens.of(tokenizer), cut)
+        super().__init__(settings, tokenizer, width, cut)
         if settings.boundary and not (len(self.special.before) and len(self.special.after)):
             raise SettingsError(
                 "task.boundary: a span at the end of a text has no neighbor, because the tokenizer adds no special "
@@ -139,7 +131,7 @@ class MaskedLM(DocumentObjective):
             )
         self.config = config
         ordinary = np.flatnonzero(~self.is_special[: tokenizer.vocab_size])
-        self.replacement = Replacement(tokenizer.mask_id, ordinary, settings.masked, settings.random)
+        self.replacement = Replacement(mask, ordinary, settings.masked, settings.random)
         self._choose = MASK_CHOICES[settings.mask]
         if settings.mask == "spans":
             distribution = partial(geometric, p=settings.span_p, longest=settings.span_longest)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import shlex
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import numpy as np
@@ -20,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trifold.batches import BatchSettings, plan_epoch
-from trifold.batches.plan import Plan
+from trifold.batches import BatchSettings
+from trifold.batches.plan import plan_all
 from trifold.data import DataSettings, Documents, Pairs, Records, read_splits
 from trifold.errors import DataError, SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
@@ -39,13 +40,11 @@ from trifold.text.special_tokens import read_names
 TOKENIZER_FILE, TARGET_TOKENIZER_FILE = "tokenizer.json", "target_tokenizer.json"
 FILL_MASK = 'predict {folder} "a text with a {mask}"'  # command that uses a model
 Rows = TypeVar("Rows", Pairs, Documents, Records)
-Table = TypeVar("Table", Pairs, Records)
 # Defaults of a recipe that leaves the model to its task: a model of a published family.
 ENCODER: Mapping[str, Mapping[str, Any]] = {
     "model": {"preset": "bert-base"},
     "tokenizer": {"special": ["cls", "sep", "mask"]},
 }
-UNUSED_KEYS = ("tokenizer.dropout", "tokenizer.dropout_epochs")  # without effect, except in translation
 
 # --- examples, batches, loss terms -----------------------------------------------------------------------
 
@@ -67,9 +66,11 @@ class Batch:
         @property
         def tokens(self) -> int: ...
 
-    def to(self, device: torch.device) -> Self:
+    def to(self, device: torch.device, *, non_blocking: bool = True) -> Self:
         """A copy on another device."""
-        return replace(self, **{each.name: _move(getattr(self, each.name), device) for each in fields(self)})
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        movable = {name: x for name, x in values.items() if isinstance(x, Tensor | Inputs | Batch)}
+        return replace(self, **{n: x.to(device, non_blocking=non_blocking) for n, x in movable.items()})
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,6 @@ class InputBatch(Batch):
     inputs: Inputs
     labels: Tensor
     tokens: int
-
-
-def _move(value: Any, device: torch.device) -> Any:
-    options: Any = {"non_blocking": True} if isinstance(value, Tensor) else {}
-    return value.to(device, **options) if isinstance(value, Tensor | Inputs | Batch) else value
 
 
 def pack(
@@ -156,6 +152,11 @@ class BuildContext:
         """Largest number of tokens of a row: the recipe's limit, at most the model's positions."""
         return min(self.batches.max_length or self.model.max_positions, self.model.max_positions)
 
+    @property
+    def text_width(self) -> int | None:
+        """The number of tokens that texts are truncated to; None if the recipe does not truncate."""
+        return self.width if self.batches.on_overflow == "truncate" else None
+
     def require_data(self) -> None:
         """Raises SettingsError if the recipe has no training data or no validation data."""
         if self.data.train is None:
@@ -171,6 +172,11 @@ class BuildContext:
         self.report(str(train.report))
         self.report(str(valid.report))
         return train, valid
+
+    def report_labels(self, noun: str, labels: Sequence[str]) -> None:
+        """Report the labels in one line."""
+        listed = ", ".join(f"{name:.40}" for name in labels)
+        self.report(shorten(f"{noun}: {listed}", 80, placeholder=f" … ({len(labels):,} {noun})"))
 
     def load_or_train_tokenizer(
         self, texts: Callable[[], Iterable[str]], name: str = TOKENIZER_FILE, note: str = "", **save: Any
@@ -227,7 +233,7 @@ class ObjectiveSettings(Settings):
 
     data_kind: ClassVar[Literal["pairs", "table", "images", "documents", "parts"]] = "documents"
     command: ClassVar[str] = 'generate {folder} "your text"'
-    unused_keys: ClassVar[tuple[str, ...]] = UNUSED_KEYS
+    unused_keys: ClassVar[tuple[str, ...]] = ("tokenizer.dropout", "tokenizer.dropout_epochs")
     supports_cache: ClassVar[bool] = False
     shapes: ClassVar[tuple[Shape, ...]] = ("encoder-decoder",)
     heads: ClassVar[tuple[Head, ...]] = ("lm",)
@@ -356,7 +362,7 @@ class Objective(ABC):
         """Evaluate a model in evaluation mode on rows and their examples; none is dropped or truncated."""
         sums: dict[str, Any] = defaultdict(int)
         device = next(model.parameters()).device
-        for chosen in plan_all(examples, context.batches):
+        for chosen in plan_all(examples.lengths, context.batches):
             context.poll()
             for name, value in self.measure(model, self.batch(examples, chosen).to(device)).items():
                 sums.setdefault(name, type(value)())
@@ -373,15 +379,9 @@ class Objective(ABC):
         self.tokenizer.save(folder, **self.save_options)
 
 
-def plan_all(examples: Examples, settings: BatchSettings) -> Plan:
-    """A plan of all examples in order of length, without a limit of length."""
-    unlimited = settings.model_copy(update={"max_length": None, "on_overflow": "drop"})
-    return plan_epoch(examples.lengths, unlimited, seed=0, epoch=0, shuffle=False)
-
-
 def select_readable(
-    rows: Table, examples: Examples, context: BuildContext, noun: str, remedy: str = ""
-) -> Table:
+    rows: Rows, examples: Examples, context: BuildContext, noun: str, remedy: str = ""
+) -> Rows:
     """The validation rows whose examples fit the model's positions. Reports how many are left out."""
     positions, name = context.model.max_positions, rows.report.name
     fits = examples.lengths.max(axis=1) <= positions

@@ -22,13 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.masks import padding_mask
-from trifold.objectives.documents import (
-    Cut,
-    DocumentChunks,
-    DocumentObjective,
-    DocumentObjectiveSettings,
-    SpecialTokens,
-)
+from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
 from trifold.objectives.evaluation import EvalRun, Sample, Scores, measure_tokens
 from trifold.objectives.objective import ENCODER, FILL_MASK, InputBatch, LossTerm, token_loss
 from trifold.text import Tokenizer
@@ -59,7 +53,7 @@ class PermutationSettings(DocumentObjectiveSettings):
         return super().model_problem(config) or (None if config.query_stream else missing)
 
     def create(self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut) -> Permutation:
-        return Permutation(self, tokenizer, width, SpecialTokens.of(tokenizer), cut)
+        return Permutation(self, tokenizer, width, cut)
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,10 @@ from torch.nn import functional as F
 
 from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig, Transformer
-from trifold.objectives.documents import Cut, DocumentObjective, SpecialTokens
+from trifold.objectives.documents import Cut, DocumentObjective
 from trifold.objectives.evaluation import EvalRun, Scores
 from trifold.objectives.masked import MaskedBatch, MaskedLM, MaskingSettings
-from trifold.objectives.objective import UNUSED_KEYS, Batch as BaseBatch, LossTerm
+from trifold.objectives.objective import Batch as BaseBatch, LossTerm
 from trifold.text import Tokenizer
 from trifold.text.annotation import AnnotatedTexts
 from trifold.text.encoded import share_room
@@ -39,7 +39,7 @@ class SentencePairSettings(MaskingSettings):
     """Settings of masked tokens with sentence pairs."""
 
     command = 'predict {folder} "a text" --pair "another" --task next-sentence'
-    unused_keys = (*UNUSED_KEYS, "data.cut")
+    unused_keys = (*MaskingSettings.unused_keys, "data.cut")
     redraws = True
     heads = ("lm", "pooler", "next-sentence")
 
@@ -104,19 +104,18 @@ class Batch(BaseBatch):
 class SentencePairs(DocumentObjective):
     """Masked tokens and sentence pairs. width: tokens that the model reads at once."""
 
-    row_name, token_name = "pairs", "masked tokens"
+    row_name, token_name, reads_pairs = "pairs", "masked tokens", True
 
     def __init__(
         self, settings: SentencePairSettings, tokenizer: Tokenizer, config: ModelConfig, width: int
     ) -> None:
         self.masked_lm = MaskedLM(settings, tokenizer, config, width)
-        special = SpecialTokens.of(tokenizer, pair=True)
-        if not len(special.before):
+        super().__init__(settings, tokenizer, width)
+        if not len(self.special.before):
             raise SettingsError(
                 "tokenizer.special: the pooler reads the first token, and the tokenizer adds none before a text; "
                 "set tokenizer.special=[cls, sep, mask]"
             )
-        super().__init__(settings, tokenizer, width, special)
         if self.room < 2:
             raise SettingsError(f"model.max_positions: {width} tokens leave no room for two texts; raise it")
 

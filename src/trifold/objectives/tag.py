@@ -25,14 +25,7 @@ from trifold.data.tables import check_text
 from trifold.errors import DataError
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
-from trifold.objectives.labelled import (
-    UNKNOWN,
-    LabelledObjective,
-    LabelledSettings,
-    TextExamples,
-    list_labels,
-    text_width,
-)
+from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.objective import BuildContext, InputBatch, TaskBundle
 from trifold.predict.tag import MERGE, choose_tags, first_tokens
 from trifold.ragged import Ragged
@@ -63,9 +56,9 @@ class TagSettings(LabelledSettings):
             raise DataError("this tokenizer does not provide the positions of tokens, which tags require")
         tokenizer.settings = {**(tokenizer.settings or NO_LIMITS), MERGE: "words"}
         config = _with_labels(context.config_for(tokenizer), train)
-        list_labels(context, "tags", config.labels)
-        objective = Tag(self, tokenizer, config, text_width(context), context.report)
-        return self.bundle(objective, context, train, valid)
+        context.report_labels("tags", config.labels)
+        objective = Tag(self, tokenizer, config, context.text_width, context.report)
+        return objective.bundle(context, train, valid)
 
     def _read(self, source: Source, settings: DataSettings, split: str) -> Records:
         """Sentences with as many tags as words. Raises DataError for others, and for tags without a scheme."""

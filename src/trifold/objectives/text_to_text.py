@@ -23,13 +23,7 @@ from pydantic import Field, model_validator
 from trifold.data import DataSettings, Pairs, Source, read_pairs
 from trifold.errors import DataError, SettingsError
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
-from trifold.objectives.objective import (
-    UNUSED_KEYS,
-    BuildContext,
-    ObjectiveSettings,
-    TaskBundle,
-    select_readable,
-)
+from trifold.objectives.objective import BuildContext, ObjectiveSettings, TaskBundle, select_readable
 from trifold.objectives.translate import Examples, Translate
 from trifold.scores import SCORES
 from trifold.scores.correlation import pearson
@@ -69,7 +63,7 @@ class TextToTextSettings(ObjectiveSettings):
     """Settings of several tasks as one."""
 
     data_kind = "parts"
-    unused_keys = (*UNUSED_KEYS, *(f"data.{key}" for key in _PAIR_KEYS))
+    unused_keys = (*ObjectiveSettings.unused_keys, *(f"data.{key}" for key in _PAIR_KEYS))
 
     kind: Literal["text-to-text"] = "text-to-text"
     parts: dict[str, PartSettings] = Field(default={}, description="the tasks, by name")

@@ -15,6 +15,9 @@ from torch import Tensor
 from trifold.nn import ModelConfig
 from trifold.predict.model_reader import ModelReader
 
+# The values of `problem_type`.
+SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
+
 
 class Label(NamedTuple):
     """A class and its probability; of a regression, the predicted number."""
@@ -37,28 +40,28 @@ def classify(
 
 def activate(logits: Tensor, config: ModelConfig) -> Tensor:
     """logits (C,) -> scores, by the config's `problem_type` as in the pipelines of transformers."""
-    if config.problem_type == "regression":
+    if config.problem_type == REGRESSION:
         return logits
-    if config.problem_type == "multi_label_classification" or config.n_labels == 1:
+    if config.problem_type == MULTI or config.n_labels == 1:
         return logits.sigmoid()
     return logits.softmax(-1)
 
 
 def choose_labels(logits: Tensor, config: ModelConfig) -> Tensor:
     """logits (B, C) -> classes (B,), whether each class applies (B, C), or the numbers (B,) of a regression."""
-    if config.problem_type == "regression":
+    if config.problem_type == REGRESSION:
         return logits[:, 0]
-    if config.problem_type == "multi_label_classification":
+    if config.problem_type == MULTI:
         return logits > 0  # a probability above ½
     return logits.argmax(-1)
 
 
 def confidences(logits: Tensor, config: ModelConfig) -> Tensor:
     """(B,) the probability of what `choose_labels` chooses; of a regression 1."""
-    if config.problem_type == "regression":
+    if config.problem_type == REGRESSION:
         return torch.ones(len(logits))
     scores = activate(logits, config)
-    if config.problem_type == "multi_label_classification":
+    if config.problem_type == MULTI:
         return torch.maximum(scores, 1 - scores).prod(-1)
     return scores.amax(-1)
 

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer as Library, decoders, models
 
 from trifold.errors import CheckpointError
 from trifold.text.languages import MBART, MBART_50
+from trifold.text.patterns import QWEN_WORDS
 from trifold.text.special_tokens import Names, content_of
 from trifold.text.templates import (
     BOS_EOS_EOS,
@@ -91,19 +92,11 @@ def _neox(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
 def _qwen(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
     """Digits are single tokens, and punctuation joins the words after it."""
     library = _neox(vocabulary, settings, names)
-    words, prefix = (
-        pre_tokenizers.Split(Regex(_QWEN_WORDS), "isolated"),
-        bool(settings.get("add_prefix_space")),
-    )
+    words = pre_tokenizers.Split(Regex(QWEN_WORDS), "isolated")
+    prefix = bool(settings.get("add_prefix_space"))
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=False)
     library.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes])
     return library
-
-
-_QWEN_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-    r"\s+(?!\S)|\s+"
-)
 
 
 def _gpt_2018(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
@@ -221,6 +214,15 @@ def _pegasus(vocabulary: Vocabulary, settings: Settings, names: Names) -> Librar
     return _with_special(library, special)
 
 
+def _big_bird(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
+    """Text is not normalized, except that several spaces become one ▁."""
+    library = _unigram(vocabulary, settings, names)
+    scheme = "never" if settings.get("add_prefix_space") is False else "always"
+    library.normalizer = normalizers.Replace(Regex(" {2,}"), SPACE)
+    library.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme, split=True)
+    return _with_mask(library, names)
+
+
 def _camembert(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
     if vocabulary.unk_id is not None:  # a SentencePiece model
         head = ["<s>NOTUSED", names["pad_token"], "</s>NOTUSED", names["unk_token"]]
@@ -302,6 +304,7 @@ _END_OF_TEXT = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endofte
 T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _ALBERT = _BRACKETS | {"bos_token": "[CLS]", "eos_token": "[SEP]", "unk_token": "<unk>", "pad_token": "<pad>"}
 _DEBERTA = _BRACKETS | {"bos_token": "[CLS]", "eos_token": "[SEP]"}
+_BIG_BIRD = _BRACKETS | _BOS_EOS | {"pad_token": "<pad>"}
 _XLNET = FAIRSEQ | {"sep_token": "<sep>", "cls_token": "<cls>"}
 _QWEN = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
 _PEGASUS = T5 | {"mask_token": "<mask_2>"}
@@ -331,6 +334,7 @@ CLASSES: dict[str, TokenizerClass] = {
     "XLMRobertaTokenizer": TokenizerClass(_xlm_roberta, BOS_EOS_EOS, FAIRSEQ, "Unigram"),
     "CamembertTokenizer": TokenizerClass(_camembert, BOS_EOS_EOS, FAIRSEQ, "Unigram"),
     "AlbertTokenizer": TokenizerClass(_albert, CLS_SEP, _ALBERT, "Unigram"),
+    "BigBirdTokenizer": TokenizerClass(_big_bird, CLS_SEP, _BIG_BIRD, "Unigram"),
     "XLNetTokenizer": TokenizerClass(_xlnet, SEP_CLS, _XLNET, "Unigram"),
     "PegasusTokenizer": TokenizerClass(_pegasus, ("$A {eos}", "$A $B {eos}"), _PEGASUS, "Unigram"),
     "MBartTokenizer": TokenizerClass(_MBART, language("en_XX", first=False), FAIRSEQ, "Unigram"),
@@ -350,4 +354,5 @@ CLASS_OF_MODEL = {
     "bertweet": "BertweetTokenizer", "xlnet": "XLNetTokenizer", "electra": "ElectraTokenizer",
     "mpnet": "MPNetTokenizer", "deberta-v2": "DebertaV2Tokenizer", "opt": "GPT2Tokenizer",
     "mbart": "MBartTokenizer", "pegasus": "PegasusTokenizer", "m2m_100": "M2M100Tokenizer",
+    "big_bird": "BigBirdTokenizer",
 }  # fmt: skip

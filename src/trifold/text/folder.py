@@ -17,32 +17,16 @@ from trifold.text.chat import read_templates
 from trifold.text.classes import CLASS_OF_MODEL, CLASSES, TokenizerClass, unknown_sentencepiece
 from trifold.text.patterns import PatternGuard
 from trifold.text.segmenters import read_bertweet, read_m2m, read_marian
-from trifold.text.special_tokens import (
-    ROLES,
-    Names,
-    added_tokens,
-    content_of,
-    names_of,
-    new_tokens,
-    read_optional,
-)
+from trifold.text.special_tokens import Names, added_tokens, merge_files, names_of, new_tokens, read_optional
 from trifold.text.templates import bos_and_eos
 from trifold.text.tokenizer import TOKEN_TYPES, Tokenizer
 from trifold.text.validation import is_panic, read_library
-from trifold.text.vocabulary import (
-    SENTENCEPIECE,
-    SETTINGS,
-    Vocabulary,
-    from_document,
-    from_vocab_and_merges,
-    from_vocab_txt,
-    read_sentencepiece,
-)
+from trifold.text.vocabulary import from_document, read_vocabulary
 
 # A folder with one of these files has a tokenizer.
 FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.spm")
 # Folders of these models name classes that `transformers` overrides.
-_OVERRIDDEN = ("mistral", "mixtral", "gpt_bigcode", "umt5", "phi3")
+_OVERRIDDEN = ("mistral", "mixtral", "gpt_bigcode", "umt5", "phi3", "bigbird_pegasus")
 
 
 def read_tokenizer(folder: str | Path, *, target: bool = False, **options: Any) -> Tokenizer:
@@ -52,7 +36,7 @@ def read_tokenizer(folder: str | Path, *, target: bool = False, **options: Any) 
     has the id None. Raises CheckpointError if there is no tokenizer, or it is damaged, unsafe or not supported.
     """
     path = Path(folder)
-    settings = _read_settings(path)
+    settings = merge_files(path)
     name = _class_name(path, settings)
     try:
         if name == "MarianTokenizer" and (path / "source.spm").is_file():
@@ -78,17 +62,6 @@ def read_tokenizers(folder: Path) -> tuple[Tokenizer | None, Tokenizer | None]:
     if target.is_file():
         return reader, Tokenizer.load(target)
     return reader, read_tokenizer(folder, target=True) if (folder / "target.spm").is_file() else None
-
-
-def _read_settings(path: Path) -> dict[str, Any]:
-    """The three settings files, merged as in `transformers`."""
-    settings, special, added = (read_optional(path / name) for name in SETTINGS)
-    if "added_tokens_decoder" not in settings:
-        settings = settings | special
-        roles = {content_of(settings.get(role)) for role in ROLES}
-        tokens = {str(n): {"content": token, "special": token in roles} for token, n in added.items()}
-        settings["added_tokens_decoder"] = tokens
-    return settings
 
 
 def _class_name(path: Path, settings: Mapping[str, Any]) -> str | None:
@@ -153,7 +126,7 @@ def _build(
     names: Names,
 ) -> Library:
     """The parts of the class with the folder's vocabulary; the post-processor of a tokenizer.json is kept."""
-    vocabulary = from_document(document) if document else _read_vocabulary(path)
+    vocabulary = from_document(document) if document else read_vocabulary(path)
     if not (vocabulary.scores if row.model == "Unigram" else vocabulary.ids):
         raise CheckpointError(f"{path}: its files hold no {row.model} vocabulary, which the class needs")
     built = row.build(vocabulary, settings, names)
@@ -164,22 +137,9 @@ def _build(
     return built
 
 
-def _read_vocabulary(path: Path) -> Vocabulary:
-    for name in SENTENCEPIECE:
-        if (path / name).is_file():
-            return read_sentencepiece(path / name)
-    if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
-        return from_vocab_and_merges(path / "vocab.json", path / "merges.txt")
-    if (path / "vocab.txt").is_file():
-        return from_vocab_txt(path / "vocab.txt")
-    layouts = ("tokenizer.json", *SENTENCEPIECE, "source.spm + target.spm + vocab.json")
-    looked = "; ".join([*layouts, "vocab.json + merges.txt", "vocab.txt"])
-    raise CheckpointError(f"{path}: has no tokenizer; looked for {looked}")
-
-
 def _build_sentencepiece(path: Path, settings: Mapping[str, Any], names: Names) -> Library:
     """A SentencePiece model of an unknown class."""
-    vocabulary = _read_vocabulary(path)
+    vocabulary = read_vocabulary(path)
     if vocabulary.unk_id is None:
         raise CheckpointError(f"{path}: nothing names its tokenizer class; add a tokenizer_config.json")
     library = unknown_sentencepiece(vocabulary)

@@ -19,10 +19,10 @@ from trifold.jsonfiles import read_bytes
 from trifold.text.chat import read_templates
 from trifold.text.classes import FAIRSEQ, T5
 from trifold.text.languages import M2M
-from trifold.text.special_tokens import Names, names_of, new_tokens
+from trifold.text.special_tokens import SETTINGS, Names, names_of, new_tokens
 from trifold.text.templates import template
 from trifold.text.tokenizer import Segment, Tokenizer
-from trifold.text.vocabulary import MAX_MODEL, SETTINGS, SPACE, read_ids, read_lines, read_sentencepiece
+from trifold.text.vocabulary import MAX_MODEL, SPACE, read_ids, read_lines, read_sentencepiece
 
 _WORD = re.compile(r"\S+\n?")
 _FILES = (

@@ -30,6 +30,7 @@ _SUBSTITUTES = {
 }
 # `transformers` adds missing tokens in this order.
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _MAX_INTEGER = 10**31  # tokenizer_config.json writes 10^30 for "no limit"
 _INPUT_NAMES = "model_input_names"
 _KEPT = ("split_special_tokens", "model_max_length", _INPUT_NAMES)
@@ -72,6 +73,17 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """The settings of a tokenizer with token types that was trained here; else empty. Raises CheckpointError."""
     entries = read_optional(folder / "tokenizer_config.json")
     return {key: entries[key] for key in _KEPT if key in entries} if _INPUT_NAMES in entries else {}
+
+
+def merge_files(folder: Path) -> dict[str, Any]:
+    """The three settings files of a folder, merged as in `transformers`. Raises CheckpointError."""
+    settings, special, added = (read_optional(folder / name) for name in SETTINGS)
+    if "added_tokens_decoder" not in settings:
+        settings = settings | special
+        roles = {content_of(settings.get(role)) for role in ROLES}
+        tokens = {str(n): {"content": token, "special": token in roles} for token, n in added.items()}
+        settings["added_tokens_decoder"] = tokens
+    return settings
 
 
 def read_optional(file: Path) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from trifold.jsonfiles import parse_json, read_bytes, read_text
 from trifold.text.patterns import iter_objects
 from trifold.text.validation import MAX_FILE, MAX_TOKENS, Rejected, check_vocabulary
 
-SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model")
 SPACE = "▁"  # stands for a space in SentencePiece and similar vocabularies
 
@@ -43,6 +42,20 @@ class Vocabulary:
     added: list[AddedToken] = field(default_factory=list)
     unk_id: int | None = None
     byte_fallback: bool = False
+
+
+def read_vocabulary(folder: Path) -> Vocabulary:
+    """The vocabulary of a folder without a `tokenizer.json`. Raises CheckpointError if there is none."""
+    for name in SENTENCEPIECE:
+        if (folder / name).is_file():
+            return read_sentencepiece(folder / name)
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return from_vocab_and_merges(folder / "vocab.json", folder / "merges.txt")
+    if (folder / "vocab.txt").is_file():
+        return from_vocab_txt(folder / "vocab.txt")
+    layouts = ("tokenizer.json", *SENTENCEPIECE, "source.spm + target.spm + vocab.json")
+    looked = "; ".join([*layouts, "vocab.json + merges.txt", "vocab.txt"])
+    raise CheckpointError(f"{folder}: has no tokenizer; looked for {looked}")
 
 
 def from_document(document: Mapping[str, Any]) -> Vocabulary:

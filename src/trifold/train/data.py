@@ -226,10 +226,10 @@ class RankBatch(NamedTuple):
     micro_batches: list[Batch]
     idle: list[Batch]
 
-
-def position_after(batches: list[RankBatch]) -> tuple[int, int]:
-    """The position in the data after these batches: epoch, and batch number in the epoch."""
-    return batches[-1].epoch, batches[-1].number + 1
+    @property
+    def end(self) -> tuple[int, int]:
+        """The position in the data after this batch: epoch, and batch number in the epoch."""
+        return self.epoch, self.number + 1
 
 
 def iterate_batches(

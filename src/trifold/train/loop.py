@@ -23,21 +23,14 @@ from trifold.memory import available_memory
 from trifold.recipe import Recipe, is_run, load_recipe
 from trifold.train import checkpoint
 from trifold.train.checkpoint import Best, Progress, Saver
-from trifold.train.data import (
-    RankBatch,
-    TrainingData,
-    batches_of_all_ranks,
-    iterate_batches,
-    load_data,
-    position_after,
-)
+from trifold.train.data import RankBatch, TrainingData, batches_of_all_ranks, iterate_batches, load_data
 from trifold.train.device import agree_on_options, environment, find_machine, keep_freed_memory
 from trifold.train.memory import check_fits, estimate_memory
 from trifold.train.monitor import Meter, MetricsLog, Outcome, Snapshot, StoppedBy, View, choose_view
 from trifold.train.ranks import Interrupted, Ranks, handle_signals, join_ranks, prefetch
 from trifold.train.rejected import choose_action, save_batches
-from trifold.train.resume import check_same_data, check_same_rows, check_same_run, environment_changes
-from trifold.train.run_folder import RunFolder, explain_resource_errors, recipe_of_run, run_identity
+from trifold.train.resume import check_same_data, check_same_rows, check_same_run, run_identity
+from trifold.train.run_folder import RunFolder, explain_resource_errors, recipe_of_run
 from trifold.train.sharding import gather_on_first
 from trifold.train.stages import pretrain
 from trifold.train.trainer import RejectedUpdate, Trainer, Update, spike_threshold
@@ -129,8 +122,7 @@ class Run:
             self.view.say(line)
         self.continues = self.folder.recipe.is_file()
         if self.continues:
-            changes = check_same_run(self.recipe, self.folder)
-            for line in [*changes, *environment_changes(self.folder, environment(self.machine))]:
+            for line in check_same_run(self.recipe, self.folder, environment(self.machine)):
                 self.view.say(line)
 
     def _read_data(self) -> None:
@@ -261,7 +253,7 @@ class Run:
                 raise
             return None
         progress.step += 1
-        progress.epoch, progress.batch = position_after(taken)
+        progress.epoch, progress.batch = taken[-1].end
         progress.tokens += update.tokens
         progress.loss_sum, progress.loss_count = progress.loss_sum + update.loss, progress.loss_count + 1
         progress.losses = [*progress.losses, update.loss][-settings.spike_window :]
@@ -276,10 +268,10 @@ class Run:
         progress.rejected += 1
         if rewind_to is None:
             progress.step += 1
-            progress.epoch, progress.batch = position_after(taken)
+            progress.epoch, progress.batch = taken[-1].end
             self.log.event(progress.step, "skipped", **details)
         else:
-            self._rewind(self.folder.checkpoints / rewind_to, position_after(taken))
+            self._rewind(self.folder.checkpoints / rewind_to, taken[-1].end)
             self.log.event(self.progress.step, "rewound", spike_at=rejected.step, **details)
 
     def _choose_action(

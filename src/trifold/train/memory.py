@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 import torch
 
-from trifold.costs import count_parameters, position_table
+from trifold.costs import count_parameters, keys_read, position_table
 from trifold.errors import SettingsError
 from trifold.fast import compiled_loops
 from trifold.memory import Limit, format_size
 from trifold.nn import ModelConfig
+from trifold.nn.spans import level_starts
 from trifold.recipe import Recipe, TrainSettings
 from trifold.train.device import Machine
 from trifold.train.parameters import count_trained
@@ -61,14 +62,9 @@ def estimate_memory(
     if train.freeze or train.lora:
         trained = count_trained(config, train)
     world, dtype, on_cpu = machine.ranks.world, machine.dtype, machine.device.type == "cpu"
-    kept = saved_elements(
-        config,
-        tokens if train.accumulate % world == 0 else -(-tokens // world),
-        length,
-        compiled=on_cpu and train.compile == "none" and compiled_loops() is not None,
-        recompute=train.recompute == "blocks",
-        int8=train.precision == "int8",
-    )
+    micro_batch = tokens if train.accumulate % world == 0 else -(-tokens // world)
+    compiled = on_cpu and train.compile == "none" and compiled_loops() is not None
+    kept = saved_elements(config, train, micro_batch, length, compiled=compiled)
     state = OPTIMIZER_BYTES[train.optimizer] + (4 if train.ema else 0) + (12 if train.async_save else 0)
     memory = TrainingMemory(
         weights=(4 if dtype is torch.float32 else 4 + dtype.itemsize) * parameters
@@ -91,7 +87,7 @@ def estimate_memory(
 
 
 def saved_elements(
-    config: ModelConfig, tokens: int, length: int, *, compiled: bool, recompute: bool, int8: bool
+    config: ModelConfig, train: TrainSettings, tokens: int, length: int, *, compiled: bool
 ) -> int:
     """Elements saved for the backward pass, with `tokens` on each side in rows of `length`.
 
@@ -101,20 +97,23 @@ def saved_elements(
     recomputes them. The feed-forward network adds the inputs of its activation (F, and F of a gate), and also the
     outputs with activation dropout or int8 training.
 
-    compiled: whether the compiled loops run. recompute: blocks save only their inputs, and one block at a time the
-    rest. int8: linear layers train with int8 matmul.
+    compiled: whether the compiled loops run. Recomputed blocks save only their inputs, one block at a time the rest.
     """
     mask = 1 if config.dropout and not compiled else 0  # the compiled loops redraw the mask
-    layers = 0
+    layers, recompute, int8 = 0, train.recompute == "blocks", train.precision == "int8"
     for side, sized in config.stacks.items():
         crosses = side == "decoder" and config.shape == "encoder-decoder"
-        block = _saved_by_block(sized, length, mask, attentions=2 if crosses else 1, int8=int8)
+        kept = sum(_kept_keys(sized, layer, length, side) for layer in range(sized.n_layers)) / sized.n_layers
+        kept += length if crosses else 0
+        block = _saved_by_block(sized, kept, length, mask, attentions=2 if crosses else 1, int8=int8)
         block += sized.d_ff if config.activation_dropout and not compiled else 0
         if config.residual == "reversible":
             layers += config.stream_width + block
         else:
             layers += sized.n_layers * config.d_model + block if recompute else sized.n_layers * block
     stacks = len(config.stacks)
+    if config.attention == "spans":
+        tokens = tokens * level_starts(length, config.span_keys)[-1] // length
     # The outputs of the stacks, and the inputs of their final norms.
     ends = stacks + (_READ[config.norm] * stacks if config.norm_placement != "post" else 0)
     return tokens * (layers + config.d_model * (ends + stacks * mask))
@@ -123,8 +122,19 @@ def saved_elements(
 _READ = {"layer": 1, "rms": 2}  # tensors of width E that a norm saves
 
 
-def _saved_by_block(config: ModelConfig, length: int, mask: int, attentions: int, *, int8: bool) -> int:
-    """Elements per token, saved by the residuals and the sub-layers of one block."""
+def _kept_keys(config: ModelConfig, layer: int, length: int, side: str) -> int:
+    """For how many keys of a query self-attention may save weights. If queries read few keys, it computes blocks of
+    queries again, except those that read all keys.
+    """
+    if 2 * keys_read(config, layer, length, side) >= length:
+        return length
+    return 0 if config.sparse_blocks is None else 2 * config.sparse_blocks.size
+
+
+def _saved_by_block(
+    config: ModelConfig, kept: float, length: int, mask: int, attentions: int, *, int8: bool
+) -> int:
+    """Elements per token, saved by the residuals and the sub-layers of one block; kept: see `_kept_keys`."""
     merged = config.n_heads * config.head_width
     read = _READ[config.norm]
     each = 1 + read * (2 if config.norm_placement == "sandwich" else 1) + mask
@@ -136,14 +146,13 @@ def _saved_by_block(config: ModelConfig, length: int, mask: int, attentions: int
     }[config.residual]
     # The attention weights: the softmax, and with dropout a mask and the product.
     weights_per_key = 3 if config.attention_dropout else int(length <= 128)
-    attention = 5 * merged + config.n_heads * weights_per_key * length
-    if (
-        config.attention == "lsh"
-    ):  # in each round, copies of q, k, v and the output, scores twice, and the weights
+    weights = round(config.n_heads * weights_per_key * kept)
+    if config.attention == "lsh":
+        # In each round, copies of q, k, v and the output, scores twice, and the weights.
         lsh = config.lsh
         keys = min(lsh.chunk * (lsh.before + 1 + lsh.after), length)
         copies = 2 + 2 * (lsh.before + 1 + lsh.after)
-        attention = 5 * merged + lsh.hashes * (copies * merged + 3 * config.n_heads * keys)
+        weights = lsh.hashes * (copies * merged + 3 * config.n_heads * keys)
     inner = 2 if config.gated else 1  # inputs or outputs of the activation
     if config.activation_dropout or int8:  # both, and the product with the gate
         inner = 4 if config.gated else 2
@@ -151,7 +160,7 @@ def _saved_by_block(config: ModelConfig, length: int, mask: int, attentions: int
     if experts is not None:  # with the inputs of the experts
         width = (experts.per_token + experts.shared) * (experts.d_ff or width)
         residuals += 2 * experts.per_token
-    return config.d_model * residuals + attentions * attention + width * inner
+    return config.d_model * residuals + attentions * 5 * merged + weights + width * inner
 
 
 def check_fits(memory: TrainingMemory, parameters: int, recipe: Recipe, limit: Limit) -> None:

@@ -73,20 +73,15 @@ def check_state(optimizer: str, expected: Collection[str], saved: Collection[str
     )
 
 
-def is_matrix(name: str, weight: Tensor) -> bool:
-    """Whether a parameter is a weight matrix or an embedding table, not a bias or a norm."""
-    return weight.dim() >= 2 and not name.endswith("bias")
-
-
 def is_hidden_matrix(name: str, weight: Tensor) -> bool:
     """Whether a parameter is a matrix of a layer, not of an embedding, a head or relative positions."""
     return weight.dim() == 2 and ".blocks." in name and name.endswith(".weight")
 
 
-# train.weight_decay_on -> whether weight decay applies to a parameter
+# train.weight_decay_on -> whether weight decay applies to a parameter. Embedding tables are matrices, norms are not.
 DECAYS: dict[str, Callable[[str, Tensor], bool]] = {
     "everything": lambda name, weight: True,
-    "matrices": is_matrix,
+    "matrices": lambda name, weight: weight.dim() >= 2 and not name.endswith("bias"),
     "hidden": is_hidden_matrix,
 }
 

@@ -8,7 +8,6 @@ is continued or the command fails; nothing is overwritten. A lock (.lock) admits
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import math
 import os
@@ -18,18 +17,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
 
 from trifold import disk
-from trifold.data import FileDigest, Source, compute_digests, digests_in_caches, expand_path, list_files
 from trifold.data.files import sha256_of_file
 from trifold.data.token_build import read_json
 from trifold.errors import CheckpointError, TrifoldError, UsageError, check_utf8
-from trifold.hub import resolve
-from trifold.hub.folder import DOWNLOADED, no_run_error
+from trifold.hub.folder import no_run_error
 from trifold.recipe import Recipe
 from trifold.train import checkpoint
 from trifold.train.ranks import Interrupted
@@ -240,125 +237,6 @@ def read_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if the file is missing or damaged."""
     content = read_json(path)
     return content if isinstance(content, dict) else {}
-
-
-# --- the identity of a run -----------------------------------------------------------------------------
-#
-# Every checkpoint records the identity of its run, protected by its manifest: the settings that must not change,
-# digests of the tokenizer and of the data files, and a fingerprint of the training rows. data.json has the data files:
-#
-#     {"data.train": {"a.en": {"size": 9, "mtime_ns": 8, "sha256": "…"}, …}, …}
-
-# Settings that change the length and the output of a run, but not what a step learns.
-FREE: tuple[str, ...] = (
-    *("name", "description", "generate"),
-    *("train.device", "train.log_every", "train.minutes", "train.patience"),
-    *("train.recompute", "train.samples", "train.steps", "train.sharding"),
-    *("train.keep_every", "train.keep_best", "train.async_save", "train.check_memory"),
-    # Reactions to problems, which may have come up since the run began.
-    *("train.on_nonfinite", "train.on_spike", "train.spike_factor", "train.spike_window", "train.skip_limit"),
-)
-# These are free too, unless earlier checkpoints are averaged.
-FREE_WITHOUT_AVERAGING: tuple[str, ...] = ("train.save_every", "train.keep_last")
-
-
-def run_identity(recipe: Recipe, folder: RunFolder, rows: str) -> dict[str, Any]:
-    """The identity of a run, as recorded in its checkpoints."""
-    return {
-        IDENTITY: {
-            "recipe": _bound_settings(recipe.model_dump(), free_settings(recipe)),
-            "tokenizer": tokenizer_digests(folder),
-            "data": data_digest(read_data_json(folder)),
-            "rows": rows,
-        }
-    }
-
-
-def tokenizer_digests(folder: RunFolder) -> dict[str, str]:
-    """The SHA-256 of the tokenizer files that exist, by name."""
-    files = sorted(path for path in folder.tokenizer.glob("[!.]*") if path.is_file())
-    return {path.name: sha256_of_file(path) for path in files}
-
-
-def free_settings(recipe: Recipe) -> tuple[str, ...]:
-    """Dotted keys of settings, and of groups of settings, that may change when the run is continued."""
-    return FREE if recipe.train.average > 1 else FREE + FREE_WITHOUT_AVERAGING
-
-
-def is_free(key: str, free: Sequence[str]) -> bool:
-    """Whether a dotted key is one of these keys, or in one of these groups."""
-    return any(key == each or key.startswith(each + ".") for each in free)
-
-
-def _bound_settings(values: Mapping[str, Any], free: Sequence[str], at: str = "") -> dict[str, Any]:
-    """The settings that are not free."""
-    return {
-        key: _bound_settings(value, free, f"{at}{key}.") if isinstance(value, dict) else value
-        for key, value in values.items()
-        if not is_free(at + key, free)
-    }
-
-
-Files: TypeAlias = Mapping[str, Mapping[str, FileDigest]]  # dotted key of the recipe -> file -> digest
-FIRST_FORMAT = "data"  # the only key of the first format of data.json, for both data.train and data.valid
-
-
-def data_digest(files: Files) -> str:
-    """SHA-256 (hexadecimal) of the contents of the files, independent of their names."""
-    content = {key: [each.sha256 for each in group.values()] for key, group in files.items()}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def data_files(recipe: Recipe) -> dict[str, list[str]]:
-    """The files that a run learns from, in reading order, by dotted key."""
-    task: Any = recipe.task
-    tokenizer = recipe.tokenizer.file
-    sources: dict[str, Source] = {"data.train": recipe.data.train, "data.valid": recipe.data.valid}
-    if task.kind == "text-to-text":
-        for name, part in task.parts.items():
-            sources |= {f"task.parts.{name}.train": part.train, f"task.parts.{name}.valid": part.valid}
-    files = {key: list_files(source) for key, source in sources.items()}
-    if task.kind == "distill" and Path(task.teacher).expanduser().is_dir():  # not a hub id
-        files["task.teacher"] = _model_files(resolve(task.teacher))
-    if recipe.train.lora is not None and recipe.train.lora.int8:  # not in the checkpoints
-        files["start_from"] = _model_files(resolve(str(recipe.start_from)))
-    if tokenizer is not None:
-        path = expand_path(tokenizer)
-        files["tokenizer.file"] = _model_files(path) if path.is_dir() else [str(path)]
-    return files
-
-
-def _model_files(folder: Path) -> list[str]:
-    """The files of a model or tokenizer folder that may be read."""
-    return sorted({str(path) for pattern in DOWNLOADED for path in folder.glob(pattern)})
-
-
-def hash_data_files(recipe: Recipe, before: Files | None = None) -> dict[str, dict[str, FileDigest]]:
-    """The files that a run learns from. Files in `before` or in a cache, with the same size and time, are not read."""
-    known = digests_in_caches(recipe.data.cache) if recipe.data.cache is not None else {}
-    for files in (before or {}).values():
-        known |= {(name, each.size, each.mtime_ns): each.sha256 for name, each in files.items()}
-    found = {key: compute_digests(files, known) for key, files in data_files(recipe).items()}
-    return {key: files for key, files in found.items() if files}
-
-
-def write_data_json(folder: RunFolder, digests: Files) -> None:
-    """Write data.json."""
-    content = {key: {name: each._asdict() for name, each in files.items()} for key, files in digests.items()}
-    disk.replace_text(folder.data, json.dumps(content, indent=2) + "\n")
-
-
-def read_data_json(folder: RunFolder) -> dict[str, dict[str, FileDigest]]:
-    """The content of data.json; empty if it is missing or damaged."""
-    content = read_object(folder.data)
-    if content and all(isinstance(sha256, str) for sha256 in content.values()):
-        return {FIRST_FORMAT: {name: FileDigest(-1, -1, sha256) for name, sha256 in content.items()}}
-    try:
-        return {
-            key: {name: FileDigest(**each) for name, each in files.items()} for key, files in content.items()
-        }
-    except (AttributeError, TypeError):
-        return {}
 
 
 # --- errors --------------------------------------------------------------------------------------------

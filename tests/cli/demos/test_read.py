@@ -60,8 +60,7 @@ def test_json_is_the_last_line(trifold, tmp_path):
     assert {*report["examples"][0]} == {"sentence1", "sentence2", "label", "ours"}
 
 
-def test_accuracy_is_a_percentage():
-    assert read.accuracy([{"label": label} for label in "abac"], list("aaac")) == 75
+def test_the_standard_error_is_in_percentage_points():
     assert read.standard_error(50.0, 100) == 5.0
 
 

@@ -6,32 +6,21 @@ in its table.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from trifold.hub.families import llama
 from trifold.hub.families.gpt import classes
 from trifold.hub.rope import rope
-from trifold.hub.rows import fixed, ids, revise, row
+from trifold.hub.rows import fixed, ids, resized, row
 
-FAMILY = replace(
-    llama.LLAMA,
-    model_type="stablelm",
+FAMILY = llama.UNBIASED.related(
+    "stablelm",
+    row("layer_norm_eps", "norm_epsilon", 1e-5),
+    row("use_qkv_bias", "attention_bias", False),
+    rope(part="partial_rotary_factor", share=0.25),
+    ids(bos=0, eos=0),
+    fixed(hidden_dropout=0.0, qk_layernorm=False, use_parallel_residual=False),
     stem="StableLm",
     classes=classes("ForQuestionAnswering"),
-    entries=revise(
-        llama.ENTRIES,
-        row("layer_norm_eps", "norm_epsilon", 1e-5),
-        row("use_qkv_bias", "attention_bias", False),
-        rope(part="partial_rotary_factor", share=0.25),
-        ids(bos=0, eos=0),
-        fixed(hidden_dropout=0.0, qk_layernorm=False, use_parallel_residual=False),
-        without="head_dim rms_norm_eps attention_bias mlp_bias",
-        vocab_size=50304,
-        hidden_size=2560,
-        intermediate_size=6912,
-        num_key_value_heads=32,
-        max_position_embeddings=4096,
-    ),
-    constants=llama.CONSTANTS | {"norm": "layer", "attention_out_bias": False, "feed_forward_bias": False},
-    rules=llama.RULES,
+    constants={"norm": "layer", "attention_out_bias": False},
+    without="head_dim rms_norm_eps attention_bias",
+    **resized(vocab=50304, width=2560, inner=6912, kv_heads=32, positions=4096),
 )

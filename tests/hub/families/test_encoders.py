@@ -121,6 +121,7 @@ def test_pretraining_heads_are_ignored_elsewhere(ending: str, saved: Saved) -> N
 def test_a_choice_head_is_that_of_the_reference(tmp_path: Path) -> None:
     tokens = torch.randint(6, 38, (2, 3, 7), generator=torch.Generator().manual_seed(0))
     cases = {"modernbert": {"classifier_pooling": "mean"}, "electra": {}, "mpnet": {}, "deberta-v2": {}}
+    cases["big_bird"] = {}
     for family, options in cases.items():
         model = make(family, "ForMultipleChoice", **options)
         model.save_pretrained(tmp_path / family)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, TypeVar
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 Row = TypeVar("Row")
 
 MARKER = ".trifold-demo"  # file in a folder that a demo created and may replace
+abbreviate = partial(shorten, placeholder=" …")  # a text in one line of at most so many columns
 
 
 def clear_folder(folder: Path) -> None:
@@ -75,11 +77,6 @@ def spread(rows: Sequence[Row], count: int) -> list[Row]:
 def check_mark(correct: bool) -> str:
     """✓ or ✗."""
     return "✓" if correct else "✗"
-
-
-def abbreviate(text: str, width: int) -> str:
-    """The text in one line of at most `width` columns."""
-    return shorten(text, width, placeholder=" …")
 
 
 def save_picture(draw: Callable[[], Figure], path: Path, what: str) -> Path | None:

@@ -36,15 +36,16 @@ LISTED = 12
 def run(out: Path, minutes: float | None, json: bool) -> None:
     """Pretrain, learn the labels with and without pretraining, and print the accuracies."""
     from trifold.data.embedded import load_rows
+    from trifold.scores import exact_match
 
     recipes = _load_recipes(out, minutes)  # errors in them are found before the folder is cleared
     clear_folder(out)
     outcomes = [_train(TITLES[name], recipe, out / name) for name, recipe in recipes.items()]
     rows = load_rows("translations", "test")
-    ours = classify(out, rows)
+    ours, labels = classify(out, rows), [row["label"] for row in rows]
     accuracies = {
-        "encoder, from scratch": accuracy(rows, classify(out / FROM_SCRATCH, rows)),
-        "encoder, pretrained": accuracy(rows, ours),
+        "encoder, from scratch": exact_match(classify(out / FROM_SCRATCH, rows), labels).value,
+        "encoder, pretrained": exact_match(ours, labels).value,
     }
     examples = spread([{**row, "ours": label} for row, label in zip(rows, ours, strict=True)], LISTED)
     seconds, steps = sum(each.seconds for each in outcomes), sum(each.steps for each in outcomes)
@@ -112,12 +113,6 @@ def classify(folder: Path, rows: Sequence[Mapping[str, str]]) -> list[str]:
 
     texts, pairs = ([row[column] for row in rows] for column in ("sentence1", "sentence2"))
     return [best[0].label for best in load(str(folder)).classify(texts, pairs, top_k=1)]
-
-
-def accuracy(rows: Sequence[Mapping[str, str]], found: Sequence[str]) -> float:
-    """The percentage of correct labels."""
-    correct = sum(row["label"] == label for row, label in zip(rows, found, strict=True))
-    return 100 * correct / max(len(rows), 1)
 
 
 def standard_error(percentage: float, count: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from trifold.hub.families import (
     bart,
     bert,
+    bigbird,
     decoders,
     encoders,
     experts,
@@ -40,6 +41,7 @@ FAMILIES: dict[str, Family] = {
         *(encoders.MODERNBERT, encoders.EUROBERT, encoders.ELECTRA, encoders.MPNET, encoders.DEBERTA),
         *(mbart.OPT, falcon.BLOOM, mbart.MBART, mbart.PEGASUS, mbart.M2M),
         reformer.FAMILY,
+        *(bigbird.BIG_BIRD, bigbird.BIGBIRD_PEGASUS),
         native.FAMILY,
     )
 }

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from trifold.hub.family import PART, STACK, Family, TensorRules, in_layer, modules, tied
-from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, end, fixed, repeats, row, rows, same
+from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, end, fixed, repeats, resized, row, rows, same
 from trifold.hub.rules import AnyRule, Copy, Ignored, Rule, Zeros
 from trifold.hub.transforms import LEADING_AXIS, SAME, permuted
 from trifold.nn import ModelConfig
@@ -23,7 +23,11 @@ from trifold.nn.config import Head
 # If forced_eos_token_id were missing, `transformers` would force its own default at the maximum length.
 WRITTEN: Fields = {"is_encoder_decoder": True, "tie_word_embeddings": True, "forced_eos_token_id": None}
 # Keys that Marian shares.
-SIDES = (
+ENTRIES = (
+    row("vocab_size", "vocab_size", 50265),
+    row("pad_token_id", "pad_id", 1),
+    end(2),
+    row("decoder_start_token_id", "decoder_start_id", 2),
     row("max_position_embeddings", "max_positions", 1024),
     *rows(d_model=1024, dropout=0.1, attention_dropout=0.0),
     row("encoder_layers", "n_layers", 12),
@@ -100,29 +104,19 @@ AROUND = {
 }
 NAMES = AROUND | in_layer(".{stack}.layers.{i}.", LAYER) | HEADS
 RULES = TensorRules("model", ".shared", NAMES, more=more, buffers=f".{STACK}.version")
-CONSTANTS: Fields = {"norm_epsilon": 1e-5, "attention_bias": True}
-BART = Family(
-    model_type="bart",
-    stem="Bart",
-    classes=CLASSES,
-    entries=(
-        *SIDES,
-        *rows(vocab_size=50265, activation_dropout=0.0),
-        row("pad_token_id", "pad_id", 1),
-        row("bos_token_id", "bos_id", 0),
-        end(2),
-        row("decoder_start_token_id", "decoder_start_id", 2),
-        head_dropout("sequence"),
-        # Ours; files of others do not have it.
-        row("lm_head_bias", "lm_head_bias", True, heads=("lm",), everywhere=True),
-        repeats("num_hidden_layers", "encoder_layers"),
-        fixed(normalize_embedding=True, static_position_embeddings=False, extra_pos_embeddings=2),
-    ),
-    constants=CONSTANTS | {"positions": "learned", "position_offset": 2, "embedding_norm": True},
-    rules=RULES,
+BASE = Family("", "", CLASSES, ENTRIES, {"norm_epsilon": 1e-5}, RULES, n_labels=3)
+BART = BASE.related(
+    "bart",
+    *rows(activation_dropout=0.0),
+    row("bos_token_id", "bos_id", 0),
+    head_dropout("sequence"),
+    # Ours; files of others do not have it.
+    row("lm_head_bias", "lm_head_bias", True, heads=("lm",), everywhere=True),
+    repeats("num_hidden_layers", "encoder_layers"),
+    fixed(normalize_embedding=True, static_position_embeddings=False, extra_pos_embeddings=2),
+    constants={"attention_bias": True, "positions": "learned", "position_offset": 2, "embedding_norm": True},
     # Old names of keys, and a key of generation that is no longer read.
     ignored="init_std classif_dropout force_bos_token_to_be_generated",
-    n_labels=3,
 )
 
 # --- Marian --------------------------------------------------------------------------------------------
@@ -166,32 +160,24 @@ def _rules(config: ModelConfig) -> list[AnyRule]:
     ]
 
 
-MARIAN = Family(
-    model_type="marian",
-    stem="Marian",
-    classes={"MTModel": {"heads": ("lm",)}},
-    entries=(
-        row("vocab_size", "vocab_size", 58101),
-        Entry(
-            {"decoder_vocab_size": (SIZE | None, None), "share_encoder_decoder_embeddings": (bool, True)},
-            _load_target,
-            lambda config: {
-                "decoder_vocab_size": config.output_vocab_size,
-                "share_encoder_decoder_embeddings": config.target_vocab_size is None,
-            },
-        ),
-        *SIDES,
-        row("pad_token_id", "pad_id", 58100),
-        end(0),
-        row("decoder_start_token_id", "decoder_start_id", 58100),
-        row("bos_token_id", "bos_id", None, otherwise=same("decoder_start_id")),
-        fixed(activation_dropout=0.0, normalize_embedding=False, static_position_embeddings=True),
-        Entry({}, save=lambda config: {"activation_dropout": 0.0}),
-        # Ours; files of others have none of these.
-        row("position_layout", "positions", "halves", map=LAYOUTS),
-        *rows(attention_bias=True, lm_head_bias=True),
+MARIAN = BASE.related(
+    "marian",
+    Entry(
+        {"decoder_vocab_size": (SIZE | None, None), "share_encoder_decoder_embeddings": (bool, True)},
+        _load_target,
+        lambda config: {
+            "decoder_vocab_size": config.output_vocab_size,
+            "share_encoder_decoder_embeddings": config.target_vocab_size is None,
+        },
     ),
-    constants={"norm_epsilon": 1e-5},
+    row("bos_token_id", "bos_id", None, otherwise=same("decoder_start_id")),
+    fixed(activation_dropout=0.0, normalize_embedding=False, static_position_embeddings=True),
+    Entry({}, save=lambda config: {"activation_dropout": 0.0}),
+    # Ours; files of others have none of these.
+    row("position_layout", "positions", "halves", map=LAYOUTS),
+    *rows(attention_bias=True, lm_head_bias=True),
+    classes={"MTModel": {"heads": ("lm",)}},
     rules=_rules,
     ignored="num_hidden_layers classifier_dropout classif_dropout init_std",
+    **resized(vocab=58101, pad_token_id=58100, eos_token_id=0, decoder_start_token_id=58100),
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 from trifold.errors import SettingsError
 from trifold.hub.family import Family, TensorRules, in_layer
-from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, ids, revise, row, rows, same, sizes, up_to
+from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, ids, resized, row, rows, same, sizes, up_to
 from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
 from trifold.nn.config_parts import MAX_LAYERS
@@ -32,6 +32,14 @@ CLASSIFIERS: dict[str, Fields] = {
     "ForQuestionAnswering": {"heads": ("span",)},
 }
 CHOICE: Fields = {"heads": ("pooler", "choice"), "classifier_input": "pooler"}
+
+
+def classes(**other: Fields) -> dict[str, Fields]:
+    """The classes of a family without next sentences, of which some are `other`."""
+    common = {"Model": {"heads": ()}, "ForMaskedLM": MASKED_LM, **CLASSIFIERS, "ForMultipleChoice": CHOICE}
+    return common | other
+
+
 EMBEDDINGS = {
     "encoder_embeddings.positions": ".embeddings.position_embeddings",
     "encoder_embeddings.token_types": ".embeddings.token_type_embeddings",
@@ -123,15 +131,6 @@ def _load_positions(file: Any, fields: Fields) -> Fields:
     return {"position_offset": offset, "max_positions": size - offset}
 
 
-ENTRIES = revise(
-    BERT,
-    ids(1, 0, 2, padded=True),
-    Entry(
-        row("max_position_embeddings", "max_positions", 512).keys,
-        _load_positions,
-        lambda config: {"max_position_embeddings": config.max_positions + config.position_offset},
-    ),
-)
 ROBERTA_HEADS = {
     "lm_head.dense": "lm_head.dense",
     "lm_head.norm": "lm_head.layer_norm",
@@ -147,23 +146,26 @@ ROBERTA_RULES = replace(
     lm_bias="lm_head.bias",
     unused=".pooler.dense",
 )
-ROBERTA = Family(
-    model_type="roberta",
-    stem="Roberta",
-    classes={
-        "Model": {"heads": ("pooler",)},
+ROBERTA = FAMILY.related(
+    "roberta",
+    ids(1, 0, 2, padded=True),
+    Entry(
+        row("max_position_embeddings", "max_positions", 512).keys,
+        _load_positions,
+        lambda config: {"max_position_embeddings": config.max_positions + config.position_offset},
+    ),
+    classes=classes(
+        Model={"heads": ("pooler",)},
         # The dense layer of the head always has this activation.
-        "ForMaskedLM": MASKED_LM | {"lm_head_transform": "gelu"},
-        **CLASSIFIERS,
-        "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "tanh"},
-        "ForMultipleChoice": CHOICE,
-    },
-    entries=revise(ENTRIES, vocab_size=50265),
-    constants=TEXT_ENCODER,
+        ForMaskedLM=MASKED_LM | {"lm_head_transform": "gelu"},
+        ForSequenceClassification={"heads": ("sequence",), "classifier_transform": "tanh"},
+    ),
     rules=ROBERTA_RULES,
+    ignored="",
+    vocab_size=50265,
 )
-CAMEMBERT = replace(ROBERTA, model_type="camembert", stem="Camembert", entries=ENTRIES)
-XLM_ROBERTA = replace(ROBERTA, model_type="xlm-roberta", stem="XLMRoberta", entries=ENTRIES)
+CAMEMBERT = ROBERTA.related("camembert", vocab_size=30522)
+XLM_ROBERTA = ROBERTA.related("xlm-roberta", stem="XLMRoberta", vocab_size=30522)
 
 # --- DistilBERT ----------------------------------------------------------------------------------------
 
@@ -171,30 +173,20 @@ DISTIL_LAYER = block_names(
     "attention.q_lin attention.k_lin attention.v_lin attention.out_lin sa_layer_norm",
     "ffn.lin1 ffn.lin2 output_layer_norm",
 )
-DISTILBERT = Family(
-    model_type="distilbert",
+DISTILBERT = FAMILY.related(
+    "distilbert",
+    row("dim", "d_model", 768),
+    row("hidden_dim", "d_ff", 3072),
+    *rows(n_layers=6, n_heads=12, dropout=0.1, attention_dropout=0.1),
+    row("activation", "activation", "gelu", map=ACTIVATIONS),
+    row("qa_dropout", "classifier_dropout", 0.1, heads=("span",)),
+    row("seq_classif_dropout", "classifier_dropout", 0.2, heads=("sequence", "choice")),
     stem="DistilBert",
-    classes={
-        "Model": {"heads": ()},
-        "ForMaskedLM": MASKED_LM,
-        **CLASSIFIERS,
-        "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "relu"},
-        "ForMultipleChoice": {"heads": ("choice",), "classifier_transform": "relu"},
-    },
-    entries=(
-        row("vocab_size", "vocab_size", 30522, kind=up_to(2**31)),
-        row("max_position_embeddings", "max_positions", 512),
-        row("dim", "d_model", 768),
-        row("hidden_dim", "d_ff", 3072),
-        *rows(n_layers=6, n_heads=12, dropout=0.1, attention_dropout=0.1),
-        row("activation", "activation", "gelu", map=ACTIVATIONS),
-        row("qa_dropout", "classifier_dropout", 0.1, heads=("span",)),
-        row("seq_classif_dropout", "classifier_dropout", 0.2, heads=("sequence", "choice")),
-        ids(0, padded=True),
-        row("tie_word_embeddings", "tie_lm_head", True),
-        ENCODER_ONLY,
+    classes=classes(
+        ForSequenceClassification={"heads": ("sequence",), "classifier_transform": "relu"},
+        ForMultipleChoice={"heads": ("choice",), "classifier_transform": "relu"},
     ),
-    constants=TEXT_ENCODER | {"norm_epsilon": 1e-12},
+    constants={"norm_epsilon": 1e-12},
     rules=TensorRules(
         "distilbert",
         ".embeddings.word_embeddings",
@@ -210,6 +202,10 @@ DISTILBERT = Family(
         buffers=BUFFERS,
     ),
     ignored="sinusoidal_pos_embds tie_weights_",  # the table of positions is stored in any case
+    without="""
+    hidden_size intermediate_size num_hidden_layers num_attention_heads hidden_act hidden_dropout_prob layer_norm_eps
+    attention_probs_dropout_prob type_vocab_size classifier_dropout position_embedding_type
+    """,
 )
 
 # --- ALBERT --------------------------------------------------------------------------------------------
@@ -283,31 +279,21 @@ def _rules(config: ModelConfig) -> list[AnyRule]:
     )(config)
 
 
-ALBERT = Family(
-    model_type="albert",
-    stem="Albert",
-    classes={name: fields for name, fields in CLASSES.items() if name != "ForNextSentencePrediction"},
-    entries=revise(
-        BERT,
-        Entry(
-            {key: (up_to(MAX_LAYERS), n) for key, n in COUNTS.items()},
-            _load_groups,
-            lambda config: dict(zip(COUNTS, groups_of(config), strict=True)),
-        ),
-        row("embedding_size", "d_embedding", 128, kind=up_to(2**20)),
-        row("classifier_dropout_prob", "classifier_dropout", 0.1, nullable=True),
-        ids(0, 2, 3, padded=True),
-        without="classifier_dropout",
-        vocab_size=30000,
-        hidden_size=4096,
-        num_attention_heads=64,
-        intermediate_size=16384,
-        hidden_act="gelu_new",
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
+ALBERT = FAMILY.related(
+    "albert",
+    Entry(
+        {key: (up_to(MAX_LAYERS), n) for key, n in COUNTS.items()},
+        _load_groups,
+        lambda config: dict(zip(COUNTS, groups_of(config), strict=True)),
     ),
-    constants=TEXT_ENCODER,
+    row("embedding_size", "d_embedding", 128, kind=up_to(2**20)),
+    row("classifier_dropout_prob", "classifier_dropout", 0.1, nullable=True),
+    ids(0, 2, 3, padded=True),
+    classes={name: fields for name, fields in CLASSES.items() if name != "ForNextSentencePrediction"},
     rules=_rules,
     # Of the first release; `transformers` does not read them.
     ignored="classifier_dropout down_scale_factor gap_size layers_to_keep net_structure_type num_memory_blocks",
+    without="classifier_dropout",
+    **resized(vocab=30000, width=4096, inner=16384, heads=64, hidden_act="gelu_new"),
+    **resized(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
 )

@@ -25,11 +25,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from trifold.hub.families.gpt import DECODER, classes
-from trifold.hub.families.llama import CONSTANTS, ENTRIES, FUSED, LLAMA, QK_NORMS, RULES, by_head, gate_and_in
-from trifold.hub.family import BLOCK, Family, in_layer
+from trifold.hub.families.gpt import classes
+from trifold.hub.families.llama import FUSED, QK_NORMS, RULES, UNBIASED, by_head, gate_and_in
+from trifold.hub.family import BLOCK, in_layer
 from trifold.hub.rope import layered_rope, repeated, rope, windows
-from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, ids, resized, revise, row
+from trifold.hub.rows import Entry, Fields, fixed, ids, resized, row
 from trifold.hub.rules import AnyRule, Rule
 from trifold.hub.transforms import permuted
 from trifold.nn import ModelConfig
@@ -39,34 +39,24 @@ from trifold.nn import ModelConfig
 # The first layer with a window.
 FIRST = Entry({"max_window_layers": (Annotated[int, Field(ge=0)], 28)})
 
-QWEN2 = replace(
-    LLAMA,
-    model_type="qwen2",
-    stem="Qwen2",
-    entries=revise(
-        ENTRIES,
-        FIRST,
-        windows(4096, local=lambda file, fields, layer: layer >= file.max_window_layers),
-        ids(),
-        fixed(use_mrope=False),
-        without="attention_bias mlp_bias",
-        **resized(vocab=151936, kv_heads=32, inner=22016, positions=32768),
-    ),
-    constants=CONSTANTS | {"attention_bias": True, "attention_out_bias": False, "feed_forward_bias": False},
-    ignored="",
+QWEN = UNBIASED.related(
+    "",
+    FIRST,
+    windows(4096, local=lambda file, fields, layer: layer >= file.max_window_layers),
+    ids(),
+    **resized(vocab=151936, kv_heads=32, inner=22016, positions=32768),
 )
-
-QWEN3 = replace(
-    QWEN2,
-    model_type="qwen3",
-    stem="Qwen3",
-    entries=revise(
-        QWEN2.entries,
-        row("head_dim", "d_head", 128),
-        row("attention_bias", "attention_bias", False),
-        without="use_mrope",
-    ),
-    constants=CONSTANTS | {"qk_norm": "head", "feed_forward_bias": False},
+QWEN2 = QWEN.related(
+    "qwen2",
+    fixed(use_mrope=False),
+    constants={"attention_bias": True, "attention_out_bias": False},
+    rules=by_head(RULES),
+    without="attention_bias",
+)
+QWEN3 = QWEN.related(
+    "qwen3",
+    row("head_dim", "d_head", 128),
+    constants={"qk_norm": "head"},
     rules=by_head(replace(RULES, names=RULES.names | in_layer(".layers.{i}.", QK_NORMS))),
 )
 
@@ -78,53 +68,36 @@ OLMO_LAYER = QK_NORMS | {
 }
 OLMO_NAMES = {ours: theirs for ours, theirs in RULES.names.items() if not ours.endswith(".enter")}
 
-OLMO2 = replace(
-    LLAMA,
-    model_type="olmo2",
-    stem="Olmo2",
+OLMO2 = UNBIASED.related(
+    "olmo2",
+    ids(pad=1, eos=50279),
     classes=classes("ForTokenClassification", "ForQuestionAnswering"),
-    entries=revise(ENTRIES, ids(pad=1, eos=50279), without="mlp_bias", vocab_size=50304, rms_norm_eps=1e-5),
-    constants=CONSTANTS | {"norm_placement": "exit", "qk_norm": "width", "feed_forward_bias": False},
+    constants={"norm_placement": "exit", "qk_norm": "width"},
     rules=replace(RULES, names=OLMO_NAMES | in_layer(".layers.{i}.", OLMO_LAYER)),
-    ignored="",
+    **resized(vocab=50304, rms_norm_eps=1e-5),
 )
 
 OLMO_BASE = 500_000.0
-OLMO3 = replace(
-    OLMO2,
-    model_type="olmo3",
-    stem="Olmo3",
-    entries=revise(
-        OLMO2.entries,
-        layered_rope(OLMO_BASE, OLMO_BASE, local_theta=""),
-        windows(4096, every=4),
-        without="partial_rotary_factor original_max_position_embeddings",
-    ),
+OLMO3 = OLMO2.related(
+    "olmo3",
+    layered_rope(OLMO_BASE, OLMO_BASE, local_theta=""),
+    windows(4096, every=4),
+    without="partial_rotary_factor original_max_position_embeddings",
 )
 
 # --- GLM ------------------------------------------------------------------------------------------------
 
 GLM_LAYER = {"self_attention.exit": "post_self_attn_layernorm", "feed_forward.exit": "post_mlp_layernorm"}
-GLM4 = replace(
-    LLAMA,
-    model_type="glm4",
-    stem="Glm4",
+GLM4 = UNBIASED.related(
+    "glm4",
+    row("head_dim", "d_head", 128),
+    rope(part="partial_rotary_factor", share=0.5),
+    ids(pad=151329, eos=151329),
     classes=classes("ForQuestionAnswering"),
-    entries=revise(
-        ENTRIES,
-        row("head_dim", "d_head", 128),
-        rope(part="partial_rotary_factor", share=0.5),
-        ids(pad=151329, eos=151329),
-        without="mlp_bias",
-        **resized(vocab=151552, inner=13696, layers=40, kv_heads=2, positions=131072),
-        rms_norm_eps=0.00000015625,
-        attention_bias=True,
-    ),
-    constants=CONSTANTS
-    | {"norm_placement": "sandwich", "rotary_pairs": "interleaved"}
-    | {"attention_out_bias": False, "feed_forward_bias": False},
+    constants={"norm_placement": "sandwich", "rotary_pairs": "interleaved", "attention_out_bias": False},
     rules=replace(RULES, names=FUSED | in_layer(".layers.{i}.", GLM_LAYER), more=gate_and_in("gate_up_proj")),
-    ignored="",
+    **resized(vocab=151552, inner=13696, layers=40, kv_heads=2, positions=131072),
+    **resized(rms_norm_eps=0.00000015625, attention_bias=True),
 )
 
 # --- Cohere ---------------------------------------------------------------------------------------------
@@ -140,33 +113,22 @@ def _load_layers(file: Any, fields: Fields) -> Fields:
     return found | {"rotary_pattern": repeated(["rotary" if each == "local" else "none" for each in local])}
 
 
-COHERE2 = replace(
-    LLAMA,
-    model_type="cohere2",
-    stem="Cohere2",
+COHERE2 = UNBIASED.related(
+    "cohere2",
+    row("layer_norm_eps", "norm_epsilon", 1e-5),
+    row("logit_scale", "logits_scale", 0.0625),
+    Entry(COHERE_WINDOWS.keys, _load_layers, COHERE_WINDOWS.save),
+    ids(pad=0, bos=5, eos=255001),
+    fixed(order_of_interleaved_layers="local_attn_first", position_embedding_type="rope_gptj"),
+    fixed(rotary_pct=1.0, use_embedding_sharing=True, use_gated_activation=True),
+    fixed(use_parallel_block=True, use_qk_norm=False),
     classes=classes("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
-    entries=revise(
-        ENTRIES,
-        row("layer_norm_eps", "norm_epsilon", 1e-5),
-        row("logit_scale", "logits_scale", 0.0625),
-        Entry(COHERE_WINDOWS.keys, _load_layers, COHERE_WINDOWS.save),
-        ids(pad=0, bos=5, eos=255001),
-        fixed(
-            order_of_interleaved_layers="local_attn_first",
-            position_embedding_type="rope_gptj",
-            rotary_pct=1.0,
-        ),
-        fixed(use_embedding_sharing=True, use_gated_activation=True),
-        fixed(use_parallel_block=True, use_qk_norm=False),
-        without="rms_norm_eps mlp_bias",
-        **resized(vocab=256000, width=8192, inner=22528, layers=40, heads=64, positions=8192),
-        tie_word_embeddings=True,
-    ),
-    constants=CONSTANTS
-    | {"norm": "layer", "norm_bias": False, "residual": "parallel", "rotary_pairs": "interleaved"}
-    | {"feed_forward_bias": False},
+    constants={"norm": "layer", "norm_bias": False, "residual": "parallel", "rotary_pairs": "interleaved"},
     rules=replace(RULES, names={o: t for o, t in RULES.names.items() if "feed_forward.enter" not in o}),
     ignored="layer_switch use_parallel_embedding",  # names of sliding_window_pattern, and of a way to compute
+    without="rms_norm_eps",
+    tie_word_embeddings=True,
+    **resized(vocab=256000, width=8192, inner=22528, layers=40, heads=64, positions=8192),
 )
 
 # --- nanochat -------------------------------------------------------------------------------------------
@@ -189,22 +151,15 @@ def _swapped(config: ModelConfig, base: str) -> list[AnyRule]:
     return rules
 
 
-NANOCHAT = Family(
-    model_type="nanochat",
+NANOCHAT = UNBIASED.related(
+    "nanochat",
+    row("final_logit_softcapping", "logit_soft_cap", 15.0, nullable=True),
+    # The other kinds have a magnitude, and norms follow the rotation.
+    rope(kinds=["linear", "dynamic", "llama3"]),
+    ids(pad=1, bos=0, eos=1),
     stem="NanoChat",
     classes=classes("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
-    entries=revise(
-        ENTRIES,
-        row("hidden_act", "activation", "relu2", map=ACTIVATIONS),
-        row("final_logit_softcapping", "logit_soft_cap", 15.0, nullable=True),
-        # The other kinds have a magnitude, and norms follow the rotation.
-        rope(kinds=["linear", "dynamic", "llama3"]),
-        ids(pad=1, bos=0, eos=1),
-        without="mlp_bias",
-        **resized(vocab=50304, width=768, inner=8192, layers=12, heads=6),
-    ),
-    constants=DECODER
-    | {"norm": "rms", "norm_weight": "none", "embedding_norm": True, "qk_norm": "head"}
-    | {"feed_forward_bias": False, "dropout": 0.0},
+    constants={"norm_weight": "none", "gated": False, "embedding_norm": True, "qk_norm": "head"},
     rules=replace(RULES, names=in_layer(".layers.{i}.", NANOCHAT_LAYER), more=_swapped),
+    **resized(vocab=50304, width=768, inner=8192, layers=12, heads=6, hidden_act="relu2"),
 )

@@ -22,27 +22,11 @@ from pydantic import Field
 
 from trifold.errors import SettingsError
 from trifold.hub.families import bert, llama
-from trifold.hub.families.bert import BERT, CLASSIFIERS, MASKED_LM, RULES, TEXT_ENCODER, block_names
-from trifold.hub.family import Family, TensorRules, in_layer
+from trifold.hub.families.bert import CLASSIFIERS, MASKED_LM, RULES, block_names
+from trifold.hub.family import TensorRules, in_layer
 from trifold.hub.rope import KINDS, LayeredRope, layer_types, layered_rope, load_windows
-from trifold.hub.rows import (
-    ACTIVATIONS,
-    SIZE,
-    Entry,
-    Fields,
-    fixed,
-    ids,
-    repeats,
-    resized,
-    revise,
-    row,
-    rows,
-    same,
-    sizes,
-    up_to,
-)
+from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, repeats, resized, row, rows, up_to
 from trifold.hub.rules import AnyRule, Ignored, Renamed
-from trifold.hub.transforms import interleaved
 from trifold.nn import ModelConfig
 
 # --- ELECTRA --------------------------------------------------------------------------------------------
@@ -54,9 +38,12 @@ WIDTH = Entry(
     lambda config: {"embedding_size": config.embedding_width},
 )
 ELECTRA_CLASSES = ("sequence", "token", "span")
-ELECTRA = Family(
-    model_type="electra",
-    stem="Electra",
+ELECTRA = bert.FAMILY.related(
+    "electra",
+    WIDTH,
+    row("classifier_dropout", "classifier_dropout", None, heads=ELECTRA_CLASSES, explicit=False),
+    row("summary_last_dropout", "classifier_dropout", 0.1, heads=("choice",)),
+    fixed(summary_type="first", summary_use_proj=True, summary_activation="gelu"),
     classes={
         "ForPreTraining": {"heads": ("replaced",)},
         "Model": {"heads": ()},
@@ -66,15 +53,6 @@ ELECTRA = Family(
         "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "gelu"},
         "ForMultipleChoice": {"heads": ("choice",), "classifier_transform": "gelu"},
     },
-    entries=revise(
-        BERT,
-        WIDTH,
-        row("classifier_dropout", "classifier_dropout", None, heads=ELECTRA_CLASSES, explicit=False),
-        row("summary_last_dropout", "classifier_dropout", 0.1, heads=("choice",)),
-        fixed(summary_type="first", summary_use_proj=True, summary_activation="gelu"),
-        **resized(width=256, heads=4, inner=1024),
-    ),
-    constants=TEXT_ENCODER,
     rules=replace(
         RULES,
         prefix="electra",
@@ -95,6 +73,8 @@ ELECTRA = Family(
         generator_predictions.dense generator_predictions.LayerNorm
         """,
     ),
+    ignored="",
+    **resized(width=256, heads=4, inner=1024),
 )
 
 # --- MPNet ----------------------------------------------------------------------------------------------
@@ -103,17 +83,16 @@ MPNET_LAYER = block_names(
     "attention.attn.q attention.attn.k attention.attn.v attention.attn.o attention.LayerNorm",
     "intermediate.dense output.dense output.LayerNorm",
 )
-MPNET = replace(
-    bert.ROBERTA,
-    model_type="mpnet",
+MPNET = bert.ROBERTA.related(
+    "mpnet",
+    ids(1, 0, 2, padded=True),
+    fixed(pad_token_id=1),  # positions begin after 1 in any case
+    # The reference has tables of other sizes, but reads 32 rows.
+    fixed(relative_attention_num_buckets=32),
     stem="MPNet",
-    entries=(
-        *revise(bert.ROBERTA.entries, without="type_vocab_size classifier_dropout", vocab_size=30527),
-        fixed(pad_token_id=1),  # positions begin after 1 in any case
-        # The reference has tables of other sizes, but reads 32 rows.
-        fixed(relative_attention_num_buckets=32),
-    ),
-    constants=TEXT_ENCODER | {"positions": "relative", "learned_positions": True},
+    constants={"positions": "relative", "learned_positions": True},
+    without="type_vocab_size classifier_dropout",
+    vocab_size=30527,
     rules=replace(
         bert.ROBERTA_RULES,
         prefix="mpnet",
@@ -209,35 +188,21 @@ POSITIONS = Entry(
     _load_positions,
     _save_positions,
 )
-DEBERTA = Family(
-    model_type="deberta-v2",
-    stem="DebertaV2",
-    classes={
-        "Model": {"heads": ()},
-        "ForMaskedLM": MASKED_LM,
-        **CLASSIFIERS,
-        "ForSequenceClassification": {"heads": ("pooler", "sequence"), "classifier_input": "pooler"},
-        "ForMultipleChoice": bert.CHOICE,
-    },
-    entries=revise(
-        BERT,
-        row("type_vocab_size", "n_token_types", 0, kind=Annotated[int, Field(ge=0, le=2**16)]),
-        row("cls_dropout", "classifier_dropout", None, heads=("sequence", "choice"), explicit=False),
-        row("pooler_hidden_act", "pooler_activation", "gelu", map=ACTIVATIONS),
-        POSITIONS,
-        Entry(
-            {"tie_word_embeddings": (bool, True), "legacy": (bool, True)},
-            _load_head,
-            lambda config: {"tie_word_embeddings": config.tie_lm_head},
-        ),
-        repeats("embedding_size", "hidden_size"),
-        repeats("pooler_hidden_size", "hidden_size"),
-        fixed(conv_kernel_size=0, pooler_dropout=0.0),
-        without="classifier_dropout position_embedding_type",
-        **resized(vocab=128100, width=1536, layers=24, heads=24, inner=6144),
-        layer_norm_eps=1e-7,
+DEBERTA = bert.FAMILY.related(
+    "deberta-v2",
+    row("type_vocab_size", "n_token_types", 0, kind=Annotated[int, Field(ge=0, le=2**16)]),
+    row("cls_dropout", "classifier_dropout", None, heads=("sequence", "choice"), explicit=False),
+    row("pooler_hidden_act", "pooler_activation", "gelu", map=ACTIVATIONS),
+    POSITIONS,
+    Entry(
+        {"tie_word_embeddings": (bool, True), "legacy": (bool, True)},
+        _load_head,
+        lambda config: {"tie_word_embeddings": config.tie_lm_head},
     ),
-    constants=TEXT_ENCODER,
+    repeats("embedding_size", "hidden_size"),
+    repeats("pooler_hidden_size", "hidden_size"),
+    fixed(conv_kernel_size=0, pooler_dropout=0.0),
+    classes=bert.classes(ForSequenceClassification=bert.CLASSES["ForSequenceClassification"]),
     rules=replace(
         RULES,
         prefix="deberta",
@@ -249,6 +214,8 @@ DEBERTA = Family(
         unused=".embeddings.position_embeddings mask_predictions.{layer:dense|LayerNorm|classifier}",
     ),
     ignored="conv_act conv_groups",
+    without="classifier_dropout position_embedding_type",
+    **resized(vocab=128100, width=1536, layers=24, heads=24, inner=6144, layer_norm_eps=1e-7),
 )
 
 # --- ModernBERT ----------------------------------------------------------------------------------------
@@ -308,39 +275,30 @@ MODERN_RULES = TensorRules(
         f"{MODERN_HEADS}.out_proj": "classifier",
     },
     qkv=".layers.{i}.attn.Wqkv",
-    split=lambda config: interleaved(1, (1, 1, 1)),
     more=llama.gate_and_in("Wi"),
     lm_head="decoder",
 )
-SIZES = sizes(vocab=50368, width=768, inner=1152, layers=22, heads=12, positions=8192, activation="gelu")
-MODERNBERT = Family(
-    model_type="modernbert",
+MODERNBERT = bert.FAMILY.related(
+    "modernbert",
+    row("hidden_activation", "activation", "gelu", map=ACTIVATIONS),
+    *rows(attention_bias=False, norm_bias=False, embedding_dropout=0.0, classifier_dropout=0.0),
+    row("norm_eps", "norm_epsilon", 1e-5),
+    row("mlp_bias", "feed_forward_bias", False),
+    row("mlp_dropout", "activation_dropout", 0.0),
+    row("decoder_bias", "lm_head_bias", True, heads=("lm",)),
+    row("classifier_bias", "transform_bias", False),
+    _transform("lm_head_transform", "lm"),
+    _transform("classifier_transform", "sequence", "choice"),
+    _transform("token_transform", "token", "span"),
+    row("classifier_pooling", "classifier_input", "cls", map=POOLINGS, heads=("sequence", "choice")),
+    # It would also apply to the outputs of attention, but not to those of the feed-forward.
+    fixed(attention_dropout=0.0),
+    MODERN_WINDOWS,
+    MODERN_ROPE,
+    ids(50283, 50281, 50282, padded=True),
     stem="ModernBert",
     classes=MODERN_CLASSES,
-    entries=(
-        *revise(SIZES, without="hidden_act"),
-        row("hidden_activation", "activation", "gelu", map=ACTIVATIONS),
-        *rows(attention_bias=False, norm_bias=False, embedding_dropout=0.0, classifier_dropout=0.0),
-        row("norm_eps", "norm_epsilon", 1e-5),
-        row("mlp_bias", "feed_forward_bias", False),
-        row("mlp_dropout", "activation_dropout", 0.0),
-        row("decoder_bias", "lm_head_bias", True, heads=("lm",)),
-        row("classifier_bias", "transform_bias", False),
-        _transform("lm_head_transform", "lm"),
-        _transform("classifier_transform", "sequence", "choice"),
-        _transform("token_transform", "token", "span"),
-        row("classifier_pooling", "classifier_input", "cls", map=POOLINGS, heads=("sequence", "choice")),
-        # It would also apply to the outputs of attention, but not to those of the feed-forward.
-        fixed(attention_dropout=0.0),
-        MODERN_WINDOWS,
-        MODERN_ROPE,
-        ids(50283, 50281, 50282, padded=True),
-        row("tie_word_embeddings", "tie_lm_head", True),
-        bert.ENCODER_ONLY,
-        fixed(position_embedding_type="absolute"),
-    ),
-    constants=bert.ENCODER
-    | {"positions": "rotary", "embedding_norm": True, "gated": True, "dropout": 0.0}
+    constants={"positions": "rotary", "gated": True, "dropout": 0.0}
     | {"norm_placement": "pre", "first_norm": False},
     rules=MODERN_RULES,
     # Of the kernels, the initial weights, the loss, and the tokenizer; another name of `norm_eps`.
@@ -348,31 +306,27 @@ MODERNBERT = Family(
     cls_token_id deterministic_flash_attn initializer_cutoff_factor layer_norm_eps reference_compile
     repad_logits_with_grad sep_token_id sparse_pred_ignore_index sparse_prediction
     """,
+    without="hidden_act hidden_dropout_prob attention_probs_dropout_prob layer_norm_eps type_vocab_size",
+    **resized(vocab=50368, inner=1152, layers=22, positions=8192),
 )
 
 # --- EuroBERT ------------------------------------------------------------------------------------------
 
 EURO_POOLINGS = {"late": "mean-logits", "mean": "mean", "bos": "first"}
-EUROBERT = Family(
-    model_type="eurobert",
+EUROBERT = llama.LLAMA.related(
+    "eurobert",
+    ids(128001, 128000, 128001, padded=True),
+    row("classifier_pooling", "classifier_input", "late", map=EURO_POOLINGS, heads=("sequence",)),
+    # Of the first release, whose code is not read.
+    fixed(clf_pooling="late", hidden_dropout=0.0, is_decoder=False),
     stem="EuroBert",
     classes={
-        "ForMaskedLM": {"heads": ("lm",), "lm_head_bias": same("feed_forward_bias")},
+        "ForMaskedLM": {"heads": ("lm",), "lm_head_bias": lambda fields: fields["feed_forward_bias"]},
         "Model": {"heads": ()},
         "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "gelu"},
         "ForTokenClassification": {"heads": ("token",)},
     },
-    entries=revise(
-        llama.LLAMA.entries,
-        ids(128001, 128000, 128001, padded=True),
-        row("classifier_pooling", "classifier_input", "late", map=EURO_POOLINGS, heads=("sequence",)),
-        # Of the first release, whose code is not read.
-        fixed(clf_pooling="late", hidden_dropout=0.0, is_decoder=False),
-        without="classifier_dropout",
-        **resized(vocab=128256, width=768, inner=3072, layers=12, heads=12, positions=8192),
-        rms_norm_eps=1e-5,
-    ),
-    constants=llama.CONSTANTS | {"shape": "encoder"},
+    constants={"shape": "encoder"},
     rules=replace(
         llama.RULES,
         names={
@@ -383,4 +337,6 @@ EUROBERT = Family(
         },
     ),
     ignored="auto_map bos_token eos_token mask_token mask_token_id pad_token",
+    without="classifier_dropout",
+    **resized(vocab=128256, width=768, inner=3072, layers=12, heads=12, positions=8192, rms_norm_eps=1e-5),
 )

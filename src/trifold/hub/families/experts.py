@@ -20,15 +20,14 @@ from torch import Tensor
 
 from trifold.errors import SettingsError
 from trifold.hub.families.gpt import classes
-from trifold.hub.families.llama import AROUND, CONSTANTS, ENTRIES, LAYER, MISTRAL, QK_NORMS, RULES, by_head
-from trifold.hub.family import BLOCK, Family, in_layer
+from trifold.hub.families.llama import AROUND, BASE, LAYER, MISTRAL, QK_NORMS, RULES, UNBIASED, by_head
+from trifold.hub.family import BLOCK, in_layer
 from trifold.hub.rope import rope, windows
-from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, nested, repeats, resized, revise, row
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, nested, repeats, resized, row
 from trifold.hub.rules import AnyRule, Ignored, Rule
 from trifold.hub.transforms import Tensors, Transform
 from trifold.nn import ModelConfig
 
-UNBIASED = CONSTANTS | {"feed_forward_bias": False}
 MOE = "feed_forward.sublayer."
 # Settings of training, which `transformers` adds to the loss.
 IGNORED = "output_router_logits router_aux_loss_coef"
@@ -41,20 +40,15 @@ MIXTRAL_LAYER = LAYER | {
     f"{MOE}experts.{{e}}.in_proj": "block_sparse_moe.experts.{e}.w3",
     f"{MOE}experts.{{e}}.out_proj": "block_sparse_moe.experts.{e}.w2",
 }
-MIXTRAL = replace(
-    MISTRAL,
-    model_type="mixtral",
-    stem="Mixtral",
-    entries=revise(
-        MISTRAL.entries,
-        rope(base=1e6),
-        nested("experts", count=("num_local_experts", 8), per_token=("num_experts_per_tok", 2)),
-        fixed(router_jitter_noise=0.0),
-        rms_norm_eps=1e-5,
-        sliding_window=None,
-    ),
+MIXTRAL = MISTRAL.related(
+    "mixtral",
+    rope(base=1e6),
+    nested("experts", count=("num_local_experts", 8), per_token=("num_experts_per_tok", 2)),
+    fixed(router_jitter_noise=0.0),
     rules=replace(RULES, names=AROUND | in_layer(".layers.{i}.", MIXTRAL_LAYER)),
     ignored=IGNORED,
+    rms_norm_eps=1e-5,
+    sliding_window=None,
 )
 
 QWEN3_LAYER = {
@@ -78,37 +72,31 @@ def _load_qwen(file: Any, fields: Fields) -> Fields:
 
 
 QWEN3_RULES = replace(RULES, names=AROUND | in_layer(".layers.{i}.", QWEN3_LAYER))
-QWEN3_MOE = Family(
-    model_type="qwen3_moe",
-    stem="Qwen3Moe",
-    classes=classes(),
-    entries=revise(
-        ENTRIES,
-        ids(),
-        nested(
-            "experts",
-            count=("num_experts", 128),
-            per_token=("num_experts_per_tok", 8),
-            d_ff=("moe_intermediate_size", 768),
-            normalize=("norm_topk_prob", False),
-        ),
-        Entry(
-            {
-                "num_local_experts": (int | None, None),  # another name of num_experts
-                "mlp_only_layers": (list[int] | None, None),
-                "use_sliding_window": (bool, False),
-                "sliding_window": (SIZE | None, 4096),
-            },
-            _load_qwen,
-            lambda c: {"use_sliding_window": bool(c.sliding_window), "sliding_window": c.sliding_window},
-        ),
-        fixed(decoder_sparse_step=1),
-        without="mlp_bias",
-        **resized(vocab=151936, width=2048, inner=6144, layers=24, kv_heads=4, positions=32768),
+QWEN3_MOE = UNBIASED.related(
+    "qwen3_moe",
+    ids(),
+    nested(
+        "experts",
+        count=("num_experts", 128),
+        per_token=("num_experts_per_tok", 8),
+        d_ff=("moe_intermediate_size", 768),
+        normalize=("norm_topk_prob", False),
     ),
-    constants=UNBIASED | {"qk_norm": "head"},
+    Entry(
+        {
+            "num_local_experts": (int | None, None),  # another name of num_experts
+            "mlp_only_layers": (list[int] | None, None),
+            "use_sliding_window": (bool, False),
+            "sliding_window": (SIZE | None, 4096),
+        },
+        _load_qwen,
+        lambda c: {"use_sliding_window": bool(c.sliding_window), "sliding_window": c.sliding_window},
+    ),
+    fixed(decoder_sparse_step=1),
+    constants={"qk_norm": "head"},
     rules=by_head(QWEN3_RULES),
     ignored=f"{IGNORED} max_window_layers",
+    **resized(vocab=151936, width=2048, inner=6144, layers=24, kv_heads=4, positions=32768),
 )
 
 # --- gpt-oss -------------------------------------------------------------------------------------------
@@ -143,25 +131,16 @@ def _fused_rules(config: ModelConfig, base: str) -> list[AnyRule]:
 
 
 YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
-GPT_OSS = Family(
-    model_type="gpt_oss",
-    stem="GptOss",
+GPT_OSS = BASE.related(
+    "gpt_oss",
+    rope(base=150000.0, scaling=YARN),
+    ids(),
+    windows(128, every=2),
+    row("swiglu_limit", "gate_limit", 7.0),
+    fixed(swiglu_alpha=1.702),
+    nested("experts", count=("num_local_experts", 128), per_token=("num_experts_per_tok", 4), bias=True),
     classes=classes("ForQuestionAnswering"),
-    entries=revise(
-        ENTRIES,
-        rope(base=150000.0, scaling=YARN),
-        ids(),
-        row("head_dim", "d_head", 64, nullable=True, otherwise=lambda f: f["d_model"] // f["n_heads"]),
-        windows(128, every=2),
-        row("swiglu_limit", "gate_limit", 7.0),
-        fixed(swiglu_alpha=1.702),
-        nested("experts", count=("num_local_experts", 128), per_token=("num_experts_per_tok", 4), bias=True),
-        without="mlp_bias hidden_act",
-        **resized(vocab=201088, width=2880, inner=2880, layers=36, heads=64, kv_heads=8, positions=131072),
-        rms_norm_eps=1e-5,
-        attention_bias=True,
-    ),
-    constants=CONSTANTS | {"activation": "quick-gelu", "attention_sinks": True},
+    constants={"activation": "quick-gelu", "attention_sinks": True},
     rules=replace(
         RULES,
         names=AROUND | in_layer(".layers.{i}.", LAYER | {f"{MOE}router": "mlp.router"}),
@@ -169,6 +148,9 @@ GPT_OSS = Family(
     ),
     # The experts do not read hidden_act. The others are those of the first release.
     ignored=f"{IGNORED} hidden_act experts_per_token initial_context_length",
+    without="mlp_bias hidden_act",
+    **resized(vocab=201088, width=2880, inner=2880, layers=36, heads=64, kv_heads=8, positions=131072),
+    **resized(head_dim=64, rms_norm_eps=1e-5, attention_bias=True),
 )
 
 # --- DeepSeek V3 ---------------------------------------------------------------------------------------
@@ -242,47 +224,42 @@ def _unnamed(config: ModelConfig, base: str) -> list[AnyRule]:
     ]
 
 
-DEEPSEEK_V3 = Family(
-    model_type="deepseek_v3",
-    stem="DeepseekV3",
-    classes=classes("ForQuestionAnswering"),
-    entries=revise(
-        ENTRIES,
-        row("qk_nope_head_dim", "d_head", 128),
-        row("rope_interleave", "rotary_pairs", True, map={True: "interleaved", False: "halves"}),
-        nested(
-            "experts",
-            count=("n_routed_experts", 256),
-            per_token=("num_experts_per_tok", 8),
-            d_ff=("moe_intermediate_size", 2048),
-            shared=("n_shared_experts", 1),
-            normalize=("norm_topk_prob", True),
-            scale=("routed_scaling_factor", 2.5),
-            groups=("n_group", 8),
-            groups_per_token=("topk_group", 4),
-            dense_layers=("first_k_dense_replace", 3),
-            score="sigmoid",
-            correction=True,
-        ),
-        nested(
-            "latent",
-            width=("kv_lora_rank", 512),
-            query_width=("q_lora_rank", 1536),
-            d_rotary=("qk_rope_head_dim", 64),
-            d_value=("v_head_dim", 128),
-        ),
-        Entry(ROPE.keys, _load_deepseek, _save_deepseek),
-        repeats("num_key_value_heads", "num_attention_heads", 128),
-        ids(bos=0, eos=1),
-        fixed(scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1),
-        without="head_dim mlp_bias",
-        **resized(vocab=129280, width=7168, inner=18432, layers=61, heads=128, positions=4096),
+DEEPSEEK_V3 = UNBIASED.related(
+    "deepseek_v3",
+    row("qk_nope_head_dim", "d_head", 128),
+    row("rope_interleave", "rotary_pairs", True, map={True: "interleaved", False: "halves"}),
+    nested(
+        "experts",
+        count=("n_routed_experts", 256),
+        per_token=("num_experts_per_tok", 8),
+        d_ff=("moe_intermediate_size", 2048),
+        shared=("n_shared_experts", 1),
+        normalize=("norm_topk_prob", True),
+        scale=("routed_scaling_factor", 2.5),
+        groups=("n_group", 8),
+        groups_per_token=("topk_group", 4),
+        dense_layers=("first_k_dense_replace", 3),
+        score="sigmoid",
+        correction=True,
     ),
-    constants=UNBIASED,
+    nested(
+        "latent",
+        width=("kv_lora_rank", 512),
+        query_width=("q_lora_rank", 1536),
+        d_rotary=("qk_rope_head_dim", 64),
+        d_value=("v_head_dim", 128),
+    ),
+    Entry(ROPE.keys, _load_deepseek, _save_deepseek, explicit=False),
+    repeats("num_key_value_heads", "num_attention_heads", 128),
+    ids(bos=0, eos=1),
+    fixed(scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1),
+    classes=classes("ForQuestionAnswering"),
     rules=_rules,
     # Sums of other keys; settings of training, and of the layer that predicts further tokens.
     ignored="""
     head_dim qk_head_dim output_router_logits aux_loss_alpha seq_aux ep_size num_nextn_predict_layers num_mtp_layers
     auto_map
     """,
+    without="head_dim",
+    **resized(vocab=129280, width=7168, inner=18432, layers=61, heads=128, positions=4096),
 )

@@ -6,13 +6,13 @@ BLOOM (Le Scao et al. 2022) has ALiBi and a norm on the embeddings.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from trifold.errors import SettingsError
-from trifold.hub.families.gpt import COMMON, DECODER, HEADS, classes, four_times, grouped
-from trifold.hub.family import MAX_POSITIONS, Family, TensorRules, in_layer
+from trifold.hub.families import gpt
+from trifold.hub.families.gpt import HEADS, four_times, grouped
+from trifold.hub.family import MAX_POSITIONS, TensorRules, in_layer, modules
 from trifold.hub.rope import rope
 from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, revise, row, same, sizes, up_to
 from trifold.hub.rules import AnyRule
@@ -57,14 +57,28 @@ def _save_layers(config: ModelConfig) -> Fields:
     }
 
 
-DROPOUT = row("classifier_dropout", "classifier_dropout", None, otherwise=same("dropout"), heads=("token",))
-# Keys that BLOOM has too.
-FALCON = revise(COMMON, DROPOUT, fixed(apply_residual_connection_post_layernorm=False))
+# What BLOOM has too.
+BASE = gpt.BASE.related(
+    "",
+    row("hidden_dropout", "dropout", 0.0),
+    row("classifier_dropout", "classifier_dropout", None, otherwise=same("dropout"), heads=("token",)),
+    row("layer_norm_epsilon", "norm_epsilon", 1e-5),
+    row("attention_dropout", "attention_dropout", 0.0),
+    fixed(apply_residual_connection_post_layernorm=False),
+    constants={"embedding_dropout": 0.0},
+)
 LAYER = {
     "self_attention.sublayer.o_proj": "self_attention.dense",
     "feed_forward.sublayer.in_proj": "mlp.dense_h_to_4h",
     "feed_forward.sublayer.out_proj": "mlp.dense_4h_to_h",
 }
+
+
+def _norms(config: ModelConfig, base: str) -> list[AnyRule]:
+    own = dict(zip(("self_attention.enter", "feed_forward.enter"), NORMS[config.residual], strict=False))
+    return modules(in_layer(f"{base}h.{{i}}.", own))
+
+
 RULES = TensorRules(
     "transformer",
     ".word_embeddings",
@@ -72,18 +86,9 @@ RULES = TensorRules(
     lm_head="lm_head",
     qkv=".h.{i}.self_attention.query_key_value",
     split=grouped,
+    more=_norms,
     buffers=".h.{i}.self_attention.{rotary:maybe_rotary|rotary_emb}.inv_freq",
 )
-
-
-def _with_norms(rules: TensorRules) -> Callable[[ModelConfig], list[AnyRule]]:
-    """The rules with the names of the norms, which depend on the wiring."""
-
-    def complete(config: ModelConfig) -> list[AnyRule]:
-        own = dict(zip(("self_attention.enter", "feed_forward.enter"), NORMS[config.residual], strict=False))
-        return replace(rules, names=rules.names | in_layer(".h.{i}.", own))(config)
-
-    return complete
 
 
 def renamed(key: str, old: str, field: str, default: int) -> Entry:
@@ -96,64 +101,47 @@ def renamed(key: str, old: str, field: str, default: int) -> Entry:
 
 
 SIZES = sizes(vocab=65024, width=4544, inner=4 * 4544, layers=32, heads=71, positions=2048, activation="gelu")
-FAMILY = Family(
-    model_type="falcon",
-    stem="Falcon",
-    classes=classes(),
-    entries=(
-        renamed("hidden_size", "n_embed", "d_model", 4544),
-        *revise(SIZES, without="hidden_size intermediate_size hidden_act"),
-        row("ffn_hidden_size", "d_ff", None, otherwise=four_times),
-        row("activation", "activation", "gelu", map=ACTIVATIONS),
-        row("layer_norm_epsilon", "norm_epsilon", 1e-5),
-        row("hidden_dropout", "dropout", 0.0),
-        row("attention_dropout", "attention_dropout", 0.0),
-        row("bias", "attention_bias", False),
-        Entry(
-            {
-                **ROPE.keys,
-                "alibi": (bool, False),
-                "new_decoder_architecture": (bool, False),
-                "num_ln_in_parallel_attn": (up_to(2) | None, None),
-                "parallel_attn": (bool, True),
-                "multi_query": (bool, True),
-                "num_kv_heads": (SIZE | None, None),
-            },
-            _load_layers,
-            _save_layers,
-        ),
-        ids(bos=11, eos=11),
-        *FALCON,
+FAMILY = BASE.related(
+    "falcon",
+    renamed("hidden_size", "n_embed", "d_model", 4544),
+    *revise(SIZES, without="hidden_size intermediate_size hidden_act"),
+    row("ffn_hidden_size", "d_ff", None, otherwise=four_times),
+    row("activation", "activation", "gelu", map=ACTIVATIONS),
+    row("bias", "attention_bias", False),
+    Entry(
+        {
+            **ROPE.keys,
+            "alibi": (bool, False),
+            "new_decoder_architecture": (bool, False),
+            "num_ln_in_parallel_attn": (up_to(2) | None, None),
+            "parallel_attn": (bool, True),
+            "multi_query": (bool, True),
+            "num_kv_heads": (SIZE | None, None),
+        },
+        _load_layers,
+        _save_layers,
     ),
-    constants=DECODER | {"feed_forward_bias": same("attention_bias"), "embedding_dropout": 0.0},
-    rules=_with_norms(RULES),
+    ids(bos=11, eos=11),
+    constants={"feed_forward_bias": same("attention_bias")},
+    rules=RULES,
     ignored="auto_map",  # code that is older than the class in `transformers`; it is never loaded
 )
 
 # --- BLOOM ----------------------------------------------------------------------------------------------
 
 EMBEDDING_NORM = {"decoder_embeddings.norm": ".word_embeddings_layernorm"}
-BLOOM = Family(
-    model_type="bloom",
-    stem="Bloom",
-    classes=classes(),
-    entries=(
-        row("vocab_size", "vocab_size", 250880),
-        row("attention_dropout", "attention_dropout", 0.0),
-        renamed("hidden_size", "n_embed", "d_model", 64),
-        renamed("n_layer", "num_hidden_layers", "n_layers", 2),
-        renamed("n_head", "num_attention_heads", "n_heads", 8),
-        row("seq_length", "max_positions", MAX_POSITIONS),  # of pretraining
-        row("layer_norm_epsilon", "norm_epsilon", 1e-5),
-        row("hidden_dropout", "dropout", 0.0),
-        ids(bos=1, eos=2),
-        *FALCON,
-        fixed(slow_but_exact=False),
-    ),
-    constants=DECODER
-    | {"positions": "alibi", "embedding_norm": True, "activation": "gelu-tanh", "attention_bias": True}
-    | {"d_ff": four_times, "embedding_dropout": 0.0},
-    rules=_with_norms(replace(RULES, names=RULES.names | EMBEDDING_NORM, buffers="")),
+BLOOM = BASE.related(
+    "bloom",
+    row("vocab_size", "vocab_size", 250880),
+    renamed("hidden_size", "n_embed", "d_model", 64),
+    renamed("n_layer", "num_hidden_layers", "n_layers", 2),
+    renamed("n_head", "num_attention_heads", "n_heads", 8),
+    row("seq_length", "max_positions", MAX_POSITIONS),  # of pretraining
+    ids(bos=1, eos=2),
+    fixed(slow_but_exact=False),
+    constants={"positions": "alibi", "embedding_norm": True, "attention_bias": True}
+    | {"activation": "gelu-tanh", "d_ff": four_times},
+    rules=replace(RULES, names=RULES.names | EMBEDDING_NORM, buffers=""),
     # Settings of the training program; `transformers` does not read them.
     ignored="""
     attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion n_inner offset_alibi skip_bias_add

@@ -9,25 +9,17 @@ EmbeddingGemma (Schechter Vera et al. 2025). T5Gemma (Zhang et al. 2025) is an e
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from trifold.errors import SettingsError
 from trifold.hub.families import llama
 from trifold.hub.families.gpt import CLASSES, HEADS, classes
 from trifold.hub.family import LABELED, STACK, Family, TensorRules, in_layer, tied, with_defaults
 from trifold.hub.rope import layered_rope, windows
-from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, Id, ids, resized, revise, row, same
+from trifold.hub.rows import ACTIVATIONS, SIZE, Ends, Entry, Fields, ids, resized, row, same
 from trifold.hub.rules import AnyRule, Rule
 from trifold.nn import ModelConfig
 
-CONSTANTS = llama.CONSTANTS | {
-    "scale_embeddings": True,
-    "embedding_scale_rounded": True,
-    "norm_weight": "plus-one",
-    "feed_forward_bias": False,
-}
 CAUSAL = Entry({"use_bidirectional_attention": (Literal[False] | None, None)})
 # The first files have "gelu", but the model was trained with the approximation.
 GELU = {name: ours for name, ours in ACTIVATIONS.items() if name != "gelu"} | {"gelu": "gelu-tanh"}
@@ -40,39 +32,22 @@ def _check_activation(file: Any, fields: Fields) -> Fields:
     return {}
 
 
-GEMMA = Family(
-    model_type="gemma",
-    stem="Gemma",
+GEMMA = llama.UNBIASED.related(
+    "gemma",
+    row("hidden_act", "activation", "gelu_pytorch_tanh", map=GELU),
+    Entry({"hidden_activation": (str | None, None)}, _check_activation),
+    row("head_dim", "d_head", 256),
+    CAUSAL,
+    ids(pad=0, bos=2, eos=1),
     classes=classes("ForQuestionAnswering"),
-    entries=revise(
-        llama.ENTRIES,
-        row("hidden_act", "activation", "gelu_pytorch_tanh", map=GELU),
-        Entry({"hidden_activation": (str | None, None)}, _check_activation),
-        row("head_dim", "d_head", 256),
-        CAUSAL,
-        ids(pad=0, bos=2, eos=1),
-        without="mlp_bias",
-        **resized(vocab=256000, width=3072, inner=24576, layers=28, heads=16, kv_heads=16, positions=8192),
-        tie_word_embeddings=True,
-    ),
-    constants=CONSTANTS,
-    rules=llama.RULES,
+    constants={"scale_embeddings": True, "embedding_scale_rounded": True, "norm_weight": "plus-one"},
+    tie_word_embeddings=True,
+    **resized(vocab=256000, width=3072, inner=24576, layers=28, heads=16, kv_heads=16, positions=8192),
 )
 
 # --- Gemma 2 -------------------------------------------------------------------------------------------
 
 
-def _load_scale(file: Any, fields: Fields) -> Fields:
-    scalar = file.query_pre_attn_scalar
-    return {"attention_scale": None if scalar == fields["d_head"] else float(scalar**-0.5)}
-
-
-def _save_scale(config: ModelConfig) -> Fields:
-    scale = config.attention_scale
-    return {"query_pre_attn_scalar": config.head_width if scale is None else round(scale**-2)}
-
-
-SCALE = Entry({"query_pre_attn_scalar": (SIZE, 256)}, _load_scale, _save_scale)
 WINDOWS = windows(4096, every=2)
 AROUND = {f"{STACK}.final_norm": ".norm", **HEADS, "heads.token.out_proj": "score"}
 LAYER = llama.LAYER | {
@@ -81,25 +56,27 @@ LAYER = llama.LAYER | {
     "feed_forward.exit": "post_feedforward_layernorm",
     **llama.QK_NORMS,  # Gemma 3
 }
-GEMMA2 = replace(
-    GEMMA,
-    model_type="gemma2",
-    stem="Gemma2",
-    entries=revise(
-        GEMMA.entries,
-        row("hidden_activation", "activation", "gelu_pytorch_tanh", map=ACTIVATIONS),
-        SCALE,
-        row("attn_logit_softcapping", "score_soft_cap", 50.0, nullable=True),
-        row("final_logit_softcapping", "logit_soft_cap", 30.0, nullable=True),
-        # The pattern is not a key of this family.
-        replace(WINDOWS, keys=WINDOWS.keys | {"sliding_window_pattern": (Literal[2] | None, None)}),
-        Entry({}, save=llama.check_width),
-        without="hidden_act",
-        **resized(width=2304, inner=9216, layers=26, heads=8, kv_heads=4),
+GEMMA2 = GEMMA.related(
+    "gemma2",
+    row("hidden_activation", "activation", "gelu_pytorch_tanh", map=ACTIVATIONS),
+    row(
+        "query_pre_attn_scalar",
+        "attention_scale",
+        256,
+        kind=SIZE,
+        load=lambda scalar, fields: float(scalar**-0.5),
+        save=lambda scale: round(scale**-2),
     ),
-    constants=CONSTANTS | {"norm_placement": "sandwich"},
+    row("attn_logit_softcapping", "score_soft_cap", 50.0, nullable=True),
+    row("final_logit_softcapping", "logit_soft_cap", 30.0, nullable=True),
+    # The pattern is not a key of this family.
+    replace(WINDOWS, keys=WINDOWS.keys | {"sliding_window_pattern": (Literal[2] | None, None)}),
+    Entry({}, save=llama.check_width),
+    constants={"norm_placement": "sandwich"},
     rules=replace(llama.RULES, names=AROUND | in_layer(".layers.{i}.", LAYER)),
     ignored="hidden_act sliding_window_size _attn_implementation",  # of older files; `transformers` does not read them
+    without="hidden_act",
+    **resized(width=2304, inner=9216, layers=26, heads=8, kv_heads=4),
 )
 
 # --- Gemma 3 -------------------------------------------------------------------------------------------
@@ -119,39 +96,30 @@ def _save_direction(config: ModelConfig) -> Fields:
     return {"use_bidirectional_attention": encodes, **both}
 
 
-GEMMA3 = replace(
-    GEMMA2,
-    model_type="gemma3_text",
+GEMMA3 = GEMMA2.related(
+    "gemma3_text",
+    layered_rope(1_000_000.0, 10_000.0),
+    windows(4096, every=6),
+    Entry({"use_bidirectional_attention": (bool | None, False)}, _load_direction, _save_direction),
+    Entry({"attn_logit_softcapping": (None, None)}),  # `transformers` does not read it
+    row("final_logit_softcapping", "logit_soft_cap", None),
     stem="Gemma3",
     classes={
         "ForCausalLM": CLASSES["ForCausalLM"],
         "TextModel": CLASSES["Model"],
         "TextForSequenceClassification": CLASSES["ForSequenceClassification"],
     },
-    entries=revise(
-        GEMMA2.entries,
-        layered_rope(1_000_000.0, 10_000.0),
-        windows(4096, every=6),
-        Entry({"use_bidirectional_attention": (bool | None, False)}, _load_direction, _save_direction),
-        Entry({"attn_logit_softcapping": (None, None)}),  # `transformers` does not read it
-        row("final_logit_softcapping", "logit_soft_cap", None),
-        **resized(vocab=262208, positions=131072),
-    ),
-    constants=GEMMA2.constants | {"qk_norm": "head", "shape": same("shape")},
+    constants={"qk_norm": "head", "shape": same("shape")},
     ignored="hidden_act _sliding_window_pattern",
+    **resized(vocab=262208, positions=131072),
 )
 
 # --- T5Gemma -------------------------------------------------------------------------------------------
 
-MODULE = replace(
-    GEMMA2,
-    model_type="t5_gemma_module",
-    stem="T5GemmaModule",
+MODULE = GEMMA2.related(
+    "t5_gemma_module",
     classes={"Model": {"heads": ()}},
-    entries=revise(
-        GEMMA2.entries,
-        without="attention_dropout classifier_dropout tie_word_embeddings use_bidirectional_attention",
-    ),
+    without="attention_dropout classifier_dropout tie_word_embeddings use_bidirectional_attention",
     # Those of the model apply, or follow from the rest.
     ignored="""
     attention_dropout classifier_dropout_rate cross_attention_hidden_size dropout_rate hidden_act tie_word_embeddings
@@ -251,7 +219,6 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
 
 
 ENCODER: Fields = {"shape": "encoder"}
-IDS_OF = Id | Annotated[list[Id], Field(min_length=1)] | None
 T5GEMMA = Family(
     model_type="t5gemma",
     stem="T5Gemma",
@@ -268,7 +235,7 @@ T5GEMMA = Family(
                 "is_encoder_decoder": (bool | None, None),
                 **dict.fromkeys(("encoder", "decoder"), (dict[str, Any] | None, None)),
                 "vocab_size": (SIZE, 256000),  # nothing reads it
-                **dict.fromkeys(IDS, (IDS_OF, None)),
+                **dict.fromkeys(IDS, (Ends | None, None)),
             },
             _load_stacks,
             _save_stacks,

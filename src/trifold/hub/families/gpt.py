@@ -18,7 +18,7 @@ from typing import Any
 from trifold.errors import SettingsError
 from trifold.hub.family import Family, TensorRules, in_layer
 from trifold.hub.rope import rope, window_fields
-from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, revise, row, rows, sizes
+from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, resized, row, rows, sizes
 from trifold.hub.rules import Renamed
 from trifold.hub.transforms import SAME, TRANSPOSED, Transform, interleaved
 from trifold.nn import ModelConfig
@@ -58,14 +58,16 @@ def grouped(config: ModelConfig) -> Transform:
 
 
 # Keys that every family has.
-COMMON: tuple[Entry, ...] = (
+COMMON = (
     row("tie_word_embeddings", "tie_lm_head", True),
     row("classifier_dropout", "classifier_dropout", None, otherwise=lambda fields: 0.1, heads=("token",)),
     fixed(is_encoder_decoder=False, add_cross_attention=False),
 )
+BASE = Family("", "", classes(), COMMON, DECODER, lambda config: ())
 
 # GPT-2's keys and defaults, which other families took over.
-GPT: tuple[Entry, ...] = (
+GPT = BASE.related(
+    "",
     row("vocab_size", "vocab_size", 50257),
     row("n_positions", "max_positions", 1024),
     row("n_embd", "d_model", 768),
@@ -78,7 +80,6 @@ GPT: tuple[Entry, ...] = (
     row("attn_pdrop", "attention_dropout", 0.1),
     row("layer_norm_epsilon", "norm_epsilon", 1e-5),
     ids(bos=50256, eos=50256),
-    *COMMON,
 )
 SCALED: dict[bool, float | None] = {True: None, False: 1.0}  # scale_attn_weights -> attention_scale
 # Keys of a second head, which is not read.
@@ -108,56 +109,47 @@ RULES = TensorRules(
     AROUND | in_layer(".h.{i}.", LAYER),
     lm_head="lm_head",
     qkv=".h.{i}.attn.c_attn",
-    split=lambda config: interleaved(1, (1, 1, 1)),
     matrix=TRANSPOSED,
     buffers=".h.{i}.attn.{buffer:bias|masked_bias}",
 )
-GPT2 = Family(
+GPT2 = GPT.related(
     "gpt2",
-    "GPT2",
+    row("scale_attn_weights", "attention_scale", True, map=SCALED, explicit=False),
+    row("scale_attn_by_inverse_layer_idx", "attention_scale_by_layer", False),
+    stem="GPT2",
     classes=classes(lm="LMHeadModel"),
-    entries=(
-        *GPT,
-        row("scale_attn_weights", "attention_scale", True, map=SCALED),
-        row("scale_attn_by_inverse_layer_idx", "attention_scale_by_layer", False),
-    ),
-    constants=DECODER | {"positions": "learned", "attention_bias": True},
+    constants={"positions": "learned", "attention_bias": True},
     rules=RULES,
     ignored=f"{GPT_IGNORED} reorder_and_upcast_attn",  # the same numbers, rounded later
 )
 
-BIGCODE = Family(
+BIGCODE = GPT2.related(
     "gpt_bigcode",
-    "GPTBigCode",
-    classes=classes("ForQuestionAnswering"),
-    entries=(
-        *revise(GPT, activation_function="gelu_pytorch_tanh"),
-        row("scale_attn_weights", "attention_scale", True, map=SCALED),
-        Entry(
-            {"multi_query": (bool, True)},
-            lambda file, fields: {"n_kv_heads": 1 if file.multi_query else None},
-            lambda config: {"multi_query": config.kv_heads == 1},
-        ),
+    Entry(
+        {"multi_query": (bool, True)},
+        lambda file, fields: {"n_kv_heads": 1 if file.multi_query else None},
+        lambda config: {"multi_query": config.kv_heads == 1},
     ),
-    constants=GPT2.constants,
+    stem="GPTBigCode",
+    classes=classes("ForQuestionAnswering"),
     rules=replace(RULES, split=grouped, matrix=SAME),
     # The precision of softmax, and the settings of an inference server.
     ignored=f"""
     {GPT_IGNORED} attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner max_batch_size
     max_sequence_length num_key_value_heads pad_key_length pre_allocate_kv_cache validate_runner_input
     """,
+    without="scale_attn_by_inverse_layer_idx",
+    activation_function="gelu_pytorch_tanh",
 )
 
 OPENAI_ACTIVATIONS = {"gelu": "gelu-tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
-OPENAI = Family(
+OPENAI = GPT2.related(
     "openai-gpt",
-    "OpenAIGPT",
+    ids(),
+    row("afn", "activation", "gelu", map=OPENAI_ACTIVATIONS),
+    stem="OpenAIGPT",
     classes=classes("ForTokenClassification", "ForQuestionAnswering", lm="LMHeadModel"),
-    entries=(
-        *revise(GPT, ids(), without="n_inner activation_function", vocab_size=40478, n_positions=512),
-        row("afn", "activation", "gelu", map=OPENAI_ACTIVATIONS),
-    ),
-    constants=GPT2.constants | {"norm_placement": "post", "d_ff": four_times},
+    constants={"norm_placement": "post", "d_ff": four_times},
     rules=replace(
         RULES,
         tokens=".tokens_embed",
@@ -166,6 +158,8 @@ OPENAI = Family(
         buffers=".h.{i}.attn.bias .position_ids",
     ),
     ignored=GPT_IGNORED,
+    without="n_inner activation_function scale_attn_weights scale_attn_by_inverse_layer_idx",
+    **resized(vocab=40478, n_positions=512),
 )
 
 # --- GPT-Neo -------------------------------------------------------------------------------------------
@@ -203,31 +197,28 @@ NEO_LAYER = LAYER | {
     "self_attention.sublayer.{p:q|k|v}_proj": "attn.attention.{p}_proj",
     "self_attention.sublayer.o_proj": "attn.attention.out_proj",
 }
-NEO = Family(
+NEO = GPT.related(
     "gpt_neo",
-    "GPTNeo",
-    classes=classes(),
-    entries=(
-        row("max_position_embeddings", "max_positions", 2048),
-        row("hidden_size", "d_model", 2048),
-        row("num_layers", "n_layers", 24),
-        row("num_heads", "n_heads", 16),
-        row("intermediate_size", "d_ff", None, otherwise=four_times),
-        row("resid_dropout", "dropout", 0.0),
-        row("embed_dropout", "embedding_dropout", 0.0),
-        row("attention_dropout", "attention_dropout", 0.0),
-        *revise(GPT, without="n_positions n_embd n_layer n_head n_inner resid_pdrop embd_pdrop attn_pdrop"),
-        Entry(
-            {
-                "attention_types": (list[Any] | None, None),
-                "attention_layers": (list[str] | None, None),  # repeats attention_types
-                "window_size": (SIZE, WINDOW),
-            },
-            _load_layers,
-            _save_layers,
-        ),
+    row("max_position_embeddings", "max_positions", 2048),
+    row("hidden_size", "d_model", 2048),
+    row("num_layers", "n_layers", 24),
+    row("num_heads", "n_heads", 16),
+    row("intermediate_size", "d_ff", None, otherwise=four_times),
+    row("resid_dropout", "dropout", 0.0),
+    row("embed_dropout", "embedding_dropout", 0.0),
+    *rows(attention_dropout=0.0),
+    Entry(
+        {
+            "attention_types": (list[Any] | None, None),
+            "attention_layers": (list[str] | None, None),  # repeats attention_types
+            "window_size": (SIZE, WINDOW),
+        },
+        _load_layers,
+        _save_layers,
     ),
-    constants=DECODER | {"positions": "learned", "attention_scale": 1.0, "attention_out_bias": True},
+    stem="GPTNeo",
+    constants={"positions": "learned", "attention_scale": 1.0, "attention_out_bias": True},
+    without="n_positions n_embd n_layer n_head n_inner resid_pdrop embd_pdrop attn_pdrop",
     rules=replace(
         RULES,
         names=AROUND | in_layer(".h.{i}.", NEO_LAYER),
@@ -254,29 +245,17 @@ J_RULES = TensorRules(
     lm_head="lm_head",
     buffers=".h.{i}.attn.{buffer:bias|masked_bias|causal_mask|embed_positions}",
 )
-GPTJ = Family(
+GPTJ = GPT.related(
     "gptj",
-    "GPTJ",
+    row("rotary_dim", "rotary_width", 64),
+    stem="GPTJ",
     classes=classes("ForTokenClassification"),
-    entries=(
-        *revise(
-            GPT,
-            vocab_size=50400,
-            n_positions=2048,
-            n_embd=4096,
-            n_layer=28,
-            n_head=16,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            tie_word_embeddings=False,
-        ),
-        row("rotary_dim", "rotary_width", 64),
-    ),
-    constants=DECODER
-    | {"positions": "rotary", "rotary_pairs": "interleaved", "residual": "parallel", "lm_head_bias": True},
+    constants={"positions": "rotary", "rotary_pairs": "interleaved"}
+    | {"residual": "parallel", "lm_head_bias": True},
     rules=J_RULES,
     ignored=f"{GPT_IGNORED} rotary scale_attn_weights",
+    **resized(vocab=50400, n_positions=2048, n_embd=4096, n_layer=28, n_head=16),
+    **resized(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, tie_word_embeddings=False),
 )
 
 N_PARTS = 4  # of the stored projections of CodeGen
@@ -288,12 +267,11 @@ def _check_heads(file: Any, fields: Fields) -> Fields:
     return {}
 
 
-CODEGEN = replace(
-    GPTJ,
-    model_type="codegen",
+CODEGEN = GPTJ.related(
+    "codegen",
+    Entry({}, _check_heads),
     stem="CodeGen",
     classes=classes("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
-    entries=(*GPTJ.entries, Entry({}, _check_heads)),
     rules=replace(
         J_RULES,
         names={ours: theirs for ours, theirs in J_RULES.names.items() if "{p" not in ours},
@@ -310,21 +288,17 @@ X_LAYER = {
     "feed_forward.sublayer.in_proj": "mlp.dense_h_to_4h",
     "feed_forward.sublayer.out_proj": "mlp.dense_4h_to_h",
 }
-NEOX = Family(
-    model_type="gpt_neox",
+NEOX = BASE.related(
+    "gpt_neox",
+    *sizes(vocab=50432, width=6144, inner=24576, layers=44, heads=64, positions=2048, activation="gelu"),
+    *rows(attention_dropout=0.0, attention_bias=True),
+    row("hidden_dropout", "dropout", 0.0),
+    row("layer_norm_eps", "norm_epsilon", 1e-5),
+    row("use_parallel_residual", "residual", True, map={True: "parallel-two-norms", False: "sequential"}),
+    rope(part="rotary_pct", theta="rotary_emb_base"),
+    ids(bos=0, eos=2),
     stem="GPTNeoX",
-    classes=classes(),
-    entries=(
-        *sizes(vocab=50432, width=6144, inner=24576, layers=44, heads=64, positions=2048, activation="gelu"),
-        *rows(attention_dropout=0.0, attention_bias=True),
-        row("hidden_dropout", "dropout", 0.0),
-        row("layer_norm_eps", "norm_epsilon", 1e-5),
-        row("use_parallel_residual", "residual", True, map={True: "parallel-two-norms", False: "sequential"}),
-        rope(part="rotary_pct", theta="rotary_emb_base"),
-        ids(bos=0, eos=2),
-        *revise(COMMON, tie_word_embeddings=False),
-    ),
-    constants=DECODER,
+    tie_word_embeddings=False,
     rules=TensorRules(
         "gpt_neox",
         ".embed_in",

@@ -15,26 +15,15 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from trifold.errors import SettingsError
-from trifold.hub.families.gpt import COMMON, DECODER, HEADS, classes
-from trifold.hub.family import BLOCK, PART, Family, TensorRules, in_layer
+from trifold.hub.families import gpt
+from trifold.hub.families.gpt import HEADS, classes
+from trifold.hub.family import BLOCK, PART, TensorRules, in_layer
 from trifold.hub.rope import repeated, rope, windows
-from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, resized, revise, row, rows, same, sizes
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, resized, row, rows, same, sizes
 from trifold.hub.rules import AnyRule, Rule
 from trifold.hub.transforms import interleaved
 from trifold.nn import ModelConfig
 
-ENTRIES = (
-    *sizes(vocab=32000, width=4096, inner=11008, layers=32, heads=32, positions=2048, activation="silu"),
-    row("num_key_value_heads", "n_kv_heads", None),
-    row("head_dim", "d_head", None, otherwise=lambda f: f["d_model"] // f["n_heads"]),
-    row("rms_norm_eps", "norm_epsilon", 1e-6),
-    *rows(attention_dropout=0.0, attention_bias=False),
-    row("mlp_bias", "feed_forward_bias", False),
-    rope(),
-    ids(bos=1, eos=2),
-    *revise(COMMON, tie_word_embeddings=False),
-)
-CONSTANTS = DECODER | {"norm": "rms", "gated": True, "dropout": 0.0}
 LAYER = {
     "self_attention.enter": "input_layernorm",
     "self_attention.sublayer.{p:q|k|v|o}_proj": "self_attn.{p}_proj",
@@ -67,49 +56,53 @@ def check_width(config: ModelConfig) -> Fields:
     return {}
 
 
-LLAMA = Family(
-    model_type="llama",
-    stem="Llama",
-    classes=classes(),
-    entries=(*ENTRIES, fixed(rope_interleaved=False), Entry({}, save=check_width)),
-    constants=CONSTANTS,
+# What its relatives share, of which most have no bias in the feed-forward.
+BASE = gpt.BASE.related(
+    "",
+    *sizes(vocab=32000, width=4096, inner=11008, layers=32, heads=32, positions=2048, activation="silu"),
+    row("num_key_value_heads", "n_kv_heads", None),
+    row("head_dim", "d_head", None, otherwise=lambda f: f["d_model"] // f["n_heads"]),
+    row("rms_norm_eps", "norm_epsilon", 1e-6),
+    *rows(attention_dropout=0.0, attention_bias=False),
+    row("mlp_bias", "feed_forward_bias", False),
+    rope(),
+    ids(bos=1, eos=2),
+    constants={"norm": "rms", "gated": True, "dropout": 0.0},
+    rules=RULES,
+    tie_word_embeddings=False,
+)
+UNBIASED = BASE.related("", constants={"feed_forward_bias": False}, without="mlp_bias")
+LLAMA = BASE.related(
+    "llama",
+    fixed(rope_interleaved=False),
+    Entry({}, save=check_width),
     rules=by_head(RULES),
     ignored="is_llama_config max_sequence_length",
 )
-MISTRAL = replace(
-    LLAMA,
-    model_type="mistral",
-    stem="Mistral",
-    entries=revise(
-        ENTRIES,
-        row("sliding_window", "sliding_window", 4096, nullable=True),
-        fixed(attention_bias=False, mlp_bias=False),
-        **resized(kv_heads=8, inner=14336, positions=131072),
-    ),
-    constants=CONSTANTS | {"feed_forward_bias": False},
-    rules=RULES,
+MISTRAL = UNBIASED.related(
+    "mistral",
+    row("sliding_window", "sliding_window", 4096, nullable=True),
+    fixed(attention_bias=False, mlp_bias=False),
+    ignored=LLAMA.ignored,
+    **resized(kv_heads=8, inner=14336, positions=131072),
 )
 
 SIZES = sizes(
     vocab=49152, width=3072, inner=12288, layers=30, heads=24, positions=4096, activation="gelu_pytorch_tanh"
 )
 CODER_LAYER = {"feed_forward.sublayer.in_proj": "mlp.c_fc", "feed_forward.sublayer.out_proj": "mlp.c_proj"}
-STARCODER2 = Family(
-    model_type="starcoder2",
-    stem="Starcoder2",
+STARCODER2 = gpt.BASE.related(
+    "starcoder2",
+    *SIZES,
+    *rows(norm_epsilon=1e-5, sliding_window=None, attention_dropout=0.0, embedding_dropout=0.0),
+    row("num_key_value_heads", "n_kv_heads", 2, nullable=True),
+    row("residual_dropout", "dropout", 0.0),
+    row("use_bias", "attention_bias", True),
+    fixed(mlp_type="default", norm_type="layer_norm"),
+    rope(),
+    ids(bos=50256, eos=50256),
     classes=classes("ForQuestionAnswering"),
-    entries=(
-        *SIZES,
-        *rows(norm_epsilon=1e-5, sliding_window=None, attention_dropout=0.0, embedding_dropout=0.0),
-        row("num_key_value_heads", "n_kv_heads", 2, nullable=True),
-        row("residual_dropout", "dropout", 0.0),
-        row("use_bias", "attention_bias", True),
-        fixed(mlp_type="default", norm_type="layer_norm"),
-        rope(),
-        ids(bos=50256, eos=50256),
-        *COMMON,
-    ),
-    constants=DECODER | {"feed_forward_bias": same("attention_bias")},
+    constants={"feed_forward_bias": same("attention_bias")},
     rules=replace(RULES, names=RULES.names | in_layer(".layers.{i}.", CODER_LAYER)),
     # Left over from the training program; `transformers` does not read them.
     ignored="""
@@ -130,21 +123,15 @@ def gate_and_in(theirs: str) -> Callable[[ModelConfig, str], list[AnyRule]]:
     return lambda config, base: [Rule(ours, base + rule, interleaved(1, (1, 1)))]
 
 
-PHI3 = Family(
-    model_type="phi3",
-    stem="Phi3",
+PHI3 = UNBIASED.related(
+    "phi3",
+    row("resid_pdrop", "dropout", 0.0),
+    row("sliding_window", "sliding_window", None),
+    rope(part="partial_rotary_factor", share=1.0, original=4096, kinds=["longrope"]),
+    ids(pad=32000, bos=1, eos=32000),
+    fixed(attention_bias=False, mlp_bias=False, lm_head_bias=False),
     classes=classes("ForQuestionAnswering"),
-    entries=revise(
-        ENTRIES,
-        row("resid_pdrop", "dropout", 0.0),
-        row("sliding_window", "sliding_window", None),
-        rope(part="partial_rotary_factor", share=1.0, original=4096, kinds=["longrope"]),
-        ids(pad=32000, bos=1, eos=32000),
-        fixed(attention_bias=False, mlp_bias=False, lm_head_bias=False),
-        **resized(vocab=32064, width=3072, inner=8192, positions=4096),
-        rms_norm_eps=1e-5,
-    ),
-    constants=CONSTANTS | {"feed_forward_bias": False, "embedding_dropout": 0.0},
+    constants={"embedding_dropout": 0.0},
     rules=replace(
         RULES,
         names={ours.replace("q|k|v|o", "o"): theirs for ours, theirs in FUSED.items()},
@@ -154,6 +141,7 @@ PHI3 = Family(
     ),
     # `transformers` does not read them; auto_map names code, which is never loaded.
     ignored="auto_map embd_pdrop full_attn_mod interpolate_factor",
+    **resized(vocab=32064, width=3072, inner=8192, positions=4096, rms_norm_eps=1e-5),
 )
 
 # --- SmolLM 3 ------------------------------------------------------------------------------------------
@@ -168,24 +156,21 @@ def _load_rotary(file: Any, fields: Fields) -> Fields:
     return {"rotary_pattern": repeated(["rotary" if each else "none" for each in rotates[:layers]])}
 
 
-SMOLLM3 = replace(
-    LLAMA,
-    model_type="smollm3",
-    stem="SmolLM3",
-    entries=revise(
-        ENTRIES,
-        rope(base=2_000_000.0),
-        Entry(
-            {"no_rope_layers": (list[Literal[0, 1]] | None, None), "no_rope_layer_interval": (SIZE, 4)},
-            _load_rotary,
-            lambda config: {"no_rope_layers": [int(config.rotates(n)) for n in range(config.n_layers)]},
-        ),
-        windows(None, local=lambda file, f, n: f["rotary_pattern"][n % len(f["rotary_pattern"])] == "none"),
-        ids(pad=128004, bos=128000, eos=128001),
-        **resized(vocab=128256, width=2048, layers=36, heads=16, kv_heads=4, positions=32768),
-        tie_word_embeddings=True,
+SMOLLM3 = BASE.related(
+    "smollm3",
+    rope(base=2_000_000.0),
+    Entry(
+        {"no_rope_layers": (list[Literal[0, 1]] | None, None), "no_rope_layer_interval": (SIZE, 4)},
+        _load_rotary,
+        lambda config: {"no_rope_layers": [int(config.rotates(n)) for n in range(config.n_layers)]},
     ),
+    windows(None, local=lambda file, f, n: f["rotary_pattern"][n % len(f["rotary_pattern"])] == "none"),
+    ids(pad=128004, bos=128000, eos=128001),
+    stem="SmolLM3",
+    rules=LLAMA.rules,
     ignored="max_window_layers",  # `transformers` does not read it
+    tie_word_embeddings=True,
+    **resized(vocab=128256, width=2048, layers=36, heads=16, kv_heads=4, positions=32768),
 )
 
 # --- Granite -------------------------------------------------------------------------------------------
@@ -198,32 +183,12 @@ def inverse(number: float) -> float:
     return next((each for each in near if 1 / each == number), guess)
 
 
-def _scale_of_scores(value: float, fields: Fields) -> float | None:
-    width = fields["d_head"] or fields["d_model"] // fields["n_heads"]
-    return None if value == width**-0.5 else value
-
-
-GRANITE = replace(
-    LLAMA,
-    model_type="granite",
-    stem="Granite",
+GRANITE = BASE.related(
+    "granite",
+    row("embedding_multiplier", "embedding_scale", 1.0),
+    row("attention_multiplier", "attention_scale", 1.0),
+    row("residual_multiplier", "residual_scale", 1.0),
+    row("logits_scaling", "logits_scale", 1.0, load=lambda v, f: 1 / v, save=inverse),
     classes=classes("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
-    entries=revise(
-        ENTRIES,
-        row(
-            "embedding_multiplier",
-            "embedding_scale",
-            1.0,
-            load=lambda value, fields: None if value == 1 else value,
-            save=lambda value: value or 1.0,
-        ),
-        Entry(
-            row("attention_multiplier", "attention_scale", 1.0).keys,
-            lambda file, fields: {"attention_scale": _scale_of_scores(file.attention_multiplier, fields)},
-            lambda config: {"attention_multiplier": config.attention_scale or config.head_width**-0.5},
-        ),
-        row("residual_multiplier", "residual_scale", 1.0),
-        row("logits_scaling", "logits_scale", 1.0, load=lambda v, f: 1 / v, save=inverse),
-    ),
-    rules=RULES,
+    ignored=LLAMA.ignored,
 )

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from trifold.hub.families import bart
+from trifold.hub.families import bart, gpt
 from trifold.hub.families.bart import BART, CLASSES, LAYER
-from trifold.hub.families.gpt import COMMON, DECODER, HEADS, classes
-from trifold.hub.family import STACK, Family, TensorRules, in_layer
-from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, end, fixed, ids, revise, row, same, sizes
+from trifold.hub.families.gpt import HEADS, classes
+from trifold.hub.family import STACK, TensorRules, in_layer
+from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, resized, revise, row, same, sizes
 from trifold.hub.rules import AnyRule, Computed, Rule, Zeros
 from trifold.nn import ModelConfig
 from trifold.nn.positions import sinusoids
@@ -28,20 +28,17 @@ PRE_LAYER = {ours.replace("after", "enter"): theirs for ours, theirs in LAYER.it
 NAMES = {f"{STACK}.final_norm": ".{stack}.layer_norm", **in_layer(".{stack}.layers.{i}.", PRE_LAYER)}
 RULES = replace(bart.RULES, names=bart.AROUND | NAMES)
 PRE = {"normalize_before": True, "add_final_layer_norm": True}
-MBART = Family(
-    model_type="mbart",
+MBART = BART.related(
+    "mbart",
+    fixed(encoder_layerdrop=0.0, decoder_layerdrop=0.0, **PRE),
+    row("decoder_start_token_id", "decoder_start_id", None, otherwise=same("eos_id")),
     stem="MBart",
     # Others without decoder tokens begin with the last source token, often a language.
     classes={name: CLASSES[name] for name in ("ForConditionalGeneration", "Model")},
-    entries=revise(
-        BART.entries,
-        fixed(encoder_layerdrop=0.0, decoder_layerdrop=0.0, **PRE),
-        row("decoder_start_token_id", "decoder_start_id", None, otherwise=same("eos_id")),
-        without="classifier_dropout",
-    ),
-    constants=BART.constants | {"norm_placement": "pre"},
+    constants={"norm_placement": "pre"},
     rules=RULES,
     ignored=f"{BART.ignored} classifier_dropout",
+    without="classifier_dropout",
 )
 
 
@@ -54,20 +51,15 @@ def _pegasus_more(config: ModelConfig, base: str) -> list[AnyRule]:
     return [*bart.more(config, base), positions]
 
 
-PEGASUS = replace(
-    MBART,
-    model_type="pegasus",
-    stem="Pegasus",
-    entries=revise(
-        MBART.entries,
-        row("pad_token_id", "pad_id", 0),
-        end(1),
-        row("decoder_start_token_id", "decoder_start_id", 0),
-        row("bos_token_id", "bos_id", None, otherwise=same("decoder_start_id")),
-        fixed(normalize_embedding=False, static_position_embeddings=True, extra_pos_embeddings=1),
-    ),
-    constants=bart.CONSTANTS | {"positions": "sinusoidal-halves", "norm_placement": "pre"},
+PEGASUS = MBART.related(
+    "pegasus",
+    row("decoder_start_token_id", "decoder_start_id", 0),
+    row("bos_token_id", "bos_id", None, otherwise=same("decoder_start_id")),
+    fixed(normalize_embedding=False, static_position_embeddings=True, extra_pos_embeddings=1),
+    constants={"positions": "sinusoidal-halves", "position_offset": 0, "embedding_norm": False},
     rules=replace(RULES, names=NAMES, more=_pegasus_more),
+    pad_token_id=0,
+    eos_token_id=1,
 )
 
 
@@ -75,27 +67,20 @@ def _m2m_more(config: ModelConfig, base: str) -> list[AnyRule]:
     return [rule for rule in bart.more(config, base) if not isinstance(rule, Rule | Zeros)]  # no bias here
 
 
-M2M = replace(
-    MBART,
-    model_type="m2m_100",
+M2M = MBART.related(
+    "m2m_100",
+    row("decoder_start_token_id", "decoder_start_id", 2),
+    fixed(**PRE, normalize_embedding=False, static_position_embeddings=True),
+    Entry({}, save=lambda config: {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}),
     stem="M2M100",
-    entries=revise(
-        MBART.entries,
-        row("decoder_start_token_id", "decoder_start_id", 2),
-        fixed(**PRE, normalize_embedding=False, static_position_embeddings=True),
-        Entry({}, save=lambda config: {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}),
-        without="lm_head_bias",
-        vocab_size=128112,
-        attention_dropout=0.1,
-        activation_function="relu",
-        scale_embedding=True,
-    ),
     constants=PEGASUS.constants
     | {"positions": "sinusoidal-tensor2tensor", "position_offset": lambda fields: fields["pad_id"] + 1},
     rules=replace(
         RULES, names=NAMES, more=_m2m_more, buffers=f"{RULES.buffers} .{STACK}.embed_positions.weights"
     ),
     ignored=f"{MBART.ignored} encoder_layerdrop decoder_layerdrop",
+    without="lm_head_bias",
+    **resized(vocab=128112, attention_dropout=0.1, activation_function="relu", scale_embedding=True),
 )
 
 # --- OPT -------------------------------------------------------------------------------------------------
@@ -139,36 +124,33 @@ def _rules(config: ModelConfig) -> list[AnyRule]:
     return rules(config)
 
 
-OPT = Family(
-    model_type="opt",
+OPT = gpt.BASE.related(
+    "opt",
+    *revise(
+        sizes(vocab=50272, width=768, inner=3072, layers=12, heads=12, positions=2048, activation="relu"),
+        without="intermediate_size hidden_act",
+    ),
+    row("ffn_dim", "d_ff", 3072),
+    row("activation_function", "activation", "relu", map=ACTIVATIONS),
+    row("dropout", "dropout", 0.1),
+    row("attention_dropout", "attention_dropout", 0.0),
+    row("enable_bias", "attention_bias", True),
+    Entry(
+        {
+            "do_layer_norm_before": (bool, True),
+            "_remove_final_layer_norm": (bool, False),
+            "word_embed_proj_dim": (SIZE | None, None),
+        },
+        _load_layers,
+        _save_layers,
+    ),
+    ids(pad=1, bos=2, eos=2),
+    fixed(layer_norm_elementwise_affine=True, layerdrop=0.0),
     stem="OPT",
     classes=classes("ForTokenClassification"),
-    entries=(
-        *revise(
-            sizes(vocab=50272, width=768, inner=3072, layers=12, heads=12, positions=2048, activation="relu"),
-            without="intermediate_size hidden_act",
-        ),
-        row("ffn_dim", "d_ff", 3072),
-        row("activation_function", "activation", "relu", map=ACTIVATIONS),
-        row("dropout", "dropout", 0.1),
-        row("attention_dropout", "attention_dropout", 0.0),
-        row("enable_bias", "attention_bias", True),
-        Entry(
-            {
-                "do_layer_norm_before": (bool, True),
-                "_remove_final_layer_norm": (bool, False),
-                "word_embed_proj_dim": (SIZE | None, None),
-            },
-            _load_layers,
-            _save_layers,
-        ),
-        ids(pad=1, bos=2, eos=2),
-        *revise(COMMON, without="classifier_dropout"),
-        fixed(layer_norm_elementwise_affine=True, layerdrop=0.0),
-    ),
-    constants=DECODER
-    | {"positions": "learned", "position_offset": 2, "norm_epsilon": 1e-5, "embedding_dropout": 0.0}
-    | {"feed_forward_bias": same("attention_bias")},
+    constants={"positions": "learned", "position_offset": 2, "norm_epsilon": 1e-5}
+    | {"embedding_dropout": 0.0, "feed_forward_bias": same("attention_bias")},
     rules=_rules,
     ignored="activation_dropout init_std",  # `transformers` does not read the first
+    without="classifier_dropout",
 )

@@ -8,7 +8,6 @@ Where config.json is ambiguous, the tensors decide.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from trifold.hub.families.bart import CLASSES as BART_CLASSES, HEADS, head_dropout
 from trifold.hub.family import LABELED, MAX_POSITIONS, STACK, Family, TensorRules, tied
-from trifold.hub.rows import ACTIVATIONS, Entry, Fields, end, fixed, lookup, name_of, revise, row, rows, same
+from trifold.hub.rows import ACTIVATIONS, Entry, Fields, end, fixed, lookup, name_of, resized, row, rows, same
 from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
 
@@ -157,17 +156,9 @@ FAMILY = Family(
     ignored="initializer_factor n_positions",
     infer=_infer_tying,
 )
-MT5 = replace(
-    FAMILY,
-    model_type="mt5",
+MT5 = FAMILY.related(
+    "mt5",
     stem="MT5",
-    entries=revise(
-        FAMILY.entries,
-        vocab_size=250112,
-        d_ff=1024,
-        num_layers=8,
-        num_heads=6,
-        feed_forward_proj="gated-gelu",
-    ),
-    constants=FAMILY.constants | {"logits_scale": lambda fields: 1.0},  # never scaled
+    constants={"logits_scale": lambda fields: 1.0},  # never scaled
+    **resized(vocab=250112, d_ff=1024, num_layers=8, num_heads=6, feed_forward_proj="gated-gelu"),
 )

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from trifold.errors import SettingsError
-from trifold.hub.families.bert import BERT, BUFFERS, ENCODER
-from trifold.hub.family import PART, Family, TensorRules, in_layer
+from trifold.hub.families import bert
+from trifold.hub.family import PART, TensorRules, in_layer
 from trifold.hub.images import height_and_width
-from trifold.hub.rows import ACTIVATIONS, Entry, Fields, revise, row, up_to
+from trifold.hub.rows import ACTIVATIONS, Entry, Fields, resized, row, up_to
 from trifold.hub.rules import AnyRule, Ignored, Renamed, Rule
 from trifold.hub.transforms import LEADING_AXIS, chain, each
 from trifold.nn import ModelConfig
@@ -72,19 +72,16 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     ]
 
 
-FAMILY = Family(
-    model_type="vit",
+FAMILY = bert.FAMILY.related(
+    "vit",
+    Entry({"image_size": (Size, 224), "patch_size": (Size, 16)}, _load_sizes, _save_sizes),
+    row("num_channels", "n_channels", 3, kind=up_to(1_000)),
+    row("qkv_bias", "attention_bias", True),
+    row("pooler_output_size", "pooler_width", None, kind=up_to(2**20)),
+    row("pooler_act", "pooler_activation", "tanh", map=ACTIVATIONS),
     stem="ViT",
     classes={"Model": {"heads": ("pooler",)}, "ForImageClassification": {"heads": ("sequence",)}},
-    entries=(
-        *revise(BERT, without=TEXT_KEYS, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
-        Entry({"image_size": (Size, 224), "patch_size": (Size, 16)}, _load_sizes, _save_sizes),
-        row("num_channels", "n_channels", 3, kind=up_to(1_000)),
-        row("qkv_bias", "attention_bias", True),
-        row("pooler_output_size", "pooler_width", None, kind=up_to(2**20)),
-        row("pooler_act", "pooler_activation", "tanh", map=ACTIVATIONS),
-    ),
-    constants=ENCODER | {"norm_placement": "pre", "attention_out_bias": True},
+    constants={"norm_placement": "pre", "attention_out_bias": True, "embedding_norm": False},
     rules=TensorRules(
         "vit",
         "-",  # no tokens
@@ -95,8 +92,10 @@ FAMILY = Family(
             "heads.sequence.out_proj": "classifier",
         },
         more=_more,
-        buffers=BUFFERS,
+        buffers=bert.BUFFERS,
         unused=".pooler.dense",
     ),
     ignored="encoder_stride",  # of the head for masked image modeling, which is not supported
+    without=TEXT_KEYS,
+    **resized(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
 )

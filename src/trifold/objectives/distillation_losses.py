@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from trifold.nn.attention import Attention, merge_heads, split_heads
 from trifold.nn.hooks import ModuleCall
 from trifold.nn.losses import CHUNK
-from trifold.nn.masks import Mask
+from trifold.nn.masks import Mask, PairBias
 from trifold.nn.transformer import Transformer
 
 
@@ -98,7 +98,7 @@ class AttentionRelations(NamedTuple):
     """The relations of one attention layer: two factors (B, H, T, D) each; the bias of its own scores; its mask."""
 
     factors: dict[str, tuple[Tensor, Tensor]]
-    bias: Tensor | None
+    bias: Tensor | PairBias | None
     mask: Mask
 
 
@@ -143,7 +143,8 @@ def _log_relation(
     x, y = (_split_again(factor.float(), heads) for factor in relations.factors[name])
     scores = x @ y.transpose(-1, -2) / math.sqrt(x.shape[-1])
     if name == "attention" and heads is None and relations.bias is not None:
-        scores = scores + relations.bias
+        bias = relations.bias
+        scores = scores + (bias if isinstance(bias, Tensor) else bias.dense(*scores.shape[-2:]))
     if allowed is not None:
         # Not -inf: masked keys have probability 0 in both models, and their logarithms must have a difference.
         scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)

@@ -13,7 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.distillation import (
+from trifold.nn.hooks import hooked, record_calls
+from trifold.nn.losses import CHUNK
+from trifold.nn.masks import Mask
+from trifold.nn.packing import Packing
+from trifold.objectives.distillation_losses import (
     AttentionRelations,
     attention_relations,
     copy_layers,
@@ -22,10 +26,6 @@ from trifold.nn.distillation import (
     relation_losses,
     soft_target_loss,
 )
-from trifold.nn.hooks import hooked, record_calls
-from trifold.nn.losses import CHUNK
-from trifold.nn.masks import Mask
-from trifold.nn.packing import Packing
 
 NAMES = ("attention", "values", "queries", "keys")
 

@@ -1,0 +1,127 @@
+"""Attention to blocks (Zaheer et al. 2020): BigBird is BERT with it, BigBirdPegasus a Pegasus with such an encoder.
+
+Both choose random blocks in training only; outside of it the first block counts in place of each. BigBird's files hold
+a pooler for every class. BigBirdPegasus has learned positions, and BERT's names of projections in the encoder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from trifold.errors import SettingsError
+from trifold.hub.families import bart, bert, mbart
+from trifold.hub.family import STACK, in_layer
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, revise, row, same
+from trifold.hub.rules import AnyRule, Unused
+from trifold.nn import ModelConfig
+
+
+def _load_blocks(file: Any, fields: Fields) -> Fields:
+    blocks = {"size": file.block_size, "random": file.num_random_blocks, "only_in_training": True}
+    return {"sparse_blocks": blocks if file.attention_type == "block_sparse" else None}
+
+
+def _save_blocks(config: ModelConfig) -> Fields:
+    if (blocks := config.sparse_blocks) is None:
+        return {"attention_type": "original_full"}
+    if not blocks.only_in_training:
+        raise SettingsError("sparse_blocks.only_in_training: this family has random blocks in training only")
+    return {"attention_type": "block_sparse", "block_size": blocks.size, "num_random_blocks": blocks.random}
+
+
+BLOCKS = Entry(
+    {
+        "attention_type": (Literal["block_sparse", "original_full"], "block_sparse"),
+        "block_size": (SIZE, 64),
+        "num_random_blocks": (SIZE, 3),
+    },
+    _load_blocks,
+    _save_blocks,
+)
+
+# --- BigBird -------------------------------------------------------------------------------------------
+
+
+def _pooler(config: ModelConfig, base: str) -> list[AnyRule]:
+    """The pooler of a class that does not use it."""
+    square = f"{base}encoder.layer.0.attention.output.dense"
+    used = "pooler" in config.chosen_heads
+    return [] if used else [Unused(f"{base}pooler.{p}", like=f"{square}.{p}") for p in ("weight", "bias")]
+
+
+CLASSES = {name: bert.CLASSES[name] for name in ("Model", "ForPreTraining", "ForMaskedLM")}
+CLASSES |= {name: bert.CLASSES[name] for name in ("ForTokenClassification", "ForMultipleChoice")}
+CLASSES["ForSequenceClassification"] = {"heads": ("sequence",), "classifier_transform": same("activation")}
+BIG_BIRD = replace(
+    bert.FAMILY,
+    model_type="big_bird",
+    stem="BigBird",
+    classes=CLASSES,
+    entries=revise(
+        bert.BERT,
+        BLOCKS,
+        ids(0, 1, 2, padded=True),
+        row("use_bias", "attention_bias", True),
+        row("rescale_embeddings", "scale_embeddings", False),
+        row("classifier_dropout", "classifier_dropout", None, explicit=False, heads=("sequence", "token")),
+        vocab_size=50358,
+        hidden_act="gelu_new",
+        max_position_embeddings=4096,
+    ),
+    constants=bert.ENCODER | {"embedding_norm": True, "attention_out_bias": True},
+    rules=replace(
+        bert.RULES,
+        names={our: name for our, name in bert.RULES.names.items() if not our.startswith("heads.")}
+        | {"heads.pooler.dense": ".pooler", "heads.next_sentence.out_proj": "cls.seq_relationship"}
+        | {"heads.sequence.{layer:dense|out_proj}": "classifier.{layer}"}
+        | {"heads.{head:token|choice}.out_proj": "classifier"},
+        more=_pooler,
+        unused="cls.seq_relationship",
+    ),
+    ignored="sep_token_id",
+)
+
+# --- BigBirdPegasus ------------------------------------------------------------------------------------
+
+LAYER = {ours: theirs for ours, theirs in mbart.PRE_LAYER.items() if "self_attention.sublayer" not in ours}
+SELF = "blocks.{i}.self_attention.sublayer"
+ENCODER = {"q": "self.query", "k": "self.key", "v": "self.value", "o": "output"}
+BIGBIRD_PEGASUS = replace(
+    mbart.MBART,
+    model_type="bigbird_pegasus",
+    stem="BigBirdPegasus",
+    classes=bart.CLASSES,
+    entries=revise(
+        bart.BART.entries,
+        BLOCKS,
+        row("use_bias", "attention_bias", False),
+        fixed(encoder_layerdrop=0.0, decoder_layerdrop=0.0),
+        without="normalize_embedding",
+        vocab_size=96103,
+        max_position_embeddings=4096,
+        encoder_layers=16,
+        decoder_layers=16,
+        activation_function="gelu_new",
+        scale_embedding=True,
+        pad_token_id=0,
+        bos_token_id=2,
+        eos_token_id=1,
+    ),
+    constants={"norm_epsilon": 1e-5, "positions": "learned", "norm_placement": "pre"},
+    rules=replace(
+        bart.RULES,
+        names={
+            **bart.HEADS,
+            f"{STACK}_embeddings.positions": ".{stack}.embed_positions",
+            f"{STACK}.final_norm": ".{stack}.layernorm_embedding",
+            **in_layer(".{stack}.layers.{i}.", LAYER),
+            **{
+                f"encoder.{SELF}.{p}_proj": f".encoder.layers.{{i}}.self_attn.{q}" for p, q in ENCODER.items()
+            },
+            f"decoder.{SELF}.{{p:q|k|v}}_proj": ".decoder.layers.{i}.self_attn.{p}_proj",
+            f"decoder.{SELF}.o_proj": ".decoder.layers.{i}.self_attn.out_proj",
+        },
+    ),
+    ignored=bart.BART.ignored,
+)

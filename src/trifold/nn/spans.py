@@ -1,0 +1,138 @@
+"""BP-Transformer: attention to near tokens, and to spans of far ones                (Ye et al. 2019, section 3)
+
+Span p of level l has the tokens p·2^l to (p + 1)·2^l − 1; a token is a span of level 0. The spans of the levels 1, 2, …
+have states too, which are 0 before the first layer. In every layer
+
+    a span attends to its tokens;
+    a token attends to itself and, on each side (in a decoder only before it), to the nearest k tokens, then to the next
+    k spans of level 1, and so on to the end of the text, with scores s_ij = q_i·k_j / √D + b[side, level, place].
+
+If the k spans of a level end inside a span of the next level, its other half has the first place there. So a token
+reads every other token once, and all of them k·n·log(n / k) keys. As in the authors' program, far levels share their b;
+here b is a number per head, and not the product of the query and a vector. Shapes: B batch, T tokens, M spans, E width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trifold.nn import ops
+from trifold.nn.attention import Attention
+from trifold.nn.cache import LayerCache
+from trifold.nn.config import ModelConfig
+from trifold.nn.masks import Mask, PairBias, pair_numbers
+from trifold.nn.relative import ScoreBias
+
+LEVELS = 10  # this level and all above it share their b
+
+
+def level_starts(tokens: int, k: int) -> tuple[int, ...]:
+    """Where in a row of tokens and spans each level starts, and the last one ends. Every level covers all tokens; some
+    token reads a span of the last one or of the one before it.
+    """
+    levels = max(tokens // k, 1).bit_length()
+    whole = -(-tokens >> levels) << levels
+    return (0, *(tokens + whole - (whole >> level) for level in range(levels + 1)))
+
+
+def offset_rows(config: ModelConfig) -> int:
+    """Sides, levels and places."""
+    return (1 if config.shape == "decoder" else 2) * (LEVELS + 1) * (config.span_keys + 2)
+
+
+def walk(tokens: Tensor, k: int, levels: int) -> Iterator[Tensor]:
+    """For levels 0, 1, …, (3, T): a token reads the spans low ≤ p < high on its left; p has the place end − p.
+
+    Its right side is the same with ~token and ~p, which are −1 − token and −1 − p.
+    """
+    high = end = tokens
+    for _ in range(levels):
+        rest = end - k
+        low = rest >> 1 << 1
+        yield torch.stack((low, high, end))
+        high, end = low >> 1, -(-rest >> 1)
+
+
+class Spans:
+    """Rows of the tokens x (B, T, E), or packed (1, N, E): the real ones first, and their M spans, level by level.
+
+    mask: which keys of a row are real, and which of them a token reads.
+    """
+
+    def __init__(self, mask: Mask, x: Tensor, k: int) -> None:
+        packing, keys = mask.packing, mask.keys if mask.packing is None else mask.packing.attend
+        count = x.shape[1] if packing is None else packing.shape[1]
+        keys = torch.ones(1, count, dtype=torch.bool, device=x.device) if keys is None else keys
+        starts, tokens = level_starts(count, k), torch.arange(count, device=x.device)
+        sides = (tokens,) if mask.causal else (tokens, ~tokens)
+        self.k, self.packing, self.starts = k, packing, starts
+        self.columns = keys.long().argsort(dim=1, descending=True, stable=True)[..., None]
+        self.bounds = torch.stack([torch.stack([*walk(side, k, len(starts) - 1)], 1) for side in sides])
+        self.bounds[0, 1, 0] += 1  # a token reads itself, at place 0
+        firsts = [torch.arange(stop - start) << level for level, (start, stop) in enumerate(pairwise(starts))]
+        self.mask = Mask(torch.cat(firsts).to(x.device) < keys.sum(1, keepdim=True), spans=self)
+
+    def rows(self, x: Tensor, spans: Tensor | None = None) -> Tensor:
+        """The tokens, and states (B, M, E) of spans, by default 0 -> (B, T + M, E)."""
+        x = self.packing.grid(x) if self.packing else x.gather(1, self.columns.expand_as(x))
+        return (
+            F.pad(x, (0, 0, 0, self.starts[-1] - self.starts[1]))
+            if spans is None
+            else torch.cat((x, spans), 1)
+        )
+
+    def tokens(self, x: Tensor) -> Tensor:
+        """(B, T + M, E) -> the tokens, where they were."""
+        x, packing = x[:, : self.starts[1]], self.packing
+        return packing.flat(x) if packing else x.gather(1, self.columns.argsort(1).expand_as(x))
+
+    def places(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """The row of b for tokens (C, 1) and keys (…, 1, S) -> (…, C, S), -1 where a token does not read the key."""
+        level = torch.bucketize(keys, torch.tensor(self.starts[1:], device=keys.device), right=True)
+        span = keys - torch.tensor(self.starts, device=keys.device)[level]
+        found = torch.full((), -1, device=keys.device)
+        for side, bounds in enumerate(self.bounds):
+            low, high, end = bounds[:, level, queries]
+            mirrored = span ^ -side
+            row = (side * (LEVELS + 1) + level.clamp_max(LEVELS)) * (self.k + 2) + end - mirrored
+            found = row.where((low <= mirrored) & (mirrored < high), found)
+        return found
+
+    def bias(self, q: slice, k: slice | Tensor, offsets: Tensor) -> Tensor:
+        """b for some tokens and keys; see `PairBias`."""
+        rows = self.places(*pair_numbers(q, k, offsets.device)).clamp_min(0)
+        return F.embedding(rows.view(1, *rows.shape[-2:]), offsets).permute(0, 3, 1, 2)
+
+
+class SpanAttention(Attention):
+    """Self-attention of rows of tokens and spans. `offsets` (rows, H) is b. Hook points show the queries of tokens."""
+
+    def __init__(self, config: ModelConfig, layer: int = 0) -> None:
+        super().__init__(config, layer)
+        self.offsets = nn.Parameter(torch.empty(offset_rows(config), config.n_heads))
+
+    def weigh(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: ScoreBias | None, cache: LayerCache | None
+    ) -> Tensor:
+        """See `Attention.weigh`."""
+        spans = mask.spans
+        assert spans is not None and mask.keys is not None, "the stack adds the spans"
+        q, k, v = ops.share_keys(q, k, v)
+        tokens = spans.starts[1]
+        outs = [super().weigh(q[:, :, :tokens], k, v, mask, PairBias((self.offsets,), spans.bias), cache)]
+        # Every span attends to its tokens.
+        padding = 2 * (spans.starts[2] - tokens) - tokens
+        k, v = (F.pad(y[:, :, :tokens], (0, 0, 0, padding)).contiguous() for y in (k, v))
+        real = F.pad(mask.keys[:, None, :tokens], (0, padding))
+        for start, stop in pairwise(spans.starts[1:]):
+            keys, values, allowed = (y.unflatten(2, (stop - start, -1)) for y in (k, v, real))
+            # If the first token is padding, all are, and nothing reads the span.
+            allowed = (allowed | ~allowed[..., :1])[..., None, :]
+            scores = q[:, :, start:stop, None] * q.shape[-1] ** -0.5 @ keys.mT
+            outs.append((scores.masked_fill(~allowed, float("-inf")).softmax(-1) @ values)[..., 0, :])
+        return torch.cat(outs, 2)

@@ -1,0 +1,148 @@
+"""Attention to few keys: blocks of queries equal the dense definition, in values and gradients."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from trifold.fast import sparse
+from trifold.fast.attention import attend
+from trifold.nn import ModelConfig, ops
+from trifold.nn.masks import Blocks, Mask
+from trifold.nn.relative import RelativeOffsets
+
+LENGTH, HEADS, WIDTH = 83, 4, 8
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparse, "BLOCK", 4)
+
+
+def padding(*lengths: int) -> Tensor:
+    return torch.arange(LENGTH) < torch.tensor(lengths)[:, None]
+
+
+def some_globals(*columns: tuple[int, ...]) -> Tensor:
+    chosen = torch.zeros(len(columns), LENGTH, dtype=torch.bool)
+    for row, each in enumerate(columns):
+        chosen[row, list(each)] = True
+    return chosen
+
+
+def big_bird(*lengths: int, repeat: bool = False) -> Mask:
+    keys = padding(*lengths) if lengths else None
+    return Mask(keys, blocks=Blocks.of(keys, LENGTH, 4, HEADS, random=2, seed=1, repeat=repeat))
+
+
+LEFT = padding(83, 60).flip(1)
+MASKS: dict[str, Mask] = {
+    "window": Mask(window=5),
+    "causal window": Mask(causal=True, window=9),
+    "padding": Mask(padding(83, 50), window=5),
+    "padding on the left": Mask(LEFT, causal=True, window=6),
+    "gaps": Mask(torch.rand(2, LENGTH, generator=torch.Generator().manual_seed(1)) > 0.3, window=6),
+    "globals": Mask(padding(83, 70), window=5, globals=some_globals((0, 40), (1,))),
+    "causal globals": Mask(causal=True, window=5, globals=some_globals((0, 40), ())),
+    "segments": Mask(causal=True, segment=(7, 4)),
+    "segments, padding": Mask(LEFT, causal=True, segment=(7, 0)),
+    "blocks": big_bird(),
+    "blocks, padding": big_bird(83, 60),
+    "blocks, a short row": big_bird(83, 13),
+    "first block repeated": big_bird(83, 60, repeat=True),
+}
+
+
+def outputs(
+    function: Callable[..., Tensor], mask: Mask, kv_heads: int = HEADS, **options: object
+) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = (2, HEADS, LENGTH, WIDTH), (2, kv_heads, LENGTH, WIDTH), (2, kv_heads, LENGTH, WIDTH)
+    inputs = [
+        torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes
+    ]
+    weights = [x for x in options.values() if isinstance(x, Tensor)]
+    out = function(*inputs, mask, **options)
+    real = 1 if mask.keys is None else mask.keys[:, None, :, None]
+    target = torch.randn(out.shape, generator=generator, dtype=torch.float64)
+    return [out * real, *torch.autograd.grad((out * target * real).sum(), (*inputs, *weights))]
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_blocks_equal_the_dense_definition(name: str) -> None:
+    mask = MASKS[name]
+    assert sparse.reads_few_keys(mask, LENGTH, LENGTH)
+    for ours, theirs in zip(outputs(attend, mask), outputs(ops.PLAIN["attend"], mask), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_options_pass_to_each_block() -> None:
+    sinks = torch.randn(HEADS, dtype=torch.float64).requires_grad_()
+    options = {"sinks": sinks, "soft_cap": 2.0}
+    mask = Mask(padding(83, 70), causal=True, window=6)
+    ours, theirs = (outputs(each, mask, 2, **options) for each in (attend, ops.PLAIN["attend"]))
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_learned_bias_is_computed_for_the_pairs_of_a_block(causal: bool) -> None:
+    config = ModelConfig(
+        d_model=32,
+        n_heads=HEADS,
+        positions="relative",
+        sliding_window=6,
+        relative_buckets=8,
+        relative_distance=20,
+    )
+    offsets = RelativeOffsets(config).double()
+    torch.nn.init.normal_(offsets.weight)
+    mask = Mask(padding(83, 70), causal=causal)
+    bias, found = offsets(mask, LENGTH, torch.device("cpu"), None), []
+    for function in (attend, ops.PLAIN["attend"]):
+        local = Mask(mask.keys, causal=causal, window=6)
+        own = outputs(lambda *inputs, f=function, m=local: f(*inputs, bias=bias), local)
+        offsets.weight.grad = None
+        q = torch.ones(2, HEADS, LENGTH, WIDTH, dtype=torch.float64)
+        (function(q, q, q.cumsum(2), local, bias=bias)[:, :, :70] ** 2).sum().backward()
+        found.append([*own, offsets.weight.grad])
+    for mine, other in zip(*found, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+# --- memory --------------------------------------------------------------------------------------------
+
+STEP = """
+import resource, sys, torch, trifold.fast
+from trifold.nn import Inputs, ModelConfig, Transformer
+trifold.fast.enable()
+torch.manual_seed(0)
+sizes = {"vocab_size": 50, "d_model": 16, "n_heads": 1, "n_layers": 1, "d_ff": 16, "max_positions": 2**16}
+config = ModelConfig(**sizes, shape="encoder", positions="none", dropout=0.0, heads=(), **eval(sys.argv[1]))
+model = Transformer(config).train()
+model(Inputs(torch.randint(3, 50, (1, 2**16)))).square().sum().backward()
+assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+LONG = {
+    "window": {"sliding_window": 128},
+    "window and global tokens": {
+        **{"sliding_window": 128, "global_tokens": "first"},
+        "global_projections": True,
+    },
+    "blocks": {"sparse_blocks": {"size": 64, "random": 3}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LONG)
+def test_a_text_of_64_k_tokens_fits_in_memory(name: str) -> None:
+    """One layer, forward and backward. The scores of its head alone would be 16 GiB."""
+    done = subprocess.run(
+        [sys.executable, "-c", STEP, repr(LONG[name])], capture_output=True, text=True, check=True
+    )
+    peak = int(done.stdout) * (1 if sys.platform == "darwin" else 1024)  # KiB on Linux
+    assert peak < 1e9 < 2**32 * 4

@@ -1,0 +1,166 @@
+"""Models whose queries attend to some of the keys: global tokens, blocks, segments."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from trifold import fast
+from trifold.errors import SettingsError
+from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn.masks import Mask
+from trifold.nn.packing import Packing
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 30, "d_model": 32, "n_heads": 4, "n_layers": 3, "d_ff": 48, "max_positions": 64, "dropout": 0.0,
+}  # fmt: skip
+ENCODERS: dict[str, dict[str, Any]] = {
+    "global": {"sliding_window": 4, "global_tokens": "first"},
+    "projections": {
+        "sliding_window": 4,
+        "global_tokens": "question",
+        "global_projections": True,
+        "n_layers": 2,
+    },
+    "blocks": {"sparse_blocks": {"size": 4, "random": 1}},
+    "first block": {"sparse_blocks": {"size": 4, "random": 2, "only_in_training": True}},
+}
+SEGMENTS = {"shape": "decoder", "positions": "relative-sinusoidal", "segments": {"size": 6, "reach": 4}}
+
+
+def model(**options: Any) -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(ModelConfig(**SMALL | options)).eval()
+
+
+def rows(*lengths: int) -> Inputs:
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(3, 30, (len(lengths), max(lengths)), generator=generator)
+    tokens[:, 3] = 2
+    return Inputs(tokens, torch.arange(max(lengths)) < torch.tensor(lengths)[:, None])
+
+
+def alone(inputs: Inputs, row: int) -> Inputs:
+    assert inputs.attend is not None
+    return Inputs(inputs.tokens[row : row + 1, : int(inputs.attend[row].sum())])
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_row_does_not_depend_on_its_batch(name: str) -> None:
+    encoder, batch = model(shape="encoder", **ENCODERS[name]), rows(61, 37, 8)
+    together = encoder(batch)
+    for row, length in enumerate((61, 37, 8)):
+        torch.testing.assert_close(
+            together[row, :length], encoder(alone(batch, row))[0], atol=1e-5, rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_packed_rows_equal_padded_ones(name: str) -> None:
+    encoder, lengths = model(shape="encoder", **ENCODERS[name]), torch.tensor([50, 33])
+    batch, packing = rows(50, 33), Packing.of(lengths)
+    flat = torch.zeros(1, packing.length, dtype=torch.int64)
+    flat[0, : packing.real] = batch.tokens[batch.attend]
+    packed = packing.grid(encoder(Inputs(flat, packing=packing)))
+    padded = encoder(batch)
+    for row, length in enumerate(lengths.tolist()):
+        torch.testing.assert_close(packed[row, :length], padded[row, :length], atol=1e-5, rtol=1e-4)
+
+
+def test_only_global_tokens_carry_information_across_the_text() -> None:
+    inputs = rows(60)
+    for tokens, carries in (("none", False), ("first", True)):
+        encoder = model(shape="encoder", sliding_window=3, global_tokens=tokens)
+        before, changed = encoder(inputs), Inputs(inputs.tokens.clone())
+        changed.tokens[0, 50] = 7 + (inputs.tokens[0, 50] == 7)
+        assert bool((before[0, 30] != encoder(changed)[0, 30]).any()) == carries
+
+
+def test_inputs_choose_global_tokens() -> None:
+    encoder, inputs = model(shape="encoder", sliding_window=4, global_tokens="first"), rows(40)
+    default = encoder(inputs)
+    inputs.globals = torch.arange(40)[None] == 0
+    assert torch.equal(default, encoder(inputs))
+    inputs.globals = torch.arange(40)[None] == 9
+    assert not torch.allclose(default, encoder(inputs))
+
+
+def test_global_tokens_have_their_own_projections() -> None:
+    encoder, inputs = model(shape="encoder", **ENCODERS["projections"] | {"n_layers": 1}), rows(40)
+    before = encoder(inputs)
+    layer = encoder.encoder.blocks[0].self_attention.sublayer
+    torch.nn.init.normal_(layer.global_v_proj.weight)
+    assert torch.equal(before[:, 3:], encoder(inputs)[:, 3:])  # in the last layer, others do not read them
+    assert not torch.allclose(before[:, :3], encoder(inputs)[:, :3])
+
+
+# --- segments ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lengths", [(23,), (40, 17)])
+def test_recurrence_equals_its_mask(lengths: tuple[int, ...]) -> None:
+    decoder, inputs = model(**SEGMENTS), rows(*lengths)
+    recurrent = decoder(inputs)
+    with torch.no_grad():
+        masked = decoder(inputs)
+    torch.testing.assert_close(recurrent[inputs.attend], masked[inputs.attend], atol=1e-5, rtol=1e-4)
+
+
+def test_gradients_end_at_segments() -> None:
+    decoder, inputs = model(**SEGMENTS), rows(18)
+    captured: list[Tensor] = []
+    decoder.decoder_embeddings.register_forward_hook(lambda *call: captured.append(call[-1]))
+    hidden = decoder(inputs)
+    (gradient,) = torch.autograd.grad(hidden[0, 14].sum() + hidden[0, 14].square().sum(), captured)
+    reached = gradient[0].abs().sum(-1) > 0
+    assert reached.tolist() == [12 <= token <= 14 for token in range(18)]
+    # The values reach farther: four keys before the segment, in each layer.
+    with torch.no_grad():
+        before = decoder(inputs)[0, 14]
+        for token, reaches in ((3, True), (11, True)):
+            changed = inputs.tokens.clone()
+            changed[0, token] = 7 + (changed[0, token] == 7)
+            assert bool((decoder(Inputs(changed))[0, 14] != before).any()) == reaches
+
+
+@pytest.mark.parametrize("kind", ["growing", "sliding"])
+def test_cached_segments_equal_uncached_ones(kind: Any) -> None:
+    decoder, inputs = model(**SEGMENTS), rows(30)
+    with torch.no_grad():
+        whole, cache = decoder(Inputs(inputs.tokens)), decoder.new_cache(kind)
+        parts = [
+            decoder.decode(Inputs(part), cache=cache) for part in inputs.tokens.split([11, *[1] * 19], 1)
+        ]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-5, rtol=1e-4)
+
+
+def test_plain_and_fast_models_agree() -> None:
+    for name, options in ENCODERS.items():
+        encoder, inputs = model(shape="encoder", **options), rows(61, 37)
+        ours = encoder(inputs)
+        with fast.disabled():
+            torch.testing.assert_close(
+                ours[inputs.attend], encoder(inputs)[inputs.attend], atol=1e-5, rtol=1e-4, msg=name
+            )
+
+
+def test_a_dense_mask_of_segments() -> None:
+    allowed = Mask(causal=True, segment=(3, 1)).dense(7, 7, torch.device("cpu"))
+    assert allowed is not None
+    visible = [[key for key in range(7) if allowed[0, 0, query, key]] for query in range(7)]
+    assert visible == [[0], [0, 1], [0, 1, 2], [2, 3], [2, 3, 4], [2, 3, 4, 5], [5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"shape": "encoder", "global_tokens": "first"}, "sliding_window"),
+        ({"shape": "encoder", "sliding_window": 3, "global_projections": True}, "global_tokens"),
+        ({"shape": "decoder", "sparse_blocks": {}}, "shape"),
+        ({"shape": "decoder", "segments": {"size": 4, "reach": 2}}, "positions"),
+    ],
+)
+def test_contradictory_options_are_errors(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises((SettingsError, ValueError), match=problem):
+        ModelConfig(**options)
