@@ -137,7 +137,7 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, *tuple[str | No
     queries, keys = config.n_heads, config.kv_heads
     scale = "unscaled scores" if config.attention_scale == 1 else "different scale of the scores"
     capped = config.score_soft_cap is not None or config.logit_soft_cap is not None
-    yield (
+    yield (  # type: ignore[misc]  # mypy does not follow the unpacked phrases
         "attention",
         _both(f"{stack.n_heads} heads of {stack.head_width}" for stack in stacks.values()),
         "scores divided by √d_head, no biases",
@@ -145,12 +145,12 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, *tuple[str | No
         f"{queries} query heads share {plural(keys, 'key/value head')}" if keys != queries else None,
         None if config.attention_scale is None else scale,
         "scores divided by the layer number" if config.attention_scale_by_layer else None,
-        ", ".join(dict.fromkeys(phrase for side, stack in stacks.items() for phrase in reach(stack, side))),
         "soft caps" if capped else None,
         _QK_NORMS.get(config.qk_norm or ""),
         _LINEAR.get(config.attention),
         "attention sinks" if config.attention_sinks else None,
         f"keys and values from a latent vector of {config.latent.width:,}" if config.latent else None,
+        *dict.fromkeys(phrase for side, stack in stacks.items() for phrase in reach(stack, side)),
     )
     yield (
         "feed-forward",
