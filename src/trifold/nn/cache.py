@@ -200,29 +200,6 @@ class History(GrowingKeys):
             raise ValueError("LSH attention cannot remove tokens from a cache; use no speculative search")
 
 
-class Choices(GrowingKeys):
-    """No keys, but what a layer chooses in a first run, which a second run on the same tokens repeats.
-
-    LSH attention chooses the order of tokens. The input of the second run may differ by rounding.
-    """
-
-    def __init__(self, made: Iterable[Tensor] | None = None) -> None:
-        super().__init__()
-        self.made: list[Tensor] = []
-        self._again = None if made is None else iter(made)
-
-    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values; none are stored."""
-        return keys, values
-
-    def choice(self, choose: Callable[[], Tensor]) -> Tensor:
-        """choose(), or what it was in the first run."""
-        if self._again is not None:
-            return next(self._again)
-        self.made.append(choose())
-        return self.made[-1]
-
-
 class LayerCache:
     """The keys and values of one decoder layer: its own, and those (B, H, S, D) of the memory, once computed."""
 

@@ -182,10 +182,6 @@ class Residual(Hookable):
 
     def forward(self, x: Tensor, *args: Any, onto: Tensor | None = None, **kwargs: Any) -> Tensor:
         """x (B, T, E) -> (B, T, E); other arguments are for the sub-layer. onto: what is added to, if not x."""
-        return self.after(self.drop.add(x if onto is None else onto, self.change(x, *args, **kwargs)))
-
-    def change(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """What is added to a state, before dropout."""
-        y: Tensor = self.exit(self.sublayer(self.enter(x), *args, **kwargs))
+        y = self.exit(self.sublayer(self.enter(x), *args, **kwargs))
         y = y if self.scale == 1 else y * self.scale
-        return self.output(y) if self.watched else y
+        return self.after(self.drop.add(x if onto is None else onto, self.output(y) if self.watched else y))

@@ -14,13 +14,12 @@ tokens are sorted changes the states of earlier ones.
 A text is padded to a multiple of the chunks of all layers, unless it is shorter than the smallest. A text of one chunk
 has full attention. Rows of a batch are computed in groups of one padded length, so a row does not depend on its batch.
 
-Shapes: B batch, T tokens, H heads, D head size, L padded length, R rounds, C chunks of c tokens, N = R·L.
+Shapes: B batch, T tokens, H heads, D head size, L padded length, R rounds, C chunks of c tokens.
 """
 
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,30 +27,38 @@ from torch.nn import functional as F
 
 from trifold.nn import ops
 from trifold.nn.attention import Attention
-from trifold.nn.cache import Choices, LayerCache
+from trifold.nn.cache import LayerCache
 from trifold.nn.config import ModelConfig
 from trifold.nn.layers import Dropout
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
 from trifold.nn.relative import ScoreBias
 from trifold.nn.rng import thread_rng
-from trifold.nn.segments import recomputed
 
-LARGEST = 2**22  # scores at once; more are computed again in the backward pass
 MASKED, SELF = -1e9, -1e5  # scores; the weight of a query itself is 0 unless all others are masked
 
 
-class ChunkAttention(Attention):
-    """The attention of local layers."""
-
-    excludes_self = False
+class LSHAttention(Attention):
+    """The attention of lsh and local layers. In lsh layers `q_proj` projects queries and keys; keys are normalized."""
 
     def __init__(self, config: ModelConfig, layer: int = 0) -> None:
         super().__init__(config, layer)
-        lsh = config.lsh
+        lsh, self.layer, self.max_positions = config.lsh, layer, config.max_positions
+        self.hashes, self.buckets, self.fixed_seed = lsh.hashes, lsh.buckets, lsh.seed
         self.multiple, self.shortest = math.lcm(*lsh.chunks), min(lsh.chunks)
-        self.chunk, self.before, self.after = lsh.local_chunk, lsh.local_before, lsh.local_after
-        self.drop = Dropout(lsh.local_dropout)
+        self.sorts = lsh.kind(layer) == "lsh"
+        if self.sorts:
+            del self.k_proj
+            self.chunk, self.before, self.after = lsh.chunk, lsh.before, lsh.after
+        else:
+            self.chunk, self.before, self.after = lsh.local_chunk, lsh.local_before, lsh.local_after
+            self.drop = Dropout(lsh.local_dropout)
+
+    def _projections(self, x: Tensor, packing: Packing | None) -> tuple[Tensor, Tensor, Tensor]:
+        if not self.sorts:
+            return super()._projections(x, packing)
+        qk, v = (self._heads(y, packing) for y in ops.linears(x, (self.q_proj, self.v_proj)))
+        return qk, qk, v
 
     def weigh(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: ScoreBias | None, cache: LayerCache | None
@@ -59,142 +66,109 @@ class ChunkAttention(Attention):
         """See `Attention.weigh`."""
         assert bias is None and mask.order is None, "chunks have no offsets of scores"
         if not self.watched:
-            return self._by_length(q, k, v, mask, cache)
+            return self._by_length(q, k, v, mask)
         # The weights are the output for values that are the unit vectors; the scores are their logarithms.
         units = torch.eye(v.shape[2], dtype=v.dtype, device=v.device).expand(*v.shape[:2], -1, -1)
-        weights = self._by_length(q, k, units, mask, cache)
+        weights = self._by_length(q, k, units, mask)
         scores = self.scores(weights.clamp_min(torch.finfo(weights.dtype).tiny).log())
         return self.pattern(scores.exp()) @ v
 
-    def _by_length(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, cache: LayerCache | None) -> Tensor:
-        """Rows of one padded length together, without the padding that they have: (B, H, T, D) -> (B, H, T, D)."""
+    def _by_length(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        """(B, H, T, D) -> (B, H, T, D), the rows of each padded length together."""
+        rows, _, tokens, _ = v.shape
         real = mask.keys if mask.packing is None else mask.packing.attend
-        if real is None:
-            real, length = torch.ones(len(v), v.shape[2], dtype=torch.bool, device=v.device), v.shape[2]
-            if length <= self.shortest or length % self.multiple == 0:
-                return self._attended(q, k, v, real=real, causal=mask.causal, cache=cache)
+        real = torch.ones(rows, tokens, dtype=torch.bool, device=v.device) if real is None else real
         counts = real.sum(1)
-        short = counts <= self.shortest
-        lengths = torch.where(
-            short, (counts * short).max().clamp_min(1), -(-counts // self.multiple) * self.multiple
-        )
-        out = torch.zeros_like(v)
-        for length in lengths.unique().tolist():
-            rows = (lengths == length).nonzero()
-            real_first = (~real[rows[:, 0]]).byte().argsort(stable=True, dim=1)
-            columns = real_first[:, :length]
-            pad = length - columns.shape[1]
-            parts = (F.pad(x[rows, :, columns].transpose(1, 2), (0, 0, 0, pad)) for x in (q, k, v))
-            inside = F.pad(real[rows, columns], (0, pad))
-            found = self._attended(*parts, real=inside, causal=mask.causal, cache=cache)
-            out[rows, :, columns] = found.transpose(1, 2)[:, : columns.shape[1]]
-        return out * real[:, None, :, None]
+        lengths = counts.where(counts <= self.shortest, -(-counts // self.multiple) * self.multiple)
+        pad = max(0, int(lengths.max()) - tokens)
+        q, k, v = (F.pad(x, (0, 0, 0, pad)) for x in (q, k, v))
+        real, out = F.pad(real, (0, pad)), torch.zeros_like(v)
+        for length in lengths[counts > 0].unique().tolist():
+            index = (lengths == length).nonzero()[:, 0]
+            found = self._rounds(
+                *(x.index_select(0, index) for x in (q, k, v, real)), mask=mask, length=length
+            )
+            out = out.index_copy(0, index, found)
+        return out[:, :, :tokens]
 
-    def _attended(
-        self, q: Tensor, k: Tensor, v: Tensor, *, real: Tensor, causal: bool, cache: LayerCache | None
-    ) -> Tensor:
-        """q, k and v (B, H, L, D), real (B, L) -> (B, H, L, D), a few heads at once if there are many scores."""
-        order = self.order(k, real, cache)
-        scores = len(q) * order.shape[2] * order.shape[3] * self.chunk * (self.before + 1 + self.after)
-        heads = max(1, LARGEST // scores)
-        read = partial(self._read, real=real, causal=causal)
-        parts = [*zip(*(x.split(heads, 1) for x in (q, self.normalized(k), v, order)), strict=True)]
-        if len(parts) == 1:
-            return read(*parts[0])
-        return torch.cat([recomputed(read, *part) for part in parts], 1)
+    def _rounds(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor, *, mask: Mask, length: int) -> Tensor:
+        """All rounds: (B, H, T, D) -> (B, H, T, D), where `real` (B, T) tokens count, padded to L = length."""
+        if self.sorts and length > self.chunk:
+            orders = self.order(k, real, length, mask)
+        else:
+            orders = real.long().argsort(dim=1, descending=True, stable=True)[:, None, None]
+        orders = orders.expand(-1, q.shape[1], -1, -1)[..., :length]
+        if self.sorts:
+            k = k * torch.rsqrt(k.square().mean(-1, keepdim=True) + 1e-6)  # k √D / |k|
+        inside = torch.arange(length, device=q.device) < real.sum(1, keepdim=True)
+        parts = [self._round(q, k, v, order, inside, causal=mask.causal) for order in orders.unbind(2)]
+        out, z = (torch.stack(each) for each in zip(*parts, strict=True))
+        # Not a softmax: if all rounds have −10⁵, this rounds as in models that were trained so.
+        return (out * (z - z.logsumexp(0)).exp().to(out.dtype)).sum(0)
 
-    def _read(self, q: Tensor, k: Tensor, v: Tensor, order: Tensor, *, real: Tensor, causal: bool) -> Tensor:
-        """Attention in rounds of this order (B, H, R, L): q, k and v (B, H, L, D) -> (B, H, L, D)."""
-        read, chunk, before, after = order.flatten(2), self.chunk, self.before, self.after
-        if q.shape[2] <= chunk:
-            chunk, before, after = q.shape[2], 0, 0
+    def _round(
+        self, q: Tensor, k: Tensor, v: Tensor, order: Tensor, inside: Tensor, *, causal: bool
+    ) -> tuple[Tensor, Tensor]:
+        """One round: q, k and v (B, H, T, D), the tokens in this order (B, H, L), of which those `inside` (B, L) are no
+        padding -> the output (B, H, T, D), and z (B, H, T, 1).
+        """
+        chunk, before, after = self.chunk, self.before, self.after
+        if order.shape[2] <= chunk:
+            chunk, before, after = order.shape[2], 0, 0
 
         def chunks(x: Tensor) -> Tensor:
-            """(B, H, L, …) -> (B, H, C, c, …)."""
-            shape = *read.shape, *x.shape[3:]
-            return x.gather(2, read.view(*read.shape, *(1 for _ in x.shape[3:])).expand(shape)).unflatten(
-                2, (-1, chunk)
-            )
+            """(B, H, T, D) -> (B, H, C, c, D)."""
+            index = order[..., None].expand(-1, -1, -1, x.shape[3])
+            return x.gather(2, index).unflatten(2, (-1, chunk))
 
-        queries, inside = read.unflatten(2, (-1, chunk)), chunks(real[:, None].expand(-1, q.shape[1], -1))
-        keys, allowed = (_around(x, before, after)[..., None, :] for x in (queries, inside))
+        def around(x: Tensor) -> Tensor:
+            """(B, H, C, c, …) -> (B, H, C, (before + 1 + after)·c, …), in a circle."""
+            moved = [torch.cat([x[:, :, n:], x[:, :, :n]], 2) for n in range(-before, after + 1)]
+            return torch.cat(moved, 3)
+
+        def unsorted(x: Tensor) -> Tensor:
+            """(B, H, C, c, D) -> (B, H, T, D)."""
+            index = order[..., None].expand(-1, -1, -1, x.shape[4])
+            return x.new_zeros(*q.shape[:3], x.shape[4]).scatter(2, index, x.flatten(2, 3))
+
+        queries = order.unflatten(2, (-1, chunk))
+        keys = around(queries)[..., None, :]
+        queries = queries[..., None]
+        allowed = around(inside[:, None].unflatten(2, (-1, chunk)))[..., None, :]
         if causal:
-            allowed = allowed & (keys <= queries[..., None])
-        wide = torch.promote_types(q.dtype, torch.float32)
-        scores = (chunks(q * q.shape[-1] ** -0.5) @ _around(chunks(k), before, after).mT).to(wide)
-        scores = scores.masked_fill(~allowed, MASKED)
-        if self.excludes_self:
-            scores = scores.masked_fill(keys == queries[..., None], SELF)
+            allowed = allowed & (keys <= queries)
+        scores = chunks(q * q.shape[3] ** -0.5) @ around(chunks(k)).mT
+        scores = scores.to(torch.promote_types(q.dtype, torch.float32)).masked_fill(~allowed, MASKED)
+        if self.sorts:
+            scores = scores.masked_fill(keys == queries, SELF)
         z = scores.logsumexp(-1, keepdim=True)
-        weights = self.drop((scores - z).exp().to(v.dtype))
-        out = weights @ _around(chunks(v), before, after)
-        back = order.argsort(-1)[..., None]  # (B, H, R, L, 1)
-        out, z = (
-            x.flatten(2, 3).unflatten(2, order.shape[2:]).gather(3, back.expand(*order.shape, x.shape[-1]))
-            for x in (out, z)
-        )
-        # Not a softmax: if all rounds have −10⁵, this rounds as in models that were trained so.
-        return (out * (z - z.logsumexp(2, keepdim=True)).exp().to(out.dtype)).sum(2)
-
-    def order(self, k: Tensor, real: Tensor, cache: LayerCache | None) -> Tensor:
-        """k (B, H, L, D), real (B, L) -> (B, H, R, L) the tokens in the order of each round."""
-        return torch.arange(k.shape[2], device=k.device).expand(*k.shape[:2], 1, -1)
-
-    def normalized(self, k: Tensor) -> Tensor:
-        """The keys as they enter the scores."""
-        return k
-
-
-class LSHAttention(ChunkAttention):
-    """The attention of lsh layers. `q_proj` projects queries and keys; the keys are normalized."""
-
-    excludes_self = True
-
-    def __init__(self, config: ModelConfig, layer: int = 0) -> None:
-        super().__init__(config, layer)
-        del self.k_proj
-        lsh, self.layer, self.max_positions = config.lsh, layer, config.max_positions
-        self.chunk, self.before, self.after = lsh.chunk, lsh.before, lsh.after
-        self.hashes, self.buckets, self.seed = lsh.hashes, lsh.buckets, lsh.seed
-        self.drop = Dropout(config.attention_dropout)
-
-    def _projections(self, x: Tensor, packing: Packing | None) -> tuple[Tensor, Tensor, Tensor]:
-        qk, v = (self._heads(y, packing) for y in ops.linears(x, (self.q_proj, self.v_proj)))
-        return qk, qk, v
-
-    def normalized(self, k: Tensor) -> Tensor:
-        """k √D / |k|."""
-        return k * torch.rsqrt(k.square().mean(-1, keepdim=True) + 1e-6)
-
-    def order(self, k: Tensor, real: Tensor, cache: LayerCache | None) -> Tensor:
-        """See `ChunkAttention.order`."""
-        if k.shape[2] <= self.chunk:
-            return super().order(k, real, cache)
-        # A second run, which repeats the order, draws the seed too: dropout draws from the same generator.
-        choose = partial(self.sort, k, real, self.new_seed())
-        own = None if cache is None else cache.own
-        return own.choice(choose) if isinstance(own, Choices) else choose()
+        out = self.drop((scores - z).exp().to(v.dtype)) @ around(chunks(v))
+        return unsorted(out), unsorted(z)
 
     @torch.no_grad()
-    def sort(self, k: Tensor, real: Tensor, seed: int) -> Tensor:
-        """k (B, H, L, D), real (B, L) -> (B, H, R, L), the tokens of each round by bucket, then by position; padding is
+    def order(self, k: Tensor, real: Tensor, length: int, mask: Mask) -> Tensor:
+        """k (B, H, T, D), real (B, T) -> (B, H, R, T), the tokens of each round by bucket, then by position; padding is
         last.
         """
-        sizes = self.buckets or default_buckets(k.shape[2], self.chunk, self.max_positions)
-        shape = (k.shape[1], k.shape[3], self.hashes, sum(sizes) // 2)
-        normal = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=k.dtype)
-        rotated = torch.einsum("bhtd,hdrn->bhrtn", k, normal.to(k.device))
-        found, factor = rotated.new_zeros((), dtype=torch.int64), 1
-        for size, part in zip(sizes, rotated.split([size // 2 for size in sizes], -1), strict=True):
-            found = found + factor * torch.cat([part, -part], -1).argmax(-1)
-            factor *= size
-        return found.where(real[:, None, None], factor).argsort(stable=True, dim=-1)
+        # A second run, which repeats the order, draws the seed too: dropout draws from the same generator.
+        seed, orders = self.seed(), {} if mask.orders is None else mask.orders
+        if length not in orders:
+            sizes = self.buckets or default_buckets(length, self.chunk, self.max_positions)
+            shape = (k.shape[1], k.shape[3], self.hashes, sum(sizes) // 2)
+            normal = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=k.dtype)
+            rotated = torch.einsum("bhtd,hdrn->bhrtn", k, normal.to(k.device))
+            found, factor = rotated.new_zeros((), dtype=torch.int64), 1
+            for size, part in zip(sizes, rotated.split([size // 2 for size in sizes], -1), strict=True):
+                found = found + factor * torch.cat([part, -part], -1).argmax(-1)
+                factor *= size
+            orders[length] = found.where(real[:, None, None], factor).argsort(stable=True, dim=-1)
+        return orders[length]
 
-    def new_seed(self) -> int:
+    def seed(self) -> int:
         """The seed of the rotations: the configured one, or a new one at each call in training."""
-        if self.seed is not None or not self.training:
-            return self.layer if self.seed is None else self.seed
-        return int(torch.randint(2**32, (), generator=thread_rng()))
+        if self.fixed_seed is None and self.training:
+            return int(torch.randint(2**32, (), generator=thread_rng()))
+        return self.layer if self.fixed_seed is None else self.fixed_seed
 
 
 def default_buckets(length: int, chunk: int, max_positions: int) -> tuple[int, ...]:
@@ -203,9 +177,3 @@ def default_buckets(length: int, chunk: int, max_positions: int) -> tuple[int, .
     if 2**power <= 2 * max(math.isqrt(max_positions // chunk), chunk):
         return (2**power,)
     return 2 ** (power // 2), 2 ** (power - power // 2)
-
-
-def _around(x: Tensor, before: int, after: int) -> Tensor:
-    """(B, H, C, c, …) -> (B, H, C, (before + 1 + after)·c, …): each chunk with those around it, in a circle."""
-    moved = (torch.cat([x[:, :, n:], x[:, :, :n]], 2) for n in range(-before, after + 1))
-    return torch.cat([*moved], 3)

@@ -40,6 +40,7 @@ class Mask:
     query_index: (B, T) the keys whose content the query stream predicts: query t attends to the keys of a lower rank
         than key query_index[t], and not to that key.
     packing, key_packing: how the rows of the queries, and those of a memory's keys, are packed.
+    orders: by length, in which order a layer with LSH attention sorts the tokens; a second run repeats the first.
     """
 
     keys: Tensor | None = None
@@ -55,6 +56,7 @@ class Mask:
     query_index: Tensor | None = None
     packing: Packing | None = None
     key_packing: Packing | None = None
+    orders: dict[int, Tensor] | None = None
 
     def __post_init__(self) -> None:
         if self.keys is not None and self.keys.dtype is not torch.bool:

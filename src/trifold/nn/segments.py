@@ -1,36 +1,14 @@
-"""Functions whose memory does not grow with what they compute: the backward pass computes it again."""
+"""A function of a long sequence, segment after segment: memory does not grow with what a segment computes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
-
-from trifold.nn.rng import ReplayThreadRng, thread_rng
 
 Step = Callable[..., tuple[Tensor, Tensor]]
-
-
-def recomputed(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-    """function(…), which saves only its inputs and runs again in the backward pass (Chen et al. 2016, section 4).
-
-    The same bits as without, dropout included, in about a third more time.
-    """
-    # PyTorch restores the global generators, for all threads at once; needed only if this thread has none of its own.
-    uses_global_rng = thread_rng() is None or inputs[0].device.type != "cpu"
-    replay = ReplayThreadRng()
-    out: Tensor = checkpoint(
-        function,
-        *inputs,
-        use_reentrant=False,
-        preserve_rng_state=uses_global_rng,
-        context_fn=lambda: (nullcontext(), replay),
-    )
-    return out
 
 
 def scan(step: Step, size: int, state: Tensor, *sequences: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import call
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +24,10 @@ from trifold.nn.hooks import HookPoint
 from trifold.nn.latent import LatentAttention
 from trifold.nn.layers import Dropout, FeedForward, Residual, new_norm
 from trifold.nn.linear_attention import KernelAttention, LowRankAttention
-from trifold.nn.lsh import ChunkAttention, LSHAttention
+from trifold.nn.lsh import LSHAttention
 from trifold.nn.masks import Blocks, Mask
 from trifold.nn.relative import OFFSETS, ScoreBias
-from trifold.nn.reversible import run_reversibly
+from trifold.nn.reversible import Step, run_reversibly
 from trifold.nn.rotary import Rotary, Rotations
 from trifold.nn.spans import SpanAttention, Spans
 
@@ -49,8 +49,7 @@ class LayerInputs(NamedTuple):
 def self_attention(config: ModelConfig, layer: int) -> nn.Module:
     """The self-attention of that layer."""
     special = "latent" if config.latent is not None else "global" if config.global_projections else None
-    kind = config.lsh.kind(layer) if config.attention == "lsh" else config.attention
-    return ATTENTIONS[special or kind](config, layer)
+    return ATTENTIONS[special or config.attention](config, layer)
 
 
 ATTENTIONS: dict[str, Callable[..., nn.Module]] = {
@@ -62,7 +61,6 @@ ATTENTIONS: dict[str, Callable[..., nn.Module]] = {
     "low-rank": LowRankAttention,
     "spans": SpanAttention,
     "lsh": LSHAttention,
-    "local": ChunkAttention,
 }
 
 
@@ -109,10 +107,8 @@ class ReversibleBlock(Block):
             a, b = b, residual(b, onto=a, **options)
         return torch.cat([a, b], -1)
 
-    def steps(
-        self, inputs: LayerInputs, cache: LayerCache | None
-    ) -> tuple[tuple[Residual, dict[str, Any]], ...]:
-        """The residuals, each with the arguments of its sub-layer besides the states."""
+    def steps(self, inputs: LayerInputs, cache: LayerCache | None = None) -> tuple[Step, Step]:
+        """Attention and feed-forward network."""
         options = {"mask": inputs.mask, "bias": inputs.bias, "rotary": inputs.rotary, "cache": cache}
         return (self.self_attention, options), (self.feed_forward, {})
 
@@ -229,8 +225,11 @@ class Stack(nn.Module):
         """One block after the other, then the final norm: x (B, T, E) -> (B, T, E), or two streams (B, T, 2·E)."""
         x = self.streams(x)
         if cache is None and self._runs_reversibly():
-            blocks = [cast("ReversibleBlock", self.blocks[number]) for number in self.order]
-            return self.final_norm(run_reversibly(blocks, x, self._layer_inputs(inputs)))
+            steps = list[Step]()
+            for number, own in zip(self.order, self._layer_inputs(inputs), strict=True):
+                own = own._replace(mask=replace(own.mask, orders={})) if self.is_read_again else own
+                steps += cast("ReversibleBlock", self.blocks[number]).steps(own)
+            return self.final_norm(run_reversibly(steps, x))
         caches: Sequence[LayerCache | None] = [None] * len(self.order)
         if cache is not None:
             cache.gather_beams()
