@@ -1,7 +1,8 @@
 """Attention of chunks: each attends to itself and to the chunks around it (Kitaev et al. 2020, "Reformer").
 
 local    chunks of neighbouring tokens; a text is a circle, so the first chunk is after the last one
-lsh      the same after sorting the tokens by bucket, in R rounds; queries and keys are one projection x W
+lsh      the same after sorting the tokens by bucket, in R rounds, one after the other in the circle; queries and keys
+         are one projection x W
 
     bucket(k) = argmax [k A; −k A],  A (D, n/2) normal                                    (section 2, "LSH attention")
     out_i = Σ_r exp(z_i^r − logsumexp_r z_i^r) · softmax_j(s_ij) v_j,   z_i^r = logsumexp_j s_ij           (appendix A)
@@ -85,40 +86,27 @@ class LSHAttention(Attention):
         real, out = F.pad(real, (0, pad)), torch.zeros_like(v)
         for length in lengths[counts > 0].unique().tolist():
             index = (lengths == length).nonzero()[:, 0]
-            found = self._rounds(
+            found = self._attended(
                 *(x.index_select(0, index) for x in (q, k, v, real)), mask=mask, length=length
             )
             out = out.index_copy(0, index, found)
         return out[:, :, :tokens]
 
-    def _rounds(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor, *, mask: Mask, length: int) -> Tensor:
-        """All rounds: (B, H, T, D) -> (B, H, T, D), where `real` (B, T) tokens count, padded to L = length."""
-        if self.sorts and length > self.chunk:
-            orders = self.order(k, real, length, mask)
-        else:
-            orders = real.long().argsort(dim=1, descending=True, stable=True)[:, None, None]
-        orders = orders.expand(-1, q.shape[1], -1, -1)[..., :length]
-        if self.sorts:
-            k = k * torch.rsqrt(k.square().mean(-1, keepdim=True) + 1e-6)  # k √D / |k|
-        inside = torch.arange(length, device=q.device) < real.sum(1, keepdim=True)
-        parts = [self._round(q, k, v, order, inside, causal=mask.causal) for order in orders.unbind(2)]
-        out, z = (torch.stack(each) for each in zip(*parts, strict=True))
-        # Not a softmax: if all rounds have −10⁵, this rounds as in models that were trained so.
-        return (out * (z - z.logsumexp(0)).exp().to(out.dtype)).sum(0)
-
-    def _round(
-        self, q: Tensor, k: Tensor, v: Tensor, order: Tensor, inside: Tensor, *, causal: bool
-    ) -> tuple[Tensor, Tensor]:
-        """One round: q, k and v (B, H, T, D), the tokens in this order (B, H, L), of which those `inside` (B, L) are no
-        padding -> the output (B, H, T, D), and z (B, H, T, 1).
-        """
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor, *, mask: Mask, length: int) -> Tensor:
+        """(B, H, T, D) -> (B, H, T, D), where `real` (B, T) tokens count, padded to L = length."""
         chunk, before, after = self.chunk, self.before, self.after
-        if order.shape[2] <= chunk:
-            chunk, before, after = order.shape[2], 0, 0
+        if length <= chunk:
+            chunk, before, after = length, 0, 0
+        if self.sorts and length > chunk:
+            order = self.order(k, real, length, mask)
+        else:
+            order = real.long().argsort(dim=1, descending=True, stable=True)[:, None, None]
+        order = order.expand(-1, q.shape[1], -1, -1)[..., :length]  # (B, H, R, L)
+        inside = torch.arange(length, device=q.device) < real.sum(1, keepdim=True)
 
         def chunks(x: Tensor) -> Tensor:
             """(B, H, T, D) -> (B, H, C, c, D)."""
-            index = order[..., None].expand(-1, -1, -1, x.shape[3])
+            index = order.flatten(2)[..., None].expand(-1, -1, -1, x.shape[3])
             return x.gather(2, index).unflatten(2, (-1, chunk))
 
         def around(x: Tensor) -> Tensor:
@@ -127,23 +115,28 @@ class LSHAttention(Attention):
             return torch.cat(moved, 3)
 
         def unsorted(x: Tensor) -> Tensor:
-            """(B, H, C, c, D) -> (B, H, T, D)."""
-            index = order[..., None].expand(-1, -1, -1, x.shape[4])
-            return x.new_zeros(*q.shape[:3], x.shape[4]).scatter(2, index, x.flatten(2, 3))
+            """(B, H, C, c, D) -> (B, H, R, T, D)."""
+            x, index = x.flatten(2, 3).unflatten(2, order.shape[2:]), order[..., None]
+            zeros = x.new_zeros(*order.shape[:3], q.shape[2], x.shape[4])
+            return zeros.scatter(3, index.expand(-1, -1, -1, -1, x.shape[4]), x)
 
-        queries = order.unflatten(2, (-1, chunk))
-        keys = around(queries)[..., None, :]
-        queries = queries[..., None]
-        allowed = around(inside[:, None].unflatten(2, (-1, chunk)))[..., None, :]
-        if causal:
+        queries = order.flatten(2).unflatten(2, (-1, chunk))
+        keys, queries = around(queries)[..., None, :], queries[..., None]
+        allowed = inside.repeat(1, order.shape[2])[:, None].unflatten(2, (-1, chunk))
+        allowed = around(allowed)[..., None, :]
+        if mask.causal:
             allowed = allowed & (keys <= queries)
+        if self.sorts:
+            k = k * torch.rsqrt(k.square().mean(-1, keepdim=True) + 1e-6)  # k √D / |k|
         scores = chunks(q * q.shape[3] ** -0.5) @ around(chunks(k)).mT
         scores = scores.to(torch.promote_types(q.dtype, torch.float32)).masked_fill(~allowed, MASKED)
         if self.sorts:
             scores = scores.masked_fill(keys == queries, SELF)
         z = scores.logsumexp(-1, keepdim=True)
         out = self.drop((scores - z).exp().to(v.dtype)) @ around(chunks(v))
-        return unsorted(out), unsorted(z)
+        out, z = unsorted(out), unsorted(z)
+        # Not a softmax: if all rounds have −10⁵, this rounds as in models that were trained so.
+        return (out * (z - z.logsumexp(2, keepdim=True)).exp().to(out.dtype)).sum(2)
 
     @torch.no_grad()
     def order(self, k: Tensor, real: Tensor, length: int, mask: Mask) -> Tensor:
