@@ -128,13 +128,9 @@ def _stack(config: ModelConfig, side: str, sized: ModelConfig) -> Iterator[Part]
             yield _part(sized, f"{side} relative scores", f"L·{config.position_terms}·{each}", L=blocks)
     attention = f"L·{_attention(sized)}"
     own = f"L·{_attention(sized, 'self')}" if config.latent is None else f"L·{_latent_attention(sized)}"
-    if config.attention == "lsh":
-        local = sum(config.lsh.kind(layer) == "local" for layer in range(blocks))
-        hashed = f"{'L' if not local else '(L-M)'}·{_attention(sized, 'lsh')}"
-        own = hashed if not local else attention if local == blocks else f"{hashed} + M·{attention[2:]}"
-        yield _part(sized, f"{side} self-attention", own, L=blocks, M=local)
-    else:
-        yield _part(sized, f"{side} self-attention", own, L=blocks)
+    if config.attention == "lsh":  # M layers lack a projection
+        own += f" - M·{'(E·H·D + H·D)' if config.attention_bias else 'E·H·D'}"
+    yield _part(sized, f"{side} self-attention", own, L=blocks, M=sum(map(config.lsh.sorts, range(blocks))))
     if crosses:
         yield _part(sized, "decoder cross-attention", attention, L=blocks)
     dense, sparse = f"L·{_feed_forward(sized)}", blocks
@@ -154,17 +150,17 @@ def _stack(config: ModelConfig, side: str, sized: ModelConfig) -> Iterator[Part]
     }[config.residual]
     norm = _norm(config, "E")
     final = "" if config.first_norm else f" - {norm}"
-    streams = _norm(config, "E" if config.residual != "reversible" else "2·E")
-    final += f" + {streams}" if config.has_final_norm("decoder" if side == "decoder" else "encoder") else ""
-    yield _part(sized, f"{side} norms", f"L·{norms}·{norm}{final}", L=blocks)
+    norm = _norm(config, "2·E" if config.residual == "reversible" else "E")
+    final += f" + {norm}" if config.has_final_norm("decoder" if side == "decoder" else "encoder") else ""
+    yield _part(sized, f"{side} norms", f"L·{norms}·{_norm(config, 'E')}{final}", L=blocks)
 
 
 def _attention(config: ModelConfig, kind: str = "cross") -> str:
-    """Four projections: E·H·D for q and o, E·G·D for k and v; biases of q, k and v, and of o. LSH attention lacks k."""
-    grouped, shared = config.kv_heads != config.n_heads, kind == "lsh"
-    terms = ["2·E·D·(H+G)" if grouped else "3·E·H·D" if shared else "4·E·H·D"]
+    """Four projections: E·H·D for q and o, E·G·D for k and v; biases of q, k and v, and of o."""
+    grouped = config.kv_heads != config.n_heads
+    terms = ["2·E·D·(H+G)" if grouped else "4·E·H·D"]
     if config.attention_bias:
-        terms.append("D·(H+2·G)" if grouped else "2·H·D" if shared else "3·H·D")
+        terms.append("D·(H+2·G)" if grouped else "3·H·D")
     if config.out_bias:
         terms.append("E")
     if config.qk_norm is not None:
@@ -207,15 +203,19 @@ def _heads(config: ModelConfig) -> Iterator[Part]:
         yield _part(config, "next-sentence head", "2·E + 2", E=pooled)
     for name, classes in (("sequence", config.n_labels), ("choice", 1)):
         if name in heads:
+            dense = _transform(config) if config.classifier_transform else ""
             bias = " + C" if config.classifier_bias else ""
             reads = pooled if config.classifier_input == "pooler" else config.state_width
-            dense, width = _transform(config, reads, has_dense=config.classifier_transform is not None)
-            yield _part(config, f"{name} head", f"{dense}C·E{bias}", E=width, C=classes)
-    for name, formula in (("token", "C·E + C"), ("span", "2·E + 2"), ("replaced", "E + 1")):
-        if name in heads:
-            has_dense = name == "replaced" or config.token_transform is not None
-            dense, width = _transform(config, config.state_width, has_dense=has_dense)
-            yield _part(config, f"{name} head", dense + formula, E=width)
+            if dense and config.residual == "reversible":  # the layer joins both streams
+                dense, reads = f"E·E + {dense}", config.d_model
+            yield _part(config, f"{name} head", f"{dense}C·E{bias}", E=reads, C=classes)
+    dense = _transform(config) if config.token_transform else ""
+    if "token" in heads:
+        yield _part(config, "token head", f"{dense}C·E + C", E=config.state_width)
+    if "span" in heads:
+        yield _part(config, "span head", f"{dense}2·E + 2", E=config.state_width)
+    if "replaced" in heads:
+        yield _part(config, "replaced head", f"{_transform(config)}E + 1", E=config.state_width)
     if "boundary" in heads:
         # p positions of width q; from the states at both boundaries and a position to the width W; the bias.
         formula = f"p·q + (2·E + q)·W + W + W·W + W + 2·{_norm(config, 'W')} + V"
@@ -225,14 +225,10 @@ def _heads(config: ModelConfig) -> Iterator[Part]:
         yield _part(config, "boundary head", formula, E=config.state_width, W=width, **sizes)
 
 
-def _transform(config: ModelConfig, reads: int, *, has_dense: bool) -> tuple[str, int]:
-    """The dense layer of a classifier that reads this width, and its norm; and the width after it."""
-    if not has_dense:
-        return "", reads
-    streams = 2 if reads == 2 * config.d_model == config.stream_width else 1
+def _transform(config: ModelConfig) -> str:
+    """The dense layer of a classifier, and its norm."""
     norm = f"{_norm(config, 'E')} + " if config.transform_norm else ""
-    bias = "E + " if config.transform_bias else ""
-    return f"{_times(streams, 'E·E')} + {bias}{norm}", reads // streams
+    return f"E·E + {'E + ' if config.transform_bias else ''}{norm}"
 
 
 def _lm_head(config: ModelConfig) -> str:
@@ -320,20 +316,6 @@ def feed_forward_elements(config: ModelConfig, layer: int) -> int:
     return matrices * width + config.d_model * experts.count
 
 
-def _chunk_elements(config: ModelConfig, keys: int, layer: int) -> int:
-    """Elements that a token uses in a layer of chunks: its projections, hashing, and the keys of each round."""
-    lsh, elements = config.lsh, attention_matrices(config)
-    if lsh.kind(layer) == "local":
-        around = lsh.local_chunk * (lsh.local_before + 1 + lsh.local_after)
-        return elements + _per_key(config) * (around if keys > lsh.local_chunk else keys)
-    elements -= config.d_model * config.n_heads * config.head_width  # queries and keys share a projection
-    if keys <= lsh.chunk:
-        return elements + _per_key(config) * keys
-    buckets = lsh.buckets or default_buckets(keys, lsh.chunk, config.max_positions)
-    hashing = config.n_heads * config.head_width * sum(buckets) // 2
-    return elements + lsh.hashes * (hashing + _per_key(config) * lsh.chunk * (lsh.before + 1 + lsh.after))
-
-
 def keys_read(config: ModelConfig, layer: int, keys: int, side: str) -> int:
     """How many of the keys a query may read in self-attention, without single global tokens. Of blocks in training:
     its own, two beside it, the first, the last and random ones; the queries of two blocks read all keys.
@@ -346,6 +328,10 @@ def keys_read(config: ModelConfig, layer: int, keys: int, side: str) -> int:
     if config.attention == "spans":  # itself, k of each level and side; every other level reads it once
         levels = len(level_starts(keys, config.span_keys)) - 1
         return min(keys, (2 if side == "encoder" else 1) * levels * config.span_keys + 1) + levels - 1
+    if config.attention == "lsh":  # in each round
+        chunk, before, after = config.lsh.sizes(layer)
+        rounds = config.lsh.hashes if config.lsh.sorts(layer) else 1
+        return rounds * chunk * (before + 1 + after) if keys > chunk else keys
     window = config.window(layer) or keys
     return min(keys, 2 * window - 1 if side == "encoder" else window)
 
@@ -354,8 +340,6 @@ def _layer_elements(config: ModelConfig, keys: int, side: str) -> int:
     """Elements of the matrices that a token passes in all layers of a stack, without cross-attention."""
     read = sum(keys_read(config, layer, keys, side) for layer in range(config.n_layers))
     feed_forward = sum(feed_forward_elements(config, layer) for layer in range(config.n_layers))
-    if config.attention == "lsh":
-        return sum(_chunk_elements(config, keys, layer) for layer in range(config.n_layers)) + feed_forward
     # Relative scores: there are twice as many distances as keys.
     scores = _per_key(config) * read * (2 if config.positions == "relative-sinusoidal" else 1)
     # Disentangled scores: products of queries, and of keys, with the vectors of at most so many distances. Each batch
@@ -365,9 +349,19 @@ def _layer_elements(config: ModelConfig, keys: int, side: str) -> int:
     matrices = config.n_layers * attention_matrices(config) + feed_forward
     if config.attention == "spans":
         matrices = matrices * level_starts(keys, config.span_keys)[-1] // keys
+    elif config.attention == "lsh":
+        matrices += sum(_hashing(config, keys) for layer in range(config.n_layers) if config.lsh.sorts(layer))
     elif config.attention != "softmax":
         scores = config.n_layers * _linear_attention(config)
     return matrices + scores
+
+
+def _hashing(config: ModelConfig, keys: int) -> int:
+    """Elements of the rotations that a token passes in a layer, instead of a projection of keys."""
+    lsh = config.lsh
+    buckets = lsh.buckets or default_buckets(keys, lsh.chunk, config.max_positions)
+    rotations = lsh.hashes * sum(buckets) // 2 if keys > lsh.chunk else 0
+    return config.n_heads * config.head_width * (rotations - config.d_model)
 
 
 def _linear_attention(config: ModelConfig) -> int:
@@ -401,13 +395,11 @@ def cached_elements(config: ModelConfig, tokens: int = 1) -> int:
     stores sums, whose size does not depend on the tokens.
     """
     sized, layers = config.decoder_side, range(config.decoder_layers)
-    if config.attention == "lsh":  # the embeddings, from which each step computes all states again
-        return tokens * config.d_model * bool(config.decoder_layers)
     if config.attention in ("elu", "favor"):
         features = config.n_features if config.attention == "favor" else config.head_width
         return config.decoder_layers * sized.n_heads * features * (sized.head_width + 1)
-    if config.attention == "spans":  # the inputs of the stack
-        return tokens * config.d_model
+    if config.attention in ("lsh", "spans"):  # the inputs of the stack
+        return tokens * config.d_model * bool(config.decoder_layers)
     kept = sum(keys_read(sized, layer, tokens, "decoder") for layer in layers)
     each = 2 * sized.kv_heads * sized.head_width
     return kept * (each if config.latent is None else config.latent.width + config.latent.d_rotary)

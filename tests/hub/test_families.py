@@ -210,12 +210,14 @@ REFORMER = (
 )
 REFORMER |= {
     "norm_placement": "pre",
-    "positions": "learned",
+    "positions": "axial",
     "attention_dropout": 0.2,
     "activation_dropout": 0.1,
 }
 REFORMER |= {
-    "lsh": {"layers": ["local", "lsh"], "chunk": 3, "local_chunk": 6, "local_dropout": 0.3, "seed": 4}
+    "axial_shape": (8, 8),
+    "axial_widths": (4, 12),
+    "lsh": {"layers": ["local", "lsh"], "chunk": 3, "local_chunk": 6, "local_dropout": 0.3, "seed": 4},
 }
 NEW: list[tuple[str, dict[str, Any]]] = [
     ("bert", TEXT | {"n_token_types": 2}),
@@ -271,7 +273,8 @@ NEW: list[tuple[str, dict[str, Any]]] = [
         "reformer",
         REFORMER | {"shape": "encoder", "heads": ["lm"], "lsh": {"chunk": 4, "seed": 1, "hashes": 2}},
     ),
-    ("trifold", REFORMER | {"positions": "rotary"}),
+    ("trifold", REFORMER | {"positions": "rotary", "axial_shape": None, "axial_widths": None}),
+    ("trifold", REFORMER | {"positions": "learned", "axial_shape": None, "axial_widths": None}),
     ("trifold", REFORMER | {"residual": "sequential"}),
 ]
 

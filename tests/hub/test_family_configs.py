@@ -275,11 +275,11 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("num_buckets", 3, "num_buckets"),
         ("num_buckets", [4, 3], "num_buckets"),
         ("lsh_attn_chunk_length", None, "lsh_attn_chunk_length"),
-        ("local_num_chunks_after", 1, "lsh.local_after: 1 reads later tokens"),
+        ("local_num_chunks_after", 1, "lsh.local_after need shape: encoder"),
+        ("axial_pos_embds", False, "axial_pos_embds"),
         ("axial_pos_shape", [2, 2, 6], "axial_pos_shape"),
         ("axial_pos_shape", [4, 5], "axial positions need axial_shape, whose product"),
         ("axial_pos_embds_dim", [4, 13], "axial positions need axial_widths, whose sum"),
-        ("local_attn_chunk_length", 25, "no text of 24 tokens is a multiple of chunks"),
     ],
     "bart": [
         ("decoder_layer", 4, "did you mean 'decoder_layers'?"),

@@ -344,7 +344,7 @@ OPTIONS["reformer"] = {
     **{"lsh_attn_chunk_length": CHUNKS, "local_attn_chunk_length": CHUNKS, "num_hashes": [2, 5]},
     **{"lsh_num_chunks_before": [0, 2, 5], "local_num_chunks_before": [0, 2, 5], "is_decoder": [False]},
     **{"lsh_num_chunks_after": [1, 4], "local_num_chunks_after": [1, 4], "hash_seed": [0, 7]},
-    **{"num_buckets": [None, 2, 5, 6, [2, 2], [4, 2, 6], [8]], "axial_pos_embds": [False]},
+    **{"num_buckets": [None, 2, 5, 6, [2, 2], [4, 2, 6], [8]]},
     **{"axial_pos_shape": [[2, 12], [5, 5], [3, 4]], "axial_pos_embds_dim": [[8, 8], [1, 15], [2, 3]]},
     **{"max_position_embeddings": [12, 40], "hidden_dropout_prob": [0.2], "classifier_dropout": [0.3]},
     **IDS,

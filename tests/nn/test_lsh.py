@@ -277,13 +277,13 @@ def test_costs(values):
     ({"qk_norm": "head"}, "excludes qk_norm"),
     ({"sliding_window": 4}, "excludes sliding_window"),
     ({"positions": "alibi"}, "has no offsets of scores"),
-    ({"lsh": {"after": 1}}, r"lsh\.after: 1 reads later tokens"),
+    ({"lsh": {"after": 1}}, r"lsh\.after and lsh\.local_after need shape: encoder"),
     ({"lsh": {"buckets": [3]}}, "buckets"),
-    ({"max_positions": 11}, "no text of 11 tokens is a multiple"),
     ({"positions": "axial"}, "need axial_shape"),
     ({"axial_shape": [2, 3]}, "axial_shape needs positions: axial"),
     ({"residual": "reversible", "shape": "encoder-decoder"}, "has no cross-attention"),
     ({"residual": "reversible", "norm_placement": "post"}, "needs norm_placement: pre"),
+    ({"residual": "reversible", "token_transform": "tanh"}, "excludes token_projection, token_transform"),
     ({"residual": "reversible", "attention": "softmax", "lsh": {}, "positions": "relative"}, "learned offsets"),
 ])  # fmt: skip
 def test_contradictions_are_named(values, message):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from math import lcm, prod
+from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,10 +52,11 @@ def _layers(config: ModelConfig) -> Iterator[str]:
             yield f"residual: {config.residual} has no cross-attention: choose shape encoder or decoder"
         if not config.first_norm or config.residual_scale != 1:
             yield f"residual: {config.residual} excludes first_norm: false and residual_scale"
-        if config.residual == "reversible" and (
-            config.token_projection or config.positions in _LEARNED_OFFSETS
-        ):
-            yield "residual: reversible excludes token_projection and learned offsets of scores"
+    if config.residual == "reversible":
+        if config.token_projection or config.token_transform or "replaced" in config.chosen_heads:
+            yield "residual: reversible excludes token_projection, token_transform and the head replaced"
+        if config.positions in ("relative", "relative-sinusoidal", "disentangled"):
+            yield "residual: reversible excludes learned offsets of scores"
     if not config.first_norm and config.norm_placement != "pre":
         yield f"first_norm: false needs norm_placement: pre, not {config.norm_placement}"
     if config.norm_weight != "plain" and config.norm != "rms":
@@ -99,17 +100,8 @@ def _linear_attention(config: ModelConfig) -> Iterator[str]:
     for key in ("sliding_window", "score_soft_cap", "attention_sinks", "latent", *excluded):
         if getattr(config, key):
             yield f"attention: {config.attention} excludes {key}"
-    if config.attention == "lsh":
-        yield from _lsh(config)
-
-
-def _lsh(config: ModelConfig) -> Iterator[str]:
-    lsh, chunks = config.lsh, config.lsh.chunks
-    if config.max_positions > min(chunks) and lcm(*chunks) > config.max_positions:
-        yield f"lsh: no text of {config.max_positions} tokens is a multiple of chunks of {chunks[0]} and {chunks[1:]}"
-    for key, kind in (("after", "lsh"), ("local_after", "local")):
-        if config.decoder_layers and kind in lsh.layers and getattr(lsh, key):
-            yield f"lsh.{key}: {getattr(lsh, key)} reads later tokens and needs shape: encoder, not {config.shape}"
+    if config.decoder_layers and (config.lsh.after or config.lsh.local_after):
+        yield f"lsh.after and lsh.local_after need shape: encoder, not {config.shape}"
 
 
 def _sparse_attention(config: ModelConfig) -> Iterator[str]:
@@ -151,7 +143,6 @@ def _latent(config: ModelConfig) -> Iterator[str]:
         yield "latent excludes attention_scale_by_layer and parallel residuals"
 
 
-_LEARNED_OFFSETS = ("relative", "relative-sinusoidal", "disentangled")
 # Kinds of positions -> keys that apply to them only.
 _ONLY = {
     "rotary": "rotary_width rotary_pairs rotary_theta rotary_scaling rotary_local_theta rotary_pattern",

@@ -90,11 +90,9 @@ class LSH(Settings):
         None,
         strict=False,
         min_length=1,
-        description="buckets of a round, or factors of their number; default: twice as many as chunks",
+        description="of a round, or factors; default: twice as many as chunks",
     )
-    seed: int | None = Field(
-        None, ge=0, lt=2**63, description="of the rotations; default: others in each layer and training step"
-    )
+    seed: int | None = Field(None, ge=0, lt=2**63, description="of rotations; default: by layer and step")
     layers: tuple[Literal["lsh", "local"], ...] = Field(
         ("lsh",), strict=False, min_length=1, description="kinds of layers, repeated; local ones do not sort"
     )
@@ -103,12 +101,12 @@ class LSH(Settings):
     local_after: int = Field(0, ge=0, le=64, description="after of local layers")
     local_dropout: float = Field(0.0, ge=0, lt=1, description="attention_dropout of local layers")
 
-    def kind(self, layer: int) -> Literal["lsh", "local"]:
-        """The kind of attention of that layer."""
-        return self.layers[layer % len(self.layers)]
+    def sorts(self, layer: int) -> bool:
+        """Whether that layer sorts the tokens."""
+        return self.layers[layer % len(self.layers)] == "lsh"
 
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """The sizes of the chunks that occur."""
-        sizes = {"lsh": self.chunk, "local": self.local_chunk}
-        return tuple(sizes[kind] for kind in {*self.layers})
+    def sizes(self, layer: int) -> tuple[int, int, int]:
+        """The tokens of a chunk of that layer, and how many chunks before and after its own a query reads."""
+        if self.sorts(layer):
+            return self.chunk, self.before, self.after
+        return self.local_chunk, self.local_before, self.local_after

@@ -82,8 +82,7 @@ class Classes(nn.Module):
         super().__init__()
         self.state, self.eos_id = state, config.eos_id
         width = (config.pooler_width or config.d_model) if state == "pooler" else config.state_width
-        # Two streams become one.
-        inner = config.d_model if transform and width == 2 * config.d_model == config.stream_width else width
+        inner = config.d_model if transform and width == config.stream_width else width  # joins two streams
         self.dense = Linear(width, inner, bias=config.transform_bias) if transform else None
         self.activation = ACTIVATIONS[transform] if transform else None
         self.norm = new_norm(config, inner) if transform and config.transform_norm else None

@@ -46,13 +46,12 @@ class LSHAttention(Attention):
         super().__init__(config, layer)
         lsh, self.layer, self.max_positions = config.lsh, layer, config.max_positions
         self.hashes, self.buckets, self.fixed_seed = lsh.hashes, lsh.buckets, lsh.seed
-        self.multiple, self.shortest = math.lcm(*lsh.chunks), min(lsh.chunks)
-        self.sorts = lsh.kind(layer) == "lsh"
+        chunks = [lsh.sizes(other)[0] for other in range(len(lsh.layers))]
+        self.multiple, self.shortest = math.lcm(*chunks), min(chunks)
+        self.sorts, (self.chunk, self.before, self.after) = lsh.sorts(layer), lsh.sizes(layer)
         if self.sorts:
             del self.k_proj
-            self.chunk, self.before, self.after = lsh.chunk, lsh.before, lsh.after
         else:
-            self.chunk, self.before, self.after = lsh.local_chunk, lsh.local_before, lsh.local_after
             self.drop = Dropout(lsh.local_dropout)
 
     def _projections(self, x: Tensor, packing: Packing | None) -> tuple[Tensor, Tensor, Tensor]:

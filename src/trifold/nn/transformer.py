@@ -81,9 +81,7 @@ class Transformer(nn.Module):
             if parameter.dim() == 1:
                 # The only weights with one axis are those of norms.
                 parameter.fill_(float(name.endswith("weight") and self.config.norm_weight != "plus-one"))
-            elif name.endswith(
-                ("tokens.weight", "positions.weight", "token_types.weight", "lm_head.weight", *_AXIAL)
-            ):
+            elif name.endswith(("tokens.weight", "positions.weight", "token_types.weight", "lm_head.weight")):
                 nn.init.normal_(parameter, std=self.config.d_model**-0.5)
             else:
                 nn.init.xavier_uniform_(parameter)
@@ -235,9 +233,6 @@ class Transformer(nn.Module):
         if not self.config.segment_offsets or segments is None or packing is None:
             return segments if self.config.segment_offsets else None
         return packing.grid(segments[..., None])[..., 0]
-
-
-_AXIAL = ("positions.rows", "positions.columns")  # tables of axial positions
 
 
 def _embeddings(config: ModelConfig, tokens: TokenEmbedding | None) -> nn.Module:

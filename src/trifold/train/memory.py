@@ -126,7 +126,10 @@ def _kept_keys(config: ModelConfig, layer: int, length: int, side: str) -> int:
     """For how many keys of a query self-attention may save weights. If queries read few keys, it computes blocks of
     queries again, except those that read all keys.
     """
-    if 2 * keys_read(config, layer, length, side) >= length:
+    keys = keys_read(config, layer, length, side)
+    if config.attention == "lsh":
+        return keys
+    if 2 * keys >= length:
         return length
     return 0 if config.sparse_blocks is None else 2 * config.sparse_blocks.size
 
@@ -148,11 +151,9 @@ def _saved_by_block(
     weights_per_key = 3 if config.attention_dropout else int(length <= 128)
     weights = round(config.n_heads * weights_per_key * kept)
     if config.attention == "lsh":
-        # In each round, copies of q, k, v and the output, scores twice, and the weights.
-        lsh = config.lsh
-        keys = min(lsh.chunk * (lsh.before + 1 + lsh.after), length)
-        copies = 2 + 2 * (lsh.before + 1 + lsh.after)
-        weights = lsh.hashes * (copies * merged + 3 * config.n_heads * keys)
+        # Copies of the keys and values that chunks read, scores twice, and the weights; q and the output of each round.
+        copies = 2 * kept / config.lsh.chunk + 2 * config.lsh.hashes
+        weights = round(copies * merged + 3 * config.n_heads * kept)
     inner = 2 if config.gated else 1  # inputs or outputs of the activation
     if config.activation_dropout or int8:  # both, and the product with the gate
         inner = 4 if config.gated else 2
