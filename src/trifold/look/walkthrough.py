@@ -60,8 +60,8 @@ def walkthrough(trace: Trace, side: str | None = None, position: int = -1) -> li
         calls = [iter(contexts.enter_context(record_calls(block))) for block in stack.blocks]
         model(first, second)
         x = steps.embeddings(embeddings, second if side == "decoder" and second else first, side)
-        if stack.is_reversible:
-            x = steps.add("two streams", "[x; x]", stack.streams(x), x=x)
+        if stack.streams == 2:
+            x = steps.add("two streams", "[x; x]", x.repeat(1, 1, 2), x=x)
         for layer, number in enumerate(stack.order):
             steps.place, inputs = f"layer {layer + 1}: ", next(calls[number]).args[1]
             if layer == 0 and inputs.mask.spans is not None:
@@ -148,16 +148,6 @@ class _Steps(list[Step]):
 
     def block(self, block: Any, x: Tensor, inputs: Any, name: str) -> Tensor:
         attention, feed_forward = block.self_attention, block.feed_forward
-        if isinstance(block, ReversibleBlock):
-            first, second = x.chunk(2, -1)
-            y = self.norm("norm", attention.enter, second, f"{name}.self_attention.enter")
-            a = self.attention(attention.sublayer, y, inputs, f"{name}.self_attention")
-            first = self.add("first stream", "x + a", first + a, f"{name}.self_attention", x=first, a=a)
-            y = self.norm("norm", feed_forward.enter, first, f"{name}.feed_forward.enter")
-            f = self.feed_forward(feed_forward.sublayer, y, inputs, f"{name}.feed_forward")
-            second = self.add("second stream", "z + f", second + f, f"{name}.feed_forward", z=second, f=f)
-            streams, state = torch.cat([first, second], -1), name.replace("blocks", "states")
-            return self.add("two streams", "[x; z]", streams, state, x=first, z=second)
         if isinstance(attention, nn.ModuleDict):
             y = self.norm("norm", attention["enter"], x, f"{name}.self_attention.enter")
             a = self.attention(attention["sublayer"], y, inputs, f"{name}.self_attention")
@@ -166,6 +156,7 @@ class _Steps(list[Step]):
             f = self.feed_forward(feed_forward["sublayer"], z, inputs, f"{name}.feed_forward")
             state = name.replace("blocks", "states")
             return self.add("residual", "x + (a + f)", x + (a + f), state, x=x, a=a, f=f)
+        other, x = x.chunk(2, -1) if isinstance(block, ReversibleBlock) else (None, x)
         for part in ("self_attention", "cross_attention", "feed_forward"):
             if (residual := getattr(block, part)) is not None:
                 point, run = f"{name}.{part}", self.feed_forward if part == "feed_forward" else self.attention
@@ -177,10 +168,14 @@ class _Steps(list[Step]):
                 if residual.scale != 1:
                     self.equals(None)
                     y = self.add("scale", "c · dx", y * residual.scale, f"{point}.output", dx=y)
-                x = self.add("residual", "x + dx", x + y, x=x, dx=y)
+                base, other = (x, None) if other is None else (other, x)
+                x = self.add("residual", "x + dx", base + y, x=base, dx=y)
                 x = self.norm("norm", residual.after, x, point)
                 self.equals(point)
-        return x
+        if other is None:
+            return x
+        state = name.replace("blocks", "states")
+        return self.add("two streams", "[x; z]", torch.cat([other, x], -1), state, x=other, z=x)
 
     def attention(self, layer: Any, x: Tensor, inputs: Any, name: str) -> Tensor:
         if type(layer) is not Attention:  # one step

@@ -165,7 +165,18 @@ class SlidingKeys(GrowingKeys):
         super().truncate(length)
 
 
-class RunningSums(GrowingKeys):
+class History(GrowingKeys):
+    """What attention stores that depends on all tokens read, as the inputs (B, 1, T, E) of LSH attention: how it sorts
+    a token changes the states of those before it.
+    """
+
+    def truncate(self, length: int) -> None:
+        """Raises ValueError if a token would be removed."""
+        if length < self.length:
+            raise ValueError("this attention cannot remove tokens from a cache; use no speculative search")
+
+
+class RunningSums(History):
     """The sums S (B, H, M, D + 1) of linear attention instead of keys: their size does not grow with the length."""
 
     def __init__(self) -> None:
@@ -184,20 +195,6 @@ class RunningSums(GrowingKeys):
     def expand(self, times: int) -> None:
         """Repeat every row `times` times, one after the other."""
         self.state = None if self.state is None else self.state.repeat_interleave(times, 0)
-
-    def truncate(self, length: int) -> None:
-        """Raises ValueError: a sum does not forget its terms."""
-        if length < self.length:
-            raise ValueError("linear attention cannot remove tokens from a cache; use no speculative search")
-
-
-class History(GrowingKeys):
-    """The embeddings (B, 1, T, E) of all tokens, where each step computes all states again."""
-
-    def truncate(self, length: int) -> None:
-        """Raises ValueError: a state depends on how the tokens after it were sorted, also if these are removed."""
-        if length < self.length:
-            raise ValueError("LSH attention cannot remove tokens from a cache; use no speculative search")
 
 
 class LayerCache:

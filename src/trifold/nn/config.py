@@ -30,6 +30,7 @@ Positions = Literal[
     "alibi",
     "none",
 ]
+Pair = tuple[PositiveInt, PositiveInt]
 Activation = Literal["relu", "relu2", "gelu", "gelu-tanh", "quick-gelu", "silu", "tanh"]
 Head = Literal["lm", "pooler", "next-sentence", "sequence", "choice", "token", "span", "replaced", "boundary"]
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
@@ -112,12 +113,8 @@ class ModelConfig(Settings):
     )
     alibi_scale: float = Field(1.0, gt=0, description="alibi: factor of the offsets")
     alibi_rounded: bool = Field(False, description="alibi: round slopes and offsets to bfloat16")
-    axial_shape: tuple[PositiveInt, PositiveInt] | None = Field(
-        None, strict=False, description="axial: rows and columns in which positions are arranged"
-    )
-    axial_widths: tuple[PositiveInt, PositiveInt] | None = Field(
-        None, strict=False, description="axial: widths of the vectors of a row and of a column"
-    )
+    axial_shape: Pair | None = Field(None, strict=False, description="axial: rows and columns of positions")
+    axial_widths: Pair | None = Field(None, strict=False, description="axial: widths of a row and a column")
     image_size: tuple[int, int] | None = Field(None, strict=False, description="height and width in pixels")
     patch_size: tuple[int, int] | None = Field(None, strict=False, description="patch height and width")
     n_channels: int = Field(3, gt=0, description="channels of a pixel")
@@ -130,8 +127,7 @@ class ModelConfig(Settings):
     # Blocks
     residual: Literal["sequential", "parallel", "parallel-two-norms", "reversible"] = Field(
         "sequential",
-        description="attention, then feed-forward; both in parallel with one norm or two; or each added to its own "
-        "stream, in memory that does not grow with the layers",
+        description="attention, then feed-forward; in parallel (one norm or two); in two streams",
     )
     norm: Literal["layer", "rms"] = "layer"
     norm_weight: Literal["plain", "plus-one", "none"] = Field(

@@ -58,14 +58,11 @@ class LearnedPositions(nn.Module):
 
 
 class AxialPositions(nn.Module):
-    """Adds [r; c], the learned vectors of the row and of the column of a position in a rectangle (Ho et al. 2019): n
-    positions have tables of about √n vectors.
-    """
+    """Adds [r; c], the learned vectors of the row and of the column of a position in a rectangle (Ho et al. 2019)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        assert config.axial_shape is not None and config.axial_widths is not None, "see config_checks.py"
-        sizes = zip(config.axial_shape, config.axial_widths, strict=True)
+        sizes = zip(config.axial_shape or (), config.axial_widths or (), strict=True)
         self.rows, self.columns = (nn.Parameter(torch.empty(size)) for size in sizes)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import call
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -167,9 +167,8 @@ class Stack(nn.Module):
         self.states = nn.ModuleList(HookPoint("state") for _ in self.order)
         has_norm = config.has_final_norm(side)
         self.final_norm = new_norm(config, config.stream_width) if has_norm else nn.Identity()
-        self.is_reversible = config.residual == "reversible"
-        # A decoding step computes the states of the whole text, because its tokens change what earlier ones read.
-        self.is_read_again = config.attention in ("lsh", "spans")
+        self.streams = 2 if config.residual == "reversible" else 1
+        self.sorts = config.attention == "lsh"
         self.has_sums = config.attention in ("elu", "favor")
         self.span_keys = config.span_keys if config.attention == "spans" else 0
         self.sparse_blocks, self.segments, self.heads = config.sparse_blocks, config.segments, config.n_heads
@@ -198,7 +197,8 @@ class Stack(nn.Module):
         positions: (B or 1, T), by default those of the mask. segments: (B, T), if scores depend on them.
         """
         count = x.shape[1]
-        if cache is not None and self.is_read_again:
+        if cache is not None and (self.sorts or self.span_keys):
+            # The cache stores x only. Every step computes all layers again, because new tokens change what others read.
             assert positions is None, "the positions of earlier tokens are not stored"
             x = cache.layers[0].own.update(x[:, None], x[:, None, :, :0])[0][:, 0]
             states: Tensor = self(x, replace(mask, offset=0), memory, memory_mask)
@@ -223,12 +223,13 @@ class Stack(nn.Module):
 
     def run_layers(self, x: Tensor, inputs: LayerInputs, cache: Cache | None = None) -> Tensor:
         """One block after the other, then the final norm: x (B, T, E) -> (B, T, E), or two streams (B, T, 2·E)."""
-        x = self.streams(x)
-        if cache is None and self._runs_reversibly():
+        x = x.repeat(1, 1, self.streams)
+        # Hook points read the states between blocks, and blocks in shards, of another type, gather their parameters.
+        blocks = [block for number in self.order if type(block := self.blocks[number]) is ReversibleBlock]
+        if blocks and cache is None and torch.is_grad_enabled() and not self._watched():
             steps = list[Step]()
-            for number, own in zip(self.order, self._layer_inputs(inputs), strict=True):
-                own = own._replace(mask=replace(own.mask, orders={})) if self.is_read_again else own
-                steps += cast("ReversibleBlock", self.blocks[number]).steps(own)
+            for block, own in zip(blocks, self._layer_inputs(inputs), strict=True):
+                steps += block.steps(own._replace(mask=replace(own.mask, orders={})) if self.sorts else own)
             return self.final_norm(run_reversibly(steps, x))
         caches: Sequence[LayerCache | None] = [None] * len(self.order)
         if cache is not None:
@@ -245,16 +246,8 @@ class Stack(nn.Module):
                 x = spans.rows(state(spans.tokens(x)), x[:, spans.starts[1] :])
         return self.final_norm(x)
 
-    def streams(self, x: Tensor) -> Tensor:
-        """What the first block reads for embeddings x (B, T, E): (B, T, 2·E) if blocks are reversible."""
-        return torch.cat([x, x], -1) if self.is_reversible else x
-
-    def _runs_reversibly(self) -> bool:
-        """Whether no state between blocks is needed: hook points read them, and blocks in shards gather parameters."""
-        if not self.is_reversible or not torch.is_grad_enabled():
-            return False
-        plain = all(type(block) is ReversibleBlock for block in self.blocks)
-        return plain and not any(getattr(module, "watched", False) for module in self.modules())
+    def _watched(self) -> bool:
+        return any(getattr(module, "watched", False) for module in self.modules())
 
     def _layer_inputs(self, inputs: LayerInputs, tokens: int = 0) -> list[LayerInputs]:
         """The inputs of each layer, with its window and rotations; equal ones are one value.

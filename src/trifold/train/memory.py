@@ -101,16 +101,15 @@ def saved_elements(
     """
     mask = 1 if config.dropout and not compiled else 0  # the compiled loops redraw the mask
     layers, recompute, int8 = 0, train.recompute == "blocks", train.precision == "int8"
+    is_reversible = config.residual == "reversible"
     for side, sized in config.stacks.items():
         crosses = side == "decoder" and config.shape == "encoder-decoder"
         kept = sum(_kept_keys(sized, layer, length, side) for layer in range(sized.n_layers)) / sized.n_layers
         kept += length if crosses else 0
         block = _saved_by_block(sized, kept, length, mask, attentions=2 if crosses else 1, int8=int8)
         block += sized.d_ff if config.activation_dropout and not compiled else 0
-        if config.residual == "reversible":
-            layers += config.stream_width + block
-        else:
-            layers += sized.n_layers * config.d_model + block if recompute else sized.n_layers * block
+        inputs = config.stream_width if is_reversible else sized.n_layers * config.d_model
+        layers += inputs + block if recompute or is_reversible else sized.n_layers * block
     stacks = len(config.stacks)
     if config.attention == "spans":
         tokens = tokens * level_starts(length, config.span_keys)[-1] // length
@@ -127,10 +126,8 @@ def _kept_keys(config: ModelConfig, layer: int, length: int, side: str) -> int:
     queries again, except those that read all keys.
     """
     keys = keys_read(config, layer, length, side)
-    if config.attention == "lsh":
-        return keys
-    if 2 * keys >= length:
-        return length
+    if config.attention == "lsh" or 2 * keys >= length:
+        return keys if config.attention == "lsh" else length
     return 0 if config.sparse_blocks is None else 2 * config.sparse_blocks.size
 
 
@@ -148,12 +145,12 @@ def _saved_by_block(
         "reversible": 2 * each,
     }[config.residual]
     # The attention weights: the softmax, and with dropout a mask and the product.
-    weights_per_key = 3 if config.attention_dropout else int(length <= 128)
+    weights_per_key = 3 if config.attention_dropout or config.attention == "lsh" else int(length <= 128)
     weights = round(config.n_heads * weights_per_key * kept)
     if config.attention == "lsh":
-        # Copies of the keys and values that chunks read, scores twice, and the weights; q and the output of each round.
-        copies = 2 * kept / config.lsh.chunk + 2 * config.lsh.hashes
-        weights = round(copies * merged + 3 * config.n_heads * kept)
+        weights += round(
+            3 * merged * kept / config.lsh.chunk
+        )  # copies of q, k, v and the output in each round
     inner = 2 if config.gated else 1  # inputs or outputs of the activation
     if config.activation_dropout or int8:  # both, and the product with the gate
         inner = 4 if config.gated else 2

@@ -37,8 +37,8 @@ def _save_layers(config: ModelConfig) -> Fields:
     return {"num_buckets": buckets[0] if len(buckets) == 1 else list(buckets), "attn_layers": layers}
 
 
-def _shape(is_decoder: bool, fields: Fields) -> str:
-    shape = "decoder" if is_decoder else "encoder"
+def _shape(is_decoder: bool | None, fields: Fields) -> str:
+    shape: str = {True: "decoder", False: "encoder", None: fields.get("shape", "encoder")}[is_decoder]
     if fields.get("shape", shape) != shape:
         raise SettingsError(
             f"is_decoder: {is_decoder} contradicts the class, which is for {fields['shape']}s"
@@ -104,7 +104,7 @@ FAMILY = Family(
             _load_layers,
             _save_layers,
         ),
-        row("is_decoder", "shape", False, kind=bool, load=_shape, save=lambda shape: shape == "decoder"),
+        row("is_decoder", "shape", None, kind=bool, load=_shape, save=lambda shape: shape == "decoder"),
         row("classifier_dropout", "classifier_dropout", None, heads=("sequence",), explicit=False),
         ids(0, None, 2, padded=True),
         fixed(tie_word_embeddings=False, is_encoder_decoder=False, add_cross_attention=False),
