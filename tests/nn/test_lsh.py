@@ -207,7 +207,7 @@ def test_reversible_blocks_equal_the_two_streams(case, recomputes):
     tokens = torch.cat([texts()[0], texts()[0].flip(1)])
     net.decoder.blocks[0].feed_forward.sublayer.in_proj.weight.requires_grad_(False)
     plain = copy.deepcopy(net)
-    plain.decoder._watched = lambda: True
+    plain.decoder.watched = True
     if recomputes:
         recompute_blocks(net)
         recompute_blocks(plain)

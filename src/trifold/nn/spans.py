@@ -80,11 +80,8 @@ class Spans:
     def rows(self, x: Tensor, spans: Tensor | None = None) -> Tensor:
         """The tokens, and states (B, M, E) of spans, by default 0 -> (B, T + M, E)."""
         x = self.packing.grid(x) if self.packing else x.gather(1, self.columns.expand_as(x))
-        return (
-            F.pad(x, (0, 0, 0, self.starts[-1] - self.starts[1]))
-            if spans is None
-            else torch.cat((x, spans), 1)
-        )
+        spans = x.new_zeros(len(x), self.starts[-1] - self.starts[1], x.shape[2]) if spans is None else spans
+        return torch.cat((x, spans), 1)
 
     def tokens(self, x: Tensor) -> Tensor:
         """(B, T + M, E) -> the tokens, where they were."""

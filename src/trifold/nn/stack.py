@@ -223,10 +223,11 @@ class Stack(nn.Module):
 
     def run_layers(self, x: Tensor, inputs: LayerInputs, cache: Cache | None = None) -> Tensor:
         """One block after the other, then the final norm: x (B, T, E) -> (B, T, E), or two streams (B, T, 2·E)."""
-        x = x.repeat(1, 1, self.streams)
+        x = x if self.streams == 1 else x.repeat(1, 1, self.streams)
         # Hook points read the states between blocks, and blocks in shards, of another type, gather their parameters.
         blocks = [block for number in self.order if type(block := self.blocks[number]) is ReversibleBlock]
-        if blocks and cache is None and torch.is_grad_enabled() and not self._watched():
+        watched = (module for module in self.modules() if getattr(module, "watched", False))
+        if blocks and cache is None and torch.is_grad_enabled() and next(watched, None) is None:
             steps = list[Step]()
             for block, own in zip(blocks, self._layer_inputs(inputs), strict=True):
                 steps += block.steps(own._replace(mask=replace(own.mask, orders={})) if self.sorts else own)
@@ -245,9 +246,6 @@ class Stack(nn.Module):
             elif state.watched:
                 x = spans.rows(state(spans.tokens(x)), x[:, spans.starts[1] :])
         return self.final_norm(x)
-
-    def _watched(self) -> bool:
-        return any(getattr(module, "watched", False) for module in self.modules())
 
     def _layer_inputs(self, inputs: LayerInputs, tokens: int = 0) -> list[LayerInputs]:
         """The inputs of each layer, with its window and rotations; equal ones are one value.
