@@ -38,7 +38,7 @@ HEADS = (
     "classification_head.out_proj",
 )
 # The output table of language models, under its own name or that of the embeddings.
-WITH_SEGMENTS = ("bert", "albert", "electra", "deberta-v2")
+WITH_SEGMENTS = ("bert", "albert", "electra", "deberta-v2", "longformer")
 OUTPUTS = (
     "lm_head.weight",
     "lm_head.decoder",
@@ -112,6 +112,11 @@ def inputs_for(model: Any) -> dict[str, Any]:
         return {"tokens": tokens, "decoder": False}
     kinds = getattr(config, "type_vocab_size", 3)
     segments = torch.randint(max(kinds, 1), shape, generator=generator)
+    if config.model_type == "longformer" and "ForQuestionAnswering" in type(model).__name__:
+        tokens = tokens.where(columns < lengths, config.pad_token_id)  # there must be three separators
+        for place in (lengths[:, 0] - 1, lengths[:, 0] // 2 - 1, lengths[:, 0] // 2):
+            tokens[range(len(LENGTHS)), place] = config.sep_token_id
+        return {"tokens": tokens, "token_type_ids": segments}
     if config.model_type == "xlnet":
         # The reference reads the first column even if it is padding.
         first = getattr(config, "summary_type", "last") == "first"

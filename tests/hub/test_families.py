@@ -55,7 +55,7 @@ def test_a_family_equals_the_reference(family: str, case: str) -> None:
 Saved = Callable[..., Path]
 DECODERS = [family for family, tiny in TINY.items() if tiny.buffer]
 ENCODERS = ["bert", "roberta", "camembert", "xlm-roberta", "distilbert", "albert", "xlnet", "vit"]
-ENCODERS += ["modernbert", "eurobert", "electra", "mpnet", "deberta-v2"]
+ENCODERS += ["modernbert", "eurobert", "electra", "mpnet", "deberta-v2", "longformer"]
 each_decoder = pytest.mark.parametrize("family", DECODERS)
 
 
@@ -161,6 +161,7 @@ UNSCALED = {"scale_embeddings": False}
 MASKED = {"heads": ["lm"], "lm_head_transform": "gelu", "lm_head_bias": True}
 TEXT = SIZES | UNSCALED | MASKED | {"shape": "encoder", "positions": "learned", "activation": "gelu"}
 TEXT |= {"embedding_norm": True, "attention_bias": True}
+LONG = {"sliding_window": 4, "global_projections": True}
 XLNET = SIZES | UNSCALED | {"shape": "encoder", "positions": "relative-sinusoidal", "activation": "gelu"}
 XLNET |= {"segment_offsets": True, "query_stream": True, "heads": ["lm"], "lm_head_bias": True}
 XLNET |= {"attention_dropout": 0.1, "activation_dropout": 0.1}
@@ -208,6 +209,8 @@ NEW: list[tuple[str, dict[str, Any]]] = [
     ("trifold", BART | {"heads": ("sequence",)}),
     ("trifold", BART | {"position_offset": 0}),
     ("trifold", BART | {"d_head": 8, "n_decoder_heads": 2}),
+    ("longformer", TEXT | {"pad_id": 1, "position_offset": 2, "n_token_types": 1, **LONG}),
+    ("trifold", TEXT | {"n_token_types": 1, "position_offset": 1, **LONG, "sliding_window": 1}),
     ("mbart", BART | {"norm_placement": "pre"}),
     ("pegasus", SIZES | {"norm_placement": "pre", "positions": "sinusoidal-halves", "attention_bias": True}),
     ("m2m_100", SIZES | {"norm_placement": "pre", **FAIRSEQ, "attention_bias": True, "n_decoder_layers": 3}),

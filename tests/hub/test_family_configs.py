@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 Saved = Callable[..., Path]
 DECODERS = [family for family, tiny in TINY.items() if tiny.buffer]
 ENCODERS = ["bert", "roberta", "camembert", "xlm-roberta", "distilbert", "albert", "xlnet", "vit"]
-ENCODERS += ["modernbert", "eurobert", "electra", "mpnet", "deberta-v2"]
+ENCODERS += ["modernbert", "eurobert", "electra", "mpnet", "deberta-v2", "longformer"]
 
 
 def test_the_table_has_all_families() -> None:
@@ -313,6 +313,15 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("max_relative_positions", 2, "relative_distance 2 above a quarter"),
         ("attention_head_size", 8, "attention_head_size: unknown key"),
     ],
+    "longformer": [
+        ("attention_window", [4, 6], r"attention_window: \[4, 6\] is not supported; give one even number"),
+        ("attention_window", [4, 4, 4], "attention_window: "),
+        ("attention_window", 5, "attention_window: 5 is not supported"),
+        ("attention_window", 0, "attention_window"),
+        ("sep_token_id", 5, "sep_token_id: 5 is not supported; it must equal eos_token_id"),
+        ("attention_dilation", [1, 1], "attention_dilation: unknown key"),
+        ("pad_token_id", None, "pad_token_id: null"),
+    ],
     "mbart": [
         ("normalize_before", False, "normalize_before"),
         ("encoder_layerdrop", 0.2, "encoder_layerdrop"),
@@ -361,7 +370,14 @@ def test_absurd_sizes_are_rejected_early(family: str, saved: Saved) -> None:
     folder = saved(family)
     before = (folder / "config.json").read_text(encoding="utf-8")
     sizes = [key for key, value in TINY[family].sizes.items() if type(value) is int]
-    harmless = {"bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "local_attention"}
+    harmless = {
+        "bos_token_id",
+        "eos_token_id",
+        "cls_token_id",
+        "sep_token_id",
+        "local_attention",
+        "attention_window",
+    }
     if family in ("modernbert", "eurobert", "deberta-v2"):  # without a table of positions
         harmless.add("max_position_embeddings")
     for key in [

@@ -86,6 +86,21 @@ def test_inputs_choose_global_tokens() -> None:
     assert not torch.allclose(default, encoder(inputs))
 
 
+@pytest.mark.parametrize("kind", ["first", "question", "answer"])
+def test_padding_on_the_left_is_never_global(kind: str) -> None:
+    encoder = model(shape="encoder", **ENCODERS["projections"] | {"global_tokens": kind})
+    row = alone(rows(30), 0)
+    row.tokens[0, 20] = 2
+    padded = Inputs(torch.zeros(1, 37, dtype=torch.int64), torch.arange(37)[None] >= 7)
+    padded.tokens[:, 7:] = row.tokens
+    torch.testing.assert_close(encoder(padded)[:, 7:], encoder(row), atol=1e-5, rtol=1e-4)
+    found = encoder._globals(row)
+    assert found is not None
+    assert found[0].nonzero()[:, 0].tolist() == {"first": [0], "question": [0, 1, 2]}.get(
+        kind, [*range(21, 30)]
+    )
+
+
 def test_global_tokens_have_their_own_projections() -> None:
     encoder, inputs = model(shape="encoder", **ENCODERS["projections"] | {"n_layers": 1}), rows(40)
     before = encoder(inputs)
@@ -156,7 +171,7 @@ def test_a_dense_mask_of_segments() -> None:
     ("options", "problem"),
     [
         ({"shape": "encoder", "global_tokens": "first"}, "sliding_window"),
-        ({"shape": "encoder", "sliding_window": 3, "global_projections": True}, "global_tokens"),
+        ({"shape": "encoder", "global_projections": True}, "sliding_window"),
         ({"shape": "decoder", "sparse_blocks": {}}, "shape"),
         ({"shape": "decoder", "segments": {"size": 4, "reach": 2}}, "positions"),
     ],

@@ -151,6 +151,8 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, list[str | None
             None if config.attention_scale is None else scale,
             "scores divided by the layer number" if config.attention_scale_by_layer else None,
             None if window is None else f"window of {window:,} tokens{some}",
+            None if config.global_tokens == "none" else f"global tokens ({config.global_tokens})",
+            "global tokens have projections of their own" if config.global_projections else None,
             "soft caps" if capped else None,
             _QK_NORMS.get(config.qk_norm or ""),
             _LINEAR.get(config.attention),

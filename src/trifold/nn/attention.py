@@ -201,7 +201,7 @@ class GlobalAttention(Attention):
     ) -> Tensor:
         """See `Attention.attend`."""
         out = super().attend(x, memory, mask, bias, rotary, cache)
-        if mask.globals is None:
+        if mask.globals is None or not bool(mask.globals.any()):
             return out
         grid, out = (x, out) if mask.packing is None else (mask.packing.grid(x), mask.packing.grid(out))
         rows, columns = mask.globals.expand(len(grid), -1).nonzero(as_tuple=True)

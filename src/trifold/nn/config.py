@@ -162,10 +162,10 @@ class ModelConfig(Settings):
     decoder_window: int | None = Field(
         None, gt=0, description="sliding_window of the decoder; default: sliding_window"
     )
-    global_tokens: Literal["none", "first", "question"] = Field(
+    global_tokens: Literal["none", "first", "question", "answer"] = Field(
         "none",
         description="tokens of an encoder that attend to all and that all attend to, beside the window: the first, "
-        "or those before the first end-of-sentence token",
+        "those before the first end-of-sentence token, or those after the second one",
     )
     global_projections: bool = Field(False, description="global tokens have projections of their own")
     sparse_blocks: SparseBlocks | None = Field(None, description="encoder: attention to a few blocks of keys")

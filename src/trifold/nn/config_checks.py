@@ -93,10 +93,9 @@ def _linear_attention(config: ModelConfig) -> Iterator[str]:
 
 
 def _sparse_attention(config: ModelConfig) -> Iterator[str]:
-    if config.global_tokens != "none" and config.sliding_window is None:
-        yield "global_tokens need sliding_window, the number of keys of the other tokens"
-    if config.global_tokens == "none" and config.global_projections:
-        yield "global_projections need global_tokens: first or question"
+    for key, default in (("global_tokens", "none"), ("global_projections", False)):
+        if getattr(config, key) != default and config.sliding_window is None:
+            yield f"{key} need sliding_window, the number of keys of the other tokens"
     for key, shapes in (
         ("global_projections", "encoder or encoder-decoder"),
         ("sparse_blocks", "encoder or encoder-decoder"),

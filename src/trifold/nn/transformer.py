@@ -221,9 +221,12 @@ class Transformer(nn.Module):
         if kind == "none" or inputs.globals is not None:
             return inputs.globals
         tokens = inputs.tokens if packing is None else packing.grid(inputs.tokens[..., None])[..., 0]
-        if kind == "question":
-            return (tokens == self.config.eos_id).cumsum(1) == 0
-        return torch.arange(tokens.shape[1], device=tokens.device)[None] == 0
+        attend = inputs.attend if packing is None else packing.attend
+        real = torch.ones_like(tokens, dtype=torch.bool) if attend is None else attend
+        if kind == "first":
+            return real & (real.cumsum(1) == 1)
+        ends = (tokens == self.config.eos_id) & real
+        return real & (ends.cumsum(1) == 0 if kind == "question" else ends.cumsum(1) - ends.long() >= 2)
 
     def _score_segments(self, inputs: Inputs) -> Tensor | None:
         """(B, T) segments if scores depend on them; of packed rows on the grid."""

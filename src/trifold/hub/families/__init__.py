@@ -12,6 +12,7 @@ from trifold.hub.families import (
     gemma,
     gpt,
     llama,
+    longformer,
     mbart,
     native,
     t5,
@@ -38,6 +39,7 @@ FAMILIES: dict[str, Family] = {
         *(experts.MIXTRAL, experts.QWEN3_MOE, experts.GPT_OSS, experts.DEEPSEEK_V3),
         *(encoders.MODERNBERT, encoders.EUROBERT, encoders.ELECTRA, encoders.MPNET, encoders.DEBERTA),
         *(mbart.OPT, falcon.BLOOM, mbart.MBART, mbart.PEGASUS, mbart.M2M),
+        longformer.LONGFORMER,
         native.FAMILY,
     )
 }
