@@ -109,7 +109,8 @@ def _stack(config: ModelConfig, side: str, sized: ModelConfig) -> Iterator[Part]
     blocks = max(config.block_of_layer or (sized.n_layers - 1,)) + 1
     crosses = side == "decoder" and config.shape == "encoder-decoder"
     if config.positions == "relative":
-        yield _part(sized, f"{side} relative offsets", "b·H", b=config.relative_buckets)
+        tables = 2 if sized.summary_block else 1
+        yield _part(sized, f"{side} relative offsets", _times(tables, "b·H"), b=config.relative_buckets)
     if config.positions == "relative-sinusoidal":
         # A matrix for the distance encodings, a vector each for content and distance; three for segments.
         vectors = 5 if config.segment_offsets else 2
@@ -159,6 +160,8 @@ def _attention(config: ModelConfig, kind: str = "cross") -> str:
         terms.append("H")
     if config.attention == "low-rank" and kind == "self":
         terms.append(f"2·{config.rank}·P")
+    if config.summary_block and kind == "self":
+        terms.append(_norm(config, "E"))
     if config.global_projections and kind == "self":
         terms.append("3·E·H·D" + (" + 3·H·D" if config.attention_bias else ""))
     return f"({' + '.join(terms)})" if len(terms) > 1 else terms[0]
@@ -308,7 +311,8 @@ def keys_read(config: ModelConfig, layer: int, keys: int, side: str) -> int:
     if (segments := config.segments) is not None:
         return min(keys, segments.size + segments.reach)
     window = config.window(layer) or keys
-    return min(keys, 2 * window - 1 if side == "encoder" else window)
+    summaries = keys // config.summary_block if config.summary_block else 0
+    return min(keys, 2 * window - 1 if side == "encoder" else window) + summaries
 
 
 def _layer_elements(config: ModelConfig, keys: int, side: str) -> int:
@@ -321,6 +325,10 @@ def _layer_elements(config: ModelConfig, keys: int, side: str) -> int:
     # projects these vectors once, which is not counted.
     distances = min(2 * keys - 1, config.relative_buckets)
     scores += config.n_layers * config.position_terms * config.n_heads * config.head_width * distances
+    if config.summary_block:  # keys and values of summaries
+        scores += (
+            2 * config.n_layers * config.d_model * config.kv_heads * config.head_width // config.summary_block
+        )
     if config.attention != "softmax":
         scores = config.n_layers * _linear_attention(config)
     return config.n_layers * attention_matrices(config) + scores + feed_forward

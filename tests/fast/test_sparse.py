@@ -1,16 +1,19 @@
 """Attention to few keys: blocks of queries equal the dense definition, in values and gradients."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor
 
+from trifold import fast
 from trifold.fast import sparse
 from trifold.fast.attention import attend
 from trifold.nn import ModelConfig, ops
 from trifold.nn.masks import Blocks, Mask
 from trifold.nn.relative import RelativeOffsets
+from trifold.nn.stack import Stack
 
 LENGTH, HEADS, WIDTH = 83, 4, 8
 
@@ -108,5 +111,26 @@ def test_a_learned_bias_is_computed_for_the_pairs_of_a_block(causal: bool) -> No
         q = torch.ones(2, HEADS, LENGTH, WIDTH, dtype=torch.float64)
         (function(q, q, q.cumsum(2), local, bias=bias)[:, :, :70] ** 2).sum().backward()
         found.append([*own, offsets.weight.grad])
+    for mine, other in zip(*found, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.parametrize("keys", [None, padding(83, 30), padding(83, 7).flip(1)])
+def test_summaries_of_blocks_are_read_by_all(keys: Tensor | None) -> None:
+    config = ModelConfig(
+        **{"d_model": 32, "n_heads": HEADS, "shape": "encoder", "positions": "relative", "dropout": 0.0},
+        **{"relative_buckets": 8, "relative_distance": 20, "sliding_window": 4, "summary_block": 10},
+    )
+    torch.manual_seed(0)
+    encoder, found = Stack(config, "encoder").double(), []
+    for parameter in encoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    x = torch.randn(2, LENGTH, 32, dtype=torch.float64)
+    real = 1 if keys is None else keys[..., None]
+    for context in (nullcontext(), fast.disabled()):
+        with context:
+            out = encoder(x, Mask(keys)) * real
+            gradients = torch.autograd.grad((out * x).sum(), [*encoder.parameters()])
+        found.append([out, *gradients])
     for mine, other in zip(*found, strict=True):
         torch.testing.assert_close(mine, other)

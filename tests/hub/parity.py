@@ -101,6 +101,8 @@ def inputs_for(model: Any) -> dict[str, Any]:
         size = config.image_size
         pixels = (4, config.num_channels, *([size, size] if isinstance(size, int) else size))
         return {"pixel_values": torch.randn(pixels, generator=generator)}
+    if type(model).__name__.endswith("EncoderModel"):  # whose config may be that of an encoder-decoder
+        return {"decoder": False}
     shape = (len(LENGTHS), max(LENGTHS))
     lengths, columns = torch.tensor(LENGTHS)[:, None], torch.arange(max(LENGTHS))
     tokens = torch.randint(6, 38, shape, generator=generator)

@@ -161,6 +161,7 @@ UNSCALED = {"scale_embeddings": False}
 MASKED = {"heads": ["lm"], "lm_head_transform": "gelu", "lm_head_bias": True}
 TEXT = SIZES | UNSCALED | MASKED | {"shape": "encoder", "positions": "learned", "activation": "gelu"}
 TEXT |= {"embedding_norm": True, "attention_bias": True}
+LONGT5 = {"sliding_window": 3, "decoder_window": 0}
 LONG = {"sliding_window": 4, "global_projections": True}
 XLNET = SIZES | UNSCALED | {"shape": "encoder", "positions": "relative-sinusoidal", "activation": "gelu"}
 XLNET |= {"segment_offsets": True, "query_stream": True, "heads": ["lm"], "lm_head_bias": True}
@@ -218,6 +219,9 @@ NEW: list[tuple[str, dict[str, Any]]] = [
     ("t5", T5 | {"gated": True, "activation": "silu", "tie_lm_head": False}),
     ("t5", T5 | {"gated": True, "activation": "gelu", "logits_scale": 16**-0.5}),
     ("t5", T5 | {"shape": "encoder"}),
+    ("longt5", T5 | LONGT5),
+    ("longt5", T5 | LONGT5 | {"summary_block": 5, "tie_lm_head": False}),
+    ("trifold", T5 | LONGT5 | {"decoder_window": None}),
     ("trifold", T5 | {"attention_dropout": 0.0}),
     ("gemma", GEMMA | {"d_head": 6}),
     ("trifold", GEMMA | {"logit_soft_cap": 30.0}),
@@ -243,6 +247,7 @@ REFERENCE_CLASSES = {
     "mbart": "MBartForConditionalGeneration",
     "pegasus": "PegasusForConditionalGeneration",
     "m2m_100": "M2M100ForConditionalGeneration",
+    "longt5": "LongT5ForConditionalGeneration",
     "t5": "T5ForConditionalGeneration",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",

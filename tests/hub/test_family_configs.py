@@ -335,6 +335,16 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("pad_token_id", None, "pad_token_id"),
         ("tie_word_embeddings", False, "tie_word_embeddings"),
     ],
+    "longt5": [
+        (
+            "encoder_attention_type",
+            "global",
+            "encoder_attention_type: 'global' is not known; known: local, trans",
+        ),
+        ("local_radius", -1, "local_radius"),
+        ("global_block_size", 0, "global_block_size"),
+        ("global_block_sise", 8, "did you mean 'global_block_size'"),
+    ],
     "t5": [
         ("num_head", 4, "num_head: unknown key; did you mean 'num_heads'?"),
         ("dense_act_fn", "swiglu", "dense_act_fn: 'swiglu' is not known"),

@@ -237,6 +237,9 @@ OPTIONS: dict[str, Options] = {
     },
     "t5": T5,
     "mt5": T5,
+    "longt5": T5
+    | {"local_radius": [0, 1, 3, 20], "global_block_size": [1, 2, 3, 5, 16], "num_heads": [3]}
+    | {"encoder_attention_type": ["local", "transient-global", "transient-global", "global"]},
     "bart": SEQ2SEQ | {"normalize_embedding": [True, False], "extra_pos_embeddings": [2, 0]},
     "mbart": SEQ2SEQ | {"normalize_embedding": [True, False], "forced_bos_token_id": [3]},
     "pegasus": SEQ2SEQ

@@ -76,6 +76,11 @@ EXAMPLES: dict[str, Any] = {
     "score_soft_cap": {"score_soft_cap": 20.0},
     "logit_soft_cap": {"logit_soft_cap": 20.0},
     "sliding_window": {"sliding_window": 7},
+    "global_tokens": {"sliding_window": 7, "global_tokens": "question"},
+    "global_projections": {"shape": "encoder", "sliding_window": 7, "global_projections": True},
+    "summary_block": {"shape": "encoder", "sliding_window": 7, "summary_block": 4},
+    "sparse_blocks": {"shape": "encoder", "sparse_blocks": {}},
+    "segments": {"shape": "decoder", "positions": "none", "segments": {"size": 4, "reach": 2}},
     "tie_lm_head": {"tie_lm_head": False},
     "lm_head_transform": {"lm_head_transform": "gelu"},
 }

@@ -138,14 +138,17 @@ def read_ids(pipeline: Pipeline, text: str, target: str | None) -> tuple[list[in
 
 @torch.no_grad()
 def attention_weights(model: Transformer, source: Sequence[int], given: Sequence[int]) -> dict[str, Weights]:
-    """Kind -> weights (layers, heads, queries, keys) of one sentence, for each part that the model has."""
+    """Kind -> weights (layers, heads, queries, keys) of one sentence, for each part that the model has; without those
+    of summaries.
+    """
     device = next(model.parameters()).device
     with eval_mode(model), capture(model, "pattern") as captured:
         model(*(Inputs(torch.tensor([ids], device=device)) for ids in (source, given) if ids))
     found = {}
     for kind, name in HOOKS.items():
         hooks = takewhile(captured.__contains__, map(name.format, count()))
-        if layers := [captured[hook][0].float().cpu() for hook in hooks]:
+        keys = len(given if kind == "decoder" else source)
+        if layers := [captured[hook][0, ..., :keys].float().cpu() for hook in hooks]:
             refuse_non_finite(weights := torch.stack(layers))
             found[kind] = weights.numpy()
     return found

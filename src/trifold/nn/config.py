@@ -160,7 +160,7 @@ class ModelConfig(Settings):
         description="keys a query attends to: itself and those before it (in an encoder also after it)",
     )
     decoder_window: int | None = Field(
-        None, gt=0, description="sliding_window of the decoder; default: sliding_window"
+        None, ge=0, description="sliding_window of the decoder, 0 for none; default: sliding_window"
     )
     global_tokens: Literal["none", "first", "question", "answer"] = Field(
         "none",
@@ -168,6 +168,11 @@ class ModelConfig(Settings):
         "those before the first end-of-sentence token, or those after the second one",
     )
     global_projections: bool = Field(False, description="global tokens have projections of their own")
+    summary_block: int | None = Field(
+        None,
+        gt=0,
+        description="encoder: tokens of a block; all queries attend to the summaries of blocks, beside the window",
+    )
     sparse_blocks: SparseBlocks | None = Field(None, description="encoder: attention to a few blocks of keys")
     segments: Segments | None = Field(None, description="decoder: segment recurrence")
     window_pattern: tuple[Literal["local", "global"], ...] = Field(
@@ -325,13 +330,15 @@ class ModelConfig(Settings):
     @property
     def decoder_side(self) -> ModelConfig:
         """The config with the decoder's sizes as n_layers, n_heads, d_ff and sliding_window."""
+        window = self.decoder_window
         return self.model_copy(
             update={
                 "n_layers": self.decoder_layers,
                 "n_heads": self.n_decoder_heads or self.n_heads,
                 "d_ff": self.d_decoder_ff or self.d_ff,
-                "sliding_window": self.decoder_window or self.sliding_window,
+                "sliding_window": self.sliding_window if window is None else window or None,
                 "global_projections": False,
+                "summary_block": None,
                 "sparse_blocks": None,
             }
         )

@@ -93,11 +93,12 @@ def _linear_attention(config: ModelConfig) -> Iterator[str]:
 
 
 def _sparse_attention(config: ModelConfig) -> Iterator[str]:
-    for key, default in (("global_tokens", "none"), ("global_projections", False)):
+    for key, default in (("global_tokens", "none"), ("global_projections", False), ("summary_block", None)):
         if getattr(config, key) != default and config.sliding_window is None:
             yield f"{key} need sliding_window, the number of keys of the other tokens"
     for key, shapes in (
         ("global_projections", "encoder or encoder-decoder"),
+        ("summary_block", "encoder or encoder-decoder"),
         ("sparse_blocks", "encoder or encoder-decoder"),
         ("segments", "decoder"),
     ):
@@ -109,6 +110,11 @@ def _sparse_attention(config: ModelConfig) -> Iterator[str]:
             yield f"{key} excludes latent and attention: {config.attention}"
         if config.kv_heads != config.n_heads:
             yield f"{key} excludes n_kv_heads"
+    if config.summary_block is not None:
+        if config.positions in ("rotary", "alibi", "relative-sinusoidal", "disentangled"):
+            yield f"summary_block: a summary has no position; choose other positions than {config.positions}"
+        if config.global_projections:
+            yield "summary_block excludes global_projections"
     if config.sparse_blocks is not None and config.sliding_window is not None:
         yield "sparse_blocks excludes sliding_window"
     if config.segments is not None:
