@@ -92,10 +92,10 @@ def _embeddings(config: ModelConfig) -> Iterator[Part]:
         yield _part(config, "target embeddings", f"V·{letter}", V=config.target_vocab_size)
     projection = "2·W·E" if config.token_projection else "W·E + E"  # of states too
     letter = "E" if config.sum_width == config.d_model else letter
-    for side in config.stacks:
+    for side, sized in config.stacks.items():
         if config.positions == "learned" or config.learned_positions:
             places = f"(P+{config.position_offset})" if config.position_offset else "P"
-            yield _part(config, f"{side} positions", f"{places}·{letter}")
+            yield _part(sized, f"{side} positions", f"{places}·{letter}")
         yield _part(config, f"{side} token types", f"{config.n_token_types}·{letter}")
         if config.query_stream:
             yield _part(config, f"{side} query stream", "E")

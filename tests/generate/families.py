@@ -95,6 +95,12 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**T5, "local_radius": 2, "global_block_size": 3, "encoder_attention_type": "transient-global"},
     ),
     "bart": ("BartForConditionalGeneration", "BartConfig", SEQ2SEQ),
+    "led": (
+        "LEDForConditionalGeneration",
+        "LEDConfig",
+        {key: value for key, value in SEQ2SEQ.items() if key != "max_position_embeddings"}
+        | {"attention_window": 4, "max_decoder_position_embeddings": 20},
+    ),
     "mbart": (
         "MBartForConditionalGeneration", "MBartConfig",
         {**SEQ2SEQ, "pad_token_id": 1, "decoder_start_token_id": 2, "forced_eos_token_id": None},

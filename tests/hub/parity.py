@@ -112,6 +112,8 @@ def inputs_for(model: Any) -> dict[str, Any]:
         )  # the class is read at the only end token
         tokens[range(len(LENGTHS)), [length - 1 for length in LENGTHS]] = config.eos_token_id
         return {"tokens": tokens, "decoder": False}
+    if config.model_type == "led":  # ours has this default
+        return {"global_attention_mask": (columns == 0).long().expand(shape)}
     kinds = getattr(config, "type_vocab_size", 3)
     segments = torch.randint(max(kinds, 1), shape, generator=generator)
     if config.model_type == "longformer" and "ForQuestionAnswering" in type(model).__name__:

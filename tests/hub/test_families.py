@@ -161,6 +161,8 @@ UNSCALED = {"scale_embeddings": False}
 MASKED = {"heads": ["lm"], "lm_head_transform": "gelu", "lm_head_bias": True}
 TEXT = SIZES | UNSCALED | MASKED | {"shape": "encoder", "positions": "learned", "activation": "gelu"}
 TEXT |= {"embedding_norm": True, "attention_bias": True}
+LED = {"position_offset": 0, "sliding_window": 3, "decoder_window": 0, "scale_embeddings": False}
+LED |= {"global_projections": True, "global_tokens": "first", "max_decoder_positions": 20}
 LONGT5 = {"sliding_window": 3, "decoder_window": 0}
 LONG = {"sliding_window": 4, "global_projections": True}
 XLNET = SIZES | UNSCALED | {"shape": "encoder", "positions": "relative-sinusoidal", "activation": "gelu"}
@@ -210,6 +212,8 @@ NEW: list[tuple[str, dict[str, Any]]] = [
     ("trifold", BART | {"heads": ("sequence",)}),
     ("trifold", BART | {"position_offset": 0}),
     ("trifold", BART | {"d_head": 8, "n_decoder_heads": 2}),
+    ("led", BART | LED),
+    ("trifold", BART | LED | {"position_offset": 2}),
     ("longformer", TEXT | {"pad_id": 1, "position_offset": 2, "n_token_types": 1, **LONG}),
     ("trifold", TEXT | {"n_token_types": 1, "position_offset": 1, **LONG, "sliding_window": 1}),
     ("mbart", BART | {"norm_placement": "pre"}),
@@ -247,6 +251,7 @@ REFERENCE_CLASSES = {
     "mbart": "MBartForConditionalGeneration",
     "pegasus": "PegasusForConditionalGeneration",
     "m2m_100": "M2M100ForConditionalGeneration",
+    "led": "LEDForConditionalGeneration",
     "longt5": "LongT5ForConditionalGeneration",
     "t5": "T5ForConditionalGeneration",
     "gemma": "GemmaForCausalLM",
@@ -274,6 +279,8 @@ def test_a_new_model_is_saved_in_the_family_that_fits(
     tokens = torch.arange(5, 20)[None]
     both = model.encoder is not None and model.decoder is not None
     targets, second = ({"decoder_input_ids": tokens}, Inputs(tokens)) if both else ({}, None)
+    if family == "led":
+        targets["global_attention_mask"] = (tokens == 5).long()
     with torch.no_grad():
         got = model.head_outputs(Inputs(tokens), second, heads=["lm"])["lm"]
         expected = reference.eval()(tokens, **targets).logits

@@ -335,6 +335,12 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("pad_token_id", None, "pad_token_id"),
         ("tie_word_embeddings", False, "tie_word_embeddings"),
     ],
+    "led": [
+        ("attention_window", [4, 6], "attention_window: .* is not supported"),
+        ("scale_embedding", True, "scale_embedding"),
+        ("max_position_embeddings", 24, "max_position_embeddings: unknown key"),
+        ("architectures", ["LEDForSequenceClassification"], "architectures: .* is not known"),
+    ],
     "longt5": [
         (
             "encoder_attention_type",

@@ -241,6 +241,9 @@ OPTIONS: dict[str, Options] = {
     | {"local_radius": [0, 1, 3, 20], "global_block_size": [1, 2, 3, 5, 16], "num_heads": [3]}
     | {"encoder_attention_type": ["local", "transient-global", "transient-global", "global"]},
     "bart": SEQ2SEQ | {"normalize_embedding": [True, False], "extra_pos_embeddings": [2, 0]},
+    "led": SEQ2SEQ
+    | {"attention_window": [6, 12, [4, 4], [4, 6], 5], "max_encoder_position_embeddings": [20]}
+    | {"max_decoder_position_embeddings": [7, 30], "bos_token_id": [0, 5]},
     "mbart": SEQ2SEQ | {"normalize_embedding": [True, False], "forced_bos_token_id": [3]},
     "pegasus": SEQ2SEQ
     | {"extra_pos_embeddings": [1, 0], "pad_token_id": [0, 3], "max_position_embeddings": [12]},

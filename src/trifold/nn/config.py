@@ -37,6 +37,9 @@ class ModelConfig(Settings):
     vocab_size: int = Field(37_000, gt=0, description="source vocabulary, by default also of the target")
     target_vocab_size: int | None = Field(None, gt=0, description="separate vocabulary of the target")
     max_positions: int = Field(1024, gt=0, description="longest sequence, in tokens")
+    max_decoder_positions: int | None = Field(
+        None, gt=0, description="longest sequence of the decoder; default: max_positions"
+    )
     d_model: int = Field(512, gt=0)
     d_embedding: int | None = Field(None, gt=0, description="width of the embeddings before a projection")
     n_layers: int = Field(6, gt=0, le=MAX_LAYERS, description="layers of each stack")
@@ -329,13 +332,14 @@ class ModelConfig(Settings):
 
     @property
     def decoder_side(self) -> ModelConfig:
-        """The config with the decoder's sizes as n_layers, n_heads, d_ff and sliding_window."""
+        """The config with the decoder's sizes as n_layers, n_heads, d_ff, max_positions and sliding_window."""
         window = self.decoder_window
         return self.model_copy(
             update={
                 "n_layers": self.decoder_layers,
                 "n_heads": self.n_decoder_heads or self.n_heads,
                 "d_ff": self.d_decoder_ff or self.d_ff,
+                "max_positions": self.max_decoder_positions or self.max_positions,
                 "sliding_window": self.sliding_window if window is None else window or None,
                 "global_projections": False,
                 "summary_block": None,

@@ -31,7 +31,13 @@ def _sizes(config: ModelConfig) -> Iterator[str]:
         if config.n_kv_heads is not None and heads % config.n_kv_heads:
             yield f"n_kv_heads {config.n_kv_heads} does not divide {name} {heads}"
     if config.shape != "encoder-decoder":
-        for key in ("target_vocab_size", "n_decoder_heads", "d_decoder_ff", "decoder_window"):
+        for key in (
+            "target_vocab_size",
+            "n_decoder_heads",
+            "d_decoder_ff",
+            "decoder_window",
+            "max_decoder_positions",
+        ):
             if getattr(config, key) is not None:
                 yield f"{key} needs shape: encoder-decoder, not {config.shape}"
 

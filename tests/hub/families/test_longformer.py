@@ -13,6 +13,7 @@ from tests.hub.checkpoints import read
 from tests.hub.parity import make
 
 from trifold.costs import count_parameters
+from trifold.generate import generate_tokens, resolve
 from trifold.hub import load_model, read_config, save_model
 from trifold.hub.families import FAMILIES
 from trifold.nn import Inputs
@@ -27,6 +28,15 @@ FACTS: dict[str, tuple[int, dict[str, Any]]] = {
     "longformer-base-4096": (
         148_711_257,
         {"sliding_window": 257, "max_positions": 4096, "position_offset": 2},
+    ),
+    "led-base-16384": (
+        161_894_745,
+        {
+            "sliding_window": 513,
+            "max_positions": 16384,
+            "max_decoder_positions": 1024,
+            "global_tokens": "first",
+        },
     ),
     "long-t5-local-base": (
         247_577_856,
@@ -54,6 +64,7 @@ def test_a_published_config_is_read_and_written(name: str, tmp_path: Path) -> No
     with torch.device("meta"):
         theirs = reference(reference.config_class.from_dict(dict(values)))
     expected = sum(p.numel() for p in theirs.parameters())
+    expected += sum(b.numel() for name, b in theirs.named_buffers() if name == "final_logits_bias")
     if values.get("tie_word_embeddings") is False:  # the reference ties them before it reads the weights
         expected += config.vocab_size * config.d_model
     assert count_parameters(config) == expected == parameters
@@ -92,3 +103,16 @@ def test_any_tokens_may_be_global(ending: str, saved: Saved) -> None:
     torch.testing.assert_close(
         ours(Inputs(tokens, real, globals=chosen))[real], states[real], rtol=1e-4, atol=1e-4
     )
+
+
+# --- LED -------------------------------------------------------------------------------------------------
+
+
+def test_a_decoder_has_its_own_number_of_positions(saved: Saved) -> None:
+    model, settings = load_model(saved("led"))
+    source = torch.randint(6, 38, (1, 24), generator=torch.Generator().manual_seed(0))
+    config = resolve(settings, {"max_new_tokens": 40, "num_beams": 1, "min_new_tokens": 14})
+    (outputs,) = generate_tokens(model, Inputs(source), config)
+    assert len(outputs[0].tokens) == 14
+    with pytest.raises(ValueError, match="15 tokens exceed max_positions = 14"):
+        model.decode(Inputs(source[:, :15]), model.encode(Inputs(source)))

@@ -39,7 +39,7 @@ FAMILIES: dict[str, Family] = {
         *(experts.MIXTRAL, experts.QWEN3_MOE, experts.GPT_OSS, experts.DEEPSEEK_V3),
         *(encoders.MODERNBERT, encoders.EUROBERT, encoders.ELECTRA, encoders.MPNET, encoders.DEBERTA),
         *(mbart.OPT, falcon.BLOOM, mbart.MBART, mbart.PEGASUS, mbart.M2M),
-        *(longformer.LONGFORMER, t5.LONGT5),
+        *(longformer.LONGFORMER, t5.LONGT5, longformer.LED),
         native.FAMILY,
     )
 }

@@ -1,7 +1,9 @@
-"""Longformer (Beltagy et al. 2020): RoBERTa with a window, and global tokens with projections of their own.
+"""Longformer (Beltagy et al. 2020): RoBERTa with a window, and global tokens with projections of their own; LED, which
+has BART's decoder.
 
 Which tokens are global depends on the class: the first for sequences, the question for spans, the answer for choices.
-Other classes have none by default; `Inputs.globals` chooses them.
+Other classes of Longformer have none by default. In LED it is the first, as in the paper for summaries;
+`transformers` has none unless it gets a `global_attention_mask`. `Inputs.globals` chooses any others.
 """
 
 from __future__ import annotations
@@ -10,9 +12,17 @@ from dataclasses import replace
 from typing import Any
 
 from trifold.errors import SettingsError
+from trifold.hub.families.bart import (
+    AROUND,
+    BART,
+    CONSTANTS as BART_CONSTANTS,
+    HEADS,
+    LAYER,
+    RULES as BART_RULES,
+)
 from trifold.hub.families.bert import CHOICE, ENTRIES, ROBERTA, ROBERTA_RULES, TEXT_ENCODER
 from trifold.hub.family import in_layer
-from trifold.hub.rows import SIZE, Entry, Fields, revise
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, revise, row
 from trifold.nn import ModelConfig
 
 
@@ -46,9 +56,9 @@ def _check_separator(file: Any, fields: Fields) -> Fields:
 SEPARATOR = Entry(
     {"sep_token_id": (int | None, 2)}, _check_separator, lambda config: {"sep_token_id": config.eos_id}
 )
+NAMES = ("query", "key", "value")
 PROJECTIONS = {
-    f"self_attention.sublayer.global_{name[0]}_proj": f"attention.self.{name}_global"
-    for name in ("query", "key", "value")
+    f"self_attention.sublayer.global_{name[0]}_proj": f"attention.self.{name}_global" for name in NAMES
 }
 CLASSES = {name: ROBERTA.classes[name] for name in ("ForMaskedLM", *ROBERTA.classes)}
 LONGFORMER = replace(
@@ -69,4 +79,44 @@ LONGFORMER = replace(
         names=ROBERTA_RULES.names | in_layer(".encoder.layer.{i}.", PROJECTIONS),
     ),
     ignored="attention_mode ignore_attention_mask onnx_export",  # of the first release, and of exports
+)
+
+# --- LED -------------------------------------------------------------------------------------------------
+
+OWN = "self_attn.longformer_self_attn."
+ENCODER_LAYER = {
+    **{ours: theirs for ours, theirs in LAYER.items() if "attention.sublayer" not in ours},
+    **{f"self_attention.sublayer.{name[0]}_proj": OWN + name for name in NAMES},
+    **{f"self_attention.sublayer.global_{name[0]}_proj": f"{OWN}{name}_global" for name in NAMES},
+    "self_attention.sublayer.o_proj": "self_attn.output",
+}
+
+
+def _layers(side: str, names: dict[str, str]) -> dict[str, str]:
+    """Full names of the modules of one stack."""
+    return {f"{side}.blocks.{{i}}.{ours}": f".{side}.layers.{{i}}.{theirs}" for ours, theirs in names.items()}
+
+
+LED = replace(
+    BART,
+    model_type="led",
+    stem="LED",
+    classes={name: fields for name, fields in BART.classes.items() if name != "ForSequenceClassification"},
+    entries=revise(
+        BART.entries,
+        row("max_encoder_position_embeddings", "max_positions", 16384),
+        row("max_decoder_position_embeddings", "max_decoder_positions", 1024),
+        WINDOW,
+        fixed(scale_embedding=False),
+        without="max_position_embeddings normalize_embedding classifier_dropout",
+    ),
+    constants=BART_CONSTANTS
+    | {"positions": "learned", "embedding_norm": True, "scale_embeddings": False, "decoder_window": 0}
+    | {"global_tokens": "first", "global_projections": True},
+    rules=replace(
+        BART_RULES,
+        prefix="led",
+        names=AROUND | HEADS | _layers("encoder", ENCODER_LAYER) | _layers("decoder", LAYER),
+    ),
+    ignored=f"{BART.ignored} classifier_dropout",
 )
