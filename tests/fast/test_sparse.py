@@ -90,8 +90,9 @@ def test_options_pass_to_each_block() -> None:
         torch.testing.assert_close(mine, other)
 
 
+@pytest.mark.parametrize("chosen", [None, some_globals((0, 40), (1,))])
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_learned_bias_is_computed_for_the_pairs_of_a_block(causal: bool) -> None:
+def test_a_learned_bias_is_computed_for_the_pairs_of_a_block(causal: bool, chosen: Tensor | None) -> None:
     config = ModelConfig(
         d_model=32,
         n_heads=HEADS,
@@ -105,7 +106,7 @@ def test_a_learned_bias_is_computed_for_the_pairs_of_a_block(causal: bool) -> No
     mask = Mask(padding(83, 70), causal=causal)
     bias, found = offsets(mask, LENGTH, torch.device("cpu"), None), []
     for function in (attend, ops.PLAIN["attend"]):
-        local = Mask(mask.keys, causal=causal, window=6)
+        local = Mask(mask.keys, causal=causal, window=6, globals=chosen)
         own = outputs(lambda *inputs, f=function, m=local: f(*inputs, bias=bias), local)
         offsets.weight.grad = None
         q = torch.ones(2, HEADS, LENGTH, WIDTH, dtype=torch.float64)

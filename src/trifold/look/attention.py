@@ -47,7 +47,8 @@ class Words(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """Attention weights by kind, each (layers, heads, queries, keys) with rows that sum to 1, and the tokens.
+    """Attention weights by kind, each (layers, heads, queries, keys) with rows that sum to 1 (to less in an
+    encoder with summaries of blocks), and the tokens.
 
     source: tokens of the encoder. given: input tokens of the decoder (start token, or the prompt). written: the tokens
     that follow them, so row t of a decoder's pattern belongs to the prediction of written[t]. output: the generated

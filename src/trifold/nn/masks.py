@@ -140,10 +140,6 @@ class Mask:
         rules += near
         return reduce(torch.logical_and, rules) if rules else None
 
-    def pairs(self, x: Tensor, q: slice, k: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """x (B or 1, S) at queries, (B or 1, 1, T, 1), and at keys, (B or 1, H or 1, 1, S); see `allowed`."""
-        return x[:, None, q, None], _at(x, _numbers(q, k, x.device)[1])
-
     def with_summaries(self, size: int, queries: int, device: torch.device) -> Mask:
         """The mask of self-attention with a summary of each block of `size` real tokens as further keys."""
         positions = self.positions(queries, device)
@@ -316,7 +312,7 @@ def _numbers(q: slice, k: slice | Tensor, device: torch.device) -> tuple[Tensor,
 class PairBias:
     """A bias of scores that is computed for some queries and keys only, because no query reads all keys.
 
-    compute: (numbers of queries, numbers of keys, *weights) -> (B or 1, H, T, S); see `Mask.allowed`.
+    compute: (numbers of queries, numbers of keys, *weights) -> (B or 1, H, T, S); see `at_pairs`.
     """
 
     weights: tuple[Tensor, ...]
@@ -325,6 +321,15 @@ class PairBias:
     def dense(self, queries: int, keys: int) -> Tensor:
         """(B or 1, H, T, S)."""
         return self.compute(slice(0, queries), slice(0, keys), *self.weights)
+
+
+def at_pairs(x: Tensor, q: slice | Tensor, k: slice | Tensor) -> tuple[Tensor, Tensor]:
+    """x (B or 1, N) at the queries q, a slice or (B, T), and at the keys k, a slice or (B or 1, H or 1, S):
+    (B or 1, 1, T, 1) and (B or 1, H or 1, 1, S).
+    """
+    own = x[:, q] if isinstance(q, slice) else x.expand(len(q), -1).gather(1, q)
+    others = x[:, None, None, k] if isinstance(k, slice) else _at(x, k[:, :, None])
+    return own[:, None, :, None], others
 
 
 def _at(x: Tensor, keys: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from trifold.nn.config import ModelConfig
 from trifold.nn.layers import Dropout, Linear, new_norm
-from trifold.nn.masks import Mask, PairBias
+from trifold.nn.masks import Mask, PairBias, at_pairs
 from trifold.nn.positions import sinusoids
 
 # --- relative: learned buckets -------------------------------------------------------------------------
@@ -84,18 +84,18 @@ class RelativeOffsets(nn.Module):
         self,
         mask: Mask,
         positions: Tensor,
-        q: slice,
+        q: slice | Tensor,
         k: slice | Tensor,
         weight: Tensor,
         *summary_weight: Tensor,
     ) -> Tensor:
-        own, others = mask.pairs(positions, q, k)
+        own, others = at_pairs(positions, q, k)
         index = self._buckets(others - own, mask)
         if mask.summaries is not None:
             blocks = mask.summaries.blocks
-            own, others = mask.pairs(blocks, q, k)
+            own, others = at_pairs(blocks, q, k)
             numbers = torch.arange(blocks.shape[1], device=blocks.device)[None]
-            is_summary = mask.pairs(numbers, q, k)[1] >= mask.summaries.tokens
+            is_summary = at_pairs(numbers, q, k)[1] >= mask.summaries.tokens
             index = torch.where(is_summary, len(weight) + self._buckets(others - own, mask), index)
         return torch.cat([weight, *summary_weight])[index[:, 0]].permute(0, 3, 1, 2)
 
