@@ -24,6 +24,7 @@ window_pattern heads pooler_activation pooler_width n_labels label_names problem
 classifier_transform classifier_bias token_transform transform_norm transform_bias logits_scale encoder_final_norm
 decoder_final_norm boundary_positions boundary_width embedding_scale_rounded decoder_window n_features rank
 span_keys
+max_decoder_positions
 """.split()
 EXAMPLES: dict[str, Any] = {
     "n_kv_heads": {"n_kv_heads": 2},
@@ -77,11 +78,10 @@ EXAMPLES: dict[str, Any] = {
     "score_soft_cap": {"score_soft_cap": 20.0},
     "logit_soft_cap": {"logit_soft_cap": 20.0},
     "sliding_window": {"sliding_window": 7},
-    "global_projections": {
-        **{"shape": "encoder", "sliding_window": 4, "global_tokens": "first"},
-        "global_projections": True,
-    },
-    "sparse_blocks": {"sparse_blocks": {"size": 4}},
+    "global_tokens": {"sliding_window": 7, "global_tokens": "question"},
+    "global_projections": {"shape": "encoder", "sliding_window": 7, "global_projections": True},
+    "summary_block": {"shape": "encoder", "sliding_window": 7, "summary_block": 4},
+    "sparse_blocks": {"shape": "encoder", "sparse_blocks": {}},
     "segments": {"shape": "decoder", "positions": "none", "segments": {"size": 4, "reach": 2}},
     "tie_lm_head": {"tie_lm_head": False},
     "lm_head_transform": {"lm_head_transform": "gelu"},

@@ -75,7 +75,8 @@ def sparse_attend(
     if mask.causal:
         before = torch.arange(k.shape[2], device=q.device) <= index[:, None, :, None] + mask.offset
         allowed = before if allowed is None else allowed & before
-    found = attend(_take(q, index[:, None]), k, v, Mask(table=allowed), **options)
+    offsets = None if bias is None else bias.compute(index + mask.offset, slice(0, k.shape[2]), *weights)
+    found = attend(_take(q, index[:, None]), k, v, Mask(table=allowed), bias=offsets, **options)
     places = rows, index[rows, cells]
     return out.transpose(1, 2).index_put(places, found.transpose(1, 2)[rows, cells]).transpose(1, 2)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trifold.nn import ops
-from trifold.nn.attention import Attention, GlobalAttention
+from trifold.nn.attention import Attention, GlobalAttention, SummaryAttention
 from trifold.nn.cache import Cache, LayerCache
 from trifold.nn.config import ModelConfig
 from trifold.nn.config_parts import Segments
@@ -46,13 +46,16 @@ class LayerInputs(NamedTuple):
 
 def self_attention(config: ModelConfig, layer: int) -> nn.Module:
     """The self-attention of that layer."""
-    special = "latent" if config.latent is not None else "global" if config.global_projections else None
-    return ATTENTIONS[special or config.attention](config, layer)
+    special = {"latent": config.latent, "global": config.global_projections, "summary": config.summary_block}
+    return ATTENTIONS[next((kind for kind, chosen in special.items() if chosen), config.attention)](
+        config, layer
+    )
 
 
 ATTENTIONS: dict[str, Callable[..., nn.Module]] = {
     "softmax": Attention,
     "global": GlobalAttention,
+    "summary": SummaryAttention,
     "latent": LatentAttention,
     "elu": KernelAttention,
     "favor": KernelAttention,
@@ -146,6 +149,7 @@ class Stack(nn.Module):
         self.has_sums = config.attention in ("elu", "favor")
         self.span_keys = config.span_keys if config.attention == "spans" else 0
         self.sparse_blocks, self.segments, self.heads = config.sparse_blocks, config.segments, config.n_heads
+        self.summary_block = config.summary_block
         self.windows = [config.window(layer) for layer in range(len(self.order))]
         self.rotates = [config.rotates(layer) for layer in range(len(self.order))]
         self.rotary = Rotary(config) if config.positions == "rotary" else None
@@ -183,6 +187,8 @@ class Stack(nn.Module):
             if cache is None and torch.is_grad_enabled():
                 return self._recurrent(x, mask, self.segments)
             mask = replace(mask, segment=(self.segments.size, self.segments.reach))
+        if self.summary_block is not None:
+            mask = mask.with_summaries(self.summary_block, queries, x.device)
         bias = None if self.offsets is None else self.offsets(mask, queries, x.device, segments)
         if self.rotary is not None and positions is None:
             positions = mask.positions(queries, x.device)[:, mask.offset : mask.offset + queries]

@@ -13,6 +13,7 @@ from trifold.hub.families import (
     gemma,
     gpt,
     llama,
+    longformer,
     mbart,
     native,
     t5,
@@ -40,6 +41,7 @@ FAMILIES: dict[str, Family] = {
         *(encoders.MODERNBERT, encoders.EUROBERT, encoders.ELECTRA, encoders.MPNET, encoders.DEBERTA),
         *(mbart.OPT, falcon.BLOOM, mbart.MBART, mbart.PEGASUS, mbart.M2M),
         *(bigbird.BIG_BIRD, bigbird.BIGBIRD_PEGASUS),
+        *(longformer.LONGFORMER, t5.LONGT5, longformer.LED),
         native.FAMILY,
     )
 }
