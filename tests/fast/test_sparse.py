@@ -46,6 +46,7 @@ MASKS: dict[str, Mask] = {
     "window": Mask(window=5),
     "causal window": Mask(causal=True, window=9),
     "padding": Mask(padding(83, 50), window=5),
+    "a short and a long row": Mask(padding(83, 5), causal=True, window=5),
     "padding on the left": Mask(LEFT, causal=True, window=6),
     "gaps": Mask(torch.rand(2, LENGTH, generator=torch.Generator().manual_seed(1)) > 0.3, window=6),
     "globals": Mask(padding(83, 70), window=5, globals=some_globals((0, 40), (1,))),
@@ -171,3 +172,9 @@ def test_summaries_of_blocks_are_read_by_all(keys: Tensor | None) -> None:
         found.append([out, *gradients])
     for mine, other in zip(*found, strict=True):
         torch.testing.assert_close(mine, other)
+
+
+def test_rows_of_padding_do_not_widen_what_a_block_reads() -> None:
+    mask = MASKS["a short and a long row"]
+    blocks = sparse._blocks(mask, LENGTH, LENGTH, mask.positions(LENGTH, torch.device("cpu")))
+    assert max(block.keys.stop - block.keys.start for block in blocks) <= 4 + 4
