@@ -203,3 +203,23 @@ def test_a_dense_mask_of_segments() -> None:
 def test_contradictory_options_are_errors(options: dict[str, Any], problem: str) -> None:
     with pytest.raises((SettingsError, ValueError), match=problem):
         ModelConfig(**options)
+
+
+@pytest.mark.parametrize(("layers", "reach"), [(3, 0), (1, 4)])
+def test_gradients_of_recurrence_equal_those_of_its_mask(
+    layers: int, reach: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without memory in all layers; of the only layer, whose memory are embeddings, but not those of the embeddings."""
+    options = SEGMENTS | {"n_layers": layers, "segments": {"size": 6, "reach": reach}}
+    decoder, inputs, found = model(**options).double(), rows(23, 14), []
+    names, weights = zip(*decoder.named_parameters(), strict=True)
+    for _ in range(2):
+        hidden = decoder(inputs)[inputs.attend]
+        found.append(
+            torch.autograd.grad(hidden[:, 0].sum() + hidden.pow(3).sum(), weights, allow_unused=True)
+        )
+        monkeypatch.setattr(torch, "is_grad_enabled", lambda: False)
+    monkeypatch.undo()
+    for name, ours, masked in zip(names, *found, strict=True):
+        if ours is not None and (layers == 3 or "embeddings" not in name):
+            torch.testing.assert_close(ours, masked, msg=name)
