@@ -316,8 +316,8 @@ def keys_read(config: ModelConfig, layer: int, keys: int, side: str) -> int:
     if (blocks := config.sparse_blocks) is not None and side == "encoder":
         is_full = keys <= (5 + 2 * blocks.random) * blocks.size
         return keys if is_full else min(keys, (7 + blocks.random) * blocks.size)
-    if (segments := config.segments) is not None:
-        return min(keys, segments.size + segments.reach)
+    if (recurrence := config.recurrence) is not None:
+        return min(keys, recurrence.size + recurrence.reach)
     if config.attention == "spans":  # itself, k of each level and side; every other level reads it once
         levels = len(level_starts(keys, config.span_keys)) - 1
         return min(keys, (2 if side == "encoder" else 1) * levels * config.span_keys + 1) + levels - 1

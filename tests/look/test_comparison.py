@@ -82,7 +82,7 @@ EXAMPLES: dict[str, Any] = {
     "global_projections": {"shape": "encoder", "sliding_window": 7, "global_projections": True},
     "summary_block": {"shape": "encoder", "sliding_window": 7, "summary_block": 4},
     "sparse_blocks": {"shape": "encoder", "sparse_blocks": {}},
-    "segments": {"shape": "decoder", "positions": "none", "segments": {"size": 4, "reach": 2}},
+    "recurrence": {"shape": "decoder", "positions": "none", "recurrence": {"size": 4, "reach": 2}},
     "tie_lm_head": {"tie_lm_head": False},
     "lm_head_transform": {"lm_head_transform": "gelu"},
 }
@@ -137,7 +137,7 @@ def test_differences_of_sparse_attention() -> None:
         "global tokens before the first end-of-sentence token",
         "own projections of global tokens",
     )
-    xl = ModelConfig(shape="decoder", positions="none", segments={"size": 128, "reach": 64})
+    xl = ModelConfig(shape="decoder", positions="none", recurrence={"size": 128, "reach": 64})
     assert differences(xl)[-1] == "segments of 128 tokens and 64 before"
 
 

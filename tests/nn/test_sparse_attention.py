@@ -37,7 +37,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "blocks": {"sparse_blocks": {"size": 4, "random": 1}},
     "first block": {"sparse_blocks": {"size": 4, "random": 2, "only_in_training": True}},
 }
-SEGMENTS = {"shape": "decoder", "positions": "relative-sinusoidal", "segments": {"size": 6, "reach": 4}}
+SEGMENTS = {"shape": "decoder", "positions": "relative-sinusoidal", "recurrence": {"size": 6, "reach": 4}}
 
 
 def model(**options: Any) -> Transformer:
@@ -197,7 +197,7 @@ def test_a_dense_mask_of_segments() -> None:
         ({"shape": "decoder", "sparse_blocks": {}}, "shape"),
         ({"shape": "encoder", "summary_block": 4}, "sliding_window"),
         ({"shape": "encoder", "summary_block": 4, "sliding_window": 3, "positions": "rotary"}, "no position"),
-        ({"shape": "decoder", "segments": {"size": 4, "reach": 2}}, "positions"),
+        ({"shape": "decoder", "recurrence": {"size": 4, "reach": 2}}, "positions"),
     ],
 )
 def test_contradictory_options_are_errors(options: dict[str, Any], problem: str) -> None:
@@ -210,7 +210,7 @@ def test_gradients_of_recurrence_equal_those_of_its_mask(
     layers: int, reach: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without memory in all layers; of the only layer, whose memory are embeddings, but not those of the embeddings."""
-    options = SEGMENTS | {"n_layers": layers, "segments": {"size": 6, "reach": reach}}
+    options = SEGMENTS | {"n_layers": layers, "recurrence": {"size": 6, "reach": reach}}
     decoder, inputs, found = model(**options).double(), rows(23, 14), []
     names, weights = zip(*decoder.named_parameters(), strict=True)
     for _ in range(2):

@@ -189,8 +189,8 @@ def reach(config: ModelConfig, side: str) -> list[str]:
     if (blocks := config.sparse_blocks) is not None:
         training = " in training" if blocks.only_in_training else ""
         found += [f"sparse blocks of {blocks.size:,} tokens", f"{blocks.random:,} random ones{training}"]
-    if (segments := config.segments) is not None:
-        found.append(f"segments of {segments.size:,} tokens and {segments.reach:,} before")
+    if (recurrence := config.recurrence) is not None:
+        found.append(f"segments of {recurrence.size:,} tokens and {recurrence.reach:,} before")
     return found
 
 

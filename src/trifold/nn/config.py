@@ -14,7 +14,7 @@ from typing import Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from trifold.nn.config_checks import first_problem
-from trifold.nn.config_parts import MAX_LAYERS, Experts, Latent, RotaryScaling, Segments, SparseBlocks
+from trifold.nn.config_parts import MAX_LAYERS, Experts, Latent, Recurrence, RotaryScaling, SparseBlocks
 from trifold.settings import Settings
 
 Shape = Literal["encoder-decoder", "encoder", "decoder"]
@@ -178,7 +178,7 @@ class ModelConfig(Settings):
         description="encoder: tokens of a block; all queries attend to the summaries of blocks, beside the window",
     )
     sparse_blocks: SparseBlocks | None = Field(None, description="encoder: attention to a few blocks of keys")
-    segments: Segments | None = Field(None, description="decoder: segment recurrence")
+    recurrence: Recurrence | None = Field(None, description="decoder: segment recurrence")
     window_pattern: tuple[Literal["local", "global"], ...] = Field(
         ("local",), strict=False, min_length=1, description="layers with and without the window, repeated"
     )

@@ -110,7 +110,7 @@ def _sparse_attention(config: ModelConfig) -> Iterator[str]:
         ("global_projections", "encoder or encoder-decoder"),
         ("summary_block", "encoder or encoder-decoder"),
         ("sparse_blocks", "encoder or encoder-decoder"),
-        ("segments", "decoder"),
+        ("recurrence", "decoder"),
     ):
         if not getattr(config, key):
             continue
@@ -127,11 +127,11 @@ def _sparse_attention(config: ModelConfig) -> Iterator[str]:
             yield "summary_block excludes global_projections"
     if config.sparse_blocks is not None and config.sliding_window is not None:
         yield "sparse_blocks excludes sliding_window"
-    if config.segments is not None:
+    if config.recurrence is not None:
         if config.positions not in ("relative-sinusoidal", "none"):
-            yield f"segments needs positions: relative-sinusoidal or none, not {config.positions}"
+            yield f"recurrence needs positions: relative-sinusoidal or none, not {config.positions}"
         if config.sliding_window is not None or config.residual != "sequential":
-            yield "segments excludes sliding_window and parallel residuals"
+            yield "recurrence excludes sliding_window and parallel residuals"
 
 
 def _latent(config: ModelConfig) -> Iterator[str]:
