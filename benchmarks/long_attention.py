@@ -25,7 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "dense": {},
     "softmax": {},
     "window": {"sliding_window": 512},
-    "segments": {"segments": {"size": 512, "reach": 512}},
+    "recurrence": {"recurrence": {"size": 512, "reach": 512}},
     "lsh": {"attention": "lsh"},
     "spans": {"attention": "spans"},
     "elu": {"attention": "elu"},

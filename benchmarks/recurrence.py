@@ -19,7 +19,7 @@ from pathlib import Path
 EXAMPLES = Path(__file__).parents[1] / "examples"
 ROWS = {
     "short": ["model.max_positions=128"],
-    "recurrent": ["model.max_positions=1024", "model.segments={size: 128, reach: 128}"],
+    "recurrent": ["model.max_positions=1024", "model.recurrence={size: 128, reach: 128}"],
     "long": ["model.max_positions=1024"],
 }
 SETTINGS = """

@@ -39,7 +39,7 @@ PARTS = [
     {"latent": LATENT | {"query_width": 9}, "norm": "rms", "norm_weight": "plus-one"},
     {"sliding_window": 4, "global_tokens": "first"}, {"sparse_blocks": {"size": 4}},
     {"sliding_window": 4, "global_tokens": "first", "global_projections": True},
-    {"segments": {"size": 4, "reach": 2}},
+    {"recurrence": {"size": 4, "reach": 2}},
 ]  # fmt: skip
 SEQUENTIAL = {"experts", "latent", "norm_placement", "first_norm"}
 
@@ -92,14 +92,14 @@ def configs(draw):
     part = draw(st.sampled_from([{}, *PARTS]))
     if values.get("residual", "sequential") == "sequential" or not SEQUENTIAL & part.keys():
         values |= part
-    if part.keys() & {"latent", "global_projections", "sparse_blocks", "segments"}:
+    if part.keys() & {"latent", "global_projections", "sparse_blocks", "recurrence"}:
         values |= {"n_kv_heads": None, "positions": "none"}
     if part.keys() & {"global_tokens", "sparse_blocks"} and values["shape"] == "decoder":
         values = {key: value for key, value in values.items() if key not in part}
-    if "segments" in part and (
+    if "recurrence" in part and (
         values["shape"] != "decoder" or values.get("residual", "sequential") != "sequential"
     ):
-        del values["segments"]
+        del values["recurrence"]
     if values["norm_placement"] != "pre":
         values.pop("first_norm", None)
     if values["positions"] == "learned":
@@ -248,7 +248,7 @@ def test_flops_of_a_masked_language_model():
 SPARSE = {
     "window": ({"shape": "encoder", "sliding_window": 100}, Mask(window=100)),
     "causal window": ({"shape": "decoder", "sliding_window": 200}, Mask(causal=True, window=200)),
-    "segments": ({"shape": "decoder", "segments": {"size": 64, "reach": 32}}, Mask(causal=True, segment=(64, 32))),
+    "segments": ({"shape": "decoder", "recurrence": {"size": 64, "reach": 32}}, Mask(causal=True, segment=(64, 32))),
     "blocks": (
         {"shape": "encoder", "sparse_blocks": {"size": 32, "random": 2}},
         Mask(blocks=Blocks.of(None, 2048, 32, 2, random=2, seed=0, repeat=False)),

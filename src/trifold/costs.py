@@ -95,10 +95,10 @@ def _embeddings(config: ModelConfig) -> Iterator[Part]:
         yield _part(config, "target embeddings", f"V·{letter}", V=config.target_vocab_size)
     projection = "2·W·E" if config.token_projection else "W·E + E"  # of states too
     letter = "E" if config.sum_width == config.d_model else letter
-    for side in config.stacks:
+    for side, sized in config.stacks.items():
         if config.positions == "learned" or config.learned_positions:
             places = f"(P+{config.position_offset})" if config.position_offset else "P"
-            yield _part(config, f"{side} positions", f"{places}·{letter}")
+            yield _part(sized, f"{side} positions", f"{places}·{letter}")
         if config.axial_shape and config.axial_widths:
             terms = (f"{n}·{w}" for n, w in zip(config.axial_shape, config.axial_widths, strict=True))
             yield _part(config, f"{side} positions", " + ".join(terms))
@@ -115,7 +115,8 @@ def _stack(config: ModelConfig, side: str, sized: ModelConfig) -> Iterator[Part]
     blocks = max(config.block_of_layer or (sized.n_layers - 1,)) + 1
     crosses = side == "decoder" and config.shape == "encoder-decoder"
     if config.positions == "relative":
-        yield _part(sized, f"{side} relative offsets", "b·H", b=config.relative_buckets)
+        tables = 2 if sized.summary_block else 1
+        yield _part(sized, f"{side} relative offsets", _times(tables, "b·H"), b=config.relative_buckets)
     if config.positions == "relative-sinusoidal":
         # A matrix for the distance encodings, a vector each for content and distance; three for segments.
         vectors = 5 if config.segment_offsets else 2
@@ -171,6 +172,8 @@ def _attention(config: ModelConfig, kind: str = "cross") -> str:
         terms.append(f"2·{config.rank}·P")
     if config.attention == "spans":
         terms.append(f"{offset_rows(config)}·H")
+    if config.summary_block and kind == "self":
+        terms.append(_norm(config, "E"))
     if config.global_projections and kind == "self":
         terms.append("3·E·H·D" + (" + 3·H·D" if config.attention_bias else ""))
     return f"({' + '.join(terms)})" if len(terms) > 1 else terms[0]
@@ -323,8 +326,8 @@ def keys_read(config: ModelConfig, layer: int, keys: int, side: str) -> int:
     if (blocks := config.sparse_blocks) is not None and side == "encoder":
         is_full = keys <= (5 + 2 * blocks.random) * blocks.size
         return keys if is_full else min(keys, (7 + blocks.random) * blocks.size)
-    if (segments := config.segments) is not None:
-        return min(keys, segments.size + segments.reach)
+    if (recurrence := config.recurrence) is not None:
+        return min(keys, recurrence.size + recurrence.reach)
     if config.attention == "spans":  # itself, k of each level and side; every other level reads it once
         levels = len(level_starts(keys, config.span_keys)) - 1
         return min(keys, (2 if side == "encoder" else 1) * levels * config.span_keys + 1) + levels - 1
@@ -333,7 +336,8 @@ def keys_read(config: ModelConfig, layer: int, keys: int, side: str) -> int:
         rounds = config.lsh.hashes if config.lsh.sorts(layer) else 1
         return rounds * chunk * (before + 1 + after) if keys > chunk else keys
     window = config.window(layer) or keys
-    return min(keys, 2 * window - 1 if side == "encoder" else window)
+    summaries = keys // config.summary_block if config.summary_block else 0
+    return min(keys, 2 * window - 1 if side == "encoder" else window) + summaries
 
 
 def _layer_elements(config: ModelConfig, keys: int, side: str) -> int:
@@ -346,6 +350,10 @@ def _layer_elements(config: ModelConfig, keys: int, side: str) -> int:
     # projects these vectors once, which is not counted.
     distances = min(2 * keys - 1, config.relative_buckets)
     scores += config.n_layers * config.position_terms * config.n_heads * config.head_width * distances
+    if config.summary_block:  # keys and values of summaries
+        scores += (
+            2 * config.n_layers * config.d_model * config.kv_heads * config.head_width // config.summary_block
+        )
     matrices = config.n_layers * attention_matrices(config) + feed_forward
     if config.attention == "spans":
         matrices = matrices * level_starts(keys, config.span_keys)[-1] // keys

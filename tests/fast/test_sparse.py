@@ -3,16 +3,19 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor
 
+from trifold import fast
 from trifold.fast import sparse
 from trifold.fast.attention import attend
 from trifold.nn import ModelConfig, ops
 from trifold.nn.masks import Blocks, Mask
 from trifold.nn.relative import RelativeOffsets
+from trifold.nn.stack import Stack
 
 LENGTH, HEADS, WIDTH = 83, 4, 8
 
@@ -43,6 +46,7 @@ MASKS: dict[str, Mask] = {
     "window": Mask(window=5),
     "causal window": Mask(causal=True, window=9),
     "padding": Mask(padding(83, 50), window=5),
+    "a short and a long row": Mask(padding(83, 5), causal=True, window=5),
     "padding on the left": Mask(LEFT, causal=True, window=6),
     "gaps": Mask(torch.rand(2, LENGTH, generator=torch.Generator().manual_seed(1)) > 0.3, window=6),
     "globals": Mask(padding(83, 70), window=5, globals=some_globals((0, 40), (1,))),
@@ -88,8 +92,9 @@ def test_options_pass_to_each_block() -> None:
         torch.testing.assert_close(mine, other)
 
 
+@pytest.mark.parametrize("chosen", [None, some_globals((0, 40), (1,))])
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_learned_bias_is_computed_for_the_pairs_of_a_block(causal: bool) -> None:
+def test_a_learned_bias_is_computed_for_the_pairs_of_a_block(causal: bool, chosen: Tensor | None) -> None:
     config = ModelConfig(
         d_model=32,
         n_heads=HEADS,
@@ -103,7 +108,7 @@ def test_a_learned_bias_is_computed_for_the_pairs_of_a_block(causal: bool) -> No
     mask = Mask(padding(83, 70), causal=causal)
     bias, found = offsets(mask, LENGTH, torch.device("cpu"), None), []
     for function in (attend, ops.PLAIN["attend"]):
-        local = Mask(mask.keys, causal=causal, window=6)
+        local = Mask(mask.keys, causal=causal, window=6, globals=chosen)
         own = outputs(lambda *inputs, f=function, m=local: f(*inputs, bias=bias), local)
         offsets.weight.grad = None
         q = torch.ones(2, HEADS, LENGTH, WIDTH, dtype=torch.float64)
@@ -146,3 +151,30 @@ def test_a_text_of_64_k_tokens_fits_in_memory(name: str) -> None:
     )
     peak = int(done.stdout) * (1 if sys.platform == "darwin" else 1024)  # KiB on Linux
     assert peak < 1e9 < 2**32 * 4
+
+
+@pytest.mark.parametrize("keys", [None, padding(83, 30), padding(83, 7).flip(1)])
+def test_summaries_of_blocks_are_read_by_all(keys: Tensor | None) -> None:
+    config = ModelConfig(
+        **{"d_model": 32, "n_heads": HEADS, "shape": "encoder", "positions": "relative", "dropout": 0.0},
+        **{"relative_buckets": 8, "relative_distance": 20, "sliding_window": 4, "summary_block": 10},
+    )
+    torch.manual_seed(0)
+    encoder, found = Stack(config, "encoder").double(), []
+    for parameter in encoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    x = torch.randn(2, LENGTH, 32, dtype=torch.float64)
+    real = 1 if keys is None else keys[..., None]
+    for context in (nullcontext(), fast.disabled()):
+        with context:
+            out = encoder(x, Mask(keys)) * real
+            gradients = torch.autograd.grad((out * x).sum(), [*encoder.parameters()])
+        found.append([out, *gradients])
+    for mine, other in zip(*found, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+def test_rows_of_padding_do_not_widen_what_a_block_reads() -> None:
+    mask = MASKS["a short and a long row"]
+    blocks = sparse._blocks(mask, LENGTH, LENGTH, mask.positions(LENGTH, torch.device("cpu")))
+    assert max(block.keys.stop - block.keys.start for block in blocks) <= 4 + 4

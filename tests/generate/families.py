@@ -89,7 +89,18 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     ),
     "mt5": ("MT5ForConditionalGeneration", "MT5Config", T5),
+    "longt5": (
+        "LongT5ForConditionalGeneration",
+        "LongT5Config",
+        {**T5, "local_radius": 2, "global_block_size": 3, "encoder_attention_type": "transient-global"},
+    ),
     "bart": ("BartForConditionalGeneration", "BartConfig", SEQ2SEQ),
+    "led": (
+        "LEDForConditionalGeneration",
+        "LEDConfig",
+        {key: value for key, value in SEQ2SEQ.items() if key != "max_position_embeddings"}
+        | {"attention_window": 4, "max_decoder_position_embeddings": 20},
+    ),
     "mbart": (
         "MBartForConditionalGeneration", "MBartConfig",
         {**SEQ2SEQ, "pad_token_id": 1, "decoder_start_token_id": 2, "forced_eos_token_id": None},
@@ -128,6 +139,6 @@ def new_reference(family: str, **changes: Any) -> Any:
         for name, parameter in model.named_parameters():
             if parameter.dim() == 2 and not any(table in name for table in TABLES):
                 parameter.mul_(0.3 if "encoder_attn" in name or "EncDecAttention" in name else 3.0)
-            elif family == "t5" and "shared" in name:  # its logits are divided by √d_model
+            elif family in ("t5", "longt5") and "shared" in name:  # its logits are divided by √d_model
                 parameter.mul_(4.0)
     return model

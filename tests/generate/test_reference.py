@@ -59,7 +59,7 @@ def pair(family: str, **changes: Any) -> tuple[Any, Any, dict[str, Any]]:
 
 def inputs_for(family: str, lengths: tuple[int, ...] = (7, 3, 5)) -> Inputs:
     """Rows of random tokens: prompts padded on the left, sources on the right, as the reference requires."""
-    pad = FAMILIES[family][2].get("pad_token_id", 1 if family == "bart" else 0)
+    pad = FAMILIES[family][2].get("pad_token_id", 1 if family in ("bart", "led") else 0)
     tokens = torch.randint(3, 60, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(1))
     real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     real = real.flip(1) if family in DECODERS else real
@@ -79,6 +79,10 @@ def reference_outputs(
 ) -> tuple[list[list[int]], Any]:
     """Each output with its end token, without start token and prompt; and the scores of beams."""
     model = pair(family, **changes)[0]
+    if family == "led":  # the first token is global in ours
+        requested["global_attention_mask"] = (
+            torch.arange(inputs.tokens.shape[1]).eq(0).long().expand_as(inputs.tokens)
+        )
     out = model.generate(
         input_ids=inputs.tokens, attention_mask=inputs.attend.long(), do_sample=False,
         return_dict_in_generate=True, output_scores=True, **requested,

@@ -38,7 +38,7 @@ HEADS = (
     "classification_head.out_proj",
 )
 # The output table of language models, under its own name or that of the embeddings.
-WITH_SEGMENTS = ("bert", "albert", "electra", "deberta-v2", "big_bird")
+WITH_SEGMENTS = ("bert", "albert", "electra", "deberta-v2", "big_bird", "longformer")
 OUTPUTS = (
     "lm_head.weight",
     "lm_head.decoder",
@@ -102,6 +102,8 @@ def inputs_for(model: Any) -> dict[str, Any]:
         size = config.image_size
         pixels = (4, config.num_channels, *([size, size] if isinstance(size, int) else size))
         return {"pixel_values": torch.randn(pixels, generator=generator)}
+    if type(model).__name__.endswith("EncoderModel"):  # whose config may be that of an encoder-decoder
+        return {"decoder": False}
     shape = (len(LENGTHS), max(LENGTHS))
     lengths, columns = torch.tensor(LENGTHS)[:, None], torch.arange(max(LENGTHS))
     tokens = torch.randint(6, 38, shape, generator=generator)
@@ -113,8 +115,15 @@ def inputs_for(model: Any) -> dict[str, Any]:
         return {"tokens": tokens, "decoder": False}
     if config.model_type == "reformer":  # the states of the reference depend on the padding of a batch
         return {"tokens": torch.cat([tokens, tokens[:, 3:5]], 1)}
+    if config.model_type == "led":  # ours has this default
+        return {"global_attention_mask": (columns == 0).long().expand(shape)}
     kinds = getattr(config, "type_vocab_size", 3)
     segments = torch.randint(max(kinds, 1), shape, generator=generator)
+    if config.model_type == "longformer" and "ForQuestionAnswering" in type(model).__name__:
+        tokens = tokens.where(columns < lengths, config.pad_token_id)  # there must be three separators
+        for place in (lengths[:, 0] - 1, lengths[:, 0] // 2 - 1, lengths[:, 0] // 2):
+            tokens[range(len(LENGTHS)), place] = config.sep_token_id
+        return {"tokens": tokens, "token_type_ids": segments}
     if config.model_type == "xlnet":
         # The reference reads the first column even if it is padding.
         first = getattr(config, "summary_type", "last") == "first"

@@ -70,7 +70,7 @@ def long_rows(model: Any, *lengths: int) -> dict[str, torch.Tensor]:
 Saved = Callable[..., Path]
 DECODERS = [family for family, tiny in TINY.items() if tiny.buffer]
 ENCODERS = ["bert", "roberta", "camembert", "xlm-roberta", "distilbert", "albert", "xlnet", "vit"]
-ENCODERS += ["modernbert", "eurobert", "electra", "mpnet", "deberta-v2", "big_bird"]
+ENCODERS += ["modernbert", "eurobert", "electra", "mpnet", "deberta-v2", "big_bird", "longformer"]
 each_decoder = pytest.mark.parametrize("family", DECODERS)
 
 
@@ -176,6 +176,10 @@ UNSCALED = {"scale_embeddings": False}
 MASKED = {"heads": ["lm"], "lm_head_transform": "gelu", "lm_head_bias": True}
 TEXT = SIZES | UNSCALED | MASKED | {"shape": "encoder", "positions": "learned", "activation": "gelu"}
 TEXT |= {"embedding_norm": True, "attention_bias": True}
+LED = {"position_offset": 0, "sliding_window": 3, "decoder_window": 0, "scale_embeddings": False}
+LED |= {"global_projections": True, "global_tokens": "first", "max_decoder_positions": 20}
+LONGT5 = {"sliding_window": 3, "decoder_window": 0}
+LONG = {"sliding_window": 4, "global_projections": True}
 XLNET = SIZES | UNSCALED | {"shape": "encoder", "positions": "relative-sinusoidal", "activation": "gelu"}
 XLNET |= {"segment_offsets": True, "query_stream": True, "heads": ["lm"], "lm_head_bias": True}
 XLNET |= {"attention_dropout": 0.1, "activation_dropout": 0.1}
@@ -241,6 +245,10 @@ NEW: list[tuple[str, dict[str, Any]]] = [
     ("trifold", BART | {"heads": ("sequence",)}),
     ("trifold", BART | {"position_offset": 0}),
     ("trifold", BART | {"d_head": 8, "n_decoder_heads": 2}),
+    ("led", BART | LED),
+    ("trifold", BART | LED | {"position_offset": 2}),
+    ("longformer", TEXT | {"pad_id": 1, "position_offset": 2, "n_token_types": 1, **LONG}),
+    ("trifold", TEXT | {"n_token_types": 1, "position_offset": 1, **LONG, "sliding_window": 1}),
     ("mbart", BART | {"norm_placement": "pre"}),
     ("pegasus", SIZES | {"norm_placement": "pre", "positions": "sinusoidal-halves", "attention_bias": True}),
     ("m2m_100", SIZES | {"norm_placement": "pre", **FAIRSEQ, "attention_bias": True, "n_decoder_layers": 3}),
@@ -253,6 +261,9 @@ NEW: list[tuple[str, dict[str, Any]]] = [
     ("t5", T5 | {"gated": True, "activation": "silu", "tie_lm_head": False}),
     ("t5", T5 | {"gated": True, "activation": "gelu", "logits_scale": 16**-0.5}),
     ("t5", T5 | {"shape": "encoder"}),
+    ("longt5", T5 | LONGT5),
+    ("longt5", T5 | LONGT5 | {"summary_block": 5, "tie_lm_head": False}),
+    ("trifold", T5 | LONGT5 | {"decoder_window": None}),
     ("trifold", T5 | {"attention_dropout": 0.0}),
     ("gemma", GEMMA | {"d_head": 6}),
     ("trifold", GEMMA | {"logit_soft_cap": 30.0}),
@@ -287,6 +298,8 @@ REFERENCE_CLASSES = {
     "pegasus": "PegasusForConditionalGeneration",
     "m2m_100": "M2M100ForConditionalGeneration",
     "bigbird_pegasus": "BigBirdPegasusForConditionalGeneration",
+    "led": "LEDForConditionalGeneration",
+    "longt5": "LongT5ForConditionalGeneration",
     "t5": "T5ForConditionalGeneration",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
@@ -316,6 +329,8 @@ def test_a_new_model_is_saved_in_the_family_that_fits(
     tokens = torch.arange(5, 20)[None]
     both = model.encoder is not None and model.decoder is not None
     targets, second = ({"decoder_input_ids": tokens}, Inputs(tokens)) if both else ({}, None)
+    if family == "led":
+        targets["global_attention_mask"] = (tokens == 5).long()
     with torch.no_grad():
         got = model.head_outputs(Inputs(tokens), second, heads=["lm"])["lm"]
         expected = reference.eval()(tokens, **targets).logits

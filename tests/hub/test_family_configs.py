@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 Saved = Callable[..., Path]
 DECODERS = [family for family, tiny in TINY.items() if tiny.buffer]
 ENCODERS = ["bert", "roberta", "camembert", "xlm-roberta", "distilbert", "albert", "xlnet", "vit"]
-ENCODERS += ["modernbert", "eurobert", "electra", "mpnet", "deberta-v2", "big_bird"]
+ENCODERS += ["modernbert", "eurobert", "electra", "mpnet", "deberta-v2", "big_bird", "longformer"]
 
 
 def test_the_table_has_all_families() -> None:
@@ -328,6 +328,15 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("max_relative_positions", 2, "relative_distance 2 above a quarter"),
         ("attention_head_size", 8, "attention_head_size: unknown key"),
     ],
+    "longformer": [
+        ("attention_window", [4, 6], r"attention_window: \[4, 6\] is not supported; give one even number"),
+        ("attention_window", [4, 4, 4], "attention_window: "),
+        ("attention_window", 5, "attention_window: 5 is not supported"),
+        ("attention_window", 0, "attention_window"),
+        ("sep_token_id", 5, "sep_token_id: 5 is not supported; it must equal eos_token_id"),
+        ("attention_dilation", [1, 1], "attention_dilation: unknown key"),
+        ("pad_token_id", None, "pad_token_id: null"),
+    ],
     "mbart": [
         ("normalize_before", False, "normalize_before"),
         ("encoder_layerdrop", 0.2, "encoder_layerdrop"),
@@ -352,6 +361,22 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("block_size", 0, "block_size"),
         ("normalize_embedding", True, "normalize_embedding: unknown key"),
         ("architectures", ["BigBirdPegasusForCausalLM"], "architectures: .* is not known"),
+    ],
+    "led": [
+        ("attention_window", [4, 6], "attention_window: .* is not supported"),
+        ("scale_embedding", True, "scale_embedding"),
+        ("max_position_embeddings", 24, "max_position_embeddings: unknown key"),
+        ("architectures", ["LEDForSequenceClassification"], "architectures: .* is not known"),
+    ],
+    "longt5": [
+        (
+            "encoder_attention_type",
+            "global",
+            "encoder_attention_type: 'global' is not known; known: local, trans",
+        ),
+        ("local_radius", -1, "local_radius"),
+        ("global_block_size", 0, "global_block_size"),
+        ("global_block_sise", 8, "did you mean 'global_block_size'"),
     ],
     "t5": [
         ("num_head", 4, "num_head: unknown key; did you mean 'num_heads'?"),
@@ -388,8 +413,15 @@ def test_absurd_sizes_are_rejected_early(family: str, saved: Saved) -> None:
     folder = saved(family)
     before = (folder / "config.json").read_text(encoding="utf-8")
     sizes = [key for key, value in TINY[family].sizes.items() if type(value) is int]
-    harmless = {"bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "local_attention"}
-    harmless |= {"block_size", "num_random_blocks"}  # with more blocks than a text has, attention is full
+    harmless = {
+        "bos_token_id",
+        "eos_token_id",
+        "cls_token_id",
+        "sep_token_id",
+        "local_attention",
+        "attention_window",
+        *("block_size", "num_random_blocks"),  # with more blocks than a text has, attention is full
+    }
     if family in ("modernbert", "eurobert", "deberta-v2"):  # without a table of positions
         harmless.add("max_position_embeddings")
     for key in [

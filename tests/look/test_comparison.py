@@ -23,7 +23,7 @@ relative_scores relative_shared relative_norm relative_clamp alibi_scale alibi_r
 window_pattern heads pooler_activation pooler_width n_labels label_names problem_type classifier_input
 classifier_transform classifier_bias token_transform transform_norm transform_bias logits_scale encoder_final_norm
 decoder_final_norm boundary_positions boundary_width embedding_scale_rounded decoder_window n_features rank
-span_keys lsh axial_shape axial_widths
+span_keys lsh axial_shape axial_widths max_decoder_positions
 """.split()
 EXAMPLES: dict[str, Any] = {
     "n_kv_heads": {"n_kv_heads": 2},
@@ -77,12 +77,11 @@ EXAMPLES: dict[str, Any] = {
     "score_soft_cap": {"score_soft_cap": 20.0},
     "logit_soft_cap": {"logit_soft_cap": 20.0},
     "sliding_window": {"sliding_window": 7},
-    "global_projections": {
-        **{"shape": "encoder", "sliding_window": 4, "global_tokens": "first"},
-        "global_projections": True,
-    },
-    "sparse_blocks": {"sparse_blocks": {"size": 4}},
-    "segments": {"shape": "decoder", "positions": "none", "segments": {"size": 4, "reach": 2}},
+    "global_tokens": {"sliding_window": 7, "global_tokens": "question"},
+    "global_projections": {"shape": "encoder", "sliding_window": 7, "global_projections": True},
+    "summary_block": {"shape": "encoder", "sliding_window": 7, "summary_block": 4},
+    "sparse_blocks": {"shape": "encoder", "sparse_blocks": {}},
+    "recurrence": {"shape": "decoder", "positions": "none", "recurrence": {"size": 4, "reach": 2}},
     "tie_lm_head": {"tie_lm_head": False},
     "lm_head_transform": {"lm_head_transform": "gelu"},
 }
@@ -140,7 +139,7 @@ def test_differences_of_sparse_attention() -> None:
         "global tokens before the first end-of-sentence token",
         "own projections of global tokens",
     )
-    xl = ModelConfig(shape="decoder", positions="none", segments={"size": 128, "reach": 64})
+    xl = ModelConfig(shape="decoder", positions="none", recurrence={"size": 128, "reach": 64})
     assert differences(xl)[-1] == "segments of 128 tokens and 64 before"
 
 

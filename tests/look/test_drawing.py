@@ -14,7 +14,7 @@ CONFIGS = {
     "encoder": ModelConfig(shape="encoder", positions="learned"),
     "decoder": ModelConfig(shape="decoder", n_kv_heads=2, d_ff=123_456),
     "blocks": ModelConfig(sparse_blocks={"size": 64, "random": 3}),
-    "segments": ModelConfig(shape="decoder", positions="none", segments={"size": 8, "reach": 4}),
+    "segments": ModelConfig(shape="decoder", positions="none", recurrence={"size": 8, "reach": 4}),
     "uneven": ModelConfig(n_layers=12, n_decoder_layers=1, positions="none"),
 }
 

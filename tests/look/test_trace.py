@@ -52,7 +52,7 @@ MODELS = {
     "big_bird": {"shape": "encoder", "positions": "learned", "heads": ("lm",),
                  "sparse_blocks": {"size": 1, "random": 1}},
     "longt5": {"positions": "relative", "sliding_window": 3, "global_tokens": "first"} | PRE,
-    "transformer-xl": {"shape": "decoder", "positions": "relative-sinusoidal", "segments": {"size": 5, "reach": 4}},
+    "transformer-xl": {"shape": "decoder", "positions": "relative-sinusoidal", "recurrence": {"size": 5, "reach": 4}},
     "classifier": {"shape": "encoder", "positions": "learned", "heads": ("pooler", "sequence"),
                    "classifier_input": "pooler", "label_names": ("bad", "good")},
     "vit": {"shape": "encoder", "positions": "learned", "image_size": (8, 8), "max_positions": 5, "patch_size": (4, 4),

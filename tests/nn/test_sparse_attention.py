@@ -23,10 +23,21 @@ ENCODERS: dict[str, dict[str, Any]] = {
         "global_projections": True,
         "n_layers": 2,
     },
+    "summaries": {
+        **{
+            "sliding_window": 4,
+            "summary_block": 3,
+            "positions": "relative",
+            "norm": "rms",
+            "norm_placement": "pre",
+        },
+        **{"relative_buckets": 8, "relative_distance": 12, "n_layers": 2},
+    },
+    "summaries, global tokens": {"sliding_window": 4, "summary_block": 10, "global_tokens": "first"},
     "blocks": {"sparse_blocks": {"size": 4, "random": 1}},
     "first block": {"sparse_blocks": {"size": 4, "random": 2, "only_in_training": True}},
 }
-SEGMENTS = {"shape": "decoder", "positions": "relative-sinusoidal", "segments": {"size": 6, "reach": 4}}
+SEGMENTS = {"shape": "decoder", "positions": "relative-sinusoidal", "recurrence": {"size": 6, "reach": 4}}
 
 
 def model(**options: Any) -> Transformer:
@@ -86,6 +97,21 @@ def test_inputs_choose_global_tokens() -> None:
     assert not torch.allclose(default, encoder(inputs))
 
 
+@pytest.mark.parametrize("kind", ["first", "question", "answer"])
+def test_padding_on_the_left_is_never_global(kind: str) -> None:
+    encoder = model(shape="encoder", **ENCODERS["projections"] | {"global_tokens": kind})
+    row = alone(rows(30), 0)
+    row.tokens[0, 20] = 2
+    padded = Inputs(torch.zeros(1, 37, dtype=torch.int64), torch.arange(37)[None] >= 7)
+    padded.tokens[:, 7:] = row.tokens
+    torch.testing.assert_close(encoder(padded)[:, 7:], encoder(row), atol=1e-5, rtol=1e-4)
+    found = encoder._globals(row)
+    assert found is not None
+    assert found[0].nonzero()[:, 0].tolist() == {"first": [0], "question": [0, 1, 2]}.get(
+        kind, [*range(21, 30)]
+    )
+
+
 def test_global_tokens_have_their_own_projections() -> None:
     encoder, inputs = model(shape="encoder", **ENCODERS["projections"] | {"n_layers": 1}), rows(40)
     before = encoder(inputs)
@@ -93,6 +119,17 @@ def test_global_tokens_have_their_own_projections() -> None:
     torch.nn.init.normal_(layer.global_v_proj.weight)
     assert torch.equal(before[:, 3:], encoder(inputs)[:, 3:])  # in the last layer, others do not read them
     assert not torch.allclose(before[:, :3], encoder(inputs)[:, :3])
+
+
+def test_tokens_after_the_last_whole_block_belong_to_it() -> None:
+    keys = torch.arange(8) < torch.tensor([[7], [4], [2]])
+    mask = Mask(keys).with_summaries(3, 8, torch.device("cpu"))
+    assert mask.keys is not None and mask.summaries is not None
+    rows, none = [[0, 0, 0, 1, 1, 1, 1, -1], [0, 0, 0, 0, *[-1] * 4], [-1] * 8], [0, 1]
+    assert mask.summaries.blocks.tolist() == [row + none for row in rows]
+    assert mask.keys[:, 8:].tolist() == [[True, True], [True, False], [False, False]]
+    x = torch.arange(24.0).view(3, 8, 1)
+    assert mask.summaries.sums(x)[..., 0].tolist() == [[3, 18], [38, 0], [0, 0]]
 
 
 # --- segments ------------------------------------------------------------------------------------------
@@ -156,11 +193,33 @@ def test_a_dense_mask_of_segments() -> None:
     ("options", "problem"),
     [
         ({"shape": "encoder", "global_tokens": "first"}, "sliding_window"),
-        ({"shape": "encoder", "sliding_window": 3, "global_projections": True}, "global_tokens"),
+        ({"shape": "encoder", "global_projections": True}, "sliding_window"),
         ({"shape": "decoder", "sparse_blocks": {}}, "shape"),
-        ({"shape": "decoder", "segments": {"size": 4, "reach": 2}}, "positions"),
+        ({"shape": "encoder", "summary_block": 4}, "sliding_window"),
+        ({"shape": "encoder", "summary_block": 4, "sliding_window": 3, "positions": "rotary"}, "no position"),
+        ({"shape": "decoder", "recurrence": {"size": 4, "reach": 2}}, "positions"),
     ],
 )
 def test_contradictory_options_are_errors(options: dict[str, Any], problem: str) -> None:
     with pytest.raises((SettingsError, ValueError), match=problem):
         ModelConfig(**options)
+
+
+@pytest.mark.parametrize(("layers", "reach"), [(3, 0), (1, 4)])
+def test_gradients_of_recurrence_equal_those_of_its_mask(
+    layers: int, reach: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without memory in all layers; of the only layer, whose memory are embeddings, but not those of the embeddings."""
+    options = SEGMENTS | {"n_layers": layers, "recurrence": {"size": 6, "reach": reach}}
+    decoder, inputs, found = model(**options).double(), rows(23, 14), []
+    names, weights = zip(*decoder.named_parameters(), strict=True)
+    for _ in range(2):
+        hidden = decoder(inputs)[inputs.attend]
+        found.append(
+            torch.autograd.grad(hidden[:, 0].sum() + hidden.pow(3).sum(), weights, allow_unused=True)
+        )
+        monkeypatch.setattr(torch, "is_grad_enabled", lambda: False)
+    monkeypatch.undo()
+    for name, ours, masked in zip(names, *found, strict=True):
+        if ours is not None and (layers == 3 or "embeddings" not in name):
+            torch.testing.assert_close(ours, masked, msg=name)

@@ -121,8 +121,9 @@ def in_batches(
 
 def warn_limits(pipeline: Pipeline, limits: Sequence[str | None]) -> None:
     """Print a warning for each limit, of those of all outputs, that the user did not request."""
+    positions = pipeline.config.decoder_side.max_positions
     reasons = {
-        "positions": f"stopped at the last position of the model (max_positions {pipeline.config.max_positions:,})",
+        "positions": f"stopped at the last position of the model (max_positions {positions:,})",
         "default": "stopped at the default length; raise max_new_tokens, with --max-new-tokens of `generate` or in "
         "generation_config.json",
     }

@@ -75,7 +75,8 @@ def sparse_attend(
     if mask.causal:
         before = torch.arange(k.shape[2], device=q.device) <= index[:, None, :, None] + mask.offset
         allowed = before if allowed is None else allowed & before
-    found = attend(_take(q, index[:, None]), k, v, Mask(table=allowed), **options)
+    offsets = None if bias is None else bias.compute(index + mask.offset, slice(0, k.shape[2]), *weights)
+    found = attend(_take(q, index[:, None]), k, v, Mask(table=allowed), bias=offsets, **options)
     places = rows, index[rows, cells]
     return out.transpose(1, 2).index_put(places, found.transpose(1, 2)[rows, cells]).transpose(1, 2)
 
@@ -108,13 +109,20 @@ def _blocks(mask: Mask, queries: int, keys: int, positions: Tensor) -> list[Bloc
     own, (before, after) = positions[:, mask.offset :], _reach(mask)
     first = own[:, [part.start for part in parts]] - before
     last = own[:, [part.stop - 1 for part in parts]] + after
-    lows = torch.searchsorted(positions.contiguous(), first).amin(0).tolist()
-    highs = torch.searchsorted(positions.contiguous(), last, right=True).amax(0).tolist()
+    lows = torch.searchsorted(positions.contiguous(), first)
+    highs = torch.searchsorted(positions.contiguous(), last, right=True)
+    if mask.keys is not None:  # a row that has only padding there does not widen the slice
+        spread = mask.keys[:, mask.offset : mask.offset + queries].split(size, 1)
+        real = torch.stack([part.any(1) for part in spread], 1)
+        lows, highs = lows.where(real, keys), highs.where(real, 1)
     blocks, anywhere = [], None if mask.globals is None else _columns(mask.globals)
-    for number, (part, low, high) in enumerate(zip(parts, lows, highs, strict=True)):
+    for number, (part, low, high) in enumerate(
+        zip(parts, lows.amin(0).tolist(), highs.amax(0).tolist(), strict=True)
+    ):
         if mask.blocks is not None:  # these count padding
             low, high = max(0, part.start - size), min(keys, part.start + 2 * size)
-        near = slice(low, min(high, mask.offset + part.stop) if mask.causal else high)
+        high = min(high, mask.offset + part.stop) if mask.causal else high
+        near = slice(min(low, high - 1), high)
         others = anywhere if mask.blocks is None else _keys_of_blocks(mask.blocks, number, keys)
         if others is None:
             blocks.append(Block(part, near))

@@ -109,7 +109,7 @@ class DecodingState:
             )
         self.head = head
         self.decode = model.decode
-        self.max_positions = model_config.max_positions
+        self.max_positions = model_config.decoder_side.max_positions
         lengths = _check_lengths(inputs, model_config)
         inputs = _trim(inputs)
         self.sentences = torch.arange(len(lengths), device=lengths.device)

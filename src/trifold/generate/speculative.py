@@ -72,7 +72,7 @@ def draft_proposer(
     prompt, read = state.tokens, list[int]()
 
     def propose(generated: Sequence[int], count: int) -> list[int]:
-        count = min(count, model.config.max_positions - prompt.shape[1] - len(generated))
+        count = min(count, model.config.decoder_side.max_positions - prompt.shape[1] - len(generated))
         if count < 1:
             return []
         same = takewhile(lambda pair: pair[0] == pair[1], zip(generated[:-1], read, strict=False))

@@ -177,6 +177,7 @@ NONE_MEANS: dict[str, Callable[[ModelConfig], Any]] = {
     "n_kv_heads": lambda config: config.n_heads,
     "d_head": lambda config: None if config.d_model % config.n_heads else config.d_model // config.n_heads,
     "d_decoder_ff": lambda config: config.d_ff,
+    "max_decoder_positions": lambda config: config.max_positions,
     "decoder_window": lambda config: config.sliding_window,
     "rotary_width": lambda config: config.head_width,
     "attention_scale": _scale_of_scores,

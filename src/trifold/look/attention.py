@@ -47,7 +47,8 @@ class Words(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """Attention weights by kind, each (layers, heads, queries, keys) with rows that sum to 1, and the tokens.
+    """Attention weights by kind, each (layers, heads, queries, keys) with rows that sum to 1 (to less in an
+    encoder with summaries of blocks), and the tokens.
 
     source: tokens of the encoder. given: input tokens of the decoder (start token, or the prompt). written: the tokens
     that follow them, so row t of a decoder's pattern belongs to the prediction of written[t]. output: the generated
@@ -129,7 +130,9 @@ def read_ids(pipeline: Pipeline, text: str, target: str | None) -> tuple[list[in
 
 @torch.no_grad()
 def attention_weights(model: Transformer, source: Sequence[int], given: Sequence[int]) -> dict[str, Weights]:
-    """Kind -> weights (layers, heads, queries, keys) of one sentence, for each part that the model has."""
+    """Kind -> weights (layers, heads, queries, keys) of one sentence, for each part that the model has; without those
+    of summaries.
+    """
     device = next(model.parameters()).device
     with eval_mode(model), capture(model, "pattern") as captured:
         model(*(Inputs(torch.tensor([ids], device=device)) for ids in (source, given) if ids))

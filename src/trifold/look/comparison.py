@@ -64,7 +64,11 @@ _LINEAR = {
     "lsh": "attention to keys of similar hashes",
     "spans": "attention to spans of tokens",
 }
-_GLOBALS = {"first": "global first token", "question": "global tokens before the first end-of-sentence token"}
+_GLOBALS = {
+    "first": "global first token",
+    "question": "global tokens before the first end-of-sentence token",
+    "answer": "global tokens after the second end-of-sentence token",
+}
 _QK_NORMS = {"head": "norm of the queries and keys of each head", "width": "norm of queries and keys"}
 _RESIDUALS = {
     "parallel": "parallel attention and feed-forward after one norm",
@@ -181,12 +185,15 @@ def reach(config: ModelConfig, side: str) -> list[str]:
         found.append(f"window of {config.sliding_window:,} tokens{some}")
     if side == "encoder" and config.global_tokens != "none":
         found.append(_GLOBALS[config.global_tokens])
-        found += ["own projections of global tokens"] if config.global_projections else []
+    if config.global_projections:
+        found.append("own projections of global tokens")
+    if config.summary_block is not None:
+        found.append(f"summaries of {config.summary_block:,} tokens")
     if (blocks := config.sparse_blocks) is not None:
         training = " in training" if blocks.only_in_training else ""
         found += [f"sparse blocks of {blocks.size:,} tokens", f"{blocks.random:,} random ones{training}"]
-    if (segments := config.segments) is not None:
-        found.append(f"segments of {segments.size:,} tokens and {segments.reach:,} before")
+    if (recurrence := config.recurrence) is not None:
+        found.append(f"segments of {recurrence.size:,} tokens and {recurrence.reach:,} before")
     return found
 
 

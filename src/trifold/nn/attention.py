@@ -109,10 +109,16 @@ class Attention(nn.Module):
                 k, v = cache.own.update(k, v)
             if rotary is not None and rotary.after_cache:
                 k = rotary.keys(k)
-        q, bias = self.queries_and_bias(q, k, bias)
+        return self.attend_heads(q, k, v, mask, bias, cache)
+
+    def attend_heads(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: ScoreBias | None, cache: LayerCache | None
+    ) -> Tensor:
+        """Queries (B, H, T, D), keys and values (B', H', S, D) -> all heads, concatenated (B, T, H·D)."""
+        q, scores = self.queries_and_bias(q, k, bias)
         if self.watched:
             q, k, v = self.queries(q), self.keys(k), self.values(v)
-        heads = self.weigh(q, k, v, mask, bias, cache)
+        heads = self.weigh(q, k, v, mask, scores, cache)
         merged = merge_heads(self.heads(heads) if self.watched else heads)
         return merged if mask.packing is None else mask.packing.flat(merged)
 
@@ -201,7 +207,7 @@ class GlobalAttention(Attention):
     ) -> Tensor:
         """See `Attention.attend`."""
         out = super().attend(x, memory, mask, bias, rotary, cache)
-        if mask.globals is None:
+        if mask.globals is None or not bool(mask.globals.any()):
             return out
         grid, out = (x, out) if mask.packing is None else (mask.packing.grid(x), mask.packing.grid(out))
         rows, columns = mask.globals.expand(len(grid), -1).nonzero(as_tuple=True)
@@ -214,3 +220,30 @@ class GlobalAttention(Attention):
         found = merge_heads(ops.attend(q, k, v, Mask(mask.keys), drop=self.drop))
         out = out.index_put((rows, columns), found[rows, cells])
         return out if mask.packing is None else mask.packing.flat(out)
+
+
+class SummaryAttention(Attention):
+    """Self-attention of an encoder with a window, in which all queries also attend to a summary of each block of
+    tokens: the normalized sum of its inputs (Guo et al. 2022, "LongT5", section 3.2, transient global attention).
+    """
+
+    def __init__(self, config: ModelConfig, layer: int = 0) -> None:
+        super().__init__(config, layer)
+        self.summary_norm = new_norm(config)
+
+    def attend(
+        self,
+        x: Tensor,
+        memory: Tensor | None,
+        mask: Mask,
+        bias: ScoreBias | None,
+        rotary: Rotations | None,
+        cache: LayerCache | None,
+    ) -> Tensor:
+        """See `Attention.attend`. The mask and the bias have the summaries after the tokens."""
+        assert mask.summaries is not None, "the stack adds summaries to the mask"
+        sums = mask.summaries.sums(x if mask.packing is None else mask.packing.grid(x))
+        q, k, v = self._projections(x, mask.packing)
+        more = self._memory_keys(self.summary_norm(sums), None, None)
+        k, v = (torch.cat(both, 2) for both in zip((k, v), more, strict=True))
+        return self.attend_heads(q, k, v, mask, bias, None)

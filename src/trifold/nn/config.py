@@ -14,7 +14,7 @@ from typing import Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from trifold.nn.config_checks import first_problem
-from trifold.nn.config_parts import LSH, MAX_LAYERS, Experts, Latent, RotaryScaling, Segments, SparseBlocks
+from trifold.nn.config_parts import LSH, MAX_LAYERS, Experts, Latent, Recurrence, RotaryScaling, SparseBlocks
 from trifold.settings import Settings
 
 Shape = Literal["encoder-decoder", "encoder", "decoder"]
@@ -46,6 +46,9 @@ class ModelConfig(Settings):
     vocab_size: int = Field(37_000, gt=0, description="source vocabulary, by default also of the target")
     target_vocab_size: int | None = Field(None, gt=0, description="separate vocabulary of the target")
     max_positions: int = Field(1024, gt=0, description="longest sequence, in tokens")
+    max_decoder_positions: int | None = Field(
+        None, gt=0, description="longest sequence of the decoder; default: max_positions"
+    )
     d_model: int = Field(512, gt=0)
     d_embedding: int | None = Field(None, gt=0, description="width of the embeddings before a projection")
     n_layers: int = Field(6, gt=0, le=MAX_LAYERS, description="layers of each stack")
@@ -174,16 +177,21 @@ class ModelConfig(Settings):
         description="keys a query attends to: itself and those before it (in an encoder also after it)",
     )
     decoder_window: int | None = Field(
-        None, gt=0, description="sliding_window of the decoder; default: sliding_window"
+        None, ge=0, description="sliding_window of the decoder, 0 for none; default: sliding_window"
     )
-    global_tokens: Literal["none", "first", "question"] = Field(
+    global_tokens: Literal["none", "first", "question", "answer"] = Field(
         "none",
         description="tokens of an encoder that attend to all and that all attend to, beside the window: the first, "
-        "or those before the first end-of-sentence token",
+        "those before the first end-of-sentence token, or those after the second one",
     )
     global_projections: bool = Field(False, description="global tokens have projections of their own")
+    summary_block: int | None = Field(
+        None,
+        gt=0,
+        description="encoder: tokens of a block; all queries attend to the summaries of blocks, beside the window",
+    )
     sparse_blocks: SparseBlocks | None = Field(None, description="encoder: attention to a few blocks of keys")
-    segments: Segments | None = Field(None, description="decoder: segment recurrence")
+    recurrence: Recurrence | None = Field(None, description="decoder: segment recurrence")
     window_pattern: tuple[Literal["local", "global"], ...] = Field(
         ("local",), strict=False, min_length=1, description="layers with and without the window, repeated"
     )
@@ -343,14 +351,17 @@ class ModelConfig(Settings):
 
     @property
     def decoder_side(self) -> ModelConfig:
-        """The config with the decoder's sizes as n_layers, n_heads, d_ff and sliding_window."""
+        """The config with the decoder's sizes as n_layers, n_heads, d_ff, max_positions and sliding_window."""
+        window = self.decoder_window
         return self.model_copy(
             update={
                 "n_layers": self.decoder_layers,
                 "n_heads": self.n_decoder_heads or self.n_heads,
                 "d_ff": self.d_decoder_ff or self.d_ff,
-                "sliding_window": self.decoder_window or self.sliding_window,
+                "max_positions": self.max_decoder_positions or self.max_positions,
+                "sliding_window": self.sliding_window if window is None else window or None,
                 "global_projections": False,
+                "summary_block": None,
                 "sparse_blocks": None,
             }
         )

@@ -31,7 +31,13 @@ def _sizes(config: ModelConfig) -> Iterator[str]:
         if config.n_kv_heads is not None and heads % config.n_kv_heads:
             yield f"n_kv_heads {config.n_kv_heads} does not divide {name} {heads}"
     if config.shape != "encoder-decoder":
-        for key in ("target_vocab_size", "n_decoder_heads", "d_decoder_ff", "decoder_window"):
+        for key in (
+            "target_vocab_size",
+            "n_decoder_heads",
+            "d_decoder_ff",
+            "decoder_window",
+            "max_decoder_positions",
+        ):
             if getattr(config, key) is not None:
                 yield f"{key} needs shape: encoder-decoder, not {config.shape}"
 
@@ -105,14 +111,14 @@ def _linear_attention(config: ModelConfig) -> Iterator[str]:
 
 
 def _sparse_attention(config: ModelConfig) -> Iterator[str]:
-    if config.global_tokens != "none" and (config.sliding_window is None or not config.encoder_layers):
-        yield "global_tokens need an encoder with sliding_window, the number of keys of the other tokens"
-    if config.global_tokens == "none" and config.global_projections:
-        yield "global_projections need global_tokens: first or question"
+    for key, default in (("global_tokens", "none"), ("global_projections", False), ("summary_block", None)):
+        if getattr(config, key) != default and config.sliding_window is None:
+            yield f"{key} need sliding_window, the number of keys of the other tokens"
     for key, shapes in (
         ("global_projections", "encoder or encoder-decoder"),
+        ("summary_block", "encoder or encoder-decoder"),
         ("sparse_blocks", "encoder or encoder-decoder"),
-        ("segments", "decoder"),
+        ("recurrence", "decoder"),
     ):
         if not getattr(config, key):
             continue
@@ -122,13 +128,18 @@ def _sparse_attention(config: ModelConfig) -> Iterator[str]:
             yield f"{key} excludes latent and attention: {config.attention}"
         if config.kv_heads != config.n_heads:
             yield f"{key} excludes n_kv_heads"
+    if config.summary_block is not None:
+        if config.positions in ("rotary", "alibi", "relative-sinusoidal", "disentangled"):
+            yield f"summary_block: a summary has no position; choose other positions than {config.positions}"
+        if config.global_projections:
+            yield "summary_block excludes global_projections"
     if config.sparse_blocks is not None and config.sliding_window is not None:
         yield "sparse_blocks excludes sliding_window"
-    if config.segments is not None:
+    if config.recurrence is not None:
         if config.positions not in ("relative-sinusoidal", "none"):
-            yield f"segments needs positions: relative-sinusoidal or none, not {config.positions}"
+            yield f"recurrence needs positions: relative-sinusoidal or none, not {config.positions}"
         if config.sliding_window is not None or config.residual != "sequential":
-            yield "segments excludes sliding_window and parallel residuals"
+            yield "recurrence excludes sliding_window and parallel residuals"
 
 
 def _latent(config: ModelConfig) -> Iterator[str]:

@@ -62,7 +62,7 @@ class SparseBlocks(Settings):
     )
 
 
-class Segments(Settings):
+class Recurrence(Settings):
     """Attention to the own segment, and to keys before it as constants (Transformer-XL)."""
 
     size: int = Field(gt=0, description="tokens of a segment")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, reduce
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ class Mask:
     blocks: a query attends to a few blocks of keys.
     spans: the keys are tokens and spans of them; a token attends to some of both.
     globals: (B, S) boolean, tokens that attend to all keys and that all queries attend to, whatever the window is.
+    summaries: the last keys are summaries of blocks of tokens; `globals` has them.
     table: (B or 1, H or 1, T, S) boolean, any other rule.
     order: (B, S) the rank of each key in a factorization order; a query attends to the keys up to its own rank.
     query_index: (B, T) the keys whose content the query stream predicts: query t attends to the keys of a lower rank
@@ -51,6 +52,7 @@ class Mask:
     blocks: Blocks | None = None
     spans: Spans | None = None
     globals: Tensor | None = None
+    summaries: Summaries | None = None
     table: Tensor | None = None
     order: Tensor | None = None
     query_index: Tensor | None = None
@@ -148,6 +150,23 @@ class Mask:
         rules += near
         return reduce(torch.logical_and, rules) if rules else None
 
+    def with_summaries(self, size: int, queries: int, device: torch.device) -> Mask:
+        """The mask of self-attention with a summary of each block of `size` real tokens as further keys."""
+        positions = self.positions(queries, device)
+        real = self.keys if self.packing is None else self.packing.attend
+        real = torch.ones_like(positions, dtype=torch.bool) if real is None else real
+        counts = real.sum(1, keepdim=True) // size
+        numbers = torch.arange(int(counts.max()), device=device)[None]
+        exist = numbers < counts
+        blocks = (positions // size).minimum(counts - 1).where(real, -1)
+        summaries = Summaries(torch.cat([blocks, numbers.expand(len(blocks), -1)], 1), queries)
+        others = torch.zeros_like(real) if self.globals is None else self.globals
+        rows = max(len(real), len(others))
+        keys, all_globals = (
+            torch.cat([x.expand(rows, -1), exist.expand(rows, -1)], 1) for x in (real, others)
+        )
+        return replace(self, keys=keys, globals=all_globals, summaries=summaries)
+
     def _query_positions(self, q: slice, positions: Tensor) -> Tensor:
         """(B or 1, 1, T, 1)."""
         index = self.query_index
@@ -205,6 +224,24 @@ class Mask:
     @cached_property
     def _additive(self) -> dict[object, tuple[Tensor | None, Tensor | None]]:
         return {}
+
+
+@dataclass(frozen=True)
+class Summaries:
+    """Blocks of real tokens, each with a summary. The tokens after the last whole block belong to it.
+
+    blocks: (B or 1, T + G) the block of each of the T `tokens`, -1 for none; then the numbers of the G blocks.
+    """
+
+    blocks: Tensor
+    tokens: int
+
+    def sums(self, x: Tensor) -> Tensor:
+        """The sum of the tokens of each block: x (B, T, E) -> (B, G, E)."""
+        count = self.blocks.shape[1] - self.tokens
+        index = self.blocks[:, : self.tokens, None].expand(*x.shape)
+        sums = x.new_zeros(len(x), count + 1, x.shape[2])  # the last one is of tokens without a block
+        return sums.scatter_add(1, index % (count + 1), x)[:, :count]
 
 
 @dataclass(frozen=True)
@@ -285,7 +322,7 @@ def pair_numbers(q: slice, k: slice | Tensor, device: torch.device) -> tuple[Ten
 class PairBias:
     """A bias of scores that is computed for some queries and keys only, because no query reads all keys.
 
-    compute: (numbers of queries, numbers of keys, *weights) -> (B or 1, H, T, S); see `Mask.allowed`.
+    compute: (numbers of queries, numbers of keys, *weights) -> (B or 1, H, T, S); see `at_pairs`.
     """
 
     weights: tuple[Tensor, ...]
@@ -294,6 +331,15 @@ class PairBias:
     def dense(self, queries: int, keys: int) -> Tensor:
         """(B or 1, H, T, S)."""
         return self.compute(slice(0, queries), slice(0, keys), *self.weights)
+
+
+def at_pairs(x: Tensor, q: slice | Tensor, k: slice | Tensor) -> tuple[Tensor, Tensor]:
+    """x (B or 1, N) at the queries q, a slice or (B, T), and at the keys k, a slice or (B or 1, H or 1, S):
+    (B or 1, 1, T, 1) and (B or 1, H or 1, 1, S).
+    """
+    own = x[:, q] if isinstance(q, slice) else x.expand(len(q), -1).gather(1, q)
+    others = x[:, None, None, k] if isinstance(k, slice) else _at(x, k[:, :, None])
+    return own[:, None, :, None], others
 
 
 def _at(x: Tensor, keys: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from trifold.nn.config import ModelConfig
 from trifold.nn.layers import Dropout, Linear, new_norm
-from trifold.nn.masks import Mask, PairBias
+from trifold.nn.masks import Mask, PairBias, at_pairs
 from trifold.nn.positions import sinusoids
 
 # --- relative: learned buckets -------------------------------------------------------------------------
@@ -55,30 +55,52 @@ def buckets(distances: Tensor, count: int, farthest: int, *, both_ways: bool) ->
 
 
 class RelativeOffsets(nn.Module):
-    """A learned bias per bucket of distances and head: weight (buckets, H)."""
+    """A learned bias per bucket of distances and head: weight (buckets, H).
+
+    For summaries of blocks of tokens, the distance is that of blocks, with a bias of its own: summary_weight.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.window = None if "global" in config.window_pattern else config.sliding_window
         self.weight = nn.Parameter(torch.empty(config.relative_buckets, config.n_heads))
+        self.summary_weight = nn.Parameter(torch.empty_like(self.weight)) if config.summary_block else None
         self.farthest = config.relative_distance
 
     def forward(
         self, mask: Mask, queries: int, device: torch.device, segments: Tensor | None
     ) -> Tensor | PairBias:
         """-> (B or 1, H, T, S)."""
-        if self.window is not None and queries > self.window and not mask.offset:
-            positions = mask.positions(queries, device)
-            compute = partial(self._of_pairs, positions, both_ways=not mask.causal)
-            return PairBias((self.weight,), compute)
-        return self._of(mask.distances(queries, device), self.weight, both_ways=not mask.causal)
+        is_long = self.window is not None and queries > self.window and not mask.offset
+        if is_long or mask.summaries is not None:
+            weights = (self.weight,) if self.summary_weight is None else (self.weight, self.summary_weight)
+            bias = PairBias(weights, partial(self._of_pairs, mask, mask.positions(queries, device)))
+            keys = queries if mask.keys is None else mask.keys.shape[1]
+            return bias if is_long else bias.dense(queries, keys)
+        distances = mask.distances(queries, device)
+        return self.weight[self._buckets(distances, mask)].permute(0, 3, 1, 2)
 
-    def _of(self, distances: Tensor, weight: Tensor, *, both_ways: bool) -> Tensor:
-        index = buckets(distances, len(weight), self.farthest, both_ways=both_ways)
-        return weight[index].permute(0, 3, 1, 2)
+    def _of_pairs(
+        self,
+        mask: Mask,
+        positions: Tensor,
+        q: slice | Tensor,
+        k: slice | Tensor,
+        weight: Tensor,
+        *summary_weight: Tensor,
+    ) -> Tensor:
+        own, others = at_pairs(positions, q, k)
+        index = self._buckets(others - own, mask)
+        if mask.summaries is not None:
+            blocks = mask.summaries.blocks
+            own, others = at_pairs(blocks, q, k)
+            numbers = torch.arange(blocks.shape[1], device=blocks.device)[None]
+            is_summary = at_pairs(numbers, q, k)[1] >= mask.summaries.tokens
+            index = torch.where(is_summary, len(weight) + self._buckets(others - own, mask), index)
+        return torch.cat([weight, *summary_weight])[index[:, 0]].permute(0, 3, 1, 2)
 
-    def _of_pairs(self, positions: Tensor, q: slice, k: slice, weight: Tensor, *, both_ways: bool) -> Tensor:
-        return self._of(positions[:, None, k] - positions[:, q, None], weight, both_ways=both_ways)
+    def _buckets(self, distances: Tensor, mask: Mask) -> Tensor:
+        return buckets(distances, len(self.weight), self.farthest, both_ways=not mask.causal)
 
 
 # --- alibi: fixed slopes -------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from trifold.nn import ops
-from trifold.nn.attention import Attention, GlobalAttention
+from trifold.nn.attention import Attention, GlobalAttention, SummaryAttention
 from trifold.nn.cache import Cache, LayerCache
 from trifold.nn.config import ModelConfig
-from trifold.nn.config_parts import Segments
+from trifold.nn.config_parts import Recurrence
 from trifold.nn.experts import MixtureOfExperts
 from trifold.nn.hooks import HookPoint
 from trifold.nn.latent import LatentAttention
@@ -48,13 +48,16 @@ class LayerInputs(NamedTuple):
 
 def self_attention(config: ModelConfig, layer: int) -> nn.Module:
     """The self-attention of that layer."""
-    special = "latent" if config.latent is not None else "global" if config.global_projections else None
-    return ATTENTIONS[special or config.attention](config, layer)
+    special = {"latent": config.latent, "global": config.global_projections, "summary": config.summary_block}
+    return ATTENTIONS[next((kind for kind, chosen in special.items() if chosen), config.attention)](
+        config, layer
+    )
 
 
 ATTENTIONS: dict[str, Callable[..., nn.Module]] = {
     "softmax": Attention,
     "global": GlobalAttention,
+    "summary": SummaryAttention,
     "latent": LatentAttention,
     "elu": KernelAttention,
     "favor": KernelAttention,
@@ -171,7 +174,12 @@ class Stack(nn.Module):
         self.sorts = config.attention == "lsh"
         self.has_sums = config.attention in ("elu", "favor")
         self.span_keys = config.span_keys if config.attention == "spans" else 0
-        self.sparse_blocks, self.segments, self.heads = config.sparse_blocks, config.segments, config.n_heads
+        self.sparse_blocks, self.recurrence, self.heads = (
+            config.sparse_blocks,
+            config.recurrence,
+            config.n_heads,
+        )
+        self.summary_block = config.summary_block
         self.windows = [config.window(layer) for layer in range(len(self.order))]
         self.rotates = [config.rotates(layer) for layer in range(len(self.order))]
         self.rotary = Rotary(config) if config.positions == "rotary" else None
@@ -207,10 +215,12 @@ class Stack(nn.Module):
             spans = Spans(mask, x, self.span_keys)
             return spans.tokens(self.run_layers(spans.rows(x), LayerInputs(spans.mask)))
         queries = x.shape[1] if mask.packing is None else mask.packing.shape[1]
-        if self.segments is not None:
+        if self.recurrence is not None:
             if cache is None and torch.is_grad_enabled():
-                return self._recurrent(x, mask, self.segments)
-            mask = replace(mask, segment=(self.segments.size, self.segments.reach))
+                return self._recurrent(x, mask, self.recurrence)
+            mask = replace(mask, segment=(self.recurrence.size, self.recurrence.reach))
+        if self.summary_block is not None:
+            mask = mask.with_summaries(self.summary_block, queries, x.device)
         bias = None if self.offsets is None else self.offsets(mask, queries, x.device, segments)
         if self.rotary is not None and positions is None:
             positions = mask.positions(queries, x.device)[:, mask.offset : mask.offset + queries]
@@ -269,7 +279,7 @@ class Stack(nn.Module):
             own._replace(mask=replace(mask, blocks=blocks)) for own, blocks in zip(layers, each, strict=True)
         ]
 
-    def _recurrent(self, x: Tensor, mask: Mask, segments: Segments) -> Tensor:
+    def _recurrent(self, x: Tensor, mask: Mask, recurrence: Recurrence) -> Tensor:
         """Segment after segment: each layer also attends to its last inputs of the segments before, as constants
         (Dai et al. 2019, section 3.2). The values are those of `Mask.segment`; the gradients end at segments.
         """
@@ -277,15 +287,15 @@ class Stack(nn.Module):
         x = x if packing is None else packing.grid(x)
         attend = mask.keys if packing is None else packing.attend
         memories, outs = [x[:, :0]] * len(self.order), []
-        for start in range(0, x.shape[1], segments.size):
-            part = x[:, start : start + segments.size]
+        for start in range(0, x.shape[1], recurrence.size):
+            part = x[:, start : start + recurrence.size]
             seen, stop = memories[0].shape[1], start + part.shape[1]
             keys = None if attend is None else attend[:, start - seen : stop]
             own = Mask(keys, causal=True, offset=seen)
             bias = None if self.offsets is None else self.offsets(own, part.shape[1], x.device, None)
             for layer, number in enumerate(self.order):
                 context = torch.cat([memories[layer], part], 1)
-                memories[layer] = context[:, max(0, context.shape[1] - segments.reach) :].detach()
+                memories[layer] = context[:, max(0, context.shape[1] - recurrence.reach) :].detach()
                 part = self.run_block(
                     self.blocks[number].query_stream, part, context, LayerInputs(own, bias=bias)
                 )

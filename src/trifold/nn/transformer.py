@@ -61,7 +61,7 @@ class Transformer(nn.Module):
             target = TokenEmbedding(config.target_vocab_size, config.embedding_width)
         self.encoder_embeddings = _embeddings(config, source) if encodes else None
         self.encoder = Stack(config, "encoder") if encodes else None
-        self.decoder_embeddings = _embeddings(config, target) if decodes else None
+        self.decoder_embeddings = _embeddings(config.decoder_side, target) if decodes else None
         self.decoder = Stack(config, "decoder", crosses=encodes) if decodes else None
         projects = config.token_projection
         self.projection = Linear(config.d_model, config.state_width, bias=False) if projects else None
@@ -199,14 +199,14 @@ class Transformer(nn.Module):
         rollback: int = 0,
         room: int | None = None,
     ) -> Cache:
-        """An empty cache for this decoder: "growing"; "static" for `capacity` tokens (default: max_positions); or
+        """An empty cache for this decoder: "growing"; "static" for `capacity` tokens (default: its positions); or
         "sliding", which keeps the tokens that the windows reach and `rollback` more, for `truncate`.
         """
         assert self.decoder is not None, "this shape has no decoder"
         if room is not None:
             warnings.warn("room is deprecated; use capacity", DeprecationWarning, stacklevel=2)
             capacity = room
-        capacity = self.config.max_positions if capacity is None else capacity
+        capacity = self.config.decoder_side.max_positions if capacity is None else capacity
         if self.config.attention == "lsh":
             return Cache([History()])
         if self.decoder.has_sums:
@@ -223,9 +223,12 @@ class Transformer(nn.Module):
         if kind == "none" or inputs.globals is not None:
             return inputs.globals
         tokens = inputs.tokens if packing is None else packing.grid(inputs.tokens[..., None])[..., 0]
-        if kind == "question":
-            return (tokens == self.config.eos_id).cumsum(1) == 0
-        return torch.arange(tokens.shape[1], device=tokens.device)[None] == 0
+        attend = inputs.attend if packing is None else packing.attend
+        real = torch.ones_like(tokens, dtype=torch.bool) if attend is None else attend
+        if kind == "first":
+            return real & (real.cumsum(1) == 1)
+        ends = (tokens == self.config.eos_id) & real
+        return real & (ends.cumsum(1) == 0 if kind == "question" else ends.cumsum(1) - ends.long() >= 2)
 
     def _score_segments(self, inputs: Inputs) -> Tensor | None:
         """(B, T) segments if scores depend on them; of packed rows on the grid."""

@@ -13,6 +13,7 @@ from trifold.hub.families import (
     gemma,
     gpt,
     llama,
+    longformer,
     mbart,
     native,
     reformer,
@@ -42,6 +43,7 @@ FAMILIES: dict[str, Family] = {
         *(mbart.OPT, falcon.BLOOM, mbart.MBART, mbart.PEGASUS, mbart.M2M),
         reformer.FAMILY,
         *(bigbird.BIG_BIRD, bigbird.BIGBIRD_PEGASUS),
+        *(longformer.LONGFORMER, t5.LONGT5, longformer.LED),
         native.FAMILY,
     )
 }

@@ -154,6 +154,7 @@ def _swapped(config: ModelConfig, base: str) -> list[AnyRule]:
 NANOCHAT = UNBIASED.related(
     "nanochat",
     row("final_logit_softcapping", "logit_soft_cap", 15.0, nullable=True),
+    fixed(logits_soft_cap=15.0),  # an older name, which `transformers` does not read
     # The other kinds have a magnitude, and norms follow the rotation.
     rope(kinds=["linear", "dynamic", "llama3"]),
     ids(pad=1, bos=0, eos=1),

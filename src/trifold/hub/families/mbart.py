@@ -55,9 +55,11 @@ PEGASUS = MBART.related(
     "pegasus",
     row("decoder_start_token_id", "decoder_start_id", 0),
     row("bos_token_id", "bos_id", None, otherwise=same("decoder_start_id")),
-    fixed(normalize_embedding=False, static_position_embeddings=True, extra_pos_embeddings=1),
+    fixed(normalize_embedding=False, static_position_embeddings=True),
     constants={"positions": "sinusoidal-halves", "position_offset": 0, "embedding_norm": False},
     rules=replace(RULES, names=NAMES, more=_pegasus_more),
+    # 0 or 1 in published files; `transformers` reads neither key.
+    ignored=f"{MBART.ignored} do_blenderbot_90_layernorm extra_pos_embeddings",
     pad_token_id=0,
     eos_token_id=1,
 )

@@ -1,22 +1,40 @@
-"""T5 (Raffel et al. 2020) in all its versions: 1.0, 1.1 (gated), Flan; and mT5, which has other defaults.
+"""T5 (Raffel et al. 2020) in all its versions: 1.0, 1.1 (gated), Flan; mT5, which has other defaults; LongT5.
 
 RMS norms before each sub-layer, no biases, unscaled scores with an offset for the distance of two tokens.
 Version 1.0 ties the output layer to the embeddings and divides the logits by √d_model; later versions are untied.
 Where config.json is ambiguous, the tensors decide.
+
+The encoder of LongT5 (Guo et al. 2022) has a window; with transient global attention it also reads a summary of each
+block of tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from trifold.errors import SettingsError
 from trifold.hub.families.bart import CLASSES as BART_CLASSES, HEADS, head_dropout
 from trifold.hub.family import LABELED, MAX_POSITIONS, STACK, Family, TensorRules, tied
-from trifold.hub.rows import ACTIVATIONS, Entry, Fields, end, fixed, lookup, name_of, resized, row, rows, same
-from trifold.hub.rules import AnyRule
+from trifold.hub.rows import (
+    ACTIVATIONS,
+    SIZE,
+    Entry,
+    Fields,
+    end,
+    fixed,
+    lookup,
+    name_of,
+    resized,
+    row,
+    rows,
+    same,
+)
+from trifold.hub.rules import AnyRule, Rule
 from trifold.nn import ModelConfig
 
 ENCODER: Fields = {"shape": "encoder", "n_decoder_layers": lambda fields: None}
@@ -58,9 +76,14 @@ def _save_activation(config: ModelConfig) -> Fields:
 def _infer_tying(config: ModelConfig, weights: Mapping[str, Tensor]) -> ModelConfig:
     """Newer files always set tie_word_embeddings, and contain an output table of their own if it is not tied."""
     head, table = "lm_head.weight", "shared.weight"
-    if not config.tie_lm_head or head not in weights or table not in weights:
+    if (
+        "lm" not in config.chosen_heads
+        or table not in weights
+        or (head in weights and not config.tie_lm_head)
+    ):
         return config
-    return config.model_copy(update={"tie_lm_head": torch.equal(weights[head], weights[table])})
+    tied = head not in weights or torch.equal(weights[head], weights[table])
+    return config.model_copy(update={"tie_lm_head": tied})
 
 
 # Sub-layers of a block are numbered there.
@@ -79,18 +102,24 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     return tied(f"{base}{STACK}.embed_tokens", table) + (tied("lm_head", table) if config.tie_lm_head else [])
 
 
-def _rules(config: ModelConfig) -> list[AnyRule]:
+def _rules(config: ModelConfig, encoder: str = "SelfAttention") -> list[AnyRule]:
+    """encoder: their name of the encoder's self-attention."""
     projections = PROJECTIONS | ({"in_proj": "wi_1"} if config.gated else {})
     names = {
-        f"{STACK}.offsets": ".{stack}.block.0.layer.0.SelfAttention.relative_attention_bias",
+        "encoder.offsets": f".encoder.block.0.layer.0.{encoder}.relative_attention_bias",
+        "decoder.offsets": ".decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
         f"{STACK}.final_norm": ".{stack}.final_layer_norm",
         **HEADS,
         "heads.token.out_proj": "classifier",
         "lm_head": "lm_head",
     }
-    for ours, theirs in LAYERS.items():
+    for ours, name in LAYERS.items():
+        theirs = name.replace("SelfAttention", encoder) if ours.startswith("encoder") else name
         names[f"{ours}.enter"] = f"{theirs.rpartition('.')[0]}.layer_norm"
-        names |= {f"{ours}.sublayer.{mine}": f"{theirs}.{name}" for mine, name in projections.items()}
+        names |= {f"{ours}.sublayer.{mine}": f"{theirs}.{own}" for mine, own in projections.items()}
+    names["encoder.blocks.{i}.self_attention.sublayer.summary_norm"] = (
+        f".encoder.block.{{i}}.layer.0.{encoder}.global_input_layer_norm"
+    )
     return TensorRules(
         "transformer" if LABELED.intersection(config.chosen_heads) else "",  # these wrap the whole model
         ".shared",
@@ -161,4 +190,50 @@ MT5 = FAMILY.related(
     stem="MT5",
     constants={"logits_scale": lambda fields: 1.0},  # never scaled
     **resized(vocab=250112, d_ff=1024, num_layers=8, num_heads=6, feed_forward_proj="gated-gelu"),
+)
+
+# --- LongT5 ----------------------------------------------------------------------------------------------
+
+KINDS = {"local": "LocalSelfAttention", "transient-global": "TransientGlobalSelfAttention"}
+
+
+def _load_encoder(file: Any, fields: Fields) -> Fields:
+    kind = lookup("encoder_attention_type", file.encoder_attention_type, {name: name for name in KINDS})
+    block = file.global_block_size if kind == "transient-global" else None
+    full = 0 if fields["shape"] == "encoder-decoder" else None  # in the decoder
+    return {"sliding_window": file.local_radius + 1, "decoder_window": full, "summary_block": block}
+
+
+def _save_encoder(config: ModelConfig) -> Fields:
+    if config.sliding_window is None or config.window_pattern != ("local",):
+        raise SettingsError("sliding_window: every layer of the encoder needs one in this family")
+    block = {} if config.summary_block is None else {"global_block_size": config.summary_block}
+    return {"local_radius": config.sliding_window - 1, "encoder_attention_type": _kind(config), **block}
+
+
+def _kind(config: ModelConfig) -> str:
+    return "local" if config.summary_block is None else "transient-global"
+
+
+def _long_rules(config: ModelConfig) -> list[AnyRule]:
+    name = KINDS[_kind(config)]
+    summaries = f"encoder.block.0.layer.0.{name}.global_relative_attention_bias.weight"
+    return [*_rules(config, name), Rule("encoder.offsets.summary_weight", summaries)]
+
+
+LONGT5 = FAMILY.related(
+    "longt5",
+    Entry(
+        {
+            "local_radius": (Annotated[int, Field(ge=0)], 127),
+            "global_block_size": (SIZE, 16),
+            "encoder_attention_type": (str, "local"),
+        },
+        _load_encoder,
+        _save_encoder,
+    ),
+    stem="LongT5",
+    classes={name: CLASSES[name] for name in ("ForConditionalGeneration", "Model", "EncoderModel")},
+    rules=_long_rules,
+    without="classifier_dropout",
 )

@@ -1,0 +1,111 @@
+"""Longformer (Beltagy et al. 2020): RoBERTa with a window, and global tokens with projections of their own; LED, which
+has BART's decoder.
+
+Which tokens are global depends on the class: the first for sequences, the question for spans, the answer for choices.
+Other classes of Longformer have none by default. In LED it is the first, as in the paper for summaries;
+`transformers` has none unless it gets a `global_attention_mask`. `Inputs.globals` chooses any others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from trifold.errors import SettingsError
+from trifold.hub.families.bart import AROUND, BART, HEADS, LAYER, RULES as BART_RULES
+from trifold.hub.families.bert import CHOICE, ROBERTA, ROBERTA_RULES
+from trifold.hub.family import in_layer
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, row
+from trifold.nn import ModelConfig
+
+
+def _load_window(file: Any, fields: Fields) -> Fields:
+    """Theirs counts the tokens on both sides, ours those on one side and the token itself."""
+    layers, window = fields["n_layers"], file.attention_window
+    sizes = window if isinstance(window, list) else [window] * layers
+    if len({*sizes}) != 1 or len(sizes) != layers or sizes[0] % 2:
+        raise SettingsError(
+            f"attention_window: {window} is not supported; give one even number, or it {layers} times"
+        )
+    return {"sliding_window": sizes[0] // 2 + 1}
+
+
+def _save_window(config: ModelConfig) -> Fields:
+    window = config.sliding_window
+    if window is None or window < 2 or config.window_pattern != ("local",):
+        raise SettingsError("sliding_window: every layer needs one of at least 2 tokens in this family")
+    return {"attention_window": [2 * window - 2] * config.n_layers}
+
+
+WINDOW = Entry({"attention_window": (SIZE | list[SIZE], 512)}, _load_window, _save_window)
+
+
+def _check_separator(file: Any, fields: Fields) -> Fields:
+    if file.sep_token_id not in (None, fields["eos_id"]):
+        raise SettingsError(f"sep_token_id: {file.sep_token_id} is not supported; it must equal eos_token_id")
+    return {}
+
+
+SEPARATOR = Entry(
+    {"sep_token_id": (int | None, 2)}, _check_separator, lambda config: {"sep_token_id": config.eos_id}
+)
+NAMES = ("query", "key", "value")
+PROJECTIONS = {
+    f"self_attention.sublayer.global_{name[0]}_proj": f"attention.self.{name}_global" for name in NAMES
+}
+CLASSES = {name: ROBERTA.classes[name] for name in ("ForMaskedLM", *ROBERTA.classes)}
+LONGFORMER = ROBERTA.related(
+    "longformer",
+    *(WINDOW, SEPARATOR),
+    vocab_size=30522,
+    classes={
+        **CLASSES,
+        "ForSequenceClassification": CLASSES["ForSequenceClassification"] | {"global_tokens": "first"},
+        "ForQuestionAnswering": CLASSES["ForQuestionAnswering"] | {"global_tokens": "question"},
+        "ForMultipleChoice": CHOICE | {"global_tokens": "answer"},
+    },
+    without="classifier_dropout position_embedding_type",
+    constants={"global_projections": True},
+    rules=replace(
+        ROBERTA_RULES,
+        prefix="longformer",
+        names=ROBERTA_RULES.names | in_layer(".encoder.layer.{i}.", PROJECTIONS),
+    ),
+    ignored="attention_mode ignore_attention_mask onnx_export",  # of the first release, and of exports
+)
+
+# --- LED -------------------------------------------------------------------------------------------------
+
+OWN = "self_attn.longformer_self_attn."
+ENCODER_LAYER = {
+    **{ours: theirs for ours, theirs in LAYER.items() if "attention.sublayer" not in ours},
+    **{f"self_attention.sublayer.{name[0]}_proj": OWN + name for name in NAMES},
+    **{f"self_attention.sublayer.global_{name[0]}_proj": f"{OWN}{name}_global" for name in NAMES},
+    "self_attention.sublayer.o_proj": "self_attn.output",
+}
+
+
+def _layers(side: str, names: dict[str, str]) -> dict[str, str]:
+    """Full names of the modules of one stack."""
+    return {f"{side}.blocks.{{i}}.{ours}": f".{side}.layers.{{i}}.{theirs}" for ours, theirs in names.items()}
+
+
+LED = BART.related(
+    "led",
+    row("max_encoder_position_embeddings", "max_positions", 16384),
+    row("max_decoder_position_embeddings", "max_decoder_positions", 1024),
+    *(WINDOW, fixed(scale_embedding=False)),
+    stem="LED",
+    classes={name: fields for name, fields in BART.classes.items() if name != "ForSequenceClassification"},
+    constants={
+        **{"position_offset": 0, "scale_embeddings": False, "attention_bias": True},
+        **{"decoder_window": 0, "global_tokens": "first", "global_projections": True},
+    },
+    rules=replace(
+        BART_RULES,
+        prefix="led",
+        names=AROUND | HEADS | _layers("encoder", ENCODER_LAYER) | _layers("decoder", LAYER),
+    ),
+    ignored=f"{BART.ignored} classifier_dropout",
+    without="max_position_embeddings normalize_embedding classifier_dropout",
+)
