@@ -331,10 +331,8 @@ def keys_read(config: ModelConfig, layer: int, keys: int, side: str) -> int:
     if config.attention == "spans":  # itself, k of each level and side; every other level reads it once
         levels = len(level_starts(keys, config.span_keys)) - 1
         return min(keys, (2 if side == "encoder" else 1) * levels * config.span_keys + 1) + levels - 1
-    if config.attention == "lsh":  # in each round
-        chunk, before, after = config.lsh.sizes(layer)
-        rounds = config.lsh.hashes if config.lsh.sorts(layer) else 1
-        return rounds * chunk * (before + 1 + after) if keys > chunk else keys
+    if config.attention == "lsh" and keys > (chunk := config.lsh.size(layer)):  # two chunks in each round
+        return 2 * chunk * (config.lsh.hashes if config.lsh.sorts(layer) else 1)
     window = config.window(layer) or keys
     summaries = keys // config.summary_block if config.summary_block else 0
     return min(keys, 2 * window - 1 if side == "encoder" else window) + summaries

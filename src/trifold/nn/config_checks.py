@@ -106,8 +106,6 @@ def _linear_attention(config: ModelConfig) -> Iterator[str]:
     for key in ("sliding_window", "score_soft_cap", "attention_sinks", "latent", *excluded):
         if getattr(config, key):
             yield f"attention: {config.attention} excludes {key}"
-    if config.decoder_layers and (config.lsh.after or config.lsh.local_after):
-        yield f"lsh.after and lsh.local_after need shape: encoder, not {config.shape}"
 
 
 def _sparse_attention(config: ModelConfig) -> Iterator[str]:
@@ -205,8 +203,8 @@ def _positions(config: ModelConfig) -> Iterator[str]:
         yield from _disentangled(config)
     if config.positions == "axial":
         shape, widths = config.axial_shape or (0, 0), config.axial_widths or (0, 0)
-        if prod(shape) < config.max_positions:
-            yield f"axial positions need axial_shape, whose product is at least max_positions {config.max_positions}"
+        if prod(shape) < (most := max(config.max_positions, config.max_decoder_positions or 0)):
+            yield f"axial positions need axial_shape, whose product is at least max_positions {most}"
         if sum(widths) != width:
             yield f"axial positions need axial_widths, whose sum is the width {width} of the embeddings"
 

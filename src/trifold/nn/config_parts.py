@@ -80,11 +80,9 @@ class Latent(Settings):
 
 
 class LSH(Settings):
-    """LSH attention: tokens are sorted by hash and divided into chunks, each of which attends to those around it."""
+    """LSH attention: tokens are sorted by hash and divided into chunks, which read themselves and the one before."""
 
     chunk: int = Field(64, gt=0, description="tokens of a chunk; shorter texts have full attention")
-    before: int = Field(1, ge=0, le=64, description="chunks before its own that a query reads")
-    after: int = Field(0, ge=0, le=64, description="chunks after it")
     hashes: int = Field(4, gt=0, le=1024, description="rounds of hashing, each with its own rotations")
     buckets: tuple[Bucket, ...] | None = Field(
         None,
@@ -92,21 +90,17 @@ class LSH(Settings):
         min_length=1,
         description="of a round, or factors; default: twice as many as chunks",
     )
-    seed: int | None = Field(None, ge=0, lt=2**63, description="of rotations; default: by layer and step")
+    seed: int | None = Field(None, ge=0, lt=2**63, description="of rotations; default: a new one in training")
     layers: tuple[Literal["lsh", "local"], ...] = Field(
         ("lsh",), strict=False, min_length=1, description="kinds of layers, repeated; local ones do not sort"
     )
     local_chunk: int = Field(64, gt=0, description="chunk of local layers")
-    local_before: int = Field(1, ge=0, le=64, description="before of local layers")
-    local_after: int = Field(0, ge=0, le=64, description="after of local layers")
     local_dropout: float = Field(0.0, ge=0, lt=1, description="attention_dropout of local layers")
 
     def sorts(self, layer: int) -> bool:
         """Whether that layer sorts the tokens."""
         return self.layers[layer % len(self.layers)] == "lsh"
 
-    def sizes(self, layer: int) -> tuple[int, int, int]:
-        """The tokens of a chunk of that layer, and how many chunks before and after its own a query reads."""
-        if self.sorts(layer):
-            return self.chunk, self.before, self.after
-        return self.local_chunk, self.local_before, self.local_after
+    def size(self, layer: int) -> int:
+        """The tokens of a chunk of that layer."""
+        return self.chunk if self.sorts(layer) else self.local_chunk

@@ -1,4 +1,4 @@
-"""Attention of chunks: each attends to itself and to the chunks around it (Kitaev et al. 2020, "Reformer").
+"""Attention of chunks: each attends to itself and to the chunk before it (Kitaev et al. 2020, "Reformer").
 
 local    chunks of neighbouring tokens; a text is a circle, so the first chunk is after the last one
 lsh      the same after sorting the tokens by bucket, in R rounds, one after the other in the circle; queries and keys
@@ -44,11 +44,11 @@ class LSHAttention(Attention):
 
     def __init__(self, config: ModelConfig, layer: int = 0) -> None:
         super().__init__(config, layer)
-        lsh, self.layer, self.max_positions = config.lsh, layer, config.max_positions
-        self.hashes, self.buckets, self.fixed_seed = lsh.hashes, lsh.buckets, lsh.seed
-        chunks = [lsh.sizes(other)[0] for other in range(len(lsh.layers))]
+        lsh, self.max_positions = config.lsh, config.max_positions
+        self.hashes, self.buckets, self.seed = lsh.hashes, lsh.buckets, lsh.seed
+        chunks = [lsh.size(other) for other in range(len(lsh.layers))]
         self.multiple, self.shortest = math.lcm(*chunks), min(chunks)
-        self.sorts, (self.chunk, self.before, self.after) = lsh.sorts(layer), lsh.sizes(layer)
+        self.sorts, self.chunk = lsh.sorts(layer), lsh.size(layer)
         if self.sorts:
             del self.k_proj
         else:
@@ -93,10 +93,8 @@ class LSHAttention(Attention):
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor, *, mask: Mask, length: int) -> Tensor:
         """(B, H, T, D) -> (B, H, T, D), where `real` (B, T) tokens count, padded to L = length."""
-        chunk, before, after = self.chunk, self.before, self.after
-        if length <= chunk:
-            chunk, before, after = length, 0, 0
-        if self.sorts and length > chunk:
+        chunk, is_one = min(self.chunk, length), length <= self.chunk
+        if self.sorts and not is_one:
             order = self.order(k, real, length, mask)
         else:
             order = real.long().argsort(dim=1, descending=True, stable=True)[:, None, None]
@@ -109,9 +107,8 @@ class LSHAttention(Attention):
             return x.gather(2, index).unflatten(2, (-1, chunk))
 
         def around(x: Tensor) -> Tensor:
-            """(B, H, C, c, …) -> (B, H, C, (before + 1 + after)·c, …), in a circle."""
-            moved = [torch.cat([x[:, :, n:], x[:, :, :n]], 2) for n in range(-before, after + 1)]
-            return torch.cat(moved, 3)
+            """(B, H, C, c, …) -> (B, H, C, 2·c, …), with the chunk before, in a circle."""
+            return x if is_one else torch.cat([x.roll(1, 2), x], 3)
 
         def unsorted(x: Tensor) -> Tensor:
             """(B, H, C, c, D) -> (B, H, R, T, D)."""
@@ -143,7 +140,10 @@ class LSHAttention(Attention):
         last.
         """
         # A second run, which repeats the order, draws the seed too: dropout draws from the same generator.
-        seed, orders = self.seed(), {} if mask.orders is None else mask.orders
+        seed = self.seed or 0
+        if self.seed is None and self.training:
+            seed = int(torch.randint(2**32, (), generator=thread_rng()))
+        orders = {} if mask.orders is None else mask.orders
         if length not in orders:
             sizes = self.buckets or default_buckets(length, self.chunk, self.max_positions)
             shape = (k.shape[1], k.shape[3], self.hashes, sum(sizes) // 2)
@@ -155,12 +155,6 @@ class LSHAttention(Attention):
                 factor *= size
             orders[length] = found.where(real[:, None, None], factor).argsort(stable=True, dim=-1)
         return orders[length]
-
-    def seed(self) -> int:
-        """The seed of the rotations: the configured one, or a new one at each call in training."""
-        if self.fixed_seed is None and self.training:
-            return int(torch.randint(2**32, (), generator=thread_rng()))
-        return self.layer if self.fixed_seed is None else self.fixed_seed
 
 
 def default_buckets(length: int, chunk: int, max_positions: int) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """Reformer (Kitaev et al. 2020): an encoder or a decoder (`is_decoder`) with LSH attention and reversible blocks.
 
-Without `hash_seed` the reference draws new rotations at each call; ours are a function of the layer in evaluation. If
+Without `hash_seed` the reference draws new rotations at each call; in evaluation ours are those of `hash_seed: 0`. If
 `num_buckets` is null, the reference keeps the number that suits the first text; ours is that of each text. In a batch,
 the states of the reference depend on the padding; ours are those of the row alone.
 """
@@ -90,13 +90,9 @@ FAMILY = Family(
         nested(
             "lsh",
             chunk=("lsh_attn_chunk_length", 64),
-            before=("lsh_num_chunks_before", 1),
-            after=("lsh_num_chunks_after", 0),
             hashes=("num_hashes", 1),
             seed=("hash_seed", None),
             local_chunk=("local_attn_chunk_length", 64),
-            local_before=("local_num_chunks_before", 1),
-            local_after=("local_num_chunks_after", 0),
             local_dropout=("local_attention_probs_dropout_prob", 0.05),
         ),
         Entry(
@@ -109,6 +105,8 @@ FAMILY = Family(
         ids(0, None, 2, padded=True),
         fixed(tie_word_embeddings=False, is_encoder_decoder=False, add_cross_attention=False),
         fixed(sinusoidal_pos_embds=False, axial_pos_embds=True),
+        fixed(lsh_num_chunks_before=1, lsh_num_chunks_after=0),
+        fixed(local_num_chunks_before=1, local_num_chunks_after=0),
     ),
     constants={
         "norm_placement": "pre",
