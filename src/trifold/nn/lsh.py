@@ -99,7 +99,7 @@ class LSHAttention(Attention):
         else:
             order = real.long().argsort(dim=1, descending=True, stable=True)[:, None, None]
         order = order.expand(-1, q.shape[1], -1, -1)[..., :length]  # (B, H, R, L)
-        inside = torch.arange(length, device=q.device) < real.sum(1, keepdim=True)
+        padding = (torch.arange(length, device=q.device) >= real.sum(1, keepdim=True))[:, None, None]
 
         def chunks(x: Tensor) -> Tensor:
             """(B, H, T, D) -> (B, H, C, c, D)."""
@@ -116,16 +116,14 @@ class LSHAttention(Attention):
             zeros = x.new_zeros(*order.shape[:3], q.shape[2], x.shape[4])
             return zeros.scatter(3, index.expand(-1, -1, -1, -1, x.shape[4]), x)
 
-        queries = order.flatten(2).unflatten(2, (-1, chunk))
-        keys, queries = around(queries)[..., None, :], queries[..., None]
-        allowed = inside.repeat(1, order.shape[2])[:, None].unflatten(2, (-1, chunk))
-        allowed = around(allowed)[..., None, :]
-        if mask.causal:
-            allowed = allowed & (keys <= queries)
+        queries = order.flatten(2).unflatten(2, (-1, chunk))[..., None]
+        keys = order.masked_fill(padding, real.shape[1]).flatten(2).unflatten(2, (-1, chunk))
+        keys = around(keys)[..., None, :]
         if self.sorts:
             k = k * torch.rsqrt(k.square().mean(-1, keepdim=True) + 1e-6)  # k √D / |k|
         scores = chunks(q * q.shape[3] ** -0.5) @ around(chunks(k)).mT
-        scores = scores.to(torch.promote_types(q.dtype, torch.float32)).masked_fill(~allowed, MASKED)
+        scores = scores.to(torch.promote_types(q.dtype, torch.float32))
+        scores = scores.masked_fill(keys > (queries if mask.causal else real.shape[1] - 1), MASKED)
         if self.sorts:
             scores = scores.masked_fill(keys == queries, SELF)
         z = scores.logsumexp(-1, keepdim=True)
