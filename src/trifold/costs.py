@@ -209,7 +209,7 @@ def _heads(config: ModelConfig) -> Iterator[Part]:
             dense = _transform(config) if config.classifier_transform else ""
             bias = " + C" if config.classifier_bias else ""
             reads = pooled if config.classifier_input == "pooler" else config.state_width
-            if dense and config.residual == "reversible":  # the layer joins both streams
+            if dense and config.d_model < reads == config.stream_width:  # the layer joins both streams
                 dense, reads = f"E·E + {dense}", config.d_model
             yield _part(config, f"{name} head", f"{dense}C·E{bias}", E=reads, C=classes)
     dense = _transform(config) if config.token_transform else ""

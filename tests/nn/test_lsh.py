@@ -257,6 +257,8 @@ def test_axial_positions_are_a_table_of_rows_and_columns():
 @pytest.mark.parametrize("values", [
     *CASES.values(), {"positions": "axial", "axial_shape": [64, 64], "axial_widths": [8, 24], "attention_bias": True},
     ENCODER | {"residual": "reversible", "heads": ["sequence", "token", "span"], "classifier_transform": "tanh"},
+    ENCODER | {"residual": "reversible", "heads": ["pooler", "sequence"], "classifier_input": "pooler",
+               "classifier_transform": "tanh"},
 ], ids=str)  # fmt: skip
 def test_costs(values):
     net = model(**values)

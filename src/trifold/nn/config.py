@@ -19,16 +19,9 @@ from trifold.settings import Settings
 
 Shape = Literal["encoder-decoder", "encoder", "decoder"]
 Sinusoids = Literal["sinusoidal", "sinusoidal-halves", "sinusoidal-tensor2tensor"]
+Learned = Literal["learned", "axial"]
 Positions = Literal[
-    Sinusoids,
-    "learned",
-    "axial",
-    "rotary",
-    "relative",
-    "relative-sinusoidal",
-    "disentangled",
-    "alibi",
-    "none",
+    Sinusoids, Learned, "rotary", "relative", "relative-sinusoidal", "disentangled", "alibi", "none"
 ]
 Pair = tuple[PositiveInt, PositiveInt]
 Activation = Literal["relu", "relu2", "gelu", "gelu-tanh", "quick-gelu", "silu", "tanh"]
@@ -129,8 +122,7 @@ class ModelConfig(Settings):
 
     # Blocks
     residual: Literal["sequential", "parallel", "parallel-two-norms", "reversible"] = Field(
-        "sequential",
-        description="attention, then feed-forward; in parallel (one norm or two); in two streams",
+        "sequential", description="attention, then feed-forward; parallel (one norm or two); in two streams"
     )
     norm: Literal["layer", "rms"] = "layer"
     norm_weight: Literal["plain", "plus-one", "none"] = Field(

@@ -148,9 +148,8 @@ def _saved_by_block(
     weights_per_key = 3 if config.attention_dropout or config.attention == "lsh" else int(length <= 128)
     weights = round(config.n_heads * weights_per_key * kept)
     if config.attention == "lsh":
-        weights += round(
-            3 * merged * kept / config.lsh.chunk
-        )  # copies of q, k, v and the output in each round
+        # Copies of q, k, v and the output in each round.
+        weights += round(3 * merged * kept / config.lsh.chunk)
     inner = 2 if config.gated else 1  # inputs or outputs of the activation
     if config.activation_dropout or int8:  # both, and the product with the gate
         inner = 4 if config.gated else 2

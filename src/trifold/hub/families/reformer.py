@@ -38,11 +38,10 @@ def _save_layers(config: ModelConfig) -> Fields:
 
 
 def _shape(is_decoder: bool | None, fields: Fields) -> str:
-    shape: str = {True: "decoder", False: "encoder", None: fields.get("shape", "encoder")}[is_decoder]
-    if fields.get("shape", shape) != shape:
-        raise SettingsError(
-            f"is_decoder: {is_decoder} contradicts the class, which is for {fields['shape']}s"
-        )
+    of_class = fields.get("shape")
+    shape: str = {True: "decoder", False: "encoder", None: of_class or "encoder"}[is_decoder]
+    if of_class not in (None, shape):
+        raise SettingsError(f"is_decoder: {is_decoder} contradicts the class, which is for {of_class}s")
     return shape
 
 
