@@ -17,6 +17,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -84,7 +85,7 @@ def measure(kind: str, length: int, width: int, threads: int) -> dict[str, float
     return found
 
 
-def draw(rows: list[dict[str, float | str]], file: str) -> None:
+def draw(rows: list[dict[str, Any]], file: str) -> None:
     """Curves of time and memory by length."""
     from matplotlib.figure import Figure
 
@@ -112,6 +113,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512, help="of the model; heads have 64 dimensions")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--results", type=Path, help="file of results, whose measurements are not repeated")
     parser.add_argument("--out", help="file of a picture")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -120,11 +122,14 @@ def main() -> None:
             json.dumps(measure(arguments.one[0], int(arguments.one[1]), arguments.width, arguments.threads))
         )
         return
-    rows: list[dict[str, float | str]] = []
+    rows: list[dict[str, Any]] = []
+    if arguments.results and arguments.results.exists():
+        rows = [json.loads(line) for line in arguments.results.read_text("utf-8").splitlines()]
     print(f"{'kind':12} {'tokens':>7} {'step s':>9} {'MB':>7} {'token ms':>9}")
     for length in arguments.lengths:
         for kind in arguments.kinds:
-            if kind == "dense" and length > LARGEST_DENSE:
+            done = any((row["kind"], row["length"]) == (kind, length) for row in rows)
+            if done or (kind == "dense" and length > LARGEST_DENSE):
                 continue
             command = [sys.executable, __file__, "--one", kind, str(length), "--width", str(arguments.width)]
             command += ["--threads", str(arguments.threads)]
@@ -134,6 +139,9 @@ def main() -> None:
             ]
             best = {name: min(run[name] for run in runs) for name in runs[0]}
             rows.append({"kind": kind, "length": length, **best})
+            if arguments.results:
+                with arguments.results.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(rows[-1]) + "\n")
             token = f"{1000 * best['token']:9.2f}" if "token" in best else ""
             print(f"{kind:12} {length:7,} {best['step']:9.3f} {best['MB']:7.0f} {token}", flush=True)
     if arguments.out:
