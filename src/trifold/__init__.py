@@ -9,8 +9,6 @@
 Importing this package is fast: each public name is imported when it is first used.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Entry point of `python -m trifold` and of `torchrun --nproc-per-node 2 -m trifold train RECIPE`."""
 
-from __future__ import annotations
-
 import os
 import sys
 

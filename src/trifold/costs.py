@@ -15,8 +15,6 @@ blocks it counts the keys that a query may read. Look-ups, norms, softmax and
 dropout are not counted: they cost memory traffic, not products.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Names of version 0.1 that work for one more release, with a DeprecationWarning."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import warnings

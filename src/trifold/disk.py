@@ -4,8 +4,6 @@ Every byte, flush and rename of a run passes through these functions. Callers wr
 `from trifold.disk import flush`, so that tests can replace them to simulate a power cut, or a full or slow disk.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

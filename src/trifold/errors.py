@@ -4,8 +4,6 @@ A message states the value, the place (file:line:byte for data, dotted key for s
 Internal errors stay `AssertionError`s with a traceback.
 """
 
-from __future__ import annotations
-
 import re
 from textwrap import wrap
 

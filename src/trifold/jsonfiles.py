@@ -3,8 +3,6 @@
 `json_line` writes JSON that every reader accepts.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

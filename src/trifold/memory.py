@@ -1,7 +1,5 @@
 """The devices, and the memory that this process may use: of the machine, the container and the shell, or of a GPU."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

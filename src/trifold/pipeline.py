@@ -3,8 +3,6 @@
 Predictions (classes, tags, answers, …) are in predict/predict.py.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A recipe is a YAML file with the settings of each package; this module assembles
 `train.steps=200` sets the value of a dotted key. A recipe sets typed values and nothing else.
 """
 
-from __future__ import annotations
-
 import importlib.resources
 import os
 import sys

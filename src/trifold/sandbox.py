@@ -7,8 +7,6 @@ system can limit it, and is killed when it exceeds its time.
     python -P sandbox.py HANDLER
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Base of all settings classes: frozen, typed; an unknown key is an error that names the nearest valid one."""
 
-from __future__ import annotations
-
 import difflib
 import re
 import sys

@@ -1,7 +1,5 @@
 """The YAML dialect of recipes: plain values only, with the differences from YAML 1.1 listed in `_Loader`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -5,8 +5,6 @@ of one and the beginning of the next. Row n of an epoch is found by binary searc
 computed permutation, so no array grows with the corpus.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ is therefore (epoch, batch number), and resuming is seeking. The plan does not d
 consumes the same rows, however many ranks and workers share them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 

@@ -4,8 +4,6 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted (Ctrl-C), 143 termi
 everything else to standard error. Commands import what they need when they run, so `--help` is fast.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import signal

@@ -1,7 +1,5 @@
 """`trifold convert`: write a model in another format, precision or shard size."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """`trifold demo`: train a small model, score it and use it, in one command; one demo per shape of model."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`trifold doctor`: describe the machine."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated

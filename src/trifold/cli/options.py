@@ -1,7 +1,5 @@
 """Options that several commands share, options declared in tables, and those derived from GenerationConfig."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`trifold predict`: classify, tag, answer, fill in masks, embed texts or pictures, or search."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator
 from functools import partial

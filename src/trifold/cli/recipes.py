@@ -1,7 +1,5 @@
 """`trifold recipes`: list the recipes that `trifold train` knows."""
 
-from __future__ import annotations
-
 from trifold.cli.options import Json
 from trifold.cli.terminal import print_json, print_table
 

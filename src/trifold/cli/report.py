@@ -1,7 +1,5 @@
 """`trifold eval --report`: the worst mistakes, the confusion matrix and the calibration, as tables and pictures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`trifold runs`: list runs with their recipe, changed settings, best score, time and state, without torch."""
 
-from __future__ import annotations
-
 import json as json_library
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Several runs of a recipe, one for each seed or each fold of the data, and the mean of their scores."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean, stdev

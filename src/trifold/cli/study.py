@@ -1,7 +1,5 @@
 """`trifold study`: train models of several sizes on several numbers of tokens, and fit the law of their losses."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated

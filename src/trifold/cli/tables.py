@@ -1,7 +1,5 @@
 """`trifold predict` on a table: its rows with columns added, in constant memory; an interrupted output continues."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Colors and progress bars appear on terminals only; rich respects NO_COLOR and TE
 terminal, or 80 columns.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import os

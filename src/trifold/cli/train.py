@@ -1,7 +1,5 @@
 """`trifold train`: train a model from a recipe."""
 
-from __future__ import annotations
-
 import signal
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The public datasets that recipes use, and the folder that `${TRIFOLD_DATA}` stands for."""
 
-from __future__ import annotations
-
 import importlib.resources
 import os
 import sys

@@ -1,7 +1,5 @@
 """Sentences in columns (CoNLL): one token per line, a blank line between sentences."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import PurePath

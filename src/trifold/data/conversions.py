@@ -3,8 +3,6 @@
 Content of another form than the published one raises ValueError, LookupError or TypeError.
 """
 
-from __future__ import annotations
-
 import json
 
 

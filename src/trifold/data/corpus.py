@@ -4,8 +4,6 @@ A part is a range of a file that ends between two documents, so reading all part
 division depends on the files only.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO, NamedTuple

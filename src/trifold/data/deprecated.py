@@ -1,7 +1,5 @@
 """Functions of version 0.1 whose replacements have other signatures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path

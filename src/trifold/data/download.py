@@ -1,7 +1,5 @@
 """Download the files of a dataset: resumed, retried, verified, and stored only when they are right."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import time

@@ -1,7 +1,5 @@
 """Text that needs no download: `embedded:NAME` or `embedded:NAME:SPLIT` in a recipe."""
 
-from __future__ import annotations
-
 import bz2
 import re
 from collections.abc import Iterator, Mapping, Sequence

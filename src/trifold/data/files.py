@@ -1,7 +1,5 @@
 """The files that a data source names, and their SHA-256 digests."""
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import os

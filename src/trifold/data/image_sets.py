@@ -1,7 +1,5 @@
 """Sets of labelled images: folders and tar archives with a folder for each class, and IDX files (MNIST)."""
 
-from __future__ import annotations
-
 import lzma
 import tarfile
 from collections import Counter

@@ -1,7 +1,5 @@
 """Image files to pixel arrays: orientation, channels, resizing, cropping, scaling and normalization."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from io import BytesIO

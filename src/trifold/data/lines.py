@@ -4,8 +4,6 @@ A line ends at `\n` or `\r\n` and nowhere else. `str.splitlines` and text-mode f
 U+0085, form feeds and lone carriage returns, which misaligns all later lines of a parallel file.
 """
 
-from __future__ import annotations
-
 import gzip
 import importlib
 import io

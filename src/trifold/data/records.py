@@ -4,8 +4,6 @@ A task names its roles and the columns that hold them. Every format becomes an i
 chosen by their names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain

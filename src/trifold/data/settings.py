@@ -1,7 +1,5 @@
 """Settings of the data: its sources and how they are read."""
 
-from __future__ import annotations
-
 import re
 from typing import Literal, Self, TypeAlias
 

@@ -1,7 +1,5 @@
 """JSON files: the questions, contexts and answers of SQuAD 1.1 and 2.0, or an array of objects."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -5,8 +5,6 @@ not have to learn formatting. The split of an example depends on its names and t
 version of Python.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import sysconfig

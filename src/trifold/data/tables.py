@@ -1,7 +1,5 @@
 """Rows of TSV, CSV, JSON lines and Parquet files, and of datasets of the Hugging Face hub."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

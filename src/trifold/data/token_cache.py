@@ -11,8 +11,6 @@ A source file is recognized by its size and by blocks spread over it. If its mod
 whole. So a change in place is detected, unless size and time are restored as well.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import mmap

@@ -5,8 +5,6 @@ operations run. Each version decides whether it suits its input and otherwise ca
 compiled by Numba, which is optional: without it, the plain operations run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache

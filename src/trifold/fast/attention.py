@@ -8,8 +8,6 @@ packed_attention   training on a CPU with packed rows: matmuls over all rows at 
 plain_attend       if hook points are watched, weights dropped, scores are capped, sinks, or the bias is trained
 """
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import Any

@@ -4,8 +4,6 @@ Each step updates the slot of the new keys, their number, and the position bias 
 translation follows Block.forward and ParallelBlock.forward, with dropout left out.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -10,8 +10,6 @@ one, so both are added without a pass over the logits. The logits are computed i
 with Numba, one compiled loop replaces the softmax on a CPU.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ over padded rows; rotary angles that change with the length; unknown modules or 
 MIN_WEIGHTS weights, for which the compilation takes longer than it saves.
 """
 
-from __future__ import annotations
-
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 

@@ -5,8 +5,6 @@ consists of tasks, which the threads share. Arrays are given by address, 0 for a
 alive. Strides count elements, not bytes.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 NORM, MATMUL, ATTENTION, QUANTIZE, DEQUANTIZE = range(5)

@@ -11,8 +11,6 @@ block of 32 × 32; here each column of a chunk has one, so a gradient below 1/25
 0. y and dx of a token do not depend on other tokens. Weights, optimizer state and the trained model are not quantized.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Literal
 

@@ -6,8 +6,6 @@ instructions once, and `_execute` runs it. The threads take the tasks of an inst
 is free the next one. An instruction that reads the results of others waits until all their tasks are done.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from hashlib import sha256
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Intrinsics that Numba lacks: arrays at an address, prefetch, atomic counters, yielding the CPU."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -8,8 +8,6 @@ activation_linear  saves the input of the activation instead of its output
 the others         one compiled loop each, in training on a CPU in bf16 and fp32
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -8,8 +8,6 @@ sequences one after the other; `starts` (B + 1,) holds their offsets and the end
 All loops are in one file because Numba's cache of compiled code checks only the file that defines a function.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeAlias

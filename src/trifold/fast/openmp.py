@@ -7,8 +7,6 @@ cores are contended, threads therefore sleep instead of looping, and the compile
 changes no result. The operating system measures contention; where it does not (outside Linux), nothing is adapted.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import threading

@@ -7,8 +7,6 @@ length of the text and not with its square: the backward pass computes each bloc
 Shapes: B batch, T queries, S keys, H heads, D head size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

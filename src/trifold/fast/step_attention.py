@@ -4,8 +4,6 @@ Each function computes some (row, key head) units of an instruction. Activations
 precision of the cache, fp32 or bf16.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

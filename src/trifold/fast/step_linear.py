@@ -4,8 +4,6 @@ Each function computes one task or row of an instruction. Activations are fp32. 
 scale per row.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ A separate thread pool would compete for the cores with PyTorch's OpenMP threads
 operator. Starting work on the OpenMP threads takes two microseconds.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from concurrent.futures import ThreadPoolExecutor

@@ -13,8 +13,6 @@ chooses among the searches:
 `scoring` computes the probability of a given output.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

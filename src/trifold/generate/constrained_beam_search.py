@@ -5,8 +5,6 @@ turn, so candidates with a forced token do not compete with those without. A can
 dropped if it cannot complete the phrases before its length limit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ A sampler chooses among log-probabilities and does not change them, so the score
 temperature. Shapes: R rows, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The log-probability of given outputs, in one pass: the numbers that a search adds up."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Entry point: settings select a search, the search runs, and outputs are returned for each row."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 

@@ -5,8 +5,6 @@ Each token is chosen as in `token_search`, from the same logits and the same ran
 Proposals only change the speed. Rows are decoded one by one, because they accept different numbers of tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 

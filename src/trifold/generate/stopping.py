@@ -1,7 +1,5 @@
 """When an output ends: at an end token, at a stop string (which may span several tokens), or at its length limit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 

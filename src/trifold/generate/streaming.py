@@ -1,7 +1,5 @@
 """Text while it is generated: whole characters only, and nothing that a stop string may still remove."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from trifold.generate.stopping import Codec

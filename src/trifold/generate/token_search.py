@@ -3,8 +3,6 @@
 Shapes: B sentences, K candidates, E model width, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

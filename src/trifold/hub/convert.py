@@ -4,8 +4,6 @@ No model is built. Every tensor passes through the rules of its family and of th
 that one tensor is in memory at a time.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext

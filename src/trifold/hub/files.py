@@ -1,7 +1,5 @@
 """Write files of a model folder atomically: each is complete or absent."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ The system assigns new memory page by page to the thread that first writes it, w
 several threads copy.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """Load and save model folders in the Hugging Face layout: config.json, model.safetensors, generation_config.json."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -3,8 +3,6 @@
 The default of `transformers` for an absent key may differ from ours; such defaults are written and read explicitly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Read and write preprocessor_config.json: how a model's images are resized, cropped and normalized."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Class names, number of classes and problem type of a head, in config.json."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, get_args
 

@@ -4,8 +4,6 @@ Their tensors have the names of `transformers`: PREFIX, the module, and one of P
 replaces that of the base, such as a new head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal

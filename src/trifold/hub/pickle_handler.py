@@ -3,8 +3,6 @@
 PyTorch's `weights_only` unpickler builds tensors itself and rejects everything else that a file names.
 """
 
-from __future__ import annotations
-
 import pickle
 import re
 import zipfile

@@ -4,8 +4,6 @@ Even `weights_only` had vulnerabilities (CVE-2025-32434, CVE-2026-24747), so it 
 memory and time, without our state, and returns nothing but files that hold no code.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ Each line of presets.txt is the content of a config.json that its family reads; 
 number of parameters is the one its authors announced, which is not always the number it has.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

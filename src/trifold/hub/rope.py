@@ -2,8 +2,6 @@
 differ in their windows and positions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection
 from typing import Annotated, Any, Literal

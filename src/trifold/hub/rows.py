@@ -1,7 +1,5 @@
 """The rows of a family's table: keys of config.json and the fields of ModelConfig that they set, in both directions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import NoneType

@@ -9,8 +9,6 @@ several of ours to several of theirs (q, k and v to one stacked matrix) through 
 saving are the two directions of the same table, so they always agree.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

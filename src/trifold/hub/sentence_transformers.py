@@ -4,8 +4,6 @@ dense layers, then normalization.
 Names of classes are compared, never imported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ A safetensors file is 8 bytes with the length of the header, the header (JSON: t
 tensor), and the tensors.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 import weakref

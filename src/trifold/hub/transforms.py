@@ -1,7 +1,5 @@
 """Invertible maps between our tensors and those of another checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

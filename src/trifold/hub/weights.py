@@ -1,7 +1,5 @@
 """The weights of a model folder: one safetensors file, or shards with an index."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Mapping

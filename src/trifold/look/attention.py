@@ -1,7 +1,5 @@
 """What a model attends to while it reads and writes: the weights, the alignment of words, and pictures of both."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Sizes, dropout and ids are not differences, because the paper has models of several sizes itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """The lines of a corpus, and links between their words: alignments, dependencies, coreference."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The architecture as a text drawing, from bottom to top, laid out like figure 1 of "Attention Is All You Need"."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 

@@ -1,7 +1,5 @@
 """The effect of edits over many lines: loss and accuracy of a model, and BLEU, with and without them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

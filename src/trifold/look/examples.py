@@ -1,7 +1,5 @@
 """What a model reads for one text or image, and what it should predict."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

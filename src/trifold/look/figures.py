@@ -1,7 +1,5 @@
 """Figures of embeddings, positions, masks and learning rates, computed by the code that models and training use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, get_args

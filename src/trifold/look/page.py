@@ -1,7 +1,5 @@
 """The page of `trifold look`: the built file of web/, with answers to requests embedded in it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from importlib.resources import files

@@ -3,8 +3,6 @@
 The live server, the written page and Python use the same functions.
 """
 
-from __future__ import annotations
-
 import json
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence

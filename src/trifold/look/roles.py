@@ -4,8 +4,6 @@ Voita et al. 2019 (section 5; positional, syntactic, rare word), Clark et al. 20
 al. 2022 (induction), Wang et al. 2022 (duplicates).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The training run that a model belongs to: its curves and samples, and a head in each of its checkpoints."""
 
-from __future__ import annotations
-
 import csv
 from collections import defaultdict
 from copy import copy, deepcopy

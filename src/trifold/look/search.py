@@ -1,7 +1,5 @@
 """The tree of a search: every candidate that it considered, with its probability and what became of it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Pages of other sites could send requests to the loopback interface. The server t
 only the URL that it opens contains, and rejects other names in Host and other origins.
 """
 
-from __future__ import annotations
-
 import hmac
 import json
 import os

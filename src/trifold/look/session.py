@@ -3,8 +3,6 @@
 Layers, heads and positions count from 0. Arrays are float32, or bool; a loss that is not known is NaN.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What the first views of the page show: the components of a model, and attention weights."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any

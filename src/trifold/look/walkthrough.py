@@ -3,8 +3,6 @@
 Each step is computed from the weights and the results before it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from contextlib import ExitStack

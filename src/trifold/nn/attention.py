@@ -4,8 +4,6 @@ MultiHead: head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V), concatenated, times W^
 Equation 1 is `ops.attend`. Shapes: B batch, T queries, S keys, H heads, D head size, E model width.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -8,8 +8,6 @@ cross-attention are computed once from the encoder's output; they have one row p
     sliding   evicts what no window reaches, except for some tokens that `truncate` may need
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import torch

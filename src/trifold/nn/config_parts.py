@@ -1,7 +1,5 @@
 """The settings of parts that have several: scaling of rotary positions, experts, latent attention, hashing."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

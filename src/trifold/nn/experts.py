@@ -9,8 +9,6 @@ y = Σ_i g_i FFN_i(x) over the k experts with the largest scores s, plus a share
 Every token passes all its experts: none has a capacity. Shapes: N tokens, X experts, k chosen ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple

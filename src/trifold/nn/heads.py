@@ -13,8 +13,6 @@
 Shapes: B batch, T tokens, E model width, V vocabulary, C classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -7,8 +7,6 @@ captured["decoder.blocks.0.cross_attention.sublayer.pattern"]     # (B, H, T, S)
 The number of a block in a name is that of the layer, also if several layers share a block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial

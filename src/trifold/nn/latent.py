@@ -7,8 +7,6 @@ The cache holds c and r, which all heads share. With a cache, W_h^K multiplies t
 the weighted sum of c, so that no cached token is expanded: q·(W^K c) = (qᵀ W^K)·c. Shapes: R width of c, P of r.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -6,8 +6,6 @@ sandwich  x + LayerNorm(Sublayer(LayerNorm(x)))      (Gemma 2)
 exit      x + LayerNorm(Sublayer(x))                 (OLMo 2)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ClassVar
 

@@ -10,8 +10,6 @@ low-rank  softmax(Q (E K)ᵀ / √D) F V: E and F (r, S) mix the keys and the va
 Shapes: B batch, T queries, H heads, D head size, M features. The sum z is the last column of S, as the value 1.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -5,8 +5,6 @@ LoRA (Hu et al. 2021): A is Kaiming-uniform and B zero, so that y is at first th
 that of the row of W; its own length is a constant in the gradient (section 4.3).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -5,8 +5,6 @@
 All results are sums over rows. Shapes: N rows, E width of h, V classes.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -18,8 +18,6 @@ has full attention. Rows of a batch are computed in groups of one padded length,
 Shapes: B batch, T tokens, H heads, D head size, L padded length, R rounds, C chunks of c tokens.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -8,8 +8,6 @@ last is 1/10000, as in tensor2tensor and fairseq (Vaswani et al. 2018, Ott et al
 rotary.py, offsets of attention scores in relative.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

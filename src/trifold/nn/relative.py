@@ -17,8 +17,6 @@ are the projections of the content.
 Shapes: B batch, T queries, S keys, H heads, D head size, E model width; N: the distances that occur.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

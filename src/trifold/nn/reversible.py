@@ -4,8 +4,6 @@ A block is two steps (a, b) -> (b, a + f(b)): f is attention, then the feed-forw
 a = c − f(b), so the forward pass stores the last two streams only, and the state of the generator before each step.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

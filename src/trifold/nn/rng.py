@@ -3,8 +3,6 @@
 Workers that train side by side must not share a generator: the order of their draws would depend on timing.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

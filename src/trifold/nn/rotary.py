@@ -7,8 +7,6 @@ The first R dimensions of a head are rotated, in pairs (i, i + R/2) or (2i, 2i +
 extend the context beyond that of pretraining: SCALINGS, and SCALINGS_BY_LENGTH if ω depends on the length of the text.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A function of a long sequence, segment after segment: memory does not grow with what a segment computes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

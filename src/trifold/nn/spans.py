@@ -12,8 +12,6 @@ reads every other token once, and all of them k·n·log(n / k) keys. As in the a
 here b is a number per head, and not the product of the query and a vector. Shapes: B batch, T tokens, M spans, E width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 

@@ -4,8 +4,6 @@ A block has self-attention, optional cross-attention and a feed-forward network,
 stack has n layers, and a final norm if its blocks do not end with one (placements pre and sandwich).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import call

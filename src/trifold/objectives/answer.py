@@ -8,8 +8,6 @@ predictions        the best span of all windows (`predict.answer`)
 scores             exact match and F1 of words; with unanswerable questions also those of each group
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal

@@ -5,8 +5,6 @@ example -> batch   packed pairs
 loss               - Σ log P(choice | text), a softmax over the logits of the pairs of a row
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain

@@ -6,8 +6,6 @@ loss               - Σ log P(label | text), label-smoothed; of several labels, 
 scores             accuracy, macro F1, F1 of two classes, Matthews; micro and macro F1; Pearson and Spearman
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Defaults of a recipe that depend on its task and its data: model, special tokens, steps, held-out data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain, groupby

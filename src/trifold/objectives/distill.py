@@ -9,8 +9,6 @@ scores             those of the wrapped objective, for the student alone
 The teacher reads the same inputs, without dropout, and is not trained.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack

@@ -10,8 +10,6 @@ the width split into A new heads, q·q, k·k and v·v are those of the second ve
 In the formulas T and S are teacher and student. Shapes: B batch, T tokens, H heads, D head size, E width, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ loss               of the pooled vectors of all rows of an update: ranking, cose
 scores             Pearson and Spearman of the cosine; accuracy of triplets; or recall at 1 and mean reciprocal rank
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain

@@ -1,7 +1,5 @@
 """Validation of an objective: its options, its state while it runs, and its result."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

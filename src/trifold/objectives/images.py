@@ -5,8 +5,6 @@ example -> batch   pixels, shifted, mirrored and partly erased at random in trai
 loss, scores       those of classification
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

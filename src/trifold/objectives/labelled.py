@@ -1,7 +1,5 @@
 """What the objectives of labelled texts share: settings, encoding with its reports, examples and batches."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

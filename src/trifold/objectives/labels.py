@@ -3,8 +3,6 @@
 A text has one label, any number of labels, or a number (regression).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from itertools import chain

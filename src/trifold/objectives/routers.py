@@ -1,7 +1,5 @@
 """The losses of routers in models with experts, as loss terms of an objective."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

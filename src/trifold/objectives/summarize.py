@@ -5,8 +5,6 @@ batch, loss        those of translation
 scores             ROUGE-1, ROUGE-2 and ROUGE-L, each of the best of the references
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from textwrap import shorten
 from typing import Any, Literal

@@ -7,8 +7,6 @@ predictions        the class of the first token of each word, by `predict.tag`
 scores             precision, recall and F1 of entities; accuracy of the tags
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain

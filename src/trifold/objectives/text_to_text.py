@@ -10,8 +10,6 @@ Examples-proportional mixing: of a part m of size e_m, limited to K, an epoch ha
 mixing: its share is proportional to min(e_m, K)^(1/T). Each epoch draws other rows of a larger part.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

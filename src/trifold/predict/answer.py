@@ -5,8 +5,6 @@ question + a window of the context -> start and end logits -> P(start) · P(end)
 A long context is read in overlapping windows; the best spans of all windows are the answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple

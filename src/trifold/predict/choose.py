@@ -1,7 +1,5 @@
 """Multiple choice: the logits of a text with each choice -> probabilities of the choices."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ Next-sentence prediction has the classes yes and no: whether one text follows an
 are in order (Lan et al. 2020).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Embeddings: one vector for each text or image, pooled from the last hidden states; search by their cosine."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace

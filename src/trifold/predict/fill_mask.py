@@ -1,7 +1,5 @@
 """Mask filling: the most probable tokens for each mask of a text, from the language-model head."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Generation for many token sequences: sequences of similar length form batches, results keep the input order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -3,8 +3,6 @@
 Results keep the order of the inputs and depend neither on padding nor on the other inputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Predictions of a loaded model: the tasks that its heads support, and a method for each."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Sequence

@@ -3,8 +3,6 @@
 Merging follows the token-classification pipeline of transformers and uses its names.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple

@@ -1,7 +1,5 @@
 """BLEU, chrF and exact match against one reference; computed by sacreBLEU, so they compare with published scores."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

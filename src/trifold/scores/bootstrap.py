@@ -4,8 +4,6 @@ A resample is as many examples as there are, drawn with replacement; both system
 are those of sacreBLEU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias

@@ -4,8 +4,6 @@ The functions take sums over examples, so the sums of batches can be added. Valu
 is between -1 and 1.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

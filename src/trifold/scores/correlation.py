@@ -1,7 +1,5 @@
 """Pearson and Spearman correlation, equal to scipy's."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 

@@ -1,7 +1,5 @@
 """F1 from counts, and checks of what is compared."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence, Sized
 

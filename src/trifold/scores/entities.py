@@ -4,8 +4,6 @@ By default any sequence of tags has entities, as in conlleval: I-PER after O or 
 only entities that follow it count, as in seqeval's strict mode.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence

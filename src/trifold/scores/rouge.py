@@ -1,7 +1,5 @@
 """ROUGE-1, ROUGE-2 and ROUGE-L (Lin 2004), equal to rouge-score: F1 of word n-grams and common subsequences."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Sequence

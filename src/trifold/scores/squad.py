@@ -1,7 +1,5 @@
 """Exact match and F1 of answers, equal to the scripts of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018)."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Sequence

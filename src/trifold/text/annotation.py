@@ -1,7 +1,5 @@
 """Encoded texts annotated with word and sentence starts, for corruptions that respect them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """BPE-dropout (Provilkov et al. 2020) with keyed randomness: a function of text, seed and index on every machine."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -3,8 +3,6 @@
 Templates run in a sandbox process (`chat_handler`), which is started by the first rendering and then reused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

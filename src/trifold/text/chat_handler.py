@@ -4,8 +4,6 @@ A template is an untrusted program. Jinja's sandbox keeps it from files, modules
 forever or exhausting the memory, so it runs in a process that can be stopped.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from datetime import datetime

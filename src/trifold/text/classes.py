@@ -5,8 +5,6 @@ tokens. If the folder has a `tokenizer.json`, only the vocabulary comes from the
 the settings file decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

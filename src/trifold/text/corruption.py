@@ -4,8 +4,6 @@ Each is a pure function of a row and a random generator; the result holds what i
 Shapes: T tokens, M masked tokens in S spans.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """A text or a pair of texts as model input: special tokens, token types, offsets, truncation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count

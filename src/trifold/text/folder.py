@@ -4,8 +4,6 @@ The settings file, or else the model's config, names a class. The class determin
 give the vocabulary (`vocabulary`). No other file of the folder is opened.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 The lists are those of fairseq; their order is that of the ids.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Run the patterns of a tokenizer in the sandbox process (see `trifold.sandbox`); imports nothing of trifold."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -3,8 +3,6 @@
 `tokenizers` matches by backtracking, which can take longer than any time limit and cannot be interrupted.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain

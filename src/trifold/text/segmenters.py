@@ -3,8 +3,6 @@
 They segment text here; the library only maps pieces to ids. Such a tokenizer is saved as the files it was read from.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import lru_cache, partial

@@ -6,8 +6,6 @@ sentence, and neither does a terminator in brackets or before a lower-case word.
 follow Grefenstette and Tapanainen (1994) and Kiss and Strunk (2006), with tables instead of counts.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from bisect import bisect_right

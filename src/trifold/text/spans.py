@@ -7,8 +7,6 @@ fractional remainder is rounded up or down at random, never always in the same d
     starts   (T,) bool: first tokens of words (or sentences)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from math import exp

@@ -1,7 +1,5 @@
 """Special and added tokens: read them by role from a folder's files, and add them to a library tokenizer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias

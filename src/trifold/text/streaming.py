@@ -1,7 +1,5 @@
 """Token ids to text: incremental decoding, spaces before punctuation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 
 _WINDOW = 64  # maximum number of ids decoded per step; half of them are kept as context

@@ -1,7 +1,5 @@
 """Special tokens around a text, as post-processors of the tokenizer library."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Text to token ids and back, for batches of texts."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Train tokenizers: settings, and the parts of the `tokenizers` library of each kind."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections import Counter

@@ -1,7 +1,5 @@
 """Validate an untrusted `tokenizer.json` before it runs: sizes, ids, text growth. Patterns are run by `patterns`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

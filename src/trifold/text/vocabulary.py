@@ -1,7 +1,5 @@
 """Vocabulary files of all layouts: `tokenizer.json`, `vocab.txt`, `vocab.json` + `merges.txt`, SentencePiece models."""
 
-from __future__ import annotations
-
 import base64
 import math
 import struct

@@ -1,7 +1,5 @@
 """Options for the blocks of a model in training: recomputed in the backward pass (checkpointing), or compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """From a recipe to batches: the objective, its examples, the plan of an epoch, and batches from any position."""
 
-from __future__ import annotations
-
 import platform
 import zlib
 from collections.abc import Callable, Iterator

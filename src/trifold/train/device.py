@@ -1,7 +1,5 @@
 """The machine of a run: device, precision, workers, ranks and versions, and the settings of its process."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -6,8 +6,6 @@ through the key-value store: the other ranks wait for the result without a time 
 receive.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -7,8 +7,6 @@ All ranks execute the loop, step by step. `ranks.first(f, …)` calls f on rank 
 `ranks.in_turn(f, …)` calls f on rank 0 and then on the others. In a single process both are plain calls.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import asdict

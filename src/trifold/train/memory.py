@@ -4,8 +4,6 @@ The need consists of the persistent tensors and of those saved for the backward 
 and the overhead of the allocator are not counted.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -3,8 +3,6 @@
 Terminal output goes to standard error, so that standard output contains only results.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import time

@@ -1,7 +1,5 @@
 """Which parameters are trained, and their learning rates: frozen parts, and decay from layer to layer."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from typing import Any

@@ -4,8 +4,6 @@ N: parameters; D: tokens. The fit minimizes the sum of Huber losses (δ = 0.001)
 and logarithms of A, B and E, from several starts (section 3.3), by Levenberg-Marquardt with Huber's weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 from typing import Any, NamedTuple, TypeAlias

@@ -5,8 +5,6 @@ SIGUSR1 requests a checkpoint; the run continues. This module contains what a si
 has the ranks that `torchrun` starts.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

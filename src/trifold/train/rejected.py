@@ -1,7 +1,5 @@
 """What follows a rejected update: its batches are saved, and the run stops, skips it, or returns to a checkpoint."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence

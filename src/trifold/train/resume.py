@@ -4,8 +4,6 @@ recipe.yaml, the tokenizer and data.json can be edited or damaged, so they are c
 its checkpoints.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ tensorboard/, samples/, data.json (digests of the data files), rejected/ (batche
 is continued or the command fails; nothing is overwritten. A lock (.lock) admits one process at a time.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import math

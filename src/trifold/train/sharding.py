@@ -3,8 +3,6 @@
 Full parameters exist only while a block computes (FSDP2: Zhao et al. 2023, after ZeRO: Rajbhandari et al. 2020).
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Recipes that derive from another one: with other values, and its first stage."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

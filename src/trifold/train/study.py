@@ -4,8 +4,6 @@ Each run begins with new weights and has its own schedule, so that the rate has 
 short run is not that of a longer one on its way (Hoffmann et al. 2022, section 3.1).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

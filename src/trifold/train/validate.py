@@ -1,7 +1,5 @@
 """Validation: average the last weights, measure them on validation data, and keep the best."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from pathlib import Path
 

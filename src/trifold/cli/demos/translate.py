@@ -1,7 +1,5 @@
 """Train a translator from English to French on the embedded phrasebook."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

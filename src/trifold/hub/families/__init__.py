@@ -1,7 +1,5 @@
 """All families by `model_type`, in the order in which they are tried for a config that was made here."""
 
-from __future__ import annotations
-
 from trifold.hub.families import (
     bart,
     bert,

@@ -9,8 +9,6 @@ always has biases in attention; where we have none they are zeros. Keys of ours 
 ignores, record the original form.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from trifold.hub.family import PART, STACK, Family, TensorRules, in_layer, modules, tied

@@ -6,8 +6,6 @@ RoBERTa (Liu et al. 2019) is BERT without next sentences, whose positions begin 
 its layers share their blocks in groups.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -4,8 +4,6 @@ Both choose random blocks in training only; outside of it the first block counts
 a pooler for every class. BigBirdPegasus has learned positions, and BERT's names of projections in the encoder.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Literal
 

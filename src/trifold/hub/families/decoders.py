@@ -18,8 +18,6 @@ are rotated in the other direction than LLaMA's. (x₂, x₁) rotated by an angl
 swapped: so the halves of each head are swapped in the matrices of queries and keys.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any
 

@@ -13,8 +13,6 @@ ModernBERT (Warner et al. 2024) has rotary positions; its layers alternate betwe
 the rotation for each kind. EuroBERT (Boizard et al. 2025) is a bidirectional LLaMA.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any
 

@@ -9,8 +9,6 @@ YaRN also scales its scores, by the square of a magnitude that `mscale_all_dim` 
 for the prediction of further tokens, which is not read.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

@@ -4,8 +4,6 @@ and the first ones with ALiBi, whose offsets were trained in bfloat16 and scaled
 BLOOM (Le Scao et al. 2022) has ALiBi and a norm on the embeddings.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

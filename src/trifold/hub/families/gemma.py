@@ -6,8 +6,6 @@ in five of six layers, and there another base of positions; with bidirectional a
 EmbeddingGemma (Schechter Vera et al. 2025). T5Gemma (Zhang et al. 2025) is an encoder-decoder of two Gemma 2.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Literal
 

@@ -10,8 +10,6 @@ GPT-J (Wang & Komatsuzaki 2021) has parallel attention and feed-forward on one n
 GPT-NeoX and Pythia (Black et al. 2022) have two norms, and queries, keys and values in one matrix, head by head.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

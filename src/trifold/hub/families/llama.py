@@ -7,8 +7,6 @@ may be rotated. In SmolLM 3 (Bakouch et al. 2025) every fourth layer has no posi
 embeddings, scores, outputs of sub-layers and logits by numbers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

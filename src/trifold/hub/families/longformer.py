@@ -6,8 +6,6 @@ Other classes of Longformer have none by default. In LED it is the first, as in 
 `transformers` has none unless it gets a `global_attention_mask`. `Inputs.globals` chooses any others.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

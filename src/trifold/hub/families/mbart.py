@@ -8,8 +8,6 @@ OPT (Zhang et al. 2022) and Galactica (Taylor et al. 2022) are decoders with BAR
 has narrower embeddings: tokens are projected, and states are projected back for the heads.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 A folder that was converted to it records under `family` where it came from, so that it can be converted back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

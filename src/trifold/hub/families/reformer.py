@@ -5,8 +5,6 @@ Without `hash_seed` the reference draws new rotations at each call; in evaluatio
 the states of the reference depend on the padding; ours are those of the row alone.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field

@@ -8,8 +8,6 @@ The encoder of LongT5 (Guo et al. 2022) has a window; with transient global atte
 block of tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """ViT (Dosovitskiy et al. 2021): a pre-norm encoder that reads image patches after a class token."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

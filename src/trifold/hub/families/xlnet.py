@@ -4,8 +4,6 @@ Bidirectional (`attn_type: bi`). Keys of the recurrent memory of earlier texts a
 Its matrices have an axis for the heads; texts may be padded on either side.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from trifold.errors import SettingsError
