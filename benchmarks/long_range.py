@@ -52,9 +52,9 @@ class Task(NamedTuple):
 
 
 TASKS = {
-    "listops-512": Task(WORDS, 514, 300, 2048, (*"--rows 12000 50 1000".split(),)),
+    "listops-512": Task(WORDS, 514, 200, 2048, (*"--rows 10000 50 1000".split(),)),
     "listops-2000": Task(
-        WORDS, 2002, 150, 4096, (*"--shortest 501 --longest 2000 --arguments 10 --rows 1000 20 400".split(),)
+        WORDS, 2002, 100, 4096, (*"--shortest 501 --longest 2000 --arguments 10 --rows 1000 20 400".split(),)
     ),
     "text": Task(BYTES, LONGEST_DOCUMENT + 2, 100, 4096),
 }
@@ -149,7 +149,7 @@ def documents(lines: Iterable[str]) -> Iterator[str]:
     """Texts of 1,000 bytes or a little more: consecutive lines, of which only lower-cased letters remain."""
     text = ""
     for line in lines:
-        text += re.sub("[^a-z]+", " ", f"{line} ".lower())
+        text = " ".join([text, *re.findall("[a-z]+", line.lower())]).strip()
         if len(text) >= 1000:
             yield text[:LONGEST_DOCUMENT].strip()
             text = ""
