@@ -58,9 +58,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "rotary": {"positions": "rotary"},
     "alibi": {"positions": "alibi"},
     "relative": {"positions": "relative"},
+    "relative 32": {"positions": "relative", "relative_distance": 32},
     "none": {"positions": "none"},
 }
-"""Changes of the model; `relative` are the buckets of T5."""
+"""Changes of the model. `relative` are the buckets of T5, of which the last one begins at a distance of 113; that of
+`relative 32` begins at 31.
+"""
 
 
 def scaled(kind: str, length: int, factor: float | None = None) -> dict[str, Any]:
@@ -102,7 +105,7 @@ def train(folder: Path, kind: str, seed: int, steps: int) -> Path:
     """Train a model, or continue; the folder of its run. All runs share the tokenizer of the first one."""
     import trifold
 
-    run, first = folder / f"{kind}-{seed}", folder / "tokenizer"
+    run, first = folder / f"{kind}-{seed}".replace(" ", "-"), folder / "tokenizer"
     changes = {
         **RECIPE,
         "name": kind,
@@ -201,7 +204,8 @@ def draw(by_length: dict[str, list[float]], by_position: dict[str, list[float]],
     left, right = figure.subplots(1, 2)
     reference = by_position["rotary, window"]
     for name, values in by_length.items():
-        style = {"linestyle": "--" if "," in name else "-", "marker": "o", "markersize": 3, "label": name}
+        line = ":" if name.endswith("window") else "--" if " " in name else "-"
+        style = {"linestyle": line, "marker": "o", "markersize": 3, "label": name}
         left.plot(LENGTHS, values, **style)
         differences = [value - other for value, other in zip(by_position[name], reference, strict=True)]
         right.plot([(a + b) / 2 for a, b in pairwise(EDGES)], differences, **style)
@@ -220,7 +224,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/extrapolation"))
     parser.add_argument("--kinds", nargs="+", default=[*KINDS], choices=KINDS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--steps", type=int, default=600, help="of 4,096 tokens")
+    parser.add_argument("--steps", type=int, default=400, help="of 4,096 tokens")
     parser.add_argument("--segments", type=int, default=8, help="modules of the test text")
     parser.add_argument("--figure", help="file of a picture")
     options = parser.parse_args()

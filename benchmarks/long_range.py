@@ -56,7 +56,7 @@ TASKS = {
     "listops-2000": Task(
         WORDS, 2002, 100, 4096, (*"--shortest 501 --longest 2000 --arguments 10 --rows 1000 20 400".split(),)
     ),
-    "text": Task(BYTES, LONGEST_DOCUMENT + 2, 100, 4096),
+    "text": Task(BYTES, LONGEST_DOCUMENT + 2, 250, 4096),
 }
 MODEL = {
     "shape": "encoder",
