@@ -73,14 +73,13 @@ def scaled(kind: str, length: int, factor: float | None = None) -> dict[str, Any
 
 def variants(kind: str, length: int) -> dict[str, dict[str, Any]]:
     """Name -> changes of the trained model for windows of this length."""
-    window = {"sliding_window": TRAINED}
+    found: dict[str, dict[str, Any]] = {kind: {}}
     if kind == "rotary":
-        scalings = {"linear": scaled("linear", length), "yarn": scaled("yarn", length)}
-        scalings["dynamic"] = scaled("dynamic", length, 1.0)
-        return {kind: {}, **{f"rotary, {name}": changes for name, changes in scalings.items()}} | {
-            "rotary, window": window
-        }
-    return {kind: {}, "none, window": window} if kind == "none" else {kind: {}}
+        found |= {f"rotary, {name}": scaled(name, length) for name in ("linear", "yarn")}
+        found["rotary, dynamic"] = scaled("dynamic", length, 1.0)
+    if kind in ("rotary", "relative", "none"):
+        found[f"{kind}, window"] = {"sliding_window": TRAINED}
+    return found
 
 
 def write_text(folder: Path) -> None:
