@@ -54,7 +54,7 @@ class Task(NamedTuple):
 TASKS = {
     "listops-512": Task(WORDS, 514, 200, 2048, (*"--rows 10000 50 1000".split(),)),
     "listops-2000": Task(
-        WORDS, 2002, 100, 4096, (*"--shortest 501 --longest 2000 --arguments 10 --rows 1000 20 400".split(),)
+        WORDS, 2002, 200, 4096, (*"--shortest 501 --longest 2000 --arguments 10 --rows 1000 20 400".split(),)
     ),
     "text": Task(BYTES, LONGEST_DOCUMENT + 2, 250, 4096),
 }
