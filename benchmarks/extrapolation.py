@@ -122,7 +122,9 @@ def train(folder: Path, kind: str, seed: int, steps: int) -> Path:
     }
     if first.is_dir():
         changes["tokenizer"] = {"file": str(first)}
-    trifold.train("shakespeare-char-tiny", out=run, resume="auto", **changes)
+    outcome = trifold.train("shakespeare-char-tiny", out=run, resume="auto", **changes)
+    if not outcome.finished:
+        raise SystemExit(outcome.exit_code)
     if not first.is_dir():
         first.mkdir()
         for file in (run / "model").glob("tokenizer*"):
