@@ -199,14 +199,15 @@ def draw(by_length: dict[str, list[float]], by_position: dict[str, list[float]],
     """Curves by the length of the windows, and by the position in windows of 4,096 tokens, as differences from rotary
     positions with a window of 128 keys.
     """
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     reference = by_position["rotary, window"]
-    for name, values in by_length.items():
+    for color, (name, values) in zip(colormaps["tab20"].colors, by_length.items(), strict=False):
         line = ":" if name.endswith("window") else "--" if " " in name else "-"
-        style = {"linestyle": line, "marker": "o", "markersize": 3, "label": name}
+        style = {"color": color, "linestyle": line, "marker": "o", "markersize": 3, "label": name}
         left.plot(LENGTHS, values, **style)
         differences = [value - other for value, other in zip(by_position[name], reference, strict=True)]
         right.plot([(a + b) / 2 for a, b in pairwise(EDGES)], differences, **style)
@@ -216,7 +217,7 @@ def draw(by_length: dict[str, list[float]], by_position: dict[str, list[float]],
         axis.grid(alpha=0.3)
     left.set(title="mean loss", xlabel="tokens of a window", ylabel="bits per byte")
     right.set(title="windows of 4,096: difference from rotary, window", xlabel="position")
-    left.legend(fontsize=8)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside right", fontsize=8)
     figure.savefig(file, dpi=130)
 
 

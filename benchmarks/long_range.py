@@ -14,8 +14,7 @@ text          1,000 to 1,300 bytes of consecutive lines of one of five sources: 
 
 All kinds have the same encoder and the same number of updates of the same number of tokens. With pretraining, the first
 half of the updates predicts masked tokens of the training texts, and the second half classifies. The last weights are
-measured on the test set once; no setting is selected by a score. Each finished run is a line of results.jsonl in --out,
-and is not repeated.
+measured on the test set once. Each finished run is a line of results.jsonl in --out, and is not repeated.
 """
 
 from __future__ import annotations
