@@ -95,6 +95,10 @@ class Kind(NamedTuple):
 KINDS = {
     "softmax": Kind({}, ("Transformer", 36.37, 64.27)),
     "window": Kind({"sliding_window": 32}, ("Local Attention", 15.82, 52.98)),
+    "global": Kind({"sliding_window": 32, "global_tokens": "first"}, ("Longformer", 35.63, 62.85)),
+    "blocks": Kind({"sparse_blocks": {"size": 16, "random": 2}}, ("BigBird", 36.05, 64.02)),
+    "lsh": Kind({"attention": "lsh"}, ("Reformer", 37.27, 56.10)),
+    "spans": Kind({"attention": "spans", "positions": "none"}),
     "elu": Kind({"attention": "elu"}, ("Linear Transformer", 16.13, 65.90)),
     "favor": Kind({"attention": "favor", "n_features": 64}, ("Performer", 18.01, 65.40)),
     "low-rank": Kind({"attention": "low-rank", "rank": 128}, ("Linformer", 35.70, 53.94)),
