@@ -174,7 +174,7 @@ SETTINGS = {
         {}, f"{SMOKE} generate.num_beams=4 generate.top_k=5", 2, ("generate", "num_beams 4", "top_k 5")
     ),
     "contradiction: holdout": Case({}, f"{SMOKE} data.holdout=5", 2, ("holdout and valid contradict each other",)),
-    "unknown preset": Case({}, f"{SMOKE} model.preset=big", 2, ("model.preset: unknown preset 'big'", "transformer-big")),
+    "unknown preset": Case({}, f"{SMOKE} model.preset=transformer-bi", 2, ("unknown preset 'transformer-bi'", "transformer-big")),
     "unknown score": Case({}, f"{SMOKE} task.best_by=bleurt", 2, ("task.best_by: ", "'bleu', 'chrf'", "got 'bleurt'")),
     "unknown scoring": Case({}, f"{SMOKE} task.tokenize=moses", 2, ("task.tokenize: sacreBLEU has no tokenizer 'moses'",)),
     "no validation data": Case({}, f"{SMOKE} data.valid=null", 2, ("data.valid: no validation data", "data.holdout=500")),

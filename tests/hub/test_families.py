@@ -322,7 +322,7 @@ def test_a_new_model_is_saved_in_the_family_that_fits(
     if family == "trifold" or "lm" not in model.config.chosen_heads:
         return
     name = REFERENCE_CLASSES.get(family, "AutoModelForMaskedLM")
-    if values["shape"] == "encoder" and family == "reformer":
+    if values.get("shape") == "encoder" and family == "reformer":
         name = "ReformerForMaskedLM"
     reference, report = getattr(transformers, name).from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
