@@ -89,20 +89,23 @@ def draw(rows: list[dict[str, Any]], file: str) -> None:
     """Curves of time and memory by length."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
     titles = {
         "step": "training step, CPU seconds",
         "MB": "peak memory of a step, MB",
         "token": "one token, CPU seconds",
     }
     for axis, (name, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
-        for kind in KINDS:
+        for number, (kind, options) in enumerate(KINDS.items()):
             points = [(row["length"], row[name]) for row in rows if row["kind"] == kind and name in row]
+            style = {"linestyle": "--" if options.get("shape") == "encoder" else "-" if number < 7 else ":"}
             if points:
-                axis.loglog(*zip(*points, strict=True), marker="o", label=kind)
+                axis.loglog(
+                    *zip(*points, strict=True), marker="o", label=kind, color=f"C{number % 7}", **style
+                )
         axis.set(title=title, xlabel="tokens")
         axis.grid(alpha=0.3)
-    figure.get_axes()[0].legend(fontsize=8)
+    figure.legend(*figure.get_axes()[0].get_legend_handles_labels(), loc="outside right", fontsize=8)
     figure.savefig(file, dpi=130)
 
 
