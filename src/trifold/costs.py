@@ -11,8 +11,8 @@ A product of (m, k) and (k, n) takes 2·m·k·n floating-point operations; nothi
     backward                   twice the forward: each product has two gradients      (Kaplan et al. 2020, section 2.1)
 
 S counts every key of the batch's width, because the kernels compute masked keys too; with windows, segments and sparse
-blocks it counts the keys that a query may read. Look-ups, norms, softmax and
-dropout are not counted: they cost memory traffic, not products.
+blocks it counts the keys that a query may read. Look-ups, norms, softmax and dropout are not counted: they cost memory
+traffic, not products.
 """
 
 from collections.abc import Iterator

@@ -195,6 +195,12 @@ def test_a_dense_mask_of_segments() -> None:
         ({"shape": "encoder", "global_tokens": "first"}, "sliding_window"),
         ({"shape": "encoder", "global_projections": True}, "sliding_window"),
         ({"shape": "decoder", "sparse_blocks": {}}, "shape"),
+        ({"shape": "decoder", "sliding_window": 3, "global_tokens": "first"}, "shape"),
+        (
+            {"shape": "encoder", "sliding_window": 3, "global_projections": True, "positions": "alibi"},
+            "positions",
+        ),
+        ({"shape": "encoder", "sliding_window": 3, "global_projections": True, "qk_norm": "head"}, "qk_norm"),
         ({"shape": "encoder", "summary_block": 4}, "sliding_window"),
         ({"shape": "encoder", "summary_block": 4, "sliding_window": 3, "positions": "rotary"}, "no position"),
         ({"shape": "decoder", "recurrence": {"size": 4, "reach": 2}}, "positions"),

@@ -5,6 +5,7 @@ Equation 1 is `ops.attend`. Shapes: B batch, T queries, S keys, H heads, D head 
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -194,17 +195,9 @@ class GlobalAttention(Attention):
             Linear(config.d_model, size, bias=bias) for _ in range(3)
         )
 
-    def attend(
-        self,
-        x: Tensor,
-        memory: Tensor | None,
-        mask: Mask,
-        bias: ScoreBias | None,
-        rotary: Rotations | None,
-        cache: LayerCache | None,
-    ) -> Tensor:
+    def attend(self, x: Tensor, memory: Tensor | None, mask: Mask, *others: Any) -> Tensor:
         """See `Attention.attend`."""
-        out = super().attend(x, memory, mask, bias, rotary, cache)
+        out = super().attend(x, memory, mask, *others)
         if mask.globals is None or not bool(mask.globals.any()):
             return out
         grid, out = (x, out) if mask.packing is None else (mask.packing.grid(x), mask.packing.grid(out))
@@ -229,19 +222,11 @@ class SummaryAttention(Attention):
         super().__init__(config, layer)
         self.summary_norm = new_norm(config)
 
-    def attend(
-        self,
-        x: Tensor,
-        memory: Tensor | None,
-        mask: Mask,
-        bias: ScoreBias | None,
-        rotary: Rotations | None,
-        cache: LayerCache | None,
-    ) -> Tensor:
+    def attend(self, x: Tensor, memory: Tensor | None, mask: Mask, *others: Any) -> Tensor:
         """See `Attention.attend`. The mask and the bias have the summaries after the tokens."""
         assert mask.summaries is not None, "the stack adds summaries to the mask"
         sums = mask.summaries.sums(x if mask.packing is None else mask.packing.grid(x))
         q, k, v = self._projections(x, mask.packing)
         more = self._memory_keys(self.summary_norm(sums), None, None)
         k, v = (torch.cat(both, 2) for both in zip((k, v), more, strict=True))
-        return self.attend_heads(q, k, v, mask, bias, None)
+        return self.attend_heads(q, k, v, mask, others[0], None)

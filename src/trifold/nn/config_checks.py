@@ -112,6 +112,8 @@ def _sparse_attention(config: ModelConfig) -> Iterator[str]:
     for key, default in (("global_tokens", "none"), ("global_projections", False), ("summary_block", None)):
         if getattr(config, key) != default and config.sliding_window is None:
             yield f"{key} need sliding_window, the number of keys of the other tokens"
+    if config.global_tokens != "none" and not config.encoder_layers:
+        yield f"global_tokens need shape: encoder or encoder-decoder, not {config.shape}"
     for key, shapes in (
         ("global_projections", "encoder or encoder-decoder"),
         ("summary_block", "encoder or encoder-decoder"),
@@ -126,6 +128,12 @@ def _sparse_attention(config: ModelConfig) -> Iterator[str]:
             yield f"{key} excludes latent and attention: {config.attention}"
         if config.kv_heads != config.n_heads:
             yield f"{key} excludes n_kv_heads"
+    if config.global_projections:
+        if not config.positions.startswith(("learned", "sinusoidal", "none")):
+            yield f"global_projections have no offsets of scores: choose other positions than {config.positions}"
+        for key in ("qk_norm", "score_soft_cap", "attention_sinks"):
+            if getattr(config, key):
+                yield f"global_projections excludes {key}"
     if config.summary_block is not None:
         if config.positions in ("rotary", "alibi", "relative-sinusoidal", "disentangled"):
             yield f"summary_block: a summary has no position; choose other positions than {config.positions}"
