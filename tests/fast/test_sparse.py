@@ -174,7 +174,10 @@ def test_summaries_of_blocks_are_read_by_all(keys: Tensor | None) -> None:
         torch.testing.assert_close(mine, other)
 
 
-def test_rows_of_padding_do_not_widen_what_a_block_reads() -> None:
-    mask = MASKS["a short and a long row"]
-    blocks = sparse._blocks(mask, LENGTH, LENGTH, mask.positions(LENGTH, torch.device("cpu")))
-    assert max(block.keys.stop - block.keys.start for block in blocks) <= 4 + 4
+@pytest.mark.parametrize("causal", [True, False])
+def test_rows_of_padding_do_not_widen_what_a_block_reads(causal: bool) -> None:
+    """The short row is on the left and on the right."""
+    for keys in (padding(83, 5), LEFT.roll(1, 0), padding(83, 5).flip(1)):
+        mask = Mask(keys, causal=causal, window=5)
+        blocks = sparse._blocks(mask, LENGTH, LENGTH, mask.positions(LENGTH, torch.device("cpu")))
+        assert max(block.keys.stop - block.keys.start for block in blocks) <= 4 + (4 if causal else 8)

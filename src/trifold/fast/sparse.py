@@ -109,7 +109,9 @@ def _blocks(mask: Mask, queries: int, keys: int, positions: Tensor) -> list[Bloc
     last = own[:, [part.stop - 1 for part in parts]] + after
     lows = torch.searchsorted(positions.contiguous(), first)
     highs = torch.searchsorted(positions.contiguous(), last, right=True)
-    if mask.keys is not None:  # a row that has only padding there does not widen the slice
+    if mask.keys is not None:  # padding does not widen the slice, nor do rows whose queries are padding
+        left, right = (x.int().argmax(1, keepdim=True) for x in (mask.keys, mask.keys.flip(1)))
+        lows, highs = lows.maximum(left), highs.minimum(keys - right)
         spread = mask.keys[:, mask.offset : mask.offset + queries].split(size, 1)
         real = torch.stack([part.any(1) for part in spread], 1)
         lows, highs = lows.where(real, keys), highs.where(real, 1)
