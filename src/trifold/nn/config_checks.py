@@ -111,9 +111,9 @@ def _linear_attention(config: ModelConfig) -> Iterator[str]:
 def _sparse_attention(config: ModelConfig) -> Iterator[str]:
     for key, default in (("global_tokens", "none"), ("global_projections", False), ("summary_block", None)):
         if getattr(config, key) != default and config.sliding_window is None:
-            yield f"{key} need sliding_window, the number of keys of the other tokens"
+            yield f"{key} needs sliding_window, the number of keys of the other tokens"
     if config.global_tokens != "none" and not config.encoder_layers:
-        yield f"global_tokens need shape: encoder or encoder-decoder, not {config.shape}"
+        yield f"global_tokens needs shape: encoder or encoder-decoder, not {config.shape}"
     for key, shapes in (
         ("global_projections", "encoder or encoder-decoder"),
         ("summary_block", "encoder or encoder-decoder"),
@@ -130,7 +130,7 @@ def _sparse_attention(config: ModelConfig) -> Iterator[str]:
             yield f"{key} excludes n_kv_heads"
     if config.global_projections:
         if not config.positions.startswith(("learned", "sinusoidal", "none")):
-            yield f"global_projections have no offsets of scores: choose other positions than {config.positions}"
+            yield f"global_projections excludes offsets of scores: choose other positions than {config.positions}"
         for key in ("qk_norm", "score_soft_cap", "attention_sinks"):
             if getattr(config, key):
                 yield f"global_projections excludes {key}"
