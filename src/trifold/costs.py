@@ -16,6 +16,8 @@ traffic, not products.
 """
 
 from collections.abc import Iterator
+from functools import partial
+from itertools import chain
 from math import prod
 from typing import NamedTuple
 
@@ -39,10 +41,9 @@ class Part(NamedTuple):
 
 def parameter_table(config: ModelConfig) -> list[Part]:
     """Every part with parameters; shared parameters count once."""
-    parts = [*_embeddings(config)]
-    for side, sized in config.stacks.items():
-        parts += _stack(config, side, sized)
-    return [part for part in (*parts, *_heads(config)) if part.parameters]
+    stacks = (_stack(side, sized) for side, sized in config.stacks.items())
+    parts = chain(_embeddings(config), *stacks, _heads(config))
+    return [part for part in parts if part.parameters]
 
 
 def count_parameters(config: ModelConfig) -> int:
@@ -56,7 +57,7 @@ def position_table(config: ModelConfig) -> int:
 
 
 def _part(config: ModelConfig, name: str, formula: str, **letters: int) -> Part:
-    """A part, counted by evaluating its formula; `letters` are added to those of the config."""
+    """A part with the value of its formula; `letters` are added to those of the config."""
     sizes = {
         "V": config.vocab_size, "E": config.d_model, "F": config.d_ff, "H": config.n_heads, "G": config.kv_heads,
         "D": config.head_width, "P": config.max_positions, "W": config.embedding_width, "C": config.n_labels,
@@ -109,82 +110,74 @@ def _embeddings(config: ModelConfig) -> Iterator[Part]:
             yield _part(config, f"{side} embedding projection", projection)
 
 
-def _stack(config: ModelConfig, side: str, sized: ModelConfig) -> Iterator[Part]:
-    blocks = max(config.block_of_layer or (sized.n_layers - 1,)) + 1
+def _stack(side: str, config: ModelConfig) -> Iterator[Part]:
+    """The blocks of a stack, with its sizes in the config."""
+    blocks = max(config.block_of_layer or (config.n_layers - 1,)) + 1
     crosses = side == "decoder" and config.shape == "encoder-decoder"
     if config.positions == "relative":
-        tables = 2 if sized.summary_block else 1
-        yield _part(sized, f"{side} relative offsets", _times(tables, "b·H"), b=config.relative_buckets)
+        tables = 2 if config.summary_block else 1
+        yield _part(config, f"{side} relative offsets", _times(tables, "b·H"), b=config.relative_buckets)
     if config.positions == "relative-sinusoidal":
         # A matrix for the distance encodings, a vector each for content and distance; three for segments.
         vectors = 5 if config.segment_offsets else 2
-        yield _part(sized, f"{side} relative scores", f"L·(E·H·D + {vectors}·H·D)", L=blocks)
+        yield _part(config, f"{side} relative scores", f"L·(E·H·D + {vectors}·H·D)", L=blocks)
     if config.positions == "disentangled":
         norm = f" + {_norm(config, 'E')}" if config.relative_norm else ""
-        yield _part(sized, f"{side} relative vectors", f"b·E{norm}", b=config.relative_buckets)
+        yield _part(config, f"{side} relative vectors", f"b·E{norm}", b=config.relative_buckets)
         if not config.relative_shared:
             each = f"(E·H·D{' + H·D' if config.attention_bias else ''})"
-            yield _part(sized, f"{side} relative scores", f"L·{config.position_terms}·{each}", L=blocks)
-    attention = f"L·{_attention(sized)}"
-    own = f"L·{_attention(sized, 'self')}" if config.latent is None else f"L·{_latent_attention(sized)}"
+            yield _part(config, f"{side} relative scores", f"L·{config.position_terms}·{each}", L=blocks)
+    own = f"L·{_attention(config) if config.latent is None else _latent_attention(config)}"
     if config.attention == "lsh":  # M layers lack a projection
         own += f" - M·{'(E·H·D + H·D)' if config.attention_bias else 'E·H·D'}"
-    yield _part(sized, f"{side} self-attention", own, L=blocks, M=sum(map(config.lsh.sorts, range(blocks))))
+    yield _part(config, f"{side} self-attention", own, L=blocks, M=sum(map(config.lsh.sorts, range(blocks))))
     if crosses:
-        yield _part(sized, "decoder cross-attention", attention, L=blocks)
-    dense, sparse = f"L·{_feed_forward(sized)}", blocks
+        yield _part(config, "decoder cross-attention", f"L·{_attention(config)}", L=blocks)
+    dense = blocks
     if (experts := config.experts) is not None:
-        sparse = max(0, blocks - experts.dense_layers)
+        dense = min(blocks, experts.dense_layers)
         router = f"E·X{' + X' * (experts.bias + experts.correction)}"
-        every = _feed_forward(sized, "J")
-        shared = f" + {_feed_forward(sized, 'K·J')}" if experts.shared else ""
-        yield _part(sized, f"{side} experts", f"L·({router} + X·{every}{shared})", L=sparse)
-        sparse = blocks - sparse
-    yield _part(sized, f"{side} feed-forward", dense, L=sparse)
-    norms = {
-        "sequential": (3 if crosses else 2) * (2 if config.norm_placement == "sandwich" else 1),
-        "parallel": 1,
-        "parallel-two-norms": 2,
-        "reversible": 2,
-    }[config.residual]
+        every = _feed_forward(config, "J")
+        shared = f" + {_feed_forward(config, 'K·J')}" if experts.shared else ""
+        yield _part(config, f"{side} experts", f"L·({router} + X·{every}{shared})", L=blocks - dense)
+    yield _part(config, f"{side} feed-forward", f"L·{_feed_forward(config)}", L=dense)
+    norms = {"parallel": 1, "parallel-two-norms": 2, "reversible": 2}.get(config.residual)
+    if norms is None:
+        norms = (3 if crosses else 2) * (2 if config.norm_placement == "sandwich" else 1)
     norm = _norm(config, "E")
-    final = "" if config.first_norm else f" - {norm}"
-    norm = _norm(config, "2·E" if config.residual == "reversible" else "E")
-    final += f" + {norm}" if config.has_final_norm("decoder" if side == "decoder" else "encoder") else ""
-    yield _part(sized, f"{side} norms", f"L·{norms}·{_norm(config, 'E')}{final}", L=blocks)
+    formula = f"L·{norms}·{norm}{'' if config.first_norm else f' - {norm}'}"
+    if config.has_final_norm("decoder" if side == "decoder" else "encoder"):
+        formula += f" + {_norm(config, '2·E' if config.residual == 'reversible' else 'E')}"
+    yield _part(config, f"{side} norms", formula, L=blocks)
 
 
-def _attention(config: ModelConfig, kind: str = "cross") -> str:
-    """Four projections: E·H·D for q and o, E·G·D for k and v; biases of q, k and v, and of o."""
+def _attention(config: ModelConfig) -> str:
+    """Four projections: E·H·D for q and o, E·G·D for k and v; biases of q, k and v, and of o; and further parts."""
     grouped = config.kv_heads != config.n_heads
-    terms = ["2·E·D·(H+G)" if grouped else "4·E·H·D"]
-    if config.attention_bias:
-        terms.append("D·(H+2·G)" if grouped else "3·H·D")
-    if config.out_bias:
-        terms.append("E")
-    if config.qk_norm is not None:
-        terms.append(f"2·{_norm(config, 'D')}" if config.qk_norm == "head" else _norm(config, "D·(H+G)"))
-    if config.attention_sinks:
-        terms.append("H")
-    if config.attention == "low-rank" and kind == "self":
-        terms.append(f"2·{config.rank}·P")
-    if config.attention == "spans":
-        terms.append(f"{offset_rows(config)}·H")
-    if config.summary_block and kind == "self":
-        terms.append(_norm(config, "E"))
-    if config.global_projections and kind == "self":
-        terms.append("3·E·H·D" + (" + 3·H·D" if config.attention_bias else ""))
-    return f"({' + '.join(terms)})" if len(terms) > 1 else terms[0]
+    terms = [
+        (True, "2·E·D·(H+G)" if grouped else "4·E·H·D"),
+        (config.attention_bias, "D·(H+2·G)" if grouped else "3·H·D"),
+        (config.out_bias, "E"),
+        (config.qk_norm == "head", f"2·{_norm(config, 'D')}"),
+        (config.qk_norm == "width", _norm(config, "D·(H+G)")),
+        (config.attention_sinks, "H"),
+        (config.attention == "low-rank", f"2·{config.rank}·P"),
+        (config.attention == "spans", f"{offset_rows(config)}·H"),
+        (config.summary_block, _norm(config, "E")),
+        (config.global_projections, f"3·E·H·D{' + 3·H·D' if config.attention_bias else ''}"),
+    ]
+    chosen = [term for is_present, term in terms if is_present]
+    return f"({' + '.join(chosen)})" if len(chosen) > 1 else chosen[0]
 
 
-def _latent_attention(config: ModelConfig) -> str:
-    """Projections of queries, of the latent vector, of keys and values from it, and of the output; norms; biases."""
+def _latent_attention(config: ModelConfig, *, vectors: bool = True) -> str:
+    """Matrices of queries, of the latent vector, of keys and values from it, and of the output; norms and biases."""
     narrow = config.latent is not None and config.latent.query_width
-    terms = [f"E·Q + {_norm(config, 'Q')} + Q·H·(D+Z)" if narrow else "E·H·(D+Z)"]
-    terms += [f"E·(R+Z) + {_norm(config, 'R')} + R·H·(D+Y) + H·Y·E"]
-    if config.attention_bias:
-        terms.append("Q + R + Z")
-    return f"({' + '.join(terms)}{' + E' if config.out_bias else ''})"
+    terms = ["E·Q + Q·H·(D+Z)" if narrow else "E·H·(D+Z)", "E·(R+Z) + R·H·(D+Y) + H·Y·E"]
+    if vectors:
+        terms += [_norm(config, letter) for letter in ("QR" if narrow else "R")]
+        terms += ["Q + R + Z"] * config.attention_bias + ["E"] * config.out_bias
+    return f"({' + '.join(terms)})"
 
 
 def _feed_forward(config: ModelConfig, width: str = "F") -> str:
@@ -193,37 +186,31 @@ def _feed_forward(config: ModelConfig, width: str = "F") -> str:
     return f"({inner + 1}·E·{width}{biases})" if biases else f"{inner + 1}·E·{width}"
 
 
-def _heads(config: ModelConfig) -> Iterator[Part]:
-    heads, pooled = config.chosen_heads, config.pooler_width or config.d_model
-    if "lm" in heads and (formula := _lm_head(config)):
-        yield _part(config, "language-model head", formula, V=config.output_vocab_size, E=config.state_width)
-    if "pooler" in heads:
-        formula = "E·E + E" if pooled == config.state_width else "E·W + W"
-        yield _part(config, "pooler", formula, E=config.state_width, W=pooled)
-    if "next-sentence" in heads:
-        yield _part(config, "next-sentence head", "2·E + 2", E=pooled)
-    for name, classes in (("sequence", config.n_labels), ("choice", 1)):
-        if name in heads:
-            dense = _transform(config) if config.classifier_transform else ""
-            bias = " + C" if config.classifier_bias else ""
-            reads = pooled if config.classifier_input == "pooler" else config.state_width
-            if dense and config.d_model < reads == config.stream_width:  # the layer joins both streams
-                dense, reads = f"E·E + {dense}", config.d_model
-            yield _part(config, f"{name} head", f"{dense}C·E{bias}", E=reads, C=classes)
+def _heads(config: ModelConfig) -> list[Part]:
+    part, states = partial(_part, config, E=config.state_width), config.state_width
+    pooled, vocabulary = config.pooler_width or config.d_model, config.output_vocab_size
+    dense = _transform(config) if config.classifier_transform else ""
+    reads = pooled if config.classifier_input == "pooler" else states
+    if dense and config.d_model < reads == config.stream_width:  # the layer joins both streams
+        dense, reads = f"E·E + {dense}", config.d_model
+    classifier = f"{dense}C·E{' + C' if config.classifier_bias else ''}"
     dense = _transform(config) if config.token_transform else ""
-    if "token" in heads:
-        yield _part(config, "token head", f"{dense}C·E + C", E=config.state_width)
-    if "span" in heads:
-        yield _part(config, "span head", f"{dense}2·E + 2", E=config.state_width)
-    if "replaced" in heads:
-        yield _part(config, "replaced head", f"{_transform(config)}E + 1", E=config.state_width)
-    if "boundary" in heads:
-        # p positions of width q; from the states at both boundaries and a position to the width W; the bias.
-        formula = f"p·q + (2·E + q)·W + W + W·W + W + 2·{_norm(config, 'W')} + V"
-        narrow = config.tie_lm_head or config.lm_head_transform
-        width = config.embedding_width if narrow else config.state_width
-        sizes = {"p": config.boundary_positions, "q": config.boundary_width, "V": config.output_vocab_size}
-        yield _part(config, "boundary head", formula, E=config.state_width, W=width, **sizes)
+    # p positions of width q; from the states at both boundaries and a position to the width W; the bias.
+    boundary = f"p·q + (2·E + q)·W + W + W·W + W + 2·{_norm(config, 'W')} + V"
+    width = config.embedding_width if config.tie_lm_head or config.lm_head_transform else states
+    places = {"p": config.boundary_positions, "q": config.boundary_width, "W": width}
+    parts = {
+        "lm": part("language-model head", _lm_head(config), V=vocabulary),
+        "pooler": part("pooler", "E·E + E" if pooled == states else "E·W + W", W=pooled),
+        "next-sentence": part("next-sentence head", "2·E + 2", E=pooled),
+        "sequence": part("sequence head", classifier, E=reads),
+        "choice": part("choice head", classifier, E=reads, C=1),
+        "token": part("token head", f"{dense}C·E + C"),
+        "span": part("span head", f"{dense}2·E + 2"),
+        "replaced": part("replaced head", f"{_transform(config)}E + 1"),
+        "boundary": part("boundary head", boundary, V=vocabulary, **places),
+    }
+    return [row for head, row in parts.items() if head in config.chosen_heads]
 
 
 def _transform(config: ModelConfig) -> str:
@@ -233,7 +220,7 @@ def _transform(config: ModelConfig) -> str:
 
 
 def _lm_head(config: ModelConfig) -> str:
-    """The transform, the matrix if it is not tied, and the bias; empty if there is none of them."""
+    """The transform, the matrix if it is not tied, and the bias."""
     letter = "W" if config.embedding_width != config.state_width else "E"
     bias = f" + {letter}" if config.transform_bias else ""
     terms = [f"E·{letter}{bias}", _norm(config, letter)] if config.lm_head_transform else []
@@ -241,7 +228,7 @@ def _lm_head(config: ModelConfig) -> str:
         terms.append(f"V·{letter if config.lm_head_transform else 'E'}")
     if config.lm_head_bias:
         terms.append("V")
-    return " + ".join(terms)
+    return " + ".join(terms) or "0"
 
 
 # --- arithmetic and memory -------------------------------------------------------------------------------
@@ -254,9 +241,9 @@ class Flops(NamedTuple):
     target: int
 
     @property
-    def training(self) -> tuple[int, int]:
+    def training(self) -> "Flops":
         """Forward and backward: three times the forward."""
-        return 3 * self.source, 3 * self.target
+        return Flops(3 * self.source, 3 * self.target)
 
 
 class InferenceMemory(NamedTuple):
@@ -279,9 +266,8 @@ def forward_flops(config: ModelConfig, source_length: int, target_length: int) -
     }
     if config.shape == "encoder-decoder":
         sized = config.decoder_side
-        keys_values = 2 * config.d_model * sized.kv_heads * sized.head_width
-        queries = attention_matrices(sized) - keys_values + _per_key(sized) * source_length
-        elements["encoder"] += config.decoder_layers * keys_values
+        queries = attention_matrices(sized) - _keys_values(sized) + _per_key(sized) * source_length
+        elements["encoder"] += config.decoder_layers * _keys_values(sized)
         elements["decoder"] += config.decoder_layers * queries
     elements["decoder" if config.decoder_layers else "encoder"] += _head_elements(config)
     return Flops(2 * elements["encoder"], 2 * elements["decoder"])
@@ -289,16 +275,15 @@ def forward_flops(config: ModelConfig, source_length: int, target_length: int) -
 
 def attention_matrices(config: ModelConfig) -> int:
     """Elements of the projections of one attention that every token passes; of the global ones, keys and values."""
-    if (latent := config.latent) is None:
-        heads = config.n_heads + config.kv_heads + (config.n_heads if config.global_projections else 0)
-        return 2 * config.d_model * config.head_width * heads
-    heads, queries = config.n_heads, latent.query_width or config.d_model
-    down = latent.query_width or 0
-    return (
-        config.d_model * (down + latent.width + latent.d_rotary + heads * latent.d_value)
-        + heads * queries * (config.head_width + latent.d_rotary)
-        + heads * latent.width * (config.head_width + latent.d_value)
-    )
+    if config.latent is not None:
+        return _part(config, "", _latent_attention(config, vectors=False)).parameters
+    heads = config.n_heads + config.kv_heads + (config.n_heads if config.global_projections else 0)
+    return 2 * config.d_model * config.head_width * heads
+
+
+def _keys_values(config: ModelConfig) -> int:
+    """Elements of the projections of keys and values, without latent attention."""
+    return 2 * config.d_model * config.kv_heads * config.head_width
 
 
 def _per_key(config: ModelConfig) -> int:
@@ -346,10 +331,8 @@ def _layer_elements(config: ModelConfig, keys: int, side: str) -> int:
     # projects these vectors once, which is not counted.
     distances = min(2 * keys - 1, config.relative_buckets)
     scores += config.n_layers * config.position_terms * config.n_heads * config.head_width * distances
-    if config.summary_block:  # keys and values of summaries
-        scores += (
-            2 * config.n_layers * config.d_model * config.kv_heads * config.head_width // config.summary_block
-        )
+    if config.summary_block:
+        scores += config.n_layers * _keys_values(config) // config.summary_block
     matrices = config.n_layers * attention_matrices(config) + feed_forward
     if config.attention == "spans":
         matrices = matrices * level_starts(keys, config.span_keys)[-1] // keys

@@ -136,10 +136,7 @@ def collect_facts(subject: Subject, tokens: int, length: int, precision: Precisi
         "parameters": costs.count_parameters(config),
         "parts": [part._asdict() for part in costs.parameter_table(config)],
         "length": length,
-        "flops_per_token": {
-            "forward": flops._asdict(),
-            "training": dict(zip(flops._fields, flops.training, strict=True)),
-        },
+        "flops_per_token": {"forward": flops._asdict(), "training": flops.training._asdict()},
         "training_bytes": training,
         "inference_bytes": {**inference._asdict(), "precision": training["precision"]},
     }
