@@ -83,10 +83,7 @@ def has_old_names(cls: type[T]) -> type[T]:
 
 
 def renamed(owner: Any, old_owner: str, name: str) -> Any:
-    """The attribute of a module or object whose old name is `old_owner.name`. Called by `__getattr__`.
-
-    Raises AttributeError if there is none.
-    """
+    """`__getattr__` of a module or object: the attribute whose old name is `old_owner.name`, else AttributeError."""
     old = f"{old_owner}.{name}"
     new = (NAMES | REDEFINED).get(old, name if old_owner in MODULES and not name.startswith("_") else None)
     if new is None or not hasattr(owner, new.partition(".")[0]):

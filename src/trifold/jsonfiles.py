@@ -57,10 +57,7 @@ def read_text(path: Path, limit: int) -> str:
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """The content of a file of at most `limit` bytes.
-
-    Raises CheckpointError if it is missing, larger, or a link out of its folder.
-    """
+    """The content of a file. Raises CheckpointError if it is missing, over the limit, or a link out of its folder."""
     check_inside(path)
     try:
         if not path.is_file() and path.exists():

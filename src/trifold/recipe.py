@@ -315,10 +315,7 @@ def recipe_names() -> dict[str, str]:
 
 
 def missing_files(recipe: Mapping[str, Any]) -> list[str]:
-    """The files and folders that an included recipe reads and that do not exist, as the recipe names them.
-
-    `data.train=FILE` if it names no data.
-    """
+    """The missing files and folders that an included recipe names, or `data.train=FILE` if it names no data."""
     task, data = recipe.get("task", {}), recipe["data"]
     if not data.get("train") and not task.get("parts"):
         return ["data.train=FILE"]

@@ -82,10 +82,7 @@ def overlong(lengths: Lengths, settings: BatchSettings) -> NDArray[np.bool_]:
 
 
 def padding_share(lengths: Lengths, plan: Plan) -> float:
-    """The fraction of padding if each side of each batch is padded to its longest row.
-
-    Pass `lengths[:, 1:]` for the target side alone.
-    """
+    """The fraction of padding, each side of a batch padded to its longest row; of targets for lengths[:, 1:]."""
     lengths = check_lengths(lengths)
     tokens = sum(int(lengths[batch].sum()) for batch in plan)
     padded = sum(len(batch) * int(lengths[batch].max(axis=0).sum()) for batch in plan if len(batch))
@@ -100,10 +97,7 @@ def check_lengths(lengths: Lengths) -> NDArray[np.int64]:
 
 
 def random_bits(seed: int, epoch: int) -> np.random.PCG64:
-    """The source of all randomness in a plan.
-
-    numpy guarantees that raw bits stay the same across versions. It does not guarantee that for shuffles.
-    """
+    """The source of all randomness in a plan: raw bits, which numpy keeps across versions, unlike its shuffles."""
     return np.random.PCG64(np.random.SeedSequence([seed, epoch]))
 
 

@@ -216,10 +216,7 @@ class Saver:
         self._pending: Future[None] | None = None
 
     def save(self, state: Checkpoint, best: int) -> None:
-        """Write a checkpoint; `best` is the step of the best validation. Raises CheckpointError.
-
-        All ranks call this, each with its shards of the state.
-        """
+        """Write the shards of all ranks, which all call this; best: the best step so far. Raises CheckpointError."""
         tensors = state.gathered()
         if not self._ranks.is_first:
             exhaust(tensors)
@@ -355,15 +352,13 @@ def _manifest_text(digests: Mapping[str, str]) -> str:
 def _read_manifest(path: Path) -> Mapping[str, str]:
     file = path / MANIFEST
     try:
-        raw = file.read_bytes()
+        text = file.read_bytes().decode("utf-8")
+        digests: dict[str, str] = json.loads(text)["sha256"]
+        known = json.loads(text)["format"] == FORMAT and set(digests) == FILES
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(f"{file}: missing, so this is not a checkpoint of trifold") from error
     except OSError as error:
         raise _unreadable(file, error) from error
-    try:
-        text = raw.decode("utf-8")
-        digests: dict[str, str] = json.loads(text)["sha256"]
-        known = json.loads(text)["format"] == FORMAT and set(digests) == FILES
     except (ValueError, KeyError, TypeError):
         known = False
     if not known:

@@ -118,10 +118,7 @@ class TrainingData:
 
 
 def load_data(recipe: Recipe, tokenizer_folder: Path, view: View) -> TrainingData:
-    """Read the data, train or load the tokenizers, and encode. Skipped rows are counted and reported.
-
-    Raises SettingsError or DataError.
-    """
+    """Read data, train or load tokenizers, encode, and report skipped rows. Raises SettingsError or DataError."""
     parts = recipe.data, recipe.tokenizer, recipe.model, recipe.batch
     context = BuildContext(*parts, recipe.train.seed, tokenizer_folder, view.say)
     recipe.task.check_unused_keys(context)

@@ -110,10 +110,7 @@ def compile_obstacle(device: torch.device) -> str:
 
 
 def device_of_rank(name: str, ranks: Ranks) -> torch.device:
-    """The named device; the GPU with the local number of this rank, or the CPU, if there are several.
-
-    Raises UsageError if there is no such device.
-    """
+    """The named device; of several ranks the CPU, or the GPU with their local number. Raises UsageError if missing."""
     if ranks.world == 1:
         return find_device(name)
     if name not in ("auto", "cuda", "cpu"):

@@ -30,10 +30,7 @@ StoppedBy = Literal["steps", "minutes", "patience", "signal"]
 
 
 class Snapshot(NamedTuple):
-    """The state of training after an update; `seconds_left` may be infinite while it is unknown.
-
-    loss: the mean over the updates since the last snapshot.
-    """
+    """The state after an update; loss: the mean since the last snapshot; seconds_left: infinite while unknown."""
 
     step: int
     total: int
@@ -102,10 +99,7 @@ class View:
 
 
 class Plain(View):
-    """Lines for files and pipes: every validation, and a step at most every `every` seconds.
-
-    A validation that takes longer than that is announced.
-    """
+    """Lines for files and pipes: at most a step in `every` seconds; validations, announced if they take longer."""
 
     def __init__(
         self, stream: TextIO | None = None, every: float = 10.0, clock: Callable[[], float] = time.monotonic

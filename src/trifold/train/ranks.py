@@ -88,10 +88,7 @@ SINGLE = Ranks()
 
 
 def join_ranks() -> AbstractContextManager[Ranks]:
-    """The ranks of this run: those that `torchrun` started, or a single process.
-
-    Raises UsageError if torch.distributed is already in use.
-    """
+    """The ranks that `torchrun` started, or a single process. Raises UsageError if torch.distributed is in use."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return nullcontext(SINGLE)
     from trifold.train.distributed import join_group

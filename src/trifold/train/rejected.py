@@ -17,10 +17,7 @@ from trifold.train.trainer import RejectedUpdate
 def choose_action(
     settings: TrainSettings, rejected: RejectedUpdate, earlier: int
 ) -> Literal["skip", "rewind"]:
-    """What follows a rejected update, after `earlier` others in this run.
-
-    Raises RejectedUpdate with the remedy if the run must stop.
-    """
+    """What follows, after `earlier` other rejected updates. Raises `rejected` with the remedy if the run must stop."""
     non_finite = rejected.kind == "non-finite"
     action: str = settings.on_nonfinite if non_finite else settings.on_spike
     if action == "stop":  # resuming would repeat it, bit by bit

@@ -206,10 +206,7 @@ class RunFolder:
         disk.replace_text(self.environment, json.dumps(current, indent=2) + "\n")
 
     def truncate_metrics(self, step: int, max_lines: int | None = None) -> int:
-        """Remove lines past `step`, past the first `max_lines`, and damaged ones; a resumed run writes them again.
-
-        Returns the number of remaining lines.
-        """
+        """Remove damaged lines, and those past `step` or `max_lines`, which the run repeats; the number that stay."""
         kept = []
         if self.metrics.is_file():
             lines = self.metrics.read_bytes().splitlines(keepends=True)

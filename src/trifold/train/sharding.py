@@ -82,10 +82,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def gathered(*groups: Mapping[str, Any]) -> Iterator[Tensor]:
-    """The full tensors of some groups, sorted by name in each, gathered one at a time.
-
-    All ranks must exhaust it, because each takes part in gathering.
-    """
+    """The full tensors, sorted by name in each group. All ranks must exhaust it: each takes part in gathering one."""
     for group in groups:
         for name in sorted(group):
             yield group[name].full_tensor() if is_sharded(group[name]) else group[name]

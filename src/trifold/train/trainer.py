@@ -70,10 +70,7 @@ class RejectedUpdate(TrifoldError):
 
 
 def spike_threshold(settings: TrainSettings, losses: Sequence[float]) -> float:
-    """The loss above which an update is rejected: `spike_factor` times the median of the last `spike_window` losses.
-
-    Infinity while there are fewer.
-    """
+    """The largest loss that is no spike: a multiple of the median of the last ones; infinity while they are too few."""
     if settings.on_spike == "accept" or len(losses) < settings.spike_window:
         return math.inf
     return settings.spike_factor * median(losses)
@@ -88,10 +85,7 @@ def check_update(step: int, loss: float, norm: float, max_loss: float = math.inf
 
 
 class Trainer:
-    """Updates a model from batches.
-
-    Its state is the master weights, the optimizer state and, with `train.ema`, the moving average of the weights.
-    """
+    """Updates a model. Its state: master weights, optimizer state and, with `train.ema`, the average of the weights."""
 
     def __init__(
         self, model: Transformer, objective: Objective, settings: TrainSettings, machine: Machine
@@ -351,10 +345,7 @@ class FlatWeights:
             gradient.zero_()
 
     def take_gradient(self) -> Tensor:
-        """The gradient (P,) fp32, summed over all micro-batches since the last call and over all ranks.
-
-        It is valid until the next `collect`.
-        """
+        """The gradient (P,) fp32 of all ranks since the last call; valid until the next `collect`."""
         if not self._has_gradient:
             assert self._ranks.world > 1, "collect was not called"
             self._total.zero_()  # this rank had no micro-batch
