@@ -241,11 +241,7 @@ class Pipeline(PredictMixin):
                     f"sets {name} to {value}; add --{name.replace('_', '-')} 1"
                 )
         inputs = Inputs(torch.tensor(self.read([text], language=config.source_language), device=self.device))
-
-        def ended(outputs: list[Hypothesis]) -> None:
-            if on_end is not None:
-                on_end(outputs[0])
-
+        ended = None if on_end is None else lambda outputs: on_end(outputs[0])
         parts = stream_text(self.model, inputs, config, self.writer, draft=draft, on_end=ended)
         yield from (part for _, part in parts)
 

@@ -49,29 +49,21 @@ class TrainSettings(Settings):
 
     renamed: ClassVar = {"on_nonsense": "on_nonfinite", "save_behind": "async_save"}
 
-    seed: int = Field(
-        1, ge=0, lt=2**64, description="random seed of weights, data order, dropout and held-out data"
-    )
+    seed: int = Field(1, ge=0, lt=2**64, description="seed of weights, data order, dropout and held-out data")
     steps: int = Field(10_000, gt=0)
     minutes: float | None = Field(None, gt=0, description="stop after this wall time")
     accumulate: int = Field(1, gt=0, description="batches per update")
 
     schedule: Literal["inverse-sqrt", "linear", "cosine", "constant", "warmup-stable-decay"] = "inverse-sqrt"
-    learning_rate: float | None = Field(
-        None, gt=0, description="peak learning rate; by default d_model^-0.5 · warmup^-0.5"
-    )
+    learning_rate: float | None = Field(None, gt=0, description="peak; by default d_model^-0.5 · warmup^-0.5")
     warmup: int = Field(4000, ge=0, description="steps of linear warmup")
     final_rate: float = Field(
         0.0, ge=0, le=1, description="linear, cosine, warmup-stable-decay: last rate, as a share of the peak"
     )
-    decay: float = Field(
-        0.1, gt=0, description="warmup-stable-decay: steps of the decay; below 1, a share of all steps"
-    )
+    decay: float = Field(0.1, gt=0, description="warmup-stable-decay: steps; below 1, a share of all steps")
     decay_form: Literal["linear", "1-sqrt"] = Field("linear", description="warmup-stable-decay: decay form")
 
-    optimizer: Literal["adam", "adamw", "adafactor", "muon"] = Field(
-        "adam", description="optimizer; see below the tables"
-    )
+    optimizer: Literal["adam", "adamw", "adafactor", "muon"] = Field("adam", description="see below")
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.98, ge=0, lt=1)
     epsilon: float = Field(1e-9, gt=0)
@@ -137,13 +129,9 @@ class TrainSettings(Settings):
     keep_last: int = Field(5, gt=0, description="number of latest checkpoints to keep")
     keep_every: int | None = Field(None, gt=0, description="also keep checkpoints at multiples of this step")
     keep_best: bool = Field(False, description="also keep the checkpoint of the best validation")
-    async_save: bool = Field(
-        False, description="save in the background, from a copy in memory; as durable and exact"
-    )
+    async_save: bool = Field(False, description="save in the background, from a copy; as durable and exact")
     average: int = Field(1, gt=0, description="validate and save the mean of this many latest checkpoints")
-    patience: int | None = Field(
-        None, gt=0, description="stop after this many validations without improvement"
-    )
+    patience: int | None = Field(None, gt=0, description="validations without improvement before a run stops")
     samples: int = Field(5, ge=0, description="texts to show at a validation")
 
     on_nonfinite: Literal["stop", "skip"] = Field(
@@ -154,9 +142,7 @@ class TrainSettings(Settings):
         description="at a loss spike: accept the update, skip it, or return to the last checkpoint and continue after "
         "the batch",
     )
-    spike_factor: float = Field(
-        2.0, gt=1, description="a loss above this multiple of the recent median is a spike"
-    )
+    spike_factor: float = Field(2.0, gt=1, description="a spike exceeds this multiple of the recent median")
     spike_window: int = Field(50, ge=5, description="number of recent losses")
     skip_limit: int = Field(10, ge=0, description="skipped updates of a run before it stops")
     check_memory: bool = Field(True, description="reject a run that is predicted not to fit into memory")
@@ -243,10 +229,8 @@ class Recipe(Settings):
         train = values.get("train") if isinstance(values, Mapping) else None
         if not isinstance(train, Mapping) or (inner := train.get("start_from")) is None:
             return values
-        if values.get("start_from") not in (None, inner):
-            raise ValueError(
-                f"start_from: {values['start_from']} and train.start_from: {inner} differ; remove one of them"
-            )
+        if (outer := values.get("start_from")) not in (None, inner):
+            raise ValueError(f"start_from: {outer} and train.start_from: {inner} differ; remove one of them")
         return {**values, "start_from": inner, "train": {**train, "start_from": None}}
 
     @field_validator("name")

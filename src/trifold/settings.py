@@ -29,26 +29,18 @@ class Settings(BaseModel):
         str_min_length=0,
     )
 
-    # Names of the previous release, accepted with a warning: {"old_key": "new_key", "key": {"old": "new"}}.
-    renamed: ClassVar[Mapping[str, str | Mapping[str, str]]] = {}
+    # Keys of the previous release, accepted with a warning: {"old_key": "new_key"}.
+    renamed: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _rename(cls, values: Any) -> Any:
-        """Replace deprecated keys and values. If both names of a key are given, the later one wins."""
-        if not cls.renamed or not isinstance(values, Mapping):
+        """Replace deprecated keys. If both names of a key are given, the later one wins."""
+        if not isinstance(values, Mapping):
             return values
-        current: dict[str, Any] = {}
-        for key, value in values.items():
-            new = cls.renamed.get(key)
-            if isinstance(new, str):
-                warn_renamed(key, new)
-                key, new = new, cls.renamed.get(new)
-            if isinstance(new, Mapping) and isinstance(value, str) and value in new:
-                warn_renamed(f"{key}: {value}", f"{key}: {new[value]}")
-                value = new[value]
-            current[key] = value
-        return current
+        for old in filter(values.__contains__, cls.renamed):
+            warn_renamed(old, cls.renamed[old])
+        return {cls.renamed.get(key, key): value for key, value in values.items()}
 
     @field_validator("*")
     @classmethod

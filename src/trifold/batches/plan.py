@@ -22,14 +22,10 @@ Plan: TypeAlias = Sequence[NDArray[np.int64]]  # the row indices of each batch
 class BatchSettings(Settings):
     """Size of a batch, and treatment of rows that are too long."""
 
-    tokens: int = Field(
-        4096, ge=2, description="limit on tokens of either side, packed; one position is free"
-    )
+    tokens: int = Field(4096, ge=2, description="limit on tokens of a side, packed; one position is free")
     rows: int | None = Field(None, ge=1, description="limit on rows")
     max_length: int | None = Field(None, ge=1, description="limit on the tokens of a row, on its longer side")
-    on_overflow: Literal["error", "drop", "truncate"] = Field(
-        "drop", description="treatment of rows longer than max_length"
-    )
+    on_overflow: Literal["error", "drop", "truncate"] = Field("drop", description="treatment of longer rows")
 
 
 def plan_epoch(
@@ -45,13 +41,11 @@ def plan_epoch(
     Raises DataError if `on_overflow` is "error" and a row is too long, or if no row remains.
     """
     lengths = check_lengths(lengths)
-    too_long = overlong(lengths, settings)
-    if settings.on_overflow == "error" and len(lengths):
+    if settings.on_overflow == "error":
         _reject_overlong(lengths, settings)
     if settings.max_length is not None and settings.on_overflow == "truncate":
         lengths = check_lengths(np.minimum(lengths, settings.max_length))
-        too_long = np.zeros_like(too_long)
-    usable = np.flatnonzero(~too_long)
+    usable = np.flatnonzero(~overlong(lengths, settings))
     if not len(usable):
         if len(lengths):
             raise DataError(

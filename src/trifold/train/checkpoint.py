@@ -124,8 +124,7 @@ def save(folder: Path, checkpoint: Checkpoint, tensors: Iterator[Tensor] | None 
             disk.rename(final, old)
         disk.rename(partial, final)
         disk.flush_folder(folder)
-        if old == _hidden(final, "old"):
-            disk.remove(old)
+        disk.remove(_hidden(final, "old"))
     except OSError as error:
         disk.remove(partial)
         _restore_replaced(folder)

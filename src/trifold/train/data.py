@@ -190,9 +190,7 @@ def start_from(folder: str, model: Transformer, new: range = range(0)) -> tuple[
             "under `model` to those of that folder's config.json, and tokenizer.file to its tokenizer"
         )
     copied = {name for name in ours.keys() & theirs.keys() if ours[name].shape == theirs[name].shape}
-    with torch.no_grad():
-        for name in copied:
-            ours[name].copy_(theirs[name])
+    model.load_state_dict({name: theirs[name] for name in copied}, strict=False)
     unset, added = ours.keys() - copied, {name for name in copied if new and name.endswith(TABLES)}
     counts = f"{_count('new', unset)}, {_count('not used', theirs.keys() - copied)}"
     return f"start_from: {len(copied):,} weights copied, {counts}", unset | added
@@ -250,8 +248,6 @@ def iterate_batches(
 
 def batches_of_all_ranks(data: TrainingData, workers: int, taken: list[RankBatch], world: int) -> list[Batch]:
     """The micro-batches of all ranks in an update; those of the other ranks are built again."""
-    if world == 1:
-        return [micro_batch for batch in taken for micro_batch in batch.micro_batches]
     found: list[Batch] = []
     for rank in range(world):
         again = iterate_batches(data, workers, taken[0].epoch, taken[0].number, rank=rank, world=world)

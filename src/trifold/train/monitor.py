@@ -104,10 +104,7 @@ class Plain(View):
     def __init__(
         self, stream: TextIO | None = None, every: float = 10.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._stream = stream
-        self._every = every
-        self._clock = clock
-        self._next = -math.inf
+        self._stream, self._every, self._clock, self._next = stream, every, clock, -math.inf
         self._validating, self._announcement = 0, math.inf  # the step, and when to announce it
 
     def say(self, line: str) -> None:

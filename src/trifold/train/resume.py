@@ -217,12 +217,6 @@ def hash_data_files(recipe: Recipe, before: Files) -> dict[str, dict[str, FileDi
     return {key: files for key, files in found.items() if files}
 
 
-def write_data_json(folder: RunFolder, digests: Files) -> None:
-    """Write data.json."""
-    content = {key: {name: each._asdict() for name, each in files.items()} for key, files in digests.items()}
-    disk.replace_text(folder.data, json.dumps(content, indent=2) + "\n")
-
-
 def read_data_json(folder: RunFolder) -> dict[str, dict[str, FileDigest]]:
     """The content of data.json; empty if it is missing or damaged."""
     content = read_object(folder.data)
@@ -252,7 +246,8 @@ def check_same_data(folder: RunFolder, recipe: Recipe, *, changed: bool) -> list
         )
         raise DataError("\n".join([*messages[:-1], f"{messages[-1]}; {remedy}"]))
     if now != before:
-        write_data_json(folder, now)
+        content = {key: {name: each._asdict() for name, each in files.items()} for key, files in now.items()}
+        disk.replace_text(folder.data, json.dumps(content, indent=2) + "\n")
     return messages
 
 
