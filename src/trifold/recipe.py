@@ -92,9 +92,7 @@ class TrainSettings(Settings):
         (), strict=False, description="parts, or patterns of parameter names, that are not trained"
     )
     lora: LoRASettings | None = Field(None, description="train only low-rank adapters, and new heads")
-    layer_decay: float = Field(
-        1.0, gt=0, le=1, description="factor of the learning rate from each layer to the one before it"
-    )
+    layer_decay: float = Field(1.0, gt=0, le=1, description="ratio of the rates of a layer and the next one")
     clip: float | None = Field(None, gt=0, description="largest gradient norm")
     ema: float | None = Field(
         None, gt=0, lt=1, description="decay of the moving average of weights that is validated and saved"

@@ -93,7 +93,6 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
             encoding="utf-8",
             env=inherited | self._environment,
         )

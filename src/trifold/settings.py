@@ -20,14 +20,7 @@ class Settings(BaseModel):
     """Base of every settings class. Instances are immutable, have no unknown keys, and their numbers are finite."""
 
     # The minimum length makes pydantic check that strings are valid Unicode.
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        protected_namespaces=(),
-        allow_inf_nan=False,
-        str_min_length=0,
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, str_min_length=0)
 
     # Keys of the previous release, accepted with a warning: {"old_key": "new_key"}.
     renamed: ClassVar[Mapping[str, str]] = {}

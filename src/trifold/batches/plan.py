@@ -55,7 +55,10 @@ def plan_epoch(
         return []
     rng = random_bits(seed, epoch)
     ties = rng.random_raw(len(lengths)) if shuffle else np.arange(len(lengths))
-    order = usable[_sort_by_length(lengths[usable], ties[usable])]
+    source, target = lengths[usable, 0], lengths[usable, -1]
+    # Source lengths alternate between ascending and descending, so a batch that spans two target lengths needs
+    # little padding.
+    order = usable[np.lexsort((ties[usable], np.where(target % 2, -source, source), target))]
     plan = [order[start:end] for start, end in _boundaries(lengths[order], settings)]
     if shuffle:
         plan = [plan[i] for i in np.argsort(rng.random_raw(len(plan)), kind="stable")]
@@ -104,13 +107,6 @@ def _reject_overlong(lengths: NDArray[np.int64], settings: BatchSettings) -> Non
                 f"row {worst}: {longest[worst]:,} tokens, more than batch.{key}={limit:,} "
                 f"({int((longest > limit).sum()):,} such rows); raise it, or set batch.on_overflow=drop"
             )
-
-
-def _sort_by_length(lengths: NDArray[np.int64], ties: NDArray[np.integer]) -> NDArray[np.int64]:
-    source, target = lengths[:, 0], lengths[:, -1]
-    # Source lengths alternate between ascending and descending, so a batch that spans two target lengths needs
-    # little padding.
-    return np.lexsort((ties, np.where(target % 2, -source, source), target))
 
 
 def _boundaries(lengths: NDArray[np.int64], settings: BatchSettings) -> list[tuple[int, int]]:

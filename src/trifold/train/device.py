@@ -133,16 +133,12 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": t
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:
     """The named type. For auto, and for int8 outside its matmuls: bf16 if the device multiplies it faster than fp32."""
-    return PRECISIONS.get(name) or (torch.bfloat16 if _has_fast_bf16(device) else torch.float32)
-
-
-def _has_fast_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if device.type == "cpu":
-        # Instructions for bf16 matmuls: AVX-512 BF16 or AMX. Emulation is slower than fp32.
-        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-    return False
+        is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:  # Instructions for bf16 matmuls: AVX-512 BF16 or AMX. Emulation is slower than fp32.
+        has_instructions = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        is_fast = device.type == "cpu" and has_instructions
+    return PRECISIONS.get(name) or (torch.bfloat16 if is_fast else torch.float32)
 
 
 def master_dtype(dtype: torch.dtype) -> torch.dtype:

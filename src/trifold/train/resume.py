@@ -208,15 +208,6 @@ def _model_files(folder: Path) -> list[str]:
     return sorted({str(path) for pattern in DOWNLOADED for path in folder.glob(pattern)})
 
 
-def hash_data_files(recipe: Recipe, before: Files) -> dict[str, dict[str, FileDigest]]:
-    """The files that a run learns from. Files in `before` or in a cache, with the same size and time, are not read."""
-    known = digests_in_caches(recipe.data.cache) if recipe.data.cache is not None else {}
-    for files in before.values():
-        known |= {(name, each.size, each.mtime_ns): each.sha256 for name, each in files.items()}
-    found = {key: compute_digests(files, known) for key, files in data_files(recipe).items()}
-    return {key: files for key, files in found.items() if files}
-
-
 def read_data_json(folder: RunFolder) -> dict[str, dict[str, FileDigest]]:
     """The content of data.json; empty if it is missing or damaged."""
     content = read_object(folder.data)
@@ -233,10 +224,15 @@ def read_data_json(folder: RunFolder) -> dict[str, dict[str, FileDigest]]:
 def check_same_data(folder: RunFolder, recipe: Recipe, *, changed: bool) -> list[str]:
     """Compare the data files of the recipe with those of data.json, and update data.json.
 
-    Returns a message for each file that differs if `changed` allows it; otherwise raises DataError listing them.
+    Files in data.json or in a cache, with the same size and time, are not read. Returns a message for each file that
+    differs if `changed` allows it; otherwise raises DataError listing them.
     """
     before = read_data_json(folder)
-    now = hash_data_files(recipe, before)
+    known = digests_in_caches(recipe.data.cache) if recipe.data.cache is not None else {}
+    for files in before.values():
+        known |= {(name, each.size, each.mtime_ns): each.sha256 for name, each in files.items()}
+    hashed = {key: compute_digests(names, known) for key, names in data_files(recipe).items()}
+    now = {key: digests for key, digests in hashed.items() if digests}
     messages = list(dict.fromkeys(changed_files(before, now)))  # two keys may share a file
     if not before and folder.identity().get("data", data_digest(now)) != data_digest(now):
         messages = [f"{folder.data}: missing or damaged, and the data differs from that of the run"]
@@ -259,7 +255,9 @@ def changed_files(before: Files, now: Files) -> Iterator[str]:
         old, new = ([each.sha256 for each in group.values()] for group in (old_files, files))
         if old == new:
             continue
-        changed = [name for name in files if _has_new_content(name, files, old_files)]
+        # The content of a file is new for its name, or for a new name, among all files.
+        known = {name: {*old} for name in files} | {name: {each.sha256} for name, each in old_files.items()}
+        changed = [name for name, each in files.items() if each.sha256 not in known[name]]
         missing = [name for name, each in old_files.items() if name not in files and each.sha256 not in new]
         yield from (f"{name}: the content has changed since the run began" for name in changed)
         yield from (f"{name}: part of the run when it began, and now missing" for name in missing)
@@ -267,9 +265,3 @@ def changed_files(before: Files, now: Files) -> Iterator[str]:
             position = next(n for n, (a, b) in enumerate(zip_longest(old, new)) if a != b)
             name = list(files if position < len(files) else old_files)[position]
             yield f"{name}: the order of the files has changed since the run began, and it affects training"
-
-
-def _has_new_content(name: str, files: Mapping[str, FileDigest], old_files: Mapping[str, FileDigest]) -> bool:
-    """Whether the content of a file is new: for its name, or for a new name, among all files."""
-    old = [old_files[name]] if name in old_files else old_files.values()
-    return files[name].sha256 not in {each.sha256 for each in old}

@@ -186,16 +186,14 @@ class Trainer:
     @contextmanager
     def _replica(self, step: int, micro: int) -> Iterator[Transformer]:
         """The model of the worker of a micro-batch, with seeded dropout."""
-        graphs = under_graphs() if self.machine.compiles else nullcontext()
-        with graphs, self._dropout_rng(_dropout_seed(self.settings.seed, step, micro, self.ranks.rank)):
-            yield self._replicas[micro % len(self._replicas)]
-
-    def _dropout_rng(self, seed: int) -> AbstractContextManager[None]:
-        """Seed dropout: a generator of this thread, or the global one for other devices and compiled graphs."""
+        seed = _dropout_seed(self.settings.seed, step, micro, self.ranks.rank)
         if self.machine.device.type == "cpu" and not self.machine.compiles:
-            return use_thread_rng(torch.Generator().manual_seed(seed))
-        torch.manual_seed(seed)
-        return nullcontext()
+            context: AbstractContextManager[None] = use_thread_rng(torch.Generator().manual_seed(seed))
+        else:  # other devices and compiled graphs use the global generator
+            torch.manual_seed(seed)
+            context = under_graphs() if self.machine.compiles else nullcontext()
+        with context:
+            yield self._replicas[micro % len(self._replicas)]
 
     def broadcast_weights(self) -> None:
         """Give all ranks the weights of rank 0; another processor may initialize them differently."""
