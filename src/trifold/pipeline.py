@@ -134,7 +134,7 @@ class Pipeline(PredictMixin):
 
         attend: (B, T) boolean, True at real tokens. Other arguments and errors are those of `generate`.
         """
-        draft, config = self._options(arguments)
+        draft, config = self._options(**arguments)
         with self._inputs(tokens, attend, None, None) as (inputs, _):
             found = generate_tokens(self.model, inputs, config, codec=self.target_tokenizer, draft=draft)
         return [outputs[0].tokens for outputs in found]
@@ -219,7 +219,7 @@ class Pipeline(PredictMixin):
         first: number of texts[0] in the whole input, so that sampling part by part draws the same as a single call.
         on_done: called with the number of texts that were finished. max_source: tokens to which texts are truncated.
         """
-        draft, config = self._options(arguments)
+        draft, config = self._options(**arguments)
         rows = self.read(texts, max_source or sys.maxsize, language=config.source_language)
         options: dict[str, Any] = {"first": first, "on_done": on_done, "draft": draft}
         return generate_rows(self.model, Ragged.of(rows), config, codec=self.target_tokenizer, **options)
@@ -233,7 +233,7 @@ class Pipeline(PredictMixin):
         on_end: called with the whole output and the reason why it ended. Raises UsageError for several outputs and for
         beam search, whose output is only known at the end.
         """
-        draft, config = self._options(arguments)
+        draft, config = self._options(**arguments)
         for name in ("num_beams", "num_return_sequences"):
             if name not in arguments and (value := getattr(config, name)) > 1:
                 raise UsageError(
@@ -247,7 +247,7 @@ class Pipeline(PredictMixin):
 
     def limit(self, text: str, **arguments: Any) -> OutputLimit:
         """The largest number of output tokens for this text and what sets it; the arguments are those of `generate`."""
-        _, config = self._options(arguments)
+        _, config = self._options(**arguments)
         return output_limit(config, self.config, len(self.read([text])[0]))
 
     def read(
@@ -271,7 +271,7 @@ class Pipeline(PredictMixin):
 
     def decode(self, outputs: Sequence[Sequence[int]], **arguments: Any) -> list[str]:
         """The text of each output, up to the first of the stop strings in these arguments of `generate`."""
-        stops = self._options(arguments)[1].stop_strings or ()
+        stops = self._options(**arguments)[1].stop_strings or ()
         return [truncate_at_stop(text, stops) for text in self.writer.decode(outputs)]
 
     # --- disk ------------------------------------------------------------------------------------------
@@ -298,10 +298,9 @@ class Pipeline(PredictMixin):
         if self.target_tokenizer is not None and self.target_tokenizer is not self.tokenizer:
             self.target_tokenizer.save(path, "target_tokenizer.json")
 
-    def _options(self, arguments: dict[str, Any]) -> tuple[Transformer | None, GenerationConfig]:
+    def _options(self, *, draft: Any = None, **arguments: Any) -> tuple[Transformer | None, GenerationConfig]:
         """The draft model, if any, and the generation options. Raises UsageError if the model cannot generate."""
-        settings = {key: value for key, value in arguments.items() if key != "draft"}
-        draft, options = arguments.get("draft"), resolve(self.generation, settings)
+        options = resolve(self.generation, arguments)
         if not self.config.decoder_layers:
             raise UsageError("an encoder cannot generate text; use `trifold predict`, or another model")
         if "lm" not in self.config.chosen_heads:

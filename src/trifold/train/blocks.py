@@ -32,13 +32,9 @@ def recomputed(block: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Tensor
 
     # PyTorch restores the global generators, for all threads at once; needed only if this thread has none of its own.
     uses_global_rng = thread_rng() is None or inputs[0].device.type != "cpu"
-    replay = ReplayThreadRng()
+    contexts = nullcontext(), ReplayThreadRng()
     out: Tensor = checkpoint(
-        run,
-        *inputs,
-        use_reentrant=False,
-        preserve_rng_state=uses_global_rng,
-        context_fn=lambda: (nullcontext(), replay),
+        run, *inputs, use_reentrant=False, preserve_rng_state=uses_global_rng, context_fn=lambda: contexts
     )
     return out
 

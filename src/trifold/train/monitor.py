@@ -252,10 +252,9 @@ class Meter:
 
     def count(self, tokens: int) -> None:
         """Record an update with this many tokens."""
-        now = time.perf_counter()
         self._tokens += tokens
-        self._busy += now - self._last
-        self._last = now
+        self._busy += time.perf_counter() - self._last
+        self.pause()
 
     def pause(self) -> None:
         """Exclude the time since the last update from the speed, after a validation or a save."""

@@ -52,9 +52,7 @@ def create_optimizer(weights: FlatWeights, settings: TrainSettings) -> Optimizer
         from trifold.train.muon import Muon
 
         return Muon(weights, settings)
-    if settings.optimizer == "adafactor":
-        return Adafactor(weights, settings)
-    return Adam(weights, settings)
+    return Adafactor(weights, settings) if settings.optimizer == "adafactor" else Adam(weights, settings)
 
 
 def check_state(optimizer: str, expected: Collection[str], saved: Collection[str]) -> None:

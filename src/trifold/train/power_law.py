@@ -51,9 +51,9 @@ def fit(points: Sequence[tuple[float, float]], losses: Sequence[float], resample
     """
     check_points(points)
     values, target, total = np.array(points, float), np.log(losses), len(losses)
-    center = np.log(values).mean(0)
+    mean = np.log(values).mean(0)
     logs = np.zeros((total, 3))  # of the bases of three powers; that of E is 1
-    logs[:, :2] = np.log(values) - center  # the center makes coefficients and exponents nearly independent
+    logs[:, :2] = np.log(values) - mean  # so that coefficients and exponents are nearly independent
     starts = []
     for share, alpha, beta in product((0.3, 0.7, 0.95), *[(0.1, 0.4, 1.0)] * 2):
         constant = share * np.exp(target.min())
@@ -68,11 +68,7 @@ def fit(points: Sequence[tuple[float, float]], losses: Sequence[float], resample
             rows.append(drawn)
     found, _ = _minimize(logs[rows], target[rows], best.repeat(resamples, 0))
     log_a, log_b, log_e, alpha, beta, _ = np.concatenate([best, found]).T
-    named = {
-        "E": np.exp(log_e),
-        "A": np.exp(log_a + alpha * center[0]),
-        "B": np.exp(log_b + beta * center[1]),
-    }
+    named = {"E": np.exp(log_e), "A": np.exp(log_a + alpha * mean[0]), "B": np.exp(log_b + beta * mean[1])}
     named |= {"alpha": alpha, "beta": beta, "a": beta / (alpha + beta)}
     limits = {name: tuple(np.percentile(each[1:], [2.5, 97.5]).tolist()) for name, each in named.items()}
     error = float(np.abs(_predict(best, logs)[0] - target).mean())

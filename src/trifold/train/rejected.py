@@ -14,19 +14,15 @@ from trifold.recipe import TrainSettings
 from trifold.train.trainer import RejectedUpdate
 
 
-def choose_action(
-    settings: TrainSettings, rejected: RejectedUpdate, earlier: int
-) -> Literal["skip", "rewind"]:
-    """What follows, after `earlier` other rejected updates. Raises `rejected` with the remedy if the run must stop."""
-    non_finite = rejected.kind == "non-finite"
-    action: str = settings.on_nonfinite if non_finite else settings.on_spike
+def choose_action(settings: TrainSettings, rejected: RejectedUpdate, count: int) -> Literal["skip", "rewind"]:
+    """What follows, after `count` other rejected updates. Raises `rejected` with the remedy if the run must stop."""
+    action: str = settings.on_nonfinite if rejected.kind == "non-finite" else settings.on_spike
     if action == "stop":  # resuming would repeat it, bit by bit
         remedy = "start another run with a lower train.learning_rate, a longer train.warmup or train.clip=1.0"
-        if non_finite:
-            remedy += ", or continue with --resume auto and train.on_nonfinite=skip"
-    elif earlier >= settings.skip_limit:
+        remedy += ", or continue with --resume auto and train.on_nonfinite=skip"
+    elif count >= settings.skip_limit:
         remedy = (
-            f"train.skip_limit={settings.skip_limit} allows no more than {earlier:,} rejected updates; start another "
+            f"train.skip_limit={settings.skip_limit} allows no more than {count:,} rejected updates; start another "
             "run with a lower train.learning_rate, or raise the limit and continue with --resume auto"
         )
     else:

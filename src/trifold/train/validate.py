@@ -109,7 +109,6 @@ def mean_weights(paths: list[Path]) -> tuple[dict[str, Tensor], list[str]]:
     Damaged checkpoints are left out; their error messages are returned too.
     """
     total: dict[str, Tensor] = {}
-    dtypes: dict[str, torch.dtype] = {}
     rejected: list[str] = []
     for path in paths:
         try:
@@ -118,7 +117,6 @@ def mean_weights(paths: list[Path]) -> tuple[dict[str, Tensor], list[str]]:
             rejected.append(str(error))
             continue
         for name, value in weights.items():
-            dtypes[name] = value.dtype
             total[name] = total[name].add_(value) if name in total else value.double()
     intact = len(paths) - len(rejected)
-    return {name: (value / intact).to(dtypes[name]) for name, value in total.items()}, rejected
+    return {name: (value / intact).to(weights[name].dtype) for name, value in total.items()}, rejected
