@@ -20,10 +20,7 @@ def escape(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The escaped text of a message; long lines lose their middle, and many lines their end.
-
-    Messages contain names and values of untrusted files.
-    """
+    """The escaped text of a message with untrusted values; long lines lose their middle, and many lines their end."""
     lines = escape(text).split("\n")
     if len(lines) > MAX_LINES:
         lines[MAX_LINES - 1 :] = [f"  and {len(lines) - MAX_LINES + 1:,} more"]
@@ -31,10 +28,7 @@ def printable(text: str) -> str:
 
 
 def wrapped(text: str, columns: int | None = None) -> str:
-    """The `printable` text in lines of at most `columns` characters, by default 80.
-
-    Words, and commands in backticks, are not broken, so that they can be copied.
-    """
+    """The `printable` text in lines of `columns` (80) characters; words, and commands in backticks, stay whole."""
     lines, size = [], columns or COLUMNS
     for line in printable(text).split("\n"):
         line = re.sub("^(?:error|warning): |`[^`]*`", lambda found: found[0].replace(" ", "\0"), line)
@@ -54,10 +48,7 @@ PYTHON_NAMES |= {"--pooling mean": 'pooling="mean"', "--corpus FILE": "`texts`"}
 
 
 class TrifoldError(Exception):
-    """An error that a user can fix (exit code 1). The message is made `printable`.
-
-    `message` names options of the command line, and `str` the arguments of Python.
-    """
+    """An error that a user can fix; `message` names options of the command line, and `str` arguments of Python."""
 
     exit_code = 1
 
@@ -93,10 +84,7 @@ class CheckpointError(TrifoldError):
 
 
 class OtherRankError(TrifoldError):
-    """Another process of the same run has failed, and this one exits with it.
-
-    reported: whether the other process reports the error itself, so that this one does not.
-    """
+    """Another process of the run has failed, and this one exits too; reported: whether that one reports the error."""
 
     def __init__(self, message: str, exit_code: int = 1, *, reported: bool = True) -> None:
         super().__init__(message)

@@ -27,10 +27,7 @@ def find_device(name: str = "auto") -> torch.device:
 
 
 def available_memory(device: torch.device, processes: int = 1) -> Limit:
-    """The memory that each of `processes` equal processes may use on a device.
-
-    On a CPU, the limits of containers and the shell apply, and the processes share it.
-    """
+    """The memory of a device that each of `processes` equal processes may use; they share that of a CPU."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0], f"free on {device}"
     limits = [limit for find in (_system_limits, _container_limits, _shell_limits) for limit in find()]

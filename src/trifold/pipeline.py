@@ -1,7 +1,4 @@
-"""Pipeline: a loaded model with its tokenizers, as returned by `trifold.load`. Generation, logits and states.
-
-Predictions (classes, tags, answers, …) are in predict/predict.py.
-"""
+"""Pipeline: what `trifold.load` returns. Generation, logits and states; predictions are in predict/predict.py."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence

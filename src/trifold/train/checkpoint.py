@@ -304,10 +304,7 @@ def load_newest(folder: Path) -> Found | None:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Finished checkpoints, the oldest first; `load` verifies them.
-
-    Raises CheckpointError if the folder exists and cannot be listed, so that the run does not start over.
-    """
+    """Finished checkpoints, oldest first. Raises CheckpointError if they cannot be listed, so no run starts over."""
     try:
         entries = list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):

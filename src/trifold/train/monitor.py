@@ -1,7 +1,4 @@
-"""What a run reports: on the terminal, in metrics.jsonl and in TensorBoard.
-
-Terminal output goes to standard error, so that standard output contains only results.
-"""
+"""What a run reports: on standard error, since standard output is for results, in metrics.jsonl and TensorBoard."""
 
 import math
 import sys

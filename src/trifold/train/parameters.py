@@ -41,10 +41,7 @@ def _select(key: str, patterns: Sequence[str], names: Collection[str]) -> set[st
 
 
 def add_adapters(model: Transformer, settings: LoRASettings, new: Collection[str]) -> None:
-    """Adapt the targets among the layers of the blocks. Of the other parameters, only heads and `new` ones are trained.
-
-    Raises SettingsError if a target matches none.
-    """
+    """Adapt the target layers; only they, heads and `new` parameters are trained. Raises SettingsError for no match."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith("heads.") or name in new)
     layers = {n: m for n, m in model.named_modules() if isinstance(m, Linear) and ".blocks." in n}

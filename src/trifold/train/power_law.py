@@ -45,10 +45,7 @@ def check_points(points: Sequence[tuple[float, float]]) -> None:
 
 
 def fit(points: Sequence[tuple[float, float]], losses: Sequence[float], resamples: int = 1000) -> Law:
-    """Fit the law to points (N, D). Intervals are percentiles of a bootstrap over the runs.
-
-    A resample that does not determine the parameters is drawn again. Raises UsageError.
-    """
+    """Fit the law to points (N, D), with the percentiles of a bootstrap over the runs. Raises UsageError."""
     check_points(points)
     values, target, total = np.array(points, float), np.log(losses), len(losses)
     mean = np.log(values).mean(0)
@@ -64,6 +61,7 @@ def fit(points: Sequence[tuple[float, float]], losses: Sequence[float], resample
     rng, rows = np.random.default_rng(1), list[Any]()
     while len(rows) < resamples:
         drawn = rng.integers(total, size=total)
+        # A resample that does not determine the parameters is drawn again.
         if len({*drawn}) > 4 and all(len({*column}) > 2 for column in values[drawn].T):
             rows.append(drawn)
     found, _ = _minimize(logs[rows], target[rows], best.repeat(resamples, 0))

@@ -102,10 +102,7 @@ def check_same_run(recipe: Recipe, folder: RunFolder, environment: Mapping[str, 
 
 
 def check_same_rows(folder: RunFolder, rows: str, *, changed: bool) -> None:
-    """Compare the tokenizer and the fingerprint of the training rows with those at the beginning of the run.
-
-    changed: whether the data may differ. Raises DataError.
-    """
+    """Raises DataError if the tokenizer or the rows differ from those of the run; changed: whether the data may."""
     identity = folder.identity()
     _check_tokenizer(folder, identity)
     same_data = identity.get("data") == data_digest(read_data_json(folder)) and not changed

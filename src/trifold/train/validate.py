@@ -104,10 +104,7 @@ class Validator:
 
 
 def mean_weights(paths: list[Path]) -> tuple[dict[str, Tensor], list[str]]:
-    """The mean of the weights of several checkpoints, summed in float64 (Vaswani et al. 2017, section 6.1).
-
-    Damaged checkpoints are left out; their error messages are returned too.
-    """
+    """The mean, summed in float64 (Vaswani et al. 2017, section 6.1), and the errors of damaged checkpoints."""
     total: dict[str, Tensor] = {}
     rejected: list[str] = []
     for path in paths:
