@@ -32,9 +32,12 @@ SENTINELS = WORDS | {"special": ["mask"], "sentinels": 8}
 WEATHER = ["sun", "rain", "snow", "hail", "fog"]
 
 
+INCLUDED = included_recipes()
+
+
 def load_included(name: str) -> Recipe:
     """An included recipe, with a file as its data if it names none."""
-    needs_data = missing_files(included_recipes()[name]) == ["data.train=FILE"]
+    needs_data = missing_files(INCLUDED[name]) == ["data.train=FILE"]
     return load_recipe(name, ["data.train=a.csv"] * needs_data)
 
 

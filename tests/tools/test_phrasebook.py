@@ -14,8 +14,12 @@ from tools.phrasebook import book, english, french, generate, grammar
 from trifold.data.embedded import load_splits
 from trifold.errors import UsageError
 
-SPLITS = load_splits("phrasebook")
-PAIRS = [(row["english"], row["french"]) for rows in SPLITS.values() for row in rows]
+Pairs = list[tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def pairs() -> Pairs:
+    return [(row["english"], row["french"]) for rows in load_splits("phrasebook").values() for row in rows]
 
 
 # --- the shipped file ---------------------------------------------------------------------------------------
@@ -23,51 +27,52 @@ PAIRS = [(row["english"], row["french"]) for rows in SPLITS.values() for row in 
 
 def test_the_file_has_the_recorded_hash() -> None:
     assert hashlib.sha256(bz2.decompress(generate.FILE.read_bytes())).hexdigest() == generate.SHA256
-    sizes = {split: len(rows) for split, rows in SPLITS.items()}
+    splits = load_splits("phrasebook")
+    sizes = {split: len(rows) for split, rows in splits.items()}
     assert sizes == {"train": 45_000, "valid": 500, "test": 500}
-    assert SPLITS["train"][0] == {
+    assert splits["train"][0] == {
         "source": "I ate the apple.", "target": "J'ai mangé la pomme.",
         "english": "I ate the apple.", "french": "J'ai mangé la pomme.",
         "text": "I ate the apple. = J'ai mangé la pomme.",
     }  # fmt: skip
 
 
-def test_every_english_sentence_has_one_translation() -> None:
-    assert len({source for source, _ in PAIRS}) == len(PAIRS)
-    assert sum(pair == ("I love dogs.", "J'aime les chiens.") for pair in PAIRS) == 1
+def test_every_english_sentence_has_one_translation(pairs: Pairs) -> None:
+    assert len({source for source, _ in pairs}) == len(pairs)
+    assert sum(pair == ("I love dogs.", "J'aime les chiens.") for pair in pairs) == 1
 
 
-def test_sentences_are_short_capitalized_and_punctuated() -> None:
-    for source, target in PAIRS:
+def test_sentences_are_short_capitalized_and_punctuated(pairs: Pairs) -> None:
+    for source, target in pairs:
         assert 2 <= len(source.split()) <= 10, source
         assert target.endswith("." if source[-1] == "." else " " + source[-1]), target
         assert source[0].isupper() and target[0].isupper(), source
         assert not re.search(r"  |’|\u00a0| \.| ,", source + target), (source, target)
 
 
-def test_french_elides_and_contracts_everywhere() -> None:
+def test_french_elides_and_contracts_everywhere(pairs: Pairs) -> None:
     wrong = re.compile(
         r"\b(je|ne|le|la|de|que|me|te) (?!haricot|hibou|harpe|handball|hockey|onze)[aeiouhéèêâîœ]"
         r"|\b(de|à) les? |\b(ma|sa|ta|ce|beau|nouveau) (?!haricot|hibou|harpe|handball|hockey)[aeiouhéèêâîœ]"
         r"|\w' | des (grand|petit|beaux|belles|jolis|jolies|vieux|vieilles|nouve|bon|mauvais|jeunes)",
         re.IGNORECASE,
     )
-    for english_text, french_text in PAIRS:
+    for english_text, french_text in pairs:
         assert not wrong.search(french_text), (english_text, french_text)
 
 
-def test_english_articles_and_do_support() -> None:
+def test_english_articles_and_do_support(pairs: Pairs) -> None:
     wrong = re.compile(
         r"\ba (?!uni|use)[aeiou]|\ban [^aeiouh]"
         r"|\b(does|did|will|can|do) not \w+(ed|oes) |^(he|she) (have|do|are)\b",
         re.IGNORECASE,
     )
-    for english_text, french_text in PAIRS:
+    for english_text, french_text in pairs:
         assert not wrong.search(re.sub(r" (need|feed)\b", "", english_text)), (english_text, french_text)
 
 
-def test_negation_has_two_parts() -> None:
-    for english_text, french_text in PAIRS:
+def test_negation_has_two_parts(pairs: Pairs) -> None:
+    for english_text, french_text in pairs:
         if english_text.count(" not ") + english_text.count("cannot") == 1:
             assert re.search(r"\b(ne |n')(\S+ ){1,2}pas\b|N'\w+ pas|Ne \w+ pas", french_text), (
                 english_text,

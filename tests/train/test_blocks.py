@@ -13,7 +13,6 @@ import pytest
 import torch
 from tests.train.runs import overrides
 from torch import Tensor
-from torch._dynamo.utils import counters
 
 from trifold import fast
 from trifold.batches import split_batch
@@ -242,6 +241,7 @@ requires_compiler = pytest.mark.skipif("compile_obstacle(CPU)", reason="needs a 
 @pytest.fixture
 def gradient(tmp_path):
     """The accumulated gradient of the first micro-batches of a run."""
+    from torch._dynamo.utils import counters  # slow to import
 
     def gradient(*, compiles: bool, batches: int = 2, **changes: Any) -> Tensor:
         recipe = load_recipe("smoke", overrides(**changes))
@@ -304,6 +304,8 @@ def test_resumed_compiled_run_equals_an_uninterrupted_one(assert_resumable, tmp_
 @pytest.mark.usefixtures("only_traced")
 def test_rows_of_other_lengths_need_no_further_graphs(gradient):
     """With attention dropout, and with ALiBi, whose bias depends on the length."""
+    from torch._dynamo.utils import counters  # slow to import
+
     changes = DECODER | {"model__attention_dropout": 0.1, "model__positions": "alibi", "batch__tokens": 60}
     gradient(compiles=True, batches=12, **changes)
     assert counters["stats"]["unique_graphs"] <= 4
