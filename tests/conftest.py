@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from tests.models import add_noise
 from trifold import errors, fast
 from trifold.nn import ModelConfig, Transformer
 
+QUICK_CASES = 10  # of one test in `make check`
+
 torch.set_num_threads(1)
 fast.enable()  # as `trifold.load` and `trifold.train` do; the tests of nn disable it
 
@@ -28,6 +31,21 @@ settings.register_profile(
     "trifold", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("trifold")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of a test as slow, except for a sample: the quick tests run at most ten, evenly spread."""
+    cases = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if not item.get_closest_marker("slow"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for each in cases.values():
+        step = max(1, len(each) / QUICK_CASES)
+        quick = {each[int(number * step)] for number in range(min(len(each), QUICK_CASES))}
+        for item in each:
+            if item not in quick:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True, scope="session")

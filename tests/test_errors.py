@@ -74,6 +74,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 def test_errors_outside_the_command_line_name_python_arguments() -> None:
     package, found = Path(trifold.__file__).parent, set()
     for path in package.rglob("*.py"):

@@ -63,6 +63,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 CASES = [(name, *pair) for name, (_, pairs) in MODELS.items() for pair in pairs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "source", "target"), CASES)
 def test_a_translation_equals_the_reference(name: str, source: str, target: str, saved: Saved) -> None:
     folder, tokenizer, model = saved(name)
@@ -83,6 +84,7 @@ def test_a_translation_equals_the_reference(name: str, source: str, target: str,
         assert any(got)
 
 
+@pytest.mark.slow
 def test_the_command_line_translates(saved: Saved) -> None:
     folder, *_ = saved("nllb")
     options = ("--target-language", "fra_Latn", "--max-new-tokens", "6")

@@ -423,6 +423,7 @@ def test_saving_and_loading_is_exact(shape: str, tokenizer: Tokenizer, tmp_path:
         assert once == twice, name
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_memory_alignment() -> None:
     tokens, attend = batch()
     held = []  # so that the next tensors have other addresses

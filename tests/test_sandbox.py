@@ -45,6 +45,7 @@ def test_one_process_answers_and_inherits_no_secrets(
                 sandbox.request(message, **LIMITS)
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_is_replaced(sandbox: Sandbox) -> None:
     with sandbox:
         before = time.monotonic()
@@ -57,6 +58,7 @@ def test_a_process_that_fails_is_replaced(sandbox: Sandbox) -> None:
         assert sandbox.request({}, **LIMITS)["echo"] == {}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux only")
 def test_memory_is_limited_for_each_request(sandbox: Sandbox) -> None:
     with sandbox:

@@ -56,6 +56,7 @@ def test_every_model_is_listed():
     assert (*compare.COUNTING, *compare.TRAINED) == NAMES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_distributions_sum_to_one_and_the_future_does_not_leak(name):
     from characters import PREDICTED, READ, WINDOW

@@ -68,6 +68,7 @@ def test_quantization_rounds_to_the_nearest_integer(dtype, dim):
     assert quantized.abs().amax(dim).eq(127).sum() == quantized.shape[1 - dim] - 1  # all but the zeros
 
 
+@pytest.mark.slow
 @needs_exact_int8
 @settings(max_examples=25, deadline=None)
 @given(

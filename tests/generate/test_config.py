@@ -99,6 +99,7 @@ STRATEGIES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key", "values"), EXTREMES)
 def test_an_extreme_number_is_refused_by_name_or_gives_finite_scores(key, values, make_model):
     model, refused, scores = make_model(shape="decoder"), [], []

@@ -154,6 +154,7 @@ def test_completions_of_banned_text_are_exact(name, banned, text, back):
     assert found == [(row, token) for row in (0, 1) for token in expected]
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     seed=st.integers(0, 10**6),
@@ -170,6 +171,7 @@ def test_no_output_contains_a_banned_word(seed, search, banned, rows):
             assert not contains(text, banned)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), search=st.sampled_from(["greedy", "beams", "samples"]), banned=stops)
 def test_banned_words_have_probability_zero(seed, search, banned):

@@ -24,6 +24,7 @@ SEARCHES = {
 stops = st.lists(st.text("abcj", min_size=1, max_size=4), min_size=1, max_size=3)
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(
     seed=st.integers(0, 10**6),

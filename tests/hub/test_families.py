@@ -337,6 +337,7 @@ def test_a_new_model_is_saved_in_the_family_that_fits(
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_classifier_dropout_is_written(saved: Saved, tmp_path: Path) -> None:
     folder = saved("distilbert", "ForSequenceClassification")
     edit(folder, seq_classif_dropout=0.4)

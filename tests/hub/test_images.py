@@ -123,6 +123,7 @@ def processors(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @given(processors(), st.integers(1, 40), st.integers(1, 40))
 def test_preprocessing_equals_the_reference(
     tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any], height: int, width: int

@@ -37,6 +37,7 @@ def test_every_family_reads_and_writes_class_names(model_type: str, heads: tuple
     assert family.read({"architectures": [named], **theirs}).labels == config.labels
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.text(max_size=8), min_size=1, max_size=12),
     st.sampled_from([None, "regression", "single_label_classification", "multi_label_classification"]),

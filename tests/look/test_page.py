@@ -98,6 +98,7 @@ def embedded(html: str) -> dict:
     return json.loads(content)
 
 
+@pytest.mark.slow
 def test_a_written_page_embeds_the_answers_as_text(pipeline, tmp_path):
     text = "</script><script>alert(1)</script><!-- & fox"
     session = Session(pipeline)

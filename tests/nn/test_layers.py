@@ -15,6 +15,7 @@ from trifold.nn.layers import ACTIVATIONS, Dropout, FeedForward, LayerNorm, Resi
 DRAWS = 200_000
 
 
+@pytest.mark.slow
 @given(st.floats(0.01, 0.9))
 def test_dropout_has_mean_1_and_its_theoretical_variance(p: float) -> None:
     """Variance p / (1 - p), within five standard errors. The gradient has the same mask."""

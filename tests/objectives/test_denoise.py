@@ -65,6 +65,7 @@ def sides(objective, examples, chosen, draw):
     return found
 
 
+@pytest.mark.slow
 @given(
     draws, st.fixed_dictionaries(dict.fromkeys(Noise.model_fields, rates)).filter(lambda r: any(r.values()))
 )

@@ -197,6 +197,7 @@ def test_pairs_are_consecutive_runs_of_sentences(make, rows, tokenizer, position
             assert rows.sentence_starts[start] and (end == len(rows.ids) or rows.sentence_starts[end])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["follows", "order"])
 def test_half_of_the_pairs_are_negative(make, rows, tokenizer, kind):
     objective, _ = make(SentencePairs, SentencePairSettings(pairs=kind, rate=0.01))

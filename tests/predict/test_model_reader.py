@@ -35,6 +35,7 @@ def pipes(tmp_path_factory) -> dict[str, Pipeline]:
     return {task: Pipeline(model_of(task, words.vocab_size), words) for task in HEADS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", SIMPLE)
 @settings(max_examples=15)
 @given(texts=LINES, tokens=st.sampled_from([1, 30, 4096]))

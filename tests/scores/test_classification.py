@@ -39,6 +39,7 @@ def batches(random, size):
     return [slice(start, end) for start, end in zip([0, *ends], [*ends, size], strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:A single label was found")
 def test_scores_equal_scikit_learn():
     metrics = pytest.importorskip("sklearn.metrics")
@@ -116,6 +117,7 @@ def test_calibrated_predictions_have_no_calibration_error():
     assert calibration_error(np.zeros((BINS, 3))) == 0
 
 
+@pytest.mark.slow
 def test_scores_of_label_sets_equal_scikit_learn():
     metrics = pytest.importorskip("sklearn.metrics")
     random = np.random.default_rng(3)

@@ -54,6 +54,7 @@ def test_sampling_is_a_function_of_text_seed_and_index() -> None:
     assert trained("bpe", 0.1).sample(CORPUS, seed=5) == rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [1e-300, 0.1, 0.5, 0.97])
 def test_texts_that_were_seen_before_are_sampled_equally(p: float) -> None:
     library = trained("bpe", 0.1).library

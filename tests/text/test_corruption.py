@@ -70,6 +70,7 @@ def test_masked_row_can_be_restored_and_special_tokens_stay(kind, row, seed, rat
     assert found.spans.tolist() == find_runs(chosen).tolist()
 
 
+@pytest.mark.slow
 @every_mask
 @pytest.mark.parametrize("size", [9, 40, 700])
 def test_masking_rate_is_kept_at_every_length(kind, size):
@@ -82,6 +83,7 @@ def test_masking_rate_is_kept_at_every_length(kind, size):
     assert abs(shares.mean() - 0.15) < 4 * shares.std() / np.sqrt(len(shares)) + 0.001
 
 
+@pytest.mark.slow
 @every_mask
 def test_single_token_is_masked_at_the_rate(kind):
     one = np.array([20]), np.array([True]), np.array([True])
@@ -202,6 +204,7 @@ def test_rotated_row_starts_anywhere():
     assert still / 4000 == pytest.approx(0.75 + 0.05, abs=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [8, 1000])
 @pytest.mark.parametrize("kind", ["delete", "mask", "infill"])
 def test_rate_of_noises_is_kept(kind, size):

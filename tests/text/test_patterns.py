@@ -54,6 +54,7 @@ def test_known_patterns_take_linear_time(monkeypatch: pytest.MonkeyPatch) -> Non
             guard.check([text])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer"])
 @pytest.mark.parametrize(("pattern", "text"), [(CUBIC, TEXT), (".*.*.*.*=", "the quick fox " * 480 + "\n=")])
 def test_a_slow_pattern_is_stopped(part: str, pattern: str, text: str, tmp_path: Path) -> None:

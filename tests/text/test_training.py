@@ -38,6 +38,7 @@ def test_the_file_of_a_tokenizer_may_be_a_folder_with_a_vocabulary_only(tmp_path
     assert (again.rows(["Haus."])[0].ids, again.names) == ([2, 5, 6, 7, 3], tokenizer.names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["byte-bpe", "bpe", "unigram", "word", "char"])
 def test_training_is_reproducible_across_processes(kind: Any) -> None:
     ours = train_tokenizer(CORPUS, TokenizerSettings(kind=kind, vocab_size=300)).fingerprint

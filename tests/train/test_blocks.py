@@ -173,6 +173,7 @@ def test_recomputation_saves_only_the_inputs_of_blocks(make_model):
     assert more_plain > 8 * more_recomputed
 
 
+@pytest.mark.slow
 def test_recomputed_tensors_are_freed_without_garbage_collection(make_model):
     model, outputs = make_model(shape="decoder", dropout=0.1).train(), []
     for block in model.decoder.blocks:

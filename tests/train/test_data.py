@@ -192,6 +192,7 @@ def save_small_model(folder: Path, **values: object) -> Transformer:
     return model
 
 
+@pytest.mark.slow
 def test_start_from_copies_all_weights(tmp_path: Path) -> None:
     saved = save_small_model(tmp_path)
     torch.manual_seed(9)

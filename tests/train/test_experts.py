@@ -137,6 +137,7 @@ def test_a_weight_without_experts_is_an_error(key):
         load_recipe("smoke", overrides(**CAUSAL | {f"task__{key}": 0.1, "model__experts": None}))
 
 
+@pytest.mark.slow
 def test_a_small_language_model_trains_generates_and_is_saved(run, tmp_path):
     changes = CAUSAL | {"train__steps": 30, "train__validate_every": 30, "train__save_every": 30}
     outcome = run(**changes)

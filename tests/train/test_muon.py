@@ -33,6 +33,7 @@ def hidden_matrices(weights):
 # --- the optimizer --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", ["match-rms", "original"])
 def test_fifty_steps_in_bf16_equal_pytorch(scale):
     weights, ours = make_optimizer("muon", dtype=torch.bfloat16, weight_decay=0.1, muon_scale=scale)
@@ -53,6 +54,7 @@ def test_fifty_steps_in_bf16_equal_pytorch(scale):
             torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scale", "polynomial", "iterations"),
     [
@@ -128,6 +130,7 @@ def test_singular_vectors_stay_and_singular_values_approach_one(name, iterations
         assert bool((inner.diagonal()[strong] > 0.5).all() and (inner.diagonal() < 1.45).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("iterations", [1, 2, 3, 4, 5])
 def test_polar_express_has_the_best_quintics(iterations):
     low, high = 1e-5, 0.9
@@ -140,6 +143,7 @@ def test_polar_express_has_the_best_quintics(iterations):
     assert high == pytest.approx([0.15964, 0.03988, 0.00964, 0.00232, 0.00056][iterations - 1], rel=0.01)
 
 
+@pytest.mark.slow
 @given(
     values=st.lists(st.floats(0, 1) | st.sampled_from([0.0, 1e-6, 1.0]), min_size=1, max_size=12).filter(any),
     iterations=st.integers(1, 5),

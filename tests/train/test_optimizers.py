@@ -229,6 +229,7 @@ def test_moving_average_is_the_weighted_mean_of_all_weights(decay, steps):
     torch.testing.assert_close(ours.mean.double(), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @given(decay=st.floats(0.01, 0.9999))
 def test_share_of_the_newest_weights_falls_from_one_to_one_minus_decay(decay):
     average = MovingAverage(torch.ones(1, dtype=torch.float64), decay)

@@ -24,6 +24,7 @@ def fit_grid(found, points=GRID, resamples=200):
     return fit(points, found, resamples)
 
 
+@pytest.mark.slow
 def test_exact_losses_give_the_exact_law():
     law = fit_grid(losses(GRID))
     assert law.estimates == pytest.approx(TRUE, rel=1e-6)
@@ -61,6 +62,7 @@ def test_intervals_of_noisy_losses_cover_the_truth():
     assert np.mean(covered) >= 0.85
 
 
+@pytest.mark.slow
 def test_the_order_of_the_runs_changes_the_law_by_rounding_only():
     found = losses(GRID, 0.005)
     order = np.random.default_rng(1).permutation(len(GRID))

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 Make = Callable[..., Transformer]
 
 
+@pytest.mark.slow
 def test_a_bart_file_of_2020_is_loaded(tmp_path: Path) -> None:
     """Many keys have no effect, and some tensors are stored twice."""
     make("bart").save_pretrained(tmp_path)
