@@ -189,7 +189,7 @@ class Mask:
         if torch.compiler.is_compiling():  # a graph would depend on the sizes in the cache
             return self._new_additive(queries, keys, like, bias)
         key = (queries, keys, like.dtype, like.device, bias is None)
-        if not self._has(key, bias):
+        if key not in self._additive or self._additive[key][1] is not bias:
             self._additive[key] = self._new_additive(queries, keys, like, bias), bias
         return self._additive[key][0]
 
@@ -204,22 +204,6 @@ class Mask:
             return None
         zeros = torch.zeros(allowed.shape, dtype=like.dtype, device=allowed.device)
         return zeros.masked_fill_(~allowed, float("-inf"))
-
-    def additive_rows(self, q: Tensor, keys: int, bias: Tensor | None = None) -> Tensor | None:
-        """As `additive`, for q (B, H, T, D) with heads in the batch dimension: broadcastable to (B·H, T, S).
-
-        Expanded and contiguous if it differs between rows, which is faster, because every layer adds it.
-        """
-        key = (*q.shape[:3], keys, q.dtype, q.device, bias is None)
-        if not self._has(key, bias):
-            offsets = self.additive(q.shape[2], keys, q, bias)
-            if offsets is not None and (offsets.shape[:2] != (1, 1) or bias is not None):
-                offsets = offsets.expand(*q.shape[:3], keys).flatten(0, 1)[None]
-            self._additive[key] = None if offsets is None else offsets[0], bias
-        return self._additive[key][0]
-
-    def _has(self, key: object, bias: Tensor | None) -> bool:
-        return key in self._additive and self._additive[key][1] is bias
 
     @cached_property
     def _additive(self) -> dict[object, tuple[Tensor | None, Tensor | None]]:
