@@ -96,23 +96,21 @@ class Mask:
 
     def distances(self, queries: int, device: torch.device) -> Tensor:
         """(B or 1, T, S) position of the key minus position of the query."""
-        keys = self.positions(queries, device)
-        if self.query_index is not None:
-            return (
-                keys[:, None] - keys.expand(len(self.query_index), -1).gather(1, self.query_index)[..., None]
-            )
-        return keys[:, None] - keys[:, self.offset : self.offset + queries, None]
+        own, others = self.pairs(self.positions(queries, device), queries)
+        return (others - own)[:, 0]
+
+    def pairs(self, x: Tensor, queries: int) -> tuple[Tensor, Tensor]:
+        """x (B or 1, S) at the queries and at all keys: (B or 1, 1, T, 1) and (B or 1, 1, 1, S)."""
+        q = slice(self.offset, self.offset + queries) if self.query_index is None else self.query_index
+        return at_pairs(x, q, slice(None))
 
     def dense(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
         """Boolean (B or 1, H or 1, T or 1, S), or None if nothing is forbidden."""
         evicted = self._evicted(queries, keys)
         rules = [] if self.table is None else [self.table]
         if self.order is not None:
-            ranks = self.order[:, None, None]
-            if self.query_index is None:
-                rules.append(ranks <= self.order[:, None, :, None])
-            else:
-                rules.append(ranks < self.order.gather(1, self.query_index)[:, None, :, None])
+            own, others = self.pairs(self.order, queries)
+            rules.append(others <= own if self.query_index is None else others < own)
         q, k = slice(self.offset, self.offset + queries), slice(evicted, evicted + keys)
         allowed = self.allowed(q, k, self.positions(queries, device) if self.is_local else None, device)
         rules += [] if allowed is None else [allowed]
@@ -134,7 +132,7 @@ class Mask:
         if self.causal and (isinstance(k, Tensor) or k.stop > q.start + 1):
             rules.append(keys <= queries)
         if positions is not None:
-            own, others = self._query_positions(q, positions), _at(positions, keys)
+            own, others = at_pairs(positions, q if self.query_index is None else self.query_index, k)
             if self.window is not None and not self._fits_window(q, k):
                 near.append((others - own).abs() < self.window)
             if self.segment is not None:
@@ -166,12 +164,6 @@ class Mask:
             torch.cat([x.expand(rows, -1), exist.expand(rows, -1)], 1) for x in (real, others)
         )
         return replace(self, keys=keys, globals=all_globals, summaries=summaries)
-
-    def _query_positions(self, q: slice, positions: Tensor) -> Tensor:
-        """(B or 1, 1, T, 1)."""
-        index = self.query_index
-        own = positions[:, q] if index is None else positions.expand(len(index), -1).gather(1, index)
-        return own[:, None, :, None]
 
     def _fits_window(self, q: slice, k: slice | Tensor) -> bool:
         """Whether no distance exceeds the window."""

@@ -51,8 +51,7 @@ def activation_linear(
     backward pass instead of saving it.
     """
     inner = activation(x)
-    out: Tensor = layer(inner if gated is None else inner * gated)
-    return out
+    return layer(inner if gated is None else inner * gated)
 
 
 # --- elementwise operations and norms ------------------------------------------------------------------

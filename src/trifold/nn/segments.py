@@ -15,8 +15,7 @@ def scan(step: Step, size: int, state: Tensor, *sequences: Tensor) -> tuple[Tens
     Returns all outputs (B, H, T, …) and the last state. The backward pass computes each segment again and stores only
     the sequences and the states between segments. The step may not read other tensors that need gradients.
     """
-    out, state = _Scan.apply(step, size, state, *sequences)  # type: ignore[no-untyped-call]
-    return out, state
+    return _Scan.apply(step, size, state, *sequences)  # type: ignore[no-untyped-call]
 
 
 class _Scan(torch.autograd.Function):
