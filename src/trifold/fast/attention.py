@@ -20,15 +20,12 @@ from trifold.fast.instruction import ATTENTION
 from trifold.fast.layers import concatenated_linears
 from trifold.fast.sparse import reads_few_keys, sparse_attend
 from trifold.fast.thread_pool import DTYPES, execute_one
-from trifold.nn.attention import Attention
-from trifold.nn.cache import LayerCache
+from trifold.nn.attention import Attention, AttentionInputs
 from trifold.nn.latent import LatentAttention
 from trifold.nn.layers import Dropout
 from trifold.nn.masks import Mask, PairBias
 from trifold.nn.ops import attend as plain_attend, share_keys, unshare_keys
 from trifold.nn.packing import Packing
-from trifold.nn.relative import ScoreBias
-from trifold.nn.rotary import Rotations
 
 MAX_PACKED_SCORES = 512 * 512  # queries × keys up to which packed_attention is faster; it saves the weights
 MIN_WIDTH = 512  # of all heads together, from which an instruction is faster
@@ -129,18 +126,11 @@ def attend_one_query(
 QUERY_BLOCK = 64  # causal queries per matmul; smaller blocks save little more and their matmuls are slower
 
 
-def attention(
-    layer: Attention,
-    x: Tensor,
-    memory: Tensor | None,
-    mask: Mask,
-    bias: ScoreBias | None,
-    rotary: Rotations | None,
-    cache: LayerCache | None,
-) -> Tensor:
+def attention(layer: Attention, x: Tensor, memory: Tensor | None, inputs: AttentionInputs) -> Tensor:
     """See `nn.ops.attention`. Packed rows need no padded grid if the compiled loops support the layer."""
-    if mask.packing is None or bias is not None or rotary is not None or not _supports_packed(layer, x, mask):
-        return layer.attend(x, memory, mask, bias, rotary, cache)
+    mask, is_plain = inputs.mask, inputs.bias is None and inputs.rotary is None
+    if mask.packing is None or not is_plain or not _supports_packed(layer, x, mask):
+        return layer.attend(x, memory, inputs)
     if memory is None:
         q, kv = concatenated_linears(x[0], (layer.q_proj, layer.k_proj, layer.v_proj)), None
     else:
