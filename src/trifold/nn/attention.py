@@ -126,8 +126,10 @@ class Attention(nn.Module):
         """Equation 1 for all heads: q (B, H, T, D), k and v (B', H', S, D) -> (B, H, T, D). The bias is final."""
         bias = inputs.bias
         assert bias is None or isinstance(bias, Tensor | PairBias), "see `queries_and_bias`"
-        options = {"soft_cap": self.soft_cap, "sinks": self.sinks, "drop": self.drop}
-        return ops.attend(q, k, v, inputs.mask, bias=bias, hooks=self if self.watched else None, **options)
+        hooks, mask = self if self.watched else None, inputs.mask
+        return ops.attend(
+            q, k, v, mask, bias=bias, soft_cap=self.soft_cap, sinks=self.sinks, drop=self.drop, hooks=hooks
+        )
 
     def project(self, x: Tensor, packing: Packing | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, T, E), or packed (1, N, E), -> queries, keys and values (B, H, T, D), with shared heads repeated."""

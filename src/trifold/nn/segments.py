@@ -52,11 +52,8 @@ class _Scan(torch.autograd.Function):
                 outputs = ctx.step(*inputs, state)
             wanted = [x for x in (*inputs, state) if x.requires_grad]
             *of_inputs, d_state = torch.autograd.grad(
-                outputs, wanted, (d_out[:, :, part], d_state), allow_unused=True
+                outputs, wanted, (d_out[:, :, part], d_state), materialize_grads=True
             )
-            d_state = torch.zeros_like(state) if d_state is None else d_state
-            for whole in found:
-                if whole is not None:
-                    gradient = of_inputs.pop(0)
-                    whole[:, :, part] = 0 if gradient is None else gradient
+            for whole, gradient in zip((x for x in found if x is not None), of_inputs, strict=True):
+                whole[:, :, part] = gradient
         return None, None, d_state, *found
