@@ -16,17 +16,11 @@ from trifold.fast import attention
 from trifold.nn import Inputs, Mask, Transformer, capture, ops
 
 
-def attend_with(most_short_scores: float) -> Callable[..., Tensor]:
-    def attend(*tensors: Any, **options: Any) -> Tensor:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(attention, "MAX_SHORT_SCORES", most_short_scores)
-            return attention.attend(*tensors, **options)
-
-    return attend
+def fused(*tensors: Any, bias: Tensor | None = None, soft_cap: None = None) -> Tensor:
+    return attention.fused_attention(*tensors, bias)
 
 
-KERNELS = {"plain": ops.PLAIN["attend"], "short": attend_with(math.inf), "fused": attend_with(0)}
-KERNELS["chosen"] = attention.attend
+KERNELS = {"plain": ops.PLAIN["attend"], "fused": fused, "chosen": attention.attend}
 
 
 @dataclass

@@ -159,11 +159,9 @@ def fully_masked_rows_are_zero(box: Box) -> None:
         torch.randn(rows, heads, length, width, generator=random).to(dtype).requires_grad_() for _ in range(3)
     )
     causal = box.rng.random() < 0.5
-    kernel = box.rng.choice(["plain", "short", "fused"])
+    kernel = box.rng.choice(["plain", "fused"])
     attend = ops.PLAIN["attend"] if kernel == "plain" else attention.attend
-    mask = Mask(keys=keys, causal=causal)
-    with mock.patch.object(attention, "MAX_SHORT_SCORES", math.inf if kernel == "short" else 0):
-        out = attend(q, k, v, mask)
+    out = attend(q, k, v, Mask(keys=keys, causal=causal))
     out.float().square().sum().backward()
     allowed = keys[:, None, :].expand(rows, length, length)
     if causal:

@@ -7,7 +7,7 @@ compiled by Numba, which is optional: without it, the plain operations run.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -59,22 +59,15 @@ def disabled() -> Iterator[None]:
 
 
 @cache
-def compiled_loops() -> Any:
-    """The module of training loops, or None if Numba is not installed."""
-    return _import("loops")
-
-
-@cache
-def compiled_interpreter() -> Any:
-    """The module that executes the instructions of decoding steps, or None if Numba is not installed."""
-    return _import("interpreter")
-
-
-def _import(name: str) -> Any:
+def _compiled(name: str) -> Any:
     try:
         return import_module(f"{__name__}.{name}")
     except ImportError:
         return None
+
+
+# The modules of training loops, and of the instructions of decoding steps; None if Numba is not installed.
+compiled_loops, compiled_interpreter = partial(_compiled, "loops"), partial(_compiled, "interpreter")
 
 
 def is_eager_cpu(x: Tensor) -> bool:

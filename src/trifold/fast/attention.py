@@ -2,7 +2,6 @@
 
 sparse_attend      long texts of which a query reads few keys: blocks of queries, each with its keys
 attend_one_query   decoding on a CPU, one query per row: an instruction of the interpreter
-short_attention    training or prompts on a CPU, up to 128 × 128 scores: three matmuls with few passes between
 fused_attention    PyTorch's scaled_dot_product_attention, elsewhere
 packed_attention   training on a CPU with packed rows: matmuls over all rows at once, compiled loops between
 plain_attend       if hook points are watched, weights dropped, scores are capped, sinks, or the bias is trained
@@ -16,23 +15,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.fast import as_array, compiled_interpreter, compiled_loops, is_eager_cpu, trains_with_loops
+from trifold.fast import as_array, compiled_interpreter, compiled_loops, trains_with_loops
 from trifold.fast.instruction import ATTENTION
 from trifold.fast.layers import concatenated_linears
 from trifold.fast.sparse import reads_few_keys, sparse_attend
 from trifold.fast.thread_pool import DTYPES, execute_one
-from trifold.nn.attention import Attention
-from trifold.nn.cache import LayerCache
+from trifold.nn.attention import Attention, AttentionInputs
 from trifold.nn.latent import LatentAttention
 from trifold.nn.layers import Dropout
 from trifold.nn.masks import Mask, PairBias
 from trifold.nn.ops import attend as plain_attend, share_keys, unshare_keys
 from trifold.nn.packing import Packing
-from trifold.nn.relative import ScoreBias
-from trifold.nn.rotary import Rotations
 
-MAX_SHORT_SCORES = 128 * 128  # queries × keys up to which short_attention is faster
-MAX_PACKED_SCORES = 512 * 512  # the same for packed_attention, which saves the weights for the backward pass
+MAX_PACKED_SCORES = 512 * 512  # queries × keys up to which packed_attention is faster; it saves the weights
 MIN_WIDTH = 512  # of all heads together, from which an instruction is faster
 
 
@@ -61,21 +56,17 @@ def attend(
         return plain_attend(q, k, v, mask, bias=bias, soft_cap=soft_cap, sinks=sinks, drop=drop, hooks=hooks)
     rows = q.shape[0]
     q, k, v = share_keys(q, k, v)
-    if is_eager_cpu(q) and q.shape[2] * k.shape[2] <= MAX_SHORT_SCORES:
-        return unshare_keys(short_attention(q, k, v, mask.additive_rows(q, k.shape[2], bias)), rows)
     return unshare_keys(fused_attention(q, k, v, mask, bias), rows)
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None) -> Tensor:
     """PyTorch's kernel, with its causal flag instead of a mask if possible."""
     queries, keys = q.shape[2], k.shape[2]
-    if bias is not None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.additive(queries, keys, q, bias))
-    rules = mask.keys, mask.table, mask.segment, mask.blocks
+    rules = bias, mask.keys, mask.table, mask.segment, mask.blocks
     is_restricted = (mask.window or keys) < keys or any(rule is not None for rule in rules)
     is_causal = mask.causal and queries == keys and not is_restricted
-    allowed = None if is_causal else mask.dense(queries, keys, q.device)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=is_causal)
+    offsets = None if is_causal else mask.additive(queries, keys, q, bias)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=offsets, is_causal=is_causal)
 
 
 # --- one query per row ---------------------------------------------------------------------------------
@@ -130,79 +121,16 @@ def attend_one_query(
     return out.to(q.dtype)
 
 
-# --- short rows ----------------------------------------------------------------------------------------
-
-MIN_SUM = 1e-30  # well above 1e-38, where bf16 and fp32 lose bits and reciprocals overflow
-
-
-def short_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    """Attention of short rows: q (B, H, T, D), k and v (B, H, S, D), bias broadcastable to (B·H, T, S) -> (B, H, T, D).
-
-        e = exp(s - m),  l = Σ_j e_j,  out = (e V) / l                 s = Q Kᵀ / √d + bias,  m ≥ max s of the row
-        with g = dout / l:   dV = eᵀ g,   ds = e ∘ (g Vᵀ - rowsum(g ∘ out)),   dQ = ds K / √d,   dK = dsᵀ Q / √d
-
-    Divisions by l move from the (T, S) weights to the (T, D) rows, and the maximum is that of a whole head instead of
-    a row: for short rows, passes over the scores cost more than the matmuls. A query whose bias is -inf for all keys
-    gives 0, with gradient 0.
-    """
-    flat = (x.flatten(0, 1) for x in (q, k, v))
-    out: Tensor = _ShortAttention.apply(*flat, bias)  # type: ignore[no-untyped-call]
-    return out.view(*q.shape[:3], -1)
-
-
-class _ShortAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.scale = 1 / math.sqrt(q.shape[-1])
-        q = q * ctx.scale
-        e, inverse_sum = _exponentials(torch.bmm(q, k.transpose(1, 2)), bias)
-        out = torch.bmm(e, v).mul_(inverse_sum)
-        ctx.save_for_backward(q, k, v, e, inverse_sum, out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, e, inverse_sum, out = ctx.saved_tensors
-        g = gradients[0] * inverse_sum
-        d_v = torch.bmm(e.transpose(1, 2), g)
-        d_scores = torch.bmm(g, v.transpose(1, 2)).sub_((g * out).sum(-1, keepdim=True)).mul_(e)
-        d_q = torch.bmm(d_scores, k).mul_(ctx.scale)
-        d_k = torch.bmm(d_scores.transpose(1, 2), q)
-        return d_q, d_k, d_v, None
-
-
-def _exponentials(scores: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """exp(s - m) (N, T, S) and the inverse of its row sums (N, T, 1), 0 for rows that attend to nothing."""
-    if bias is not None:
-        scores = scores.add_(bias)
-    lowest = torch.finfo(scores.dtype).min
-    scores = scores.sub_(scores.amax((-2, -1), keepdim=True).clamp_min_(lowest))
-    e = scores.exp()
-    sums = e.sum(-1, keepdim=True)
-    if bool((sums < MIN_SUM).any()):  # a row is far below the maximum of its head, or attends to nothing
-        e = scores.sub_(scores.amax(-1, keepdim=True).clamp_min_(lowest)).exp_()
-        sums = e.sum(-1, keepdim=True)
-        return e, torch.where(sums > 0, sums.reciprocal(), 0.0)
-    return e, sums.reciprocal_()
-
-
 # --- packed rows ---------------------------------------------------------------------------------------
 
 QUERY_BLOCK = 64  # causal queries per matmul; smaller blocks save little more and their matmuls are slower
 
 
-def attention(
-    layer: Attention,
-    x: Tensor,
-    memory: Tensor | None,
-    mask: Mask,
-    bias: ScoreBias | None,
-    rotary: Rotations | None,
-    cache: LayerCache | None,
-) -> Tensor:
+def attention(layer: Attention, x: Tensor, memory: Tensor | None, inputs: AttentionInputs) -> Tensor:
     """See `nn.ops.attention`. Packed rows need no padded grid if the compiled loops support the layer."""
-    if mask.packing is None or bias is not None or rotary is not None or not _supports_packed(layer, x, mask):
-        return layer.attend(x, memory, mask, bias, rotary, cache)
+    mask, is_plain = inputs.mask, inputs.bias is None and inputs.rotary is None
+    if mask.packing is None or not is_plain or not _supports_packed(layer, x, mask):
+        return layer.attend(x, memory, inputs)
     if memory is None:
         q, kv = concatenated_linears(x[0], (layer.q_proj, layer.k_proj, layer.v_proj)), None
     else:

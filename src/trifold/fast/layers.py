@@ -282,20 +282,15 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-        weight, bias = copy_parameter(weight), copy_parameter(bias)
-        out = torch.empty(x.shape, dtype=x.dtype)
-        mean, inverse_std = np.empty(len(x), np.float32), np.empty(len(x), np.float32)
-        arrays = map(as_array, (x, weight, bias))
-        compiled_loops().layer_norm(*arrays, epsilon, as_array(out), mean, inverse_std)
-        ctx.save_for_backward(x, weight)
-        ctx.moments = mean, inverse_std
+        # With parameters in fp32, the moments are in fp32 too.
+        parameters = weight.float(), bias.float()
+        out, mean, inverse_std = torch.native_layer_norm(x, weight.shape, *parameters, epsilon)
+        ctx.save_for_backward(x, copy_parameter(weight), mean.flatten(), inverse_std.flatten())
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+        x, weight, *moments = ctx.saved_tensors
         d_x, sums = torch.empty(x.shape, dtype=x.dtype), torch.empty(2, x.shape[1])
-        arrays = map(as_array, (gradients[0], x, weight))
-        compiled_loops().layer_norm_backward(*arrays, *ctx.moments, as_array(d_x), *sums.numpy())
-        d_weight, d_bias = sums.to(weight.dtype)
-        return d_x, d_weight, d_bias, None
+        compiled_loops().layer_norm_backward(*map(as_array, (gradients[0], x, weight, *moments, d_x, sums)))
+        return d_x, *sums.to(weight.dtype), None

@@ -101,9 +101,6 @@ def exp(x: Any) -> Any:
     return p * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
-MIN_ORDERED = np.int32(-(2**31))
-
-
 @inline
 def to_ordered_int(x: Any) -> Any:
     """Map fp32 to int32 in the same order, because an integer maximum vectorizes. NaN comes first or last."""
@@ -173,44 +170,12 @@ def gelu_tanh_backward(d_out: Array, x: Array, d_x: Array) -> None:
 
 
 @loop
-def layer_norm(
-    x: Array, weight: Array, bias: Array, epsilon: float, out: Array, mean: Array, inverse_std: Array
-) -> None:
-    """x (N, E) -> out (N, E). mean and inverse_std (N,) fp32 are saved for the backward pass."""
-    rows, width = x.shape
-    per_element, eps = F(1) / F(width), F(epsilon)
-    values, w, b = np.empty(width, F), np.empty(width, F), np.empty(width, F)
-    for j in range(width):
-        w[j], b[j] = to_float(weight[j]), to_float(bias[j])
-    for r in range(rows):
-        row, out_row = x[r], out[r]
-        total = square = F(0)
-        for j in range(width):
-            values[j] = to_float(row[j])
-        for j in range(width):
-            total += values[j]
-        m = total * per_element
-        for j in range(width):
-            square += (values[j] - m) * (values[j] - m)
-        i = F(1) / np.sqrt(square * per_element + eps)
-        for j in range(width):
-            out_row[j] = round_like(out_row[j], (values[j] - m) * i * w[j] + b[j])
-        mean[r], inverse_std[r] = m, i
-
-
-@loop
 def layer_norm_backward(
-    d_out: Array,
-    x: Array,
-    weight: Array,
-    mean: Array,
-    inverse_std: Array,
-    d_x: Array,
-    d_weight: Array,
-    d_bias: Array,
+    d_out: Array, x: Array, weight: Array, mean: Array, inverse_std: Array, d_x: Array, sums: Array
 ) -> None:
-    """d_out (N, E) -> d_x (N, E), and the sums d_weight, d_bias (E,) fp32."""
+    """d_out (N, E), mean and inverse_std (N,) of x (N, E) -> d_x (N, E), and the sums (2, E) for weight and bias."""
     rows, width = x.shape
+    d_weight, d_bias = sums[0], sums[1]
     per_element = F(1) / F(width)
     gradient, normed, w = np.empty(width, F), np.empty(width, F), np.empty(width, F)
     for j in range(width):
@@ -281,7 +246,7 @@ def masked_softmax(scores: Array, q_starts: Array, k_starts: Array, first: int, 
             for t in range(queries):
                 row = scores[b, h, t]
                 visible = min(length, first + t + 1) if causal else length
-                largest, total = MIN_ORDERED, F(0)
+                largest, total = np.int32(-(2**31)), F(0)
                 for s in range(visible):
                     x = to_ordered_int(to_float(row[s]))
                     largest = largest if largest > x else x

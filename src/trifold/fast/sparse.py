@@ -42,13 +42,7 @@ def reads_few_keys(mask: Mask, queries: int, keys: int) -> bool:
 
 
 def sparse_attend(
-    attend: Attend,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask,
-    bias: PairBias | None,
-    **options: Any,
+    attend: Attend, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: PairBias | None, **options: Any
 ) -> Tensor:
     """`ops.attend` of q (B, H, T, D) and k, v (B, H', S, D); `attend` is called for parts of it."""
     positions = mask.positions(q.shape[2], q.device)

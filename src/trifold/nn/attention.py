@@ -5,7 +5,7 @@ Equation 1 is `ops.attend`. Shapes: B batch, T queries, S keys, H heads, D head 
 """
 
 import math
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,15 @@ def split_heads(x: Tensor, width: int) -> Tensor:
 def merge_heads(x: Tensor) -> Tensor:
     """(B, H, T, D) -> (B, T, H·D)."""
     return x.transpose(1, 2).flatten(2)
+
+
+class AttentionInputs(NamedTuple):
+    """What attention reads besides states."""
+
+    mask: Mask
+    bias: ScoreBias | None = None
+    rotary: Rotations | None = None
+    cache: LayerCache | None = None
 
 
 class Attention(nn.Module):
@@ -84,18 +93,11 @@ class Attention(nn.Module):
 
         `memory` is not read if the cache already holds its keys and values.
         """
-        return self.o_proj(ops.attention(self, x, memory, mask, bias, rotary, cache))
+        return self.o_proj(ops.attention(self, x, memory, AttentionInputs(mask, bias, rotary, cache)))
 
-    def attend(
-        self,
-        x: Tensor,
-        memory: Tensor | None,
-        mask: Mask,
-        bias: ScoreBias | None,
-        rotary: Rotations | None,
-        cache: LayerCache | None,
-    ) -> Tensor:
+    def attend(self, x: Tensor, memory: Tensor | None, inputs: AttentionInputs) -> Tensor:
         """Project, rotate, cache, attend: x (B, T, E) -> all heads, concatenated (B, T, H·D)."""
+        mask, _, rotary, cache = inputs
         if memory is not None:
             q = self._heads(self.normed(self.q_norm, self.q_proj(x)), mask.packing)
             k, v = self._memory_keys(memory, mask.key_packing, cache)
@@ -108,30 +110,23 @@ class Attention(nn.Module):
                 k, v = cache.own.update(k, v)
             if rotary is not None and rotary.after_cache:
                 k = rotary.keys(k)
-        return self.attend_heads(q, k, v, mask, bias, cache)
+        return self.attend_heads(q, k, v, inputs)
 
-    def attend_heads(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: ScoreBias | None, cache: LayerCache | None
-    ) -> Tensor:
+    def attend_heads(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
         """Queries (B, H, T, D), keys and values (B', H', S, D) -> all heads, concatenated (B, T, H·D)."""
-        q, scores = self.queries_and_bias(q, k, bias)
+        packing = inputs.mask.packing
+        q, bias = self.queries_and_bias(q, k, inputs.bias)
         if self.watched:
             q, k, v = self.queries(q), self.keys(k), self.values(v)
-        heads = self.weigh(q, k, v, mask, scores, cache)
+        heads = self.weigh(q, k, v, inputs._replace(bias=bias))
         merged = merge_heads(self.heads(heads) if self.watched else heads)
-        return merged if mask.packing is None else mask.packing.flat(merged)
+        return merged if packing is None else packing.flat(merged)
 
-    def weigh(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Mask,
-        bias: Tensor | PairBias | None,
-        cache: LayerCache | None,
-    ) -> Tensor:
-        """Equation 1 for all heads: q (B, H, T, D), k and v (B', H', S, D) -> (B, H, T, D)."""
-        hooks = self if self.watched else None
+    def weigh(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Equation 1 for all heads: q (B, H, T, D), k and v (B', H', S, D) -> (B, H, T, D). The bias is final."""
+        bias = inputs.bias
+        assert bias is None or isinstance(bias, Tensor | PairBias), "see `queries_and_bias`"
+        hooks, mask = self if self.watched else None, inputs.mask
         return ops.attend(
             q, k, v, mask, bias=bias, soft_cap=self.soft_cap, sinks=self.sinks, drop=self.drop, hooks=hooks
         )
@@ -195,9 +190,9 @@ class GlobalAttention(Attention):
             Linear(config.d_model, size, bias=bias) for _ in range(3)
         )
 
-    def attend(self, x: Tensor, memory: Tensor | None, mask: Mask, *others: Any) -> Tensor:
+    def attend(self, x: Tensor, memory: Tensor | None, inputs: AttentionInputs) -> Tensor:
         """See `Attention.attend`."""
-        out = super().attend(x, memory, mask, *others)
+        mask, out = inputs.mask, super().attend(x, memory, inputs)
         if mask.globals is None or not bool(mask.globals.any()):
             return out
         grid, out = (x, out) if mask.packing is None else (mask.packing.grid(x), mask.packing.grid(out))
@@ -222,11 +217,12 @@ class SummaryAttention(Attention):
         super().__init__(config, layer)
         self.summary_norm = new_norm(config)
 
-    def attend(self, x: Tensor, memory: Tensor | None, mask: Mask, *others: Any) -> Tensor:
+    def attend(self, x: Tensor, memory: Tensor | None, inputs: AttentionInputs) -> Tensor:
         """See `Attention.attend`. The mask and the bias have the summaries after the tokens."""
+        mask = inputs.mask
         assert mask.summaries is not None, "the stack adds summaries to the mask"
         sums = mask.summaries.sums(x if mask.packing is None else mask.packing.grid(x))
         q, k, v = self._projections(x, mask.packing)
         more = self._memory_keys(self.summary_norm(sums), None, None)
         k, v = (torch.cat(both, 2) for both in zip((k, v), more, strict=True))
-        return self.attend_heads(q, k, v, mask, others[0], None)
+        return self.attend_heads(q, k, v, inputs)

@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trifold.nn.config import ModelConfig
-    from trifold.nn.config_parts import RotaryScaling
 
 
 def first_problem(config: ModelConfig) -> str | None:
     """The first inconsistency, or None."""
-    return next((problem for check in _CHECKS for problem in check(config)), None)
+    checks = [_needs, _sizes, _layers, _experts, _linear_attention, _sparse_attention, _latent]
+    checks += [_positions, _disentangled, _rotary_scaling, _images, _heads]
+    return next((problem for check in checks for problem in check(config)), None)
+
+
+# Values of a setting, and the keys that need one of them.
+_NEEDED = {
+    "shape": {
+        "encoder-decoder": "target_vocab_size n_decoder_heads d_decoder_ff decoder_window max_decoder_positions",
+        "encoder or encoder-decoder": "global_tokens global_projections summary_block sparse_blocks",
+        "encoder": "segment_offsets query_stream patch_size",
+        "decoder": "recurrence",
+    },
+    "residual": {"sequential": "query_stream"},
+    "attention": {"favor": "n_features", "low-rank": "rank", "spans": "span_keys", "lsh": "lsh"},
+    "positions": {
+        "rotary": "rotary_width rotary_pairs rotary_theta rotary_scaling rotary_local_theta rotary_pattern",
+        "disentangled": "relative_log relative_scores relative_shared relative_norm",
+        "relative or disentangled": "learned_positions relative_buckets relative_distance",
+        "relative-sinusoidal": "relative_clamp segment_offsets query_stream",
+        "alibi": "alibi_scale alibi_rounded",
+        "axial": "axial_shape axial_widths",
+    },
+}
+
+
+def _needs(config: ModelConfig) -> Iterator[str]:
+    for name, needed in _NEEDED.items():
+        value = getattr(config, name)
+        for values, keys in needed.items():
+            for key in keys.split() if value not in values.split(" or ") else ():
+                if getattr(config, key) != type(config).model_fields[key].default:
+                    yield f"{key} needs {name}: {values}, not {value}"
 
 
 def _sizes(config: ModelConfig) -> Iterator[str]:
@@ -30,16 +61,6 @@ def _sizes(config: ModelConfig) -> Iterator[str]:
             )
         if config.n_kv_heads is not None and heads % config.n_kv_heads:
             yield f"n_kv_heads {config.n_kv_heads} does not divide {name} {heads}"
-    if config.shape != "encoder-decoder":
-        for key in (
-            "target_vocab_size",
-            "n_decoder_heads",
-            "d_decoder_ff",
-            "decoder_window",
-            "max_decoder_positions",
-        ):
-            if getattr(config, key) is not None:
-                yield f"{key} needs shape: encoder-decoder, not {config.shape}"
 
 
 def _layers(config: ModelConfig) -> Iterator[str]:
@@ -87,9 +108,6 @@ def _experts(config: ModelConfig) -> Iterator[str]:
 
 
 def _linear_attention(config: ModelConfig) -> Iterator[str]:
-    for key, kind in (("n_features", "favor"), ("rank", "low-rank"), ("span_keys", "spans"), ("lsh", "lsh")):
-        if config.attention != kind and getattr(config, key) != type(config).model_fields[key].default:
-            yield f"{key} needs attention: {kind}, not {config.attention}"
     if config.attention == "softmax":
         return
     if config.attention == "low-rank" and config.shape != "encoder":
@@ -112,18 +130,9 @@ def _sparse_attention(config: ModelConfig) -> Iterator[str]:
     for key, default in (("global_tokens", "none"), ("global_projections", False), ("summary_block", None)):
         if getattr(config, key) != default and config.sliding_window is None:
             yield f"{key} needs sliding_window, the number of keys of the other tokens"
-    if config.global_tokens != "none" and not config.encoder_layers:
-        yield f"global_tokens needs shape: encoder or encoder-decoder, not {config.shape}"
-    for key, shapes in (
-        ("global_projections", "encoder or encoder-decoder"),
-        ("summary_block", "encoder or encoder-decoder"),
-        ("sparse_blocks", "encoder or encoder-decoder"),
-        ("recurrence", "decoder"),
-    ):
+    for key in ("global_projections", "summary_block", "sparse_blocks", "recurrence"):
         if not getattr(config, key):
             continue
-        if config.shape not in shapes.split(" or "):
-            yield f"{key} needs shape: {shapes}, not {config.shape}"
         if config.attention != "softmax" or config.latent is not None:
             yield f"{key} excludes latent and attention: {config.attention}"
         if config.kv_heads != config.n_heads:
@@ -160,22 +169,7 @@ def _latent(config: ModelConfig) -> Iterator[str]:
         yield "latent excludes attention_scale_by_layer and parallel residuals"
 
 
-# Kinds of positions -> keys that apply to them only.
-_ONLY = {
-    "rotary": "rotary_width rotary_pairs rotary_theta rotary_scaling rotary_local_theta rotary_pattern",
-    "disentangled": "relative_log relative_scores relative_shared relative_norm",
-    "relative or disentangled": "learned_positions relative_buckets relative_distance",
-    "relative-sinusoidal": "relative_clamp segment_offsets query_stream",
-    "alibi": "alibi_scale alibi_rounded",
-    "axial": "axial_shape axial_widths",
-}
-
-
 def _positions(config: ModelConfig) -> Iterator[str]:
-    for kinds, keys in _ONLY.items():
-        for key in keys.split() if config.positions not in kinds.split(" or ") else ():
-            if getattr(config, key) != type(config).model_fields[key].default:
-                yield f"{key} needs positions: {kinds}, not {config.positions}"
     has_table = config.positions.startswith(("sinusoidal", "learned")) or config.learned_positions
     if config.position_offset and not has_table:
         yield f"position_offset needs positions: learned or sinusoidal, not {config.positions}"
@@ -189,15 +183,8 @@ def _positions(config: ModelConfig) -> Iterator[str]:
             yield f"rotary_width {rotated} must be even and at most {config.head_width}, the width of a head"
         if rotated == 2 and config.rotary_scaling is not None and config.rotary_scaling.kind == "dynamic":
             yield "rotary_scaling: dynamic needs a rotary width of at least 4, not 2"
-        if config.rotary_scaling is not None:
-            yield from _scaling(config.rotary_scaling, rotated // 2)
     if config.positions == "relative-sinusoidal" and config.d_model % 2:
         yield f"relative-sinusoidal positions need an even d_model, not {config.d_model}"
-    for key in ("segment_offsets", "query_stream"):
-        if getattr(config, key) and config.shape != "encoder":
-            yield f"{key} needs shape: encoder, not {config.shape}"
-    if config.query_stream and config.residual != "sequential":
-        yield f"query_stream needs residual: sequential, not {config.residual}"
     if config.positions == "relative":
         # An encoder splits the buckets between both directions; half of a direction's buckets are for exact distances.
         fewest = config.relative_buckets // (4 if config.encoder_layers else 2)
@@ -207,8 +194,6 @@ def _positions(config: ModelConfig) -> Iterator[str]:
                 f"relative_distance {config.relative_distance} is too small for {config.relative_buckets} "
                 "relative_buckets: use at least four buckets, and a distance of more than half as many"
             )
-    if config.positions == "disentangled":
-        yield from _disentangled(config)
     if config.positions == "axial":
         shape, widths = config.axial_shape or (0, 0), config.axial_widths or (0, 0)
         if prod(shape) < (most := max(config.max_positions, config.max_decoder_positions or 0)):
@@ -218,6 +203,8 @@ def _positions(config: ModelConfig) -> Iterator[str]:
 
 
 def _disentangled(config: ModelConfig) -> Iterator[str]:
+    if config.positions != "disentangled":
+        return
     if config.shape != "encoder" or config.kv_heads != config.n_heads or config.latent is not None:
         yield "disentangled positions need shape: encoder, without n_kv_heads and latent"
     buckets, farthest = config.relative_buckets, config.relative_distance
@@ -228,7 +215,10 @@ def _disentangled(config: ModelConfig) -> Iterator[str]:
         )
 
 
-def _scaling(scaling: RotaryScaling, frequencies: int) -> Iterator[str]:
+def _rotary_scaling(config: ModelConfig) -> Iterator[str]:
+    if (scaling := config.rotary_scaling) is None:
+        return
+    frequencies = config.rotated_width // 2
     low, high = scaling.low_frequency, scaling.high_frequency
     if scaling.kind == "llama3" and high <= low:
         yield f"rotary_scaling: high_frequency {high} must exceed low_frequency {low}"
@@ -249,8 +239,6 @@ def _images(config: ModelConfig) -> Iterator[str]:
         yield "patch_size and image_size need each other: give both or neither"
     if config.patch_size is None or config.image_size is None:
         return
-    if config.shape != "encoder":
-        yield f"patch_size needs shape: encoder, not {config.shape}"
     if min(*config.patch_size, *config.image_size) < 1 or any(
         side % part for side, part in zip(config.image_size, config.patch_size, strict=True)
     ):
@@ -293,8 +281,3 @@ def _heads(config: ModelConfig) -> Iterator[str]:
         )
     if config.token_projection and (config.d_embedding is None or config.shape != "decoder"):
         yield "token_projection needs d_embedding, the width of tokens and of projected states, and shape: decoder"
-
-
-_CHECKS: tuple[Callable[[ModelConfig], Iterator[str]], ...] = (
-    *(_sizes, _layers, _experts, _linear_attention, _sparse_attention, _latent, _positions, _images, _heads),
-)

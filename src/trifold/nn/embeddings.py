@@ -182,8 +182,7 @@ class Embeddings(nn.Module):
         x = self.drop(x)
         if self.projection is not None and not self.projects_tokens:
             x = self.projection(x)
-        out: Tensor = self.output(x)
-        return out
+        return self.output(x)
 
     def _scaled(self, x: Tensor) -> Tensor:
         """x (…, E) times the factor, which may be rounded to the precision of x, as in Gemma: in bf16 √3072 is 55.5."""
@@ -194,8 +193,7 @@ class Embeddings(nn.Module):
     def query_vectors(self, query_index: Tensor) -> Tensor:
         """The input of the query stream, the same learned vector everywhere: query_index (B, P) -> (B, P, E)."""
         assert self.query is not None, "this model has no query stream"
-        queries: Tensor = self.drop(self.query.expand(*query_index.shape, -1))
-        return queries
+        return self.drop(self.query.expand(*query_index.shape, -1))
 
     def _check_length(self, inputs: Inputs, positions: Tensor, start: int) -> None:
         packing, end = inputs.packing, start + inputs.tokens.shape[1]
@@ -247,8 +245,7 @@ class PatchEmbeddings(nn.Module):
         x = self.positions(x, torch.arange(x.shape[1], device=x.device)[None])
         if self.norm is not None:
             x = self.norm(x)
-        out: Tensor = self.output(self.drop(x))
-        return out
+        return self.output(self.drop(x))
 
 
 def _dropout(config: ModelConfig) -> float:

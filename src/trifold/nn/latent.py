@@ -61,6 +61,7 @@ class LatentAttention(nn.Module):
         """x (B, T, E) -> (B, T, E), or packed (1, N, E) -> (1, N, E) if the mask has a packing."""
         assert memory is None, "latent attention reads its own input"
         assert bias is None or isinstance(bias, Tensor), "latent attention has no relative scores"
+        # The shapes: content (B, H, T, D), rotated (B, H, T, P), c (B, 1, S, R), r (B, 1, S, P).
         x = x if mask.packing is None else mask.packing.grid(x)
         narrow = x if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(x))
         q = split_heads(self.q_proj(narrow), self.d_query)
@@ -74,35 +75,18 @@ class LatentAttention(nn.Module):
             c, r = cache.own.update(c, r)
         if rotary is not None and rotary.after_cache:
             r = rotary.keys(r)
-        heads = self._heads(content, rotated, c, r, mask, bias, is_cached=cache is not None)
-        merged = merge_heads(heads)
-        out: Tensor = self.o_proj(merged if mask.packing is None else mask.packing.flat(merged))
-        return out
-
-    def _heads(
-        self,
-        content: Tensor,
-        rotated: Tensor,
-        c: Tensor,
-        r: Tensor,
-        mask: Mask,
-        bias: Tensor | None,
-        *,
-        is_cached: bool,
-    ) -> Tensor:
-        """content (B, H, T, D), rotated (B, H, T, P), c (B, 1, S, R), r (B, 1, S, P) -> (B, H, T, d_value)."""
         weight = self.kv_proj.unflatten(0, (-1, self.d_key + self.d_value))
         w_key, w_value = weight.split([self.d_key, self.d_value], 1)  # (H, D, R)
-        if is_cached and not self.watched:
+        is_narrow = cache is not None and not self.watched
+        if is_narrow:
             q = torch.cat([content @ w_key, rotated], -1)
             k, v = torch.cat([c, r], -1), c
         else:
             q, k, v = torch.cat([content, rotated], -1), c @ w_key.mT, c @ w_value.mT
             k = torch.cat([k, r.expand(-1, k.shape[1], -1, -1)], -1)
         q = q * (self.scale * math.sqrt(q.shape[-1]))  # `ops.attend` divides by √ of the width
-        hooks = self if self.watched else None
-        if hooks is not None:
+        if self.watched:
             q, k, v = self.queries(q), self.keys(k), self.values(v)
-        out = ops.attend(q, k, v, mask, bias=bias, drop=self.drop, hooks=hooks)
-        out = out @ w_value.mT if is_cached and not self.watched else out
-        return out if hooks is None else self.heads(out)
+        heads = ops.attend(q, k, v, mask, bias=bias, drop=self.drop, hooks=self if self.watched else None)
+        merged = merge_heads(heads @ w_value.mT if is_narrow else self.heads(heads))
+        return self.o_proj(merged if mask.packing is None else mask.packing.flat(merged))

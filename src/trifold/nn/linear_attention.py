@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trifold.nn import ops
-from trifold.nn.attention import Attention
-from trifold.nn.cache import LayerCache, RunningSums
+from trifold.nn.attention import Attention, AttentionInputs
+from trifold.nn.cache import RunningSums
 from trifold.nn.config import ModelConfig
 from trifold.nn.masks import Mask
 from trifold.nn.segments import scan
@@ -48,10 +48,9 @@ class KernelAttention(Attention):
             exponents = exponents - exponents.amax(-1, keepdim=True).detach()
         return exponents.exp() * len(self.directions) ** -0.5
 
-    def weigh(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: object, cache: LayerCache | None
-    ) -> Tensor:
+    def weigh(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
         """See `Attention.weigh`."""
+        mask, cache = inputs.mask, inputs.cache
         q, k, v = ops.share_keys(q, k, v)
         real = (
             v.new_ones(1, 1, k.shape[2], 1) if mask.keys is None else mask.keys[:, None, -k.shape[2] :, None]
@@ -112,14 +111,12 @@ class LowRankAttention(Attention):
         self.k_mix = nn.Parameter(torch.empty(config.rank, config.max_positions))
         self.v_mix = nn.Parameter(torch.empty(config.rank, config.max_positions))
 
-    def weigh(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: object, cache: LayerCache | None
-    ) -> Tensor:
+    def weigh(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
         """See `Attention.weigh`. Padding is left out of the mixtures."""
-        if mask.keys is not None:
-            k, v = (x * mask.keys[:, None, :, None] for x in (k, v))
+        if (keys := inputs.mask.keys) is not None:
+            k, v = (x * keys[:, None, :, None] for x in (k, v))
         k, v = (mix[:, : x.shape[2]].to(x.dtype) @ x for mix, x in ((self.k_mix, k), (self.v_mix, v)))
-        return super().weigh(q, k, v, Mask(), None, None)
+        return super().weigh(q, k, v, AttentionInputs(Mask()))
 
 
 def _extended(v: Tensor, real: Tensor, like: Tensor) -> Tensor:

@@ -25,13 +25,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trifold.nn import ops
-from trifold.nn.attention import Attention
-from trifold.nn.cache import LayerCache
+from trifold.nn.attention import Attention, AttentionInputs
 from trifold.nn.config import ModelConfig
 from trifold.nn.layers import Dropout
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
-from trifold.nn.relative import ScoreBias
 from trifold.nn.rng import thread_rng
 
 MASKED, SELF = -1e9, -1e5  # scores; the weight of a query itself is 0 unless all others are masked
@@ -58,11 +56,10 @@ class LSHAttention(Attention):
         qk, v = (self._heads(y, packing) for y in ops.linears(x, (self.q_proj, self.v_proj)))
         return qk, qk, v
 
-    def weigh(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: ScoreBias | None, cache: LayerCache | None
-    ) -> Tensor:
+    def weigh(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
         """See `Attention.weigh`."""
-        assert bias is None and mask.order is None, "chunks have no offsets of scores"
+        mask = inputs.mask
+        assert inputs.bias is None and mask.order is None, "chunks have no offsets of scores"
         if not self.watched:
             return self._by_length(q, k, v, mask)
         # The weights are the output for values that are the unit vectors; the scores are their logarithms.

@@ -96,23 +96,21 @@ class Mask:
 
     def distances(self, queries: int, device: torch.device) -> Tensor:
         """(B or 1, T, S) position of the key minus position of the query."""
-        keys = self.positions(queries, device)
-        if self.query_index is not None:
-            return (
-                keys[:, None] - keys.expand(len(self.query_index), -1).gather(1, self.query_index)[..., None]
-            )
-        return keys[:, None] - keys[:, self.offset : self.offset + queries, None]
+        own, others = self.pairs(self.positions(queries, device), queries)
+        return (others - own)[:, 0]
+
+    def pairs(self, x: Tensor, queries: int) -> tuple[Tensor, Tensor]:
+        """x (B or 1, S) at the queries and at all keys: (B or 1, 1, T, 1) and (B or 1, 1, 1, S)."""
+        q = slice(self.offset, self.offset + queries) if self.query_index is None else self.query_index
+        return at_pairs(x, q, slice(None))
 
     def dense(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
         """Boolean (B or 1, H or 1, T or 1, S), or None if nothing is forbidden."""
         evicted = self._evicted(queries, keys)
         rules = [] if self.table is None else [self.table]
         if self.order is not None:
-            ranks = self.order[:, None, None]
-            if self.query_index is None:
-                rules.append(ranks <= self.order[:, None, :, None])
-            else:
-                rules.append(ranks < self.order.gather(1, self.query_index)[:, None, :, None])
+            own, others = self.pairs(self.order, queries)
+            rules.append(others <= own if self.query_index is None else others < own)
         q, k = slice(self.offset, self.offset + queries), slice(evicted, evicted + keys)
         allowed = self.allowed(q, k, self.positions(queries, device) if self.is_local else None, device)
         rules += [] if allowed is None else [allowed]
@@ -134,7 +132,7 @@ class Mask:
         if self.causal and (isinstance(k, Tensor) or k.stop > q.start + 1):
             rules.append(keys <= queries)
         if positions is not None:
-            own, others = self._query_positions(q, positions), _at(positions, keys)
+            own, others = at_pairs(positions, q if self.query_index is None else self.query_index, k)
             if self.window is not None and not self._fits_window(q, k):
                 near.append((others - own).abs() < self.window)
             if self.segment is not None:
@@ -167,12 +165,6 @@ class Mask:
         )
         return replace(self, keys=keys, globals=all_globals, summaries=summaries)
 
-    def _query_positions(self, q: slice, positions: Tensor) -> Tensor:
-        """(B or 1, 1, T, 1)."""
-        index = self.query_index
-        own = positions[:, q] if index is None else positions.expand(len(index), -1).gather(1, index)
-        return own[:, None, :, None]
-
     def _fits_window(self, q: slice, k: slice | Tensor) -> bool:
         """Whether no distance exceeds the window."""
         return isinstance(k, slice) and max(q.stop, k.stop) - k.start <= (self.window or 0)
@@ -189,7 +181,7 @@ class Mask:
         if torch.compiler.is_compiling():  # a graph would depend on the sizes in the cache
             return self._new_additive(queries, keys, like, bias)
         key = (queries, keys, like.dtype, like.device, bias is None)
-        if not self._has(key, bias):
+        if key not in self._additive or self._additive[key][1] is not bias:
             self._additive[key] = self._new_additive(queries, keys, like, bias), bias
         return self._additive[key][0]
 
@@ -204,22 +196,6 @@ class Mask:
             return None
         zeros = torch.zeros(allowed.shape, dtype=like.dtype, device=allowed.device)
         return zeros.masked_fill_(~allowed, float("-inf"))
-
-    def additive_rows(self, q: Tensor, keys: int, bias: Tensor | None = None) -> Tensor | None:
-        """As `additive`, for q (B, H, T, D) with heads in the batch dimension: broadcastable to (B·H, T, S).
-
-        Expanded and contiguous if it differs between rows, which is faster, because every layer adds it.
-        """
-        key = (*q.shape[:3], keys, q.dtype, q.device, bias is None)
-        if not self._has(key, bias):
-            offsets = self.additive(q.shape[2], keys, q, bias)
-            if offsets is not None and (offsets.shape[:2] != (1, 1) or bias is not None):
-                offsets = offsets.expand(*q.shape[:3], keys).flatten(0, 1)[None]
-            self._additive[key] = None if offsets is None else offsets[0], bias
-        return self._additive[key][0]
-
-    def _has(self, key: object, bias: Tensor | None) -> bool:
-        return key in self._additive and self._additive[key][1] is bias
 
     @cached_property
     def _additive(self) -> dict[object, tuple[Tensor | None, Tensor | None]]:

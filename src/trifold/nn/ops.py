@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from trifold.nn.rng import thread_rng
 
 if TYPE_CHECKING:
-    from trifold.nn.attention import Attention
+    from trifold.nn.attention import Attention, AttentionInputs
     from trifold.nn.cache import Cache
     from trifold.nn.latent import LatentAttention
     from trifold.nn.layers import Dropout, Linear
@@ -51,8 +51,7 @@ def activation_linear(
     backward pass instead of saving it.
     """
     inner = activation(x)
-    out: Tensor = layer(inner if gated is None else inner * gated)
-    return out
+    return layer(inner if gated is None else inner * gated)
 
 
 # --- elementwise operations and norms ------------------------------------------------------------------
@@ -161,9 +160,9 @@ def unshare_keys(out: Tensor, rows: int) -> Tensor:
     return out.unflatten(2, (rows // out.shape[0], -1)).transpose(1, 2).flatten(0, 1)
 
 
-def attention(layer: Attention, *inputs: Any) -> Tensor:
-    """All heads of an attention layer, concatenated: the arguments of `Attention.attend` -> (B, T, H·D)."""
-    return layer.attend(*inputs)
+def attention(layer: Attention, x: Tensor, memory: Tensor | None, inputs: AttentionInputs) -> Tensor:
+    """All heads of an attention layer, concatenated (B, T, H·D); see `Attention.attend`."""
+    return layer.attend(x, memory, inputs)
 
 
 # --- loss ----------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ class Relations:
     """The relation of queries to keys, for all layers of a stack.
 
     sinusoids: (N, E) of every distance that occurs. distances: (B or 1, T, S) the row of each pair in `sinusoids`.
-    same_segment: (B, T, S) whether query and key are in the same segment; None without segments.
+    same_segment: (B, 1, T, S) whether query and key are in the same segment; None without segments.
     """
 
     sinusoids: Tensor
@@ -166,14 +166,8 @@ class RelativeSinusoids(nn.Module):
         first = distances.min()
         occurring = torch.arange(int(first), int(distances.max()) + 1, device=device)
         encoded = self.drop(sinusoids(occurring, self.width, "sinusoidal-halves"))
-        same = None if segments is None else same_segment(segments, mask.query_index)
+        same = None if segments is None else torch.eq(*mask.pairs(segments, queries))
         return Relations(encoded, distances - first, same)
-
-
-def same_segment(segments: Tensor, query_index: Tensor | None = None) -> Tensor:
-    """segments (B, S) of the keys -> (B, T, S); the queries are keys too, at `query_index` (B, T) if given."""
-    own = segments if query_index is None else segments.gather(1, query_index)
-    return own[..., None] == segments[:, None, :]
 
 
 class RelativeScores(nn.Module):
@@ -202,7 +196,7 @@ class RelativeScores(nn.Module):
         if self.segment is not None and self.segments is not None and relations.same_segment is not None:
             by_segment = (q + self._by_head(self.segment)) @ self._by_head(self.segments).transpose(-1, -2)
             same, other = by_segment.split(1, dim=-1)
-            offsets = offsets + torch.where(relations.same_segment[:, None], same, other)
+            offsets = offsets + torch.where(relations.same_segment, same, other)
         return offsets / math.sqrt(q.shape[-1])
 
     def _by_head(self, x: Tensor) -> Tensor:
@@ -289,8 +283,7 @@ class DisentangledScores(nn.Module):
 
 def _by_head(project: nn.Module, vectors: Tensor, like: Tensor) -> Tensor:
     """(N, E) -> (H, N, D), with the heads of `like` (B, H, T, D)."""
-    projected: Tensor = project(vectors.to(like.dtype))
-    return projected.unflatten(-1, (like.shape[1], -1)).transpose(0, 1)
+    return project(vectors.to(like.dtype)).unflatten(-1, (like.shape[1], -1)).transpose(0, 1)
 
 
 ScoreBias: TypeAlias = Tensor | PairBias | Relations | Distances

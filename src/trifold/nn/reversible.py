@@ -18,8 +18,7 @@ Step = tuple[Residual, dict[str, Any]]  # a residual, and the arguments of its s
 def run_reversibly(steps: list[Step], x: Tensor) -> Tensor:
     """One step after the other: x (B, T, 2·E) -> (B, T, 2·E). The arguments of the steps have no gradients."""
     parameters = {p: None for residual, _ in steps for p in residual.parameters() if p.requires_grad}
-    out: Tensor = _Reversible.apply(steps, x, *parameters)  # type: ignore[no-untyped-call]
-    return out
+    return _Reversible.apply(steps, x, *parameters)  # type: ignore[no-untyped-call]
 
 
 class _Reversible(torch.autograd.Function):

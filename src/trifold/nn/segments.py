@@ -15,8 +15,7 @@ def scan(step: Step, size: int, state: Tensor, *sequences: Tensor) -> tuple[Tens
     Returns all outputs (B, H, T, …) and the last state. The backward pass computes each segment again and stores only
     the sequences and the states between segments. The step may not read other tensors that need gradients.
     """
-    out, state = _Scan.apply(step, size, state, *sequences)  # type: ignore[no-untyped-call]
-    return out, state
+    return _Scan.apply(step, size, state, *sequences)  # type: ignore[no-untyped-call]
 
 
 class _Scan(torch.autograd.Function):
@@ -53,11 +52,8 @@ class _Scan(torch.autograd.Function):
                 outputs = ctx.step(*inputs, state)
             wanted = [x for x in (*inputs, state) if x.requires_grad]
             *of_inputs, d_state = torch.autograd.grad(
-                outputs, wanted, (d_out[:, :, part], d_state), allow_unused=True
+                outputs, wanted, (d_out[:, :, part], d_state), materialize_grads=True
             )
-            d_state = torch.zeros_like(state) if d_state is None else d_state
-            for whole in found:
-                if whole is not None:
-                    gradient = of_inputs.pop(0)
-                    whole[:, :, part] = 0 if gradient is None else gradient
+            for whole, gradient in zip((x for x in found if x is not None), of_inputs, strict=True):
+                whole[:, :, part] = gradient
         return None, None, d_state, *found

@@ -20,11 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trifold.nn import ops
-from trifold.nn.attention import Attention
-from trifold.nn.cache import LayerCache
+from trifold.nn.attention import Attention, AttentionInputs
 from trifold.nn.config import ModelConfig
 from trifold.nn.masks import Mask, PairBias, pair_numbers
-from trifold.nn.relative import ScoreBias
 
 LEVELS = 10  # this level and all above it share their b
 
@@ -111,15 +109,14 @@ class SpanAttention(Attention):
         super().__init__(config, layer)
         self.offsets = nn.Parameter(torch.empty(offset_rows(config), config.n_heads))
 
-    def weigh(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: ScoreBias | None, cache: LayerCache | None
-    ) -> Tensor:
+    def weigh(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
         """See `Attention.weigh`."""
-        spans = mask.spans
+        mask, spans = inputs.mask, inputs.mask.spans
         assert spans is not None and mask.keys is not None, "the stack adds the spans"
         q, k, v = ops.share_keys(q, k, v)
         tokens = spans.starts[1]
-        outs = [super().weigh(q[:, :, :tokens], k, v, mask, PairBias((self.offsets,), spans.bias), cache)]
+        inputs = inputs._replace(bias=PairBias((self.offsets,), spans.bias))
+        outs = [super().weigh(q[:, :, :tokens], k, v, inputs)]
         # Every span attends to its tokens.
         padding = 2 * (spans.starts[2] - tokens) - tokens
         k, v = (F.pad(y[:, :, :tokens], (0, 0, 0, padding)).contiguous() for y in (k, v))

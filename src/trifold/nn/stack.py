@@ -159,6 +159,7 @@ class Stack(nn.Module):
     ) -> None:
         super().__init__()
         config = config.decoder_side if side == "decoder" else config
+        self.config = config
         self.run_block: Callable[..., Tensor] = call
         self.order = config.block_of_layer or tuple(range(config.n_layers))
         block = BLOCKS[config.residual]
@@ -169,15 +170,6 @@ class Stack(nn.Module):
         has_norm = config.has_final_norm(side)
         self.final_norm = new_norm(config, config.stream_width) if has_norm else nn.Identity()
         self.streams = 2 if config.residual == "reversible" else 1
-        self.sorts = config.attention == "lsh"
-        self.has_sums = config.attention in ("elu", "favor")
-        self.span_keys = config.span_keys if config.attention == "spans" else 0
-        self.sparse_blocks, self.recurrence, self.heads = (
-            config.sparse_blocks,
-            config.recurrence,
-            config.n_heads,
-        )
-        self.summary_block = config.summary_block
         self.windows = [config.window(layer) for layer in range(len(self.order))]
         self.rotates = [config.rotates(layer) for layer in range(len(self.order))]
         self.rotary = Rotary(config) if config.positions == "rotary" else None
@@ -202,23 +194,22 @@ class Stack(nn.Module):
 
         positions: (B or 1, T), by default those of the mask. segments: (B, T), if scores depend on them.
         """
-        count = x.shape[1]
-        if cache is not None and (self.sorts or self.span_keys):
+        config, count = self.config, x.shape[1]
+        if cache is not None and config.attention in ("lsh", "spans"):
             # The cache stores x only. Every step computes all layers again, because new tokens change what others read.
             assert positions is None, "the positions of earlier tokens are not stored"
             x = cache.layers[0].own.update(x[:, None], x[:, None, :, :0])[0][:, 0]
-            states: Tensor = self(x, replace(mask, offset=0), memory, memory_mask)
-            return states[:, -count:]
-        if self.span_keys:
-            spans = Spans(mask, x, self.span_keys)
+            return self(x, replace(mask, offset=0), memory, memory_mask)[:, -count:]
+        if config.attention == "spans":
+            spans = Spans(mask, x, config.span_keys)
             return spans.tokens(self.run_layers(spans.rows(x), LayerInputs(spans.mask)))
-        queries = x.shape[1] if mask.packing is None else mask.packing.shape[1]
-        if self.recurrence is not None:
+        queries = count if mask.packing is None else mask.packing.shape[1]
+        if config.recurrence is not None:
             if cache is None and torch.is_grad_enabled():
-                return self._recurrent(x, mask, self.recurrence)
-            mask = replace(mask, segment=(self.recurrence.size, self.recurrence.reach))
-        if self.summary_block is not None:
-            mask = mask.with_summaries(self.summary_block, queries, x.device)
+                return self._recurrent(x, mask, config.recurrence)
+            mask = replace(mask, segment=(config.recurrence.size, config.recurrence.reach))
+        if config.summary_block is not None:
+            mask = mask.with_summaries(config.summary_block, queries, x.device)
         bias = None if self.offsets is None else self.offsets(mask, queries, x.device, segments)
         if self.rotary is not None and positions is None:
             positions = mask.positions(queries, x.device)[:, mask.offset : mask.offset + queries]
@@ -236,9 +227,9 @@ class Stack(nn.Module):
         blocks = [block for number in self.order if type(block := self.blocks[number]) is ReversibleBlock]
         watched = (module for module in self.modules() if getattr(module, "watched", False))
         if blocks and cache is None and torch.is_grad_enabled() and next(watched, None) is None:
-            steps = list[Step]()
+            steps, sorts = list[Step](), self.config.attention == "lsh"
             for block, own in zip(blocks, self._layer_inputs(inputs), strict=True):
-                steps += block.steps(own._replace(mask=replace(own.mask, orders={})) if self.sorts else own)
+                steps += block.steps(own._replace(mask=replace(own.mask, orders={})) if sorts else own)
             return self.final_norm(run_reversibly(steps, x))
         caches: Sequence[LayerCache | None] = [None] * len(self.order)
         if cache is not None:
@@ -266,16 +257,14 @@ class Stack(nn.Module):
             mask = inputs.mask if window is None else replace(inputs.mask, window=window)
             found[window, rotates] = inputs._replace(mask=mask, rotary=rotary if rotates else None)
         layers = [found[each] for each in zip(self.windows, self.rotates, strict=True)]
-        if (sparse := self.sparse_blocks) is None:
+        if (sparse := self.config.sparse_blocks) is None:
             return layers
         mask, repeat = inputs.mask, sparse.only_in_training and not self.training
-        each = (
-            Blocks.of(mask.keys, tokens, sparse.size, self.heads, sparse.random, seed=layer, repeat=repeat)
-            for layer in range(len(layers))
-        )
-        return [
-            own._replace(mask=replace(mask, blocks=blocks)) for own, blocks in zip(layers, each, strict=True)
-        ]
+        sizes = tokens, sparse.size, self.config.n_heads, sparse.random
+        for layer, own in enumerate(layers):
+            blocks = Blocks.of(mask.keys, *sizes, seed=layer, repeat=repeat)
+            layers[layer] = own._replace(mask=replace(mask, blocks=blocks))
+        return layers
 
     def _recurrent(self, x: Tensor, mask: Mask, recurrence: Recurrence) -> Tensor:
         """Segment after segment: each layer also attends to its last inputs of the segments before, as constants

@@ -209,7 +209,7 @@ class Transformer(nn.Module):
         capacity = self.config.decoder_side.max_positions if capacity is None else capacity
         if self.config.attention == "lsh":
             return Cache([History()])
-        if self.decoder.has_sums:
+        if self.config.attention in ("elu", "favor"):
             return Cache(RunningSums() for _ in self.decoder.windows)
         return Cache(KEYS[kind](window, capacity, rollback) for window in self.decoder.windows)
 
