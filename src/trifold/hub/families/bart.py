@@ -12,7 +12,7 @@ ignores, record the original form.
 from typing import Any
 
 from trifold.hub.family import PART, STACK, Family, TensorRules, in_layer, modules, tied
-from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, end, fixed, repeats, resized, row, rows, same
+from trifold.hub.rows import SIZE, Entry, Fields, end, fixed, repeats, resized, row, rows, same
 from trifold.hub.rules import AnyRule, Copy, Ignored, Rule, Zeros
 from trifold.hub.transforms import LEADING_AXIS, SAME, permuted
 from trifold.nn import ModelConfig
@@ -34,7 +34,7 @@ ENTRIES = (
     row("decoder_attention_heads", "n_decoder_heads", 16),
     row("encoder_ffn_dim", "d_ff", 4096),
     row("decoder_ffn_dim", "d_decoder_ff", 4096),
-    row("activation_function", "activation", "gelu", map=ACTIVATIONS),
+    row("activation_function", "activation", "gelu"),
     row("scale_embedding", "scale_embeddings", False),
     fixed(is_encoder_decoder=True, tie_word_embeddings=True, is_decoder=False, add_bias_logits=False),
     fixed(encoder_layerdrop=0.0, decoder_layerdrop=0.0, normalize_before=False, add_final_layer_norm=False),
@@ -100,8 +100,10 @@ AROUND = {
     f"{STACK}_embeddings.positions": ".{stack}.embed_positions",
     f"{STACK}_embeddings.norm": ".{stack}.layernorm_embedding",
 }
-NAMES = AROUND | in_layer(".{stack}.layers.{i}.", LAYER) | HEADS
-RULES = TensorRules("model", ".shared", NAMES, more=more, buffers=f".{STACK}.version")
+NAMES = AROUND | LAYER | HEADS
+RULES = TensorRules(
+    "model", ".shared", NAMES, layer=".{stack}.layers.{i}.", more=more, buffers=f".{STACK}.version"
+)
 BASE = Family("", "", CLASSES, ENTRIES, {"norm_epsilon": 1e-5}, RULES, n_labels=3)
 BART = BASE.related(
     "bart",

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from trifold.errors import SettingsError
 from trifold.hub.families import bart, bert, mbart
-from trifold.hub.family import STACK, in_layer
+from trifold.hub.family import STACK
 from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, revise, row, same
 from trifold.hub.rules import AnyRule, Unused
 from trifold.nn import ModelConfig
@@ -68,12 +68,13 @@ BIG_BIRD = replace(
         max_position_embeddings=4096,
     ),
     constants=bert.ENCODER | {"embedding_norm": True, "attention_out_bias": True},
-    rules=replace(
-        bert.RULES,
-        names={our: name for our, name in bert.RULES.names.items() if not our.startswith("heads.")}
-        | {"heads.pooler.dense": ".pooler", "heads.next_sentence.out_proj": "cls.seq_relationship"}
-        | {"heads.sequence.{layer:dense|out_proj}": "classifier.{layer}"}
-        | {"heads.{head:token|choice}.out_proj": "classifier"},
+    rules=bert.RULES.related(
+        {
+            "heads.pooler.dense": ".pooler",
+            "heads.sequence.{layer:dense|out_proj}": "classifier.{layer}",
+            "heads.{head:token|choice}.out_proj": "classifier",
+        },
+        without="heads.{ heads.span",
         more=_pooler,
         unused="cls.seq_relationship",
     ),
@@ -113,7 +114,7 @@ BIGBIRD_PEGASUS = replace(
             **bart.HEADS,
             f"{STACK}_embeddings.positions": ".{stack}.embed_positions",
             f"{STACK}.final_norm": ".{stack}.layernorm_embedding",
-            **in_layer(".{stack}.layers.{i}.", LAYER),
+            **LAYER,
             **{
                 f"encoder.{SELF}.{p}_proj": f".encoder.layers.{{i}}.self_attn.{q}" for p, q in ENCODER.items()
             },

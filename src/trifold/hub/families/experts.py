@@ -11,15 +11,14 @@ for the prediction of further tokens, which is not read.
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from trifold.errors import SettingsError
 from trifold.hub.families.gpt import classes
-from trifold.hub.families.llama import AROUND, BASE, LAYER, MISTRAL, QK_NORMS, RULES, UNBIASED, by_head
-from trifold.hub.family import BLOCK, in_layer
+from trifold.hub.families.llama import BASE, MISTRAL, QK_NORMS, RULES, UNBIASED, by_head
+from trifold.hub.family import BLOCK
 from trifold.hub.rope import rope, windows
 from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, nested, repeats, resized, row
 from trifold.hub.rules import AnyRule, Ignored, Rule
@@ -32,7 +31,7 @@ IGNORED = "output_router_logits router_aux_loss_coef"
 
 # --- Mixtral and Qwen 3 --------------------------------------------------------------------------------
 
-MIXTRAL_LAYER = LAYER | {
+MIXTRAL_NAMES = {
     f"{MOE}router": "block_sparse_moe.gate",
     f"{MOE}experts.{{e}}.gate_proj": "block_sparse_moe.experts.{e}.w1",
     f"{MOE}experts.{{e}}.in_proj": "block_sparse_moe.experts.{e}.w3",
@@ -43,15 +42,13 @@ MIXTRAL = MISTRAL.related(
     rope(base=1e6),
     nested("experts", count=("num_local_experts", 8), per_token=("num_experts_per_tok", 2)),
     fixed(router_jitter_noise=0.0),
-    rules=replace(RULES, names=AROUND | in_layer(".layers.{i}.", MIXTRAL_LAYER)),
+    rules=RULES.related(MIXTRAL_NAMES),
     ignored=IGNORED,
     rms_norm_eps=1e-5,
     sliding_window=None,
 )
 
-QWEN3_LAYER = {
-    **LAYER,
-    **QK_NORMS,
+QWEN3_NAMES = {
     f"{MOE}router": "mlp.gate",
     f"{MOE}experts.{{e}}.gate_proj": "mlp.experts.{e}.gate_proj",
     f"{MOE}experts.{{e}}.in_proj": "mlp.experts.{e}.up_proj",
@@ -69,7 +66,6 @@ def _load_qwen(file: Any, fields: Fields) -> Fields:
     return {"experts": experts, "sliding_window": window}
 
 
-QWEN3_RULES = replace(RULES, names=AROUND | in_layer(".layers.{i}.", QWEN3_LAYER))
 QWEN3_MOE = UNBIASED.related(
     "qwen3_moe",
     ids(),
@@ -92,7 +88,7 @@ QWEN3_MOE = UNBIASED.related(
     ),
     fixed(decoder_sparse_step=1),
     constants={"qk_norm": "head"},
-    rules=by_head(QWEN3_RULES),
+    rules=by_head(RULES.related(QK_NORMS | QWEN3_NAMES)),
     ignored=f"{IGNORED} max_window_layers",
     **resized(vocab=151936, width=2048, inner=6144, layers=24, kv_heads=4, positions=32768),
 )
@@ -139,11 +135,7 @@ GPT_OSS = BASE.related(
     nested("experts", count=("num_local_experts", 128), per_token=("num_experts_per_tok", 4), bias=True),
     classes=classes("ForQuestionAnswering"),
     constants={"activation": "quick-gelu", "attention_sinks": True},
-    rules=replace(
-        RULES,
-        names=AROUND | in_layer(".layers.{i}.", LAYER | {f"{MOE}router": "mlp.router"}),
-        more=_fused_rules,
-    ),
+    rules=RULES.related({f"{MOE}router": "mlp.router"}, more=_fused_rules),
     # The experts do not read hidden_act. The others are those of the first release.
     ignored=f"{IGNORED} hidden_act experts_per_token initial_context_length",
     without="mlp_bias hidden_act",
@@ -190,9 +182,9 @@ def _save_deepseek(config: ModelConfig) -> Fields:
     return keys
 
 
-EXPERT_LAYER = {
+SHARED = {
     ours.replace("experts.{e}", "shared"): theirs.replace("experts.{e}", "shared_experts")
-    for ours, theirs in QWEN3_LAYER.items()
+    for ours, theirs in QWEN3_NAMES.items()
     if "{e}" in ours
 }
 
@@ -207,9 +199,8 @@ def _rules(config: ModelConfig) -> list[AnyRule]:
         "kv_norm": "kv_a_layernorm",
         "o_proj": "o_proj",
     }
-    layer = {ours: theirs for ours, theirs in (QWEN3_LAYER | EXPERT_LAYER).items() if "{p" not in ours}
-    layer |= {f"self_attention.sublayer.{o}": f"self_attn.{t}" for o, t in attention.items()}
-    return replace(RULES, names=AROUND | in_layer(".layers.{i}.", layer), more=_unnamed)(config)
+    names = {f"self_attention.sublayer.{ours}": f"self_attn.{theirs}" for ours, theirs in attention.items()}
+    return RULES.related(QWEN3_NAMES | SHARED | names, without="q|k|v", more=_unnamed)(config)
 
 
 def _unnamed(config: ModelConfig, base: str) -> list[AnyRule]:

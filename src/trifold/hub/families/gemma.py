@@ -12,7 +12,7 @@ from typing import Any, Literal
 from trifold.errors import SettingsError
 from trifold.hub.families import llama
 from trifold.hub.families.gpt import CLASSES, HEADS, classes
-from trifold.hub.family import LABELED, STACK, Family, TensorRules, in_layer, tied, with_defaults
+from trifold.hub.family import LABELED, STACK, Family, TensorRules, tied, with_defaults
 from trifold.hub.rope import layered_rope, windows
 from trifold.hub.rows import ACTIVATIONS, SIZE, Ends, Entry, Fields, ids, resized, row, same
 from trifold.hub.rules import AnyRule, Rule
@@ -56,7 +56,7 @@ LAYER = llama.LAYER | {
 }
 GEMMA2 = GEMMA.related(
     "gemma2",
-    row("hidden_activation", "activation", "gelu_pytorch_tanh", map=ACTIVATIONS),
+    row("hidden_activation", "activation", "gelu_pytorch_tanh"),
     row(
         "query_pre_attn_scalar",
         "attention_scale",
@@ -71,7 +71,7 @@ GEMMA2 = GEMMA.related(
     replace(WINDOWS, keys=WINDOWS.keys | {"sliding_window_pattern": (Literal[2] | None, None)}),
     Entry({}, save=llama.check_width),
     constants={"norm_placement": "sandwich"},
-    rules=replace(llama.RULES, names=AROUND | in_layer(".layers.{i}.", LAYER)),
+    rules=replace(llama.RULES, names=AROUND | LAYER),
     ignored="hidden_act sliding_window_size _attn_implementation",  # of older files; `transformers` does not read them
     without="hidden_act",
     **resized(width=2304, inner=9216, layers=26, heads=8, kv_heads=4),
@@ -250,8 +250,9 @@ T5GEMMA = Family(
         {
             f"{STACK}.final_norm": ".{stack}.norm",
             "heads.{head:sequence|token}.out_proj": "score.out_proj",
-            **in_layer(".{stack}.layers.{i}.", T5_LAYER),
+            **T5_LAYER,
         },
+        layer=".{stack}.layers.{i}.",
         more=_more,
     ),
 )

@@ -12,7 +12,6 @@ from typing import Any
 from trifold.errors import SettingsError
 from trifold.hub.families.bart import AROUND, BART, HEADS, LAYER, RULES as BART_RULES
 from trifold.hub.families.bert import CHOICE, ROBERTA, ROBERTA_RULES
-from trifold.hub.family import in_layer
 from trifold.hub.rows import SIZE, Entry, Fields, fixed, row
 from trifold.nn import ModelConfig
 
@@ -64,11 +63,7 @@ LONGFORMER = ROBERTA.related(
     },
     without="classifier_dropout position_embedding_type",
     constants={"global_projections": True},
-    rules=replace(
-        ROBERTA_RULES,
-        prefix="longformer",
-        names=ROBERTA_RULES.names | in_layer(".encoder.layer.{i}.", PROJECTIONS),
-    ),
+    rules=ROBERTA_RULES.related(PROJECTIONS, prefix="longformer"),
     ignored="attention_mode ignore_attention_mask onnx_export",  # of the first release, and of exports
 )
 

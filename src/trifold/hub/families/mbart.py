@@ -16,14 +16,14 @@ import torch
 from trifold.hub.families import bart, gpt
 from trifold.hub.families.bart import BART, CLASSES, LAYER
 from trifold.hub.families.gpt import HEADS, classes
-from trifold.hub.family import STACK, TensorRules, in_layer
-from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, resized, revise, row, same, sizes
+from trifold.hub.family import STACK, TensorRules
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, resized, revise, row, same, sizes
 from trifold.hub.rules import AnyRule, Computed, Rule, Zeros
 from trifold.nn import ModelConfig
 from trifold.nn.positions import sinusoids
 
 PRE_LAYER = {ours.replace("after", "enter"): theirs for ours, theirs in LAYER.items()}
-NAMES = {f"{STACK}.final_norm": ".{stack}.layer_norm", **in_layer(".{stack}.layers.{i}.", PRE_LAYER)}
+NAMES = {f"{STACK}.final_norm": ".{stack}.layer_norm", **PRE_LAYER}
 RULES = replace(bart.RULES, names=bart.AROUND | NAMES)
 PRE = {"normalize_before": True, "add_final_layer_norm": True}
 MBART = BART.related(
@@ -117,9 +117,14 @@ OPT_NAMES = {
 def _rules(config: ModelConfig) -> list[AnyRule]:
     place = "enter" if config.norm_placement == "pre" else "after"
     layer = {ours.replace("after", place): name for ours, name in LAYER.items() if "cross" not in ours}
-    names = {**OPT_NAMES, **HEADS, **in_layer(".decoder.layers.{i}.", layer)}
+    names = {**OPT_NAMES, **HEADS, **layer}
     rules = TensorRules(
-        "model", ".decoder.embed_tokens", names, lm_head="lm_head", buffers=".decoder.version"
+        "model",
+        ".decoder.embed_tokens",
+        names,
+        layer=".decoder.layers.{i}.",
+        lm_head="lm_head",
+        buffers=".decoder.version",
     )
     return rules(config)
 
@@ -131,7 +136,7 @@ OPT = gpt.BASE.related(
         without="intermediate_size hidden_act",
     ),
     row("ffn_dim", "d_ff", 3072),
-    row("activation_function", "activation", "relu", map=ACTIVATIONS),
+    row("activation_function", "activation", "relu"),
     row("dropout", "dropout", 0.1),
     row("attention_dropout", "attention_dropout", 0.0),
     row("enable_bias", "attention_bias", True),

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trifold.errors import SettingsError
-from trifold.hub.family import STACK, Family, TensorRules, in_layer
+from trifold.hub.family import STACK, Family, TensorRules
 from trifold.hub.rope import repeated
-from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, ids, nested, row, same, up_to
+from trifold.hub.rows import Entry, Fields, fixed, ids, nested, row, same, up_to
 from trifold.hub.rules import AnyRule, Rule, Unused
 from trifold.hub.transforms import LEADING_AXIS, each
 from trifold.nn import ModelConfig
@@ -80,7 +80,7 @@ FAMILY = Family(
         row("max_position_embeddings", "max_positions", 4096),
         row("axial_pos_shape", "axial_shape", (64, 64), save=lambda sizes: list(sizes or ())),
         row("axial_pos_embds_dim", "axial_widths", (64, 192), save=lambda sizes: list(sizes or ())),
-        row("hidden_act", "activation", "relu", map=ACTIVATIONS),
+        row("hidden_act", "activation", "relu"),
         row("layer_norm_eps", "norm_epsilon", 1e-12),
         row("hidden_dropout_prob", "dropout", 0.05),
         row("lsh_attention_probs_dropout_prob", "attention_dropout", 0.0),
@@ -117,23 +117,19 @@ FAMILY = Family(
     rules=TensorRules(
         "reformer",
         ".embeddings.word_embeddings",
-        in_layer(
-            ".encoder.layers.{i}.",
-            {
-                "self_attention.enter": "attention.layer_norm",
-                "self_attention.sublayer.v_proj": "attention.self_attention.value",
-                "self_attention.sublayer.o_proj": "attention.output.dense",
-                "feed_forward.enter": "feed_forward.layer_norm",
-                "feed_forward.sublayer.in_proj": "feed_forward.dense.dense",
-                "feed_forward.sublayer.out_proj": "feed_forward.output.dense",
-            },
-        )
-        | {
+        {
+            "self_attention.enter": "attention.layer_norm",
+            "self_attention.sublayer.v_proj": "attention.self_attention.value",
+            "self_attention.sublayer.o_proj": "attention.output.dense",
+            "feed_forward.enter": "feed_forward.layer_norm",
+            "feed_forward.sublayer.in_proj": "feed_forward.dense.dense",
+            "feed_forward.sublayer.out_proj": "feed_forward.output.dense",
             f"{STACK}.final_norm": ".encoder.layer_norm",
             "heads.sequence.dense": "classifier.dense",
             "heads.sequence.out_proj": "classifier.out_proj",
             "heads.span.out_proj": "qa_outputs",
         },
+        layer=".encoder.layers.{i}.",
         more=_more,
         lm_head="lm_head.decoder",
     ),

@@ -6,9 +6,9 @@ import torch
 
 from trifold.errors import SettingsError
 from trifold.hub.families import bert
-from trifold.hub.family import PART, TensorRules, in_layer
+from trifold.hub.family import PART, TensorRules
 from trifold.hub.images import height_and_width
-from trifold.hub.rows import ACTIVATIONS, Entry, Fields, resized, row, up_to
+from trifold.hub.rows import Entry, Fields, resized, row, up_to
 from trifold.hub.rules import AnyRule, Ignored, Renamed, Rule
 from trifold.hub.transforms import LEADING_AXIS, chain, each
 from trifold.nn import ModelConfig
@@ -76,7 +76,7 @@ FAMILY = bert.FAMILY.related(
     row("num_channels", "n_channels", 3, kind=up_to(1_000)),
     row("qkv_bias", "attention_bias", True),
     row("pooler_output_size", "pooler_width", None, kind=up_to(2**20)),
-    row("pooler_act", "pooler_activation", "tanh", map=ACTIVATIONS),
+    row("pooler_act", "pooler_activation", "tanh"),
     stem="ViT",
     classes={"Model": {"heads": ("pooler",)}, "ForImageClassification": {"heads": ("sequence",)}},
     constants={"norm_placement": "pre", "attention_out_bias": True, "embedding_norm": False},
@@ -86,9 +86,10 @@ FAMILY = bert.FAMILY.related(
         {
             "encoder.final_norm": ".layernorm",
             "heads.pooler.dense": ".pooler.dense",
-            **in_layer(".encoder.layer.{i}.", LAYER),
+            **LAYER,
             "heads.sequence.out_proj": "classifier",
         },
+        layer=".encoder.layer.{i}.",
         more=_more,
         buffers=bert.BUFFERS,
         unused=".pooler.dense",

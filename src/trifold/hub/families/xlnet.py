@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from trifold.errors import SettingsError
 from trifold.hub.families.bert import BUFFERS, ENCODER_ONLY
-from trifold.hub.family import BLOCK, MAX_POSITIONS, PART, Family, TensorRules, in_layer
+from trifold.hub.family import BLOCK, MAX_POSITIONS, PART, Family, TensorRules
 from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, ids, lookup, name_of, row, rows, same, up_to
 from trifold.hub.rules import AnyRule, Ignored, Rule
 from trifold.hub.transforms import LEADING_AXIS, TRANSPOSED, chain, joined_axes
@@ -44,12 +44,6 @@ def _save_summary(config: ModelConfig) -> Fields:
     return {"summary_use_proj": transform is not None, "summary_activation": name}
 
 
-LAYER = {
-    "self_attention.after": "rel_attn.layer_norm",
-    "feed_forward.sublayer.in_proj": "ff.layer_1",
-    "feed_forward.sublayer.out_proj": "ff.layer_2",
-    "feed_forward.after": "ff.layer_norm",
-}
 # Their matrices have an axis for the heads: (width, heads, head size), also that of the output projection.
 MATRICES = {"{p:q|k|v}_proj.weight": "{p}", "relative.r_proj.weight": "r"}
 OUTPUTS = {"o_proj.weight": "o", "relative.segments": "seg_embed"}
@@ -85,7 +79,7 @@ FAMILY = Family(
         row("n_layer", "n_layers", 24),
         row("n_head", "n_heads", 16),
         row("d_inner", "d_ff", 4096),
-        row("ff_activation", "activation", "gelu", map=ACTIVATIONS),
+        row("ff_activation", "activation", "gelu"),
         row("layer_norm_eps", "norm_epsilon", 1e-12),
         row("summary_last_dropout", "classifier_dropout", 0.1, heads=("sequence",)),
         row("tie_word_embeddings", "tie_lm_head", True),
@@ -114,12 +108,16 @@ FAMILY = Family(
         "transformer",
         ".word_embedding",
         {
-            **in_layer(".layer.{i}.", LAYER),
+            "self_attention.after": "rel_attn.layer_norm",
+            "feed_forward.sublayer.in_proj": "ff.layer_1",
+            "feed_forward.sublayer.out_proj": "ff.layer_2",
+            "feed_forward.after": "ff.layer_norm",
             "heads.sequence.dense": "sequence_summary.summary",
             "heads.sequence.out_proj": "logits_proj",
             "heads.token.out_proj": "classifier",
             "heads.span.out_proj": "qa_outputs",
         },
+        layer=".layer.{i}.",
         more=_more,
         lm_head="lm_loss",
         buffers=BUFFERS,
