@@ -22,20 +22,14 @@ from trifold.nn.config import Head
 WRITTEN: Fields = {"is_encoder_decoder": True, "tie_word_embeddings": True, "forced_eos_token_id": None}
 # Keys that Marian shares.
 ENTRIES = (
-    row("vocab_size", "vocab_size", 50265),
-    row("pad_token_id", "pad_id", 1),
+    *rows(vocab_size=50265, pad_id=("pad_token_id", 1), decoder_start_id=("decoder_start_token_id", 2)),
     end(2),
-    row("decoder_start_token_id", "decoder_start_id", 2),
-    row("max_position_embeddings", "max_positions", 1024),
-    *rows(d_model=1024, dropout=0.1, attention_dropout=0.0),
-    row("encoder_layers", "n_layers", 12),
-    row("decoder_layers", "n_decoder_layers", 12),
-    row("encoder_attention_heads", "n_heads", 16),
-    row("decoder_attention_heads", "n_decoder_heads", 16),
-    row("encoder_ffn_dim", "d_ff", 4096),
-    row("decoder_ffn_dim", "d_decoder_ff", 4096),
-    row("activation_function", "activation", "gelu"),
-    row("scale_embedding", "scale_embeddings", False),
+    *rows(d_model=1024, max_positions=("max_position_embeddings", 1024)),
+    *rows(n_layers=("encoder_layers", 12), n_decoder_layers=("decoder_layers", 12)),
+    *rows(n_heads=("encoder_attention_heads", 16), n_decoder_heads=("decoder_attention_heads", 16)),
+    *rows(d_ff=("encoder_ffn_dim", 4096), d_decoder_ff=("decoder_ffn_dim", 4096)),
+    *rows(activation=("activation_function", "gelu"), scale_embeddings=("scale_embedding", False)),
+    *rows(dropout=0.1, attention_dropout=0.0),
     fixed(is_encoder_decoder=True, tie_word_embeddings=True, is_decoder=False, add_bias_logits=False),
     fixed(encoder_layerdrop=0.0, decoder_layerdrop=0.0, normalize_before=False, add_final_layer_norm=False),
     Entry({}, save=lambda config: WRITTEN),
@@ -107,8 +101,7 @@ RULES = TensorRules(
 BASE = Family("", "", CLASSES, ENTRIES, {"norm_epsilon": 1e-5}, RULES, n_labels=3)
 BART = BASE.related(
     "bart",
-    *rows(activation_dropout=0.0),
-    row("bos_token_id", "bos_id", 0),
+    *rows(activation_dropout=0.0, bos_id=("bos_token_id", 0)),
     head_dropout("sequence"),
     # Ours; files of others do not have it.
     row("lm_head_bias", "lm_head_bias", True, heads=("lm",), everywhere=True),

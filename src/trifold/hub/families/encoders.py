@@ -313,12 +313,8 @@ EUROBERT = llama.LLAMA.related(
     },
     constants={"shape": "encoder"},
     rules=llama.RULES.related(
-        {
-            "encoder.final_norm": ".norm",
-            "heads.sequence.dense": "dense",
-            "heads.{head:sequence|token}.out_proj": "classifier",
-        },
-        without="decoder heads",
+        {"heads.sequence.dense": "dense", "heads.{head:sequence|token}.out_proj": "classifier"},
+        without="heads",
     ),
     ignored="auto_map bos_token eos_token mask_token mask_token_id pad_token",
     without="classifier_dropout",

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from trifold.errors import SettingsError
 from trifold.hub.families import gpt
 from trifold.hub.families.gpt import HEADS, classes
-from trifold.hub.family import BLOCK, PART, TensorRules
+from trifold.hub.family import BLOCK, PART, STACK, TensorRules
 from trifold.hub.rope import repeated, rope, windows
 from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, resized, row, rows, same, sizes
 from trifold.hub.rules import AnyRule, Rule
@@ -34,7 +34,7 @@ QK_NORMS = {"self_attention.sublayer.{p:q|k}_norm": "self_attn.{p}_norm"}
 RULES = TensorRules(
     "model",
     ".embed_tokens",
-    {"decoder.final_norm": ".norm", **HEADS, "heads.token.out_proj": "score", **LAYER},
+    {f"{STACK}.final_norm": ".norm", **HEADS, "heads.token.out_proj": "score", **LAYER},
     layer=".layers.{i}.",
     lm_head="lm_head",
     buffers=".layers.{i}.self_attn.rotary_emb.inv_freq",

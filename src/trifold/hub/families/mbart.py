@@ -17,7 +17,7 @@ from trifold.hub.families import bart, gpt
 from trifold.hub.families.bart import BART, CLASSES, LAYER
 from trifold.hub.families.gpt import HEADS, classes
 from trifold.hub.family import STACK, TensorRules
-from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, resized, revise, row, same, sizes
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, resized, revise, row, rows, same, sizes
 from trifold.hub.rules import AnyRule, Computed, Rule, Zeros
 from trifold.nn import ModelConfig
 from trifold.nn.positions import sinusoids
@@ -135,11 +135,8 @@ OPT = gpt.BASE.related(
         sizes(vocab=50272, width=768, inner=3072, layers=12, heads=12, positions=2048, activation="relu"),
         without="intermediate_size hidden_act",
     ),
-    row("ffn_dim", "d_ff", 3072),
-    row("activation_function", "activation", "relu"),
-    row("dropout", "dropout", 0.1),
-    row("attention_dropout", "attention_dropout", 0.0),
-    row("enable_bias", "attention_bias", True),
+    *rows(d_ff=("ffn_dim", 3072), activation=("activation_function", "relu")),
+    *rows(dropout=0.1, attention_dropout=0.0, attention_bias=("enable_bias", True)),
     Entry(
         {
             "do_layer_norm_before": (bool, True),

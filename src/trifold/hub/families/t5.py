@@ -51,6 +51,11 @@ def _scale(scaled: bool | str | None, fields: Fields) -> float:
     return float(fields["d_model"] ** -0.5) if scaled and "lm" in fields["heads"] else 1.0
 
 
+def _first_token(fields: Fields) -> int:
+    start: int | None = fields["decoder_start_id"]
+    return fields["pad_id"] if start is None else start
+
+
 def _load_activation(file: Any, fields: Fields) -> Fields:
     name, gated = file.feed_forward_proj, file.is_gated_act
     # "gated-gelu" is the one name whose activation is not its second half.
@@ -133,23 +138,13 @@ FAMILY = Family(
     classes=CLASSES,
     entries=(
         *rows(vocab_size=32128, d_model=512, d_ff=2048, max_positions=MAX_POSITIONS),
-        row("d_kv", "d_head", 64),
-        row("num_layers", "n_layers", 6),
-        row("num_heads", "n_heads", 8),
-        row("relative_attention_num_buckets", "relative_buckets", 32),
-        row("relative_attention_max_distance", "relative_distance", 128),
-        row("dropout_rate", "dropout", 0.1),
-        row("layer_norm_epsilon", "norm_epsilon", 1e-6),
-        row("pad_token_id", "pad_id", 0),
+        *rows(d_head=("d_kv", 64), n_layers=("num_layers", 6), n_decoder_layers=("num_decoder_layers", None)),
+        *rows(n_heads=("num_heads", 8), relative_buckets=("relative_attention_num_buckets", 32)),
+        *rows(relative_distance=("relative_attention_max_distance", 128), dropout=("dropout_rate", 0.1)),
+        *rows(norm_epsilon=("layer_norm_epsilon", 1e-6), pad_id=("pad_token_id", 0)),
         end(1),
         row("decoder_start_token_id", "decoder_start_id", None),
-        row(
-            "bos_token_id",
-            "bos_id",
-            None,
-            otherwise=lambda f: f["pad_id"] if f["decoder_start_id"] is None else f["decoder_start_id"],
-        ),
-        row("num_decoder_layers", "n_decoder_layers", None),
+        row("bos_token_id", "bos_id", None, otherwise=_first_token),
         head_dropout("sequence", "token"),
         Entry(
             {

@@ -8,7 +8,7 @@ from trifold.errors import SettingsError
 from trifold.hub.families import bert
 from trifold.hub.family import PART, TensorRules
 from trifold.hub.images import height_and_width
-from trifold.hub.rows import Entry, Fields, resized, row, up_to
+from trifold.hub.rows import Entry, Fields, resized, row, rows, up_to
 from trifold.hub.rules import AnyRule, Ignored, Renamed, Rule
 from trifold.hub.transforms import LEADING_AXIS, chain, each
 from trifold.nn import ModelConfig
@@ -74,9 +74,8 @@ FAMILY = bert.FAMILY.related(
     "vit",
     Entry({"image_size": (Size, 224), "patch_size": (Size, 16)}, _load_sizes, _save_sizes),
     row("num_channels", "n_channels", 3, kind=up_to(1_000)),
-    row("qkv_bias", "attention_bias", True),
     row("pooler_output_size", "pooler_width", None, kind=up_to(2**20)),
-    row("pooler_act", "pooler_activation", "tanh"),
+    *rows(pooler_activation=("pooler_act", "tanh"), attention_bias=("qkv_bias", True)),
     stem="ViT",
     classes={"Model": {"heads": ("pooler",)}, "ForImageClassification": {"heads": ("sequence",)}},
     constants={"norm_placement": "pre", "attention_out_bias": True, "embedding_norm": False},
