@@ -1,5 +1,6 @@
 """The rows of a family's table: keys of config.json and the fields of ModelConfig that they set, in both directions."""
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
@@ -197,6 +198,12 @@ def same(name: str) -> Callable[[Fields], Any]:
     return lambda fields: fields[name]
 
 
+def solution(guess: float, function: Callable[[float], float], value: float) -> float:
+    """The number near `guess` of which the function is exactly `value`, a short one if there is one."""
+    near = (float(f"{guess:.9g}"), guess, math.nextafter(guess, math.inf), math.nextafter(guess, -math.inf))
+    return next((number for number in near if function(number) == value), guess)
+
+
 # Theirs -> ours; the first of several names is the one that is written.
 ACTIVATIONS = {
     "relu": "relu",
@@ -215,14 +222,14 @@ ACTIVATIONS = {
 }
 
 
-def lookup(key: str, name: Any, table: Mapping[Any, Any]) -> Any:
+def lookup(key: str, name: Any, table: Mapping[Any, Any] = ACTIVATIONS) -> Any:
     """Our value for a name of theirs. Raises SettingsError for an unknown name."""
     if name not in table:
         raise SettingsError(f"{key}: {name!r} is not known; known: {', '.join(map(str, table))}")
     return table[name]
 
 
-def name_of(value: Any, table: Mapping[Any, Any]) -> Any:
+def name_of(value: Any, table: Mapping[Any, Any] = ACTIVATIONS) -> Any:
     """The first of their names for a value of ours. Raises SettingsError if there is none."""
     for name, ours in table.items():
         if ours == value:

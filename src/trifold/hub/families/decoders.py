@@ -18,14 +18,14 @@ are rotated in the other direction than LLaMA's. (x₂, x₁) rotated by an angl
 swapped: so the halves of each head are swapped in the matrices of queries and keys.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from trifold.hub.families.gpt import classes
 from trifold.hub.families.llama import QK_NORMS, RULES, UNBIASED, by_head, gate_and_in
 from trifold.hub.family import BLOCK
-from trifold.hub.rope import layered_rope, repeated, rope, windows
+from trifold.hub.rope import layered_rope, rope, windows
 from trifold.hub.rows import Entry, Fields, fixed, ids, resized, row, rows
 from trifold.hub.rules import AnyRule, Rule
 from trifold.hub.transforms import permuted
@@ -98,27 +98,23 @@ GLM4 = UNBIASED.related(
 
 # --- Cohere ---------------------------------------------------------------------------------------------
 
-COHERE_WINDOWS = windows(4096, every=4)
 
-
-def _load_layers(file: Any, fields: Fields) -> Fields:
-    found = COHERE_WINDOWS.load(file, fields)
-    if not found:
-        return {"rotary_pattern": ("none",)}
-    local: tuple[str, ...] = found["window_pattern"]
-    return found | {"rotary_pattern": repeated(["rotary" if each == "local" else "none" for each in local])}
+def _rotary_pattern(fields: Fields) -> tuple[str, ...]:
+    kinds: tuple[str, ...] = fields.get("window_pattern", ("global",))
+    return tuple("rotary" if kind == "local" else "none" for kind in kinds)
 
 
 COHERE2 = UNBIASED.related(
     "cohere2",
     *rows(norm_epsilon=("layer_norm_eps", 1e-5), logits_scale=("logit_scale", 0.0625)),
-    Entry(COHERE_WINDOWS.keys, _load_layers, COHERE_WINDOWS.save),
+    windows(4096, every=4),
     ids(pad=0, bos=5, eos=255001),
     fixed(order_of_interleaved_layers="local_attn_first", position_embedding_type="rope_gptj"),
     fixed(rotary_pct=1.0, use_embedding_sharing=True, use_gated_activation=True),
     fixed(use_parallel_block=True, use_qk_norm=False),
     classes=classes("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
-    constants={"norm": "layer", "norm_bias": False, "residual": "parallel", "rotary_pairs": "interleaved"},
+    constants={"norm": "layer", "norm_bias": False, "residual": "parallel"}
+    | {"rotary_pairs": "interleaved", "rotary_pattern": _rotary_pattern},
     rules=RULES.related(without="feed_forward.enter"),
     ignored="layer_switch use_parallel_embedding",  # names of sliding_window_pattern, and of a way to compute
     without="rms_norm_eps",

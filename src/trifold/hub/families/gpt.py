@@ -208,10 +208,7 @@ NEO = GPT.related(
     constants={"positions": "learned", "attention_scale": 1.0, "attention_out_bias": True},
     without="n_positions n_embd n_layer n_head n_inner resid_pdrop embd_pdrop attn_pdrop",
     rules=RULES.related(
-        NEO_ATTENTION,
-        qkv="",
-        matrix=SAME,
-        buffers=".h.{i}.attn.attention.{buffer:bias|masked_bias}",
+        NEO_ATTENTION, qkv="", matrix=SAME, buffers=".h.{i}.attn.attention.{buffer:bias|masked_bias}"
     ),
     ignored=GPT_IGNORED,
 )

@@ -7,7 +7,6 @@ may be rotated. In SmolLM 3 (Bakouch et al. 2025) every fourth layer has no posi
 embeddings, scores, outputs of sub-layers and logits by numbers.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
@@ -17,7 +16,7 @@ from trifold.hub.families import gpt
 from trifold.hub.families.gpt import HEADS, classes
 from trifold.hub.family import BLOCK, PART, STACK, TensorRules
 from trifold.hub.rope import repeated, rope, windows
-from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, resized, row, rows, same, sizes
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, resized, row, rows, same, sizes, solution
 from trifold.hub.rules import AnyRule, Rule
 from trifold.hub.transforms import interleaved
 from trifold.nn import ModelConfig
@@ -168,9 +167,7 @@ SMOLLM3 = BASE.related(
 
 def inverse(number: float) -> float:
     """A number whose inverse is exactly `number`, if there is one near 1 / number."""
-    guess = 1 / number
-    near = (guess, math.nextafter(guess, math.inf), math.nextafter(guess, 0.0))
-    return next((each for each in near if 1 / each == number), guess)
+    return solution(1 / number, lambda inverse: 1 / inverse, number)
 
 
 GRANITE = BASE.related(

@@ -18,20 +18,7 @@ from torch import Tensor
 from trifold.errors import SettingsError
 from trifold.hub.families.bart import CLASSES as BART_CLASSES, HEADS, head_dropout
 from trifold.hub.family import LABELED, MAX_POSITIONS, STACK, Family, TensorRules, tied
-from trifold.hub.rows import (
-    ACTIVATIONS,
-    SIZE,
-    Entry,
-    Fields,
-    end,
-    fixed,
-    lookup,
-    name_of,
-    resized,
-    row,
-    rows,
-    same,
-)
+from trifold.hub.rows import SIZE, Entry, Fields, end, fixed, lookup, name_of, resized, row, rows, same
 from trifold.hub.rules import AnyRule, Rule
 from trifold.nn import ModelConfig
 
@@ -41,9 +28,6 @@ CLASSES: dict[str, Fields] = {
     "EncoderModel": ENCODER | {"heads": ()},
     "ForTokenClassification": ENCODER | {"heads": ("token",)},
 }
-
-
-FLAG = bool | None
 
 
 def _scale(scaled: bool | str | None, fields: Fields) -> float:
@@ -63,12 +47,12 @@ def _load_activation(file: Any, fields: Fields) -> Fields:
     key = "feed_forward_proj" if file.dense_act_fn is None else "dense_act_fn"
     return {
         "gated": name.startswith("gated-") if gated is None else gated,
-        "activation": lookup(key, file.dense_act_fn or second, ACTIVATIONS),
+        "activation": lookup(key, file.dense_act_fn or second),
     }
 
 
 def _save_activation(config: ModelConfig) -> Fields:
-    act = "gelu_new" if config.activation == "gelu-tanh" else name_of(config.activation, ACTIVATIONS)
+    act = "gelu_new" if config.activation == "gelu-tanh" else name_of(config.activation)
     return {
         "feed_forward_proj": f"gated-{act.removesuffix('_new')}" if config.gated else act,
         "dense_act_fn": act,
@@ -79,11 +63,8 @@ def _save_activation(config: ModelConfig) -> Fields:
 def _infer_tying(config: ModelConfig, weights: Mapping[str, Tensor]) -> ModelConfig:
     """Newer files always set tie_word_embeddings, and contain an output table of their own if it is not tied."""
     head, table = "lm_head.weight", "shared.weight"
-    if (
-        "lm" not in config.chosen_heads
-        or table not in weights
-        or (head in weights and not config.tie_lm_head)
-    ):
+    untied = head in weights and not config.tie_lm_head
+    if untied or table not in weights or "lm" not in config.chosen_heads:
         return config
     tied = head not in weights or torch.equal(weights[head], weights[table])
     return config.model_copy(update={"tie_lm_head": tied})
@@ -156,7 +137,14 @@ FAMILY = Family(
             _save_activation,
         ),
         row("tie_word_embeddings", "tie_lm_head", True, load=lambda tied, f: tied or "lm" not in f["heads"]),
-        row("scale_decoder_outputs", "logits_scale", "", kind=FLAG, load=_scale, save=lambda s: s != 1.0),
+        row(
+            "scale_decoder_outputs",
+            "logits_scale",
+            "",
+            kind=bool | None,
+            load=_scale,
+            save=lambda s: s != 1.0,
+        ),
         # The class decides.
         Entry(
             {"is_encoder_decoder": (bool, True)},

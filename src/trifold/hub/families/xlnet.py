@@ -9,7 +9,7 @@ from typing import Any, Literal
 from trifold.errors import SettingsError
 from trifold.hub.families.bert import BUFFERS, ENCODER_ONLY
 from trifold.hub.family import BLOCK, MAX_POSITIONS, PART, Family, TensorRules
-from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, ids, lookup, name_of, row, rows, same, up_to
+from trifold.hub.rows import Entry, Fields, fixed, ids, lookup, name_of, row, rows, same, up_to
 from trifold.hub.rules import AnyRule, Ignored, Rule
 from trifold.hub.transforms import LEADING_AXIS, TRANSPOSED, chain, joined_axes
 from trifold.nn import ModelConfig
@@ -33,14 +33,14 @@ def _load_summary(file: Any, fields: Fields) -> Fields:
     if file.summary_use_proj != (name is not None):
         given = f"{file.summary_activation!r} with summary_use_proj: {file.summary_use_proj}"
         raise SettingsError(f"summary_activation: {given}: a layer and its activation go together")
-    return {"classifier_transform": name and lookup("summary_activation", name, ACTIVATIONS)}
+    return {"classifier_transform": name and lookup("summary_activation", name)}
 
 
 def _save_summary(config: ModelConfig) -> Fields:
     if "sequence" not in config.chosen_heads:
         return {}
     transform = config.classifier_transform
-    name = name_of(transform, ACTIVATIONS) if transform else ""
+    name = name_of(transform) if transform else ""
     return {"summary_use_proj": transform is not None, "summary_activation": name}
 
 
