@@ -9,6 +9,7 @@ always has biases in attention; where we have none they are zeros. Keys of ours 
 ignores, record the original form.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from trifold.hub.family import PART, STACK, Family, TensorRules, in_layer, modules, tied
@@ -16,7 +17,6 @@ from trifold.hub.rows import SIZE, Entry, Fields, end, fixed, repeats, resized, 
 from trifold.hub.rules import AnyRule, Copy, Ignored, Rule, Zeros
 from trifold.hub.transforms import LEADING_AXIS, SAME, permuted
 from trifold.nn import ModelConfig
-from trifold.nn.config import Head
 
 # If forced_eos_token_id were missing, `transformers` would force its own default at the maximum length.
 WRITTEN: Fields = {"is_encoder_decoder": True, "tie_word_embeddings": True, "forced_eos_token_id": None}
@@ -36,16 +36,6 @@ ENTRIES = (
 )
 
 
-def head_dropout(*heads: Head) -> Entry:
-    """The dropout before the classes of these heads; None where it is that of the model."""
-    key = "classifier_dropout"
-
-    def load(value: float, fields: Fields) -> float | None:
-        return None if value == fields["dropout"] else value
-
-    return row(key, key, 0.0, load=load, heads=heads, everywhere=True)
-
-
 CLASSES: dict[str, Fields] = {
     "ForConditionalGeneration": {"heads": ("lm",)},
     "Model": {"heads": ()},
@@ -60,16 +50,16 @@ HEADS = {
     "heads.sequence.{layer:dense|out_proj}": "classification_head.{layer}",
     "heads.span.out_proj": "qa_outputs",
 }
-LAYER = {
+LAYER = {  # norms come before or after
     "feed_forward.sublayer.in_proj": "fc1",
     "feed_forward.sublayer.out_proj": "fc2",
-    "feed_forward.after": "final_layer_norm",
+    "feed_forward.{place:enter|after}": "final_layer_norm",
     "self_attention.sublayer.{p:q|k|v}_proj": "self_attn.{p}_proj",
     "self_attention.sublayer.o_proj": "self_attn.out_proj",
-    "self_attention.after": "self_attn_layer_norm",
+    "self_attention.{place:enter|after}": "self_attn_layer_norm",
     "cross_attention.sublayer.{p:q|k|v}_proj": "encoder_attn.{p}_proj",
     "cross_attention.sublayer.o_proj": "encoder_attn.out_proj",
-    "cross_attention.after": "encoder_attn_layer_norm",
+    "cross_attention.{place:enter|after}": "encoder_attn_layer_norm",
 }
 
 
@@ -90,11 +80,25 @@ def _logits_bias(config: ModelConfig, beside: str) -> AnyRule:
     return Zeros("final_logits_bias", beside, lambda weight: (1, weight.shape[0]), remedy)
 
 
-AROUND = {
+NAMES = {
     f"{STACK}_embeddings.positions": ".{stack}.embed_positions",
     f"{STACK}_embeddings.norm": ".{stack}.layernorm_embedding",
+    **LAYER,
+    **HEADS,
 }
-NAMES = AROUND | LAYER | HEADS
+
+
+def two_stacks(encoder: Mapping[str, str]) -> dict[str, str]:
+    """Full names in blocks where the projections of self-attention in the encoder have other names."""
+    others = {ours: theirs for ours, theirs in LAYER.items() if "attention.sublayer" not in ours}
+    layers = {"encoder": others | encoder, "decoder": LAYER}
+    return {
+        f"{side}.blocks.{{i}}.{ours}": f".{side}.layers.{{i}}.{theirs}"
+        for side, names in layers.items()
+        for ours, theirs in names.items()
+    }
+
+
 RULES = TensorRules(
     "model", ".shared", NAMES, layer=".{stack}.layers.{i}.", more=more, buffers=f".{STACK}.version"
 )
@@ -102,7 +106,7 @@ BASE = Family("", "", CLASSES, ENTRIES, {"norm_epsilon": 1e-5}, RULES, n_labels=
 BART = BASE.related(
     "bart",
     *rows(activation_dropout=0.0, bos_id=("bos_token_id", 0)),
-    head_dropout("sequence"),
+    row("classifier_dropout", "classifier_dropout", 0.0, heads=("sequence",), everywhere=True),
     # Ours; files of others do not have it.
     row("lm_head_bias", "lm_head_bias", True, heads=("lm",), everywhere=True),
     repeats("num_hidden_layers", "encoder_layers"),
@@ -127,7 +131,7 @@ def _rules(config: ModelConfig) -> list[AnyRule]:
     write, read = (SAME if config.positions == "sinusoidal-halves" else permuted(order, n) for n in (0, 1))
     names = in_layer("model.{stack}.layers.{i}.", LAYER)
     # Modules that read the width of the model; all others write it.
-    readers = {ours: theirs for ours, theirs in names.items() if "in_proj" in ours or "{p" in ours}
+    readers = {ours: theirs for ours, theirs in names.items() if "in_proj" in ours or "{p:" in ours}
     rules: list[AnyRule] = [
         *modules(readers, read),
         *(Rule(f"{ours}.{PART}", f"{names[ours]}.{{part}}", write) for ours in names if ours not in readers),

@@ -17,8 +17,10 @@ from trifold.nn.config_parts import MAX_LAYERS
 
 # --- what encoders share -------------------------------------------------------------------------------
 
-ENCODER: Fields = {"shape": "encoder", "positions": "learned", "scale_embeddings": False}
-TEXT_ENCODER: Fields = ENCODER | {"embedding_norm": True, "attention_bias": True}
+ENCODER: Fields = {
+    **{"shape": "encoder", "positions": "learned", "scale_embeddings": False},
+    **{"embedding_norm": True, "attention_bias": True},
+}
 ENCODER_ONLY = fixed(is_decoder=False, is_encoder_decoder=False, add_cross_attention=False)
 
 # The head of masked language models: dense layer, activation, norm, the embeddings again, and a bias.
@@ -48,8 +50,8 @@ HEADS = {"heads.{head:sequence|token|choice}.out_proj": "classifier", "heads.spa
 # The modules of a block, in the order in which `block_names` gets theirs.
 BLOCK_MODULES = """
     self_attention.sublayer.q_proj self_attention.sublayer.k_proj self_attention.sublayer.v_proj
-    self_attention.sublayer.o_proj self_attention.after
-    feed_forward.sublayer.in_proj feed_forward.sublayer.out_proj feed_forward.after
+    self_attention.sublayer.o_proj self_attention.{place:enter|after}
+    feed_forward.sublayer.in_proj feed_forward.sublayer.out_proj feed_forward.{place:enter|after}
 """.split()
 
 
@@ -106,7 +108,7 @@ FAMILY = Family(
     stem="Bert",
     classes=CLASSES,
     entries=BERT,
-    constants=TEXT_ENCODER,
+    constants=ENCODER,
     rules=RULES,
     # Of the first release's pooler; `transformers` does not read them.
     ignored="""

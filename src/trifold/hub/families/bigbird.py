@@ -4,11 +4,9 @@ Both choose random blocks in training only; outside of it the first block counts
 a pooler for every class. BigBirdPegasus has learned positions, and BERT's names of projections in the encoder.
 """
 
-from dataclasses import replace
 from typing import Any, Literal
 
-from trifold.errors import SettingsError
-from trifold.hub.families import bart, bert, mbart
+from trifold.hub.families import bart, bert
 from trifold.hub.family import STACK
 from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, resized, row, rows, same
 from trifold.hub.rules import AnyRule, Unused
@@ -23,8 +21,6 @@ def _load_blocks(file: Any, fields: Fields) -> Fields:
 def _save_blocks(config: ModelConfig) -> Fields:
     if (blocks := config.sparse_blocks) is None:
         return {"attention_type": "original_full"}
-    if not blocks.only_in_training:
-        raise SettingsError("sparse_blocks.only_in_training: this family has random blocks in training only")
     return {"attention_type": "block_sparse", "block_size": blocks.size, "num_random_blocks": blocks.random}
 
 
@@ -75,9 +71,8 @@ BIG_BIRD = bert.FAMILY.related(
 
 # --- BigBirdPegasus ------------------------------------------------------------------------------------
 
-LAYER = {ours: theirs for ours, theirs in mbart.PRE_LAYER.items() if "self_attention.sublayer" not in ours}
-SELF = "blocks.{i}.self_attention.sublayer"
 ENCODER = {"q": "self.query", "k": "self.key", "v": "self.value", "o": "output"}
+ENCODER = {f"self_attention.sublayer.{ours}_proj": f"self_attn.{theirs}" for ours, theirs in ENCODER.items()}
 BIGBIRD_PEGASUS = bart.BART.related(
     "bigbird_pegasus",
     BLOCKS,
@@ -85,19 +80,9 @@ BIGBIRD_PEGASUS = bart.BART.related(
     fixed(encoder_layerdrop=0.0, decoder_layerdrop=0.0),
     stem="BigBirdPegasus",
     constants={"position_offset": 0, "embedding_norm": False, "norm_placement": "pre"},
-    rules=replace(
-        bart.RULES,
-        names={
-            **bart.HEADS,
-            f"{STACK}_embeddings.positions": ".{stack}.embed_positions",
-            f"{STACK}.final_norm": ".{stack}.layernorm_embedding",
-            **LAYER,
-            **{
-                f"encoder.{SELF}.{p}_proj": f".encoder.layers.{{i}}.self_attn.{q}" for p, q in ENCODER.items()
-            },
-            f"decoder.{SELF}.{{p:q|k|v}}_proj": ".decoder.layers.{i}.self_attn.{p}_proj",
-            f"decoder.{SELF}.o_proj": ".decoder.layers.{i}.self_attn.out_proj",
-        },
+    rules=bart.RULES.related(
+        {f"{STACK}.final_norm": ".{stack}.layernorm_embedding"} | bart.two_stacks(ENCODER),
+        without="attention feed_forward",
     ),
     without="normalize_embedding",
     **resized(vocab=96103, positions=4096, encoder_layers=16, decoder_layers=16, scale_embedding=True),

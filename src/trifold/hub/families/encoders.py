@@ -35,11 +35,12 @@ WIDTH = Entry(
     lambda file, f: {"d_embedding": None if file.embedding_size == f["d_model"] else file.embedding_size},
     lambda config: {"embedding_size": config.embedding_width},
 )
-ELECTRA_CLASSES = ("sequence", "token", "span")
 ELECTRA = bert.FAMILY.related(
     "electra",
     WIDTH,
-    row("classifier_dropout", "classifier_dropout", None, heads=ELECTRA_CLASSES, explicit=False),
+    row(
+        "classifier_dropout", "classifier_dropout", None, heads=("sequence", "token", "span"), explicit=False
+    ),
     row("summary_last_dropout", "classifier_dropout", 0.1, heads=("choice",)),
     fixed(summary_type="first", summary_use_proj=True, summary_activation="gelu"),
     classes={
@@ -169,9 +170,8 @@ POSITIONS = Entry(
     {
         "relative_attention": (bool, False),
         "position_biased_input": (bool, True),
-        **dict.fromkeys(
-            ("position_buckets", "max_relative_positions"), (Annotated[int, Field(le=2**20)], -1)
-        ),
+        "position_buckets": (Annotated[int, Field(le=2**20)], -1),
+        "max_relative_positions": (Annotated[int, Field(le=2**20)], -1),
         "pos_att_type": (str | list[str] | None, None),
         "share_att_key": (bool, False),
         "norm_rel_ebd": (str, "none"),
@@ -238,10 +238,6 @@ MODERN_CLASSES: dict[str, Fields] = {
 }
 
 
-def _transform(field: str, *heads: str) -> Entry:
-    return row("classifier_activation", field, "gelu", heads=heads)
-
-
 MODERN_HEADS = "heads.{head:sequence|choice|token|span}"
 POOLINGS = {"cls": "first", "mean": "mean"}
 
@@ -272,9 +268,9 @@ MODERNBERT = bert.FAMILY.related(
     *rows(norm_epsilon=("norm_eps", 1e-5), transform_bias=("classifier_bias", False)),
     *rows(feed_forward_bias=("mlp_bias", False), activation_dropout=("mlp_dropout", 0.0)),
     row("decoder_bias", "lm_head_bias", True, heads=("lm",)),
-    _transform("lm_head_transform", "lm"),
-    _transform("classifier_transform", "sequence", "choice"),
-    _transform("token_transform", "token", "span"),
+    row("classifier_activation", "lm_head_transform", "gelu", heads=("lm",)),
+    row("classifier_activation", "classifier_transform", "gelu", heads=("sequence", "choice")),
+    row("classifier_activation", "token_transform", "gelu", heads=("token", "span")),
     row("classifier_pooling", "classifier_input", "cls", map=POOLINGS, heads=("sequence", "choice")),
     # It would also apply to the outputs of attention, but not to those of the feed-forward.
     fixed(attention_dropout=0.0),

@@ -11,7 +11,7 @@ from trifold.hub.families import gpt
 from trifold.hub.families.gpt import HEADS, four_times, grouped
 from trifold.hub.family import MAX_POSITIONS, TensorRules, in_layer, modules
 from trifold.hub.rope import rope
-from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, revise, row, rows, same, sizes, up_to
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, row, rows, same, up_to
 from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
 
@@ -97,14 +97,12 @@ def renamed(key: str, old: str, field: str, default: int) -> Entry:
     )
 
 
-SIZES = sizes(vocab=65024, width=4544, inner=4 * 4544, layers=32, heads=71, positions=2048, activation="gelu")
 FAMILY = BASE.related(
     "falcon",
     renamed("hidden_size", "n_embed", "d_model", 4544),
-    *revise(SIZES, without="hidden_size intermediate_size hidden_act"),
+    *rows(vocab_size=65024, n_layers=("num_hidden_layers", 32), n_heads=("num_attention_heads", 71)),
+    *rows(max_positions=("max_position_embeddings", 2048), activation="gelu", attention_bias=("bias", False)),
     row("ffn_hidden_size", "d_ff", None, otherwise=four_times),
-    row("activation", "activation", "gelu"),
-    row("bias", "attention_bias", False),
     Entry(
         {
             **ROPE.keys,

@@ -179,8 +179,6 @@ def _load_stacks(file: Any, fields: Fields) -> Fields:
 
 def _save_stacks(config: ModelConfig) -> Fields:
     decodes, window = config.shape == "encoder-decoder", config.sliding_window
-    if window == 1:
-        raise SettingsError("sliding_window: 1 in the encoder is not supported")
     alone: Fields = {"shape": "decoder", "heads": ()}
     encoder = config.model_copy(update=alone | {"sliding_window": None if window is None else window - 1})
     decoder = config.decoder_side.model_copy(update=alone | {"vocab_size": config.output_vocab_size})

@@ -87,10 +87,10 @@ HEADS = {
 
 # --- GPT ---------------------------------------------------------------------------------------------
 
-LAYER = {
-    "self_attention.enter": "ln_1",
+LAYER = {  # norms come after in GPT
+    "self_attention.{place:enter|after}": "ln_1",
     "self_attention.sublayer.o_proj": "attn.c_proj",
-    "feed_forward.enter": "ln_2",
+    "feed_forward.{place:enter|after}": "ln_2",
     "feed_forward.sublayer.in_proj": "mlp.c_fc",
     "feed_forward.sublayer.out_proj": "mlp.c_proj",
 }
@@ -143,9 +143,7 @@ OPENAI = GPT2.related(
     classes=classes("ForTokenClassification", "ForQuestionAnswering", lm="LMHeadModel"),
     constants={"norm_placement": "post", "d_ff": four_times},
     rules=RULES.related(
-        {"decoder_embeddings.positions": ".positions_embed"}
-        | {ours.replace("enter", "after"): theirs for ours, theirs in LAYER.items()},
-        without="enter final_norm",
+        {"decoder_embeddings.positions": ".positions_embed"},
         tokens=".tokens_embed",
         buffers=".h.{i}.attn.bias .position_ids",
     ),

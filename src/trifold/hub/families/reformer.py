@@ -64,7 +64,8 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
 FAMILY = bert.FAMILY.related(
     "reformer",
     *rows(d_ff=("feed_forward_size", 512), d_head=("attention_head_size", 64)),
-    *rows(axial_shape=("axial_pos_shape", (64, 64)), axial_widths=("axial_pos_embds_dim", (64, 192))),
+    row("axial_pos_shape", "axial_shape", (64, 64), save=lambda sizes: list(sizes or ())),
+    row("axial_pos_embds_dim", "axial_widths", (64, 192), save=lambda sizes: list(sizes or ())),
     row("lsh_attention_probs_dropout_prob", "attention_dropout", 0.0),
     nested(
         "lsh",

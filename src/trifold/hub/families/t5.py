@@ -15,8 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from trifold.errors import SettingsError
-from trifold.hub.families.bart import CLASSES as BART_CLASSES, HEADS, head_dropout
+from trifold.hub.families.bart import CLASSES as BART_CLASSES, HEADS
 from trifold.hub.family import LABELED, MAX_POSITIONS, STACK, Family, TensorRules, tied
 from trifold.hub.rows import SIZE, Entry, Fields, end, fixed, lookup, name_of, resized, row, rows, same
 from trifold.hub.rules import AnyRule, Rule
@@ -113,45 +112,39 @@ def _rules(config: ModelConfig, encoder: str = "SelfAttention") -> list[AnyRule]
     )(config)
 
 
+ENTRIES = (
+    *rows(vocab_size=32128, d_model=512, d_ff=2048, max_positions=MAX_POSITIONS),
+    *rows(d_head=("d_kv", 64), n_layers=("num_layers", 6), n_decoder_layers=("num_decoder_layers", None)),
+    *rows(n_heads=("num_heads", 8), relative_buckets=("relative_attention_num_buckets", 32)),
+    *rows(relative_distance=("relative_attention_max_distance", 128), dropout=("dropout_rate", 0.1)),
+    *rows(norm_epsilon=("layer_norm_epsilon", 1e-6), pad_id=("pad_token_id", 0)),
+    end(1),
+    row("decoder_start_token_id", "decoder_start_id", None),
+    row("bos_token_id", "bos_id", None, otherwise=_first_token),
+    row("classifier_dropout", "classifier_dropout", 0.0, heads=LABELED, everywhere=True),
+    Entry(
+        {
+            "feed_forward_proj": (str, "relu"),
+            "dense_act_fn": (str | None, None),  # this and the next follow from it, or override it
+            "is_gated_act": (bool | None, None),
+        },
+        _load_activation,
+        _save_activation,
+    ),
+    row("tie_word_embeddings", "tie_lm_head", True, load=lambda tied, f: tied or "lm" not in f["heads"]),
+    row("scale_decoder_outputs", "logits_scale", "", kind=bool | None, load=_scale, save=lambda s: s != 1.0),
+    # The class decides.
+    Entry(
+        {"is_encoder_decoder": (bool, True)},
+        save=lambda c: {"is_encoder_decoder": c.shape == "encoder-decoder"},
+    ),
+    fixed(is_decoder=False),
+)
 FAMILY = Family(
     model_type="t5",
     stem="T5",
     classes=CLASSES,
-    entries=(
-        *rows(vocab_size=32128, d_model=512, d_ff=2048, max_positions=MAX_POSITIONS),
-        *rows(d_head=("d_kv", 64), n_layers=("num_layers", 6), n_decoder_layers=("num_decoder_layers", None)),
-        *rows(n_heads=("num_heads", 8), relative_buckets=("relative_attention_num_buckets", 32)),
-        *rows(relative_distance=("relative_attention_max_distance", 128), dropout=("dropout_rate", 0.1)),
-        *rows(norm_epsilon=("layer_norm_epsilon", 1e-6), pad_id=("pad_token_id", 0)),
-        end(1),
-        row("decoder_start_token_id", "decoder_start_id", None),
-        row("bos_token_id", "bos_id", None, otherwise=_first_token),
-        head_dropout("sequence", "token"),
-        Entry(
-            {
-                "feed_forward_proj": (str, "relu"),
-                "dense_act_fn": (str | None, None),  # this and the next follow from it, or override it
-                "is_gated_act": (bool | None, None),
-            },
-            _load_activation,
-            _save_activation,
-        ),
-        row("tie_word_embeddings", "tie_lm_head", True, load=lambda tied, f: tied or "lm" not in f["heads"]),
-        row(
-            "scale_decoder_outputs",
-            "logits_scale",
-            "",
-            kind=bool | None,
-            load=_scale,
-            save=lambda s: s != 1.0,
-        ),
-        # The class decides.
-        Entry(
-            {"is_encoder_decoder": (bool, True)},
-            save=lambda c: {"is_encoder_decoder": c.shape == "encoder-decoder"},
-        ),
-        fixed(is_decoder=False),
-    ),
+    entries=ENTRIES,
     constants={
         "positions": "relative",
         "scale_embeddings": False,
@@ -186,10 +179,9 @@ def _load_encoder(file: Any, fields: Fields) -> Fields:
 
 
 def _save_encoder(config: ModelConfig) -> Fields:
-    if config.sliding_window is None or config.window_pattern != ("local",):
-        raise SettingsError("sliding_window: every layer of the encoder needs one in this family")
     block = {} if config.summary_block is None else {"global_block_size": config.summary_block}
-    return {"local_radius": config.sliding_window - 1, "encoder_attention_type": _kind(config), **block}
+    radius = (config.sliding_window or 0) - 1  # -1, which cannot be read, without a window
+    return {"local_radius": radius, "encoder_attention_type": _kind(config), **block}
 
 
 def _kind(config: ModelConfig) -> str:

@@ -34,19 +34,14 @@ def _save_sizes(config: ModelConfig) -> Fields:
     return {key: size[0] if size[0] == size[1] else list(size) for key, size in sizes.items()}
 
 
-LAYER = {
-    "self_attention.enter": "layernorm_before",
-    "self_attention.sublayer.q_proj": "attention.attention.query",
-    "self_attention.sublayer.k_proj": "attention.attention.key",
-    "self_attention.sublayer.v_proj": "attention.attention.value",
-    "self_attention.sublayer.o_proj": "attention.output.dense",
-    "feed_forward.enter": "layernorm_after",
-    "feed_forward.sublayer.in_proj": "intermediate.dense",
-    "feed_forward.sublayer.out_proj": "output.dense",
-}
+LAYER = bert.block_names(
+    "attention.attention.query attention.attention.key attention.attention.value attention.output.dense "
+    "layernorm_before",
+    "intermediate.dense output.dense layernorm_after",
+)
 # Names of the same modules in some files of `transformers` 5, which keep the names in memory.
 MEMORY = """
-    layernorm_before attention.q_proj attention.k_proj attention.v_proj attention.o_proj layernorm_after mlp.fc1 mlp.fc2
+    attention.q_proj attention.k_proj attention.v_proj attention.o_proj layernorm_before mlp.fc1 mlp.fc2 layernorm_after
 """.split()
 
 

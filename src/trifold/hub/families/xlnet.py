@@ -63,6 +63,24 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     ]
 
 
+ENTRIES = (
+    row("vocab_size", "vocab_size", 32000, kind=up_to(2**31)),
+    *rows(d_model=1024, d_ff=("d_inner", 4096), n_layers=("n_layer", 24), n_heads=("n_head", 16)),
+    *rows(max_positions=MAX_POSITIONS, activation=("ff_activation", "gelu"), dropout=0.1),
+    *rows(norm_epsilon=("layer_norm_eps", 1e-12), tie_lm_head=("tie_word_embeddings", True)),
+    row("summary_last_dropout", "classifier_dropout", 0.1, heads=("sequence",)),
+    ids(5, 1, 2, padded=True),
+    row("d_head", "d_head", None, load=_load_width),
+    row("clamp_len", "relative_clamp", -1, kind=int, load=_load_clamp, save=lambda n: n or -1),
+    row("summary_type", "classifier_input", "last", kind=Literal["last", "first"], heads=("sequence",)),
+    Entry(
+        {"summary_use_proj": (bool, True), "summary_activation": (str | None, "tanh")},
+        _load_summary,
+        _save_summary,
+    ),
+    fixed(attn_type="bi", bi_data=False, untie_r=True),
+    ENCODER_ONLY,
+)
 FAMILY = Family(
     model_type="xlnet",
     stem="XLNet",
@@ -73,24 +91,7 @@ FAMILY = Family(
         "ForTokenClassification": {"heads": ("token",)},
         "ForQuestionAnsweringSimple": {"heads": ("span",)},
     },
-    entries=(
-        row("vocab_size", "vocab_size", 32000, kind=up_to(2**31)),
-        *rows(d_model=1024, d_ff=("d_inner", 4096), n_layers=("n_layer", 24), n_heads=("n_head", 16)),
-        *rows(max_positions=MAX_POSITIONS, activation=("ff_activation", "gelu"), dropout=0.1),
-        *rows(norm_epsilon=("layer_norm_eps", 1e-12), tie_lm_head=("tie_word_embeddings", True)),
-        row("summary_last_dropout", "classifier_dropout", 0.1, heads=("sequence",)),
-        ids(5, 1, 2, padded=True),
-        row("d_head", "d_head", None, load=_load_width),
-        row("clamp_len", "relative_clamp", -1, kind=int, load=_load_clamp, save=lambda n: n or -1),
-        row("summary_type", "classifier_input", "last", kind=Literal["last", "first"], heads=("sequence",)),
-        Entry(
-            {"summary_use_proj": (bool, True), "summary_activation": (str | None, "tanh")},
-            _load_summary,
-            _save_summary,
-        ),
-        fixed(attn_type="bi", bi_data=False, untie_r=True),
-        ENCODER_ONLY,
-    ),
+    entries=ENTRIES,
     constants={
         "shape": "encoder",
         "positions": "relative-sinusoidal",
