@@ -321,7 +321,7 @@ class TensorRules:
             parts = ("weight", "bias") if config.shape == "encoder" else ("bias", "weight")
             own = [Rule(f"lm_head.{part}", f"{layer}.{part}") for part in parts]
             return [*rules, *own, *([Unused(bias, like=f"{layer}.bias")] if self.lm_bias else [])]
-        rules += [Rule("lm_head.bias", bias), *tied(layer, table)]
+        rules += [Rule("lm_head.bias", bias), *tied(layer, table.replace("{stack}", "decoder"))]
         if self.lm_bias:
             rules += [Copy(f"{layer}.bias", of=bias), Renamed(f"{layer}.bias", bias)]
         return rules

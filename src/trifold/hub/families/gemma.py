@@ -12,10 +12,9 @@ from typing import Any, Literal
 from trifold.errors import SettingsError
 from trifold.hub.families import llama
 from trifold.hub.families.gpt import CLASSES, classes
-from trifold.hub.family import LABELED, STACK, Family, TensorRules, tied
+from trifold.hub.family import LABELED, STACK, Family, TensorRules
 from trifold.hub.rope import layered_rope, windows
 from trifold.hub.rows import ACTIVATIONS, SIZE, Ends, Entry, Fields, ids, resized, row, rows, same
-from trifold.hub.rules import AnyRule, Rule
 from trifold.nn import ModelConfig
 
 CAUSAL = Entry({"use_bidirectional_attention": (Literal[False] | None, None)})
@@ -189,14 +188,6 @@ def _save_stacks(config: ModelConfig) -> Fields:
     return keys | {"vocab_size": config.output_vocab_size, "is_encoder_decoder": decodes}
 
 
-def _more(config: ModelConfig, base: str) -> list[AnyRule]:
-    if "lm" not in config.chosen_heads:
-        return []
-    if config.tie_lm_head:
-        return tied("lm_head.out_proj", f"{base}decoder.embed_tokens.weight")
-    return [Rule("lm_head.weight", "lm_head.out_proj.weight")]
-
-
 ENCODER: Fields = {"shape": "encoder"}
 T5GEMMA = Family(
     model_type="t5gemma",
@@ -219,9 +210,8 @@ T5GEMMA = Family(
             _load_stacks,
             _save_stacks,
         ),
-        *rows(
-            dropout=("dropout_rate", 0.0), attention_dropout=0.0, tie_lm_head=("tie_word_embeddings", True)
-        ),
+        *rows(dropout=("dropout_rate", 0.0), attention_dropout=0.0),
+        row("tie_word_embeddings", "tie_lm_head", True),
         row("classifier_dropout_rate", "classifier_dropout", 0.0, heads=LABELED, everywhere=True),
     ),
     constants=GEMMA2.constants | {"shape": "encoder-decoder", "activation_dropout": same("dropout")},
@@ -240,6 +230,6 @@ T5GEMMA = Family(
             "cross_attention.exit": "post_cross_attn_layernorm",
         },
         layer=".{stack}.layers.{i}.",
-        more=_more,
+        lm_head="lm_head.out_proj",
     ),
 )
