@@ -278,7 +278,7 @@ class TensorRules:
     unused: str = ""
 
     def related(
-        self, names: Mapping[str, str] | None = None, *, without: str = "", **changes: Any
+        self, names: dict[str, str] | None = None, *, without: str = "", **changes: Any
     ) -> TensorRules:
         """These rules with more names, without those of ours that contain a word of `without`, and with changes."""
         dropped = [ours for ours in self.names for word in without.split() if word in ours]
@@ -293,11 +293,10 @@ class TensorRules:
             return base + name[1:] if name.startswith(".") else name
 
         table = f"{full(self.tokens)}.weight"
+        names = {ours: full(theirs) for ours, theirs in in_layer(self.layer, self.names).items()}
         rules: list[AnyRule] = [
             Rule(f"{STACK}_embeddings.tokens.weight", table),
-            *modules(
-                {our: full(their) for our, their in in_layer(self.layer, self.names).items()}, self.matrix
-            ),
+            *modules(names, self.matrix),
             *(Ignored(full(name)) for name in self.buffers.split()),
             *(Ignored(f"{full(name)}.{PART}") for name in self.unused.split()),
             # Names of 2018, and files that were saved with the prefix where it is not expected, or without it.

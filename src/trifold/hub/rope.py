@@ -181,7 +181,7 @@ def windows(
 ) -> Entry:
     """`sliding_window`, by default `window`, and `layer_types`. The rows of sizes must be read before them.
 
-    every: by default every n-th layer has no window, which `sliding_window_pattern` changes; 0: no layer has one.
+    every: by default every n-th layer has no window, which `sliding_window_pattern` changes.
     local: (the values of all keys, the fields read so far, the number of a layer) -> whether the layer has a window by
     default; the window then applies only with `use_sliding_window`.
     """
@@ -195,7 +195,7 @@ def windows(
             used = file.sliding_window if file.use_sliding_window else None
             return load_windows(file, fields, used, lambda n: local(file, fields, n))
         step = file.sliding_window_pattern or every
-        return load_windows(file, fields, file.sliding_window, lambda n: step > 0 and (n + 1) % step != 0)
+        return load_windows(file, fields, file.sliding_window, lambda n: (n + 1) % step != 0)
 
     def save(config: ModelConfig) -> Fields:
         used, kinds = config.sliding_window, layer_types(config)

@@ -9,10 +9,9 @@ always has biases in attention; where we have none they are zeros. Keys of ours 
 ignores, record the original form.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
-from trifold.hub.family import PART, STACK, Family, TensorRules, in_layer, modules, tied
+from trifold.hub.family import LABELED, PART, STACK, Family, TensorRules, in_layer, modules, tied
 from trifold.hub.rows import SIZE, Entry, Fields, end, fixed, repeats, resized, row, rows, same
 from trifold.hub.rules import AnyRule, Copy, Ignored, Rule, Zeros
 from trifold.hub.transforms import LEADING_AXIS, SAME, permuted
@@ -36,6 +35,14 @@ ENTRIES = (
 )
 
 
+def _own_dropout(value: float, fields: Fields) -> float | None:
+    """The dropout before the classes; None where it is that of the model."""
+    return None if value == fields["dropout"] else value
+
+
+DROPOUT = row(
+    "classifier_dropout", "classifier_dropout", 0.0, load=_own_dropout, heads=LABELED, everywhere=True
+)
 CLASSES: dict[str, Fields] = {
     "ForConditionalGeneration": {"heads": ("lm",)},
     "Model": {"heads": ()},
@@ -88,7 +95,7 @@ NAMES = {
 }
 
 
-def two_stacks(encoder: Mapping[str, str]) -> dict[str, str]:
+def two_stacks(encoder: dict[str, str]) -> dict[str, str]:
     """Full names in blocks where the projections of self-attention in the encoder have other names."""
     others = {ours: theirs for ours, theirs in LAYER.items() if "attention.sublayer" not in ours}
     layers = {"encoder": others | encoder, "decoder": LAYER}
@@ -106,7 +113,7 @@ BASE = Family("", "", CLASSES, ENTRIES, {"norm_epsilon": 1e-5}, RULES, n_labels=
 BART = BASE.related(
     "bart",
     *rows(activation_dropout=0.0, bos_id=("bos_token_id", 0)),
-    row("classifier_dropout", "classifier_dropout", 0.0, heads=("sequence",), everywhere=True),
+    DROPOUT,
     # Ours; files of others do not have it.
     row("lm_head_bias", "lm_head_bias", True, heads=("lm",), everywhere=True),
     repeats("num_hidden_layers", "encoder_layers"),

@@ -142,11 +142,6 @@ def _save_positions(config: ModelConfig) -> Fields:
     }
 
 
-def _load_head(file: Any, fields: Fields) -> Fields:
-    """`legacy` changes only names; without it, the head uses the table of embeddings in any case."""
-    return {"tie_lm_head": file.tie_word_embeddings or not file.legacy}
-
-
 DEBERTA_ATTENTION = {
     **{f"self_attention.sublayer.{n[0]}_proj": f"attention.self.{n}_proj" for n in ("query", "key", "value")},
     "self_attention.sublayer.relative.k_proj": "attention.self.pos_key_proj",
@@ -185,11 +180,8 @@ DEBERTA = bert.FAMILY.related(
     row("cls_dropout", "classifier_dropout", None, heads=("sequence", "choice"), explicit=False),
     row("pooler_hidden_act", "pooler_activation", "gelu"),
     POSITIONS,
-    Entry(
-        {"tie_word_embeddings": (bool, True), "legacy": (bool, True)},
-        _load_head,
-        lambda config: {"tie_word_embeddings": config.tie_lm_head},
-    ),
+    # It changes only names; without it, the head uses the table of embeddings in any case.
+    Entry({"legacy": (bool, True)}, lambda file, fields: {} if file.legacy else {"tie_lm_head": True}),
     repeats("embedding_size", "hidden_size"),
     repeats("pooler_hidden_size", "hidden_size"),
     fixed(conv_kernel_size=0, pooler_dropout=0.0),

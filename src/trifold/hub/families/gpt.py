@@ -213,20 +213,15 @@ NEO = GPT.related(
 
 # --- GPT-J and GPT-NeoX --------------------------------------------------------------------------------
 
-J_RULES = TensorRules(
-    "transformer",
-    ".wte",
+J_RULES = RULES.related(
     {
-        "decoder.final_norm": ".ln_f",
-        **HEADS,
-        "self_attention.enter": "ln_1",
         "self_attention.sublayer.{p:q|k|v}_proj": "attn.{p}_proj",
         "self_attention.sublayer.o_proj": "attn.out_proj",
         "feed_forward.sublayer.in_proj": "mlp.fc_in",
         "feed_forward.sublayer.out_proj": "mlp.fc_out",
     },
-    layer=".h.{i}.",
-    lm_head="lm_head",
+    qkv="",
+    matrix=SAME,
     buffers=".h.{i}.attn.{buffer:bias|masked_bias|causal_mask|embed_positions}",
 )
 GPTJ = GPT.related(

@@ -82,10 +82,9 @@ M2M = MBART.related(
 
 
 def _load_layers(file: Any, fields: Fields) -> Fields:
-    pre, width = file.do_layer_norm_before, file.word_embed_proj_dim or fields["d_model"]
+    width, pre = file.word_embed_proj_dim or fields["d_model"], fields["norm_placement"] == "pre"
     projected = width != fields["d_model"]
     return {
-        "norm_placement": "pre" if pre else "post",
         "decoder_final_norm": False if pre and file.remove_final_layer_norm else None,
         "d_embedding": width if projected else None,
         "token_projection": projected,
@@ -93,12 +92,8 @@ def _load_layers(file: Any, fields: Fields) -> Fields:
 
 
 def _save_layers(config: ModelConfig) -> Fields:
-    pre = config.norm_placement == "pre"
-    return {
-        "do_layer_norm_before": pre,
-        "_remove_final_layer_norm": pre and not config.has_final_norm("decoder"),
-        "word_embed_proj_dim": config.embedding_width,
-    }
+    removed = config.norm_placement == "pre" and not config.has_final_norm("decoder")
+    return {"_remove_final_layer_norm": removed, "word_embed_proj_dim": config.embedding_width}
 
 
 OPT = gpt.BASE.related(
@@ -107,12 +102,9 @@ OPT = gpt.BASE.related(
     *rows(n_heads=("num_attention_heads", 12), max_positions=("max_position_embeddings", 2048)),
     *rows(d_ff=("ffn_dim", 3072), activation=("activation_function", "relu")),
     *rows(dropout=0.1, attention_dropout=0.0, attention_bias=("enable_bias", True)),
+    row("do_layer_norm_before", "norm_placement", True, map={True: "pre", False: "post"}),
     Entry(
-        {
-            "do_layer_norm_before": (bool, True),
-            "_remove_final_layer_norm": (bool, False),
-            "word_embed_proj_dim": (SIZE | None, None),
-        },
+        {"_remove_final_layer_norm": (bool, False), "word_embed_proj_dim": (SIZE | None, None)},
         _load_layers,
         _save_layers,
     ),

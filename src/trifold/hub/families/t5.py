@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from trifold.hub.families.bart import CLASSES as BART_CLASSES, HEADS
+from trifold.hub.families.bart import CLASSES as BART_CLASSES, DROPOUT, HEADS
 from trifold.hub.family import LABELED, MAX_POSITIONS, STACK, Family, TensorRules, tied
 from trifold.hub.rows import SIZE, Entry, Fields, end, fixed, lookup, name_of, resized, row, rows, same
 from trifold.hub.rules import AnyRule, Rule
@@ -121,7 +121,7 @@ ENTRIES = (
     end(1),
     row("decoder_start_token_id", "decoder_start_id", None),
     row("bos_token_id", "bos_id", None, otherwise=_first_token),
-    row("classifier_dropout", "classifier_dropout", 0.0, heads=LABELED, everywhere=True),
+    DROPOUT,
     Entry(
         {
             "feed_forward_proj": (str, "relu"),

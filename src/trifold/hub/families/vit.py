@@ -13,10 +13,6 @@ from trifold.hub.rules import AnyRule, Ignored, Renamed, Rule
 from trifold.hub.transforms import LEADING_AXIS, chain, each
 from trifold.nn import ModelConfig
 
-TEXT_KEYS = """
-    vocab_size max_position_embeddings type_vocab_size pad_token_id tie_word_embeddings classifier_dropout
-    position_embedding_type
-"""
 Size = int | list[int]  # the side of a square, or [height, width]
 
 
@@ -89,6 +85,9 @@ FAMILY = bert.FAMILY.related(
         unused=".pooler.dense",
     ),
     ignored="encoder_stride",  # of the head for masked image modeling, which is not supported
-    without=TEXT_KEYS,
+    without="""
+    vocab_size max_position_embeddings type_vocab_size pad_token_id tie_word_embeddings classifier_dropout
+    position_embedding_type
+    """,
     **resized(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
 )
