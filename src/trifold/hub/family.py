@@ -217,11 +217,15 @@ def _expert_width(config: ModelConfig, old: int | None, new: int | None) -> Mode
 STACK = "{stack:encoder|decoder}"
 BLOCK = f"{STACK}.blocks.{{i}}."
 PART = "{part:weight|bias}"
+SUBLAYERS = ("self_attention.", "cross_attention.", "feed_forward.")  # how names in a block begin
 
 
 def in_layer(layer: str, names: Mapping[str, str]) -> dict[str, str]:
-    """Full names of the modules of a block, ours -> theirs: ours begin with BLOCK, theirs with `layer`."""
-    return {BLOCK + ours: layer + theirs for ours, theirs in names.items()}
+    """Full names, ours -> theirs: in a block ours begin with BLOCK, theirs with `layer`; others are full names."""
+    return dict(
+        (BLOCK + ours, layer + theirs) if ours.startswith(SUBLAYERS) else (ours, theirs)
+        for ours, theirs in names.items()
+    )
 
 
 def modules(names: Mapping[str, str], matrix: Transform = SAME) -> list[AnyRule]:
@@ -247,7 +251,7 @@ class TensorRules:
 
     prefix: the beginning of their names below the heads; models without heads, or with a pooler only, lack it.
     tokens: their table of token embeddings.
-    names: our other modules -> theirs.
+    names: our other modules -> theirs. In a block, ours begin with the sub-layer and theirs are below `layer`.
     matrix: the transform of their matrices in blocks, if they are stored differently from ours.
     qkv: their matrix of queries, keys and values in this `order`, if there is one.
     split: takes that matrix apart, by default into thirds.
@@ -262,6 +266,7 @@ class TensorRules:
     tokens: str
     names: dict[str, str]
     _: KW_ONLY
+    layer: str = ""
     matrix: Transform = SAME
     qkv: str = ""
     order: str = "qkv"
@@ -272,6 +277,14 @@ class TensorRules:
     buffers: str = ""
     unused: str = ""
 
+    def related(
+        self, names: dict[str, str] | None = None, *, without: str = "", **changes: Any
+    ) -> TensorRules:
+        """These rules with more names, without those of ours that contain a word of `without`, and with changes."""
+        dropped = [ours for ours in self.names for word in without.split() if word in ours]
+        kept = {ours: theirs for ours, theirs in self.names.items() if ours not in dropped}
+        return replace(self, names=kept | (names or {}), **changes)
+
     def __call__(self, config: ModelConfig) -> list[AnyRule]:
         heads, anything = config.chosen_heads, "{*path}"
         base = f"{self.prefix}." if self.prefix and heads not in ((), ("pooler",)) else ""
@@ -280,9 +293,10 @@ class TensorRules:
             return base + name[1:] if name.startswith(".") else name
 
         table = f"{full(self.tokens)}.weight"
+        names = {ours: full(theirs) for ours, theirs in in_layer(self.layer, self.names).items()}
         rules: list[AnyRule] = [
             Rule(f"{STACK}_embeddings.tokens.weight", table),
-            *modules({ours: full(theirs) for ours, theirs in self.names.items()}, self.matrix),
+            *modules(names, self.matrix),
             *(Ignored(full(name)) for name in self.buffers.split()),
             *(Ignored(f"{full(name)}.{PART}") for name in self.unused.split()),
             # Names of 2018, and files that were saved with the prefix where it is not expected, or without it.
@@ -306,7 +320,7 @@ class TensorRules:
             parts = ("weight", "bias") if config.shape == "encoder" else ("bias", "weight")
             own = [Rule(f"lm_head.{part}", f"{layer}.{part}") for part in parts]
             return [*rules, *own, *([Unused(bias, like=f"{layer}.bias")] if self.lm_bias else [])]
-        rules += [Rule("lm_head.bias", bias), *tied(layer, table)]
+        rules += [Rule("lm_head.bias", bias), *tied(layer, table.replace("{stack}", "decoder"))]
         if self.lm_bias:
             rules += [Copy(f"{layer}.bias", of=bias), Renamed(f"{layer}.bias", bias)]
         return rules

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trifold.errors import SettingsError
-from trifold.hub.rows import POSITIVE, SIZE, Entry, Fields, Keys
+from trifold.hub.rows import POSITIVE, SIZE, Entry, Fields, Keys, solution
 from trifold.nn import ModelConfig
 from trifold.settings import Settings
 
@@ -87,10 +87,8 @@ def rope(
         keys |= {part: (part_of_one | None, None), theta: (POSITIVE | None, None)}
 
     def load(file: Any, fields: Fields) -> Fields:
-        # Any key in `rope_scaling` makes it take precedence over `rope_parameters` as a whole.
-        given = (keys for keys in (file.rope_scaling, file.rope_parameters) if keys and keys.model_fields_set)
         default = scaling if file.rope_parameters is None else None
-        inner = next(given, RopeKeys.parse(default or {}))
+        inner = used_keys(file) or RopeKeys.parse(default or {})
         rotated = inner.partial_rotary_factor or getattr(file, part or "partial_rotary_factor")
         rotated = rotated or (share if part else 1.0)
         used_base = inner.rope_theta or getattr(file, theta) or base
@@ -116,12 +114,19 @@ def rope(
     def save(config: ModelConfig) -> Fields:
         inner: Fields = {"rope_type": "default", "rope_theta": config.rotary_theta}
         if part:
-            inner["partial_rotary_factor"] = _fraction(config.rotated_width, config.head_width)
+            rotated, width = config.rotated_width, config.head_width
+            inner["partial_rotary_factor"] = solution(rotated / width, lambda f: int(f * width), rotated)
         inner |= _keys(config)
         outer = "original_max_position_embeddings"
         return {"rope_parameters": inner} | ({outer: inner.get(outer, original)} if original else {})
 
     return Entry(keys, load, save)
+
+
+def used_keys(file: Any) -> RopeKeys | None:
+    """Any key in `rope_scaling` makes it take precedence over `rope_parameters` as a whole."""
+    given = (keys for keys in (file.rope_scaling, file.rope_parameters) if keys and keys.model_fields_set)
+    return next(given, None)
 
 
 def layered_rope(
@@ -176,7 +181,7 @@ def windows(
 ) -> Entry:
     """`sliding_window`, by default `window`, and `layer_types`. The rows of sizes must be read before them.
 
-    every: by default every n-th layer has no window, which `sliding_window_pattern` changes; 0: no layer has one.
+    every: by default every n-th layer has no window, which `sliding_window_pattern` changes.
     local: (the values of all keys, the fields read so far, the number of a layer) -> whether the layer has a window by
     default; the window then applies only with `use_sliding_window`.
     """
@@ -190,7 +195,7 @@ def windows(
             used = file.sliding_window if file.use_sliding_window else None
             return load_windows(file, fields, used, lambda n: local(file, fields, n))
         step = file.sliding_window_pattern or every
-        return load_windows(file, fields, file.sliding_window, lambda n: step > 0 and (n + 1) % step != 0)
+        return load_windows(file, fields, file.sliding_window, lambda n: (n + 1) % step != 0)
 
     def save(config: ModelConfig) -> Fields:
         used, kinds = config.sliding_window, layer_types(config)
@@ -269,9 +274,3 @@ def _keys(config: ModelConfig) -> Fields:
         value = getattr(scaling, ours)
         keys[theirs] = list(value) if isinstance(value, tuple) else value
     return keys if scaling.magnitude is None else keys | {"attention_factor": scaling.magnitude}
-
-
-def _fraction(part: int, whole: int) -> float:
-    """A share of `whole` that is exactly `part` when rounded down."""
-    fraction = part / whole
-    return fraction if int(whole * fraction) == part else math.nextafter(fraction, 1.0)

@@ -1,5 +1,6 @@
 """The rows of a family's table: keys of config.json and the fields of ModelConfig that they set, in both directions."""
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
@@ -9,6 +10,7 @@ from pydantic import Field
 
 from trifold.errors import SettingsError
 from trifold.nn import ModelConfig
+from trifold.nn.config import Activation
 from trifold.settings import Settings
 
 Fields: TypeAlias = dict[str, Any]  # values of ModelConfig by field name
@@ -50,13 +52,14 @@ def row(
     """One key that sets one field.
 
     kind: its type, by default that of our field; null is allowed where the default is None or with `nullable`.
-    map: their values -> ours; the first of several equivalent names is written.
+    map: their values -> ours, by default for activations; the first of several equivalent names is written.
     otherwise: the fields read so far -> our value where theirs is null.
     load: (their value, the fields read so far) -> our value.
     save: our value -> theirs.
     heads: the key sets the field, and is written, only for models with one of these heads.
     everywhere: it is written for all models nevertheless. explicit: see `Entry`.
     """
+    map = ACTIVATIONS if map is None and type_of(field) == Activation else map
 
     def read(file: Any, fields: Fields) -> Fields:
         if heads and not set(heads).intersection(fields["heads"]):
@@ -77,9 +80,10 @@ def row(
     return Entry(keys, read, write, explicit)
 
 
-def rows(**defaults: Any) -> tuple[Entry, ...]:
-    """Keys that have the names of our fields, with these defaults."""
-    return tuple(row(name, name, default) for name, default in defaults.items())
+def rows(**fields: Any) -> tuple[Entry, ...]:
+    """Keys that set one field each: our field=(their key, its default), or the default of a key with our name."""
+    pairs = {field: value if isinstance(value, tuple) else (field, value) for field, value in fields.items()}
+    return tuple(row(key, field, default) for field, (key, default) in pairs.items())
 
 
 def sizes(
@@ -88,12 +92,9 @@ def sizes(
     """The keys that most families have, with these defaults."""
     return (
         row("vocab_size", "vocab_size", vocab, kind=up_to(2**31)),
-        row("hidden_size", "d_model", width),
-        row("intermediate_size", "d_ff", inner),
-        row("num_hidden_layers", "n_layers", layers),
-        row("num_attention_heads", "n_heads", heads),
-        row("max_position_embeddings", "max_positions", positions),
-        row("hidden_act", "activation", activation, map=ACTIVATIONS),
+        *rows(d_model=("hidden_size", width), d_ff=("intermediate_size", inner)),
+        *rows(n_layers=("num_hidden_layers", layers), n_heads=("num_attention_heads", heads)),
+        *rows(max_positions=("max_position_embeddings", positions), activation=("hidden_act", activation)),
     )
 
 
@@ -197,6 +198,12 @@ def same(name: str) -> Callable[[Fields], Any]:
     return lambda fields: fields[name]
 
 
+def solution(guess: float, function: Callable[[float], float], value: float) -> float:
+    """The number near `guess` of which the function is exactly `value`, a short one if there is one."""
+    near = (float(f"{guess:.9g}"), guess, math.nextafter(guess, math.inf), math.nextafter(guess, -math.inf))
+    return next((number for number in near if function(number) == value), guess)
+
+
 # Theirs -> ours; the first of several names is the one that is written.
 ACTIVATIONS = {
     "relu": "relu",
@@ -215,14 +222,14 @@ ACTIVATIONS = {
 }
 
 
-def lookup(key: str, name: Any, table: Mapping[Any, Any]) -> Any:
+def lookup(key: str, name: Any, table: Mapping[Any, Any] = ACTIVATIONS) -> Any:
     """Our value for a name of theirs. Raises SettingsError for an unknown name."""
     if name not in table:
         raise SettingsError(f"{key}: {name!r} is not known; known: {', '.join(map(str, table))}")
     return table[name]
 
 
-def name_of(value: Any, table: Mapping[Any, Any]) -> Any:
+def name_of(value: Any, table: Mapping[Any, Any] = ACTIVATIONS) -> Any:
     """The first of their names for a value of ours. Raises SettingsError if there is none."""
     for name, ours in table.items():
         if ours == value:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -144,8 +145,7 @@ def _as_tuple(names: Names) -> tuple[str, ...]:
 # --- a table, expanded for one model -------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """Our parameters and their tensors with the transform between them."""
 
     ours: tuple[str, ...]

@@ -11,47 +11,38 @@ ignores, record the original form.
 
 from typing import Any
 
-from trifold.hub.family import PART, STACK, Family, TensorRules, in_layer, modules, tied
-from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, end, fixed, repeats, resized, row, rows, same
+from trifold.hub.family import LABELED, PART, STACK, Family, TensorRules, in_layer, modules, tied
+from trifold.hub.rows import SIZE, Entry, Fields, end, fixed, repeats, resized, row, rows, same
 from trifold.hub.rules import AnyRule, Copy, Ignored, Rule, Zeros
 from trifold.hub.transforms import LEADING_AXIS, SAME, permuted
 from trifold.nn import ModelConfig
-from trifold.nn.config import Head
 
 # If forced_eos_token_id were missing, `transformers` would force its own default at the maximum length.
 WRITTEN: Fields = {"is_encoder_decoder": True, "tie_word_embeddings": True, "forced_eos_token_id": None}
 # Keys that Marian shares.
 ENTRIES = (
-    row("vocab_size", "vocab_size", 50265),
-    row("pad_token_id", "pad_id", 1),
+    *rows(vocab_size=50265, pad_id=("pad_token_id", 1), decoder_start_id=("decoder_start_token_id", 2)),
     end(2),
-    row("decoder_start_token_id", "decoder_start_id", 2),
-    row("max_position_embeddings", "max_positions", 1024),
-    *rows(d_model=1024, dropout=0.1, attention_dropout=0.0),
-    row("encoder_layers", "n_layers", 12),
-    row("decoder_layers", "n_decoder_layers", 12),
-    row("encoder_attention_heads", "n_heads", 16),
-    row("decoder_attention_heads", "n_decoder_heads", 16),
-    row("encoder_ffn_dim", "d_ff", 4096),
-    row("decoder_ffn_dim", "d_decoder_ff", 4096),
-    row("activation_function", "activation", "gelu", map=ACTIVATIONS),
-    row("scale_embedding", "scale_embeddings", False),
+    *rows(d_model=1024, max_positions=("max_position_embeddings", 1024)),
+    *rows(n_layers=("encoder_layers", 12), n_decoder_layers=("decoder_layers", 12)),
+    *rows(n_heads=("encoder_attention_heads", 16), n_decoder_heads=("decoder_attention_heads", 16)),
+    *rows(d_ff=("encoder_ffn_dim", 4096), d_decoder_ff=("decoder_ffn_dim", 4096)),
+    *rows(activation=("activation_function", "gelu"), scale_embeddings=("scale_embedding", False)),
+    *rows(dropout=0.1, attention_dropout=0.0),
     fixed(is_encoder_decoder=True, tie_word_embeddings=True, is_decoder=False, add_bias_logits=False),
     fixed(encoder_layerdrop=0.0, decoder_layerdrop=0.0, normalize_before=False, add_final_layer_norm=False),
     Entry({}, save=lambda config: WRITTEN),
 )
 
 
-def head_dropout(*heads: Head) -> Entry:
-    """The dropout before the classes of these heads; None where it is that of the model."""
-    key = "classifier_dropout"
-
-    def load(value: float, fields: Fields) -> float | None:
-        return None if value == fields["dropout"] else value
-
-    return row(key, key, 0.0, load=load, heads=heads, everywhere=True)
+def _own_dropout(value: float, fields: Fields) -> float | None:
+    """The dropout before the classes; None where it is that of the model."""
+    return None if value == fields["dropout"] else value
 
 
+DROPOUT = row(
+    "classifier_dropout", "classifier_dropout", 0.0, load=_own_dropout, heads=LABELED, everywhere=True
+)
 CLASSES: dict[str, Fields] = {
     "ForConditionalGeneration": {"heads": ("lm",)},
     "Model": {"heads": ()},
@@ -66,16 +57,16 @@ HEADS = {
     "heads.sequence.{layer:dense|out_proj}": "classification_head.{layer}",
     "heads.span.out_proj": "qa_outputs",
 }
-LAYER = {
+LAYER = {  # norms come before or after
     "feed_forward.sublayer.in_proj": "fc1",
     "feed_forward.sublayer.out_proj": "fc2",
-    "feed_forward.after": "final_layer_norm",
+    "feed_forward.{place:enter|after}": "final_layer_norm",
     "self_attention.sublayer.{p:q|k|v}_proj": "self_attn.{p}_proj",
     "self_attention.sublayer.o_proj": "self_attn.out_proj",
-    "self_attention.after": "self_attn_layer_norm",
+    "self_attention.{place:enter|after}": "self_attn_layer_norm",
     "cross_attention.sublayer.{p:q|k|v}_proj": "encoder_attn.{p}_proj",
     "cross_attention.sublayer.o_proj": "encoder_attn.out_proj",
-    "cross_attention.after": "encoder_attn_layer_norm",
+    "cross_attention.{place:enter|after}": "encoder_attn_layer_norm",
 }
 
 
@@ -96,18 +87,33 @@ def _logits_bias(config: ModelConfig, beside: str) -> AnyRule:
     return Zeros("final_logits_bias", beside, lambda weight: (1, weight.shape[0]), remedy)
 
 
-AROUND = {
+NAMES = {
     f"{STACK}_embeddings.positions": ".{stack}.embed_positions",
     f"{STACK}_embeddings.norm": ".{stack}.layernorm_embedding",
+    **LAYER,
+    **HEADS,
 }
-NAMES = AROUND | in_layer(".{stack}.layers.{i}.", LAYER) | HEADS
-RULES = TensorRules("model", ".shared", NAMES, more=more, buffers=f".{STACK}.version")
+
+
+def two_stacks(encoder: dict[str, str]) -> dict[str, str]:
+    """Full names in blocks where the projections of self-attention in the encoder have other names."""
+    others = {ours: theirs for ours, theirs in LAYER.items() if "attention.sublayer" not in ours}
+    layers = {"encoder": others | encoder, "decoder": LAYER}
+    return {
+        f"{side}.blocks.{{i}}.{ours}": f".{side}.layers.{{i}}.{theirs}"
+        for side, names in layers.items()
+        for ours, theirs in names.items()
+    }
+
+
+RULES = TensorRules(
+    "model", ".shared", NAMES, layer=".{stack}.layers.{i}.", more=more, buffers=f".{STACK}.version"
+)
 BASE = Family("", "", CLASSES, ENTRIES, {"norm_epsilon": 1e-5}, RULES, n_labels=3)
 BART = BASE.related(
     "bart",
-    *rows(activation_dropout=0.0),
-    row("bos_token_id", "bos_id", 0),
-    head_dropout("sequence"),
+    *rows(activation_dropout=0.0, bos_id=("bos_token_id", 0)),
+    DROPOUT,
     # Ours; files of others do not have it.
     row("lm_head_bias", "lm_head_bias", True, heads=("lm",), everywhere=True),
     repeats("num_hidden_layers", "encoder_layers"),
@@ -132,7 +138,7 @@ def _rules(config: ModelConfig) -> list[AnyRule]:
     write, read = (SAME if config.positions == "sinusoidal-halves" else permuted(order, n) for n in (0, 1))
     names = in_layer("model.{stack}.layers.{i}.", LAYER)
     # Modules that read the width of the model; all others write it.
-    readers = {ours: theirs for ours, theirs in names.items() if "in_proj" in ours or "{p" in ours}
+    readers = {ours: theirs for ours, theirs in names.items() if "in_proj" in ours or "{p:" in ours}
     rules: list[AnyRule] = [
         *modules(readers, read),
         *(Rule(f"{ours}.{PART}", f"{names[ours]}.{{part}}", write) for ours in names if ours not in readers),

@@ -6,20 +6,21 @@ RoBERTa (Liu et al. 2019) is BERT without next sentences, whose positions begin 
 its layers share their blocks in groups.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from trifold.errors import SettingsError
-from trifold.hub.family import Family, TensorRules, in_layer
-from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, ids, resized, row, rows, same, sizes, up_to
+from trifold.hub.family import Family, TensorRules
+from trifold.hub.rows import Entry, Fields, fixed, ids, resized, row, rows, same, sizes, up_to
 from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
 from trifold.nn.config_parts import MAX_LAYERS
 
 # --- what encoders share -------------------------------------------------------------------------------
 
-ENCODER: Fields = {"shape": "encoder", "positions": "learned", "scale_embeddings": False}
-TEXT_ENCODER: Fields = ENCODER | {"embedding_norm": True, "attention_bias": True}
+ENCODER: Fields = {
+    **{"shape": "encoder", "positions": "learned", "scale_embeddings": False},
+    **{"embedding_norm": True, "attention_bias": True},
+}
 ENCODER_ONLY = fixed(is_decoder=False, is_encoder_decoder=False, add_cross_attention=False)
 
 # The head of masked language models: dense layer, activation, norm, the embeddings again, and a bias.
@@ -49,8 +50,8 @@ HEADS = {"heads.{head:sequence|token|choice}.out_proj": "classifier", "heads.spa
 # The modules of a block, in the order in which `block_names` gets theirs.
 BLOCK_MODULES = """
     self_attention.sublayer.q_proj self_attention.sublayer.k_proj self_attention.sublayer.v_proj
-    self_attention.sublayer.o_proj self_attention.after
-    feed_forward.sublayer.in_proj feed_forward.sublayer.out_proj feed_forward.after
+    self_attention.sublayer.o_proj self_attention.{place:enter|after}
+    feed_forward.sublayer.in_proj feed_forward.sublayer.out_proj feed_forward.{place:enter|after}
 """.split()
 
 
@@ -72,13 +73,11 @@ CLASSES: dict[str, Fields] = {
 }
 BERT = (
     *sizes(vocab=30522, width=768, inner=3072, layers=12, heads=12, positions=512, activation="gelu"),
-    row("hidden_dropout_prob", "dropout", 0.1),
-    row("attention_probs_dropout_prob", "attention_dropout", 0.1),
-    row("layer_norm_eps", "norm_epsilon", 1e-12),
+    *rows(dropout=("hidden_dropout_prob", 0.1), attention_dropout=("attention_probs_dropout_prob", 0.1)),
+    *rows(norm_epsilon=("layer_norm_eps", 1e-12), tie_lm_head=("tie_word_embeddings", True)),
     ENCODER_ONLY,
     row("type_vocab_size", "n_token_types", 2, kind=up_to(2**16)),
     ids(0, padded=True),
-    row("tie_word_embeddings", "tie_lm_head", True),
     row("classifier_dropout", "classifier_dropout", None, explicit=False),
     fixed(position_embedding_type="absolute"),
 )
@@ -86,17 +85,19 @@ LAYER = block_names(
     "attention.self.query attention.self.key attention.self.value attention.output.dense attention.output.LayerNorm",
     "intermediate.dense output.dense output.LayerNorm",
 )
-INNER = EMBEDDINGS | {"heads.pooler.dense": ".pooler.dense"} | in_layer(".encoder.layer.{i}.", LAYER)
 RULES = TensorRules(
     "bert",
     ".embeddings.word_embeddings",
-    INNER
-    | {
+    {
+        **EMBEDDINGS,
+        "heads.pooler.dense": ".pooler.dense",
+        **LAYER,
         "lm_head.dense": "cls.predictions.transform.dense",
         "lm_head.norm": "cls.predictions.transform.LayerNorm",
         "heads.next_sentence.out_proj": "cls.seq_relationship",
         **HEADS,
     },
+    layer=".encoder.layer.{i}.",
     lm_head="cls.predictions.decoder",
     lm_bias="cls.predictions.bias",
     buffers=BUFFERS,
@@ -107,7 +108,7 @@ FAMILY = Family(
     stem="Bert",
     classes=CLASSES,
     entries=BERT,
-    constants=TEXT_ENCODER,
+    constants=ENCODER,
     rules=RULES,
     # Of the first release's pooler; `transformers` does not read them.
     ignored="""
@@ -136,10 +137,10 @@ ROBERTA_HEADS = {
     "heads.{head:token|choice}.out_proj": "classifier",
     "heads.span.out_proj": "qa_outputs",
 }
-ROBERTA_RULES = replace(
-    RULES,
+ROBERTA_RULES = RULES.related(
+    ROBERTA_HEADS,
+    without="heads.next_sentence heads.{",
     prefix="roberta",
-    names=INNER | ROBERTA_HEADS,
     lm_head="lm_head.decoder",
     lm_bias="lm_head.bias",
     unused=".pooler.dense",
@@ -167,16 +168,10 @@ XLM_ROBERTA = ROBERTA.related("xlm-roberta", stem="XLMRoberta", vocab_size=30522
 
 # --- DistilBERT ----------------------------------------------------------------------------------------
 
-DISTIL_LAYER = block_names(
-    "attention.q_lin attention.k_lin attention.v_lin attention.out_lin sa_layer_norm",
-    "ffn.lin1 ffn.lin2 output_layer_norm",
-)
 DISTILBERT = FAMILY.related(
     "distilbert",
-    row("dim", "d_model", 768),
-    row("hidden_dim", "d_ff", 3072),
-    *rows(n_layers=6, n_heads=12, dropout=0.1, attention_dropout=0.1),
-    row("activation", "activation", "gelu", map=ACTIVATIONS),
+    *rows(d_model=("dim", 768), d_ff=("hidden_dim", 3072), n_layers=6, n_heads=12, activation="gelu"),
+    *rows(dropout=0.1, attention_dropout=0.1),
     row("qa_dropout", "classifier_dropout", 0.1, heads=("span",)),
     row("seq_classif_dropout", "classifier_dropout", 0.2, heads=("sequence", "choice")),
     stem="DistilBert",
@@ -188,14 +183,18 @@ DISTILBERT = FAMILY.related(
     rules=TensorRules(
         "distilbert",
         ".embeddings.word_embeddings",
-        EMBEDDINGS
-        | in_layer(".transformer.layer.{i}.", DISTIL_LAYER)
-        | {
+        {
+            **EMBEDDINGS,
+            **block_names(
+                "attention.q_lin attention.k_lin attention.v_lin attention.out_lin sa_layer_norm",
+                "ffn.lin1 ffn.lin2 output_layer_norm",
+            ),
             "lm_head.dense": "vocab_transform",
             "lm_head.norm": "vocab_layer_norm",
             "heads.{head:sequence|choice}.dense": "pre_classifier",
             **HEADS,
         },
+        layer=".transformer.layer.{i}.",
         lm_head="vocab_projector",
         buffers=BUFFERS,
     ),
@@ -258,19 +257,17 @@ def _rules(config: ModelConfig) -> list[AnyRule]:
         for block in range(inner)
         for ours, theirs in layer.items()
     }
-    return replace(
-        RULES,
-        prefix="albert",
-        names={
-            **EMBEDDINGS,
+    return RULES.related(
+        {
             "encoder_embeddings.projection": ".encoder.embedding_hidden_mapping_in",
             "heads.pooler.dense": ".pooler",
-            **blocks,
             "lm_head.dense": "predictions.dense",
             "lm_head.norm": "predictions.LayerNorm",
             "heads.next_sentence.out_proj": "sop_classifier.classifier",
-            **HEADS,
+            **blocks,
         },
+        without="attention feed_forward",
+        prefix="albert",
         lm_head="predictions.decoder",
         lm_bias="predictions.bias",
         unused=".pooler sop_classifier.classifier",

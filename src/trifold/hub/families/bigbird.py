@@ -4,13 +4,11 @@ Both choose random blocks in training only; outside of it the first block counts
 a pooler for every class. BigBirdPegasus has learned positions, and BERT's names of projections in the encoder.
 """
 
-from dataclasses import replace
 from typing import Any, Literal
 
-from trifold.errors import SettingsError
-from trifold.hub.families import bart, bert, mbart
-from trifold.hub.family import STACK, in_layer
-from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, revise, row, same
+from trifold.hub.families import bart, bert
+from trifold.hub.family import STACK
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, resized, row, rows, same
 from trifold.hub.rules import AnyRule, Unused
 from trifold.nn import ModelConfig
 
@@ -23,8 +21,6 @@ def _load_blocks(file: Any, fields: Fields) -> Fields:
 def _save_blocks(config: ModelConfig) -> Fields:
     if (blocks := config.sparse_blocks) is None:
         return {"attention_type": "original_full"}
-    if not blocks.only_in_training:
-        raise SettingsError("sparse_blocks.only_in_training: this family has random blocks in training only")
     return {"attention_type": "block_sparse", "block_size": blocks.size, "num_random_blocks": blocks.random}
 
 
@@ -51,75 +47,44 @@ def _pooler(config: ModelConfig, base: str) -> list[AnyRule]:
 CLASSES = {name: bert.CLASSES[name] for name in ("Model", "ForPreTraining", "ForMaskedLM")}
 CLASSES |= {name: bert.CLASSES[name] for name in ("ForTokenClassification", "ForMultipleChoice")}
 CLASSES["ForSequenceClassification"] = {"heads": ("sequence",), "classifier_transform": same("activation")}
-BIG_BIRD = replace(
-    bert.FAMILY,
-    model_type="big_bird",
-    stem="BigBird",
+BIG_BIRD = bert.FAMILY.related(
+    "big_bird",
+    BLOCKS,
+    ids(0, 1, 2, padded=True),
+    *rows(attention_bias=("use_bias", True), scale_embeddings=("rescale_embeddings", False)),
+    row("classifier_dropout", "classifier_dropout", None, explicit=False, heads=("sequence", "token")),
     classes=CLASSES,
-    entries=revise(
-        bert.BERT,
-        BLOCKS,
-        ids(0, 1, 2, padded=True),
-        row("use_bias", "attention_bias", True),
-        row("rescale_embeddings", "scale_embeddings", False),
-        row("classifier_dropout", "classifier_dropout", None, explicit=False, heads=("sequence", "token")),
-        vocab_size=50358,
-        hidden_act="gelu_new",
-        max_position_embeddings=4096,
-    ),
-    constants=bert.ENCODER | {"embedding_norm": True, "attention_out_bias": True},
-    rules=replace(
-        bert.RULES,
-        names={our: name for our, name in bert.RULES.names.items() if not our.startswith("heads.")}
-        | {"heads.pooler.dense": ".pooler", "heads.next_sentence.out_proj": "cls.seq_relationship"}
-        | {"heads.sequence.{layer:dense|out_proj}": "classifier.{layer}"}
-        | {"heads.{head:token|choice}.out_proj": "classifier"},
+    constants={"attention_out_bias": True},
+    rules=bert.RULES.related(
+        {
+            "heads.pooler.dense": ".pooler",
+            "heads.sequence.{layer:dense|out_proj}": "classifier.{layer}",
+            "heads.{head:token|choice}.out_proj": "classifier",
+        },
+        without="heads.{ heads.span",
         more=_pooler,
         unused="cls.seq_relationship",
     ),
     ignored="sep_token_id",
+    **resized(vocab=50358, positions=4096, hidden_act="gelu_new"),
 )
 
 # --- BigBirdPegasus ------------------------------------------------------------------------------------
 
-LAYER = {ours: theirs for ours, theirs in mbart.PRE_LAYER.items() if "self_attention.sublayer" not in ours}
-SELF = "blocks.{i}.self_attention.sublayer"
 ENCODER = {"q": "self.query", "k": "self.key", "v": "self.value", "o": "output"}
-BIGBIRD_PEGASUS = replace(
-    mbart.MBART,
-    model_type="bigbird_pegasus",
+ENCODER = {f"self_attention.sublayer.{ours}_proj": f"self_attn.{theirs}" for ours, theirs in ENCODER.items()}
+BIGBIRD_PEGASUS = bart.BART.related(
+    "bigbird_pegasus",
+    BLOCKS,
+    row("use_bias", "attention_bias", False),
+    fixed(encoder_layerdrop=0.0, decoder_layerdrop=0.0),
     stem="BigBirdPegasus",
-    classes=bart.CLASSES,
-    entries=revise(
-        bart.BART.entries,
-        BLOCKS,
-        row("use_bias", "attention_bias", False),
-        fixed(encoder_layerdrop=0.0, decoder_layerdrop=0.0),
-        without="normalize_embedding",
-        vocab_size=96103,
-        max_position_embeddings=4096,
-        encoder_layers=16,
-        decoder_layers=16,
-        activation_function="gelu_new",
-        scale_embedding=True,
-        pad_token_id=0,
-        bos_token_id=2,
-        eos_token_id=1,
+    constants={"position_offset": 0, "embedding_norm": False, "norm_placement": "pre"},
+    rules=bart.RULES.related(
+        {f"{STACK}.final_norm": ".{stack}.layernorm_embedding"} | bart.two_stacks(ENCODER),
+        without="attention feed_forward",
     ),
-    constants={"norm_epsilon": 1e-5, "positions": "learned", "norm_placement": "pre"},
-    rules=replace(
-        bart.RULES,
-        names={
-            **bart.HEADS,
-            f"{STACK}_embeddings.positions": ".{stack}.embed_positions",
-            f"{STACK}.final_norm": ".{stack}.layernorm_embedding",
-            **in_layer(".{stack}.layers.{i}.", LAYER),
-            **{
-                f"encoder.{SELF}.{p}_proj": f".encoder.layers.{{i}}.self_attn.{q}" for p, q in ENCODER.items()
-            },
-            f"decoder.{SELF}.{{p:q|k|v}}_proj": ".decoder.layers.{i}.self_attn.{p}_proj",
-            f"decoder.{SELF}.o_proj": ".decoder.layers.{i}.self_attn.out_proj",
-        },
-    ),
-    ignored=bart.BART.ignored,
+    without="normalize_embedding",
+    **resized(vocab=96103, positions=4096, encoder_layers=16, decoder_layers=16, scale_embedding=True),
+    **resized(activation_function="gelu_new", pad_token_id=0, bos_token_id=2, eos_token_id=1),
 )

@@ -18,16 +18,15 @@ are rotated in the other direction than LLaMA's. (x₂, x₁) rotated by an angl
 swapped: so the halves of each head are swapped in the matrices of queries and keys.
 """
 
-from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from trifold.hub.families.gpt import classes
-from trifold.hub.families.llama import FUSED, QK_NORMS, RULES, UNBIASED, by_head, gate_and_in
-from trifold.hub.family import BLOCK, in_layer
-from trifold.hub.rope import layered_rope, repeated, rope, windows
-from trifold.hub.rows import Entry, Fields, fixed, ids, resized, row
+from trifold.hub.families.llama import QK_NORMS, RULES, UNBIASED, by_head, gate_and_in
+from trifold.hub.family import BLOCK
+from trifold.hub.rope import layered_rope, rope, windows
+from trifold.hub.rows import Entry, Fields, fixed, ids, resized, row, rows
 from trifold.hub.rules import AnyRule, Rule
 from trifold.hub.transforms import permuted
 from trifold.nn import ModelConfig
@@ -55,23 +54,22 @@ QWEN3 = QWEN.related(
     "qwen3",
     row("head_dim", "d_head", 128),
     constants={"qk_norm": "head"},
-    rules=by_head(replace(RULES, names=RULES.names | in_layer(".layers.{i}.", QK_NORMS))),
+    rules=by_head(RULES.related(QK_NORMS)),
 )
 
 # --- OLMo -----------------------------------------------------------------------------------------------
 
-OLMO_LAYER = QK_NORMS | {
+OLMO_NORMS = QK_NORMS | {
     "self_attention.exit": "post_attention_layernorm",
     "feed_forward.exit": "post_feedforward_layernorm",
 }
-OLMO_NAMES = {ours: theirs for ours, theirs in RULES.names.items() if not ours.endswith(".enter")}
 
 OLMO2 = UNBIASED.related(
     "olmo2",
     ids(pad=1, eos=50279),
     classes=classes("ForTokenClassification", "ForQuestionAnswering"),
     constants={"norm_placement": "exit", "qk_norm": "width"},
-    rules=replace(RULES, names=OLMO_NAMES | in_layer(".layers.{i}.", OLMO_LAYER)),
+    rules=RULES.related(OLMO_NORMS, without="enter"),
     **resized(vocab=50304, rms_norm_eps=1e-5),
 )
 
@@ -85,7 +83,7 @@ OLMO3 = OLMO2.related(
 
 # --- GLM ------------------------------------------------------------------------------------------------
 
-GLM_LAYER = {"self_attention.exit": "post_self_attn_layernorm", "feed_forward.exit": "post_mlp_layernorm"}
+GLM_NORMS = {"self_attention.exit": "post_self_attn_layernorm", "feed_forward.exit": "post_mlp_layernorm"}
 GLM4 = UNBIASED.related(
     "glm4",
     row("head_dim", "d_head", 128),
@@ -93,36 +91,31 @@ GLM4 = UNBIASED.related(
     ids(pad=151329, eos=151329),
     classes=classes("ForQuestionAnswering"),
     constants={"norm_placement": "sandwich", "rotary_pairs": "interleaved", "attention_out_bias": False},
-    rules=replace(RULES, names=FUSED | in_layer(".layers.{i}.", GLM_LAYER), more=gate_and_in("gate_up_proj")),
+    rules=RULES.related(GLM_NORMS, without="gate_proj in_proj", more=gate_and_in("gate_up_proj")),
     **resized(vocab=151552, inner=13696, layers=40, kv_heads=2, positions=131072),
     **resized(rms_norm_eps=0.00000015625, attention_bias=True),
 )
 
 # --- Cohere ---------------------------------------------------------------------------------------------
 
-COHERE_WINDOWS = windows(4096, every=4)
 
-
-def _load_layers(file: Any, fields: Fields) -> Fields:
-    found = COHERE_WINDOWS.load(file, fields)
-    if not found:
-        return {"rotary_pattern": ("none",)}
-    local: tuple[str, ...] = found["window_pattern"]
-    return found | {"rotary_pattern": repeated(["rotary" if each == "local" else "none" for each in local])}
+def _rotary_pattern(fields: Fields) -> tuple[str, ...]:
+    kinds: tuple[str, ...] = fields.get("window_pattern", ("global",))
+    return tuple("rotary" if kind == "local" else "none" for kind in kinds)
 
 
 COHERE2 = UNBIASED.related(
     "cohere2",
-    row("layer_norm_eps", "norm_epsilon", 1e-5),
-    row("logit_scale", "logits_scale", 0.0625),
-    Entry(COHERE_WINDOWS.keys, _load_layers, COHERE_WINDOWS.save),
+    *rows(norm_epsilon=("layer_norm_eps", 1e-5), logits_scale=("logit_scale", 0.0625)),
+    windows(4096, every=4),
     ids(pad=0, bos=5, eos=255001),
     fixed(order_of_interleaved_layers="local_attn_first", position_embedding_type="rope_gptj"),
     fixed(rotary_pct=1.0, use_embedding_sharing=True, use_gated_activation=True),
     fixed(use_parallel_block=True, use_qk_norm=False),
     classes=classes("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
-    constants={"norm": "layer", "norm_bias": False, "residual": "parallel", "rotary_pairs": "interleaved"},
-    rules=replace(RULES, names={o: t for o, t in RULES.names.items() if "feed_forward.enter" not in o}),
+    constants={"norm": "layer", "norm_bias": False, "residual": "parallel"}
+    | {"rotary_pairs": "interleaved", "rotary_pattern": _rotary_pattern},
+    rules=RULES.related(without="feed_forward.enter"),
     ignored="layer_switch use_parallel_embedding",  # names of sliding_window_pattern, and of a way to compute
     without="rms_norm_eps",
     tie_word_embeddings=True,
@@ -159,6 +152,6 @@ NANOCHAT = UNBIASED.related(
     stem="NanoChat",
     classes=classes("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
     constants={"norm_weight": "none", "gated": False, "embedding_norm": True, "qk_norm": "head"},
-    rules=replace(RULES, names=in_layer(".layers.{i}.", NANOCHAT_LAYER), more=_swapped),
+    rules=RULES.related(NANOCHAT_LAYER, without="q|k|v|o enter final_norm", more=_swapped),
     **resized(vocab=50304, width=768, inner=8192, layers=12, heads=6, hidden_act="relu2"),
 )

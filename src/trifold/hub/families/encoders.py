@@ -20,10 +20,10 @@ from pydantic import Field
 
 from trifold.errors import SettingsError
 from trifold.hub.families import bert, llama
-from trifold.hub.families.bert import CLASSIFIERS, MASKED_LM, RULES, block_names
-from trifold.hub.family import TensorRules, in_layer
+from trifold.hub.families.bert import CLASSIFIERS, MASKED_LM, RULES
+from trifold.hub.family import TensorRules
 from trifold.hub.rope import KINDS, LayeredRope, layer_types, layered_rope, load_windows
-from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, repeats, resized, row, rows, up_to
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, repeats, resized, row, rows, up_to
 from trifold.hub.rules import AnyRule, Ignored, Renamed
 from trifold.nn import ModelConfig
 
@@ -35,11 +35,12 @@ WIDTH = Entry(
     lambda file, f: {"d_embedding": None if file.embedding_size == f["d_model"] else file.embedding_size},
     lambda config: {"embedding_size": config.embedding_width},
 )
-ELECTRA_CLASSES = ("sequence", "token", "span")
 ELECTRA = bert.FAMILY.related(
     "electra",
     WIDTH,
-    row("classifier_dropout", "classifier_dropout", None, heads=ELECTRA_CLASSES, explicit=False),
+    row(
+        "classifier_dropout", "classifier_dropout", None, heads=("sequence", "token", "span"), explicit=False
+    ),
     row("summary_last_dropout", "classifier_dropout", 0.1, heads=("choice",)),
     fixed(summary_type="first", summary_use_proj=True, summary_activation="gelu"),
     classes={
@@ -51,12 +52,8 @@ ELECTRA = bert.FAMILY.related(
         "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "gelu"},
         "ForMultipleChoice": {"heads": ("choice",), "classifier_transform": "gelu"},
     },
-    rules=replace(
-        RULES,
-        prefix="electra",
-        names={
-            **bert.INNER,
-            **bert.ROBERTA_HEADS,
+    rules=bert.ROBERTA_RULES.related(
+        {
             "encoder_embeddings.projection": ".embeddings_project",
             "lm_head.dense": "generator_predictions.dense",
             "lm_head.norm": "generator_predictions.LayerNorm",
@@ -64,6 +61,7 @@ ELECTRA = bert.FAMILY.related(
             "heads.replaced.out_proj": "discriminator_predictions.dense_prediction",
             "heads.choice.dense": "sequence_summary.summary",
         },
+        prefix="electra",
         lm_head="generator_lm_head",
         lm_bias="",
         unused="""
@@ -77,10 +75,6 @@ ELECTRA = bert.FAMILY.related(
 
 # --- MPNet ----------------------------------------------------------------------------------------------
 
-MPNET_LAYER = block_names(
-    "attention.attn.q attention.attn.k attention.attn.v attention.attn.o attention.LayerNorm",
-    "intermediate.dense output.dense output.LayerNorm",
-)
 MPNET = bert.ROBERTA.related(
     "mpnet",
     ids(1, 0, 2, padded=True),
@@ -91,12 +85,14 @@ MPNET = bert.ROBERTA.related(
     constants={"positions": "relative", "learned_positions": True},
     without="type_vocab_size classifier_dropout",
     vocab_size=30527,
-    rules=replace(
-        bert.ROBERTA_RULES,
+    rules=bert.ROBERTA_RULES.related(
+        {
+            "encoder.offsets": ".encoder.relative_attention_bias",
+            "self_attention.sublayer.{p:q|k|v|o}_proj": "attention.attn.{p}",
+            "self_attention.after": "attention.LayerNorm",
+        },
+        without="self_attention",
         prefix="mpnet",
-        names=bert.ROBERTA_RULES.names
-        | {"encoder.offsets": ".encoder.relative_attention_bias"}
-        | in_layer(".encoder.layer.{i}.", MPNET_LAYER),
     ),
 )
 
@@ -146,18 +142,11 @@ def _save_positions(config: ModelConfig) -> Fields:
     }
 
 
-def _load_head(file: Any, fields: Fields) -> Fields:
-    """`legacy` changes only names; without it, the head uses the table of embeddings in any case."""
-    return {"tie_lm_head": file.tie_word_embeddings or not file.legacy}
-
-
-DEBERTA_LAYER = block_names(
-    "attention.self.query_proj attention.self.key_proj attention.self.value_proj attention.output.dense "
-    "attention.output.LayerNorm",
-    "intermediate.dense output.dense output.LayerNorm",
-)
-DEBERTA_LAYER |= {"self_attention.sublayer.relative.k_proj": "attention.self.pos_key_proj"}
-DEBERTA_LAYER |= {"self_attention.sublayer.relative.q_proj": "attention.self.pos_query_proj"}
+DEBERTA_ATTENTION = {
+    **{f"self_attention.sublayer.{n[0]}_proj": f"attention.self.{n}_proj" for n in ("query", "key", "value")},
+    "self_attention.sublayer.relative.k_proj": "attention.self.pos_key_proj",
+    "self_attention.sublayer.relative.q_proj": "attention.self.pos_query_proj",
+}
 # Pretrained models have heads with these names.
 LM_HEAD = "lm_predictions.lm_head"
 OLD_NAMES = {
@@ -176,9 +165,8 @@ POSITIONS = Entry(
     {
         "relative_attention": (bool, False),
         "position_biased_input": (bool, True),
-        **dict.fromkeys(
-            ("position_buckets", "max_relative_positions"), (Annotated[int, Field(le=2**20)], -1)
-        ),
+        "position_buckets": (Annotated[int, Field(le=2**20)], -1),
+        "max_relative_positions": (Annotated[int, Field(le=2**20)], -1),
         "pos_att_type": (str | list[str] | None, None),
         "share_att_key": (bool, False),
         "norm_rel_ebd": (str, "none"),
@@ -190,24 +178,19 @@ DEBERTA = bert.FAMILY.related(
     "deberta-v2",
     row("type_vocab_size", "n_token_types", 0, kind=Annotated[int, Field(ge=0, le=2**16)]),
     row("cls_dropout", "classifier_dropout", None, heads=("sequence", "choice"), explicit=False),
-    row("pooler_hidden_act", "pooler_activation", "gelu", map=ACTIVATIONS),
+    row("pooler_hidden_act", "pooler_activation", "gelu"),
     POSITIONS,
-    Entry(
-        {"tie_word_embeddings": (bool, True), "legacy": (bool, True)},
-        _load_head,
-        lambda config: {"tie_word_embeddings": config.tie_lm_head},
-    ),
+    # It changes only names; without it, the head uses the table of embeddings in any case.
+    Entry({"legacy": (bool, True)}, lambda file, fields: {} if file.legacy else {"tie_lm_head": True}),
     repeats("embedding_size", "hidden_size"),
     repeats("pooler_hidden_size", "hidden_size"),
     fixed(conv_kernel_size=0, pooler_dropout=0.0),
     classes=bert.classes(ForSequenceClassification=bert.CLASSES["ForSequenceClassification"]),
-    rules=replace(
-        RULES,
-        prefix="deberta",
-        names=RULES.names
-        | {"encoder.offsets": ".encoder.rel_embeddings", "encoder.offsets.norm": ".encoder.LayerNorm"}
+    rules=RULES.related(
+        {"encoder.offsets": ".encoder.rel_embeddings", "encoder.offsets.norm": ".encoder.LayerNorm"}
         | {"heads.pooler.dense": "pooler.dense"}
-        | in_layer(".encoder.layer.{i}.", DEBERTA_LAYER),
+        | DEBERTA_ATTENTION,
+        prefix="deberta",
         more=_old_names,
         unused=".embeddings.position_embeddings mask_predictions.{layer:dense|LayerNorm|classifier}",
     ),
@@ -247,16 +230,6 @@ MODERN_CLASSES: dict[str, Fields] = {
 }
 
 
-def _transform(field: str, *heads: str) -> Entry:
-    return row("classifier_activation", field, "gelu", map=ACTIVATIONS, heads=heads)
-
-
-MODERN_LAYER = {
-    "self_attention.enter": "attn_norm",
-    "self_attention.sublayer.o_proj": "attn.Wo",
-    "feed_forward.enter": "mlp_norm",
-    "feed_forward.sublayer.out_proj": "mlp.Wo",
-}
 MODERN_HEADS = "heads.{head:sequence|choice|token|span}"
 POOLINGS = {"cls": "first", "mean": "mean"}
 
@@ -267,27 +240,29 @@ MODERN_RULES = TensorRules(
     {
         "encoder_embeddings.norm": ".embeddings.norm",
         "encoder.final_norm": ".final_norm",
-        **in_layer(".layers.{i}.", MODERN_LAYER),
+        "self_attention.enter": "attn_norm",
+        "self_attention.sublayer.o_proj": "attn.Wo",
+        "feed_forward.enter": "mlp_norm",
+        "feed_forward.sublayer.out_proj": "mlp.Wo",
         "lm_head.{part_of:dense|norm}": "head.{part_of}",
         f"{MODERN_HEADS}.{{part_of:dense|norm}}": "head.{part_of}",
         f"{MODERN_HEADS}.out_proj": "classifier",
     },
+    layer=".layers.{i}.",
     qkv=".layers.{i}.attn.Wqkv",
     more=llama.gate_and_in("Wi"),
     lm_head="decoder",
 )
 MODERNBERT = bert.FAMILY.related(
     "modernbert",
-    row("hidden_activation", "activation", "gelu", map=ACTIVATIONS),
+    row("hidden_activation", "activation", "gelu"),
     *rows(attention_bias=False, norm_bias=False, embedding_dropout=0.0, classifier_dropout=0.0),
-    row("norm_eps", "norm_epsilon", 1e-5),
-    row("mlp_bias", "feed_forward_bias", False),
-    row("mlp_dropout", "activation_dropout", 0.0),
+    *rows(norm_epsilon=("norm_eps", 1e-5), transform_bias=("classifier_bias", False)),
+    *rows(feed_forward_bias=("mlp_bias", False), activation_dropout=("mlp_dropout", 0.0)),
     row("decoder_bias", "lm_head_bias", True, heads=("lm",)),
-    row("classifier_bias", "transform_bias", False),
-    _transform("lm_head_transform", "lm"),
-    _transform("classifier_transform", "sequence", "choice"),
-    _transform("token_transform", "token", "span"),
+    row("classifier_activation", "lm_head_transform", "gelu", heads=("lm",)),
+    row("classifier_activation", "classifier_transform", "gelu", heads=("sequence", "choice")),
+    row("classifier_activation", "token_transform", "gelu", heads=("token", "span")),
     row("classifier_pooling", "classifier_input", "cls", map=POOLINGS, heads=("sequence", "choice")),
     # It would also apply to the outputs of attention, but not to those of the feed-forward.
     fixed(attention_dropout=0.0),
@@ -325,14 +300,9 @@ EUROBERT = llama.LLAMA.related(
         "ForTokenClassification": {"heads": ("token",)},
     },
     constants={"shape": "encoder"},
-    rules=replace(
-        llama.RULES,
-        names={
-            "encoder.final_norm": ".norm",
-            **in_layer(".layers.{i}.", llama.LAYER),
-            "heads.sequence.dense": "dense",
-            "heads.{head:sequence|token}.out_proj": "classifier",
-        },
+    rules=llama.RULES.related(
+        {"heads.sequence.dense": "dense", "heads.{head:sequence|token}.out_proj": "classifier"},
+        without="heads",
     ),
     ignored="auto_map bos_token eos_token mask_token mask_token_id pad_token",
     without="classifier_dropout",

@@ -11,17 +11,16 @@ for the prediction of further tokens, which is not read.
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from trifold.errors import SettingsError
 from trifold.hub.families.gpt import classes
-from trifold.hub.families.llama import AROUND, BASE, LAYER, MISTRAL, QK_NORMS, RULES, UNBIASED, by_head
-from trifold.hub.family import BLOCK, in_layer
-from trifold.hub.rope import rope, windows
-from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, nested, repeats, resized, row
+from trifold.hub.families.llama import BASE, MISTRAL, QK_NORMS, RULES, UNBIASED, by_head
+from trifold.hub.family import BLOCK, modules
+from trifold.hub.rope import rope, used_keys, windows
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, nested, repeats, resized, row, solution
 from trifold.hub.rules import AnyRule, Ignored, Rule
 from trifold.hub.transforms import Tensors, Transform
 from trifold.nn import ModelConfig
@@ -32,31 +31,28 @@ IGNORED = "output_router_logits router_aux_loss_coef"
 
 # --- Mixtral and Qwen 3 --------------------------------------------------------------------------------
 
-MIXTRAL_LAYER = LAYER | {
-    f"{MOE}router": "block_sparse_moe.gate",
-    f"{MOE}experts.{{e}}.gate_proj": "block_sparse_moe.experts.{e}.w1",
-    f"{MOE}experts.{{e}}.in_proj": "block_sparse_moe.experts.{e}.w3",
-    f"{MOE}experts.{{e}}.out_proj": "block_sparse_moe.experts.{e}.w2",
-}
+
+def network(ours: str, theirs: str, names: str = "gate_proj up_proj down_proj") -> dict[str, str]:
+    """The matrices of an expert."""
+    matrices = zip(("gate_proj", "in_proj", "out_proj"), names.split(), strict=True)
+    return {f"{MOE}{ours}.{our}": f"{theirs}.{name}" for our, name in matrices}
+
+
 MIXTRAL = MISTRAL.related(
     "mixtral",
     rope(base=1e6),
     nested("experts", count=("num_local_experts", 8), per_token=("num_experts_per_tok", 2)),
     fixed(router_jitter_noise=0.0),
-    rules=replace(RULES, names=AROUND | in_layer(".layers.{i}.", MIXTRAL_LAYER)),
+    rules=RULES.related(
+        {f"{MOE}router": "block_sparse_moe.gate"}
+        | network("experts.{e}", "block_sparse_moe.experts.{e}", "w1 w3 w2")
+    ),
     ignored=IGNORED,
     rms_norm_eps=1e-5,
     sliding_window=None,
 )
 
-QWEN3_LAYER = {
-    **LAYER,
-    **QK_NORMS,
-    f"{MOE}router": "mlp.gate",
-    f"{MOE}experts.{{e}}.gate_proj": "mlp.experts.{e}.gate_proj",
-    f"{MOE}experts.{{e}}.in_proj": "mlp.experts.{e}.up_proj",
-    f"{MOE}experts.{{e}}.out_proj": "mlp.experts.{e}.down_proj",
-}
+QWEN3_NAMES = {f"{MOE}router": "mlp.gate"} | network("experts.{e}", "mlp.experts.{e}")
 
 
 def _load_qwen(file: Any, fields: Fields) -> Fields:
@@ -69,7 +65,6 @@ def _load_qwen(file: Any, fields: Fields) -> Fields:
     return {"experts": experts, "sliding_window": window}
 
 
-QWEN3_RULES = replace(RULES, names=AROUND | in_layer(".layers.{i}.", QWEN3_LAYER))
 QWEN3_MOE = UNBIASED.related(
     "qwen3_moe",
     ids(),
@@ -92,7 +87,7 @@ QWEN3_MOE = UNBIASED.related(
     ),
     fixed(decoder_sparse_step=1),
     constants={"qk_norm": "head"},
-    rules=by_head(QWEN3_RULES),
+    rules=by_head(RULES.related(QK_NORMS | QWEN3_NAMES)),
     ignored=f"{IGNORED} max_window_layers",
     **resized(vocab=151936, width=2048, inner=6144, layers=24, kv_heads=4, positions=32768),
 )
@@ -139,11 +134,7 @@ GPT_OSS = BASE.related(
     nested("experts", count=("num_local_experts", 128), per_token=("num_experts_per_tok", 4), bias=True),
     classes=classes("ForQuestionAnswering"),
     constants={"activation": "quick-gelu", "attention_sinks": True},
-    rules=replace(
-        RULES,
-        names=AROUND | in_layer(".layers.{i}.", LAYER | {f"{MOE}router": "mlp.router"}),
-        more=_fused_rules,
-    ),
+    rules=RULES.related({f"{MOE}router": "mlp.router"}, more=_fused_rules),
     # The experts do not read hidden_act. The others are those of the first release.
     ignored=f"{IGNORED} hidden_act experts_per_token initial_context_length",
     without="mlp_bias hidden_act",
@@ -167,9 +158,9 @@ def _load_deepseek(file: Any, fields: Fields) -> Fields:
     if not fields["experts"]["shared"]:
         raise SettingsError("n_shared_experts: 0 is not supported; set at least 1")
     found = ROPE.load(file, fields)
-    inner = next((k for k in (file.rope_scaling, file.rope_parameters) if k and k.model_fields_set), None)
-    if found["rotary_scaling"] is not None and inner is not None and inner.mscale_all_dim:
-        found["attention_scale"] = _scale(fields, found["rotary_scaling"]["factor"], inner.mscale_all_dim)
+    keys = used_keys(file)
+    if found["rotary_scaling"] is not None and keys is not None and keys.mscale_all_dim:
+        found["attention_scale"] = _scale(fields, found["rotary_scaling"]["factor"], keys.mscale_all_dim)
     own = None if fields["norm_epsilon"] == INNER_EPSILON else INNER_EPSILON
     return found | {"latent": fields["latent"] | {"norm_epsilon": own}}
 
@@ -183,39 +174,26 @@ def _save_deepseek(config: ModelConfig) -> Fields:
         raise SettingsError("attention_scale: only supported together with rotary_scaling")
     fields = {"d_head": config.head_width, "latent": {"d_rotary": config.latent.d_rotary}}
     share = (math.sqrt(config.attention_scale / _scale(fields, 1.0, 0.0)) - 1) / (0.1 * math.log(factor))
-    # The nearest number that gives the same scale, a short one if there is one.
-    near = (round(share, 9), share, math.nextafter(share, math.inf), math.nextafter(share, -math.inf))
-    share = next((each for each in near if _scale(fields, factor, each) == config.attention_scale), share)
+    share = solution(share, lambda each: _scale(fields, factor, each), config.attention_scale)
     keys["rope_parameters"]["mscale_all_dim"] = share
     return keys
 
 
-EXPERT_LAYER = {
-    ours.replace("experts.{e}", "shared"): theirs.replace("experts.{e}", "shared_experts")
-    for ours, theirs in QWEN3_LAYER.items()
-    if "{e}" in ours
+ATTENTION = {
+    "q_down": "q_a_proj",
+    "q_norm": "q_a_layernorm",
+    "kv_down": "kv_a_proj_with_mqa",
+    "kv_norm": "kv_a_layernorm",
+    "o_proj": "o_proj",
 }
 
 
-def _rules(config: ModelConfig) -> list[AnyRule]:
-    queries = "q_proj" if config.latent is None or config.latent.query_width is None else "q_b_proj"
-    attention = {
-        "q_proj": queries,
-        "q_down": "q_a_proj",
-        "q_norm": "q_a_layernorm",
-        "kv_down": "kv_a_proj_with_mqa",
-        "kv_norm": "kv_a_layernorm",
-        "o_proj": "o_proj",
-    }
-    layer = {ours: theirs for ours, theirs in (QWEN3_LAYER | EXPERT_LAYER).items() if "{p" not in ours}
-    layer |= {f"self_attention.sublayer.{o}": f"self_attn.{t}" for o, t in attention.items()}
-    return replace(RULES, names=AROUND | in_layer(".layers.{i}.", layer), more=_unnamed)(config)
-
-
-def _unnamed(config: ModelConfig, base: str) -> list[AnyRule]:
-    """Parameters that are not weights of modules, and the layer that predicts further tokens."""
+def _more(config: ModelConfig, base: str) -> list[AnyRule]:
+    """Queries, parameters that are not weights of modules, and the layer that predicts further tokens."""
     layer = f"{base}layers.{{i}}."
+    queries = "q_proj" if config.latent is None or config.latent.query_width is None else "q_b_proj"
     return [
+        *modules({f"{BLOCK}self_attention.sublayer.q_proj": f"{layer}self_attn.{queries}"}),
         Rule(f"{BLOCK}self_attention.sublayer.kv_proj", f"{layer}self_attn.kv_b_proj.weight"),
         Rule(f"{BLOCK}{MOE}router.correction", f"{layer}mlp.gate.e_score_correction_bias"),
         Ignored(f"{base}layers.{config.n_layers}.{{*path}}"),
@@ -252,7 +230,13 @@ DEEPSEEK_V3 = UNBIASED.related(
     ids(bos=0, eos=1),
     fixed(scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1),
     classes=classes("ForQuestionAnswering"),
-    rules=_rules,
+    rules=RULES.related(
+        {f"self_attention.sublayer.{ours}": f"self_attn.{theirs}" for ours, theirs in ATTENTION.items()}
+        | QWEN3_NAMES
+        | network("shared", "mlp.shared_experts"),
+        without="q|k|v",
+        more=_more,
+    ),
     # Sums of other keys; settings of training, and of the layer that predicts further tokens.
     ignored="""
     head_dim qk_head_dim output_router_logits aux_loss_alpha seq_aux ep_size num_nextn_predict_layers num_mtp_layers

@@ -4,7 +4,6 @@ and the first ones with ALiBi, whose offsets were trained in bfloat16 and scaled
 BLOOM (Le Scao et al. 2022) has ALiBi and a norm on the embeddings.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from trifold.errors import SettingsError
@@ -12,7 +11,7 @@ from trifold.hub.families import gpt
 from trifold.hub.families.gpt import HEADS, four_times, grouped
 from trifold.hub.family import MAX_POSITIONS, TensorRules, in_layer, modules
 from trifold.hub.rope import rope
-from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, revise, row, same, sizes, up_to
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, row, rows, same, up_to
 from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
 
@@ -58,18 +57,11 @@ def _save_layers(config: ModelConfig) -> Fields:
 # What BLOOM has too.
 BASE = gpt.BASE.related(
     "",
-    row("hidden_dropout", "dropout", 0.0),
+    *rows(dropout=("hidden_dropout", 0.0), attention_dropout=0.0, norm_epsilon=("layer_norm_epsilon", 1e-5)),
     row("classifier_dropout", "classifier_dropout", None, otherwise=same("dropout"), heads=("token",)),
-    row("layer_norm_epsilon", "norm_epsilon", 1e-5),
-    row("attention_dropout", "attention_dropout", 0.0),
     fixed(apply_residual_connection_post_layernorm=False),
     constants={"embedding_dropout": 0.0},
 )
-LAYER = {
-    "self_attention.sublayer.o_proj": "self_attention.dense",
-    "feed_forward.sublayer.in_proj": "mlp.dense_h_to_4h",
-    "feed_forward.sublayer.out_proj": "mlp.dense_4h_to_h",
-}
 
 
 def _norms(config: ModelConfig, base: str) -> list[AnyRule]:
@@ -80,7 +72,14 @@ def _norms(config: ModelConfig, base: str) -> list[AnyRule]:
 RULES = TensorRules(
     "transformer",
     ".word_embeddings",
-    {"decoder.final_norm": ".ln_f", **HEADS, **in_layer(".h.{i}.", LAYER)},
+    {
+        "decoder.final_norm": ".ln_f",
+        **HEADS,
+        "self_attention.sublayer.o_proj": "self_attention.dense",
+        "feed_forward.sublayer.in_proj": "mlp.dense_h_to_4h",
+        "feed_forward.sublayer.out_proj": "mlp.dense_4h_to_h",
+    },
+    layer=".h.{i}.",
     lm_head="lm_head",
     qkv=".h.{i}.self_attention.query_key_value",
     split=grouped,
@@ -98,14 +97,12 @@ def renamed(key: str, old: str, field: str, default: int) -> Entry:
     )
 
 
-SIZES = sizes(vocab=65024, width=4544, inner=4 * 4544, layers=32, heads=71, positions=2048, activation="gelu")
 FAMILY = BASE.related(
     "falcon",
     renamed("hidden_size", "n_embed", "d_model", 4544),
-    *revise(SIZES, without="hidden_size intermediate_size hidden_act"),
+    *rows(vocab_size=65024, n_layers=("num_hidden_layers", 32), n_heads=("num_attention_heads", 71)),
+    *rows(max_positions=("max_position_embeddings", 2048), activation="gelu", attention_bias=("bias", False)),
     row("ffn_hidden_size", "d_ff", None, otherwise=four_times),
-    row("activation", "activation", "gelu", map=ACTIVATIONS),
-    row("bias", "attention_bias", False),
     Entry(
         {
             **ROPE.keys,
@@ -127,19 +124,17 @@ FAMILY = BASE.related(
 
 # --- BLOOM ----------------------------------------------------------------------------------------------
 
-EMBEDDING_NORM = {"decoder_embeddings.norm": ".word_embeddings_layernorm"}
 BLOOM = BASE.related(
     "bloom",
-    row("vocab_size", "vocab_size", 250880),
+    *rows(vocab_size=250880, max_positions=("seq_length", MAX_POSITIONS)),  # a length of pretraining
     renamed("hidden_size", "n_embed", "d_model", 64),
     renamed("n_layer", "num_hidden_layers", "n_layers", 2),
     renamed("n_head", "num_attention_heads", "n_heads", 8),
-    row("seq_length", "max_positions", MAX_POSITIONS),  # of pretraining
     ids(bos=1, eos=2),
     fixed(slow_but_exact=False),
     constants={"positions": "alibi", "embedding_norm": True, "attention_bias": True}
     | {"activation": "gelu-tanh", "d_ff": four_times},
-    rules=replace(RULES, names=RULES.names | EMBEDDING_NORM, buffers=""),
+    rules=RULES.related({"decoder_embeddings.norm": ".word_embeddings_layernorm"}, buffers=""),
     # Settings of the training program; `transformers` does not read them.
     ignored="""
     attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion n_inner offset_alibi skip_bias_add

@@ -11,11 +11,10 @@ from typing import Any, Literal
 
 from trifold.errors import SettingsError
 from trifold.hub.families import llama
-from trifold.hub.families.gpt import CLASSES, HEADS, classes
-from trifold.hub.family import LABELED, STACK, Family, TensorRules, in_layer, tied, with_defaults
+from trifold.hub.families.gpt import CLASSES, classes
+from trifold.hub.family import LABELED, STACK, Family, TensorRules
 from trifold.hub.rope import layered_rope, windows
-from trifold.hub.rows import ACTIVATIONS, SIZE, Ends, Entry, Fields, ids, resized, row, same
-from trifold.hub.rules import AnyRule, Rule
+from trifold.hub.rows import ACTIVATIONS, SIZE, Ends, Entry, Fields, ids, resized, row, rows, same
 from trifold.nn import ModelConfig
 
 CAUSAL = Entry({"use_bidirectional_attention": (Literal[False] | None, None)})
@@ -47,8 +46,7 @@ GEMMA = llama.UNBIASED.related(
 
 
 WINDOWS = windows(4096, every=2)
-AROUND = {f"{STACK}.final_norm": ".norm", **HEADS, "heads.token.out_proj": "score"}
-LAYER = llama.LAYER | {
+NORMS = {
     "self_attention.exit": "post_attention_layernorm",
     "feed_forward.enter": "pre_feedforward_layernorm",
     "feed_forward.exit": "post_feedforward_layernorm",
@@ -56,7 +54,7 @@ LAYER = llama.LAYER | {
 }
 GEMMA2 = GEMMA.related(
     "gemma2",
-    row("hidden_activation", "activation", "gelu_pytorch_tanh", map=ACTIVATIONS),
+    row("hidden_activation", "activation", "gelu_pytorch_tanh"),
     row(
         "query_pre_attn_scalar",
         "attention_scale",
@@ -71,7 +69,7 @@ GEMMA2 = GEMMA.related(
     replace(WINDOWS, keys=WINDOWS.keys | {"sliding_window_pattern": (Literal[2] | None, None)}),
     Entry({}, save=llama.check_width),
     constants={"norm_placement": "sandwich"},
-    rules=replace(llama.RULES, names=AROUND | in_layer(".layers.{i}.", LAYER)),
+    rules=llama.RULES.related(NORMS),
     ignored="hidden_act sliding_window_size _attn_implementation",  # of older files; `transformers` does not read them
     without="hidden_act",
     **resized(width=2304, inner=9216, layers=26, heads=8, kv_heads=4),
@@ -123,25 +121,17 @@ MODULE = GEMMA2.related(
     attention_dropout classifier_dropout_rate cross_attention_hidden_size dropout_rate hidden_act tie_word_embeddings
     """,
 )
-# Fields that both stacks share -> their keys.
-SHARED = {
-    "d_model": "hidden_size",
-    "n_kv_heads": "num_key_value_heads",
-    "d_head": "head_dim",
-    "max_positions": "max_position_embeddings",
-    "activation": "hidden_activation",
-    "norm_epsilon": "rms_norm_eps",
-    "attention_bias": "attention_bias",
-    **dict.fromkeys(("positions", "rotary_theta", "rotary_scaling"), "rope_parameters"),
-    "attention_scale": "query_pre_attn_scalar",
-    "score_soft_cap": "attn_logit_softcapping",
-}
 IDS = {"pad_token_id": "pad_id", "bos_token_id": "bos_id", "eos_token_id": "eos_id"}
+# Keys that may differ between the stacks.
+OWN = """
+    vocab_size intermediate_size num_hidden_layers num_attention_heads sliding_window layer_types
+    final_logit_softcapping
+""".split()
 
 
 def _read_stack(file: Any, side: str) -> ModelConfig:
     try:
-        return with_defaults(MODULE.read(getattr(file, side) or {}))
+        return MODULE.read(getattr(file, side) or {})
     except SettingsError as error:
         raise SettingsError(f"{side}.{error}") from None
 
@@ -152,22 +142,23 @@ def _load_stacks(file: Any, fields: Fields) -> Fields:
     if file.is_encoder_decoder not in (None, decodes):  # the class decides
         raise SettingsError(f"is_encoder_decoder: {file.is_encoder_decoder} is not supported for this class")
     decoder = decoder if decodes else encoder
-    for name, key in SHARED.items():
-        ours, theirs = getattr(encoder, name), getattr(decoder, name)
-        if ours != theirs:
+    keys, others = MODULE.write(encoder), MODULE.write(decoder)
+    for key, value in keys.items():
+        if key not in (*OWN, *IDS) and others[key] != value:
             raise SettingsError(
-                f"decoder.{key}: {theirs} differs from that of the encoder, {ours}; this is not supported"
+                f"decoder.{key}: {others[key]} differs from that of the encoder, {value}; this is not supported"
             )
-    few, many = sorted((encoder, decoder), key=lambda stack: stack.n_layers)
-    if any((few.window(layer) is None) != (many.window(layer) is None) for layer in range(few.n_layers)):
+    if any(one != other for one, other in zip(keys["layer_types"], others["layer_types"], strict=False)):
         raise SettingsError("decoder.layer_types: differs from that of the encoder; this is not supported")
     window, decoder_window = encoder.sliding_window, decoder.sliding_window
     window, decoder_window = window or decoder_window, decoder_window or window
-    found = {name: getattr(encoder, name) for name in ("vocab_size", "n_layers", "n_heads", "d_ff", *SHARED)}
+    found = {name: value for name, value in encoder if name not in fields}
     found |= {
+        "n_kv_heads": encoder.kv_heads,
+        "d_head": encoder.head_width,
         # The encoder's tokens also attend to keys at that distance.
         "sliding_window": None if window is None else window + 1,
-        "window_pattern": many.window_pattern,
+        "window_pattern": max(encoder, decoder, key=lambda stack: stack.n_layers).window_pattern,
         "logit_soft_cap": decoder.logit_soft_cap,
         **{ours: getattr(decoder, ours) for ours in IDS.values()},
     }
@@ -187,8 +178,6 @@ def _load_stacks(file: Any, fields: Fields) -> Fields:
 
 def _save_stacks(config: ModelConfig) -> Fields:
     decodes, window = config.shape == "encoder-decoder", config.sliding_window
-    if window == 1:
-        raise SettingsError("sliding_window: 1 in the encoder is not supported")
     alone: Fields = {"shape": "decoder", "heads": ()}
     encoder = config.model_copy(update=alone | {"sliding_window": None if window is None else window - 1})
     decoder = config.decoder_side.model_copy(update=alone | {"vocab_size": config.output_vocab_size})
@@ -197,23 +186,6 @@ def _save_stacks(config: ModelConfig) -> Fields:
     keys = {side: MODULE.write(own) | kind | {"is_decoder": side == "decoder"} for side, own in sides.items()}
     keys |= {key: getattr(config, ours) for key, ours in IDS.items()}
     return keys | {"vocab_size": config.output_vocab_size, "is_encoder_decoder": decodes}
-
-
-T5_LAYER = LAYER | {
-    "self_attention.enter": "pre_self_attn_layernorm",
-    "self_attention.exit": "post_self_attn_layernorm",
-    "cross_attention.enter": "pre_cross_attn_layernorm",
-    "cross_attention.sublayer.{p:q|k|v|o}_proj": "cross_attn.{p}_proj",
-    "cross_attention.exit": "post_cross_attn_layernorm",
-}
-
-
-def _more(config: ModelConfig, base: str) -> list[AnyRule]:
-    if "lm" not in config.chosen_heads:
-        return []
-    if config.tie_lm_head:
-        return tied("lm_head.out_proj", f"{base}decoder.embed_tokens.weight")
-    return [Rule("lm_head.weight", "lm_head.out_proj.weight")]
 
 
 ENCODER: Fields = {"shape": "encoder"}
@@ -238,10 +210,9 @@ T5GEMMA = Family(
             _load_stacks,
             _save_stacks,
         ),
-        row("dropout_rate", "dropout", 0.0),
-        row("attention_dropout", "attention_dropout", 0.0),
-        row("classifier_dropout_rate", "classifier_dropout", 0.0, heads=LABELED, everywhere=True),
+        *rows(dropout=("dropout_rate", 0.0), attention_dropout=0.0),
         row("tie_word_embeddings", "tie_lm_head", True),
+        row("classifier_dropout_rate", "classifier_dropout", 0.0, heads=LABELED, everywhere=True),
     ),
     constants=GEMMA2.constants | {"shape": "encoder-decoder", "activation_dropout": same("dropout")},
     rules=TensorRules(
@@ -250,8 +221,15 @@ T5GEMMA = Family(
         {
             f"{STACK}.final_norm": ".{stack}.norm",
             "heads.{head:sequence|token}.out_proj": "score.out_proj",
-            **in_layer(".{stack}.layers.{i}.", T5_LAYER),
+            **llama.LAYER,
+            **NORMS,
+            "self_attention.enter": "pre_self_attn_layernorm",
+            "self_attention.exit": "post_self_attn_layernorm",
+            "cross_attention.enter": "pre_cross_attn_layernorm",
+            "cross_attention.sublayer.{p:q|k|v|o}_proj": "cross_attn.{p}_proj",
+            "cross_attention.exit": "post_cross_attn_layernorm",
         },
-        more=_more,
+        layer=".{stack}.layers.{i}.",
+        lm_head="lm_head.out_proj",
     ),
 )

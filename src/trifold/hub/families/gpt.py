@@ -10,13 +10,12 @@ GPT-J (Wang & Komatsuzaki 2021) has parallel attention and feed-forward on one n
 GPT-NeoX and Pythia (Black et al. 2022) have two norms, and queries, keys and values in one matrix, head by head.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from trifold.errors import SettingsError
-from trifold.hub.family import Family, TensorRules, in_layer
+from trifold.hub.family import Family, TensorRules
 from trifold.hub.rope import rope, window_fields
-from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, resized, row, rows, sizes
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, resized, row, rows, sizes
 from trifold.hub.rules import Renamed
 from trifold.hub.transforms import SAME, TRANSPOSED, Transform, interleaved
 from trifold.nn import ModelConfig
@@ -66,17 +65,12 @@ BASE = Family("", "", classes(), COMMON, DECODER, lambda config: ())
 # GPT-2's keys and defaults, which other families took over.
 GPT = BASE.related(
     "",
-    row("vocab_size", "vocab_size", 50257),
-    row("n_positions", "max_positions", 1024),
-    row("n_embd", "d_model", 768),
-    row("n_layer", "n_layers", 12),
-    row("n_head", "n_heads", 12),
+    *rows(vocab_size=50257, max_positions=("n_positions", 1024), d_model=("n_embd", 768)),
+    *rows(n_layers=("n_layer", 12), n_heads=("n_head", 12), norm_epsilon=("layer_norm_epsilon", 1e-5)),
     row("n_inner", "d_ff", None, otherwise=four_times),
-    row("activation_function", "activation", "gelu_new", map=ACTIVATIONS),
-    row("resid_pdrop", "dropout", 0.1),
-    row("embd_pdrop", "embedding_dropout", 0.1),
+    row("activation_function", "activation", "gelu_new"),
+    *rows(dropout=("resid_pdrop", 0.1), embedding_dropout=("embd_pdrop", 0.1)),
     row("attn_pdrop", "attention_dropout", 0.1),
-    row("layer_norm_epsilon", "norm_epsilon", 1e-5),
     ids(bos=50256, eos=50256),
 )
 SCALED: dict[bool, float | None] = {True: None, False: 1.0}  # scale_attn_weights -> attention_scale
@@ -93,18 +87,18 @@ HEADS = {
 
 # --- GPT ---------------------------------------------------------------------------------------------
 
-LAYER = {
-    "self_attention.enter": "ln_1",
+LAYER = {  # norms come after in GPT
+    "self_attention.{place:enter|after}": "ln_1",
     "self_attention.sublayer.o_proj": "attn.c_proj",
-    "feed_forward.enter": "ln_2",
+    "feed_forward.{place:enter|after}": "ln_2",
     "feed_forward.sublayer.in_proj": "mlp.c_fc",
     "feed_forward.sublayer.out_proj": "mlp.c_proj",
 }
-AROUND = {"decoder_embeddings.positions": ".wpe", "decoder.final_norm": ".ln_f", **HEADS}
 RULES = TensorRules(
     "transformer",
     ".wte",
-    AROUND | in_layer(".h.{i}.", LAYER),
+    {"decoder_embeddings.positions": ".wpe", "decoder.final_norm": ".ln_f", **HEADS, **LAYER},
+    layer=".h.{i}.",
     lm_head="lm_head",
     qkv=".h.{i}.attn.c_attn",
     matrix=TRANSPOSED,
@@ -130,7 +124,7 @@ BIGCODE = GPT2.related(
     ),
     stem="GPTBigCode",
     classes=classes("ForQuestionAnswering"),
-    rules=replace(RULES, split=grouped, matrix=SAME),
+    rules=RULES.related(split=grouped, matrix=SAME),
     # The precision of softmax, and the settings of an inference server.
     ignored=f"""
     {GPT_IGNORED} attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner max_batch_size
@@ -148,11 +142,9 @@ OPENAI = GPT2.related(
     stem="OpenAIGPT",
     classes=classes("ForTokenClassification", "ForQuestionAnswering", lm="LMHeadModel"),
     constants={"norm_placement": "post", "d_ff": four_times},
-    rules=replace(
-        RULES,
+    rules=RULES.related(
+        {"decoder_embeddings.positions": ".positions_embed"},
         tokens=".tokens_embed",
-        names={"decoder_embeddings.positions": ".positions_embed", **HEADS}
-        | in_layer(".h.{i}.", {ours.replace("enter", "after"): theirs for ours, theirs in LAYER.items()}),
         buffers=".h.{i}.attn.bias .position_ids",
     ),
     ignored=GPT_IGNORED,
@@ -191,20 +183,16 @@ def _save_layers(config: ModelConfig) -> Fields:
     return {"attention_types": [[layers, 1]], "attention_layers": layers, "window_size": window}
 
 
-NEO_LAYER = LAYER | {
+NEO_ATTENTION = {
     "self_attention.sublayer.{p:q|k|v}_proj": "attn.attention.{p}_proj",
     "self_attention.sublayer.o_proj": "attn.attention.out_proj",
 }
 NEO = GPT.related(
     "gpt_neo",
-    row("max_position_embeddings", "max_positions", 2048),
-    row("hidden_size", "d_model", 2048),
-    row("num_layers", "n_layers", 24),
-    row("num_heads", "n_heads", 16),
+    *rows(max_positions=("max_position_embeddings", 2048), d_model=("hidden_size", 2048)),
+    *rows(n_layers=("num_layers", 24), n_heads=("num_heads", 16)),
     row("intermediate_size", "d_ff", None, otherwise=four_times),
-    row("resid_dropout", "dropout", 0.0),
-    row("embed_dropout", "embedding_dropout", 0.0),
-    *rows(attention_dropout=0.0),
+    *rows(dropout=("resid_dropout", 0.0), embedding_dropout=("embed_dropout", 0.0), attention_dropout=0.0),
     Entry(
         {
             "attention_types": (list[Any] | None, None),
@@ -217,30 +205,23 @@ NEO = GPT.related(
     stem="GPTNeo",
     constants={"positions": "learned", "attention_scale": 1.0, "attention_out_bias": True},
     without="n_positions n_embd n_layer n_head n_inner resid_pdrop embd_pdrop attn_pdrop",
-    rules=replace(
-        RULES,
-        names=AROUND | in_layer(".h.{i}.", NEO_LAYER),
-        qkv="",
-        matrix=SAME,
-        buffers=".h.{i}.attn.attention.{buffer:bias|masked_bias}",
+    rules=RULES.related(
+        NEO_ATTENTION, qkv="", matrix=SAME, buffers=".h.{i}.attn.attention.{buffer:bias|masked_bias}"
     ),
     ignored=GPT_IGNORED,
 )
 
 # --- GPT-J and GPT-NeoX --------------------------------------------------------------------------------
 
-J_LAYER = {
-    "self_attention.enter": "ln_1",
-    "self_attention.sublayer.{p:q|k|v}_proj": "attn.{p}_proj",
-    "self_attention.sublayer.o_proj": "attn.out_proj",
-    "feed_forward.sublayer.in_proj": "mlp.fc_in",
-    "feed_forward.sublayer.out_proj": "mlp.fc_out",
-}
-J_RULES = TensorRules(
-    "transformer",
-    ".wte",
-    {"decoder.final_norm": ".ln_f", **HEADS, **in_layer(".h.{i}.", J_LAYER)},
-    lm_head="lm_head",
+J_RULES = RULES.related(
+    {
+        "self_attention.sublayer.{p:q|k|v}_proj": "attn.{p}_proj",
+        "self_attention.sublayer.o_proj": "attn.out_proj",
+        "feed_forward.sublayer.in_proj": "mlp.fc_in",
+        "feed_forward.sublayer.out_proj": "mlp.fc_out",
+    },
+    qkv="",
+    matrix=SAME,
     buffers=".h.{i}.attn.{buffer:bias|masked_bias|causal_mask|embed_positions}",
 )
 GPTJ = GPT.related(
@@ -270,27 +251,18 @@ CODEGEN = GPTJ.related(
     Entry({}, _check_heads),
     stem="CodeGen",
     classes=classes("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
-    rules=replace(
-        J_RULES,
-        names={ours: theirs for ours, theirs in J_RULES.names.items() if "{p" not in ours},
+    rules=J_RULES.related(
+        without="q|k|v",
         qkv=".h.{i}.attn.qkv_proj",
         order="qvk",
         split=lambda config: interleaved(N_PARTS, (1, 1, 1)),
     ),
 )
 
-X_LAYER = {
-    "self_attention.enter": "input_layernorm",
-    "self_attention.sublayer.o_proj": "attention.dense",
-    "feed_forward.enter": "post_attention_layernorm",
-    "feed_forward.sublayer.in_proj": "mlp.dense_h_to_4h",
-    "feed_forward.sublayer.out_proj": "mlp.dense_4h_to_h",
-}
 NEOX = BASE.related(
     "gpt_neox",
     *sizes(vocab=50432, width=6144, inner=24576, layers=44, heads=64, positions=2048, activation="gelu"),
-    *rows(attention_dropout=0.0, attention_bias=True),
-    row("hidden_dropout", "dropout", 0.0),
+    *rows(attention_dropout=0.0, attention_bias=True, dropout=("hidden_dropout", 0.0)),
     row("layer_norm_eps", "norm_epsilon", 1e-5),
     row("use_parallel_residual", "residual", True, map={True: "parallel-two-norms", False: "sequential"}),
     rope(part="rotary_pct", theta="rotary_emb_base"),
@@ -300,7 +272,16 @@ NEOX = BASE.related(
     rules=TensorRules(
         "gpt_neox",
         ".embed_in",
-        {"decoder.final_norm": ".final_layer_norm", **HEADS, **in_layer(".layers.{i}.", X_LAYER)},
+        {
+            "decoder.final_norm": ".final_layer_norm",
+            **HEADS,
+            "self_attention.enter": "input_layernorm",
+            "self_attention.sublayer.o_proj": "attention.dense",
+            "feed_forward.enter": "post_attention_layernorm",
+            "feed_forward.sublayer.in_proj": "mlp.dense_h_to_4h",
+            "feed_forward.sublayer.out_proj": "mlp.dense_4h_to_h",
+        },
+        layer=".layers.{i}.",
         lm_head="embed_out",
         qkv=".layers.{i}.attention.query_key_value",
         split=grouped,

@@ -7,7 +7,6 @@ may be rotated. In SmolLM 3 (Bakouch et al. 2025) every fourth layer has no posi
 embeddings, scores, outputs of sub-layers and logits by numbers.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
@@ -15,9 +14,9 @@ from typing import Any, Literal
 from trifold.errors import SettingsError
 from trifold.hub.families import gpt
 from trifold.hub.families.gpt import HEADS, classes
-from trifold.hub.family import BLOCK, PART, TensorRules, in_layer
+from trifold.hub.family import BLOCK, PART, STACK, TensorRules
 from trifold.hub.rope import repeated, rope, windows
-from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, resized, row, rows, same, sizes
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, resized, row, rows, same, sizes, solution
 from trifold.hub.rules import AnyRule, Rule
 from trifold.hub.transforms import interleaved
 from trifold.nn import ModelConfig
@@ -31,11 +30,11 @@ LAYER = {
     "feed_forward.sublayer.out_proj": "mlp.down_proj",
 }
 QK_NORMS = {"self_attention.sublayer.{p:q|k}_norm": "self_attn.{p}_norm"}
-AROUND = {"decoder.final_norm": ".norm", **HEADS, "heads.token.out_proj": "score"}
 RULES = TensorRules(
     "model",
     ".embed_tokens",
-    AROUND | in_layer(".layers.{i}.", LAYER),
+    {f"{STACK}.final_norm": ".norm", **HEADS, "heads.token.out_proj": "score", **LAYER},
+    layer=".layers.{i}.",
     lm_head="lm_head",
     buffers=".layers.{i}.self_attn.rotary_emb.inv_freq",
 )
@@ -58,11 +57,9 @@ def check_width(config: ModelConfig) -> Fields:
 BASE = gpt.BASE.related(
     "",
     *sizes(vocab=32000, width=4096, inner=11008, layers=32, heads=32, positions=2048, activation="silu"),
-    row("num_key_value_heads", "n_kv_heads", None),
+    *rows(n_kv_heads=("num_key_value_heads", None), norm_epsilon=("rms_norm_eps", 1e-6)),
     row("head_dim", "d_head", None, otherwise=lambda f: f["d_model"] // f["n_heads"]),
-    row("rms_norm_eps", "norm_epsilon", 1e-6),
-    *rows(attention_dropout=0.0, attention_bias=False),
-    row("mlp_bias", "feed_forward_bias", False),
+    *rows(attention_dropout=0.0, attention_bias=False, feed_forward_bias=("mlp_bias", False)),
     rope(),
     ids(bos=1, eos=2),
     constants={"norm": "rms", "gated": True, "dropout": 0.0},
@@ -85,33 +82,28 @@ MISTRAL = UNBIASED.related(
     **resized(kv_heads=8, inner=14336, positions=131072),
 )
 
-SIZES = sizes(
-    vocab=49152, width=3072, inner=12288, layers=30, heads=24, positions=4096, activation="gelu_pytorch_tanh"
-)
-CODER_LAYER = {"feed_forward.sublayer.in_proj": "mlp.c_fc", "feed_forward.sublayer.out_proj": "mlp.c_proj"}
-STARCODER2 = gpt.BASE.related(
+STARCODER2 = BASE.related(
     "starcoder2",
-    *SIZES,
-    *rows(norm_epsilon=1e-5, sliding_window=None, attention_dropout=0.0, embedding_dropout=0.0),
-    row("num_key_value_heads", "n_kv_heads", 2, nullable=True),
-    row("residual_dropout", "dropout", 0.0),
-    row("use_bias", "attention_bias", True),
+    *rows(norm_epsilon=1e-5, sliding_window=None, embedding_dropout=0.0),
+    *rows(dropout=("residual_dropout", 0.0), attention_bias=("use_bias", True)),
     fixed(mlp_type="default", norm_type="layer_norm"),
-    rope(),
     ids(bos=50256, eos=50256),
     classes=classes("ForQuestionAnswering"),
-    constants={"feed_forward_bias": same("attention_bias")},
-    rules=replace(RULES, names=RULES.names | in_layer(".layers.{i}.", CODER_LAYER)),
+    constants={"norm": "layer", "gated": False, "feed_forward_bias": same("attention_bias")},
+    rules=RULES.related(
+        {"feed_forward.sublayer.in_proj": "mlp.c_fc", "feed_forward.sublayer.out_proj": "mlp.c_proj"}
+    ),
     # Left over from the training program; `transformers` does not read them.
     ignored="""
     activation_function attention_softmax_in_fp32 layer_norm_epsilon scale_attention_softmax_in_fp32
     scale_attn_weights
     """,
+    without="head_dim rms_norm_eps attention_bias mlp_bias",
+    **resized(vocab=49152, width=3072, inner=12288, layers=30, heads=24, kv_heads=2, positions=4096),
+    **resized(hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True),
 )
 
 # --- Phi-3 ---------------------------------------------------------------------------------------------
-
-FUSED = {ours: theirs for ours, theirs in RULES.names.items() if not ours.endswith(("gate_proj", "in_proj"))}
 
 
 def gate_and_in(theirs: str) -> Callable[[ModelConfig, str], list[AnyRule]]:
@@ -123,16 +115,15 @@ def gate_and_in(theirs: str) -> Callable[[ModelConfig, str], list[AnyRule]]:
 
 PHI3 = UNBIASED.related(
     "phi3",
-    row("resid_pdrop", "dropout", 0.0),
-    row("sliding_window", "sliding_window", None),
+    *rows(dropout=("resid_pdrop", 0.0), sliding_window=None),
     rope(part="partial_rotary_factor", share=1.0, original=4096, kinds=["longrope"]),
     ids(pad=32000, bos=1, eos=32000),
     fixed(attention_bias=False, mlp_bias=False, lm_head_bias=False),
     classes=classes("ForQuestionAnswering"),
     constants={"embedding_dropout": 0.0},
-    rules=replace(
-        RULES,
-        names={ours.replace("q|k|v|o", "o"): theirs for ours, theirs in FUSED.items()},
+    rules=RULES.related(
+        {"self_attention.sublayer.o_proj": "self_attn.o_proj"},
+        without="q|k|v gate_proj in_proj",
         qkv=".layers.{i}.self_attn.qkv_proj",
         split=lambda config: interleaved(1, (config.n_heads, config.kv_heads, config.kv_heads)),
         more=gate_and_in("gate_up_proj"),
@@ -176,15 +167,12 @@ SMOLLM3 = BASE.related(
 
 def inverse(number: float) -> float:
     """A number whose inverse is exactly `number`, if there is one near 1 / number."""
-    guess = 1 / number
-    near = (guess, math.nextafter(guess, math.inf), math.nextafter(guess, 0.0))
-    return next((each for each in near if 1 / each == number), guess)
+    return solution(1 / number, lambda inverse: 1 / inverse, number)
 
 
 GRANITE = BASE.related(
     "granite",
-    row("embedding_multiplier", "embedding_scale", 1.0),
-    row("attention_multiplier", "attention_scale", 1.0),
+    *rows(embedding_scale=("embedding_multiplier", 1.0), attention_scale=("attention_multiplier", 1.0)),
     row("residual_multiplier", "residual_scale", 1.0),
     row("logits_scaling", "logits_scale", 1.0, load=lambda v, f: 1 / v, save=inverse),
     classes=classes("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),

@@ -6,15 +6,12 @@ Other classes of Longformer have none by default. In LED it is the first, as in 
 `transformers` has none unless it gets a `global_attention_mask`. `Inputs.globals` chooses any others.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from trifold.errors import SettingsError
-from trifold.hub.families.bart import AROUND, BART, HEADS, LAYER, RULES as BART_RULES
+from trifold.hub.families.bart import BART, RULES as BART_RULES, two_stacks
 from trifold.hub.families.bert import CHOICE, ROBERTA, ROBERTA_RULES
-from trifold.hub.family import in_layer
 from trifold.hub.rows import SIZE, Entry, Fields, fixed, row
-from trifold.nn import ModelConfig
 
 
 def _load_window(file: Any, fields: Fields) -> Fields:
@@ -28,14 +25,12 @@ def _load_window(file: Any, fields: Fields) -> Fields:
     return {"sliding_window": sizes[0] // 2 + 1}
 
 
-def _save_window(config: ModelConfig) -> Fields:
-    window = config.sliding_window
-    if window is None or window < 2 or config.window_pattern != ("local",):
-        raise SettingsError("sliding_window: every layer needs one of at least 2 tokens in this family")
-    return {"attention_window": [2 * window - 2] * config.n_layers}
-
-
-WINDOW = Entry({"attention_window": (SIZE | list[SIZE], 512)}, _load_window, _save_window)
+WINDOW = Entry(
+    {"attention_window": (SIZE | list[SIZE], 512)},
+    _load_window,
+    # 0, which cannot be read, for a layer without a window.
+    lambda config: {"attention_window": [2 * (config.sliding_window or 1) - 2] * config.n_layers},
+)
 
 
 def _check_separator(file: Any, fields: Fields) -> Fields:
@@ -64,28 +59,18 @@ LONGFORMER = ROBERTA.related(
     },
     without="classifier_dropout position_embedding_type",
     constants={"global_projections": True},
-    rules=replace(
-        ROBERTA_RULES,
-        prefix="longformer",
-        names=ROBERTA_RULES.names | in_layer(".encoder.layer.{i}.", PROJECTIONS),
-    ),
+    rules=ROBERTA_RULES.related(PROJECTIONS, prefix="longformer"),
     ignored="attention_mode ignore_attention_mask onnx_export",  # of the first release, and of exports
 )
 
 # --- LED -------------------------------------------------------------------------------------------------
 
 OWN = "self_attn.longformer_self_attn."
-ENCODER_LAYER = {
-    **{ours: theirs for ours, theirs in LAYER.items() if "attention.sublayer" not in ours},
+ENCODER = {
     **{f"self_attention.sublayer.{name[0]}_proj": OWN + name for name in NAMES},
     **{f"self_attention.sublayer.global_{name[0]}_proj": f"{OWN}{name}_global" for name in NAMES},
     "self_attention.sublayer.o_proj": "self_attn.output",
 }
-
-
-def _layers(side: str, names: dict[str, str]) -> dict[str, str]:
-    """Full names of the modules of one stack."""
-    return {f"{side}.blocks.{{i}}.{ours}": f".{side}.layers.{{i}}.{theirs}" for ours, theirs in names.items()}
 
 
 LED = BART.related(
@@ -99,11 +84,7 @@ LED = BART.related(
         **{"position_offset": 0, "scale_embeddings": False, "attention_bias": True},
         **{"decoder_window": 0, "global_tokens": "first", "global_projections": True},
     },
-    rules=replace(
-        BART_RULES,
-        prefix="led",
-        names=AROUND | HEADS | _layers("encoder", ENCODER_LAYER) | _layers("decoder", LAYER),
-    ),
+    rules=BART_RULES.related(two_stacks(ENCODER), without="attention feed_forward", prefix="led"),
     ignored=f"{BART.ignored} classifier_dropout",
     without="max_position_embeddings normalize_embedding classifier_dropout",
 )

@@ -8,7 +8,6 @@ OPT (Zhang et al. 2022) and Galactica (Taylor et al. 2022) are decoders with BAR
 has narrower embeddings: tokens are projected, and states are projected back for the heads.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,15 +15,13 @@ import torch
 from trifold.hub.families import bart, gpt
 from trifold.hub.families.bart import BART, CLASSES, LAYER
 from trifold.hub.families.gpt import HEADS, classes
-from trifold.hub.family import STACK, TensorRules, in_layer
-from trifold.hub.rows import ACTIVATIONS, SIZE, Entry, Fields, fixed, ids, resized, revise, row, same, sizes
+from trifold.hub.family import STACK, TensorRules
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, resized, row, rows, same
 from trifold.hub.rules import AnyRule, Computed, Rule, Zeros
 from trifold.nn import ModelConfig
 from trifold.nn.positions import sinusoids
 
-PRE_LAYER = {ours.replace("after", "enter"): theirs for ours, theirs in LAYER.items()}
-NAMES = {f"{STACK}.final_norm": ".{stack}.layer_norm", **in_layer(".{stack}.layers.{i}.", PRE_LAYER)}
-RULES = replace(bart.RULES, names=bart.AROUND | NAMES)
+RULES = bart.RULES.related({f"{STACK}.final_norm": ".{stack}.layer_norm"})
 PRE = {"normalize_before": True, "add_final_layer_norm": True}
 MBART = BART.related(
     "mbart",
@@ -55,7 +52,7 @@ PEGASUS = MBART.related(
     row("bos_token_id", "bos_id", None, otherwise=same("decoder_start_id")),
     fixed(normalize_embedding=False, static_position_embeddings=True),
     constants={"positions": "sinusoidal-halves", "position_offset": 0, "embedding_norm": False},
-    rules=replace(RULES, names=NAMES, more=_pegasus_more),
+    rules=RULES.related(more=_pegasus_more),
     # 0 or 1 in published files; `transformers` reads neither key.
     ignored=f"{MBART.ignored} do_blenderbot_90_layernorm extra_pos_embeddings",
     pad_token_id=0,
@@ -75,9 +72,7 @@ M2M = MBART.related(
     stem="M2M100",
     constants=PEGASUS.constants
     | {"positions": "sinusoidal-tensor2tensor", "position_offset": lambda fields: fields["pad_id"] + 1},
-    rules=replace(
-        RULES, names=NAMES, more=_m2m_more, buffers=f"{RULES.buffers} .{STACK}.embed_positions.weights"
-    ),
+    rules=RULES.related(more=_m2m_more, buffers=f"{RULES.buffers} .{STACK}.embed_positions.weights"),
     ignored=f"{MBART.ignored} encoder_layerdrop decoder_layerdrop",
     without="lm_head_bias",
     **resized(vocab=128112, attention_dropout=0.1, activation_function="relu", scale_embedding=True),
@@ -87,10 +82,9 @@ M2M = MBART.related(
 
 
 def _load_layers(file: Any, fields: Fields) -> Fields:
-    pre, width = file.do_layer_norm_before, file.word_embed_proj_dim or fields["d_model"]
+    width, pre = file.word_embed_proj_dim or fields["d_model"], fields["norm_placement"] == "pre"
     projected = width != fields["d_model"]
     return {
-        "norm_placement": "pre" if pre else "post",
         "decoder_final_norm": False if pre and file.remove_final_layer_norm else None,
         "d_embedding": width if projected else None,
         "token_projection": projected,
@@ -98,49 +92,19 @@ def _load_layers(file: Any, fields: Fields) -> Fields:
 
 
 def _save_layers(config: ModelConfig) -> Fields:
-    pre = config.norm_placement == "pre"
-    return {
-        "do_layer_norm_before": pre,
-        "_remove_final_layer_norm": pre and not config.has_final_norm("decoder"),
-        "word_embed_proj_dim": config.embedding_width,
-    }
-
-
-OPT_NAMES = {
-    "decoder_embeddings.positions": ".decoder.embed_positions",
-    "decoder_embeddings.projection": ".decoder.project_in",
-    "projection": ".decoder.project_out",
-    "decoder.final_norm": ".decoder.final_layer_norm",
-}
-
-
-def _rules(config: ModelConfig) -> list[AnyRule]:
-    place = "enter" if config.norm_placement == "pre" else "after"
-    layer = {ours.replace("after", place): name for ours, name in LAYER.items() if "cross" not in ours}
-    names = {**OPT_NAMES, **HEADS, **in_layer(".decoder.layers.{i}.", layer)}
-    rules = TensorRules(
-        "model", ".decoder.embed_tokens", names, lm_head="lm_head", buffers=".decoder.version"
-    )
-    return rules(config)
+    removed = config.norm_placement == "pre" and not config.has_final_norm("decoder")
+    return {"_remove_final_layer_norm": removed, "word_embed_proj_dim": config.embedding_width}
 
 
 OPT = gpt.BASE.related(
     "opt",
-    *revise(
-        sizes(vocab=50272, width=768, inner=3072, layers=12, heads=12, positions=2048, activation="relu"),
-        without="intermediate_size hidden_act",
-    ),
-    row("ffn_dim", "d_ff", 3072),
-    row("activation_function", "activation", "relu", map=ACTIVATIONS),
-    row("dropout", "dropout", 0.1),
-    row("attention_dropout", "attention_dropout", 0.0),
-    row("enable_bias", "attention_bias", True),
+    *rows(vocab_size=50272, d_model=("hidden_size", 768), n_layers=("num_hidden_layers", 12)),
+    *rows(n_heads=("num_attention_heads", 12), max_positions=("max_position_embeddings", 2048)),
+    *rows(d_ff=("ffn_dim", 3072), activation=("activation_function", "relu")),
+    *rows(dropout=0.1, attention_dropout=0.0, attention_bias=("enable_bias", True)),
+    row("do_layer_norm_before", "norm_placement", True, map={True: "pre", False: "post"}),
     Entry(
-        {
-            "do_layer_norm_before": (bool, True),
-            "_remove_final_layer_norm": (bool, False),
-            "word_embed_proj_dim": (SIZE | None, None),
-        },
+        {"_remove_final_layer_norm": (bool, False), "word_embed_proj_dim": (SIZE | None, None)},
         _load_layers,
         _save_layers,
     ),
@@ -150,7 +114,21 @@ OPT = gpt.BASE.related(
     classes=classes("ForTokenClassification"),
     constants={"positions": "learned", "position_offset": 2, "norm_epsilon": 1e-5}
     | {"embedding_dropout": 0.0, "feed_forward_bias": same("attention_bias")},
-    rules=_rules,
+    rules=TensorRules(
+        "model",
+        ".decoder.embed_tokens",
+        {
+            "decoder_embeddings.positions": ".decoder.embed_positions",
+            "decoder_embeddings.projection": ".decoder.project_in",
+            "projection": ".decoder.project_out",
+            "decoder.final_norm": ".decoder.final_layer_norm",
+            **HEADS,
+            **LAYER,
+        },
+        layer=".decoder.layers.{i}.",
+        lm_head="lm_head",
+        buffers=".decoder.version",
+    ),
     ignored="activation_dropout init_std",  # `transformers` does not read the first
     without="classifier_dropout",
 )

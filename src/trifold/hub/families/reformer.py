@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trifold.errors import SettingsError
-from trifold.hub.family import STACK, Family, TensorRules, in_layer
+from trifold.hub.families import bert
+from trifold.hub.family import STACK, TensorRules
 from trifold.hub.rope import repeated
-from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, ids, nested, row, same, up_to
+from trifold.hub.rows import Entry, Fields, fixed, ids, nested, resized, row, rows, same
 from trifold.hub.rules import AnyRule, Rule, Unused
 from trifold.hub.transforms import LEADING_AXIS, each
 from trifold.nn import ModelConfig
@@ -60,80 +61,59 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     return rules
 
 
-ANY_SHAPE: Fields = {"shape": same("shape")}
-FAMILY = Family(
-    model_type="reformer",
-    stem="Reformer",
+FAMILY = bert.FAMILY.related(
+    "reformer",
+    *rows(d_ff=("feed_forward_size", 512), d_head=("attention_head_size", 64)),
+    row("axial_pos_shape", "axial_shape", (64, 64), save=lambda sizes: list(sizes or ())),
+    row("axial_pos_embds_dim", "axial_widths", (64, 192), save=lambda sizes: list(sizes or ())),
+    row("lsh_attention_probs_dropout_prob", "attention_dropout", 0.0),
+    nested(
+        "lsh",
+        chunk=("lsh_attn_chunk_length", 64),
+        hashes=("num_hashes", 1),
+        seed=("hash_seed", None),
+        local_chunk=("local_attn_chunk_length", 64),
+        local_dropout=("local_attention_probs_dropout_prob", 0.05),
+    ),
+    Entry(
+        {"num_buckets": (BUCKETS, None), "attn_layers": (LAYERS, ["local", "lsh"] * 3)},
+        _load_layers,
+        _save_layers,
+    ),
+    row("is_decoder", "shape", None, kind=bool, load=_shape, save=lambda shape: shape == "decoder"),
+    row("classifier_dropout", "classifier_dropout", None, heads=("sequence",), explicit=False),
+    ids(0, None, 2, padded=True),
+    fixed(tie_word_embeddings=False, is_encoder_decoder=False, add_cross_attention=False),
+    fixed(sinusoidal_pos_embds=False, axial_pos_embds=True),
+    fixed(lsh_num_chunks_before=1, lsh_num_chunks_after=0),
+    fixed(local_num_chunks_before=1, local_num_chunks_after=0),
     classes={
         "ForMaskedLM": {"heads": ("lm",), "shape": "encoder"},
         "ModelWithLMHead": {"heads": ("lm",), "shape": "decoder"},
-        "Model": {"heads": (), **ANY_SHAPE},
-        "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "tanh", **ANY_SHAPE},
-        "ForQuestionAnswering": {"heads": ("span",), "classifier_dropout": 0.0, **ANY_SHAPE},
+        "Model": {"heads": ()},
+        "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "tanh"},
+        "ForQuestionAnswering": {"heads": ("span",), "classifier_dropout": 0.0},
     },
-    entries=(
-        row("vocab_size", "vocab_size", 320, kind=up_to(2**31)),
-        row("hidden_size", "d_model", 256),
-        row("feed_forward_size", "d_ff", 512),
-        row("num_attention_heads", "n_heads", 12),
-        row("attention_head_size", "d_head", 64),
-        row("max_position_embeddings", "max_positions", 4096),
-        row("axial_pos_shape", "axial_shape", (64, 64), save=lambda sizes: list(sizes or ())),
-        row("axial_pos_embds_dim", "axial_widths", (64, 192), save=lambda sizes: list(sizes or ())),
-        row("hidden_act", "activation", "relu", map=ACTIVATIONS),
-        row("layer_norm_eps", "norm_epsilon", 1e-12),
-        row("hidden_dropout_prob", "dropout", 0.05),
-        row("lsh_attention_probs_dropout_prob", "attention_dropout", 0.0),
-        nested(
-            "lsh",
-            chunk=("lsh_attn_chunk_length", 64),
-            hashes=("num_hashes", 1),
-            seed=("hash_seed", None),
-            local_chunk=("local_attn_chunk_length", 64),
-            local_dropout=("local_attention_probs_dropout_prob", 0.05),
-        ),
-        Entry(
-            {"num_buckets": (BUCKETS, None), "attn_layers": (LAYERS, ["local", "lsh"] * 3)},
-            _load_layers,
-            _save_layers,
-        ),
-        row("is_decoder", "shape", None, kind=bool, load=_shape, save=lambda shape: shape == "decoder"),
-        row("classifier_dropout", "classifier_dropout", None, heads=("sequence",), explicit=False),
-        ids(0, None, 2, padded=True),
-        fixed(tie_word_embeddings=False, is_encoder_decoder=False, add_cross_attention=False),
-        fixed(sinusoidal_pos_embds=False, axial_pos_embds=True),
-        fixed(lsh_num_chunks_before=1, lsh_num_chunks_after=0),
-        fixed(local_num_chunks_before=1, local_num_chunks_after=0),
-    ),
     constants={
-        "norm_placement": "pre",
-        "residual": "reversible",
-        "attention": "lsh",
-        "positions": "axial",
-        "scale_embeddings": False,
-        "tie_lm_head": False,
+        **{"shape": same("shape"), "norm_placement": "pre", "residual": "reversible", "attention": "lsh"},
+        **{"positions": "axial", "embedding_norm": False, "attention_bias": False, "tie_lm_head": False},
         "activation_dropout": same("dropout"),
     },
     rules=TensorRules(
         "reformer",
         ".embeddings.word_embeddings",
-        in_layer(
-            ".encoder.layers.{i}.",
-            {
-                "self_attention.enter": "attention.layer_norm",
-                "self_attention.sublayer.v_proj": "attention.self_attention.value",
-                "self_attention.sublayer.o_proj": "attention.output.dense",
-                "feed_forward.enter": "feed_forward.layer_norm",
-                "feed_forward.sublayer.in_proj": "feed_forward.dense.dense",
-                "feed_forward.sublayer.out_proj": "feed_forward.output.dense",
-            },
-        )
-        | {
+        {
+            "self_attention.enter": "attention.layer_norm",
+            "self_attention.sublayer.v_proj": "attention.self_attention.value",
+            "self_attention.sublayer.o_proj": "attention.output.dense",
+            "feed_forward.enter": "feed_forward.layer_norm",
+            "feed_forward.sublayer.in_proj": "feed_forward.dense.dense",
+            "feed_forward.sublayer.out_proj": "feed_forward.output.dense",
             f"{STACK}.final_norm": ".encoder.layer_norm",
-            "heads.sequence.dense": "classifier.dense",
-            "heads.sequence.out_proj": "classifier.out_proj",
+            "heads.sequence.{layer:dense|out_proj}": "classifier.{layer}",
             "heads.span.out_proj": "qa_outputs",
         },
+        layer=".encoder.layers.{i}.",
         more=_more,
         lm_head="lm_head.decoder",
     ),
@@ -142,4 +122,8 @@ FAMILY = Family(
     axial_norm_std chunk_size_lm_head attention_probs_dropout_prob intermediate_size num_chunks_after num_chunks_before
     num_hidden_layers seed
     """,
+    without="""
+    intermediate_size num_hidden_layers attention_probs_dropout_prob type_vocab_size position_embedding_type
+    """,
+    **resized(vocab=320, width=256, heads=12, positions=4096, hidden_act="relu", hidden_dropout_prob=0.05),
 )

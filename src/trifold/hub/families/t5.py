@@ -15,23 +15,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from trifold.errors import SettingsError
-from trifold.hub.families.bart import CLASSES as BART_CLASSES, HEADS, head_dropout
+from trifold.hub.families.bart import CLASSES as BART_CLASSES, DROPOUT, HEADS
 from trifold.hub.family import LABELED, MAX_POSITIONS, STACK, Family, TensorRules, tied
-from trifold.hub.rows import (
-    ACTIVATIONS,
-    SIZE,
-    Entry,
-    Fields,
-    end,
-    fixed,
-    lookup,
-    name_of,
-    resized,
-    row,
-    rows,
-    same,
-)
+from trifold.hub.rows import SIZE, Entry, Fields, end, fixed, lookup, name_of, resized, row, rows, same
 from trifold.hub.rules import AnyRule, Rule
 from trifold.nn import ModelConfig
 
@@ -43,12 +29,14 @@ CLASSES: dict[str, Fields] = {
 }
 
 
-FLAG = bool | None
-
-
 def _scale(scaled: bool | str | None, fields: Fields) -> float:
     scaled = fields["tie_lm_head"] if scaled == "" else scaled  # "": the key is missing; null means no
     return float(fields["d_model"] ** -0.5) if scaled and "lm" in fields["heads"] else 1.0
+
+
+def _first_token(fields: Fields) -> int:
+    start: int | None = fields["decoder_start_id"]
+    return fields["pad_id"] if start is None else start
 
 
 def _load_activation(file: Any, fields: Fields) -> Fields:
@@ -58,12 +46,12 @@ def _load_activation(file: Any, fields: Fields) -> Fields:
     key = "feed_forward_proj" if file.dense_act_fn is None else "dense_act_fn"
     return {
         "gated": name.startswith("gated-") if gated is None else gated,
-        "activation": lookup(key, file.dense_act_fn or second, ACTIVATIONS),
+        "activation": lookup(key, file.dense_act_fn or second),
     }
 
 
 def _save_activation(config: ModelConfig) -> Fields:
-    act = "gelu_new" if config.activation == "gelu-tanh" else name_of(config.activation, ACTIVATIONS)
+    act = "gelu_new" if config.activation == "gelu-tanh" else name_of(config.activation)
     return {
         "feed_forward_proj": f"gated-{act.removesuffix('_new')}" if config.gated else act,
         "dense_act_fn": act,
@@ -74,11 +62,8 @@ def _save_activation(config: ModelConfig) -> Fields:
 def _infer_tying(config: ModelConfig, weights: Mapping[str, Tensor]) -> ModelConfig:
     """Newer files always set tie_word_embeddings, and contain an output table of their own if it is not tied."""
     head, table = "lm_head.weight", "shared.weight"
-    if (
-        "lm" not in config.chosen_heads
-        or table not in weights
-        or (head in weights and not config.tie_lm_head)
-    ):
+    untied = head in weights and not config.tie_lm_head
+    if untied or table not in weights or "lm" not in config.chosen_heads:
         return config
     tied = head not in weights or torch.equal(weights[head], weights[table])
     return config.model_copy(update={"tie_lm_head": tied})
@@ -127,48 +112,39 @@ def _rules(config: ModelConfig, encoder: str = "SelfAttention") -> list[AnyRule]
     )(config)
 
 
+ENTRIES = (
+    *rows(vocab_size=32128, d_model=512, d_ff=2048, max_positions=MAX_POSITIONS),
+    *rows(d_head=("d_kv", 64), n_layers=("num_layers", 6), n_decoder_layers=("num_decoder_layers", None)),
+    *rows(n_heads=("num_heads", 8), relative_buckets=("relative_attention_num_buckets", 32)),
+    *rows(relative_distance=("relative_attention_max_distance", 128), dropout=("dropout_rate", 0.1)),
+    *rows(norm_epsilon=("layer_norm_epsilon", 1e-6), pad_id=("pad_token_id", 0)),
+    end(1),
+    row("decoder_start_token_id", "decoder_start_id", None),
+    row("bos_token_id", "bos_id", None, otherwise=_first_token),
+    DROPOUT,
+    Entry(
+        {
+            "feed_forward_proj": (str, "relu"),
+            "dense_act_fn": (str | None, None),  # this and the next follow from it, or override it
+            "is_gated_act": (bool | None, None),
+        },
+        _load_activation,
+        _save_activation,
+    ),
+    row("tie_word_embeddings", "tie_lm_head", True, load=lambda tied, f: tied or "lm" not in f["heads"]),
+    row("scale_decoder_outputs", "logits_scale", "", kind=bool | None, load=_scale, save=lambda s: s != 1.0),
+    # The class decides.
+    Entry(
+        {"is_encoder_decoder": (bool, True)},
+        save=lambda c: {"is_encoder_decoder": c.shape == "encoder-decoder"},
+    ),
+    fixed(is_decoder=False),
+)
 FAMILY = Family(
     model_type="t5",
     stem="T5",
     classes=CLASSES,
-    entries=(
-        *rows(vocab_size=32128, d_model=512, d_ff=2048, max_positions=MAX_POSITIONS),
-        row("d_kv", "d_head", 64),
-        row("num_layers", "n_layers", 6),
-        row("num_heads", "n_heads", 8),
-        row("relative_attention_num_buckets", "relative_buckets", 32),
-        row("relative_attention_max_distance", "relative_distance", 128),
-        row("dropout_rate", "dropout", 0.1),
-        row("layer_norm_epsilon", "norm_epsilon", 1e-6),
-        row("pad_token_id", "pad_id", 0),
-        end(1),
-        row("decoder_start_token_id", "decoder_start_id", None),
-        row(
-            "bos_token_id",
-            "bos_id",
-            None,
-            otherwise=lambda f: f["pad_id"] if f["decoder_start_id"] is None else f["decoder_start_id"],
-        ),
-        row("num_decoder_layers", "n_decoder_layers", None),
-        head_dropout("sequence", "token"),
-        Entry(
-            {
-                "feed_forward_proj": (str, "relu"),
-                "dense_act_fn": (str | None, None),  # this and the next follow from it, or override it
-                "is_gated_act": (bool | None, None),
-            },
-            _load_activation,
-            _save_activation,
-        ),
-        row("tie_word_embeddings", "tie_lm_head", True, load=lambda tied, f: tied or "lm" not in f["heads"]),
-        row("scale_decoder_outputs", "logits_scale", "", kind=FLAG, load=_scale, save=lambda s: s != 1.0),
-        # The class decides.
-        Entry(
-            {"is_encoder_decoder": (bool, True)},
-            save=lambda c: {"is_encoder_decoder": c.shape == "encoder-decoder"},
-        ),
-        fixed(is_decoder=False),
-    ),
+    entries=ENTRIES,
     constants={
         "positions": "relative",
         "scale_embeddings": False,
@@ -203,10 +179,9 @@ def _load_encoder(file: Any, fields: Fields) -> Fields:
 
 
 def _save_encoder(config: ModelConfig) -> Fields:
-    if config.sliding_window is None or config.window_pattern != ("local",):
-        raise SettingsError("sliding_window: every layer of the encoder needs one in this family")
     block = {} if config.summary_block is None else {"global_block_size": config.summary_block}
-    return {"local_radius": config.sliding_window - 1, "encoder_attention_type": _kind(config), **block}
+    radius = (config.sliding_window or 0) - 1  # -1, which cannot be read, without a window
+    return {"local_radius": radius, "encoder_attention_type": _kind(config), **block}
 
 
 def _kind(config: ModelConfig) -> str:

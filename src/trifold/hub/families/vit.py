@@ -6,17 +6,13 @@ import torch
 
 from trifold.errors import SettingsError
 from trifold.hub.families import bert
-from trifold.hub.family import PART, TensorRules, in_layer
+from trifold.hub.family import PART, TensorRules
 from trifold.hub.images import height_and_width
-from trifold.hub.rows import ACTIVATIONS, Entry, Fields, resized, row, up_to
+from trifold.hub.rows import Entry, Fields, resized, row, rows, up_to
 from trifold.hub.rules import AnyRule, Ignored, Renamed, Rule
 from trifold.hub.transforms import LEADING_AXIS, chain, each
 from trifold.nn import ModelConfig
 
-TEXT_KEYS = """
-    vocab_size max_position_embeddings type_vocab_size pad_token_id tie_word_embeddings classifier_dropout
-    position_embedding_type
-"""
 Size = int | list[int]  # the side of a square, or [height, width]
 
 
@@ -34,19 +30,14 @@ def _save_sizes(config: ModelConfig) -> Fields:
     return {key: size[0] if size[0] == size[1] else list(size) for key, size in sizes.items()}
 
 
-LAYER = {
-    "self_attention.enter": "layernorm_before",
-    "self_attention.sublayer.q_proj": "attention.attention.query",
-    "self_attention.sublayer.k_proj": "attention.attention.key",
-    "self_attention.sublayer.v_proj": "attention.attention.value",
-    "self_attention.sublayer.o_proj": "attention.output.dense",
-    "feed_forward.enter": "layernorm_after",
-    "feed_forward.sublayer.in_proj": "intermediate.dense",
-    "feed_forward.sublayer.out_proj": "output.dense",
-}
+LAYER = bert.block_names(
+    "attention.attention.query attention.attention.key attention.attention.value attention.output.dense "
+    "layernorm_before",
+    "intermediate.dense output.dense layernorm_after",
+)
 # Names of the same modules in some files of `transformers` 5, which keep the names in memory.
 MEMORY = """
-    layernorm_before attention.q_proj attention.k_proj attention.v_proj attention.o_proj layernorm_after mlp.fc1 mlp.fc2
+    attention.q_proj attention.k_proj attention.v_proj attention.o_proj layernorm_before mlp.fc1 mlp.fc2 layernorm_after
 """.split()
 
 
@@ -74,9 +65,8 @@ FAMILY = bert.FAMILY.related(
     "vit",
     Entry({"image_size": (Size, 224), "patch_size": (Size, 16)}, _load_sizes, _save_sizes),
     row("num_channels", "n_channels", 3, kind=up_to(1_000)),
-    row("qkv_bias", "attention_bias", True),
     row("pooler_output_size", "pooler_width", None, kind=up_to(2**20)),
-    row("pooler_act", "pooler_activation", "tanh", map=ACTIVATIONS),
+    *rows(pooler_activation=("pooler_act", "tanh"), attention_bias=("qkv_bias", True)),
     stem="ViT",
     classes={"Model": {"heads": ("pooler",)}, "ForImageClassification": {"heads": ("sequence",)}},
     constants={"norm_placement": "pre", "attention_out_bias": True, "embedding_norm": False},
@@ -86,14 +76,18 @@ FAMILY = bert.FAMILY.related(
         {
             "encoder.final_norm": ".layernorm",
             "heads.pooler.dense": ".pooler.dense",
-            **in_layer(".encoder.layer.{i}.", LAYER),
+            **LAYER,
             "heads.sequence.out_proj": "classifier",
         },
+        layer=".encoder.layer.{i}.",
         more=_more,
         buffers=bert.BUFFERS,
         unused=".pooler.dense",
     ),
     ignored="encoder_stride",  # of the head for masked image modeling, which is not supported
-    without=TEXT_KEYS,
+    without="""
+    vocab_size max_position_embeddings type_vocab_size pad_token_id tie_word_embeddings classifier_dropout
+    position_embedding_type
+    """,
     **resized(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
 )

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from trifold.errors import SettingsError
 from trifold.hub.families.bert import BUFFERS, ENCODER_ONLY
-from trifold.hub.family import BLOCK, MAX_POSITIONS, PART, Family, TensorRules, in_layer
-from trifold.hub.rows import ACTIVATIONS, Entry, Fields, fixed, ids, lookup, name_of, row, rows, same, up_to
+from trifold.hub.family import BLOCK, MAX_POSITIONS, PART, Family, TensorRules
+from trifold.hub.rows import Entry, Fields, fixed, ids, lookup, name_of, row, rows, same, up_to
 from trifold.hub.rules import AnyRule, Ignored, Rule
 from trifold.hub.transforms import LEADING_AXIS, TRANSPOSED, chain, joined_axes
 from trifold.nn import ModelConfig
@@ -33,23 +33,17 @@ def _load_summary(file: Any, fields: Fields) -> Fields:
     if file.summary_use_proj != (name is not None):
         given = f"{file.summary_activation!r} with summary_use_proj: {file.summary_use_proj}"
         raise SettingsError(f"summary_activation: {given}: a layer and its activation go together")
-    return {"classifier_transform": name and lookup("summary_activation", name, ACTIVATIONS)}
+    return {"classifier_transform": name and lookup("summary_activation", name)}
 
 
 def _save_summary(config: ModelConfig) -> Fields:
     if "sequence" not in config.chosen_heads:
         return {}
     transform = config.classifier_transform
-    name = name_of(transform, ACTIVATIONS) if transform else ""
+    name = name_of(transform) if transform else ""
     return {"summary_use_proj": transform is not None, "summary_activation": name}
 
 
-LAYER = {
-    "self_attention.after": "rel_attn.layer_norm",
-    "feed_forward.sublayer.in_proj": "ff.layer_1",
-    "feed_forward.sublayer.out_proj": "ff.layer_2",
-    "feed_forward.after": "ff.layer_norm",
-}
 # Their matrices have an axis for the heads: (width, heads, head size), also that of the output projection.
 MATRICES = {"{p:q|k|v}_proj.weight": "{p}", "relative.r_proj.weight": "r"}
 OUTPUTS = {"o_proj.weight": "o", "relative.segments": "seg_embed"}
@@ -69,6 +63,24 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     ]
 
 
+ENTRIES = (
+    row("vocab_size", "vocab_size", 32000, kind=up_to(2**31)),
+    *rows(d_model=1024, d_ff=("d_inner", 4096), n_layers=("n_layer", 24), n_heads=("n_head", 16)),
+    *rows(max_positions=MAX_POSITIONS, activation=("ff_activation", "gelu"), dropout=0.1),
+    *rows(norm_epsilon=("layer_norm_eps", 1e-12), tie_lm_head=("tie_word_embeddings", True)),
+    row("summary_last_dropout", "classifier_dropout", 0.1, heads=("sequence",)),
+    ids(5, 1, 2, padded=True),
+    row("d_head", "d_head", None, load=_load_width),
+    row("clamp_len", "relative_clamp", -1, kind=int, load=_load_clamp, save=lambda n: n or -1),
+    row("summary_type", "classifier_input", "last", kind=Literal["last", "first"], heads=("sequence",)),
+    Entry(
+        {"summary_use_proj": (bool, True), "summary_activation": (str | None, "tanh")},
+        _load_summary,
+        _save_summary,
+    ),
+    fixed(attn_type="bi", bi_data=False, untie_r=True),
+    ENCODER_ONLY,
+)
 FAMILY = Family(
     model_type="xlnet",
     stem="XLNet",
@@ -79,28 +91,7 @@ FAMILY = Family(
         "ForTokenClassification": {"heads": ("token",)},
         "ForQuestionAnsweringSimple": {"heads": ("span",)},
     },
-    entries=(
-        row("vocab_size", "vocab_size", 32000, kind=up_to(2**31)),
-        *rows(d_model=1024, dropout=0.1, max_positions=MAX_POSITIONS),
-        row("n_layer", "n_layers", 24),
-        row("n_head", "n_heads", 16),
-        row("d_inner", "d_ff", 4096),
-        row("ff_activation", "activation", "gelu", map=ACTIVATIONS),
-        row("layer_norm_eps", "norm_epsilon", 1e-12),
-        row("summary_last_dropout", "classifier_dropout", 0.1, heads=("sequence",)),
-        row("tie_word_embeddings", "tie_lm_head", True),
-        ids(5, 1, 2, padded=True),
-        row("d_head", "d_head", None, load=_load_width),
-        row("clamp_len", "relative_clamp", -1, kind=int, load=_load_clamp, save=lambda n: n or -1),
-        row("summary_type", "classifier_input", "last", kind=Literal["last", "first"], heads=("sequence",)),
-        Entry(
-            {"summary_use_proj": (bool, True), "summary_activation": (str | None, "tanh")},
-            _load_summary,
-            _save_summary,
-        ),
-        fixed(attn_type="bi", bi_data=False, untie_r=True),
-        ENCODER_ONLY,
-    ),
+    entries=ENTRIES,
     constants={
         "shape": "encoder",
         "positions": "relative-sinusoidal",
@@ -114,12 +105,16 @@ FAMILY = Family(
         "transformer",
         ".word_embedding",
         {
-            **in_layer(".layer.{i}.", LAYER),
+            "self_attention.after": "rel_attn.layer_norm",
+            "feed_forward.sublayer.in_proj": "ff.layer_1",
+            "feed_forward.sublayer.out_proj": "ff.layer_2",
+            "feed_forward.after": "ff.layer_norm",
             "heads.sequence.dense": "sequence_summary.summary",
             "heads.sequence.out_proj": "logits_proj",
             "heads.token.out_proj": "classifier",
             "heads.span.out_proj": "qa_outputs",
         },
+        layer=".layer.{i}.",
         more=_more,
         lm_head="lm_loss",
         buffers=BUFFERS,
