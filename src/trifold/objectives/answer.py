@@ -24,7 +24,7 @@ from trifold.errors import DataError, SettingsError, UsageError
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
-from trifold.objectives.objective import ENCODER, BuildContext, InputBatch, TaskBundle
+from trifold.objectives.objective import ENCODER, Batch as BaseBatch, BuildContext, TaskBundle
 from trifold.predict.answer import Options, choose_answers, is_visible, read_windows, window_sizes
 from trifold.ragged import Ragged
 from trifold.scores.squad import SquadScore, score_answer
@@ -129,7 +129,7 @@ class Examples(TextExamples):
 
 
 @dataclass(frozen=True)
-class Batch(InputBatch):
+class Batch(BaseBatch):
     """Packed windows. visible (B, T): tokens in the softmax; labels (B, 2); rows (B,): numbers of the examples."""
 
     visible: Tensor

@@ -30,8 +30,8 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.documents import Cut, DocumentChunks, describe_long
 from trifold.objectives.evaluation import EvalContext, EvalRun, Sample, Scores, measure_tokens
 from trifold.objectives.objective import (
+    Batch,
     BuildContext,
-    InputBatch,
     LossTerm,
     Objective,
     ObjectiveSettings,
@@ -259,7 +259,7 @@ class Causal(Objective):
             return TokenStream(rows.starts, self.width, (draw or 0) % self.width, skip_last=1, ids=rows.ids)
         return chunk_corpus(rows.tokens, self.width, rows.cut, draw)
 
-    def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> InputBatch:
+    def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Pack the given chunks, truncated to `width` tokens if given. Not random.
 
         labels (N,): the token after each position of the packed row, -1 in padding.
@@ -270,20 +270,20 @@ class Causal(Objective):
         inputs, packing = pack(examples.ids[indices], sizes, self.tokenizer.pad_id or 0, always_pad=False)
         labels = np.full(packing.length, -1, dtype=np.int64)
         labels[: packing.real] = examples.ids[indices + 1]
-        return InputBatch(inputs, torch.from_numpy(labels), packing.real)
+        return Batch(inputs, torch.from_numpy(labels), packing.real)
 
     # --- loss, scores ------------------------------------------------------------------------------------
 
-    def counts(self, batch: InputBatch) -> dict[str, int]:
+    def counts(self, batch: Batch) -> dict[str, int]:
         assert batch.inputs.packing is not None
         return super().counts(batch) | self.routers.counts(batch.inputs.packing)
 
-    def loss(self, model: Transformer, batch: InputBatch) -> dict[str, LossTerm]:
+    def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
         """Cross-entropy of the labels, in nats, and the losses of routers."""
         states, terms = self.routers.run(model, batch.inputs)
         return {"tokens": token_loss(model, states[0], batch.labels, batch.tokens)} | terms
 
-    def measure(self, model: Transformer, batch: InputBatch) -> dict[str, Any]:
+    def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
         """Negative log-likelihood and correct predictions."""
         return measure_tokens(model, model(batch.inputs)[0], batch.labels, batch.tokens)
 

@@ -21,7 +21,7 @@ from trifold.errors import DataError
 from trifold.nn import Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.labelled import LabelledObjective, LabelledSettings, TextExamples
-from trifold.objectives.objective import BuildContext, InputBatch, TaskBundle
+from trifold.objectives.objective import Batch as BaseBatch, BuildContext, TaskBundle
 from trifold.text.spans import Ids
 
 
@@ -131,7 +131,7 @@ class Examples(TextExamples):
 
 
 @dataclass(frozen=True)
-class Batch(InputBatch):
+class Batch(BaseBatch):
     """Packed pairs, and labels (B,). counts: of the pairs of each row."""
 
     counts: list[int]

@@ -24,7 +24,7 @@ from trifold.nn import Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.labels import ROLES, SCORES, config_with_labels, label_sets, read_numbers
-from trifold.objectives.objective import BuildContext, InputBatch, LossTerm, TaskBundle
+from trifold.objectives.objective import Batch, BuildContext, LossTerm, TaskBundle
 from trifold.predict.classify import MULTI, REGRESSION, SINGLE, choose_labels, confidences
 from trifold.scores.classification import ClassificationScore, MultiLabelScore, binary_f1
 from trifold.scores.correlation import CorrelationScore
@@ -172,16 +172,14 @@ class Classify(LabelledObjective):
             )
         return None if given is None else torch.tensor([given.get(name, 1.0) for name in names])
 
-    def batch(
-        self, examples: TextExamples, rows: Ids, width: int | None = None, *, draw: int = 0
-    ) -> InputBatch:
+    def batch(self, examples: TextExamples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Pack the given texts, truncated to `width` tokens if given. Not random."""
         labels = torch.from_numpy(examples.labels[rows])
-        return InputBatch(self.pack(examples, rows, width), labels, len(rows))
+        return Batch(self.pack(examples, rows, width), labels, len(rows))
 
     # --- loss, scores ------------------------------------------------------------------------------------
 
-    def loss(self, model: Transformer, batch: InputBatch) -> dict[str, LossTerm]:
+    def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
         """The loss over the texts: label-smoothed and weighted cross-entropy in nats, or squared errors."""
         logits, smoothing = self.logits(model, batch), self.settings.label_smoothing
         loss = self.nll(logits, batch, smoothing, self.weights)
@@ -193,11 +191,11 @@ class Classify(LabelledObjective):
             terms["r_drop"] = LossTerm(((a.exp() - b.exp()) * (a - b)).sum() / 2, batch.tokens, weight)
         return terms | {"tokens": LossTerm(loss, batch.tokens, nll=nll)}
 
-    def counts(self, batch: InputBatch) -> dict[str, int]:
+    def counts(self, batch: Batch) -> dict[str, int]:
         return super().counts(batch) | ({"r_drop": batch.tokens} if self.settings.r_drop else {})
 
     def nll(
-        self, logits: Tensor, batch: InputBatch, smoothing: float = 0.0, weights: Tensor | None = None
+        self, logits: Tensor, batch: Batch, smoothing: float = 0.0, weights: Tensor | None = None
     ) -> Tensor:
         """The loss of the problem; by default not smoothed or weighted."""
         labels = batch.labels
@@ -209,11 +207,11 @@ class Classify(LabelledObjective):
         weights = None if weights is None else weights.to(logits)
         return F.cross_entropy(logits, known, weights, reduction="sum", label_smoothing=smoothing)
 
-    def logits(self, model: Transformer, batch: InputBatch) -> Tensor:
+    def logits(self, model: Transformer, batch: Batch) -> Tensor:
         """(B, C)."""
         return model.head_outputs(batch.inputs, heads=["sequence"])["sequence"]
 
-    def predictions(self, logits: Tensor, batch: InputBatch) -> dict[str, Any]:
+    def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
         """Labels and predictions, and the number of labels that the model has."""
         labels, outputs = batch.labels, choose_labels(logits, self.config)
         count = int((labels < self.classes).sum()) if self.problem == SINGLE else len(labels)

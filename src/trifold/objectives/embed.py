@@ -26,7 +26,7 @@ from trifold.hub.sentence_transformers import SentenceModules, write_modules
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives import labelled
 from trifold.objectives.labels import NUMBERS, ROLES, read_label, read_numbers
-from trifold.objectives.objective import BuildContext, InputBatch, LossTerm, TaskBundle
+from trifold.objectives.objective import Batch as BaseBatch, BuildContext, LossTerm, TaskBundle
 from trifold.predict.embed import POOLINGS
 from trifold.scores.correlation import CorrelationScore
 from trifold.text.spans import Ids
@@ -117,7 +117,7 @@ class Examples(labelled.TextExamples):
 
 
 @dataclass(frozen=True)
-class Batch(InputBatch):
+class Batch(BaseBatch):
     """Packed texts. labels (B,): scores; gradient: of the loss of the global batch, `value`, by this part's table."""
 
     gradient: Tensor | None = None

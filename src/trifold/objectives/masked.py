@@ -31,7 +31,7 @@ from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.packing import round_up
 from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
 from trifold.objectives.evaluation import EvalRun, Sample, Scores, measure_tokens
-from trifold.objectives.objective import ENCODER, FILL_MASK, InputBatch, LossTerm, pack, token_loss
+from trifold.objectives.objective import ENCODER, FILL_MASK, Batch, LossTerm, pack, token_loss
 from trifold.text import Tokenizer
 from trifold.text.corruption import MASK_CHOICES, MaskedRow, Replacement, choose_spans, mask_tokens
 from trifold.text.spans import MAX_SPAN_RATE, Flags, Ids, example_rng, expand_spans, geometric
@@ -84,7 +84,7 @@ class MaskedSettings(MaskingSettings):
 
 
 @dataclass(frozen=True)
-class MaskedBatch(InputBatch):
+class MaskedBatch(Batch):
     """Packed rows with masked tokens.
 
     positions (M,): of masked tokens in the packed row; labels (M,): the original tokens, -1 in padding. For the

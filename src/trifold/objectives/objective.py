@@ -59,27 +59,17 @@ class Examples(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """The input of one forward pass. `tokens`, the number of target tokens, is the count of the loss term "tokens"."""
-
-    if TYPE_CHECKING:  # a field or a property of each subclass
-
-        @property
-        def tokens(self) -> int: ...
-
-    def to(self, device: torch.device, *, non_blocking: bool = True) -> Self:
-        """A copy on another device."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        movable = {name: x for name, x in values.items() if isinstance(x, Tensor | Inputs | Batch)}
-        return replace(self, **{n: x.to(device, non_blocking=non_blocking) for n, x in movable.items()})
-
-
-@dataclass(frozen=True)
-class InputBatch(Batch):
-    """Inputs with labels. tokens: the number of labels that count."""
+    """Inputs of one forward pass with labels. tokens: the number of labels that count, also of the term "tokens"."""
 
     inputs: Inputs
     labels: Tensor
     tokens: int
+
+    def to(self, device: torch.device, *, non_blocking: bool = True) -> Self:
+        """A copy on another device."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        movable = {name: x for name, x in values.items() if isinstance(x, Tensor | Inputs)}
+        return replace(self, **{n: x.to(device, non_blocking=non_blocking) for n, x in movable.items()})
 
 
 def pack(

@@ -24,7 +24,7 @@ from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.masks import padding_mask
 from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
 from trifold.objectives.evaluation import EvalRun, Sample, Scores, measure_tokens
-from trifold.objectives.objective import ENCODER, FILL_MASK, InputBatch, LossTerm, token_loss
+from trifold.objectives.objective import ENCODER, FILL_MASK, Batch as BaseBatch, LossTerm, token_loss
 from trifold.text import Tokenizer
 from trifold.text.corruption import PREDICTION_CHOICES, draw_ranks
 from trifold.text.spans import Ids, example_rng
@@ -57,7 +57,7 @@ class PermutationSettings(DocumentObjectiveSettings):
 
 
 @dataclass(frozen=True)
-class Batch(InputBatch):
+class Batch(BaseBatch):
     """Padded rows with the order of their tokens. positions (B, P): of the targets; labels (B, P): -1 in padding."""
 
     positions: Tensor

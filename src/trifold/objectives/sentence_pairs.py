@@ -25,10 +25,10 @@ from torch.nn import functional as F
 
 from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig, Transformer
-from trifold.objectives.documents import Cut, DocumentObjective
+from trifold.objectives.documents import Cut
 from trifold.objectives.evaluation import EvalRun, Scores
 from trifold.objectives.masked import MaskedBatch, MaskedLM, MaskingSettings
-from trifold.objectives.objective import Batch as BaseBatch, LossTerm
+from trifold.objectives.objective import LossTerm
 from trifold.text import Tokenizer
 from trifold.text.annotation import AnnotatedTexts
 from trifold.text.encoded import share_room
@@ -87,30 +87,22 @@ class Pairs:
         return self.documents.ids[part].astype(np.int64), self.documents.word_starts[part]
 
 
-@dataclass(frozen=True)
-class Batch(BaseBatch):
-    """Packed pairs with masked tokens. firsts (B,): positions of first tokens; labels (B,): 0 positive, 1 negative."""
+@dataclass(frozen=True, kw_only=True)
+class Batch(MaskedBatch):
+    """Packed pairs with masked tokens. pairs (B,): 0 positive, 1 negative."""
 
-    masked: MaskedBatch
-    firsts: Tensor
-    labels: Tensor
-
-    @property
-    def tokens(self) -> int:
-        """Masked tokens."""
-        return self.masked.tokens
+    pairs: Tensor
 
 
-class SentencePairs(DocumentObjective):
+class SentencePairs(MaskedLM):
     """Masked tokens and sentence pairs. width: tokens that the model reads at once."""
 
-    row_name, token_name, reads_pairs = "pairs", "masked tokens", True
+    row_name, reads_pairs = "pairs", True
 
     def __init__(
         self, settings: SentencePairSettings, tokenizer: Tokenizer, config: ModelConfig, width: int
     ) -> None:
-        self.masked_lm = MaskedLM(settings, tokenizer, config, width)
-        super().__init__(settings, tokenizer, width)
+        super().__init__(settings, tokenizer, config, width)
         if not len(self.special.before):
             raise SettingsError(
                 "tokenizer.special: the pooler reads the first token, and the tokenizer adds none before a text; "
@@ -193,17 +185,14 @@ class SentencePairs(DocumentObjective):
 
     # --- examples -> batch -------------------------------------------------------------------------------
 
-    def batch(self, examples: Pairs, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
-        """Mask tokens of the given pairs, as a function of (draw, number of the example)."""
+    def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         masked, segments = [], []
         for row in rows.tolist():
             ids, starts, own = self._join(examples, row)
-            masked.append(self.masked_lm.mask_ids(ids, starts, draw, row))
+            masked.append(self.mask_ids(ids, starts, draw, row))
             segments.append(own)
-        lengths = np.array([len(each) for each in segments], dtype=np.int64)
-        firsts = torch.from_numpy(np.cumsum(lengths) - lengths)
-        labels = torch.from_numpy(examples.negative[rows].astype(np.int64))
-        return Batch(self.masked_lm.pack(masked, segments), firsts, labels)
+        pairs = torch.from_numpy(examples.negative[rows].astype(np.int64))
+        return Batch(**vars(self.pack(masked, segments)), pairs=pairs)
 
     def _join(self, examples: Pairs, row: int) -> tuple[Ids, Flags, Ids]:
         """Ids of a pair with special tokens, flags at the first tokens of words, and segments."""
@@ -218,31 +207,30 @@ class SentencePairs(DocumentObjective):
         ids, starts = (np.concatenate(side) for side in zip(*parts, strict=True))
         return ids, starts, np.repeat(segments, [len(ids) for ids, _ in parts])
 
-    def counts(self, batch: Batch) -> dict[str, int]:
-        return self.masked_lm.counts(batch.masked) | {"pairs": len(batch.labels)}
+    def counts(self, batch: Any) -> dict[str, int]:
+        return super().counts(batch) | {"pairs": len(batch.pairs)}
 
     # --- loss, scores ------------------------------------------------------------------------------------
 
-    def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
-        """Cross-entropy of the masked tokens and of the pairs."""
-        states = model(batch.masked.inputs)[0]
-        nll = F.cross_entropy(self._logits(model, batch, states), batch.labels, reduction="sum")
-        terms = self.masked_lm.loss(model, batch.masked, states)
-        return terms | {"pairs": LossTerm(nll, len(batch.labels), self.settings.weight)}
+    def loss(self, model: Transformer, batch: Any, states: Tensor | None = None) -> dict[str, LossTerm]:
+        states = model(batch.inputs)[0] if states is None else states
+        nll = F.cross_entropy(self._logits(model, batch, states), batch.pairs, reduction="sum")
+        terms = super().loss(model, batch, states)
+        return terms | {"pairs": LossTerm(nll, len(batch.pairs), self.settings.weight)}
 
     def _logits(self, model: Transformer, batch: Batch, states: Tensor) -> Tensor:
         """(B, 2) logits from the state of each row's first token."""
-        first, inputs = states.index_select(0, batch.firsts)[:, None], batch.masked.inputs
-        pooled = model.heads["pooler"](first, inputs, None)
-        logits: Tensor = model.heads["next_sentence"](first, inputs, pooled)
+        packing: Any = batch.inputs.packing
+        first = states.index_select(0, packing.starts[:-1].to(states.device))[:, None]
+        pooled = model.heads["pooler"](first, batch.inputs, None)
+        logits: Tensor = model.heads["next_sentence"](first, batch.inputs, pooled)
         return logits
 
-    def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
-        """Statistics of the masked tokens, and correct predictions of the pairs."""
-        states = model(batch.masked.inputs)[0]
-        sums = self.masked_lm.measure(model, batch.masked, states)
-        correct = int((self._logits(model, batch, states).argmax(-1) == batch.labels).sum())
-        return sums | {"pairs_correct": correct, "pairs": len(batch.labels)}
+    def measure(self, model: Transformer, batch: Any, states: Tensor | None = None) -> dict[str, Any]:
+        states = model(batch.inputs)[0] if states is None else states
+        correct = int((self._logits(model, batch, states).argmax(-1) == batch.pairs).sum())
+        sums = super().measure(model, batch, states)
+        return sums | {"pairs_correct": correct, "pairs": len(batch.pairs)}
 
     def compute_scores(self, run: EvalRun) -> Scores:
         """Accuracies. Every validation reads the same masks and pairs; half of the pairs are negative."""

@@ -24,7 +24,7 @@ from trifold.errors import DataError
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
-from trifold.objectives.objective import BuildContext, InputBatch, TaskBundle
+from trifold.objectives.objective import Batch as BaseBatch, BuildContext, TaskBundle
 from trifold.predict.tag import MERGE, choose_tags, first_tokens
 from trifold.ragged import Ragged
 from trifold.scores.entities import EntityScore, count_invalid, find_entities
@@ -116,7 +116,7 @@ class Examples(TextExamples):
 
 
 @dataclass(frozen=True)
-class Batch(InputBatch):
+class Batch(BaseBatch):
     """Packed sentences. labels (T,): of the tokens; rows (B,): their examples; starts (B + 1,): their first tokens."""
 
     rows: Ids

@@ -132,12 +132,11 @@ class Examples:
 
 @dataclass(frozen=True)
 class Batch(BaseBatch):
-    """Packed rows. labels (N,): the target at each position of the decoder's packed row, -1 in padding."""
+    """Packed rows: inputs of the encoder; target, those of the decoder; labels (N,): the token to predict at each
+    position of the decoder's packed row, -1 in padding.
+    """
 
-    source: Inputs
     target: Inputs
-    labels: Tensor
-    tokens: int
     sampled: Tensor | None = None  # (N,) whether the decoder reads its own prediction there
 
 
@@ -166,7 +165,7 @@ class Translate(Objective):
         # Teacher forcing: each position reads the token before its label; a row begins with the start token.
         shifted = ids.roll(1)
         shifted[packing.starts[:-1]] = self.start_id
-        batch = Batch(source, Inputs(shifted[None], packing=packing), labels, packing.real)
+        batch = Batch(source, labels, packing.real, Inputs(shifted[None], packing=packing))
         if not (share := getattr(self.settings, "scheduled_sampling", 0.0)):
             return batch
         sampled = torch.zeros(packing.length, dtype=torch.bool)
@@ -183,10 +182,10 @@ class Translate(Objective):
         if batch.sampled is not None and model.training:  # two passes: Mihaylova & Martins 2019
             assert model.lm_head is not None
             with torch.no_grad():
-                parts = model(batch.source, target)[0].split(1024)
+                parts = model(batch.inputs, target)[0].split(1024)
                 predicted = torch.cat([model.lm_head(part).argmax(-1) for part in parts])
             target = replace(target, tokens=torch.where(batch.sampled, predicted.roll(1), target.tokens))
-        states = model(batch.source, target)[0]
+        states = model(batch.inputs, target)[0]
         return {"tokens": token_loss(model, states, batch.labels, batch.tokens, smoothing)}
 
     def compute_scores(self, run: EvalRun) -> Scores:
