@@ -87,15 +87,13 @@ class MaskedSettings(MaskingSettings):
 class MaskedBatch(Batch):
     """Packed rows with masked tokens.
 
-    positions (M,): of masked tokens in the packed row; labels (M,): the original tokens, -1 in padding. For the
-    span-boundary objective, of each masked token: left, right (M,) the positions at both ends of its span, and offset
-    (M,) its position in the span, -1 beyond the positions of the boundary head.
+    positions (M,): of masked tokens in the packed row; labels (M,): the original tokens, -1 in padding. boundary (3, M),
+    for the span-boundary objective: the positions at both ends of the span of each masked token, and its position in
+    the span, -1 beyond the positions of the boundary head.
     """
 
     positions: Tensor
-    left: Tensor | None = None
-    right: Tensor | None = None
-    offset: Tensor | None = None
+    boundary: Tensor | None = None
     boundary_tokens: int = 0
 
 
@@ -160,23 +158,21 @@ class MaskedLM(DocumentObjective):
         inputs, packing = pack(ids, lengths, self.tokenizer.required("pad"))
         if segments is not None and self.config.n_token_types > 1:
             inputs = replace(inputs, segments=_padded(np.concatenate(segments), packing.length, 0)[None])
-        firsts = np.cumsum(lengths) - lengths
+        firsts = packing.starts[:-1].numpy()
         count = sum(len(row.positions) for row in rows)
         size, last = round_up(count), packing.length - 1  # padding refers to the last token
         positions = np.concatenate([row.positions + first for row, first in zip(rows, firsts, strict=True)])
         labels = np.concatenate([row.targets for row in rows])
-        tensors = {"positions": _padded(positions, size, last), "labels": _padded(labels, size, -1)}
-        boundary_tokens = 0
-        if self.settings.boundary:
-            spans = np.concatenate([row.spans + first for row, first in zip(rows, firsts, strict=True)])
-            span_lengths = spans[:, 1] - spans[:, 0]
-            offset = expand_spans(spans) - np.repeat(spans[:, 0], span_lengths)
-            offset = np.where(offset < self.config.boundary_positions, offset, -1)
-            tensors["left"] = _padded(np.repeat(spans[:, 0] - 1, span_lengths), size, last)
-            tensors["right"] = _padded(np.repeat(spans[:, 1], span_lengths), size, last)
-            tensors["offset"] = _padded(offset, size, -1)
-            boundary_tokens = int((offset >= 0).sum())
-        return MaskedBatch(inputs, tokens=count, boundary_tokens=boundary_tokens, **tensors)
+        batch = MaskedBatch(inputs, _padded(labels, size, -1), count, _padded(positions, size, last))
+        if not self.settings.boundary:
+            return batch
+        spans = np.concatenate([row.spans + first for row, first in zip(rows, firsts, strict=True)])
+        starts, ends = np.repeat(spans, spans[:, 1] - spans[:, 0], axis=0).T
+        offset = expand_spans(spans) - starts
+        offset = np.where(offset < self.config.boundary_positions, offset, -1)
+        sides = _padded(starts - 1, size, last), _padded(ends, size, last)
+        boundary = torch.stack([*sides, _padded(offset, size, -1)])
+        return replace(batch, boundary=boundary, boundary_tokens=int((offset >= 0).sum()))
 
     def counts(self, batch: MaskedBatch) -> dict[str, int]:
         boundary = {"boundary": batch.boundary_tokens} if self.settings.boundary else {}
@@ -193,12 +189,13 @@ class MaskedLM(DocumentObjective):
         states = model(batch.inputs)[0] if states is None else states
         own = states.index_select(0, batch.positions)
         terms = {"tokens": token_loss(model, own, batch.labels, batch.tokens)}
-        if batch.left is not None and batch.right is not None and batch.offset is not None:
+        if batch.boundary is not None:
             boundary, head = model.heads["boundary"], model.lm_head
             assert isinstance(boundary, SpanBoundary) and head is not None
-            left, right = (states.index_select(0, positions) for positions in (batch.left, batch.right))
-            labels = torch.where(batch.offset < 0, -1, batch.labels)
-            features = boundary(left, right, batch.offset.clamp_min(0))
+            left, right, offset = batch.boundary
+            labels = torch.where(offset < 0, -1, batch.labels)
+            ends = (states.index_select(0, side) for side in (left, right))
+            features = boundary(*ends, offset.clamp_min(0))
             sums = linear_cross_entropy(features, head.weight, boundary.bias, labels)
             terms["boundary"] = LossTerm(sums.loss, batch.boundary_tokens, self.settings.boundary)
         return terms
