@@ -224,6 +224,8 @@ def test_an_overfitted_model_finds_all_entities_of_its_training_sentences(tmp_pa
     tags = json.loads(found.out)["outputs"]
     spans = [(tag["label"], tag["start"], tag["end"]) for tag in tags]
     assert spans == [("PER", 0, 15), ("LOC", 23, 27)]
+    compared = json.loads(run_command("compare", str(run), str(run), str(path), "--json").out)["scores"]
+    assert compared["loss"]["difference"] == 0
 
 
 @pytest.mark.slow
