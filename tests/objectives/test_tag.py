@@ -63,8 +63,8 @@ def outputs_of(objective, model, examples, rows):
     """The tags of the words of the given examples, read as one batch."""
     batch = objective.batch(examples, np.array(rows))
     with torch.no_grad():
-        found = dict(objective.split(objective.logits(model, batch).argmax(-1), batch))
-    return [choose_tags(found[row], examples.firsts[row], NAMES) for row in rows]
+        found = objective.split(objective.logits(model, batch).argmax(-1), batch)
+    return [choose_tags(own, examples.firsts[row], NAMES) for own, row in zip(found, rows, strict=True)]
 
 
 # --- alignment -----------------------------------------------------------------------------------------------

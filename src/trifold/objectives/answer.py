@@ -130,10 +130,9 @@ class Examples(TextExamples):
 
 @dataclass(frozen=True)
 class Batch(BaseBatch):
-    """Packed windows. visible (B, T): tokens in the softmax; labels (B, 2); rows (B,): numbers of the examples."""
+    """Packed windows. visible (B, T): tokens in the softmax; labels (B, 2)."""
 
     visible: Tensor
-    rows: Ids
 
 
 def label_windows(parts: Sequence[Encoded], start: int, end: int) -> list[tuple[int, int]]:
@@ -202,7 +201,7 @@ class Answer(LabelledObjective):
         packing: Any = inputs.packing
         visible = examples.visible.padded(rows, packing.shape[1], 0).bool()
         labels = np.where(examples.labels[rows, 1:] < packing.shape[1], examples.labels[rows], 0)
-        return Batch(inputs, torch.from_numpy(labels), int((labels[:, 0] != UNKNOWN).sum()), visible, rows)
+        return Batch(inputs, torch.from_numpy(labels), int((labels[:, 0] != UNKNOWN).sum()), visible)
 
     # --- loss, predictions, scores -----------------------------------------------------------------------
 
@@ -218,15 +217,15 @@ class Answer(LabelledObjective):
         return super().nll(logits, batch) / 2
 
     def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
-        """The logits of each window with its number."""
-        return {"logits": [*zip(batch.rows.tolist(), logits.cpu(), strict=True)]}
+        """The logits of each window."""
+        return {"logits": [logits.cpu()]}
 
     def compute_scores(self, run: EvalRun) -> Scores:
         """Exact match and F1, and the first questions with an answer and the prediction."""
         columns, settings = run.rows.columns, self.settings
         impossible = not all(columns["answers"]) if settings.impossible is None else settings.impossible
         options = Options(1, settings.max_answer_length, impossible)
-        logits = iter([own for _, own in sorted(run.sums["logits"], key=lambda pair: pair[0])])
+        logits = iter(run.by_row("logits"))
         predictions, sure = list[str](), list[float]()
         for parts, context in zip(self.windows(run.rows), columns["context"], strict=True):
             best = choose_answers(parts, logits, context, self.tokenizer.cls_id, options)

@@ -162,15 +162,15 @@ class Choose(LabelledObjective):
         return pad_sequence(scores, batch_first=True, padding_value=float("-inf"))
 
     def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
-        """The number of correct choices."""
-        return {"correct": int((logits.argmax(-1) == batch.labels).sum())}
+        """The number of correct choices; the best choices, and their probabilities."""
+        sure, best = logits.softmax(-1).max(-1)
+        values = {"outputs": [best.cpu().numpy()], "confidences": [sure.cpu().numpy()]}
+        return {"correct": int((best == batch.labels).sum()), **values}
 
     def compute_scores(self, run: EvalRun) -> Scores:
         """The accuracy, and the first rows with their right and their chosen text."""
-        samples, sure = list[Sample](), list[float]()
-        for row in run.sample_rows:
-            logits = self.logits(run.model, self.batch(run.examples, row[None]).to(run.device))[0]
-            text, choices, label = (run.rows.columns[name][row] for name in ("text", "choices", "label"))
-            samples.append(Sample(text, choices[label], choices[int(logits.argmax())]))
-            sure.append(float(logits.softmax(-1).max()))
-        return Scores(self.scores_of_sums(run.sums), samples, (), sure)
+        best, sure = (run.by_row(name)[: run.context.samples] for name in ("outputs", "confidences"))
+        columns = (run.rows.columns[name] for name in ("text", "choices", "label"))
+        rows = zip(*columns, best, strict=False)
+        samples = [Sample(text, choices[label], choices[chosen]) for text, choices, label, chosen in rows]
+        return Scores(self.scores_of_sums(run.sums), samples, (), [*map(float, sure)])

@@ -212,10 +212,11 @@ class Classify(LabelledObjective):
         return model.head_outputs(batch.inputs, heads=["sequence"])["sequence"]
 
     def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
-        """Labels and predictions, and the number of labels that the model has."""
+        """Labels, predictions and their probabilities, and the number of labels that the model has."""
         labels, outputs = batch.labels, choose_labels(logits, self.config)
         count = int((labels < self.classes).sum()) if self.problem == SINGLE else len(labels)
-        return {"tokens": count, "labels": [labels.cpu().numpy()], "outputs": [outputs.cpu().numpy()]}
+        values = {"labels": labels, "outputs": outputs, "confidences": confidences(logits, self.config)}
+        return {"tokens": count, **{name: [value.cpu().numpy()] for name, value in values.items()}}
 
     def scores_of_sums(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """Scores of the problem."""
@@ -236,15 +237,9 @@ class Classify(LabelledObjective):
 
     def compute_scores(self, run: EvalRun) -> Scores:
         """Scores of the problem, and the first texts with their labels and predictions."""
-        values = self.scores_of_sums(run.sums)
-        if not len(run.sample_rows):
-            return Scores(values)
-        outputs, sure = list[Any](), list[float]()
-        for rows in np.array_split(run.sample_rows, len(run.sample_rows) // 256 + 1):
-            logits = self.logits(run.model, self.batch(run.examples, rows).to(run.device))
-            outputs += choose_labels(logits, self.config).tolist()
-            sure += confidences(logits, self.config).tolist()
-        return Scores(values, [self._sample(run.rows, *each) for each in enumerate(outputs)], (), sure)
+        outputs, sure = (run.by_row(name)[: run.context.samples] for name in ("outputs", "confidences"))
+        samples = [self._sample(run.rows, *each) for each in enumerate(outputs)]
+        return Scores(self.scores_of_sums(run.sums), samples, (), [*map(float, sure)])
 
     def _sample(self, rows: Records, row: int, output: Any) -> Sample:
         text, pair, label = (rows.columns[role][row] for role in ("text", "pair", "label"))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,7 +72,9 @@ def measure_tokens(model: Transformer, states: Tensor, labels: Tensor, count: in
 
 
 class EvalRun(NamedTuple):
-    """A validation in progress: its arguments, and the sums of `Objective.measure` with the mean "loss"."""
+    """A validation in progress: its arguments, and the sums of `Objective.measure`, with the mean "loss", and "rows":
+    the numbers of the examples of each batch.
+    """
 
     model: Transformer
     rows: Any
@@ -87,6 +90,11 @@ class EvalRun(NamedTuple):
     def percent(self, name: str = "correct", count: str = "tokens") -> float:
         """100 · sum / count."""
         return float(100 * self.sums[name] / max(self.sums[count], 1))
+
+    def by_row(self, name: str) -> list[Any]:
+        """A statistic of `measure` that has a value for each row of a batch, in the order of the examples."""
+        numbered = zip(chain(*self.sums["rows"]), chain(*self.sums[name]), strict=True)
+        return [value for _, value in sorted(numbered, key=lambda pair: pair[0])]
 
     @property
     def sample_rows(self) -> Ids:

@@ -87,9 +87,9 @@ class MaskedSettings(MaskingSettings):
 class MaskedBatch(Batch):
     """Packed rows with masked tokens.
 
-    positions (M,): of masked tokens in the packed row; labels (M,): the original tokens, -1 in padding. boundary (3, M),
-    for the span-boundary objective: the positions at both ends of the span of each masked token, and its position in
-    the span, -1 beyond the positions of the boundary head.
+    positions (M,): of masked tokens in the packed row; labels (M,): the original tokens, -1 in padding. boundary
+    (3, M), for the span-boundary objective: the positions at both ends of the span of each masked token, and its
+    position in the span, -1 beyond the positions of the boundary head.
     """
 
     positions: Tensor

@@ -354,14 +354,15 @@ class Objective(ABC):
         device = next(model.parameters()).device
         for chosen in plan_all(examples.lengths, context.batches):
             context.poll()
-            for name, value in self.measure(model, self.batch(examples, chosen).to(device)).items():
+            found = self.measure(model, self.batch(examples, chosen).to(device))
+            for name, value in {"rows": [chosen], **found}.items():
                 sums.setdefault(name, type(value)())
                 sums[name] += value
         sums["loss"] = loss = sums["nll"] / max(sums["tokens"], 1)
-        found = self.compute_scores(EvalRun(model, rows, examples, context, sums))
+        scores = self.compute_scores(EvalRun(model, rows, examples, context, sums))
         best_by = self.settings.best_by
-        value = -loss if best_by == "loss" else found.values[best_by]
-        return Evaluation(loss, found.values, value, found.samples, found.signatures, found.confidences)
+        value = -loss if best_by == "loss" else scores.values[best_by]
+        return Evaluation(loss, scores.values, value, scores.samples, scores.signatures, scores.confidences)
 
     def save(self, folder: Path) -> None:
         """Write the tokenizers next to a model."""
