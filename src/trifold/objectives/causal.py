@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -37,6 +36,7 @@ from trifold.objectives.objective import (
     ObjectiveSettings,
     TaskBundle,
     pack,
+    pad_end,
     token_loss,
 )
 from trifold.objectives.routers import RouterLoss
@@ -260,17 +260,12 @@ class Causal(Objective):
         return chunk_corpus(rows.tokens, self.width, rows.cut, draw)
 
     def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
-        """Pack the given chunks, truncated to `width` tokens if given. Not random.
-
-        labels (N,): the token after each position of the packed row, -1 in padding.
-        """
+        """Pack the given chunks; labels (N,): the token after each position of the packed row, -1 in padding."""
         chunks = examples.select(rows)
         sizes = chunks.sizes if width is None else np.minimum(chunks.sizes, width)
         indices = positions(chunks.starts, sizes)
         inputs, packing = pack(examples.ids[indices], sizes, self.tokenizer.pad_id or 0, always_pad=False)
-        labels = np.full(packing.length, -1, dtype=np.int64)
-        labels[: packing.real] = examples.ids[indices + 1]
-        return Batch(inputs, torch.from_numpy(labels), packing.real)
+        return Batch(inputs, pad_end(examples.ids[indices + 1], packing.length, -1), packing.real)
 
     # --- loss, scores ------------------------------------------------------------------------------------
 
@@ -292,7 +287,7 @@ class Causal(Objective):
         scores, rows = {"perplexity": run.perplexity}, run.rows
         if not count_unknown(self.tokenizer, rows.tokens.ids):  # whose bytes are not predicted
             scores["bits_per_byte"] = run.sums["nll"] / math.log(2) / max(rows.bytes, 1)
-        scores["accuracy"] = run.percent()
+        scores |= self.scores_of_sums(run.sums)
         return Scores(scores, self.samples(run.model, rows, run.context))
 
     # --- samples ---------------------------------------------------------------------------------

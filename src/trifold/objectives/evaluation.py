@@ -87,10 +87,6 @@ class EvalRun(NamedTuple):
         """exp of the loss, finite."""
         return math.exp(min(self.sums["loss"], 700.0))
 
-    def percent(self, name: str = "correct", count: str = "tokens") -> float:
-        """100 · sum / count."""
-        return float(100 * self.sums[name] / max(self.sums[count], 1))
-
     def by_row(self, name: str) -> list[Any]:
         """A statistic of `measure` that has a value for each row of a batch, in the order of the examples."""
         numbered = zip(chain(*self.sums["rows"]), chain(*self.sums[name]), strict=True)

@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
@@ -31,7 +30,7 @@ from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.packing import round_up
 from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
 from trifold.objectives.evaluation import EvalRun, Sample, Scores, measure_tokens
-from trifold.objectives.objective import ENCODER, FILL_MASK, Batch, LossTerm, pack, token_loss
+from trifold.objectives.objective import ENCODER, FILL_MASK, Batch, LossTerm, pack, pad_end, token_loss
 from trifold.text import Tokenizer
 from trifold.text.corruption import MASK_CHOICES, MaskedRow, Replacement, choose_spans, mask_tokens
 from trifold.text.spans import MAX_SPAN_RATE, Flags, Ids, example_rng, expand_spans, geometric
@@ -157,21 +156,21 @@ class MaskedLM(DocumentObjective):
         ids = np.concatenate([row.inputs for row in rows])
         inputs, packing = pack(ids, lengths, self.tokenizer.required("pad"))
         if segments is not None and self.config.n_token_types > 1:
-            inputs = replace(inputs, segments=_padded(np.concatenate(segments), packing.length, 0)[None])
+            inputs = replace(inputs, segments=pad_end(np.concatenate(segments), packing.length, 0)[None])
         firsts = packing.starts[:-1].numpy()
         count = sum(len(row.positions) for row in rows)
         size, last = round_up(count), packing.length - 1  # padding refers to the last token
         positions = np.concatenate([row.positions + first for row, first in zip(rows, firsts, strict=True)])
         labels = np.concatenate([row.targets for row in rows])
-        batch = MaskedBatch(inputs, _padded(labels, size, -1), count, _padded(positions, size, last))
+        batch = MaskedBatch(inputs, pad_end(labels, size, -1), count, pad_end(positions, size, last))
         if not self.settings.boundary:
             return batch
         spans = np.concatenate([row.spans + first for row, first in zip(rows, firsts, strict=True)])
         starts, ends = np.repeat(spans, spans[:, 1] - spans[:, 0], axis=0).T
         offset = expand_spans(spans) - starts
         offset = np.where(offset < self.config.boundary_positions, offset, -1)
-        sides = _padded(starts - 1, size, last), _padded(ends, size, last)
-        boundary = torch.stack([*sides, _padded(offset, size, -1)])
+        sides = pad_end(starts - 1, size, last), pad_end(ends, size, last)
+        boundary = torch.stack([*sides, pad_end(offset, size, -1)])
         return replace(batch, boundary=boundary, boundary_tokens=int((offset >= 0).sum()))
 
     def counts(self, batch: MaskedBatch) -> dict[str, int]:
@@ -207,7 +206,7 @@ class MaskedLM(DocumentObjective):
 
     def compute_scores(self, run: EvalRun) -> Scores:
         """Accuracy and perplexity. Every validation masks the same tokens."""
-        scores = {"accuracy": run.percent(), "perplexity": run.perplexity}
+        scores = self.scores_of_sums(run.sums) | {"perplexity": run.perplexity}
         if count := min(self.settings.pseudo_perplexity, len(run.examples)):
             scores["pseudo_perplexity"] = self.pseudo_perplexity(run, count)
         return Scores(scores, self.samples(run))
@@ -247,8 +246,3 @@ class MaskedLM(DocumentObjective):
             )
             for row, predicted in zip(masked, np.split(predictions, ends[:-1]), strict=True)
         ]
-
-
-def _padded(values: NDArray[np.int64], size: int, padding: int) -> Tensor:
-    """values (N,) with padding at the end, (size,)."""
-    return torch.from_numpy(np.pad(values, (0, size - len(values)), constant_values=padding))

@@ -11,7 +11,7 @@ import shlex
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
@@ -67,9 +67,13 @@ class Batch:
 
     def to(self, device: torch.device, *, non_blocking: bool = True) -> Self:
         """A copy on another device."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        movable = {name: x for name, x in values.items() if isinstance(x, Tensor | Inputs)}
+        movable = {name: x for name, x in vars(self).items() if isinstance(x, Tensor | Inputs)}
         return replace(self, **{n: x.to(device, non_blocking=non_blocking) for n, x in movable.items()})
+
+
+def pad_end(values: NDArray[np.integer], size: int, padding: int) -> Tensor:
+    """values (N,) with padding at the end, (size,) int64."""
+    return torch.from_numpy(np.pad(values.astype(np.int64), (0, size - len(values)), constant_values=padding))
 
 
 def pack(
@@ -77,9 +81,7 @@ def pack(
 ) -> tuple[Inputs, Packing]:
     """Rows of the given lengths as one packed row (1, N); ids: their tokens, concatenated."""
     packing = Packing.of(torch.from_numpy(lengths), always_pad=always_pad)
-    tokens = np.full(packing.length, pad, dtype=np.int64)
-    tokens[: packing.real] = ids
-    return Inputs(torch.from_numpy(tokens)[None], packing=packing), packing
+    return Inputs(pad_end(ids, packing.length, pad)[None], packing=packing), packing
 
 
 def pack_rows(
@@ -90,9 +92,8 @@ def pack_rows(
     inputs, packing = pack(texts.joined(rows, lengths), lengths, tokenizer.required("pad"))
     if types is None:
         return inputs, packing
-    segments = torch.zeros_like(inputs.tokens)
-    segments[0, : packing.real] = torch.from_numpy(types.joined(rows, lengths))
-    return replace(inputs, segments=segments), packing
+    segments = pad_end(types.joined(rows, lengths), packing.length, 0)
+    return replace(inputs, segments=segments[None]), packing
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class Permutation(DocumentObjective):
 
     def compute_scores(self, run: EvalRun) -> Scores:
         """Accuracy and perplexity. Every validation uses the same orders."""
-        return Scores({"accuracy": run.percent(), "perplexity": run.perplexity}, self.samples(run))
+        return Scores(self.scores_of_sums(run.sums) | {"perplexity": run.perplexity}, self.samples(run))
 
     def samples(self, run: EvalRun) -> list[Sample]:
         """Texts without their targets, the original texts, and the texts with the model's predictions."""

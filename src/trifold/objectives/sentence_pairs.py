@@ -234,8 +234,9 @@ class SentencePairs(MaskedLM):
 
     def compute_scores(self, run: EvalRun) -> Scores:
         """Accuracies. Every validation reads the same masks and pairs; half of the pairs are negative."""
-        pairs = run.percent("pairs_correct", "pairs")
-        return Scores({"accuracy": run.percent(), "perplexity": run.perplexity, "pairs_accuracy": pairs})
+        pairs = 100 * run.sums["pairs_correct"] / max(run.sums["pairs"], 1)
+        scores = {"perplexity": run.perplexity, "pairs_accuracy": pairs}
+        return Scores(self.scores_of_sums(run.sums) | scores)
 
 
 def _no_words(ids: Ids) -> tuple[Ids, Flags]:

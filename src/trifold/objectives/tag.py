@@ -13,7 +13,6 @@ from itertools import accumulate, chain
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
@@ -25,7 +24,7 @@ from trifold.errors import DataError
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
-from trifold.objectives.objective import Batch, BuildContext, TaskBundle
+from trifold.objectives.objective import Batch, BuildContext, TaskBundle, pad_end
 from trifold.predict.tag import MERGE, choose_tags, first_tokens
 from trifold.ragged import Ragged
 from trifold.scores.entities import EntityScore, count_invalid, find_entities
@@ -142,9 +141,8 @@ class Tag(LabelledObjective):
         """Pack the given sentences, truncated to `width` tokens if given. Not random. labels (T,): of the tokens."""
         inputs = self.pack(examples, rows, width)
         packing: Any = inputs.packing
-        labels = np.full(inputs.tokens.shape[1], NO_TAG, dtype=np.int64)
-        labels[: packing.real] = examples.labels.joined(rows, np.diff(packing.starts))
-        return Batch(inputs, torch.from_numpy(labels), int((labels != NO_TAG).sum()))
+        labels = pad_end(examples.labels.joined(rows, np.diff(packing.starts)), packing.length, NO_TAG)
+        return Batch(inputs, labels, int((labels != NO_TAG).sum()))
 
     # --- loss, predictions, scores -----------------------------------------------------------------------
 
