@@ -21,14 +21,14 @@ from trifold.data import Records, Role, read_records
 from trifold.data.squad import check_answers
 from trifold.data.tables import check_text
 from trifold.errors import DataError, SettingsError, UsageError
-from trifold.nn import ModelConfig, Transformer
+from trifold.nn import Transformer
 from trifold.objectives.evaluation import EvalRun, Sample, Scores
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.objective import ENCODER, Batch as BaseBatch, BuildContext, TaskBundle
 from trifold.predict.answer import Options, choose_answers, is_visible, read_windows, window_sizes
 from trifold.ragged import Ragged
 from trifold.scores.squad import SquadScore, score_answer
-from trifold.text import Encoded, Tokenizer
+from trifold.text import Encoded
 from trifold.text.spans import Ids
 
 # --- settings -> rows ------------------------------------------------------------------------------------
@@ -161,19 +161,14 @@ class Answer(LabelledObjective):
 
     row_name, token_name = "windows", "windows"
 
-    def __init__(
-        self, settings: AnswerSettings, tokenizer: Tokenizer, config: ModelConfig, width: int, report: Any
-    ) -> None:
-        super().__init__(settings, tokenizer, config, width, report)
-        self.longest, self.overlap = window_sizes(settings.max_length, settings.stride, width)
-
     def windows(self, rows: Records) -> Iterator[list[Encoded]]:
         """The windows of each question. Raises DataError for a question that leaves no room for its context."""
-        columns = rows.columns
+        columns, positions = rows.columns, self.width or self.config.max_positions
+        sizes = window_sizes(self.settings.max_length, self.settings.stride, positions)
         for row, (question, context) in enumerate(zip(columns["question"], columns["context"], strict=True)):
             place = place_of(rows, row)
             try:
-                yield read_windows(self.tokenizer, question, context, self.longest, self.overlap, place)
+                yield read_windows(self.tokenizer, question, context, *sizes, place)
             except UsageError as error:
                 raise DataError(f"{error} (task.stride, task.max_length, model.max_positions)") from None
 
@@ -196,7 +191,6 @@ class Answer(LabelledObjective):
         return Examples(*self.tokens_and_types(encoded), np.array(labels), visible)
 
     def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
-        """Pack the given windows, truncated to `width` tokens if given. Not random."""
         inputs = self.pack(examples, rows, width)
         packing: Any = inputs.packing
         visible = examples.visible.padded(rows, packing.shape[1], 0).bool()
@@ -213,15 +207,12 @@ class Answer(LabelledObjective):
         return logits.masked_fill(~batch.visible[:, :, None], float("-inf"))
 
     def nll(self, logits: Tensor, batch: Batch) -> Tensor:
-        """The mean of the cross-entropy of start and end over the windows, in nats."""
         return super().nll(logits, batch) / 2
 
     def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
-        """The logits of each window."""
         return {"logits": [logits.cpu()]}
 
     def compute_scores(self, run: EvalRun) -> Scores:
-        """Exact match and F1, and the first questions with an answer and the prediction."""
         columns, settings = run.rows.columns, self.settings
         impossible = not all(columns["answers"]) if settings.impossible is None else settings.impossible
         options = Options(1, settings.max_answer_length, impossible)

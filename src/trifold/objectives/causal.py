@@ -274,16 +274,13 @@ class Causal(Objective):
         return super().counts(batch) | self.routers.counts(batch.inputs.packing)
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
-        """Cross-entropy of the labels, in nats, and the losses of routers."""
         states, terms = self.routers.run(model, batch.inputs)
         return {"tokens": token_loss(model, states[0], batch.labels, batch.tokens)} | terms
 
     def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
-        """Negative log-likelihood and correct predictions."""
         return measure_tokens(model, model(batch.inputs)[0], batch.labels, batch.tokens)
 
     def compute_scores(self, run: EvalRun) -> Scores:
-        """Perplexity, bits per byte and accuracy."""
         scores, rows = {"perplexity": run.perplexity}, run.rows
         if not count_unknown(self.tokenizer, rows.tokens.ids):  # whose bytes are not predicted
             scores["bits_per_byte"] = run.sums["nll"] / math.log(2) / max(rows.bytes, 1)

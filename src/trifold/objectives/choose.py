@@ -151,7 +151,6 @@ class Choose(LabelledObjective):
         return Examples(*self.tokens_and_types(encoded), np.array(rows.columns["label"]), starts)
 
     def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
-        """Pack the pairs of the given rows, each truncated to `width` tokens if given. Not random."""
         pairs = [np.arange(examples.starts[row], examples.starts[row + 1]) for row in rows]
         inputs = self.pack(examples, np.concatenate(pairs), width)
         return Batch(inputs, torch.from_numpy(examples.labels[rows]), len(rows), [*map(len, pairs)])
@@ -162,13 +161,11 @@ class Choose(LabelledObjective):
         return pad_sequence(scores, batch_first=True, padding_value=float("-inf"))
 
     def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
-        """The number of correct choices; the best choices, and their probabilities."""
         sure, best = logits.softmax(-1).max(-1)
         values = {"outputs": [best.cpu().numpy()], "confidences": [sure.cpu().numpy()]}
         return {"correct": int((best == batch.labels).sum()), **values}
 
     def compute_scores(self, run: EvalRun) -> Scores:
-        """The accuracy, and the first rows with their right and their chosen text."""
         best, sure = (run.by_row(name)[: run.context.samples] for name in ("outputs", "confidences"))
         columns = (run.rows.columns[name] for name in ("text", "choices", "label"))
         rows = zip(*columns, best, strict=False)

@@ -173,14 +173,12 @@ class Classify(LabelledObjective):
         return None if given is None else torch.tensor([given.get(name, 1.0) for name in names])
 
     def batch(self, examples: TextExamples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
-        """Pack the given texts, truncated to `width` tokens if given. Not random."""
         labels = torch.from_numpy(examples.labels[rows])
         return Batch(self.pack(examples, rows, width), labels, len(rows))
 
     # --- loss, scores ------------------------------------------------------------------------------------
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
-        """The loss over the texts: label-smoothed and weighted cross-entropy in nats, or squared errors."""
         logits, smoothing = self.logits(model, batch), self.settings.label_smoothing
         loss = self.nll(logits, batch, smoothing, self.weights)
         nll, terms = self.nll(logits.detach(), batch), {}
@@ -219,7 +217,6 @@ class Classify(LabelledObjective):
         return {"tokens": count, **{name: [value.cpu().numpy()] for name, value in values.items()}}
 
     def scores_of_sums(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """Scores of the problem."""
         labels, outputs = (np.concatenate(sums[name]) for name in ("labels", "outputs"))
         score: ClassificationScore | MultiLabelScore | CorrelationScore
         if self.problem == SINGLE:
@@ -236,7 +233,6 @@ class Classify(LabelledObjective):
         return {name: values[name] for name in SCORES[self.problem] if name in values}
 
     def compute_scores(self, run: EvalRun) -> Scores:
-        """Scores of the problem, and the first texts with their labels and predictions."""
         outputs, sure = (run.by_row(name)[: run.context.samples] for name in ("outputs", "confidences"))
         samples = [self._sample(run.rows, *each) for each in enumerate(outputs)]
         return Scores(self.scores_of_sums(run.sums), samples, (), [*map(float, sure)])

@@ -170,12 +170,10 @@ class Denoise(DocumentObjective):
         return Examples(*(with_end(self.tokenizer, side) for side in zip(*pairs, strict=True)))
 
     def batch(self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
-        """Corrupt the given examples and pack them."""
         pairs = self.corrupt_rows(examples, rows, width, draw=draw)
         return self._translate.batch(pairs, np.arange(len(rows)))
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
-        """Cross-entropy over the target tokens, in nats."""
         return self._translate.loss(model, batch)
 
     def compute_scores(self, run: EvalRun) -> Scores:

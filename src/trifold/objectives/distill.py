@@ -96,7 +96,6 @@ class DistillSettings(ObjectiveSettings):
 
     @property
     def best_by(self) -> str:
-        """That of the wrapped objective."""
         return self.of.best_by
 
     @property

@@ -67,7 +67,6 @@ class DocumentChunks:
         return self.documents.ids
 
     def select(self, rows: Ids) -> Chunks:
-        """The given chunks."""
         return Chunks(self.chunks.starts[rows], self.chunks.sizes[rows])
 
     def __getitem__(self, row: int) -> tuple[Ids, Flags, Flags]:

@@ -139,7 +139,6 @@ class Embed(labelled.LabelledObjective):
         return Examples(*self.tokens_and_types(self.encode(rows, texts)), scores)
 
     def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
-        """Pack the texts of the given rows, truncated to `width` tokens if given. Not random."""
         sides = np.arange(len(self.roles))
         texts = (rows[:, None] * len(sides) + sides).ravel()
         labels = torch.from_numpy(examples.labels[rows])

@@ -80,7 +80,6 @@ class Images(Classify):
     pictures: ImageSettings
 
     def examples(self, rows: Records, draw: int | None = None) -> Any:
-        """Number the labels."""
         lengths = np.full((len(rows), 1), self.config.n_patches + 1)
         return Examples(rows.columns["image"], self._number_labels(rows), lengths)
 
@@ -95,7 +94,6 @@ class Images(Classify):
         return Batch(inputs, torch.from_numpy(examples.labels[rows]), len(rows))
 
     def logits(self, model: Transformer, batch: Batch) -> Tensor:
-        """(B, C)."""
         assert batch.inputs.pixels is not None
         inputs = Inputs(pixels=batch.inputs.pixels.to(next(model.parameters()).dtype))
         return super().logits(model, replace(batch, inputs=inputs))

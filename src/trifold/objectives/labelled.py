@@ -117,11 +117,9 @@ class LabelledObjective(Objective):
         return F.cross_entropy(logits, batch.labels, ignore_index=UNKNOWN, reduction="sum")
 
     def loss(self, model: Transformer, batch: Any) -> dict[str, LossTerm]:
-        """Cross-entropy of the labels, in nats."""
         return {"tokens": LossTerm(self.nll(self.logits(model, batch), batch), batch.tokens)}
 
     def measure(self, model: Transformer, batch: Any) -> dict[str, Any]:
-        """Negative log-likelihood of the known labels, and `predictions`."""
         logits = self.logits(model, batch)
         sums = {"nll": float(self.nll(logits, batch)), "tokens": batch.tokens}
         return sums | self.predictions(logits, batch)

@@ -165,7 +165,6 @@ class BuildContext:
         return train, valid
 
     def report_labels(self, noun: str, labels: Sequence[str]) -> None:
-        """Report the labels in one line."""
         listed = ", ".join(f"{name:.40}" for name in labels)
         self.report(shorten(f"{noun}: {listed}", 80, placeholder=f" … ({len(labels):,} {noun})"))
 

@@ -90,12 +90,10 @@ class Permutation(DocumentObjective):
     # --- loss, scores ------------------------------------------------------------------------------------
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
-        """Cross-entropy of the targets, in nats."""
         states = model.query_stream(batch.inputs, batch.positions).flatten(0, 1)
         return {"tokens": token_loss(model, states, batch.labels.flatten(), batch.tokens)}
 
     def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
-        """Negative log-likelihood and correct predictions of the targets."""
         states = model.query_stream(batch.inputs, batch.positions).flatten(0, 1)
         return measure_tokens(model, states, batch.labels.flatten(), batch.tokens)
 

@@ -198,7 +198,6 @@ class TextToText(Translate):
         return rows_per_part(sizes, self.settings.limit, self.settings.temperature)
 
     def examples(self, rows: Rows, draw: int | None = None) -> Examples:  # type: ignore[override]
-        """The rows of an epoch."""
         if not rows.mixed:
             return rows.examples
         chosen = self.choose_rows(rows, draw or 0)
@@ -216,7 +215,6 @@ class TextToText(Translate):
     # --- scores ----------------------------------------------------------------------------------
 
     def compute_scores(self, run: EvalRun) -> Scores:
-        """The score of each part's greedy outputs, and their mean."""
         rows: Rows = run.rows
         outputs = self.outputs(run, rows.examples.sources)
         scores, signatures = {}, []

@@ -69,11 +69,9 @@ class TranslateSettings(ObjectiveSettings):
         return name
 
     def read(self, source: Any, data: Any, split: str) -> Any:
-        """The rows of a source."""
         return read_pairs(source, data, split)
 
     def create(self, context: BuildContext, *parts: Any, **options: Any) -> Translate:
-        """The objective."""
         return Translate(self, *parts, **options)
 
     def build(self, context: BuildContext) -> TaskBundle:
@@ -177,7 +175,6 @@ class Translate(Objective):
     # --- loss, scores ------------------------------------------------------------------------------------
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
-        """Label-smoothed cross-entropy over the target tokens, in nats."""
         target, smoothing = batch.target, self.settings.label_smoothing
         if batch.sampled is not None and model.training:  # two passes: Mihaylova & Martins 2019
             assert model.lm_head is not None
@@ -189,7 +186,6 @@ class Translate(Objective):
         return {"tokens": token_loss(model, states, batch.labels, batch.tokens, smoothing)}
 
     def compute_scores(self, run: EvalRun) -> Scores:
-        """Scores of greedy translations, and samples."""
         outputs, rows = self.outputs(run, run.examples.sources), run.rows
         scores = self.settings.scores(outputs, rows.targets)
         samples = [Sample(*each) for each in zip(rows.sources, rows.targets, outputs, strict=True)]
