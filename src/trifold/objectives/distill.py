@@ -211,12 +211,10 @@ class Distill(Objective):
         """The weighted terms of the wrapped objective, and the teacher's: soft, cosine, and one per relation."""
         modules = [self_attention(model)] if self.settings.relations.weights else []
         recorded, own = _record([model, *modules], lambda: self.objective.loss(model, batch))
-        hard = self.settings.hard
+        count, weights, hard = batch.inputs.packing.real, self._weights, self.settings.hard
+        compared = self._compare(model, *recorded)
         terms = {name: replace(term, weight=term.weight * hard) for name, term in own.items()}
-        count, weights = batch.inputs.packing.real, self._weights
-        for name, total in self._compare(model, *recorded).items():
-            terms[name] = LossTerm(total, count, weights[name])
-        return terms
+        return terms | {name: LossTerm(total, count, weights[name]) for name, total in compared.items()}
 
     @property
     def _weights(self) -> dict[str, float]:

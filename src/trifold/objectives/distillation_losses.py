@@ -25,25 +25,13 @@ from trifold.nn.masks import Mask, PairBias
 from trifold.nn.transformer import Transformer
 
 
-def soft_target_loss(
-    features: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    teacher: Callable[[Tensor], Tensor],
-    states: Tensor,
-    temperature: float,
-) -> Tensor:
+class _SoftTargets(torch.autograd.Function):
     """τ² · KL summed over N rows, float32, in chunks of logits.
 
     The student's features (N, E), weight (V, E) and bias (V,) or None; the teacher's states (N, E') and the function
-    that computes its logits (…, V) from them.
+    that computes its logits (…, V) from them. Computes the gradients in the forward pass, while a chunk's
+    probabilities exist: dKL/dz_S = (q − p) / τ.
     """
-    loss: Tensor = _SoftTargets.apply(features, weight, bias, teacher, states, temperature)  # type: ignore[no-untyped-call]
-    return loss
-
-
-class _SoftTargets(torch.autograd.Function):
-    """Computes the gradients in the forward pass, while a chunk's probabilities exist: dKL/dz_S = (q − p) / τ."""
 
     @staticmethod
     def forward(
@@ -82,6 +70,9 @@ class _SoftTargets(torch.autograd.Function):
         d_bias = None if d_bias is None else (d_bias * scale).to(ctx.dtype)
         d_weight = (d_weight * scale).to(ctx.dtype)
         return d_features * scale.to(d_features.dtype), d_weight, d_bias, None, None, None
+
+
+soft_target_loss: Callable[..., Tensor] = _SoftTargets.apply
 
 
 def cosine_loss(states: Tensor, targets: Tensor) -> Tensor:

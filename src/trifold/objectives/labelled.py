@@ -75,10 +75,11 @@ class LabelledObjective(Objective):
     """Base of the objectives of labelled texts.
 
     config: names the labels. width: texts are truncated to it, unless None. report: receives what is left out.
-    logits: of the head, for a batch.
+    logits: of the head, for a batch. predictions: what the scores are computed from, as statistics of `measure`.
     """
 
     logits: Callable[[Transformer, Any], Tensor]
+    predictions: Callable[[Tensor, Any], dict[str, Any]]
 
     def __init__(
         self,
@@ -123,10 +124,6 @@ class LabelledObjective(Objective):
         logits = self.logits(model, batch)
         sums = {"nll": float(self.nll(logits, batch)), "tokens": batch.tokens}
         return sums | self.predictions(logits, batch)
-
-    def predictions(self, logits: Tensor, batch: Any) -> dict[str, Any]:
-        """What the scores are computed from, as statistics of `measure`."""
-        raise NotImplementedError
 
     def tokens_and_types(self, encoded: Sequence[Encoded]) -> tuple[Ragged, Ragged | None]:
         """The arguments of `TextExamples`."""
