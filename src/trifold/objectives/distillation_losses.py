@@ -169,18 +169,15 @@ def copy_layers(student: Transformer, teacher: Transformer, layers: Sequence[int
                 f"cannot fill {len(ours.blocks)} layers of the student's {side} with layers {tuple(layers)} of "
                 f"{len(theirs.blocks)} layers of the teacher's"
             )
-    learned = dict(teacher.named_parameters())
-    parameters = dict(student.named_parameters())
-    sources = {
-        name: source
-        for name, parameter in parameters.items()
-        if (source := learned.get(_source_name(name, layers))) is not None and source.shape == parameter.shape
-    }
-    missing = [f"{name} of shape {tuple(p.shape)}" for name, p in parameters.items() if name not in sources]
+    learned, missing = dict(teacher.named_parameters()), []
+    for name, parameter in student.named_parameters():
+        source = learned.get(_source_name(name, layers))
+        if source is not None and source.shape == parameter.shape:
+            parameter.copy_(source)
+        else:
+            missing.append(f"{name} of shape {tuple(parameter.shape)}")
     if missing:
         raise ValueError(f"the teacher has no {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}")
-    for name, source in sources.items():
-        parameters[name].copy_(source)
 
 
 def _source_name(name: str, layers: Sequence[int]) -> str:
