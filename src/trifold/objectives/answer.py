@@ -22,7 +22,7 @@ from trifold.data.squad import check_answers
 from trifold.data.tables import check_text
 from trifold.errors import DataError, SettingsError, UsageError
 from trifold.nn import Transformer
-from trifold.objectives.evaluation import EvalRun, Sample, Scores
+from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.objective import ENCODER, Batch as BaseBatch, BuildContext, TaskBundle
 from trifold.predict.answer import Options, choose_answers, is_visible, read_windows, window_sizes
@@ -212,7 +212,7 @@ class Answer(LabelledObjective):
     def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
         return {"logits": [logits.cpu()]}
 
-    def compute_scores(self, run: EvalRun) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Evaluation:
         columns, settings = run.rows.columns, self.settings
         impossible = not all(columns["answers"]) if settings.impossible is None else settings.impossible
         options = Options(1, settings.max_answer_length, impossible)
@@ -228,4 +228,4 @@ class Answer(LabelledObjective):
         both = zip(references, predictions, strict=True)  # an exact match is the expected answer
         expected = (text if score_answer(each, text)[0] else [*each, ""][0] for each, text in both)
         samples = [*map(Sample, columns["question"], expected, predictions)][: run.context.samples]
-        return Scores(score.values(), samples, [score.signature], sure[: len(samples)])
+        return Evaluation(score.values(), samples, [score.signature], sure[: len(samples)])

@@ -27,7 +27,7 @@ from trifold.errors import DataError, SettingsError
 from trifold.generate.config import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.documents import Cut, DocumentChunks, describe_long
-from trifold.objectives.evaluation import EvalContext, EvalRun, Sample, Scores, measure_tokens
+from trifold.objectives.evaluation import EvalContext, EvalRun, Evaluation, Sample, measure_tokens
 from trifold.objectives.objective import (
     Batch,
     BuildContext,
@@ -280,12 +280,12 @@ class Causal(Objective):
     def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
         return measure_tokens(model, model(batch.inputs)[0], batch.labels, batch.tokens)
 
-    def compute_scores(self, run: EvalRun) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Evaluation:
         scores, rows = {"perplexity": run.perplexity}, run.rows
         if not count_unknown(self.tokenizer, rows.tokens.ids):  # whose bytes are not predicted
             scores["bits_per_byte"] = run.sums["nll"] / math.log(2) / max(rows.bytes, 1)
         scores |= self.scores_of_sums(run.sums)
-        return Scores(scores, self.samples(run.model, rows, run.context))
+        return Evaluation(scores, self.samples(run.model, rows, run.context))
 
     # --- samples ---------------------------------------------------------------------------------
 

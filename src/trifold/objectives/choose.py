@@ -19,7 +19,7 @@ from trifold.data import Records, Role, read_records
 from trifold.data.tables import check_text
 from trifold.errors import DataError
 from trifold.nn import Transformer
-from trifold.objectives.evaluation import EvalRun, Sample, Scores
+from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.objective import Batch as BaseBatch, BuildContext, TaskBundle
 from trifold.text.spans import Ids
@@ -165,9 +165,9 @@ class Choose(LabelledObjective):
         values = {"outputs": [best.cpu().numpy()], "confidences": [sure.cpu().numpy()]}
         return {"correct": int((best == batch.labels).sum()), **values}
 
-    def compute_scores(self, run: EvalRun) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Evaluation:
         best, sure = (run.by_row(name)[: run.context.samples] for name in ("outputs", "confidences"))
         columns = (run.rows.columns[name] for name in ("text", "choices", "label"))
         rows = zip(*columns, best, strict=False)
         samples = [Sample(text, choices[label], choices[chosen]) for text, choices, label, chosen in rows]
-        return Scores(self.scores_of_sums(run.sums), samples, (), [*map(float, sure)])
+        return Evaluation(self.scores_of_sums(run.sums), samples, (), [*map(float, sure)])

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from trifold.data import Records, read_records
 from trifold.errors import DataError, SettingsError
 from trifold.nn import Transformer
-from trifold.objectives.evaluation import EvalRun, Sample, Scores
+from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.labels import ROLES, SCORES, config_with_labels, label_sets, read_numbers
 from trifold.objectives.objective import Batch, BuildContext, LossTerm, TaskBundle
@@ -232,10 +232,10 @@ class Classify(LabelledObjective):
             values["f1"] = binary_f1(score.table)  # also with other labels in the data
         return {name: values[name] for name in SCORES[self.problem] if name in values}
 
-    def compute_scores(self, run: EvalRun) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Evaluation:
         outputs, sure = (run.by_row(name)[: run.context.samples] for name in ("outputs", "confidences"))
         samples = [self._sample(run.rows, *each) for each in enumerate(outputs)]
-        return Scores(self.scores_of_sums(run.sums), samples, (), [*map(float, sure)])
+        return Evaluation(self.scores_of_sums(run.sums), samples, (), [*map(float, sure)])
 
     def _sample(self, rows: Records, row: int, output: Any) -> Sample:
         text, pair, label = (rows.columns[role][row] for role in ("text", "pair", "label"))

@@ -25,7 +25,7 @@ from trifold.errors import SettingsError
 from trifold.generate.config import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
-from trifold.objectives.evaluation import EvalRun, Sample, Scores
+from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.objective import LossTerm, ObjectiveSettings
 from trifold.objectives.translate import Batch, Examples, Translate, with_end
 from trifold.predict.generate_texts import generate_rows
@@ -176,12 +176,12 @@ class Denoise(DocumentObjective):
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
         return self._translate.loss(model, batch)
 
-    def compute_scores(self, run: EvalRun) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Evaluation:
         """Perplexity and exact match. Every validation corrupts the texts in the same way."""
         scores = {"perplexity": run.perplexity}
         count = min(self.settings.written, len(run.examples))
         if not count:
-            return Scores(scores)
+            return Evaluation(scores)
         pairs = self.corrupt_rows(run.examples, np.arange(count))
         greedy = GenerationConfig(max_new_tokens=int(pairs.targets.lengths.max()) + 8)
         found = generate_rows(run.model, pairs.sources, greedy, codec=self.tokenizer, poll=run.context.poll)
@@ -189,7 +189,7 @@ class Denoise(DocumentObjective):
         ours = self._decode([best[0].tokens for best in found])
         score = exact_match(ours, targets)
         samples = [Sample(*each) for each in zip(sources, targets, ours, strict=True)]
-        return Scores(scores | {"exact_match": score.value}, samples, [str(score)])
+        return Evaluation(scores | {"exact_match": score.value}, samples, [str(score)])
 
     def _decode(self, rows: list[list[int]]) -> list[str]:
         """Text with masks and sentinels, without </s>."""

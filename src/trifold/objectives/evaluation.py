@@ -25,27 +25,19 @@ class Sample(NamedTuple):
     ours: str
 
 
-class Scores(NamedTuple):
+class Evaluation(NamedTuple):
     """Scores by name, generated samples, and a signature of each score that states how it is computed.
 
-    confidences: the probability of the prediction in each sample, of a task that predicts labels.
+    confidences: the probability of the prediction in each sample, of a task that predicts labels. loss: in nats per
+    token, without smoothing. value: what `best_by` names; larger is better.
     """
 
-    values: dict[str, float]
-    samples: Sequence[Sample] = ()
-    signatures: Sequence[str] = ()
-    confidences: Sequence[float] = ()
-
-
-class Evaluation(NamedTuple):
-    """Scores with the loss in nats per token, without smoothing. value: what `best_by` names; larger is better."""
-
-    loss: float
     scores: dict[str, float]
-    value: float
     samples: Sequence[Sample] = ()
     signatures: Sequence[str] = ()
     confidences: Sequence[float] = ()
+    loss: float = math.nan
+    value: float = math.nan
 
 
 @dataclass(frozen=True)

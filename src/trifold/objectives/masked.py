@@ -29,7 +29,7 @@ from trifold.nn.heads import SpanBoundary
 from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.packing import round_up
 from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
-from trifold.objectives.evaluation import EvalRun, Sample, Scores, measure_tokens
+from trifold.objectives.evaluation import EvalRun, Evaluation, Sample, measure_tokens
 from trifold.objectives.objective import ENCODER, FILL_MASK, Batch, LossTerm, pack, pad_end, token_loss
 from trifold.text import Tokenizer
 from trifold.text.corruption import MASK_CHOICES, MaskedRow, Replacement, choose_spans, mask_tokens
@@ -204,12 +204,12 @@ class MaskedLM(DocumentObjective):
         states = model(batch.inputs)[0] if states is None else states
         return measure_tokens(model, states.index_select(0, batch.positions), batch.labels, batch.tokens)
 
-    def compute_scores(self, run: EvalRun) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Evaluation:
         """Accuracy and perplexity. Every validation masks the same tokens."""
         scores = self.scores_of_sums(run.sums) | {"perplexity": run.perplexity}
         if count := min(self.settings.pseudo_perplexity, len(run.examples)):
             scores["pseudo_perplexity"] = self.pseudo_perplexity(run, count)
-        return Scores(scores, self.samples(run))
+        return Evaluation(scores, self.samples(run))
 
     def pseudo_perplexity(self, run: EvalRun, count: int) -> float:
         """exp of the mean - log P(w_i | all other tokens) over all tokens of the first `count` examples.

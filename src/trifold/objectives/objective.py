@@ -30,7 +30,7 @@ from trifold.nn.config import Head, Shape
 from trifold.nn.config_checks import first_problem
 from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.packing import Packing
-from trifold.objectives.evaluation import EvalContext, EvalRun, Evaluation, Scores
+from trifold.objectives.evaluation import EvalContext, EvalRun, Evaluation
 from trifold.ragged import Ragged
 from trifold.settings import Settings
 from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer
@@ -339,9 +339,9 @@ class Objective(ABC):
         term = self.loss(model, batch)["tokens"]
         return {"nll": float(term.sum if term.nll is None else term.nll), "tokens": term.count}
 
-    def compute_scores(self, run: EvalRun) -> Scores:
-        """Scores from the sums of `measure`, and samples."""
-        return Scores(self.scores_of_sums(run.sums))
+    def compute_scores(self, run: EvalRun) -> Evaluation:
+        """Scores from the sums of `measure`, and samples, without loss and value."""
+        return Evaluation(self.scores_of_sums(run.sums))
 
     def scores_of_sums(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """The scores that are functions of the sums of `measure`, which `trifold compare` resamples."""
@@ -354,15 +354,14 @@ class Objective(ABC):
         device = next(model.parameters()).device
         for chosen in plan_all(examples.lengths, context.batches):
             context.poll()
-            found = self.measure(model, self.batch(examples, chosen).to(device))
-            for name, value in {"rows": [chosen], **found}.items():
+            measured = self.measure(model, self.batch(examples, chosen).to(device))
+            for name, value in {"rows": [chosen], **measured}.items():
                 sums.setdefault(name, type(value)())
                 sums[name] += value
         sums["loss"] = loss = sums["nll"] / max(sums["tokens"], 1)
-        scores = self.compute_scores(EvalRun(model, rows, examples, context, sums))
+        found = self.compute_scores(EvalRun(model, rows, examples, context, sums))
         best_by = self.settings.best_by
-        value = -loss if best_by == "loss" else scores.values[best_by]
-        return Evaluation(loss, scores.values, value, scores.samples, scores.signatures, scores.confidences)
+        return found._replace(loss=loss, value=-loss if best_by == "loss" else found.scores[best_by])
 
     def save(self, folder: Path) -> None:
         """Write the tokenizers next to a model."""

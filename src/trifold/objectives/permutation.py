@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.masks import padding_mask
 from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
-from trifold.objectives.evaluation import EvalRun, Sample, Scores, measure_tokens
+from trifold.objectives.evaluation import EvalRun, Evaluation, Sample, measure_tokens
 from trifold.objectives.objective import ENCODER, FILL_MASK, Batch as BaseBatch, LossTerm, token_loss
 from trifold.text import Tokenizer
 from trifold.text.corruption import PREDICTION_CHOICES, draw_ranks
@@ -97,9 +97,9 @@ class Permutation(DocumentObjective):
         states = model.query_stream(batch.inputs, batch.positions).flatten(0, 1)
         return measure_tokens(model, states, batch.labels.flatten(), batch.tokens)
 
-    def compute_scores(self, run: EvalRun) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Evaluation:
         """Accuracy and perplexity. Every validation uses the same orders."""
-        return Scores(self.scores_of_sums(run.sums) | {"perplexity": run.perplexity}, self.samples(run))
+        return Evaluation(self.scores_of_sums(run.sums) | {"perplexity": run.perplexity}, self.samples(run))
 
     def samples(self, run: EvalRun) -> list[Sample]:
         """Texts without their targets, the original texts, and the texts with the model's predictions."""

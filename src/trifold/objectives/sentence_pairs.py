@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.documents import Cut
-from trifold.objectives.evaluation import EvalRun, Scores
+from trifold.objectives.evaluation import EvalRun, Evaluation
 from trifold.objectives.masked import MaskedBatch, MaskedLM, MaskingSettings
 from trifold.objectives.objective import LossTerm
 from trifold.text import Tokenizer
@@ -232,11 +232,11 @@ class SentencePairs(MaskedLM):
         sums = super().measure(model, batch, states)
         return sums | {"pairs_correct": correct, "pairs": len(batch.pairs)}
 
-    def compute_scores(self, run: EvalRun) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Evaluation:
         """Accuracies. Every validation reads the same masks and pairs; half of the pairs are negative."""
         pairs = 100 * run.sums["pairs_correct"] / max(run.sums["pairs"], 1)
         scores = {"perplexity": run.perplexity, "pairs_accuracy": pairs}
-        return Scores(self.scores_of_sums(run.sums) | scores)
+        return Evaluation(self.scores_of_sums(run.sums) | scores)
 
 
 def _no_words(ids: Ids) -> tuple[Ids, Flags]:

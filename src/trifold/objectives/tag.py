@@ -22,7 +22,7 @@ from trifold.data.pairs import plural
 from trifold.data.tables import check_text
 from trifold.errors import DataError
 from trifold.nn import ModelConfig, Transformer
-from trifold.objectives.evaluation import EvalRun, Sample, Scores
+from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.objective import Batch, BuildContext, TaskBundle, pad_end
 from trifold.predict.tag import MERGE, choose_tags, first_tokens
@@ -163,7 +163,7 @@ class Tag(LabelledObjective):
         packing: Any = batch.inputs.packing
         return np.split(values.cpu().numpy(), packing.starts[1:])[:-1]  # without padding
 
-    def compute_scores(self, run: EvalRun) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Evaluation:
         """Scores of the tags of all sentences, and the first sentences with their entities."""
         references, examples = run.rows.columns["tags"], run.examples
         classes = zip(run.by_row("classes"), examples.firsts, strict=True)
@@ -184,7 +184,7 @@ class Tag(LabelledObjective):
         places = [[place for place in firsts if place >= 0] for firsts in examples.firsts]
         sure = [float(probabilities[n][places[n]].prod()) for n in run.sample_rows]
         samples = [self._sample(words[n], references[n], found[n]) for n in run.sample_rows]
-        return Scores(values, samples, lines, sure)
+        return Evaluation(values, samples, lines, sure)
 
     def _sample(self, words: Sequence[str], *both: Sequence[str]) -> Sample:
         """The sentence with its entities, or its tags: the reference and the prediction."""

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from trifold.data import DataSettings, Pairs, Source, read_pairs
 from trifold.errors import DataError, SettingsError
-from trifold.objectives.evaluation import EvalRun, Sample, Scores
+from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.objective import BuildContext, ObjectiveSettings, TaskBundle, select_readable
 from trifold.objectives.translate import Examples, Translate
 from trifold.scores import SCORES
@@ -214,7 +214,7 @@ class TextToText(Translate):
 
     # --- scores ----------------------------------------------------------------------------------
 
-    def compute_scores(self, run: EvalRun) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Evaluation:
         rows: Rows = run.rows
         outputs = self.outputs(run, rows.examples.sources)
         scores, signatures = {}, []
@@ -225,7 +225,7 @@ class TextToText(Translate):
         samples = [Sample(*each) for each in zip(rows.sources, rows.targets, outputs, strict=True)]
         # The first sample of every part, then the second of every part.
         place = np.concatenate([np.arange(stop - start) for _, start, stop in rows.parts])
-        return Scores(scores, [samples[row] for row in np.argsort(place, kind="stable")], signatures)
+        return Evaluation(scores, [samples[row] for row in np.argsort(place, kind="stable")], signatures)
 
     def _score(self, name: str, ours: Sequence[str], targets: Sequence[str]) -> tuple[float, str]:
         kind = self.settings.parts[name].score

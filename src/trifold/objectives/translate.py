@@ -23,7 +23,7 @@ from torch import Tensor
 from trifold.data import Pairs, read_pairs
 from trifold.generate.config import GenerationConfig
 from trifold.nn import Inputs, Transformer
-from trifold.objectives.evaluation import EvalRun, Sample, Scores
+from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.objective import (
     TARGET_TOKENIZER_FILE,
     Batch as BaseBatch,
@@ -185,12 +185,12 @@ class Translate(Objective):
         states = model(batch.inputs, target)[0]
         return {"tokens": token_loss(model, states, batch.labels, batch.tokens, smoothing)}
 
-    def compute_scores(self, run: EvalRun) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Evaluation:
         outputs, rows = self.outputs(run, run.examples.sources), run.rows
         scores = self.settings.scores(outputs, rows.targets)
         samples = [Sample(*each) for each in zip(rows.sources, rows.targets, outputs, strict=True)]
         values = {name: score.value for name, score in scores.items()}
-        return Scores(values, samples, [str(score) for score in scores.values()])
+        return Evaluation(values, samples, [str(score) for score in scores.values()])
 
     def outputs(self, run: EvalRun, sources: Ragged, search: GenerationConfig | None = None) -> list[str]:
         """The output of each source, as text; by default the greedy one, which measures the weights and no search."""
