@@ -22,9 +22,10 @@ from trifold.data.squad import check_answers
 from trifold.data.tables import check_text
 from trifold.errors import DataError, SettingsError, UsageError
 from trifold.nn import Transformer
+from trifold.objectives.batch import Batch as BaseBatch
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
-from trifold.objectives.objective import ENCODER, Batch as BaseBatch, BuildContext, TaskBundle
+from trifold.objectives.objective import ENCODER, BuildContext, TaskBundle
 from trifold.predict.answer import Options, choose_answers, is_visible, read_windows, window_sizes
 from trifold.ragged import Ragged
 from trifold.scores.squad import SquadScore, score_answer

@@ -26,19 +26,10 @@ from trifold.data import Encoder, Side, TokenCache, open_tokens, read_documents,
 from trifold.errors import DataError, SettingsError
 from trifold.generate.config import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
+from trifold.objectives.batch import Batch, LossTerm, measure_tokens, pack, pad_end, token_loss
 from trifold.objectives.documents import Cut, DocumentChunks, describe_long
-from trifold.objectives.evaluation import EvalContext, EvalRun, Evaluation, Sample, measure_tokens
-from trifold.objectives.objective import (
-    Batch,
-    BuildContext,
-    LossTerm,
-    Objective,
-    ObjectiveSettings,
-    TaskBundle,
-    pack,
-    pad_end,
-    token_loss,
-)
+from trifold.objectives.evaluation import EvalContext, EvalRun, Evaluation, Sample
+from trifold.objectives.objective import BuildContext, Objective, ObjectiveSettings, TaskBundle
 from trifold.objectives.routers import RouterLoss
 from trifold.predict.generate_texts import generate_rows
 from trifold.ragged import Ragged, positions, split_into_chunks
@@ -275,10 +266,10 @@ class Causal(Objective):
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
         states, terms = self.routers.run(model, batch.inputs)
-        return {"tokens": token_loss(model, states[0], batch.labels, batch.tokens)} | terms
+        return {"tokens": token_loss(model, states[0], batch)} | terms
 
     def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
-        return measure_tokens(model, model(batch.inputs)[0], batch.labels, batch.tokens)
+        return measure_tokens(model, model(batch.inputs)[0], batch)
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
         scores, rows = {"perplexity": run.perplexity}, run.rows

@@ -19,9 +19,10 @@ from trifold.data import Records, Role, read_records
 from trifold.data.tables import check_text
 from trifold.errors import DataError
 from trifold.nn import Transformer
+from trifold.objectives.batch import Batch as BaseBatch
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import LabelledObjective, LabelledSettings, TextExamples
-from trifold.objectives.objective import Batch as BaseBatch, BuildContext, TaskBundle
+from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.text.spans import Ids
 
 

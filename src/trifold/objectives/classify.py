@@ -21,10 +21,11 @@ from torch.nn import functional as F
 from trifold.data import Records, read_records
 from trifold.errors import DataError, SettingsError
 from trifold.nn import Transformer
+from trifold.objectives.batch import Batch, LossTerm
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.labels import ROLES, SCORES, config_with_labels, label_sets, read_numbers
-from trifold.objectives.objective import Batch, BuildContext, LossTerm, TaskBundle
+from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.predict.classify import MULTI, REGRESSION, SINGLE, choose_labels, confidences
 from trifold.scores.classification import ClassificationScore, MultiLabelScore, binary_f1
 from trifold.scores.correlation import CorrelationScore

@@ -24,9 +24,10 @@ from pydantic import Field, model_validator
 from trifold.errors import SettingsError
 from trifold.generate.config import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
+from trifold.objectives.batch import LossTerm
 from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
-from trifold.objectives.objective import LossTerm, ObjectiveSettings
+from trifold.objectives.objective import ObjectiveSettings
 from trifold.objectives.translate import Batch, Examples, Translate, with_end
 from trifold.predict.generate_texts import generate_rows
 from trifold.scores import exact_match

@@ -28,15 +28,13 @@ from trifold.nn.attention import Attention
 from trifold.nn.hooks import ModuleCall, record_calls
 from trifold.nn.stack import Stack
 from trifold.objectives import distillation_losses
+from trifold.objectives.batch import Batch, Examples, LossTerm
 from trifold.objectives.causal import CausalSettings
 from trifold.objectives.evaluation import EvalContext, Evaluation
 from trifold.objectives.masked import MaskedSettings
 from trifold.objectives.objective import (
     TOKENIZER_FILE,
-    Batch,
     BuildContext,
-    Examples,
-    LossTerm,
     Objective,
     ObjectiveSettings,
     TaskBundle,

@@ -134,9 +134,10 @@ class DocumentObjective(Objective):
         if settings.append_eos:
             self.special = SpecialTokens(after=np.array([tokenizer.required("eos")]))
         self.is_special, self.room = special_flags(tokenizer), width - self.special.size
-        if self.room < 1:
+        if self.room < 1 + self.reads_pairs:
+            texts = "two texts" if self.reads_pairs else "a text"
             raise SettingsError(
-                f"model.max_positions: {width} tokens leave no room for a text beside special tokens; raise it"
+                f"model.max_positions: {width} tokens leave no room for {texts} beside special tokens; raise it"
             )
 
     def examples(self, rows: AnnotatedTexts, draw: int | None = None) -> Any:

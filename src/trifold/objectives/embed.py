@@ -25,8 +25,9 @@ from trifold.errors import DataError, SettingsError
 from trifold.hub.sentence_transformers import SentenceModules, write_modules
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives import labelled
+from trifold.objectives.batch import Batch as BaseBatch, LossTerm
 from trifold.objectives.labels import NUMBERS, ROLES, read_label, read_numbers
-from trifold.objectives.objective import Batch as BaseBatch, BuildContext, LossTerm, TaskBundle
+from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.predict.embed import POOLINGS
 from trifold.scores.correlation import CorrelationScore
 from trifold.text.spans import Ids

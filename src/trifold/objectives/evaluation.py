@@ -8,12 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from trifold.batches import BatchSettings
 from trifold.generate.config import GenerationConfig
 from trifold.nn import Transformer
-from trifold.nn.losses import score_targets
 from trifold.text.spans import Ids
 
 
@@ -53,14 +51,6 @@ class EvalContext:
     samples: int
     seed: int
     poll: Callable[[], None]
-
-
-def measure_tokens(model: Transformer, states: Tensor, labels: Tensor, count: int) -> dict[str, Any]:
-    """The negative log-likelihood and the number of correct predictions, for `Objective.measure`."""
-    head = model.lm_head
-    assert head is not None
-    found = score_targets(head.features(states), head.weight, head.bias, labels)
-    return {"nll": float(found.nll), "correct": int(found.correct), "tokens": count}
 
 
 class EvalRun(NamedTuple):

@@ -21,9 +21,10 @@ from trifold.data.image_sets import read_images
 from trifold.data.images import ImageSettings, normalize
 from trifold.hub.images import read_image_settings, write_image_settings
 from trifold.nn import Inputs, Transformer
+from trifold.objectives.batch import Batch
 from trifold.objectives.classify import Classify, ClassifySettings
 from trifold.objectives.labels import config_with_labels
-from trifold.objectives.objective import Batch, BuildContext, TaskBundle
+from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.settings import Settings
 from trifold.text.spans import Ids, example_rng
 

@@ -12,16 +12,8 @@ from torch.nn import functional as F
 from trifold.data import Records
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.config import Shape
-from trifold.objectives.objective import (
-    ENCODER,
-    BuildContext,
-    LossTerm,
-    Objective,
-    ObjectiveSettings,
-    TaskBundle,
-    pack_rows,
-    select_readable,
-)
+from trifold.objectives.batch import LossTerm, pack_rows
+from trifold.objectives.objective import ENCODER, BuildContext, Objective, ObjectiveSettings, TaskBundle
 from trifold.ragged import Ragged
 from trifold.text import Encoded, Tokenizer, report
 from trifold.text.spans import Ids
@@ -97,7 +89,7 @@ class LabelledObjective(Objective):
         """The objective and its rows, without validation rows that are too long for the model."""
         if self.width is None:
             remedy = ", or set batch.on_overflow=truncate"
-            valid = select_readable(valid, self.examples(valid), context, self.row_name, remedy)
+            valid = context.select_readable(valid, self.examples(valid), self.row_name, remedy)
         return TaskBundle(self, self.config, train, valid)
 
     def encode(

@@ -28,9 +28,10 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.nn.heads import SpanBoundary
 from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.packing import round_up
+from trifold.objectives.batch import Batch, LossTerm, measure_tokens, pack, pad_end, token_loss
 from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
-from trifold.objectives.evaluation import EvalRun, Evaluation, Sample, measure_tokens
-from trifold.objectives.objective import ENCODER, FILL_MASK, Batch, LossTerm, pack, pad_end, token_loss
+from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
+from trifold.objectives.objective import ENCODER, FILL_MASK
 from trifold.text import Tokenizer
 from trifold.text.corruption import MASK_CHOICES, MaskedRow, Replacement, choose_spans, mask_tokens
 from trifold.text.spans import MAX_SPAN_RATE, Flags, Ids, example_rng, expand_spans, geometric
@@ -187,7 +188,7 @@ class MaskedLM(DocumentObjective):
         """
         states = model(batch.inputs)[0] if states is None else states
         own = states.index_select(0, batch.positions)
-        terms = {"tokens": token_loss(model, own, batch.labels, batch.tokens)}
+        terms = {"tokens": token_loss(model, own, batch)}
         if batch.boundary is not None:
             boundary, head = model.heads["boundary"], model.lm_head
             assert isinstance(boundary, SpanBoundary) and head is not None
@@ -202,7 +203,7 @@ class MaskedLM(DocumentObjective):
     def measure(self, model: Transformer, batch: MaskedBatch, states: Tensor | None = None) -> dict[str, Any]:
         """Negative log-likelihood and correct predictions of the masked tokens. states: as for `loss`."""
         states = model(batch.inputs)[0] if states is None else states
-        return measure_tokens(model, states.index_select(0, batch.positions), batch.labels, batch.tokens)
+        return measure_tokens(model, states.index_select(0, batch.positions), batch)
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
         """Accuracy and perplexity. Every validation masks the same tokens."""

@@ -22,9 +22,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.masks import padding_mask
+from trifold.objectives.batch import Batch as BaseBatch, LossTerm, measure_tokens, token_loss
 from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
-from trifold.objectives.evaluation import EvalRun, Evaluation, Sample, measure_tokens
-from trifold.objectives.objective import ENCODER, FILL_MASK, Batch as BaseBatch, LossTerm, token_loss
+from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
+from trifold.objectives.objective import ENCODER, FILL_MASK
 from trifold.text import Tokenizer
 from trifold.text.corruption import PREDICTION_CHOICES, draw_ranks
 from trifold.text.spans import Ids, example_rng
@@ -91,11 +92,11 @@ class Permutation(DocumentObjective):
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
         states = model.query_stream(batch.inputs, batch.positions).flatten(0, 1)
-        return {"tokens": token_loss(model, states, batch.labels.flatten(), batch.tokens)}
+        return {"tokens": token_loss(model, states, batch)}
 
     def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
         states = model.query_stream(batch.inputs, batch.positions).flatten(0, 1)
-        return measure_tokens(model, states, batch.labels.flatten(), batch.tokens)
+        return measure_tokens(model, states, batch)
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
         """Accuracy and perplexity. Every validation uses the same orders."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from trifold.nn import Inputs, Transformer
 from trifold.nn.experts import balance_loss, record_routers, z_loss
 from trifold.nn.packing import Packing
-from trifold.objectives.objective import LossTerm
+from trifold.objectives.batch import LossTerm
 
 
 @dataclass(frozen=True)

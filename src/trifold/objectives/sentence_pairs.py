@@ -25,10 +25,10 @@ from torch.nn import functional as F
 
 from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig, Transformer
+from trifold.objectives.batch import LossTerm
 from trifold.objectives.documents import Cut
 from trifold.objectives.evaluation import EvalRun, Evaluation
 from trifold.objectives.masked import MaskedBatch, MaskedLM, MaskingSettings
-from trifold.objectives.objective import LossTerm
 from trifold.text import Tokenizer
 from trifold.text.annotation import AnnotatedTexts
 from trifold.text.encoded import share_room
@@ -99,17 +99,13 @@ class SentencePairs(MaskedLM):
 
     row_name, reads_pairs = "pairs", True
 
-    def __init__(
-        self, settings: SentencePairSettings, tokenizer: Tokenizer, config: ModelConfig, width: int
-    ) -> None:
-        super().__init__(settings, tokenizer, config, width)
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
         if not len(self.special.before):
             raise SettingsError(
                 "tokenizer.special: the pooler reads the first token, and the tokenizer adds none before a text; "
                 "set tokenizer.special=[cls, sep, mask]"
             )
-        if self.room < 2:
-            raise SettingsError(f"model.max_positions: {width} tokens leave no room for two texts; raise it")
 
     # --- rows -> examples --------------------------------------------------------------------------------
 

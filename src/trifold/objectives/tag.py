@@ -22,9 +22,10 @@ from trifold.data.pairs import plural
 from trifold.data.tables import check_text
 from trifold.errors import DataError
 from trifold.nn import ModelConfig, Transformer
+from trifold.objectives.batch import Batch, pad_end
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
-from trifold.objectives.objective import Batch, BuildContext, TaskBundle, pad_end
+from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.predict.tag import MERGE, choose_tags, first_tokens
 from trifold.ragged import Ragged
 from trifold.scores.entities import EntityScore, count_invalid, find_entities

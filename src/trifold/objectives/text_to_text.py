@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from trifold.data import DataSettings, Pairs, Source, read_pairs
 from trifold.errors import DataError, SettingsError
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
-from trifold.objectives.objective import BuildContext, ObjectiveSettings, TaskBundle, select_readable
+from trifold.objectives.objective import BuildContext, ObjectiveSettings, TaskBundle
 from trifold.objectives.translate import Examples, Translate
 from trifold.scores import SCORES
 from trifold.scores.correlation import pearson
@@ -97,7 +97,7 @@ class TextToTextSettings(ObjectiveSettings):
         objective = TextToText(self, tokenizer, tokenizer, start_id=config.start_id)
         rows = objective.rows(train, mixed=True)
         for name, part in valid.items():
-            valid[name] = select_readable(part, objective.encode(part), context, "rows")
+            valid[name] = context.select_readable(part, objective.encode(part), "rows")
         sizes, per_epoch = [len(part) for part in train.values()], objective.rows_per_epoch(rows)
         for name, size, count in zip(train, sizes, per_epoch, strict=True):
             context.report(f"{name}: {size:,} rows, {count:,} of them in each epoch")

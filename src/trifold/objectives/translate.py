@@ -23,19 +23,9 @@ from torch import Tensor
 from trifold.data import Pairs, read_pairs
 from trifold.generate.config import GenerationConfig
 from trifold.nn import Inputs, Transformer
+from trifold.objectives.batch import Batch as BaseBatch, LossTerm, pack_rows, token_loss
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
-from trifold.objectives.objective import (
-    TARGET_TOKENIZER_FILE,
-    Batch as BaseBatch,
-    BuildContext,
-    LossTerm,
-    Objective,
-    ObjectiveSettings,
-    TaskBundle,
-    pack_rows,
-    select_readable,
-    token_loss,
-)
+from trifold.objectives.objective import BuildContext, Objective, ObjectiveSettings, TaskBundle
 from trifold.predict.generate_texts import generate_rows
 from trifold.ragged import Ragged
 from trifold.scores import SCORES, Score
@@ -44,6 +34,8 @@ from trifold.scores.bootstrap import Scorer
 from trifold.settings import nearest
 from trifold.text import Tokenizer
 from trifold.text.spans import Ids, example_rng
+
+TARGET_TOKENIZER_FILE = "target_tokenizer.json"
 
 # --- settings -> rows ------------------------------------------------------------------------------------
 
@@ -81,7 +73,7 @@ class TranslateSettings(ObjectiveSettings):
         target_size = None if context.tokenizer.joint else target.vocab_size
         config = config.model_copy(update={"target_vocab_size": target_size})
         objective = self.create(context, source, target, start_id=config.start_id)
-        valid = select_readable(valid, objective.examples(valid), context, "pairs")
+        valid = context.select_readable(valid, objective.examples(valid), "pairs")
         dropout, epochs = context.tokenizer.dropout, context.tokenizer.dropout_epochs
 
         def redraws(epoch: int) -> bool:
@@ -183,7 +175,7 @@ class Translate(Objective):
                 predicted = torch.cat([model.lm_head(part).argmax(-1) for part in parts])
             target = replace(target, tokens=torch.where(batch.sampled, predicted.roll(1), target.tokens))
         states = model(batch.inputs, target)[0]
-        return {"tokens": token_loss(model, states, batch.labels, batch.tokens, smoothing)}
+        return {"tokens": token_loss(model, states, batch, smoothing)}
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
         outputs, rows = self.outputs(run, run.examples.sources), run.rows

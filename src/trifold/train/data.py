@@ -21,7 +21,8 @@ from trifold.hub.folder import check_positions, describe_misfit
 from trifold.hub.generation import check_limits
 from trifold.hub.peft import adapter_tensors
 from trifold.nn import ModelConfig, Transformer
-from trifold.objectives.objective import Batch, BuildContext, Examples, Objective, TaskBundle
+from trifold.objectives.batch import Batch, Examples
+from trifold.objectives.objective import BuildContext, Objective, TaskBundle
 from trifold.recipe import Recipe
 from trifold.text import make_tokenizer
 from trifold.train.monitor import View
