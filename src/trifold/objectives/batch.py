@@ -34,8 +34,8 @@ class Batch:
 
     def to(self, device: torch.device, *, non_blocking: bool = True) -> Self:
         """A copy on another device."""
-        movable = {name: x for name, x in vars(self).items() if isinstance(x, Tensor | Inputs)}
-        return replace(self, **{n: x.to(device, non_blocking=non_blocking) for n, x in movable.items()})
+        values: dict[str, Any] = {n: x for n, x in vars(self).items() if isinstance(x, Tensor | Inputs)}
+        return replace(self, **{n: x.to(device, non_blocking=non_blocking) for n, x in values.items()})
 
 
 def pad_end(values: NDArray[np.integer], size: int, padding: int) -> Tensor:
