@@ -41,7 +41,7 @@ from trifold.text.vocabulary import BYTE_ALPHABET
 PROMPT_LENGTH = 16  # tokens of a validation document that a sample continues
 SAMPLE_LENGTH = 128  # new tokens of a sample by default
 TRAINED_ON = 50_000_000  # characters, from all over a cached text, that a tokenizer is trained on
-BALANCE, ROUTER_Z = 0.01, 0.001  # default weights (Fedus et al. 2022, Zoph et al. 2022)
+ROUTERS = {"balance": 0.01, "router_z": 0.001}  # default weights (Fedus et al. 2022, Zoph et al. 2022)
 _SCAN = 1 << 20  # document starts that are read at once
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that stands for a byte
 
@@ -84,9 +84,9 @@ class CausalSettings(ObjectiveSettings):
 
     def router_loss(self, config: ModelConfig) -> RouterLoss:
         """The loss of the routers of a model, with the weights of the literature where the settings give none."""
-        balance = BALANCE if self.balance_loss is None else self.balance_loss
-        z = ROUTER_Z if self.router_z_loss is None else self.router_z_loss
-        return RouterLoss(balance, z, config.expert_layers)
+        given = {"balance": self.balance_loss, "router_z": self.router_z_loss} if config.expert_layers else {}
+        weights = {name: ROUTERS[name] if weight is None else weight for name, weight in given.items()}
+        return RouterLoss({name: weight for name, weight in weights.items() if weight}, config.expert_layers)
 
     def build(self, context: BuildContext) -> TaskBundle:
         context.require_data()
@@ -226,7 +226,7 @@ class Causal(Objective):
         self, settings: CausalSettings, tokenizer: Tokenizer, width: int, routers: RouterLoss | None = None
     ) -> None:
         self.settings: CausalSettings = settings
-        self.tokenizer, self.width, self.routers = tokenizer, width, routers or RouterLoss()
+        self.tokenizer, self.width, self.routers = tokenizer, width, routers or RouterLoss({}, 0)
         self.before = [tokenizer.required("bos")] if settings.begin else []
         self.save_options = {"prepend_bos": settings.begin}  # other programs begin a text in the same way
 
