@@ -208,8 +208,8 @@ class Distill(Objective):
     def _weights(self) -> dict[str, float]:
         """Non-zero weights of the teacher's terms, by name."""
         settings = self.settings
-        weights = {"soft": settings.soft, "cosine": settings.cosine}
-        return {name: weight for name, weight in weights.items() if weight} | settings.relations.weights
+        weights = {"soft": settings.soft, "cosine": settings.cosine, **settings.relations.weights}
+        return {name: weight for name, weight in weights.items() if weight}
 
     def _compare(self, student: Transformer, call: ModuleCall, *attention: ModuleCall) -> dict[str, Tensor]:
         """Sums of the losses against the teacher, over the input tokens.
@@ -220,9 +220,9 @@ class Distill(Objective):
         teacher = self._teacher_like(call.out)
         modules = [self_attention(teacher, settings.relations.teacher_layer)] if names else []
         with torch.no_grad():
-            (teacher_call, *teacher_attention), _ = _record([teacher, *modules], lambda: teacher(*call.args))
+            teacher_attention, out = _record(modules, lambda: teacher(*call.args))
         real = call.args[0].packing.real  # causal and masked models read packed rows
-        states, teacher_states = call.out[0, :real], teacher_call.out[0, :real]
+        states, teacher_states = call.out[0, :real], out[0, :real]
         losses: dict[str, Tensor] = {}
         if settings.soft:
             head, teacher_head = student.lm_head, teacher.lm_head

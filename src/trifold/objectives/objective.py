@@ -143,12 +143,6 @@ class TaskBundle:
     redraws: Callable[[int], bool] = lambda _epoch: False
     initialize: Callable[[Transformer], None] | None = None
 
-    @property
-    def vocabulary(self) -> str:
-        """The vocabulary size, or both sizes, as text."""
-        sizes = (self.config.vocab_size, self.config.target_vocab_size)
-        return " + ".join(f"{size:,}" for size in sizes if size is not None)
-
 
 class ObjectiveSettings(Settings):
     """Base of the settings of an objective; `kind` selects the class.

@@ -157,7 +157,9 @@ def _report(data: TrainingData, view: View) -> None:
         used = np.concatenate(plan)
         size = f"{len(used):,} {objective.row_name}, {int(lengths[used, -1].sum()):,} {objective.read_name}"
         padding = "packed" if objective.packs else f"{padding_share(lengths, plan):.1%} padding"
-    vocabulary = f"; vocabulary {data.bundle.vocabulary}" if data.recipe.task.data_kind != "images" else ""
+    sizes = (data.config.vocab_size, data.config.target_vocab_size)
+    known = " + ".join(f"{size:,}" for size in sizes if size is not None)
+    vocabulary = f"; vocabulary {known}" if data.recipe.task.data_kind != "images" else ""
     batches = f"{len(plan):,} batch{'es' * (len(plan) != 1)}"
     view.say(f"an epoch: {size}, {batches}, {padding}{vocabulary}")
 
