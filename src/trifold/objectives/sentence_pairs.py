@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
@@ -61,8 +60,8 @@ class Pairs:
     """Examples. document (N,): number of the document; bounds (N, 3): start, middle and end of the two texts; whole
     (N, 3): the same before truncation.
 
-    negative (N,): whether the second text is that of example `other`, or the texts are swapped. room: tokens of a
-    pair, without the n_special special tokens.
+    negative (N,): whether the second text is that of example `other`, or the texts are swapped. lengths (N, 1): tokens
+    of both texts, including special tokens.
     """
 
     documents: AnnotatedTexts
@@ -71,15 +70,7 @@ class Pairs:
     whole: Ids
     negative: Flags
     other: Ids
-    room: int
-    n_special: int
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """(N, 1) tokens of both texts, including special tokens."""
-        sizes = np.diff(self.bounds)
-        both: Ids = np.minimum(sizes[:, 0] + sizes[self.other, 1], self.room)
-        return both[:, None] + self.n_special
+    lengths: Ids
 
     def text(self, row: int, which: int) -> tuple[Ids, Flags]:
         """Ids of the first (0) or second (1) text, and flags at the first tokens of words."""
@@ -133,7 +124,8 @@ class SentencePairs(MaskedLM):
         rng, own = example_rng(draw or 0, 2**62), np.arange(len(document))
         negative = rng.random(len(document)) < 0.5
         other = np.where(negative, _draw_others(document, rng), own) if follows else own
-        return Pairs(rows, document, bounds, whole, negative, other, self.room, self.special.size)
+        lengths = np.minimum(first + second[other], self.room)[:, None] + self.special.size
+        return Pairs(rows, document, bounds, whole, negative, other, lengths)
 
     def _cut_document(self, rows: AnnotatedTexts, number: int, draw: int) -> list[tuple[int, int, int]]:
         """Start, middle and end of the pairs of one document, of any length."""
