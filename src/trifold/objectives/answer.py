@@ -96,17 +96,13 @@ def _read_rows(source: Any, settings: Any, split: str) -> Records:
     Raises DataError, which names file and id, for an answer that is not in its context.
     """
     rows = read_records(source, settings, ROLES, split)
-    columns, blank = rows.columns, list[int]()
+    columns, kept = rows.columns, list[int]()
     for row, (answers, context) in enumerate(zip(columns["answers"], columns["context"], strict=True)):
         found = columns["answers"][row] = check_answers(answers, context, place_of(rows, row))
-        if not all(each["text"].strip() for each in found):
-            blank.append(row)
-    for row in blank:
-        rows.report.count_blank(settings)
-        rows.report.header.append(f"an empty answer in {place_of(rows, row)}")
-    if not blank or settings.blank == "keep":
-        return rows
-    kept = sorted({*range(len(rows))}.difference(blank))
+        if is_blank := not all(each["text"].strip() for each in found):
+            rows.report.header.append(f"an empty answer in {place_of(rows, row)}")
+        if not is_blank or not rows.report.count_blank(settings):
+            kept.append(row)
     return replace(rows.select(kept, rows.report.name), report=rows.report)
 
 
