@@ -28,7 +28,7 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.nn.heads import SpanBoundary
 from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.packing import round_up
-from trifold.objectives.batch import Batch, LossTerm, measure_tokens, pack, pad_end, token_loss
+from trifold.objectives.batch import Batch as BaseBatch, LossTerm, measure_tokens, pack, pad_end, token_loss
 from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.objective import ENCODER, FILL_MASK
@@ -84,7 +84,7 @@ class MaskedSettings(MaskingSettings):
 
 
 @dataclass(frozen=True)
-class MaskedBatch(Batch):
+class Batch(BaseBatch):
     """Packed rows with masked tokens.
 
     positions (M,): of masked tokens in the packed row; labels (M,): the original tokens, -1 in padding. boundary
@@ -135,9 +135,7 @@ class MaskedLM(DocumentObjective):
             distribution = partial(geometric, p=settings.span_p, longest=settings.span_longest)
             self._choose = partial(choose_spans, distribution=distribution)
 
-    def batch(
-        self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0
-    ) -> MaskedBatch:
+    def batch(self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Mask tokens of the given examples, as a function of (draw, number of the example), and pack them."""
         return self.pack([self.mask(examples, int(row), width, draw) for row in rows])
 
@@ -151,7 +149,7 @@ class MaskedLM(DocumentObjective):
         positions = self._choose(~self.is_special[ids], starts, self.settings.rate, rng)
         return mask_tokens(ids, positions, rng, self.replacement, per_span=self.settings.mask == "spans")
 
-    def pack(self, rows: Sequence[MaskedRow], segments: Sequence[Ids] | None = None) -> MaskedBatch:
+    def pack(self, rows: Sequence[MaskedRow], segments: Sequence[Ids] | None = None) -> Batch:
         """Concatenate rows into one."""
         lengths = np.array([len(row.inputs) for row in rows], dtype=np.int64)
         ids = np.concatenate([row.inputs for row in rows])
@@ -163,7 +161,7 @@ class MaskedLM(DocumentObjective):
         size, last = round_up(count), packing.length - 1  # padding refers to the last token
         positions = np.concatenate([row.positions + first for row, first in zip(rows, firsts, strict=True)])
         labels = np.concatenate([row.targets for row in rows])
-        batch = MaskedBatch(inputs, pad_end(labels, size, -1), count, pad_end(positions, size, last))
+        batch = Batch(inputs, pad_end(labels, size, -1), count, pad_end(positions, size, last))
         if not self.settings.boundary:
             return batch
         spans = np.concatenate([row.spans + first for row, first in zip(rows, firsts, strict=True)])
@@ -174,15 +172,13 @@ class MaskedLM(DocumentObjective):
         boundary = torch.stack([*sides, pad_end(offset, size, -1)])
         return replace(batch, boundary=boundary, boundary_tokens=int((offset >= 0).sum()))
 
-    def counts(self, batch: MaskedBatch) -> dict[str, int]:
+    def counts(self, batch: Batch) -> dict[str, int]:
         boundary = {"boundary": batch.boundary_tokens} if self.settings.boundary else {}
         return {"tokens": batch.tokens} | boundary
 
     # --- loss, scores ------------------------------------------------------------------------------------
 
-    def loss(
-        self, model: Transformer, batch: MaskedBatch, states: Tensor | None = None
-    ) -> dict[str, LossTerm]:
+    def loss(self, model: Transformer, batch: Batch, states: Tensor | None = None) -> dict[str, LossTerm]:
         """Cross-entropy of the masked tokens, and of the span-boundary objective, in nats. states (N, E): the last
         ones, if they are known.
         """
@@ -200,7 +196,7 @@ class MaskedLM(DocumentObjective):
             terms["boundary"] = LossTerm(sums.loss, batch.boundary_tokens, self.settings.boundary)
         return terms
 
-    def measure(self, model: Transformer, batch: MaskedBatch, states: Tensor | None = None) -> dict[str, Any]:
+    def measure(self, model: Transformer, batch: Batch, states: Tensor | None = None) -> dict[str, Any]:
         """Negative log-likelihood and correct predictions of the masked tokens. states: as for `loss`."""
         states = model(batch.inputs)[0] if states is None else states
         return measure_tokens(model, states.index_select(0, batch.positions), batch)

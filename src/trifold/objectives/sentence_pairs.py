@@ -27,7 +27,7 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.batch import LossTerm
 from trifold.objectives.documents import Cut
 from trifold.objectives.evaluation import EvalRun, Evaluation
-from trifold.objectives.masked import MaskedBatch, MaskedLM, MaskingSettings
+from trifold.objectives.masked import Batch as MaskedBatch, MaskedLM, MaskingSettings
 from trifold.text import Tokenizer
 from trifold.text.annotation import AnnotatedTexts
 from trifold.text.encoded import share_room
