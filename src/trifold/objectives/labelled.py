@@ -130,6 +130,5 @@ class LabelledObjective(Objective):
             listed = shorten(", ".join(sorted(unseen)), 60, placeholder=" …")
             number = count or unseen.total()
             noun = noun if number > 1 else noun.replace("s", "", 1)  # 1 tag, 1 row with labels
-            self.report(
-                f"{rows.report.name}: {number:,} {noun} not seen in training, counted as wrong: {listed}"
-            )
+            what = f"{number:,} {noun} not seen in training, counted as wrong"
+            self.report(f"{rows.report.name}: {what}: {listed}")

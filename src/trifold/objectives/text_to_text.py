@@ -89,15 +89,14 @@ class TextToTextSettings(ObjectiveSettings):
             {name: _read_part(name, part, split, context) for name, part in self.parts.items()}
             for split in ("train", "valid")
         )
-        tokenizer = context.load_or_train_tokenizer(
-            lambda: [text for part in train.values() for text in (*part.sources, *part.targets)],
-            append_eos=True,
-        )
+        texts = (text for part in train.values() for text in (*part.sources, *part.targets))
+        tokenizer = context.load_or_train_tokenizer(lambda: texts, append_eos=True)
         config = context.config_for(tokenizer)
         objective = TextToText(self, tokenizer, tokenizer, start_id=config.start_id)
         rows = objective.rows(train, mixed=True)
         for name, part in valid.items():
-            valid[name] = context.select_readable(part, objective.encode(part), "rows")
+            examples = objective.rows({name: part}, mixed=False).examples
+            valid[name] = context.select_readable(part, examples, "rows")
         sizes, per_epoch = [len(part) for part in train.values()], objective.rows_per_epoch(rows)
         for name, size, count in zip(train, sizes, per_epoch, strict=True):
             context.report(f"{name}: {size:,} rows, {count:,} of them in each epoch")
@@ -178,10 +177,6 @@ class TextToText(Translate):
 
     row_name = "rows"
 
-    def encode(self, pairs: Pairs) -> Examples:
-        """Both sides as tokens, each with </s>."""
-        return super().examples(pairs)
-
     def rows(self, parts: dict[str, Pairs], *, mixed: bool) -> Rows:
         """The texts of all parts, encoded."""
         sources, targets = (
@@ -190,7 +185,7 @@ class TextToText(Translate):
         )
         stops = np.cumsum([len(part) for part in parts.values()]).tolist()
         bounds = list(zip(parts, [0, *stops[:-1]], stops, strict=True))
-        return Rows(bounds, sources, targets, self.encode(Pairs(sources, targets)), mixed)
+        return Rows(bounds, sources, targets, super().examples(Pairs(sources, targets)), mixed)
 
     def rows_per_epoch(self, rows: Rows) -> list[int]:
         """Rows of each part in an epoch."""
