@@ -40,7 +40,7 @@ def main() -> None:
     for step, dealt in enumerate(prefetch(iterate_batches(prepared, workers)), start=1):
         shares = dealt.micro_batches
         update = trainer.update(shares, step)
-        packings = [share.source.packing for share in shares]
+        packings = [share.inputs.packing for share in shares]
         source_tokens = sum(packing.real for packing in packings if packing is not None)
         if not clock.step(
             loss=update.loss,

@@ -34,7 +34,7 @@ class Ids:
 
 def positions(batch: list[Batch]) -> int:
     """Tokens of both sides, including the padding of packed rows."""
-    packings = [side.packing for share in batch for side in (share.source, share.target)]
+    packings = [side.packing for share in batch for side in (share.inputs, share.target)]
     return sum(packing.length for packing in packings if packing is not None)
 
 

@@ -102,7 +102,7 @@ def test_a_batch_contains_sources_and_targets(tokenizer, rows, kind):
     source = [token for _, source, _ in pairs for token in (*source, end)]
     asked = [token for _, _, target in pairs for token in (*target, end)]
     given = [token for _, _, target in pairs for token in (tokenizer.bos_id, *target)]
-    assert batch.source.tokens[0, : len(source)].tolist() == source
+    assert batch.inputs.tokens[0, : len(source)].tolist() == source
     assert batch.labels[: len(asked)].tolist() == asked and (batch.labels[len(asked) :] == -1).all()
     assert batch.target.tokens[0, : len(asked)].tolist() == given
     assert objective.counts(batch) == {"tokens": len(asked)}

@@ -205,17 +205,17 @@ def test_half_of_the_pairs_are_negative(make, rows, tokenizer, kind):
     for draw in range(400):
         examples = objective.examples(rows, draw)
         batch = objective.batch(examples, EVERY[:1], draw=draw)
-        tokens, kinds = batch.masked.inputs.tokens[0], batch.masked.inputs.segments[0]
-        size = batch.masked.inputs.packing.real
+        tokens, kinds = batch.inputs.tokens[0], batch.inputs.segments[0]
+        size = batch.inputs.packing.real
         original = tokens.clone()
-        original[batch.masked.positions[: batch.tokens]] = batch.masked.labels[: batch.tokens]
+        original[batch.positions[: batch.tokens]] = batch.labels[: batch.tokens]
         first, second = (examples.text(0, which)[0].tolist() for which in (0, 1))
         seen = original[:size].tolist()
         middle = seen.index(tokenizer.sep_id)
         a, b = seen[1:middle], seen[middle + 1 : -1]
         assert seen[0] == tokenizer.cls_id and seen[-1] == tokenizer.sep_id
         assert kinds[:size].tolist() == [0] * (middle + 1) + [1] * (size - middle - 1)
-        answer = int(batch.labels[0])
+        answer = int(batch.pairs[0])
         if not answer:
             assert (a, b) == (first, second)
         elif kind == "order":
@@ -240,17 +240,17 @@ def test_masks_of_pairs_respect_words_and_special_tokens(make, rows, tokenizer, 
     answers = set()
     for draw in range(40):
         batch = objective.batch(objective.examples(rows, draw), EVERY, draw=draw)
-        hidden = np.zeros(batch.masked.inputs.packing.real, np.bool_)
-        places = batch.masked.positions[: batch.tokens]
+        hidden = np.zeros(batch.inputs.packing.real, np.bool_)
+        places = batch.positions[: batch.tokens]
         hidden[places] = True
-        original = batch.masked.inputs.tokens[0].clone()
-        original[places] = batch.masked.labels[: batch.tokens]
+        original = batch.inputs.tokens[0].clone()
+        original[places] = batch.labels[: batch.tokens]
         ids = original[: len(hidden)].tolist()
         starts = np.array([begins[token] or token in special for token in ids])
         punctuation = np.array([tokenizer.pieces([token])[0].strip("▁") in (".", "") for token in ids])
         assert not hidden[[token in special for token in ids]].any()
         assert whole_or_not(hidden, starts | punctuation)
-        answers |= set(batch.labels.tolist())
+        answers |= set(batch.pairs.tolist())
     assert answers == {0, 1}
 
 
@@ -261,7 +261,7 @@ def test_lengths_of_pairs_are_those_of_their_batches(make, rows, kind, positions
     for draw in range(20):
         examples = objective.examples(rows, draw)
         every = np.arange(len(examples.document))
-        sizes = [objective.batch(examples, every[row : row + 1]).masked.inputs.packing.real for row in every]
+        sizes = [objective.batch(examples, every[row : row + 1]).inputs.packing.real for row in every]
         assert sizes == examples.lengths[:, 0].tolist() and max(sizes) <= positions
 
 
@@ -279,10 +279,10 @@ def test_the_pair_loss_reads_the_first_state(make, rows):
     objective, model = make(SentencePairs, SentencePairSettings(weight=0.3))
     batch = objective.batch(objective.examples(rows), EVERY)
     total = 0.0
-    starts = [*batch.firsts.tolist(), batch.masked.inputs.packing.real]
-    for row, answer in enumerate(batch.labels):
+    starts = batch.inputs.packing.starts.tolist()
+    for row, answer in enumerate(batch.pairs):
         part = slice(starts[row], starts[row + 1])
-        inputs = Inputs(batch.masked.inputs.tokens[:, part], segments=batch.masked.inputs.segments[:, part])
+        inputs = Inputs(batch.inputs.tokens[:, part], segments=batch.inputs.segments[:, part])
         total += float(F.cross_entropy(model.head_outputs(inputs)["next-sentence"], answer[None]))
     terms = objective.loss(model, batch)
     assert set(terms) == {"tokens", "pairs"}

@@ -82,13 +82,13 @@ def test_scores_are_those_of_rouge_score(read, objective, monkeypatch):
     outputs, rows = ["d f a", "g x", "n"], read()
     monkeypatch.setattr(objective, "outputs", lambda *_: outputs)
     found = objective.compute_scores(EvalRun(None, rows, objective.examples(rows), eval_context(), {}))
-    for name, value in found.values.items():
+    for name, value in found.scores.items():
         best = [
             max(scorer.score(each, output)[name].fmeasure for each in references)
             for references, output in zip(rows.columns["target"], outputs, strict=True)
         ]
         assert value == pytest.approx(100 * np.mean(best))
-    assert found.values["rouge1"] > found.values["rouge2"]
+    assert found.scores["rouge1"] > found.scores["rouge2"]
 
 
 @pytest.mark.slow

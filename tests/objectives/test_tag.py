@@ -63,8 +63,8 @@ def outputs_of(objective, model, examples, rows):
     """The tags of the words of the given examples, read as one batch."""
     batch = objective.batch(examples, np.array(rows))
     with torch.no_grad():
-        found = dict(objective.split(objective.logits(model, batch).argmax(-1), batch))
-    return [choose_tags(found[row], examples.firsts[row], NAMES) for row in rows]
+        found = objective.split(objective.logits(model, batch).argmax(-1), batch)
+    return [choose_tags(own, examples.firsts[row], NAMES) for own, row in zip(found, rows, strict=True)]
 
 
 # --- alignment -----------------------------------------------------------------------------------------------
@@ -224,6 +224,8 @@ def test_an_overfitted_model_finds_all_entities_of_its_training_sentences(tmp_pa
     tags = json.loads(found.out)["outputs"]
     spans = [(tag["label"], tag["start"], tag["end"]) for tag in tags]
     assert spans == [("PER", 0, 15), ("LOC", 23, 27)]
+    compared = json.loads(run_command("compare", str(run), str(run), str(path), "--json").out)["scores"]
+    assert compared["loss"]["difference"] == 0
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def ids(ragged, row: int) -> list[int]:
 @pytest.mark.parametrize("chosen", [EVERY, np.array([4, 0, 2]), np.array([3]), np.array([2, 2])])
 def test_decoder_inputs_are_shifted_targets(objective, examples, chosen):
     batch = objective.batch(examples, chosen)
-    assert rows_of(batch, "source") == [ids(examples.sources, row) for row in chosen]
+    assert rows_of(batch, "inputs") == [ids(examples.sources, row) for row in chosen]
     assert rows_of(batch, "target") == [
         [objective.start_id, *ids(examples.targets, row)[:-1]] for row in chosen
     ]
@@ -94,7 +94,7 @@ def test_labels_are_the_target_tokens(objective, examples):
 
 def test_a_width_truncates_rows(objective, examples):
     batch = objective.batch(examples, EVERY, width=3)
-    assert rows_of(batch, "source") == [ids(examples.sources, row)[:3] for row in EVERY]
+    assert rows_of(batch, "inputs") == [ids(examples.sources, row)[:3] for row in EVERY]
     cut = [ids(examples.targets, row)[:3] for row in EVERY]
     assert rows_of(batch, "target") == [[objective.start_id, *row[:-1]] for row in cut]
     assert batch.tokens == np.minimum(examples.lengths[:, 1], 3).sum()
@@ -217,7 +217,7 @@ def test_scheduled_sampling_reads_predictions_of_a_first_pass(tokenizers, exampl
         and not batch.sampled[batch.tokens :].any()
     )
     model.train()
-    predicted = model.lm_head(model(batch.source, batch.target)[0]).argmax(-1)
+    predicted = model.lm_head(model(batch.inputs, batch.target)[0]).argmax(-1)
     read = batch.target.tokens[0].clone()
     for place in batch.sampled.nonzero()[:, 0].tolist():
         read[place] = predicted[place - 1]

@@ -57,6 +57,12 @@ def test_lists_of_examples_are_resampled_with_the_sums(answers):
     assert found["count"] == (800, 800, 0, 0, 0, 1)
 
 
+def test_lists_that_are_not_of_arrays_are_left_out():
+    values = [{"nll": n, "classes": [(n, np.arange(n))]} for n in (2.0, 5.0)]
+    scorer = sums_scorer(values, lambda sums: {"nll": sums["nll"], "statistics": len(sums)})
+    assert scorer(np.array([0, 1])) == {"nll": 7, "statistics": 1}
+
+
 def test_swapping_the_systems_negates_the_difference(answers):
     a, b = map(accuracy_scorer, answers)
     one, other = paired_bootstrap(a, b, 800)["accuracy"], paired_bootstrap(b, a, 800)["accuracy"]

@@ -362,7 +362,7 @@ def test_batches_of_all_ranks_can_be_rebuilt(load_tiny):
     mine = list(itertools.islice(iterate_batches(data, 1, rank=1, world=3), 2))
     rebuilt = batches_of_all_ranks(data, 1, mine, world=3)
     assert len(rebuilt) == 6
-    assert torch.equal(rebuilt[2].source.tokens, mine[0].micro_batches[0].source.tokens)
+    assert torch.equal(rebuilt[2].inputs.tokens, mine[0].micro_batches[0].inputs.tokens)
 
 
 # --- prefetching ----------------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def test_the_terms_follow_their_definitions(tmp_path, changes):
             z = z + logits.exp().sum(-1).log().square().sum()
     torch.testing.assert_close(terms["balance"].sum, balance)
     torch.testing.assert_close(terms["router_z"].sum, z)
-    alone = replace(objective.routers, balance=0.0, z=0.0)
+    alone = replace(objective.routers, weights={})
     assert alone.run(model, batch.inputs)[1] == alone.counts(batch.inputs.packing) == {}
 
 
@@ -126,7 +126,7 @@ def test_default_weights_apply_to_experts_only(tmp_path):
         data = load_data(load_recipe("smoke", overrides(**CAUSAL | changes)), tmp_path, View())
         assert set(data.objective.counts(data.objective.batch(data.examples(0), np.arange(3)))) == expected
     routers = CausalSettings().router_loss(data.config.model_copy(update={"experts": None}))
-    assert (routers.balance, routers.z, routers.layers) == (0.01, 0.001, 0)
+    assert (routers.weights, routers.layers) == ({}, 0)
 
 
 @pytest.mark.parametrize("key", ["balance_loss", "router_z_loss"])

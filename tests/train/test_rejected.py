@@ -81,7 +81,7 @@ def test_non_finite_updates_can_be_skipped_and_their_batches_are_saved(run, set_
     event = next(line for line in lines_of(outcome.folder) if "event" in line)
     assert event["what"] == "non-finite" and event["loss"] == "nan"
     saved = load_file(outcome.folder / event["batch"])
-    assert saved["0.labels"].dtype is torch.int64 and "0.source.tokens" in saved
+    assert saved["0.labels"].dtype is torch.int64 and "0.inputs.tokens" in saved
     assert read_json(outcome.folder / "rejected" / "step-00000003.json")["batches"] == [[0, 2]]
     for path in checkpoint.list_checkpoints(outcome.folder / "checkpoints"):
         assert all(bool(value.isfinite().all()) for value in checkpoint.load(path).weights.values())

@@ -2,7 +2,8 @@
 
 from importlib import import_module
 
-from trifold.objectives.objective import LossTerm, ObjectiveSettings
+from trifold.objectives.batch import LossTerm
+from trifold.objectives.objective import ObjectiveSettings
 from trifold.objectives.translate import Translate, TranslateSettings
 
 # The `kind` of a recipe's task -> module and class of its settings. Only the selected module is imported.

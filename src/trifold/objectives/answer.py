@@ -21,14 +21,15 @@ from trifold.data import Records, Role, read_records
 from trifold.data.squad import check_answers
 from trifold.data.tables import check_text
 from trifold.errors import DataError, SettingsError, UsageError
-from trifold.nn import ModelConfig, Transformer
-from trifold.objectives.evaluation import EvalRun, Sample, Scores
+from trifold.nn import Transformer
+from trifold.objectives.batch import Batch as BaseBatch
+from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
-from trifold.objectives.objective import ENCODER, BuildContext, InputBatch, TaskBundle
+from trifold.objectives.objective import ENCODER, BuildContext, TaskBundle
 from trifold.predict.answer import Options, choose_answers, is_visible, read_windows, window_sizes
 from trifold.ragged import Ragged
 from trifold.scores.squad import SquadScore, score_answer
-from trifold.text import Encoded, Tokenizer
+from trifold.text import Encoded
 from trifold.text.spans import Ids
 
 # --- settings -> rows ------------------------------------------------------------------------------------
@@ -95,17 +96,13 @@ def _read_rows(source: Any, settings: Any, split: str) -> Records:
     Raises DataError, which names file and id, for an answer that is not in its context.
     """
     rows = read_records(source, settings, ROLES, split)
-    columns, blank = rows.columns, list[int]()
+    columns, kept = rows.columns, list[int]()
     for row, (answers, context) in enumerate(zip(columns["answers"], columns["context"], strict=True)):
         found = columns["answers"][row] = check_answers(answers, context, place_of(rows, row))
-        if not all(each["text"].strip() for each in found):
-            blank.append(row)
-    for row in blank:
-        rows.report.count_blank(settings)
-        rows.report.header.append(f"an empty answer in {place_of(rows, row)}")
-    if not blank or settings.blank == "keep":
-        return rows
-    kept = sorted({*range(len(rows))}.difference(blank))
+        if is_blank := not all(each["text"].strip() for each in found):
+            rows.report.header.append(f"an empty answer in {place_of(rows, row)}")
+        if not is_blank or not rows.report.count_blank(settings):
+            kept.append(row)
     return replace(rows.select(kept, rows.report.name), report=rows.report)
 
 
@@ -129,11 +126,10 @@ class Examples(TextExamples):
 
 
 @dataclass(frozen=True)
-class Batch(InputBatch):
-    """Packed windows. visible (B, T): tokens in the softmax; labels (B, 2); rows (B,): numbers of the examples."""
+class Batch(BaseBatch):
+    """Packed windows. visible (B, T): tokens in the softmax; labels (B, 2)."""
 
     visible: Tensor
-    rows: Ids
 
 
 def label_windows(parts: Sequence[Encoded], start: int, end: int) -> list[tuple[int, int]]:
@@ -162,19 +158,14 @@ class Answer(LabelledObjective):
 
     row_name, token_name = "windows", "windows"
 
-    def __init__(
-        self, settings: AnswerSettings, tokenizer: Tokenizer, config: ModelConfig, width: int, report: Any
-    ) -> None:
-        super().__init__(settings, tokenizer, config, width, report)
-        self.longest, self.overlap = window_sizes(settings.max_length, settings.stride, width)
-
     def windows(self, rows: Records) -> Iterator[list[Encoded]]:
         """The windows of each question. Raises DataError for a question that leaves no room for its context."""
-        columns = rows.columns
+        columns, positions = rows.columns, self.width or self.config.max_positions
+        sizes = window_sizes(self.settings.max_length, self.settings.stride, positions)
         for row, (question, context) in enumerate(zip(columns["question"], columns["context"], strict=True)):
             place = place_of(rows, row)
             try:
-                yield read_windows(self.tokenizer, question, context, self.longest, self.overlap, place)
+                yield read_windows(self.tokenizer, question, context, *sizes, place)
             except UsageError as error:
                 raise DataError(f"{error} (task.stride, task.max_length, model.max_positions)") from None
 
@@ -197,12 +188,11 @@ class Answer(LabelledObjective):
         return Examples(*self.tokens_and_types(encoded), np.array(labels), visible)
 
     def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
-        """Pack the given windows, truncated to `width` tokens if given. Not random."""
         inputs = self.pack(examples, rows, width)
         packing: Any = inputs.packing
         visible = examples.visible.padded(rows, packing.shape[1], 0).bool()
         labels = np.where(examples.labels[rows, 1:] < packing.shape[1], examples.labels[rows], 0)
-        return Batch(inputs, torch.from_numpy(labels), int((labels[:, 0] != UNKNOWN).sum()), visible, rows)
+        return Batch(inputs, torch.from_numpy(labels), int((labels[:, 0] != UNKNOWN).sum()), visible)
 
     # --- loss, predictions, scores -----------------------------------------------------------------------
 
@@ -214,19 +204,16 @@ class Answer(LabelledObjective):
         return logits.masked_fill(~batch.visible[:, :, None], float("-inf"))
 
     def nll(self, logits: Tensor, batch: Batch) -> Tensor:
-        """The mean of the cross-entropy of start and end over the windows, in nats."""
         return super().nll(logits, batch) / 2
 
     def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
-        """The logits of each window with its number."""
-        return {"logits": [*zip(batch.rows.tolist(), logits.cpu(), strict=True)]}
+        return {"logits": [logits.cpu()]}
 
-    def compute_scores(self, run: EvalRun) -> Scores:
-        """Exact match and F1, and the first questions with an answer and the prediction."""
+    def compute_scores(self, run: EvalRun) -> Evaluation:
         columns, settings = run.rows.columns, self.settings
         impossible = not all(columns["answers"]) if settings.impossible is None else settings.impossible
         options = Options(1, settings.max_answer_length, impossible)
-        logits = iter([own for _, own in sorted(run.sums["logits"], key=lambda pair: pair[0])])
+        logits = iter(run.by_row("logits"))
         predictions, sure = list[str](), list[float]()
         for parts, context in zip(self.windows(run.rows), columns["context"], strict=True):
             best = choose_answers(parts, logits, context, self.tokenizer.cls_id, options)
@@ -238,4 +225,4 @@ class Answer(LabelledObjective):
         both = zip(references, predictions, strict=True)  # an exact match is the expected answer
         expected = (text if score_answer(each, text)[0] else [*each, ""][0] for each, text in both)
         samples = [*map(Sample, columns["question"], expected, predictions)][: run.context.samples]
-        return Scores(score.values(), samples, [score.signature], sure[: len(samples)])
+        return Evaluation(score.values(), samples, [score.signature], sure[: len(samples)])

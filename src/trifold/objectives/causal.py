@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -27,18 +26,10 @@ from trifold.data import Encoder, Side, TokenCache, open_tokens, read_documents,
 from trifold.errors import DataError, SettingsError
 from trifold.generate.config import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
+from trifold.objectives.batch import Batch, LossTerm, measure_tokens, pack, pad_end, token_loss
 from trifold.objectives.documents import Cut, DocumentChunks, describe_long
-from trifold.objectives.evaluation import EvalContext, EvalRun, Sample, Scores, measure_tokens
-from trifold.objectives.objective import (
-    BuildContext,
-    InputBatch,
-    LossTerm,
-    Objective,
-    ObjectiveSettings,
-    TaskBundle,
-    pack,
-    token_loss,
-)
+from trifold.objectives.evaluation import EvalContext, EvalRun, Evaluation, Sample
+from trifold.objectives.objective import BuildContext, Objective, ObjectiveSettings, TaskBundle
 from trifold.objectives.routers import RouterLoss
 from trifold.predict.generate_texts import generate_rows
 from trifold.ragged import Ragged, positions, split_into_chunks
@@ -50,7 +41,7 @@ from trifold.text.vocabulary import BYTE_ALPHABET
 PROMPT_LENGTH = 16  # tokens of a validation document that a sample continues
 SAMPLE_LENGTH = 128  # new tokens of a sample by default
 TRAINED_ON = 50_000_000  # characters, from all over a cached text, that a tokenizer is trained on
-BALANCE, ROUTER_Z = 0.01, 0.001  # default weights (Fedus et al. 2022, Zoph et al. 2022)
+ROUTERS = {"balance": 0.01, "router_z": 0.001}  # default weights (Fedus et al. 2022, Zoph et al. 2022)
 _SCAN = 1 << 20  # document starts that are read at once
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that stands for a byte
 
@@ -93,9 +84,9 @@ class CausalSettings(ObjectiveSettings):
 
     def router_loss(self, config: ModelConfig) -> RouterLoss:
         """The loss of the routers of a model, with the weights of the literature where the settings give none."""
-        balance = BALANCE if self.balance_loss is None else self.balance_loss
-        z = ROUTER_Z if self.router_z_loss is None else self.router_z_loss
-        return RouterLoss(balance, z, config.expert_layers)
+        given = {"balance": self.balance_loss, "router_z": self.router_z_loss} if config.expert_layers else {}
+        weights = {name: ROUTERS[name] if weight is None else weight for name, weight in given.items()}
+        return RouterLoss({name: weight for name, weight in weights.items() if weight}, config.expert_layers)
 
     def build(self, context: BuildContext) -> TaskBundle:
         context.require_data()
@@ -235,7 +226,7 @@ class Causal(Objective):
         self, settings: CausalSettings, tokenizer: Tokenizer, width: int, routers: RouterLoss | None = None
     ) -> None:
         self.settings: CausalSettings = settings
-        self.tokenizer, self.width, self.routers = tokenizer, width, routers or RouterLoss()
+        self.tokenizer, self.width, self.routers = tokenizer, width, routers or RouterLoss({}, 0)
         self.before = [tokenizer.required("bos")] if settings.begin else []
         self.save_options = {"prepend_bos": settings.begin}  # other programs begin a text in the same way
 
@@ -259,41 +250,33 @@ class Causal(Objective):
             return TokenStream(rows.starts, self.width, (draw or 0) % self.width, skip_last=1, ids=rows.ids)
         return chunk_corpus(rows.tokens, self.width, rows.cut, draw)
 
-    def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> InputBatch:
-        """Pack the given chunks, truncated to `width` tokens if given. Not random.
-
-        labels (N,): the token after each position of the packed row, -1 in padding.
-        """
+    def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
+        """Pack the given chunks; labels (N,): the token after each position of the packed row, -1 in padding."""
         chunks = examples.select(rows)
         sizes = chunks.sizes if width is None else np.minimum(chunks.sizes, width)
         indices = positions(chunks.starts, sizes)
         inputs, packing = pack(examples.ids[indices], sizes, self.tokenizer.pad_id or 0, always_pad=False)
-        labels = np.full(packing.length, -1, dtype=np.int64)
-        labels[: packing.real] = examples.ids[indices + 1]
-        return InputBatch(inputs, torch.from_numpy(labels), packing.real)
+        return Batch(inputs, pad_end(examples.ids[indices + 1], packing.length, -1), packing.real)
 
     # --- loss, scores ------------------------------------------------------------------------------------
 
-    def counts(self, batch: InputBatch) -> dict[str, int]:
+    def counts(self, batch: Batch) -> dict[str, int]:
         assert batch.inputs.packing is not None
         return super().counts(batch) | self.routers.counts(batch.inputs.packing)
 
-    def loss(self, model: Transformer, batch: InputBatch) -> dict[str, LossTerm]:
-        """Cross-entropy of the labels, in nats, and the losses of routers."""
+    def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
         states, terms = self.routers.run(model, batch.inputs)
-        return {"tokens": token_loss(model, states[0], batch.labels, batch.tokens)} | terms
+        return {"tokens": token_loss(model, states[0], batch)} | terms
 
-    def measure(self, model: Transformer, batch: InputBatch) -> dict[str, Any]:
-        """Negative log-likelihood and correct predictions."""
-        return measure_tokens(model, model(batch.inputs)[0], batch.labels, batch.tokens)
+    def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
+        return measure_tokens(model, model(batch.inputs)[0], batch)
 
-    def compute_scores(self, run: EvalRun) -> Scores:
-        """Perplexity, bits per byte and accuracy."""
+    def compute_scores(self, run: EvalRun) -> Evaluation:
         scores, rows = {"perplexity": run.perplexity}, run.rows
         if not count_unknown(self.tokenizer, rows.tokens.ids):  # whose bytes are not predicted
             scores["bits_per_byte"] = run.sums["nll"] / math.log(2) / max(rows.bytes, 1)
-        scores["accuracy"] = run.percent()
-        return Scores(scores, self.samples(run.model, rows, run.context))
+        scores |= self.scores_of_sums(run.sums)
+        return Evaluation(scores, self.samples(run.model, rows, run.context))
 
     # --- samples ---------------------------------------------------------------------------------
 

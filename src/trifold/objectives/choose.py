@@ -19,9 +19,10 @@ from trifold.data import Records, Role, read_records
 from trifold.data.tables import check_text
 from trifold.errors import DataError
 from trifold.nn import Transformer
-from trifold.objectives.evaluation import EvalRun, Sample, Scores
+from trifold.objectives.batch import Batch as BaseBatch
+from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import LabelledObjective, LabelledSettings, TextExamples
-from trifold.objectives.objective import BuildContext, InputBatch, TaskBundle
+from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.text.spans import Ids
 
 
@@ -131,7 +132,7 @@ class Examples(TextExamples):
 
 
 @dataclass(frozen=True)
-class Batch(InputBatch):
+class Batch(BaseBatch):
     """Packed pairs, and labels (B,). counts: of the pairs of each row."""
 
     counts: list[int]
@@ -151,7 +152,6 @@ class Choose(LabelledObjective):
         return Examples(*self.tokens_and_types(encoded), np.array(rows.columns["label"]), starts)
 
     def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
-        """Pack the pairs of the given rows, each truncated to `width` tokens if given. Not random."""
         pairs = [np.arange(examples.starts[row], examples.starts[row + 1]) for row in rows]
         inputs = self.pack(examples, np.concatenate(pairs), width)
         return Batch(inputs, torch.from_numpy(examples.labels[rows]), len(rows), [*map(len, pairs)])
@@ -162,15 +162,13 @@ class Choose(LabelledObjective):
         return pad_sequence(scores, batch_first=True, padding_value=float("-inf"))
 
     def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
-        """The number of correct choices."""
-        return {"correct": int((logits.argmax(-1) == batch.labels).sum())}
+        sure, best = logits.softmax(-1).max(-1)
+        values = {"outputs": [best.cpu().numpy()], "confidences": [sure.cpu().numpy()]}
+        return {"correct": int((best == batch.labels).sum()), **values}
 
-    def compute_scores(self, run: EvalRun) -> Scores:
-        """The accuracy, and the first rows with their right and their chosen text."""
-        samples, sure = list[Sample](), list[float]()
-        for row in run.sample_rows:
-            logits = self.logits(run.model, self.batch(run.examples, row[None]).to(run.device))[0]
-            text, choices, label = (run.rows.columns[name][row] for name in ("text", "choices", "label"))
-            samples.append(Sample(text, choices[label], choices[int(logits.argmax())]))
-            sure.append(float(logits.softmax(-1).max()))
-        return Scores(self.scores_of_sums(run.sums), samples, (), sure)
+    def compute_scores(self, run: EvalRun) -> Evaluation:
+        best, sure = (run.by_row(name)[: run.context.samples] for name in ("outputs", "confidences"))
+        columns = (run.rows.columns[name] for name in ("text", "choices", "label"))
+        rows = zip(*columns, best, strict=False)
+        samples = [Sample(text, choices[label], choices[chosen]) for text, choices, label, chosen in rows]
+        return Evaluation(self.scores_of_sums(run.sums), samples, (), [*map(float, sure)])

@@ -21,10 +21,11 @@ from torch.nn import functional as F
 from trifold.data import Records, read_records
 from trifold.errors import DataError, SettingsError
 from trifold.nn import Transformer
-from trifold.objectives.evaluation import EvalRun, Sample, Scores
+from trifold.objectives.batch import Batch, LossTerm
+from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.labels import ROLES, SCORES, config_with_labels, label_sets, read_numbers
-from trifold.objectives.objective import BuildContext, InputBatch, LossTerm, TaskBundle
+from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.predict.classify import MULTI, REGRESSION, SINGLE, choose_labels, confidences
 from trifold.scores.classification import ClassificationScore, MultiLabelScore, binary_f1
 from trifold.scores.correlation import CorrelationScore
@@ -172,17 +173,13 @@ class Classify(LabelledObjective):
             )
         return None if given is None else torch.tensor([given.get(name, 1.0) for name in names])
 
-    def batch(
-        self, examples: TextExamples, rows: Ids, width: int | None = None, *, draw: int = 0
-    ) -> InputBatch:
-        """Pack the given texts, truncated to `width` tokens if given. Not random."""
+    def batch(self, examples: TextExamples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         labels = torch.from_numpy(examples.labels[rows])
-        return InputBatch(self.pack(examples, rows, width), labels, len(rows))
+        return Batch(self.pack(examples, rows, width), labels, len(rows))
 
     # --- loss, scores ------------------------------------------------------------------------------------
 
-    def loss(self, model: Transformer, batch: InputBatch) -> dict[str, LossTerm]:
-        """The loss over the texts: label-smoothed and weighted cross-entropy in nats, or squared errors."""
+    def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
         logits, smoothing = self.logits(model, batch), self.settings.label_smoothing
         loss = self.nll(logits, batch, smoothing, self.weights)
         nll, terms = self.nll(logits.detach(), batch), {}
@@ -193,11 +190,11 @@ class Classify(LabelledObjective):
             terms["r_drop"] = LossTerm(((a.exp() - b.exp()) * (a - b)).sum() / 2, batch.tokens, weight)
         return terms | {"tokens": LossTerm(loss, batch.tokens, nll=nll)}
 
-    def counts(self, batch: InputBatch) -> dict[str, int]:
+    def counts(self, batch: Batch) -> dict[str, int]:
         return super().counts(batch) | ({"r_drop": batch.tokens} if self.settings.r_drop else {})
 
     def nll(
-        self, logits: Tensor, batch: InputBatch, smoothing: float = 0.0, weights: Tensor | None = None
+        self, logits: Tensor, batch: Batch, smoothing: float = 0.0, weights: Tensor | None = None
     ) -> Tensor:
         """The loss of the problem; by default not smoothed or weighted."""
         labels = batch.labels
@@ -209,18 +206,18 @@ class Classify(LabelledObjective):
         weights = None if weights is None else weights.to(logits)
         return F.cross_entropy(logits, known, weights, reduction="sum", label_smoothing=smoothing)
 
-    def logits(self, model: Transformer, batch: InputBatch) -> Tensor:
+    def logits(self, model: Transformer, batch: Batch) -> Tensor:
         """(B, C)."""
         return model.head_outputs(batch.inputs, heads=["sequence"])["sequence"]
 
-    def predictions(self, logits: Tensor, batch: InputBatch) -> dict[str, Any]:
-        """Labels and predictions, and the number of labels that the model has."""
+    def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
+        """Labels, predictions and their probabilities, and the number of labels that the model has."""
         labels, outputs = batch.labels, choose_labels(logits, self.config)
         count = int((labels < self.classes).sum()) if self.problem == SINGLE else len(labels)
-        return {"tokens": count, "labels": [labels.cpu().numpy()], "outputs": [outputs.cpu().numpy()]}
+        values = {"labels": labels, "outputs": outputs, "confidences": confidences(logits, self.config)}
+        return {"tokens": count, **{name: [value.cpu().numpy()] for name, value in values.items()}}
 
     def scores_of_sums(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """Scores of the problem."""
         labels, outputs = (np.concatenate(sums[name]) for name in ("labels", "outputs"))
         score: ClassificationScore | MultiLabelScore | CorrelationScore
         if self.problem == SINGLE:
@@ -236,17 +233,10 @@ class Classify(LabelledObjective):
             values["f1"] = binary_f1(score.table)  # also with other labels in the data
         return {name: values[name] for name in SCORES[self.problem] if name in values}
 
-    def compute_scores(self, run: EvalRun) -> Scores:
-        """Scores of the problem, and the first texts with their labels and predictions."""
-        values = self.scores_of_sums(run.sums)
-        if not len(run.sample_rows):
-            return Scores(values)
-        outputs, sure = list[Any](), list[float]()
-        for rows in np.array_split(run.sample_rows, len(run.sample_rows) // 256 + 1):
-            logits = self.logits(run.model, self.batch(run.examples, rows).to(run.device))
-            outputs += choose_labels(logits, self.config).tolist()
-            sure += confidences(logits, self.config).tolist()
-        return Scores(values, [self._sample(run.rows, *each) for each in enumerate(outputs)], (), sure)
+    def compute_scores(self, run: EvalRun) -> Evaluation:
+        outputs, sure = (run.by_row(name)[: run.context.samples] for name in ("outputs", "confidences"))
+        samples = [self._sample(run.rows, *each) for each in enumerate(outputs)]
+        return Evaluation(self.scores_of_sums(run.sums), samples, (), [*map(float, sure)])
 
     def _sample(self, rows: Records, row: int, output: Any) -> Sample:
         text, pair, label = (rows.columns[role][row] for role in ("text", "pair", "label"))

@@ -24,9 +24,10 @@ from pydantic import Field, model_validator
 from trifold.errors import SettingsError
 from trifold.generate.config import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
+from trifold.objectives.batch import LossTerm
 from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
-from trifold.objectives.evaluation import EvalRun, Sample, Scores
-from trifold.objectives.objective import LossTerm, ObjectiveSettings
+from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
+from trifold.objectives.objective import ObjectiveSettings
 from trifold.objectives.translate import Batch, Examples, Translate, with_end
 from trifold.predict.generate_texts import generate_rows
 from trifold.scores import exact_match
@@ -170,20 +171,18 @@ class Denoise(DocumentObjective):
         return Examples(*(with_end(self.tokenizer, side) for side in zip(*pairs, strict=True)))
 
     def batch(self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
-        """Corrupt the given examples and pack them."""
         pairs = self.corrupt_rows(examples, rows, width, draw=draw)
         return self._translate.batch(pairs, np.arange(len(rows)))
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
-        """Cross-entropy over the target tokens, in nats."""
         return self._translate.loss(model, batch)
 
-    def compute_scores(self, run: EvalRun) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Evaluation:
         """Perplexity and exact match. Every validation corrupts the texts in the same way."""
         scores = {"perplexity": run.perplexity}
         count = min(self.settings.written, len(run.examples))
         if not count:
-            return Scores(scores)
+            return Evaluation(scores)
         pairs = self.corrupt_rows(run.examples, np.arange(count))
         greedy = GenerationConfig(max_new_tokens=int(pairs.targets.lengths.max()) + 8)
         found = generate_rows(run.model, pairs.sources, greedy, codec=self.tokenizer, poll=run.context.poll)
@@ -191,7 +190,7 @@ class Denoise(DocumentObjective):
         ours = self._decode([best[0].tokens for best in found])
         score = exact_match(ours, targets)
         samples = [Sample(*each) for each in zip(sources, targets, ours, strict=True)]
-        return Scores(scores | {"exact_match": score.value}, samples, [str(score)])
+        return Evaluation(scores | {"exact_match": score.value}, samples, [str(score)])
 
     def _decode(self, rows: list[list[int]]) -> list[str]:
         """Text with masks and sentinels, without </s>."""

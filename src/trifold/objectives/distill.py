@@ -28,21 +28,13 @@ from trifold.nn.attention import Attention
 from trifold.nn.hooks import ModuleCall, record_calls
 from trifold.nn.stack import Stack
 from trifold.objectives import distillation_losses
+from trifold.objectives.batch import Batch, Examples, LossTerm
 from trifold.objectives.causal import CausalSettings
 from trifold.objectives.evaluation import EvalContext, Evaluation
 from trifold.objectives.masked import MaskedSettings
-from trifold.objectives.objective import (
-    TOKENIZER_FILE,
-    Batch,
-    BuildContext,
-    Examples,
-    LossTerm,
-    Objective,
-    ObjectiveSettings,
-    TaskBundle,
-)
+from trifold.objectives.objective import BuildContext, Objective, ObjectiveSettings, TaskBundle
 from trifold.settings import Settings
-from trifold.text import read_tokenizer
+from trifold.text import TokenizerSettings
 from trifold.text.spans import Ids
 
 Result = TypeVar("Result")
@@ -96,7 +88,6 @@ class DistillSettings(ObjectiveSettings):
 
     @property
     def best_by(self) -> str:
-        """That of the wrapped objective."""
         return self.of.best_by
 
     @property
@@ -115,11 +106,7 @@ class DistillSettings(ObjectiveSettings):
         token by token. Raises SettingsError if teacher and student do not fit together.
         """
         folder = resolve(self.teacher)
-        if not (context.folder / TOKENIZER_FILE).is_file():
-            context.report(f"tokenizer: that of the teacher, {self.teacher}")
-            context.folder.mkdir(parents=True, exist_ok=True)
-            read_tokenizer(folder).save(context.folder)
-        bundle = self.of.build(context)
+        bundle = self.of.build(replace(context, tokenizer=TokenizerSettings(file=str(folder))))
         teacher, _ = load_model(folder)
         if problem := next(self._mismatches(bundle.config, teacher), None):
             raise SettingsError(problem)
@@ -212,19 +199,17 @@ class Distill(Objective):
         """The weighted terms of the wrapped objective, and the teacher's: soft, cosine, and one per relation."""
         modules = [self_attention(model)] if self.settings.relations.weights else []
         recorded, own = _record([model, *modules], lambda: self.objective.loss(model, batch))
-        hard = self.settings.hard
+        count, weights, hard = batch.inputs.packing.real, self._weights, self.settings.hard
+        compared = self._compare(model, *recorded)
         terms = {name: replace(term, weight=term.weight * hard) for name, term in own.items()}
-        count, weights = batch.inputs.packing.real, self._weights
-        for name, total in self._compare(model, *recorded).items():
-            terms[name] = LossTerm(total, count, weights[name])
-        return terms
+        return terms | {name: LossTerm(total, count, weights[name]) for name, total in compared.items()}
 
     @property
     def _weights(self) -> dict[str, float]:
         """Non-zero weights of the teacher's terms, by name."""
         settings = self.settings
-        weights = {"soft": settings.soft, "cosine": settings.cosine}
-        return {name: weight for name, weight in weights.items() if weight} | settings.relations.weights
+        weights = {"soft": settings.soft, "cosine": settings.cosine, **settings.relations.weights}
+        return {name: weight for name, weight in weights.items() if weight}
 
     def _compare(self, student: Transformer, call: ModuleCall, *attention: ModuleCall) -> dict[str, Tensor]:
         """Sums of the losses against the teacher, over the input tokens.
@@ -235,9 +220,9 @@ class Distill(Objective):
         teacher = self._teacher_like(call.out)
         modules = [self_attention(teacher, settings.relations.teacher_layer)] if names else []
         with torch.no_grad():
-            (teacher_call, *teacher_attention), _ = _record([teacher, *modules], lambda: teacher(*call.args))
+            teacher_attention, out = _record(modules, lambda: teacher(*call.args))
         real = call.args[0].packing.real  # causal and masked models read packed rows
-        states, teacher_states = call.out[0, :real], teacher_call.out[0, :real]
+        states, teacher_states = call.out[0, :real], out[0, :real]
         losses: dict[str, Tensor] = {}
         if settings.soft:
             head, teacher_head = student.lm_head, teacher.lm_head

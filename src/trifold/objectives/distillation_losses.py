@@ -25,25 +25,13 @@ from trifold.nn.masks import Mask, PairBias
 from trifold.nn.transformer import Transformer
 
 
-def soft_target_loss(
-    features: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    teacher: Callable[[Tensor], Tensor],
-    states: Tensor,
-    temperature: float,
-) -> Tensor:
+class _SoftTargets(torch.autograd.Function):
     """τ² · KL summed over N rows, float32, in chunks of logits.
 
     The student's features (N, E), weight (V, E) and bias (V,) or None; the teacher's states (N, E') and the function
-    that computes its logits (…, V) from them.
+    that computes its logits (…, V) from them. Computes the gradients in the forward pass, while a chunk's
+    probabilities exist: dKL/dz_S = (q − p) / τ.
     """
-    loss: Tensor = _SoftTargets.apply(features, weight, bias, teacher, states, temperature)  # type: ignore[no-untyped-call]
-    return loss
-
-
-class _SoftTargets(torch.autograd.Function):
-    """Computes the gradients in the forward pass, while a chunk's probabilities exist: dKL/dz_S = (q − p) / τ."""
 
     @staticmethod
     def forward(
@@ -82,6 +70,9 @@ class _SoftTargets(torch.autograd.Function):
         d_bias = None if d_bias is None else (d_bias * scale).to(ctx.dtype)
         d_weight = (d_weight * scale).to(ctx.dtype)
         return d_features * scale.to(d_features.dtype), d_weight, d_bias, None, None, None
+
+
+soft_target_loss: Callable[..., Tensor] = _SoftTargets.apply
 
 
 def cosine_loss(states: Tensor, targets: Tensor) -> Tensor:
@@ -178,18 +169,15 @@ def copy_layers(student: Transformer, teacher: Transformer, layers: Sequence[int
                 f"cannot fill {len(ours.blocks)} layers of the student's {side} with layers {tuple(layers)} of "
                 f"{len(theirs.blocks)} layers of the teacher's"
             )
-    learned = dict(teacher.named_parameters())
-    parameters = dict(student.named_parameters())
-    sources = {
-        name: source
-        for name, parameter in parameters.items()
-        if (source := learned.get(_source_name(name, layers))) is not None and source.shape == parameter.shape
-    }
-    missing = [f"{name} of shape {tuple(p.shape)}" for name, p in parameters.items() if name not in sources]
+    learned, missing = dict(teacher.named_parameters()), []
+    for name, parameter in student.named_parameters():
+        source = learned.get(_source_name(name, layers))
+        if source is not None and source.shape == parameter.shape:
+            parameter.copy_(source)
+        else:
+            missing.append(f"{name} of shape {tuple(parameter.shape)}")
     if missing:
         raise ValueError(f"the teacher has no {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}")
-    for name, source in sources.items():
-        parameters[name].copy_(source)
 
 
 def _source_name(name: str, layers: Sequence[int]) -> str:

@@ -67,7 +67,6 @@ class DocumentChunks:
         return self.documents.ids
 
     def select(self, rows: Ids) -> Chunks:
-        """The given chunks."""
         return Chunks(self.chunks.starts[rows], self.chunks.sizes[rows])
 
     def __getitem__(self, row: int) -> tuple[Ids, Flags, Flags]:
@@ -135,9 +134,10 @@ class DocumentObjective(Objective):
         if settings.append_eos:
             self.special = SpecialTokens(after=np.array([tokenizer.required("eos")]))
         self.is_special, self.room = special_flags(tokenizer), width - self.special.size
-        if self.room < 1:
+        if self.room < 1 + self.reads_pairs:
+            texts = "two texts" if self.reads_pairs else "a text"
             raise SettingsError(
-                f"model.max_positions: {width} tokens leave no room for a text beside special tokens; raise it"
+                f"model.max_positions: {width} tokens leave no room for {texts} beside special tokens; raise it"
             )
 
     def examples(self, rows: AnnotatedTexts, draw: int | None = None) -> Any:

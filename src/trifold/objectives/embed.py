@@ -25,8 +25,9 @@ from trifold.errors import DataError, SettingsError
 from trifold.hub.sentence_transformers import SentenceModules, write_modules
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives import labelled
+from trifold.objectives.batch import Batch as BaseBatch, LossTerm
 from trifold.objectives.labels import NUMBERS, ROLES, read_label, read_numbers
-from trifold.objectives.objective import BuildContext, InputBatch, LossTerm, TaskBundle
+from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.predict.embed import POOLINGS
 from trifold.scores.correlation import CorrelationScore
 from trifold.text.spans import Ids
@@ -117,7 +118,7 @@ class Examples(labelled.TextExamples):
 
 
 @dataclass(frozen=True)
-class Batch(InputBatch):
+class Batch(BaseBatch):
     """Packed texts. labels (B,): scores; gradient: of the loss of the global batch, `value`, by this part's table."""
 
     gradient: Tensor | None = None
@@ -139,7 +140,6 @@ class Embed(labelled.LabelledObjective):
         return Examples(*self.tokens_and_types(self.encode(rows, texts)), scores)
 
     def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
-        """Pack the texts of the given rows, truncated to `width` tokens if given. Not random."""
         sides = np.arange(len(self.roles))
         texts = (rows[:, None] * len(sides) + sides).ravel()
         labels = torch.from_numpy(examples.labels[rows])
@@ -185,9 +185,8 @@ class Embed(labelled.LabelledObjective):
         table, rows = self.table(model, batch), batch.tokens
         if batch.gradient is None:
             return {"tokens": LossTerm(self.table_loss(table) * rows, rows)}
-        return {
-            "tokens": LossTerm((table * batch.gradient).sum(), rows, nll=torch.tensor(batch.value * rows))
-        }
+        total = torch.tensor(batch.value * rows)
+        return {"tokens": LossTerm((table * batch.gradient).sum(), rows, nll=total)}
 
     def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
         """The loss among the rows of the batch, and their table."""
@@ -206,14 +205,10 @@ class Embed(labelled.LabelledObjective):
             return score.values()
         if len(self.roles) == 3:
             return {"accuracy": 100 * float((cosines[:, 0] > cosines[:, 1]).double().mean())}
-        above = [
-            (unit[:, 1] @ text > own + 1e-6).sum() for text, own in zip(unit[:, 0], cosines, strict=True)
-        ]
-        ranks = 1 + torch.stack(above).double()
-        return {
-            "recall_at_1": 100 * float((ranks == 1).double().mean()),
-            "mrr": 100 * float((1 / ranks).mean()),
-        }
+        queries = zip(unit[:, 0], cosines, strict=True)
+        ranks = torch.stack([1 + (unit[:, 1] @ query > own + 1e-6).sum() for query, own in queries]).double()
+        recall, mrr = (100 * float(values.mean()) for values in ((ranks == 1).double(), 1 / ranks))
+        return {"recall_at_1": recall, "mrr": mrr}
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer, and the pooling as sentence-transformers does."""

@@ -3,16 +3,15 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from trifold.batches import BatchSettings
 from trifold.generate.config import GenerationConfig
 from trifold.nn import Transformer
-from trifold.nn.losses import score_targets
 from trifold.text.spans import Ids
 
 
@@ -24,27 +23,19 @@ class Sample(NamedTuple):
     ours: str
 
 
-class Scores(NamedTuple):
+class Evaluation(NamedTuple):
     """Scores by name, generated samples, and a signature of each score that states how it is computed.
 
-    confidences: the probability of the prediction in each sample, of a task that predicts labels.
+    confidences: the probability of the prediction in each sample, of a task that predicts labels. loss: in nats per
+    token, without smoothing. value: what `best_by` names; larger is better.
     """
 
-    values: dict[str, float]
-    samples: Sequence[Sample] = ()
-    signatures: Sequence[str] = ()
-    confidences: Sequence[float] = ()
-
-
-class Evaluation(NamedTuple):
-    """Scores with the loss in nats per token, without smoothing. value: what `best_by` names; larger is better."""
-
-    loss: float
     scores: dict[str, float]
-    value: float
     samples: Sequence[Sample] = ()
     signatures: Sequence[str] = ()
     confidences: Sequence[float] = ()
+    loss: float = math.nan
+    value: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -62,16 +53,10 @@ class EvalContext:
     poll: Callable[[], None]
 
 
-def measure_tokens(model: Transformer, states: Tensor, labels: Tensor, count: int) -> dict[str, Any]:
-    """The negative log-likelihood and the number of correct predictions, for `Objective.measure`."""
-    head = model.lm_head
-    assert head is not None
-    found = score_targets(head.features(states), head.weight, head.bias, labels)
-    return {"nll": float(found.nll), "correct": int(found.correct), "tokens": count}
-
-
 class EvalRun(NamedTuple):
-    """A validation in progress: its arguments, and the sums of `Objective.measure` with the mean "loss"."""
+    """A validation in progress: its arguments, and the sums of `Objective.measure`, with the mean "loss", and "rows":
+    the numbers of the examples of each batch.
+    """
 
     model: Transformer
     rows: Any
@@ -84,9 +69,10 @@ class EvalRun(NamedTuple):
         """exp of the loss, finite."""
         return math.exp(min(self.sums["loss"], 700.0))
 
-    def percent(self, name: str = "correct", count: str = "tokens") -> float:
-        """100 · sum / count."""
-        return float(100 * self.sums[name] / max(self.sums[count], 1))
+    def by_row(self, name: str) -> list[Any]:
+        """A statistic of `measure` that has a value for each row of a batch, in the order of the examples."""
+        numbered = zip(chain(*self.sums["rows"]), chain(*self.sums[name]), strict=True)
+        return [value for _, value in sorted(numbered, key=lambda pair: pair[0])]
 
     @property
     def sample_rows(self) -> Ids:

@@ -21,9 +21,10 @@ from trifold.data.image_sets import read_images
 from trifold.data.images import ImageSettings, normalize
 from trifold.hub.images import read_image_settings, write_image_settings
 from trifold.nn import Inputs, Transformer
+from trifold.objectives.batch import Batch
 from trifold.objectives.classify import Classify, ClassifySettings
 from trifold.objectives.labels import config_with_labels
-from trifold.objectives.objective import BuildContext, InputBatch, TaskBundle
+from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.settings import Settings
 from trifold.text.spans import Ids, example_rng
 
@@ -80,11 +81,10 @@ class Images(Classify):
     pictures: ImageSettings
 
     def examples(self, rows: Records, draw: int | None = None) -> Any:
-        """Number the labels."""
         lengths = np.full((len(rows), 1), self.config.n_patches + 1)
         return Examples(rows.columns["image"], self._number_labels(rows), lengths)
 
-    def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> InputBatch:
+    def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """The pixels of the given images; with a `draw`, each is changed at random."""
         images = np.stack([examples.images[row] for row in rows])
         if draw:
@@ -92,10 +92,9 @@ class Images(Classify):
         planes = np.moveaxis(images, -1, 0)  # (C, B, H, W)
         values = normalize(planes.reshape(len(planes), -1, images.shape[2]), self.pictures)
         inputs = Inputs(pixels=torch.from_numpy(values.reshape(planes.shape)).transpose(0, 1))
-        return InputBatch(inputs, torch.from_numpy(examples.labels[rows]), len(rows))
+        return Batch(inputs, torch.from_numpy(examples.labels[rows]), len(rows))
 
-    def logits(self, model: Transformer, batch: InputBatch) -> Tensor:
-        """(B, C)."""
+    def logits(self, model: Transformer, batch: Batch) -> Tensor:
         assert batch.inputs.pixels is not None
         inputs = Inputs(pixels=batch.inputs.pixels.to(next(model.parameters()).dtype))
         return super().logits(model, replace(batch, inputs=inputs))

@@ -12,16 +12,8 @@ from torch.nn import functional as F
 from trifold.data import Records
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.config import Shape
-from trifold.objectives.objective import (
-    ENCODER,
-    BuildContext,
-    LossTerm,
-    Objective,
-    ObjectiveSettings,
-    TaskBundle,
-    pack_rows,
-    select_readable,
-)
+from trifold.objectives.batch import LossTerm, pack_rows
+from trifold.objectives.objective import ENCODER, BuildContext, Objective, ObjectiveSettings, TaskBundle
 from trifold.ragged import Ragged
 from trifold.text import Encoded, Tokenizer, report
 from trifold.text.spans import Ids
@@ -75,10 +67,11 @@ class LabelledObjective(Objective):
     """Base of the objectives of labelled texts.
 
     config: names the labels. width: texts are truncated to it, unless None. report: receives what is left out.
-    logits: of the head, for a batch.
+    logits: of the head, for a batch. predictions: what the scores are computed from, as statistics of `measure`.
     """
 
     logits: Callable[[Transformer, Any], Tensor]
+    predictions: Callable[[Tensor, Any], dict[str, Any]]
 
     def __init__(
         self,
@@ -96,7 +89,7 @@ class LabelledObjective(Objective):
         """The objective and its rows, without validation rows that are too long for the model."""
         if self.width is None:
             remedy = ", or set batch.on_overflow=truncate"
-            valid = select_readable(valid, self.examples(valid), context, self.row_name, remedy)
+            valid = context.select_readable(valid, self.examples(valid), self.row_name, remedy)
         return TaskBundle(self, self.config, train, valid)
 
     def encode(
@@ -117,18 +110,12 @@ class LabelledObjective(Objective):
         return F.cross_entropy(logits, batch.labels, ignore_index=UNKNOWN, reduction="sum")
 
     def loss(self, model: Transformer, batch: Any) -> dict[str, LossTerm]:
-        """Cross-entropy of the labels, in nats."""
         return {"tokens": LossTerm(self.nll(self.logits(model, batch), batch), batch.tokens)}
 
     def measure(self, model: Transformer, batch: Any) -> dict[str, Any]:
-        """Negative log-likelihood of the known labels, and `predictions`."""
         logits = self.logits(model, batch)
         sums = {"nll": float(self.nll(logits, batch)), "tokens": batch.tokens}
         return sums | self.predictions(logits, batch)
-
-    def predictions(self, logits: Tensor, batch: Any) -> dict[str, Any]:
-        """What the scores are computed from, as statistics of `measure`."""
-        raise NotImplementedError
 
     def tokens_and_types(self, encoded: Sequence[Encoded]) -> tuple[Ragged, Ragged | None]:
         """The arguments of `TextExamples`."""
@@ -143,6 +130,5 @@ class LabelledObjective(Objective):
             listed = shorten(", ".join(sorted(unseen)), 60, placeholder=" …")
             number = count or unseen.total()
             noun = noun if number > 1 else noun.replace("s", "", 1)  # 1 tag, 1 row with labels
-            self.report(
-                f"{rows.report.name}: {number:,} {noun} not seen in training, counted as wrong: {listed}"
-            )
+            what = f"{number:,} {noun} not seen in training, counted as wrong"
+            self.report(f"{rows.report.name}: {what}: {listed}")

@@ -27,16 +27,11 @@ SCORES = {
 }
 NUMBERS = "score similarity similarity_score relatedness_score".split()  # columns of a regression
 FIRST = ("sentence1", "premise", "question1", "#1 string", "text1", "text_a", "sentence_a", "question")
-SECOND = (
-    *"sentence2 hypothesis question2".split(),
-    "#2 string",
-    *"text2 text_b sentence_b passage sentence".split(),
-)
+SECOND = "sentence2,hypothesis,question2,#2 string,text2,text_b,sentence_b,passage,sentence".split(",")
 LABELS = (
     *"label labels gold_label class category sentiment emotion topic intent quality is_duplicate".split(),
     *NUMBERS,
-    *"rating stars acceptability genre label_coarse coarse_label answer target".split(),
-    "class index",
+    *"rating,stars,acceptability,genre,label_coarse,coarse_label,answer,target,class index".split(","),
 )
 
 
@@ -93,9 +88,8 @@ def _find_problem(context: BuildContext, config: ModelConfig, rows: Records) -> 
     if any(isinstance(label, list) for label in labels):
         context.report("lists of labels: a text may have several, or none")
         return "multi_label_classification"
-    if all(re.fullmatch(r"[-+]?[0-9]*\.?[0-9]+", label) for label in labels) and any(
-        "." in x for x in labels
-    ):
+    are_numbers = all(re.fullmatch(r"[-+]?[0-9]*\.?[0-9]+", label) for label in labels)
+    if are_numbers and any("." in label for label in labels):
         if column.strip().casefold() in NUMBERS:
             context.report(
                 f"{column!r} has decimals: regression; model.problem_type={SINGLE} makes them labels"
@@ -126,9 +120,8 @@ def _check_labels(
         )
     if context.data.header is None and "no header" in str(train.report):
         both = [*zip(train.lines + valid.lines, train.columns["label"] + valid.columns["label"], strict=True)]
-        for label in {label for line, label in both if line == 1}.difference(
-            x for line, x in both if line > 1
-        ):
+        later = {label for line, label in both if line > 1}
+        for label in {label for line, label in both if line == 1} - later:
             context.report(
                 f"warning: the label {label!r:.40} is in row 1 only; if that is a header, data.header=true skips it"
             )

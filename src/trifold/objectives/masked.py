@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
@@ -29,9 +28,10 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.nn.heads import SpanBoundary
 from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.packing import round_up
+from trifold.objectives.batch import Batch as BaseBatch, LossTerm, measure_tokens, pack, pad_end, token_loss
 from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
-from trifold.objectives.evaluation import EvalRun, Sample, Scores, measure_tokens
-from trifold.objectives.objective import ENCODER, FILL_MASK, InputBatch, LossTerm, pack, token_loss
+from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
+from trifold.objectives.objective import ENCODER, FILL_MASK
 from trifold.text import Tokenizer
 from trifold.text.corruption import MASK_CHOICES, MaskedRow, Replacement, choose_spans, mask_tokens
 from trifold.text.spans import MAX_SPAN_RATE, Flags, Ids, example_rng, expand_spans, geometric
@@ -84,18 +84,16 @@ class MaskedSettings(MaskingSettings):
 
 
 @dataclass(frozen=True)
-class MaskedBatch(InputBatch):
+class Batch(BaseBatch):
     """Packed rows with masked tokens.
 
-    positions (M,): of masked tokens in the packed row; labels (M,): the original tokens, -1 in padding. For the
-    span-boundary objective, of each masked token: left, right (M,) the positions at both ends of its span, and offset
-    (M,) its position in the span, -1 beyond the positions of the boundary head.
+    positions (M,): of masked tokens in the packed row; labels (M,): the original tokens, -1 in padding. boundary
+    (3, M), for the span-boundary objective: the positions at both ends of the span of each masked token, and its
+    position in the span, -1 beyond the positions of the boundary head.
     """
 
     positions: Tensor
-    left: Tensor | None = None
-    right: Tensor | None = None
-    offset: Tensor | None = None
+    boundary: Tensor | None = None
     boundary_tokens: int = 0
 
 
@@ -137,9 +135,7 @@ class MaskedLM(DocumentObjective):
             distribution = partial(geometric, p=settings.span_p, longest=settings.span_longest)
             self._choose = partial(choose_spans, distribution=distribution)
 
-    def batch(
-        self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0
-    ) -> MaskedBatch:
+    def batch(self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Mask tokens of the given examples, as a function of (draw, number of the example), and pack them."""
         return self.pack([self.mask(examples, int(row), width, draw) for row in rows])
 
@@ -153,67 +149,64 @@ class MaskedLM(DocumentObjective):
         positions = self._choose(~self.is_special[ids], starts, self.settings.rate, rng)
         return mask_tokens(ids, positions, rng, self.replacement, per_span=self.settings.mask == "spans")
 
-    def pack(self, rows: Sequence[MaskedRow], segments: Sequence[Ids] | None = None) -> MaskedBatch:
+    def pack(self, rows: Sequence[MaskedRow], segments: Sequence[Ids] | None = None) -> Batch:
         """Concatenate rows into one."""
         lengths = np.array([len(row.inputs) for row in rows], dtype=np.int64)
         ids = np.concatenate([row.inputs for row in rows])
         inputs, packing = pack(ids, lengths, self.tokenizer.required("pad"))
         if segments is not None and self.config.n_token_types > 1:
-            inputs = replace(inputs, segments=_padded(np.concatenate(segments), packing.length, 0)[None])
-        firsts = np.cumsum(lengths) - lengths
+            inputs = replace(inputs, segments=pad_end(np.concatenate(segments), packing.length, 0)[None])
+        firsts = packing.starts[:-1].numpy()
         count = sum(len(row.positions) for row in rows)
         size, last = round_up(count), packing.length - 1  # padding refers to the last token
         positions = np.concatenate([row.positions + first for row, first in zip(rows, firsts, strict=True)])
         labels = np.concatenate([row.targets for row in rows])
-        tensors = {"positions": _padded(positions, size, last), "labels": _padded(labels, size, -1)}
-        boundary_tokens = 0
-        if self.settings.boundary:
-            spans = np.concatenate([row.spans + first for row, first in zip(rows, firsts, strict=True)])
-            span_lengths = spans[:, 1] - spans[:, 0]
-            offset = expand_spans(spans) - np.repeat(spans[:, 0], span_lengths)
-            offset = np.where(offset < self.config.boundary_positions, offset, -1)
-            tensors["left"] = _padded(np.repeat(spans[:, 0] - 1, span_lengths), size, last)
-            tensors["right"] = _padded(np.repeat(spans[:, 1], span_lengths), size, last)
-            tensors["offset"] = _padded(offset, size, -1)
-            boundary_tokens = int((offset >= 0).sum())
-        return MaskedBatch(inputs, tokens=count, boundary_tokens=boundary_tokens, **tensors)
+        batch = Batch(inputs, pad_end(labels, size, -1), count, pad_end(positions, size, last))
+        if not self.settings.boundary:
+            return batch
+        spans = np.concatenate([row.spans + first for row, first in zip(rows, firsts, strict=True)])
+        starts, ends = np.repeat(spans, spans[:, 1] - spans[:, 0], axis=0).T
+        offset = expand_spans(spans) - starts
+        offset = np.where(offset < self.config.boundary_positions, offset, -1)
+        sides = pad_end(starts - 1, size, last), pad_end(ends, size, last)
+        boundary = torch.stack([*sides, pad_end(offset, size, -1)])
+        return replace(batch, boundary=boundary, boundary_tokens=int((offset >= 0).sum()))
 
-    def counts(self, batch: MaskedBatch) -> dict[str, int]:
+    def counts(self, batch: Batch) -> dict[str, int]:
         boundary = {"boundary": batch.boundary_tokens} if self.settings.boundary else {}
         return {"tokens": batch.tokens} | boundary
 
     # --- loss, scores ------------------------------------------------------------------------------------
 
-    def loss(
-        self, model: Transformer, batch: MaskedBatch, states: Tensor | None = None
-    ) -> dict[str, LossTerm]:
+    def loss(self, model: Transformer, batch: Batch, states: Tensor | None = None) -> dict[str, LossTerm]:
         """Cross-entropy of the masked tokens, and of the span-boundary objective, in nats. states (N, E): the last
         ones, if they are known.
         """
         states = model(batch.inputs)[0] if states is None else states
         own = states.index_select(0, batch.positions)
-        terms = {"tokens": token_loss(model, own, batch.labels, batch.tokens)}
-        if batch.left is not None and batch.right is not None and batch.offset is not None:
+        terms = {"tokens": token_loss(model, own, batch)}
+        if batch.boundary is not None:
             boundary, head = model.heads["boundary"], model.lm_head
             assert isinstance(boundary, SpanBoundary) and head is not None
-            left, right = (states.index_select(0, positions) for positions in (batch.left, batch.right))
-            labels = torch.where(batch.offset < 0, -1, batch.labels)
-            features = boundary(left, right, batch.offset.clamp_min(0))
+            left, right, offset = batch.boundary
+            labels = torch.where(offset < 0, -1, batch.labels)
+            ends = (states.index_select(0, side) for side in (left, right))
+            features = boundary(*ends, offset.clamp_min(0))
             sums = linear_cross_entropy(features, head.weight, boundary.bias, labels)
             terms["boundary"] = LossTerm(sums.loss, batch.boundary_tokens, self.settings.boundary)
         return terms
 
-    def measure(self, model: Transformer, batch: MaskedBatch, states: Tensor | None = None) -> dict[str, Any]:
+    def measure(self, model: Transformer, batch: Batch, states: Tensor | None = None) -> dict[str, Any]:
         """Negative log-likelihood and correct predictions of the masked tokens. states: as for `loss`."""
         states = model(batch.inputs)[0] if states is None else states
-        return measure_tokens(model, states.index_select(0, batch.positions), batch.labels, batch.tokens)
+        return measure_tokens(model, states.index_select(0, batch.positions), batch)
 
-    def compute_scores(self, run: EvalRun) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Evaluation:
         """Accuracy and perplexity. Every validation masks the same tokens."""
-        scores = {"accuracy": run.percent(), "perplexity": run.perplexity}
+        scores = self.scores_of_sums(run.sums) | {"perplexity": run.perplexity}
         if count := min(self.settings.pseudo_perplexity, len(run.examples)):
             scores["pseudo_perplexity"] = self.pseudo_perplexity(run, count)
-        return Scores(scores, self.samples(run))
+        return Evaluation(scores, self.samples(run))
 
     def pseudo_perplexity(self, run: EvalRun, count: int) -> float:
         """exp of the mean - log P(w_i | all other tokens) over all tokens of the first `count` examples.
@@ -250,8 +243,3 @@ class MaskedLM(DocumentObjective):
             )
             for row, predicted in zip(masked, np.split(predictions, ends[:-1]), strict=True)
         ]
-
-
-def _padded(values: NDArray[np.int64], size: int, padding: int) -> Tensor:
-    """values (N,) with padding at the end, (size,)."""
-    return torch.from_numpy(np.pad(values, (0, size - len(values)), constant_values=padding))

@@ -11,33 +11,30 @@ import shlex
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from trifold.batches import BatchSettings
 from trifold.batches.plan import plan_all
 from trifold.data import DataSettings, Documents, Pairs, Records, read_splits
 from trifold.errors import DataError, SettingsError
-from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import Head, Shape
 from trifold.nn.config_checks import first_problem
-from trifold.nn.losses import linear_cross_entropy
-from trifold.nn.packing import Packing
-from trifold.objectives.evaluation import EvalContext, EvalRun, Evaluation, Scores
-from trifold.ragged import Ragged
+from trifold.objectives.batch import Batch, Examples, LossTerm
+from trifold.objectives.evaluation import EvalContext, EvalRun, Evaluation
 from trifold.settings import Settings
 from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer
 from trifold.text.spans import Ids
 from trifold.text.special_tokens import read_names
 
-TOKENIZER_FILE, TARGET_TOKENIZER_FILE = "tokenizer.json", "target_tokenizer.json"
+TOKENIZER_FILE = "tokenizer.json"
 FILL_MASK = 'predict {folder} "a text with a {mask}"'  # command that uses a model
 Rows = TypeVar("Rows", Pairs, Documents, Records)
 # Defaults of a recipe that leaves the model to its task: a model of a published family.
@@ -45,89 +42,6 @@ ENCODER: Mapping[str, Mapping[str, Any]] = {
     "model": {"preset": "bert-base"},
     "tokenizer": {"special": ["cls", "sep", "mask"]},
 }
-
-# --- examples, batches, loss terms -----------------------------------------------------------------------
-
-
-class Examples(Protocol):
-    """Encoded rows. `Blocks`, which are too many to list, plan their own batches."""
-
-    @property
-    def lengths(self) -> Ids:
-        """(N, sides) tokens of each example, for one or two sides."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The input of one forward pass. `tokens`, the number of target tokens, is the count of the loss term "tokens"."""
-
-    if TYPE_CHECKING:  # a field or a property of each subclass
-
-        @property
-        def tokens(self) -> int: ...
-
-    def to(self, device: torch.device, *, non_blocking: bool = True) -> Self:
-        """A copy on another device."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        movable = {name: x for name, x in values.items() if isinstance(x, Tensor | Inputs | Batch)}
-        return replace(self, **{n: x.to(device, non_blocking=non_blocking) for n, x in movable.items()})
-
-
-@dataclass(frozen=True)
-class InputBatch(Batch):
-    """Inputs with labels. tokens: the number of labels that count."""
-
-    inputs: Inputs
-    labels: Tensor
-    tokens: int
-
-
-def pack(
-    ids: NDArray[np.integer], lengths: Ids, pad: int, *, always_pad: bool = True
-) -> tuple[Inputs, Packing]:
-    """Rows of the given lengths as one packed row (1, N); ids: their tokens, concatenated."""
-    packing = Packing.of(torch.from_numpy(lengths), always_pad=always_pad)
-    tokens = np.full(packing.length, pad, dtype=np.int64)
-    tokens[: packing.real] = ids
-    return Inputs(torch.from_numpy(tokens)[None], packing=packing), packing
-
-
-def pack_rows(
-    texts: Ragged, rows: Ids, width: int | None, tokenizer: Tokenizer, types: Ragged | None = None
-) -> tuple[Inputs, Packing]:
-    """The given rows, truncated to `width` tokens if given, as one packed row, with their token types, if any."""
-    lengths = texts.lengths[rows] if width is None else np.minimum(texts.lengths[rows], width)
-    inputs, packing = pack(texts.joined(rows, lengths), lengths, tokenizer.required("pad"))
-    if types is None:
-        return inputs, packing
-    segments = torch.zeros_like(inputs.tokens)
-    segments[0, : packing.real] = torch.from_numpy(types.joined(rows, lengths))
-    return replace(inputs, segments=segments), packing
-
-
-@dataclass(frozen=True)
-class LossTerm:
-    """One term of a loss: weight · sum / count. `nll` is the same sum without label smoothing, for logging.
-
-    An objective returns sums and counts, never means. Training divides each sum by its count over all micro-batches
-    and ranks, so accumulation and uneven batches do not change the gradient.
-    """
-
-    sum: Tensor
-    count: int
-    weight: float = 1.0
-    nll: Tensor | None = None
-
-
-def token_loss(
-    model: Transformer, states: Tensor, labels: Tensor, count: int, smoothing: float = 0.0
-) -> LossTerm:
-    """Cross-entropy of `labels` (N,), -1 for none, predicted by the language-model head from `states` (N, E)."""
-    head = model.lm_head
-    assert head is not None
-    sums = linear_cross_entropy(head.features(states), head.weight, head.bias, labels, smoothing)
-    return LossTerm(sums.loss, count, nll=sums.nll)
-
 
 # --- building --------------------------------------------------------------------------------------------
 
@@ -173,8 +87,23 @@ class BuildContext:
         self.report(str(valid.report))
         return train, valid
 
+    def select_readable(self, rows: Rows, examples: Examples, noun: str, remedy: str = "") -> Rows:
+        """The validation rows whose examples fit the model's positions. Reports how many are left out."""
+        positions, name = self.model.max_positions, rows.report.name
+        fits = examples.lengths.max(axis=1) <= positions
+        if fits.all():
+            return rows
+        if not fits.any():
+            raise DataError(
+                f"{name}: no validation row has at most {positions} tokens; raise model.max_positions{remedy}"
+            )
+        left_out = int((~fits).sum())
+        self.report(
+            f"{name}: {left_out:,} of {len(fits):,} {noun} are longer than {positions} tokens: left out"
+        )
+        return rows.select(np.flatnonzero(fits).tolist(), name)
+
     def report_labels(self, noun: str, labels: Sequence[str]) -> None:
-        """Report the labels in one line."""
         listed = ", ".join(f"{name:.40}" for name in labels)
         self.report(shorten(f"{noun}: {listed}", 80, placeholder=f" … ({len(labels):,} {noun})"))
 
@@ -213,12 +142,6 @@ class TaskBundle:
     valid: Any
     redraws: Callable[[int], bool] = lambda _epoch: False
     initialize: Callable[[Transformer], None] | None = None
-
-    @property
-    def vocabulary(self) -> str:
-        """The vocabulary size, or both sizes, as text."""
-        sizes = (self.config.vocab_size, self.config.target_vocab_size)
-        return " + ".join(f"{size:,}" for size in sizes if size is not None)
 
 
 class ObjectiveSettings(Settings):
@@ -349,9 +272,9 @@ class Objective(ABC):
         term = self.loss(model, batch)["tokens"]
         return {"nll": float(term.sum if term.nll is None else term.nll), "tokens": term.count}
 
-    def compute_scores(self, run: EvalRun) -> Scores:
-        """Scores from the sums of `measure`, and samples."""
-        return Scores(self.scores_of_sums(run.sums))
+    def compute_scores(self, run: EvalRun) -> Evaluation:
+        """Scores from the sums of `measure`, and samples, without loss and value."""
+        return Evaluation(self.scores_of_sums(run.sums))
 
     def scores_of_sums(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """The scores that are functions of the sums of `measure`, which `trifold compare` resamples."""
@@ -364,34 +287,16 @@ class Objective(ABC):
         device = next(model.parameters()).device
         for chosen in plan_all(examples.lengths, context.batches):
             context.poll()
-            for name, value in self.measure(model, self.batch(examples, chosen).to(device)).items():
+            measured = self.measure(model, self.batch(examples, chosen).to(device))
+            for name, value in {"rows": [chosen], **measured}.items():
                 sums.setdefault(name, type(value)())
                 sums[name] += value
         sums["loss"] = loss = sums["nll"] / max(sums["tokens"], 1)
         found = self.compute_scores(EvalRun(model, rows, examples, context, sums))
         best_by = self.settings.best_by
-        value = -loss if best_by == "loss" else found.values[best_by]
-        return Evaluation(loss, found.values, value, found.samples, found.signatures, found.confidences)
+        return found._replace(loss=loss, value=-loss if best_by == "loss" else found.scores[best_by])
 
     def save(self, folder: Path) -> None:
         """Write the tokenizers next to a model."""
         folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer.save(folder, **self.save_options)
-
-
-def select_readable(
-    rows: Rows, examples: Examples, context: BuildContext, noun: str, remedy: str = ""
-) -> Rows:
-    """The validation rows whose examples fit the model's positions. Reports how many are left out."""
-    positions, name = context.model.max_positions, rows.report.name
-    fits = examples.lengths.max(axis=1) <= positions
-    if fits.all():
-        return rows
-    if not fits.any():
-        raise DataError(
-            f"{name}: no validation row has at most {positions} tokens; raise model.max_positions{remedy}"
-        )
-    context.report(
-        f"{name}: {int((~fits).sum()):,} of {len(fits):,} {noun} are longer than {positions} tokens: left out"
-    )
-    return rows.select(np.flatnonzero(fits).tolist(), name)

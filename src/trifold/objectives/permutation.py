@@ -22,9 +22,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.masks import padding_mask
+from trifold.objectives.batch import Batch as BaseBatch, LossTerm, measure_tokens, token_loss
 from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
-from trifold.objectives.evaluation import EvalRun, Sample, Scores, measure_tokens
-from trifold.objectives.objective import ENCODER, FILL_MASK, InputBatch, LossTerm, token_loss
+from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
+from trifold.objectives.objective import ENCODER, FILL_MASK
 from trifold.text import Tokenizer
 from trifold.text.corruption import PREDICTION_CHOICES, draw_ranks
 from trifold.text.spans import Ids, example_rng
@@ -57,7 +58,7 @@ class PermutationSettings(DocumentObjectiveSettings):
 
 
 @dataclass(frozen=True)
-class Batch(InputBatch):
+class Batch(BaseBatch):
     """Padded rows with the order of their tokens. positions (B, P): of the targets; labels (B, P): -1 in padding."""
 
     positions: Tensor
@@ -90,18 +91,16 @@ class Permutation(DocumentObjective):
     # --- loss, scores ------------------------------------------------------------------------------------
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
-        """Cross-entropy of the targets, in nats."""
         states = model.query_stream(batch.inputs, batch.positions).flatten(0, 1)
-        return {"tokens": token_loss(model, states, batch.labels.flatten(), batch.tokens)}
+        return {"tokens": token_loss(model, states, batch)}
 
     def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
-        """Negative log-likelihood and correct predictions of the targets."""
         states = model.query_stream(batch.inputs, batch.positions).flatten(0, 1)
-        return measure_tokens(model, states, batch.labels.flatten(), batch.tokens)
+        return measure_tokens(model, states, batch)
 
-    def compute_scores(self, run: EvalRun) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Evaluation:
         """Accuracy and perplexity. Every validation uses the same orders."""
-        return Scores({"accuracy": run.percent(), "perplexity": run.perplexity}, self.samples(run))
+        return Evaluation(self.scores_of_sums(run.sums) | {"perplexity": run.perplexity}, self.samples(run))
 
     def samples(self, run: EvalRun) -> list[Sample]:
         """Texts without their targets, the original texts, and the texts with the model's predictions."""

@@ -1,5 +1,6 @@
 """The losses of routers in models with experts, as loss terms of an objective."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -8,31 +9,31 @@ from torch import Tensor
 from trifold.nn import Inputs, Transformer
 from trifold.nn.experts import balance_loss, record_routers, z_loss
 from trifold.nn.packing import Packing
-from trifold.objectives.objective import LossTerm
+from trifold.objectives.batch import LossTerm
 
 
 @dataclass(frozen=True)
 class RouterLoss:
-    """Loss terms of the routers of a model with experts, by their weights; 0 disables one.
+    """Loss terms of the routers of a model with experts, by the weights that are not 0.
 
     balance: X Σ_i f_i p_i of each row, which is least if all experts are chosen equally; a sum over layers (Fedus et
-    al. 2022, equations 4 to 6). z: (log Σ exp logits)², a mean over tokens and layers (Zoph et al. 2022, equation 5).
+    al. 2022, equations 4 to 6). router_z: (log Σ exp logits)², a mean over tokens and layers (Zoph et al. 2022,
+    equation 5).
     """
 
-    balance: float = 0.0
-    z: float = 0.0
-    layers: int = 0
+    weights: Mapping[str, float]
+    layers: int
 
     def counts(self, packing: Packing) -> dict[str, int]:
         """The count of each term: rows; tokens of all layers."""
         counts = {"balance": packing.shape[0], "router_z": packing.real * self.layers}
-        return {name: counts[name] for name in self._weights}
+        return {name: counts[name] for name in self.weights}
 
     def run(self, model: Transformer, inputs: Inputs) -> tuple[Tensor, dict[str, LossTerm]]:
         """The hidden states of packed inputs, and the terms. Routers are recorded in the forward pass only, so blocks
         that run again in the backward pass count once.
         """
-        if not self._weights or inputs.packing is None:
+        if not self.weights or inputs.packing is None:
             return model(inputs), {}
         with record_routers(model) as recorded:
             states = model(inputs)
@@ -46,11 +47,5 @@ class RouterLoss:
         counts = self.counts(packing)
         return states, {
             name: LossTerm(torch.stack([losses[name](each) for each in routings]).sum(), counts[name], weight)
-            for name, weight in self._weights.items()
+            for name, weight in self.weights.items()
         }
-
-    @property
-    def _weights(self) -> dict[str, float]:
-        """Non-zero weights by name."""
-        weights = {"balance": self.balance, "router_z": self.z} if self.layers else {}
-        return {name: weight for name, weight in weights.items() if weight}

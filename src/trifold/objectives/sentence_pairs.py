@@ -18,17 +18,16 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
 from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig, Transformer
-from trifold.objectives.documents import Cut, DocumentObjective
-from trifold.objectives.evaluation import EvalRun, Scores
-from trifold.objectives.masked import MaskedBatch, MaskedLM, MaskingSettings
-from trifold.objectives.objective import Batch as BaseBatch, LossTerm
+from trifold.objectives.batch import LossTerm
+from trifold.objectives.documents import Cut
+from trifold.objectives.evaluation import EvalRun, Evaluation
+from trifold.objectives.masked import Batch as MaskedBatch, MaskedLM, MaskingSettings
 from trifold.text import Tokenizer
 from trifold.text.annotation import AnnotatedTexts
 from trifold.text.encoded import share_room
@@ -61,8 +60,8 @@ class Pairs:
     """Examples. document (N,): number of the document; bounds (N, 3): start, middle and end of the two texts; whole
     (N, 3): the same before truncation.
 
-    negative (N,): whether the second text is that of example `other`, or the texts are swapped. room: tokens of a
-    pair, without the n_special special tokens.
+    negative (N,): whether the second text is that of example `other`, or the texts are swapped. lengths (N, 1): tokens
+    of both texts, including special tokens.
     """
 
     documents: AnnotatedTexts
@@ -71,15 +70,7 @@ class Pairs:
     whole: Ids
     negative: Flags
     other: Ids
-    room: int
-    n_special: int
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """(N, 1) tokens of both texts, including special tokens."""
-        sizes = np.diff(self.bounds)
-        both: Ids = np.minimum(sizes[:, 0] + sizes[self.other, 1], self.room)
-        return both[:, None] + self.n_special
+    lengths: Ids
 
     def text(self, row: int, which: int) -> tuple[Ids, Flags]:
         """Ids of the first (0) or second (1) text, and flags at the first tokens of words."""
@@ -87,37 +78,25 @@ class Pairs:
         return self.documents.ids[part].astype(np.int64), self.documents.word_starts[part]
 
 
-@dataclass(frozen=True)
-class Batch(BaseBatch):
-    """Packed pairs with masked tokens. firsts (B,): positions of first tokens; labels (B,): 0 positive, 1 negative."""
+@dataclass(frozen=True, kw_only=True)
+class Batch(MaskedBatch):
+    """Packed pairs with masked tokens. pairs (B,): 0 positive, 1 negative."""
 
-    masked: MaskedBatch
-    firsts: Tensor
-    labels: Tensor
-
-    @property
-    def tokens(self) -> int:
-        """Masked tokens."""
-        return self.masked.tokens
+    pairs: Tensor
 
 
-class SentencePairs(DocumentObjective):
+class SentencePairs(MaskedLM):
     """Masked tokens and sentence pairs. width: tokens that the model reads at once."""
 
-    row_name, token_name, reads_pairs = "pairs", "masked tokens", True
+    row_name, reads_pairs = "pairs", True
 
-    def __init__(
-        self, settings: SentencePairSettings, tokenizer: Tokenizer, config: ModelConfig, width: int
-    ) -> None:
-        self.masked_lm = MaskedLM(settings, tokenizer, config, width)
-        super().__init__(settings, tokenizer, width)
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
         if not len(self.special.before):
             raise SettingsError(
                 "tokenizer.special: the pooler reads the first token, and the tokenizer adds none before a text; "
                 "set tokenizer.special=[cls, sep, mask]"
             )
-        if self.room < 2:
-            raise SettingsError(f"model.max_positions: {width} tokens leave no room for two texts; raise it")
 
     # --- rows -> examples --------------------------------------------------------------------------------
 
@@ -145,7 +124,8 @@ class SentencePairs(DocumentObjective):
         rng, own = example_rng(draw or 0, 2**62), np.arange(len(document))
         negative = rng.random(len(document)) < 0.5
         other = np.where(negative, _draw_others(document, rng), own) if follows else own
-        return Pairs(rows, document, bounds, whole, negative, other, self.room, self.special.size)
+        lengths = np.minimum(first + second[other], self.room)[:, None] + self.special.size
+        return Pairs(rows, document, bounds, whole, negative, other, lengths)
 
     def _cut_document(self, rows: AnnotatedTexts, number: int, draw: int) -> list[tuple[int, int, int]]:
         """Start, middle and end of the pairs of one document, of any length."""
@@ -193,17 +173,14 @@ class SentencePairs(DocumentObjective):
 
     # --- examples -> batch -------------------------------------------------------------------------------
 
-    def batch(self, examples: Pairs, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
-        """Mask tokens of the given pairs, as a function of (draw, number of the example)."""
+    def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         masked, segments = [], []
         for row in rows.tolist():
             ids, starts, own = self._join(examples, row)
-            masked.append(self.masked_lm.mask_ids(ids, starts, draw, row))
+            masked.append(self.mask_ids(ids, starts, draw, row))
             segments.append(own)
-        lengths = np.array([len(each) for each in segments], dtype=np.int64)
-        firsts = torch.from_numpy(np.cumsum(lengths) - lengths)
-        labels = torch.from_numpy(examples.negative[rows].astype(np.int64))
-        return Batch(self.masked_lm.pack(masked, segments), firsts, labels)
+        pairs = torch.from_numpy(examples.negative[rows].astype(np.int64))
+        return Batch(**vars(self.pack(masked, segments)), pairs=pairs)
 
     def _join(self, examples: Pairs, row: int) -> tuple[Ids, Flags, Ids]:
         """Ids of a pair with special tokens, flags at the first tokens of words, and segments."""
@@ -218,36 +195,36 @@ class SentencePairs(DocumentObjective):
         ids, starts = (np.concatenate(side) for side in zip(*parts, strict=True))
         return ids, starts, np.repeat(segments, [len(ids) for ids, _ in parts])
 
-    def counts(self, batch: Batch) -> dict[str, int]:
-        return self.masked_lm.counts(batch.masked) | {"pairs": len(batch.labels)}
+    def counts(self, batch: Any) -> dict[str, int]:
+        return super().counts(batch) | {"pairs": len(batch.pairs)}
 
     # --- loss, scores ------------------------------------------------------------------------------------
 
-    def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
-        """Cross-entropy of the masked tokens and of the pairs."""
-        states = model(batch.masked.inputs)[0]
-        nll = F.cross_entropy(self._logits(model, batch, states), batch.labels, reduction="sum")
-        terms = self.masked_lm.loss(model, batch.masked, states)
-        return terms | {"pairs": LossTerm(nll, len(batch.labels), self.settings.weight)}
+    def loss(self, model: Transformer, batch: Any, states: Tensor | None = None) -> dict[str, LossTerm]:
+        states = model(batch.inputs)[0] if states is None else states
+        nll = F.cross_entropy(self._logits(model, batch, states), batch.pairs, reduction="sum")
+        terms = super().loss(model, batch, states)
+        return terms | {"pairs": LossTerm(nll, len(batch.pairs), self.settings.weight)}
 
     def _logits(self, model: Transformer, batch: Batch, states: Tensor) -> Tensor:
         """(B, 2) logits from the state of each row's first token."""
-        first, inputs = states.index_select(0, batch.firsts)[:, None], batch.masked.inputs
-        pooled = model.heads["pooler"](first, inputs, None)
-        logits: Tensor = model.heads["next_sentence"](first, inputs, pooled)
+        packing: Any = batch.inputs.packing
+        first = states.index_select(0, packing.starts[:-1].to(states.device))[:, None]
+        pooled = model.heads["pooler"](first, batch.inputs, None)
+        logits: Tensor = model.heads["next_sentence"](first, batch.inputs, pooled)
         return logits
 
-    def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
-        """Statistics of the masked tokens, and correct predictions of the pairs."""
-        states = model(batch.masked.inputs)[0]
-        sums = self.masked_lm.measure(model, batch.masked, states)
-        correct = int((self._logits(model, batch, states).argmax(-1) == batch.labels).sum())
-        return sums | {"pairs_correct": correct, "pairs": len(batch.labels)}
+    def measure(self, model: Transformer, batch: Any, states: Tensor | None = None) -> dict[str, Any]:
+        states = model(batch.inputs)[0] if states is None else states
+        correct = int((self._logits(model, batch, states).argmax(-1) == batch.pairs).sum())
+        sums = super().measure(model, batch, states)
+        return sums | {"pairs_correct": correct, "pairs": len(batch.pairs)}
 
-    def compute_scores(self, run: EvalRun) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Evaluation:
         """Accuracies. Every validation reads the same masks and pairs; half of the pairs are negative."""
-        pairs = run.percent("pairs_correct", "pairs")
-        return Scores({"accuracy": run.percent(), "perplexity": run.perplexity, "pairs_accuracy": pairs})
+        pairs = 100 * run.sums["pairs_correct"] / max(run.sums["pairs"], 1)
+        scores = {"perplexity": run.perplexity, "pairs_accuracy": pairs}
+        return Evaluation(self.scores_of_sums(run.sums) | scores)
 
 
 def _no_words(ids: Ids) -> tuple[Ids, Flags]:

@@ -15,7 +15,7 @@ from pydantic import Field
 from trifold.data import Records, Role, read_records
 from trifold.data.tables import check_text
 from trifold.errors import DataError
-from trifold.objectives.evaluation import EvalRun, Sample, Scores
+from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.objective import BuildContext
 from trifold.objectives.translate import Examples, Translate, TranslateSettings
 from trifold.scores.rouge import RougeScore
@@ -82,11 +82,11 @@ class Summarize(Translate):
         sources.ids[sources.starts[1:] - 1] = self.source.required("eos")
         return replace(found, sources=sources)
 
-    def compute_scores(self, run: EvalRun) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Evaluation:
         """ROUGE of the summaries that the recipe's `generate` finds, and samples."""
         outputs = self.outputs(run, run.examples.sources, run.context.generation)
         score, rows = RougeScore(), run.rows
         score.add(rows.columns["target"], outputs)
         sources = (shorten(source, 200, placeholder=" …") for source in rows.sources)
         samples = [Sample(*each) for each in zip(sources, rows.targets, outputs, strict=True)]
-        return Scores(score.values(), samples, [score.signature])
+        return Evaluation(score.values(), samples, [score.signature])

@@ -13,7 +13,7 @@ from itertools import accumulate, chain
 from typing import Any, Literal
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
@@ -22,9 +22,10 @@ from trifold.data.pairs import plural
 from trifold.data.tables import check_text
 from trifold.errors import DataError
 from trifold.nn import ModelConfig, Transformer
-from trifold.objectives.evaluation import EvalRun, Sample, Scores
+from trifold.objectives.batch import Batch, pad_end
+from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
-from trifold.objectives.objective import BuildContext, InputBatch, TaskBundle
+from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.predict.tag import MERGE, choose_tags, first_tokens
 from trifold.ragged import Ragged
 from trifold.scores.entities import EntityScore, count_invalid, find_entities
@@ -115,14 +116,6 @@ class Examples(TextExamples):
     firsts: list[list[int]]
 
 
-@dataclass(frozen=True)
-class Batch(InputBatch):
-    """Packed sentences. labels (T,): of the tokens; rows (B,): their examples; starts (B + 1,): their first tokens."""
-
-    rows: Ids
-    starts: Ids
-
-
 class Tag(LabelledObjective):
     """Tagging of words."""
 
@@ -146,13 +139,11 @@ class Tag(LabelledObjective):
         return Examples(*self.tokens_and_types(encoded), labelled, firsts)
 
     def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
-        """Pack the given sentences, truncated to `width` tokens if given. Not random."""
+        """Pack the given sentences, truncated to `width` tokens if given. Not random. labels (T,): of the tokens."""
         inputs = self.pack(examples, rows, width)
         packing: Any = inputs.packing
-        starts = packing.starts.numpy()
-        labels = np.full(inputs.tokens.shape[1], NO_TAG, dtype=np.int64)
-        labels[: packing.real] = examples.labels.joined(rows, np.diff(starts)[: len(rows)])
-        return Batch(inputs, torch.from_numpy(labels), int((labels != NO_TAG).sum()), rows, starts)
+        labels = pad_end(examples.labels.joined(rows, np.diff(packing.starts)), packing.length, NO_TAG)
+        return Batch(inputs, labels, int((labels != NO_TAG).sum()))
 
     # --- loss, predictions, scores -----------------------------------------------------------------------
 
@@ -164,20 +155,20 @@ class Tag(LabelledObjective):
     def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
         """The most probable classes of the tokens of each row, and their probabilities."""
         return {
-            "classes": self.split(logits.argmax(-1), batch),
-            "confidences": self.split(logits.softmax(-1).amax(-1), batch),
+            "classes": [self.split(logits.argmax(-1), batch)],
+            "confidences": [self.split(logits.softmax(-1).amax(-1), batch)],
         }
 
-    def split(self, values: Tensor, batch: Batch) -> list[tuple[int, Any]]:
-        """The example of each row, and the values (T,) of its tokens."""
-        parts = np.split(values.cpu().numpy(), batch.starts[1 : len(batch.rows) + 1])
-        return list(zip(batch.rows.tolist(), parts, strict=False))  # without padding
+    def split(self, values: Tensor, batch: Batch) -> list[NDArray[Any]]:
+        """The values (T,) of the tokens of each row."""
+        packing: Any = batch.inputs.packing
+        return np.split(values.cpu().numpy(), packing.starts[1:])[:-1]  # without padding
 
-    def compute_scores(self, run: EvalRun) -> Scores:
+    def compute_scores(self, run: EvalRun) -> Evaluation:
         """Scores of the tags of all sentences, and the first sentences with their entities."""
         references, examples = run.rows.columns["tags"], run.examples
-        classes, labels = dict(run.sums["classes"]), self.config.labels
-        found = [choose_tags(classes[n], firsts, labels) for n, firsts in enumerate(examples.firsts)]
+        classes = zip(run.by_row("classes"), examples.firsts, strict=True)
+        found = [choose_tags(own, firsts, self.config.labels) for own, firsts in classes]
         pairs = list(zip(chain(*references), chain(*found), strict=True))
         values = {"accuracy": 100 * sum(one == other for one, other in pairs) / len(pairs)}
         lines = [f"accuracy of {len(pairs):,} tags = {values['accuracy']:.2f}"]
@@ -190,11 +181,11 @@ class Tag(LabelledObjective):
                 "{}: f1 = {f1:.2f}, precision = {precision:.2f}, recall = {recall:.2f}".format(name, **each)
                 for name, each in types.items()
             ]
-        words, probabilities = run.rows.columns["words"], dict(run.sums["confidences"])
+        words, probabilities = run.rows.columns["words"], run.by_row("confidences")
         places = [[place for place in firsts if place >= 0] for firsts in examples.firsts]
         sure = [float(probabilities[n][places[n]].prod()) for n in run.sample_rows]
         samples = [self._sample(words[n], references[n], found[n]) for n in run.sample_rows]
-        return Scores(values, samples, lines, sure)
+        return Evaluation(values, samples, lines, sure)
 
     def _sample(self, words: Sequence[str], *both: Sequence[str]) -> Sample:
         """The sentence with its entities, or its tags: the reference and the prediction."""

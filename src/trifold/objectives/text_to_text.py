@@ -20,8 +20,8 @@ from pydantic import Field, model_validator
 
 from trifold.data import DataSettings, Pairs, Source, read_pairs
 from trifold.errors import DataError, SettingsError
-from trifold.objectives.evaluation import EvalRun, Sample, Scores
-from trifold.objectives.objective import BuildContext, ObjectiveSettings, TaskBundle, select_readable
+from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
+from trifold.objectives.objective import BuildContext, ObjectiveSettings, TaskBundle
 from trifold.objectives.translate import Examples, Translate
 from trifold.scores import SCORES
 from trifold.scores.correlation import pearson
@@ -89,15 +89,14 @@ class TextToTextSettings(ObjectiveSettings):
             {name: _read_part(name, part, split, context) for name, part in self.parts.items()}
             for split in ("train", "valid")
         )
-        tokenizer = context.load_or_train_tokenizer(
-            lambda: [text for part in train.values() for text in (*part.sources, *part.targets)],
-            append_eos=True,
-        )
+        texts = (text for part in train.values() for text in (*part.sources, *part.targets))
+        tokenizer = context.load_or_train_tokenizer(lambda: texts, append_eos=True)
         config = context.config_for(tokenizer)
         objective = TextToText(self, tokenizer, tokenizer, start_id=config.start_id)
         rows = objective.rows(train, mixed=True)
         for name, part in valid.items():
-            valid[name] = select_readable(part, objective.encode(part), context, "rows")
+            examples = objective.rows({name: part}, mixed=False).examples
+            valid[name] = context.select_readable(part, examples, "rows")
         sizes, per_epoch = [len(part) for part in train.values()], objective.rows_per_epoch(rows)
         for name, size, count in zip(train, sizes, per_epoch, strict=True):
             context.report(f"{name}: {size:,} rows, {count:,} of them in each epoch")
@@ -178,10 +177,6 @@ class TextToText(Translate):
 
     row_name = "rows"
 
-    def encode(self, pairs: Pairs) -> Examples:
-        """Both sides as tokens, each with </s>."""
-        return super().examples(pairs)
-
     def rows(self, parts: dict[str, Pairs], *, mixed: bool) -> Rows:
         """The texts of all parts, encoded."""
         sources, targets = (
@@ -190,7 +185,7 @@ class TextToText(Translate):
         )
         stops = np.cumsum([len(part) for part in parts.values()]).tolist()
         bounds = list(zip(parts, [0, *stops[:-1]], stops, strict=True))
-        return Rows(bounds, sources, targets, self.encode(Pairs(sources, targets)), mixed)
+        return Rows(bounds, sources, targets, super().examples(Pairs(sources, targets)), mixed)
 
     def rows_per_epoch(self, rows: Rows) -> list[int]:
         """Rows of each part in an epoch."""
@@ -198,7 +193,6 @@ class TextToText(Translate):
         return rows_per_part(sizes, self.settings.limit, self.settings.temperature)
 
     def examples(self, rows: Rows, draw: int | None = None) -> Examples:  # type: ignore[override]
-        """The rows of an epoch."""
         if not rows.mixed:
             return rows.examples
         chosen = self.choose_rows(rows, draw or 0)
@@ -215,8 +209,7 @@ class TextToText(Translate):
 
     # --- scores ----------------------------------------------------------------------------------
 
-    def compute_scores(self, run: EvalRun) -> Scores:
-        """The score of each part's greedy outputs, and their mean."""
+    def compute_scores(self, run: EvalRun) -> Evaluation:
         rows: Rows = run.rows
         outputs = self.outputs(run, rows.examples.sources)
         scores, signatures = {}, []
@@ -227,7 +220,7 @@ class TextToText(Translate):
         samples = [Sample(*each) for each in zip(rows.sources, rows.targets, outputs, strict=True)]
         # The first sample of every part, then the second of every part.
         place = np.concatenate([np.arange(stop - start) for _, start, stop in rows.parts])
-        return Scores(scores, [samples[row] for row in np.argsort(place, kind="stable")], signatures)
+        return Evaluation(scores, [samples[row] for row in np.argsort(place, kind="stable")], signatures)
 
     def _score(self, name: str, ours: Sequence[str], targets: Sequence[str]) -> tuple[float, str]:
         kind = self.settings.parts[name].score

@@ -23,19 +23,9 @@ from torch import Tensor
 from trifold.data import Pairs, read_pairs
 from trifold.generate.config import GenerationConfig
 from trifold.nn import Inputs, Transformer
-from trifold.objectives.evaluation import EvalRun, Sample, Scores
-from trifold.objectives.objective import (
-    TARGET_TOKENIZER_FILE,
-    Batch as BaseBatch,
-    BuildContext,
-    LossTerm,
-    Objective,
-    ObjectiveSettings,
-    TaskBundle,
-    pack_rows,
-    select_readable,
-    token_loss,
-)
+from trifold.objectives.batch import Batch as BaseBatch, LossTerm, pack_rows, token_loss
+from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
+from trifold.objectives.objective import BuildContext, Objective, ObjectiveSettings, TaskBundle
 from trifold.predict.generate_texts import generate_rows
 from trifold.ragged import Ragged
 from trifold.scores import SCORES, Score
@@ -44,6 +34,8 @@ from trifold.scores.bootstrap import Scorer
 from trifold.settings import nearest
 from trifold.text import Tokenizer
 from trifold.text.spans import Ids, example_rng
+
+TARGET_TOKENIZER_FILE = "target_tokenizer.json"
 
 # --- settings -> rows ------------------------------------------------------------------------------------
 
@@ -69,11 +61,9 @@ class TranslateSettings(ObjectiveSettings):
         return name
 
     def read(self, source: Any, data: Any, split: str) -> Any:
-        """The rows of a source."""
         return read_pairs(source, data, split)
 
     def create(self, context: BuildContext, *parts: Any, **options: Any) -> Translate:
-        """The objective."""
         return Translate(self, *parts, **options)
 
     def build(self, context: BuildContext) -> TaskBundle:
@@ -83,7 +73,7 @@ class TranslateSettings(ObjectiveSettings):
         target_size = None if context.tokenizer.joint else target.vocab_size
         config = config.model_copy(update={"target_vocab_size": target_size})
         objective = self.create(context, source, target, start_id=config.start_id)
-        valid = select_readable(valid, objective.examples(valid), context, "pairs")
+        valid = context.select_readable(valid, objective.examples(valid), "pairs")
         dropout, epochs = context.tokenizer.dropout, context.tokenizer.dropout_epochs
 
         def redraws(epoch: int) -> bool:
@@ -132,12 +122,11 @@ class Examples:
 
 @dataclass(frozen=True)
 class Batch(BaseBatch):
-    """Packed rows. labels (N,): the target at each position of the decoder's packed row, -1 in padding."""
+    """Packed rows: inputs of the encoder; target, those of the decoder; labels (N,): the token to predict at each
+    position of the decoder's packed row, -1 in padding.
+    """
 
-    source: Inputs
     target: Inputs
-    labels: Tensor
-    tokens: int
     sampled: Tensor | None = None  # (N,) whether the decoder reads its own prediction there
 
 
@@ -166,7 +155,7 @@ class Translate(Objective):
         # Teacher forcing: each position reads the token before its label; a row begins with the start token.
         shifted = ids.roll(1)
         shifted[packing.starts[:-1]] = self.start_id
-        batch = Batch(source, Inputs(shifted[None], packing=packing), labels, packing.real)
+        batch = Batch(source, labels, packing.real, Inputs(shifted[None], packing=packing))
         if not (share := getattr(self.settings, "scheduled_sampling", 0.0)):
             return batch
         sampled = torch.zeros(packing.length, dtype=torch.bool)
@@ -178,24 +167,22 @@ class Translate(Objective):
     # --- loss, scores ------------------------------------------------------------------------------------
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
-        """Label-smoothed cross-entropy over the target tokens, in nats."""
         target, smoothing = batch.target, self.settings.label_smoothing
         if batch.sampled is not None and model.training:  # two passes: Mihaylova & Martins 2019
             assert model.lm_head is not None
             with torch.no_grad():
-                parts = model(batch.source, target)[0].split(1024)
+                parts = model(batch.inputs, target)[0].split(1024)
                 predicted = torch.cat([model.lm_head(part).argmax(-1) for part in parts])
             target = replace(target, tokens=torch.where(batch.sampled, predicted.roll(1), target.tokens))
-        states = model(batch.source, target)[0]
-        return {"tokens": token_loss(model, states, batch.labels, batch.tokens, smoothing)}
+        states = model(batch.inputs, target)[0]
+        return {"tokens": token_loss(model, states, batch, smoothing)}
 
-    def compute_scores(self, run: EvalRun) -> Scores:
-        """Scores of greedy translations, and samples."""
+    def compute_scores(self, run: EvalRun) -> Evaluation:
         outputs, rows = self.outputs(run, run.examples.sources), run.rows
         scores = self.settings.scores(outputs, rows.targets)
         samples = [Sample(*each) for each in zip(rows.sources, rows.targets, outputs, strict=True)]
         values = {name: score.value for name, score in scores.items()}
-        return Scores(values, samples, [str(score) for score in scores.values()])
+        return Evaluation(values, samples, [str(score) for score in scores.values()])
 
     def outputs(self, run: EvalRun, sources: Ragged, search: GenerationConfig | None = None) -> list[str]:
         """The output of each source, as text; by default the greedy one, which measures the weights and no search."""

@@ -141,9 +141,8 @@ def _spans(
 
 def _whole_words(part: Encoded, first: int, last: int) -> tuple[int, int]:
     """The characters of the words of the tokens `first` to `last`; of the tokens themselves if they have no words."""
-    places = [n for n, side in enumerate(part.texts) if side == 1]
-    if part.words[first] is None or part.words[last] is None:
+    ends = part.words[first], part.words[last]
+    if None in ends:
         return part.offsets[first][0], part.offsets[last][1]
-    begin = next(n for n in places if part.words[n] == part.words[first])
-    finish = next(n for n in reversed(places) if part.words[n] == part.words[last])
-    return part.offsets[begin][0], part.offsets[finish][1]
+    inside = [n for n, side in enumerate(part.texts) if side == 1 and part.words[n] in ends]
+    return part.offsets[inside[0]][0], part.offsets[inside[-1]][1]

@@ -122,10 +122,9 @@ def _tokens(tokenizer: Tokenizer, text: str, row: Encoded, scores: Scores) -> li
 def _merge_words(tokens: Sequence[_Token], join: Callable[[Scores], Scores]) -> list[_Token]:
     words: list[list[_Token]] = []
     for token in tokens:
-        if token.continues and words:
-            words[-1].append(token)
-        else:
-            words.append([token])
+        if not token.continues or not words:
+            words.append([])
+        words[-1].append(token)
     return [_Token(join(np.stack([t.scores for t in word])), word[0].start, word[-1].end) for word in words]
 
 
@@ -140,10 +139,9 @@ def _merge_spans(tags: Sequence[Tag], text: str) -> list[Tag]:
     for tag in tags:
         last = groups[-1][-1].label if groups else ""
         is_new = tag.label.startswith(("B-", "S-")) or last.startswith(("E-", "S-"))
-        if groups and not is_new and _class(tag.label) == _class(last):
-            groups[-1].append(tag)
-        else:
-            groups.append([tag])
+        if not groups or is_new or _class(tag.label) != _class(last):
+            groups.append([])
+        groups[-1].append(tag)
     spans = []
     for group in groups:
         label, score = _class(group[0].label), float(np.mean([tag.score for tag in group]))

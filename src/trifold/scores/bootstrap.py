@@ -48,10 +48,12 @@ def sums_scorer(examples: Sequence[Mapping[str, Any]], score: Callable[[Any], Ma
     """The scorer for scores that are functions of sums over examples.
 
     examples: the statistics of each by name: numbers and arrays, which are added, or lists of arrays, which are joined.
+    Lists of anything else are left out.
     """
     columns = {name: [values[name] for values in examples] for name in examples[0]}
-    lists = {name: np.concatenate([*chain(*x)]) for name, x in columns.items() if isinstance(x[0], list)}
-    numbers = {name: np.array(x, np.float64) for name, x in columns.items() if name not in lists}
+    joined = {name: [*chain(*x)] for name, x in columns.items() if isinstance(x[0], list)}
+    numbers = {name: np.array(x, np.float64) for name, x in columns.items() if name not in joined}
+    lists = {name: np.concatenate(x) for name, x in joined.items() if isinstance(x[0], np.ndarray)}
 
     def scorer(rows: NDArray[np.int64]) -> Mapping[str, float]:
         counts = np.bincount(rows, minlength=len(rows))

@@ -44,10 +44,8 @@ def matthews(table: Counts) -> float:
     """Matthews correlation of any number of classes (Gorodkin 2004), -1 to 1; 0 if one class is predicted or true."""
     labels, predictions, total = table.sum(1), table.sum(0), int(table.sum())
     covariance = int(np.trace(table)) * total - int(labels @ predictions)
-    of_labels, of_predictions = (total * total - int(each @ each) for each in (labels, predictions))
-    return (
-        covariance / math.sqrt(of_labels) / math.sqrt(of_predictions) if of_labels and of_predictions else 0.0
-    )
+    scale = math.prod(math.sqrt(total * total - int(each @ each)) for each in (labels, predictions))
+    return covariance / scale if scale else 0.0
 
 
 def reliability_table(labels: Counts, predictions: Counts, confidences: Floats) -> Floats:

@@ -21,7 +21,8 @@ from trifold.hub.folder import check_positions, describe_misfit
 from trifold.hub.generation import check_limits
 from trifold.hub.peft import adapter_tensors
 from trifold.nn import ModelConfig, Transformer
-from trifold.objectives.objective import Batch, BuildContext, Examples, Objective, TaskBundle
+from trifold.objectives.batch import Batch, Examples
+from trifold.objectives.objective import BuildContext, Objective, TaskBundle
 from trifold.recipe import Recipe
 from trifold.text import make_tokenizer
 from trifold.train.monitor import View
@@ -153,7 +154,9 @@ def _report(data: TrainingData, view: View) -> None:
         used = np.concatenate(plan)
         size = f"{len(used):,} {objective.row_name}, {int(lengths[used, -1].sum()):,} {objective.read_name}"
         padding = "packed" if objective.packs else f"{padding_share(lengths, plan):.1%} padding"
-    vocabulary = f"; vocabulary {data.bundle.vocabulary}" if data.recipe.task.data_kind != "images" else ""
+    sizes = (data.config.vocab_size, data.config.target_vocab_size)
+    known = " + ".join(f"{size:,}" for size in sizes if size is not None)
+    vocabulary = f"; vocabulary {known}" if data.recipe.task.data_kind != "images" else ""
     batches = f"{len(plan):,} batch{'es' * (len(plan) != 1)}"
     view.say(f"an epoch: {size}, {batches}, {padding}{vocabulary}")
 

@@ -36,7 +36,7 @@ def save_batches(
 ) -> Path | None:
     """Save the batches of a rejected update for inspection, as `step-N.safetensors` and `step-N.json`.
 
-    positions: [epoch, number in the epoch] of each batch. Tensors are named after their path: `0.source.tokens`.
+    positions: [epoch, number in the epoch] of each batch. Tensors are named after their path: `0.inputs.tokens`.
     Returns None if writing fails, since the rejected update is the more important error.
     """
     from safetensors.torch import save

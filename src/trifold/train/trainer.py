@@ -32,7 +32,8 @@ from trifold.fast.int8_training import count_int8_layers, enable_int8_training
 from trifold.fast.thread_pool import executor_sharing_cores
 from trifold.nn import Transformer
 from trifold.nn.rng import use_thread_rng
-from trifold.objectives.objective import Batch, Objective
+from trifold.objectives.batch import Batch
+from trifold.objectives.objective import Objective
 from trifold.recipe import TrainSettings
 from trifold.train.blocks import compile_blocks, recompute_blocks, under_graphs
 from trifold.train.device import Machine, master_dtype
