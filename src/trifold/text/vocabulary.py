@@ -133,10 +133,10 @@ def read_sentencepiece(path: Path) -> Vocabulary:
     content = read_bytes(path, MAX_MODEL)
     try:
         fields = list(_iter_fields(content))
-        pieces = [_parse_piece(value) for number, value in fields if number == 1 and isinstance(value, bytes)]
-        trainer, normalizer = (_last_message(fields, number) for number in (2, 3))
-        kind = int(trainer.get(3, UNIGRAM))
-        unk_id = int(trainer.get(40, 0))
+        pieces = [_parse_piece(value) for number, value in fields if number == 1]
+        messages = dict(fields)
+        trainer, normalizer = (dict(_iter_fields(messages.get(number, b""))) for number in (2, 3))
+        kind, unk_id = int(trainer.get(3, UNIGRAM)), int(trainer.get(40, 0))
         charsmap = normalizer.get(2, b"")
     except (ValueError, IndexError, TypeError, struct.error) as error:
         raise CheckpointError(f"{path}: not a SentencePiece model ({error}); copy the file again") from None
@@ -159,41 +159,32 @@ def read_sentencepiece(path: Path) -> Vocabulary:
 
 def _parse_piece(content: bytes) -> tuple[str, float, int]:
     fields = dict(_iter_fields(content))
-    text, score, kind = fields.get(1, b""), fields.get(2, 0.0), fields.get(3, NORMAL)
-    if not isinstance(text, bytes) or not isinstance(kind, int) or len(text) > _MAX_PIECE:
-        raise ValueError("an invalid piece")
-    number = float(score)
-    if not math.isfinite(number):
-        raise ValueError("a score that is not finite")
-    return text.decode("utf-8"), number, kind
+    text, score, kind = str(fields.get(1, b""), "utf-8"), float(fields.get(2, 0.0)), fields.get(3, NORMAL)
+    if not math.isfinite(score) or len(text.encode()) > _MAX_PIECE:
+        raise ValueError(f"the piece {text!r:.40} is too long, or its score is not finite")
+    return text, score, kind
 
 
-def _last_message(
-    fields: list[tuple[int, bytes | int | float]], number: int
-) -> dict[int, bytes | int | float]:
-    found = [value for field, value in fields if field == number and isinstance(value, bytes)]
-    return dict(_iter_fields(found[-1])) if found else {}
-
-
-def _iter_fields(content: bytes) -> Iterator[tuple[int, bytes | int | float]]:
-    """(number, value) of every field of a protobuf message; nested messages are bytes."""
+def _iter_fields(content: bytes) -> Iterator[tuple[int, Any]]:
+    """(number, value) of every field of a protobuf message: an integer, a float32, or bytes (nested messages too)."""
     at = 0
     while at < len(content):
         tag, at = _read_varint(content, at)
-        number, wire = tag >> 3, tag & 7
-        if wire == 0:
-            value, at = _read_varint(content, at)
-            yield number, value if value < 1 << 63 else value - (1 << 64)
-            continue
-        if wire == 2:
-            size, at = _read_varint(content, at)
-        else:
-            size = {1: 8, 5: 4}.get(wire, -1)
-        if size < 0 or at + size > len(content):
+        match tag & 7:
+            case 0:
+                value, at = _read_varint(content, at)
+            case 2:
+                size, at = _read_varint(content, at)
+                value, at = content[at : at + size], at + size
+            case 5:
+                value, at = struct.unpack_from("<f", content, at)[0], at + 4
+            case 1:
+                value, at = content[at : at + 8], at + 8
+            case wire:
+                raise ValueError(f"wire type {wire} at byte {at}")
+        if at > len(content):
             raise ValueError(f"cut off at byte {at}")
-        raw = content[at : at + size]
-        at += size
-        yield number, raw if wire == 2 else struct.unpack("<f" if wire == 5 else "<d", raw)[0]
+        yield tag >> 3, value
 
 
 def _read_varint(content: bytes, at: int) -> tuple[int, int]:
