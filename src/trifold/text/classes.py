@@ -15,17 +15,7 @@ from trifold.errors import CheckpointError
 from trifold.text.languages import MBART, MBART_50
 from trifold.text.patterns import QWEN_WORDS
 from trifold.text.special_tokens import Names, content_of
-from trifold.text.templates import (
-    BOS_EOS_EOS,
-    CLS_SEP,
-    EOS,
-    SEP_CLS,
-    Settings,
-    bos_and_eos,
-    language,
-    roberta,
-    template,
-)
+from trifold.text.templates import Around, Settings, bos_and_eos, language, roberta
 from trifold.text.vocabulary import SPACE, Vocabulary
 
 _MAX_SENTINELS = 10_000  # T5 has 100
@@ -35,26 +25,17 @@ _MAX_SENTINELS = 10_000  # T5 has 100
 class TokenizerClass:
     """A tokenizer class of `transformers`.
 
-    around: the special tokens around a text and around a pair, by role (`{sep}` is the separator), or a function that
-    makes the post-processor.
     model: the kind of model in a tokenizer.json that `build` accepts.
     rebuild: whether the class's parts replace those of a tokenizer.json.
     drop_post_processor: whether the post-processor of a tokenizer.json is dropped.
     """
 
     build: Callable[[Vocabulary, Settings, Names], Library]
-    around: tuple[str, str] | Callable[[Library, Settings, Names], Any]
+    around: Around
     names: Names
     model: str
     rebuild: bool = True
     drop_post_processor: bool = False
-
-    def post_processor(self, library: Library, settings: Settings, names: Names) -> Any:
-        """Adds the special tokens around a text."""
-        if callable(self.around):
-            return self.around(library, settings, names)
-        roles = {role.removesuffix("_token"): name for role, name in names.items()}
-        return template(library, *(text.format(**roles) for text in self.around))
 
 
 def _bert(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
@@ -310,7 +291,13 @@ _MBART, _MBART_50 = _multilingual(MBART, by_words=True), _multilingual(MBART_50)
 _MBART_50_NAMES = {role: name for role, name in FAIRSEQ.items() if role != "bos_token"}
 _NEOX = _END_OF_TEXT | {"pad_token": "<|padding|>"}
 
-_WORDPIECE = TokenizerClass(_bert, CLS_SEP, _BRACKETS, "WordPiece")
+_CLS_SEP = ("{cls}:0 $A:0 {sep}:0", "{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1")
+_SEP_CLS = ("$A:0 {sep}:0 {cls}:2", "$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2")
+BOS_EOS_EOS = ("{bos} $A {eos}", "{bos} $A {eos} {eos} $B {eos}")
+_EOS_EOS = ("$A {eos}", "$A {eos} $B {eos}")
+EOS = ("$A {eos}", "$A $B {eos}")
+
+_WORDPIECE = TokenizerClass(_bert, _CLS_SEP, _BRACKETS, "WordPiece")
 _GPT_2 = TokenizerClass(_byte_level, bos_and_eos, _END_OF_TEXT, "BPE", rebuild=False)
 _ROBERTA = TokenizerClass(_byte_level, roberta, FAIRSEQ, "BPE", rebuild=False)
 
@@ -327,14 +314,14 @@ CLASSES: dict[str, TokenizerClass] = {
     "LlamaTokenizer": TokenizerClass(_llama, bos_and_eos, _BOS_EOS, "BPE"),
     "ElectraTokenizer": _WORDPIECE,
     "MPNetTokenizer": TokenizerClass(_mpnet, roberta, FAIRSEQ | {"unk_token": "[UNK]"}, "WordPiece"),
-    "DebertaV2Tokenizer": TokenizerClass(_deberta, CLS_SEP, _DEBERTA, "Unigram"),
-    "T5Tokenizer": TokenizerClass(_t5, EOS, T5, "Unigram"),
+    "DebertaV2Tokenizer": TokenizerClass(_deberta, _CLS_SEP, _DEBERTA, "Unigram"),
+    "T5Tokenizer": TokenizerClass(_t5, _EOS_EOS, T5, "Unigram"),
     "XLMRobertaTokenizer": TokenizerClass(_xlm_roberta, BOS_EOS_EOS, FAIRSEQ, "Unigram"),
     "CamembertTokenizer": TokenizerClass(_camembert, BOS_EOS_EOS, FAIRSEQ, "Unigram"),
-    "AlbertTokenizer": TokenizerClass(_albert, CLS_SEP, _ALBERT, "Unigram"),
-    "BigBirdTokenizer": TokenizerClass(_big_bird, CLS_SEP, _BIG_BIRD, "Unigram"),
-    "XLNetTokenizer": TokenizerClass(_xlnet, SEP_CLS, _XLNET, "Unigram"),
-    "PegasusTokenizer": TokenizerClass(_pegasus, ("$A {eos}", "$A $B {eos}"), _PEGASUS, "Unigram"),
+    "AlbertTokenizer": TokenizerClass(_albert, _CLS_SEP, _ALBERT, "Unigram"),
+    "BigBirdTokenizer": TokenizerClass(_big_bird, _CLS_SEP, _BIG_BIRD, "Unigram"),
+    "XLNetTokenizer": TokenizerClass(_xlnet, _SEP_CLS, _XLNET, "Unigram"),
+    "PegasusTokenizer": TokenizerClass(_pegasus, EOS, _PEGASUS, "Unigram"),
     "MBartTokenizer": TokenizerClass(_MBART, language("en_XX", first=False), FAIRSEQ, "Unigram"),
     "MBart50Tokenizer": TokenizerClass(_MBART_50, language("en_XX", first=True), _MBART_50_NAMES, "Unigram"),
     "NllbTokenizer": TokenizerClass(_multilingual(()), language("eng_Latn", first=True), FAIRSEQ, "BPE"),

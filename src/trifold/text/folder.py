@@ -16,7 +16,7 @@ from trifold.text.classes import CLASS_OF_MODEL, CLASSES, TokenizerClass, unknow
 from trifold.text.patterns import PatternGuard
 from trifold.text.segmenters import read_bertweet, read_m2m, read_marian
 from trifold.text.special_tokens import Names, added_tokens, merge_files, names_of, new_tokens, read_optional
-from trifold.text.templates import bos_and_eos
+from trifold.text.templates import bos_and_eos, post_processor
 from trifold.text.tokenizer import TOKEN_TYPES, Tokenizer
 from trifold.text.validation import is_panic, read_library
 from trifold.text.vocabulary import from_document, read_vocabulary
@@ -130,8 +130,8 @@ def _build(
     built = row.build(vocabulary, settings, names)
     first = [*added_tokens(document, settings), *vocabulary.added]
     built.add_tokens(new_tokens(built, first, settings, names))
-    around = library.post_processor if library is not None and row.around is bos_and_eos else None
-    built.post_processor = row.post_processor(built, settings, names) if around is None else around
+    kept = library.post_processor if library is not None and row.around is bos_and_eos else None
+    built.post_processor = kept if kept is not None else post_processor(row.around, built, settings, names)
     return built
 
 

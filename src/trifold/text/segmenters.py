@@ -15,10 +15,10 @@ from tokenizers import Regex, Tokenizer as Library, decoders, models
 from trifold.errors import CheckpointError
 from trifold.jsonfiles import read_bytes
 from trifold.text.chat import read_templates
-from trifold.text.classes import FAIRSEQ, T5
+from trifold.text.classes import BOS_EOS_EOS, EOS, FAIRSEQ, T5
 from trifold.text.languages import M2M
 from trifold.text.special_tokens import SETTINGS, Names, names_of, new_tokens
-from trifold.text.templates import template
+from trifold.text.templates import Around, language, post_processor
 from trifold.text.tokenizer import Segment, Tokenizer
 from trifold.text.vocabulary import MAX_MODEL, SPACE, read_ids, read_lines, read_sentencepiece
 
@@ -43,12 +43,10 @@ def read_marian(path: Path, settings: Mapping[str, Any], target: bool) -> Tokeni
         code = text[:end] if end > 1 else ""  # ">>fra<<" selects the target language
         return [code, *segment(text[len(code) :])] if code else segment(text)
 
-    eos = names["eos_token"]
     special = dict.fromkeys(names.values())
     spaced = [decoders.Replace(Regex(f"{re.escape(name)}{SPACE}*"), f"{name} ") for name in special]
     decoder = [decoders.Fuse(), *spaced, decoders.Replace(SPACE, " ")]
-    around = (f"$A {eos}", f"$A $B {eos}")
-    return _make_tokenizer(path, settings, names, ids, around, decoder, segment_with_language)
+    return _make_tokenizer(path, settings, names, ids, EOS, decoder, segment_with_language)
 
 
 def read_m2m(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
@@ -61,14 +59,13 @@ def read_m2m(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
     ids = read_ids(path / "vocab.json")
     ids |= {f"__{code}__": len(ids) + number for number, code in enumerate(M2M[kind])}
     tokens = [f"__{code}__" for code in M2M[kind]]
-    source, eos = f"__{settings.get('src_lang') or 'en'}__", names["eos_token"]
     segment = sentencepiece_segmenter(path / "sentencepiece.bpe.model", any_kind=True)
-    around = (f"{source} $A {eos}", f"{source} $A $B {eos}")
     special = "|".join(map(re.escape, [*names.values(), *tokens]))
     joined = decoders.Replace(Regex(f"(?<={special}){SPACE}"), "")  # no space after a special token
     decoder = [decoders.Fuse(), joined, decoders.Replace(SPACE, " ")]
-    extra = {**settings, "extra_special_tokens": tokens}
-    return _make_tokenizer(path, extra, names, ids, around, decoder, segment)
+    source = f"__{settings.get('src_lang') or 'en'}__"
+    extra = {**settings, "extra_special_tokens": tokens, "src_lang": source}
+    return _make_tokenizer(path, extra, names, ids, language(source, first=True), decoder, segment)
 
 
 def read_bertweet(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
@@ -82,10 +79,8 @@ def read_bertweet(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
     ids = {names[role]: number for number, role in enumerate(first)}
     for line in read_lines(path / "vocab.txt"):
         ids[line.strip().rpartition(" ")[0]] = len(ids)
-    bos, eos = names["bos_token"], names["eos_token"]
-    around = (f"{bos} $A {eos}", f"{bos} $A {eos} {eos} $B {eos}")
     decoder = [decoders.WordPiece(prefix="\0", cleanup=False), decoders.Fuse(), decoders.Replace("@@ ", "")]
-    return _make_tokenizer(path, settings, names, ids, around, decoder, FastBPE(path / "bpe.codes"))
+    return _make_tokenizer(path, settings, names, ids, BOS_EOS_EOS, decoder, FastBPE(path / "bpe.codes"))
 
 
 def _make_tokenizer(
@@ -93,7 +88,7 @@ def _make_tokenizer(
     settings: Mapping[str, Any],
     names: Names,
     ids: dict[str, int],
-    around: tuple[str, str],
+    around: Around,
     decoder: list[Any],
     segment: Segment,
 ) -> Tokenizer:
@@ -103,7 +98,7 @@ def _make_tokenizer(
     library = Library(models.WordLevel(ids, unk_token=unknown))
     library.add_tokens(new_tokens(library, [], settings, names))
     library.decoder = decoders.Sequence(decoder)
-    library.post_processor = template(library, *around)
+    library.post_processor = post_processor(around, library, settings, names)
     return Tokenizer(
         library,
         names=names,
