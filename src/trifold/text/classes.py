@@ -247,18 +247,8 @@ def _deberta(vocabulary: Vocabulary, settings: Settings, names: Names) -> Librar
     return library
 
 
-def _with_special(library: Library, tokens: Sequence[str]) -> Library:
-    library.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
-    return library
-
-
-def _with_mask(library: Library, names: Names) -> Library:
-    library.add_special_tokens([AddedToken(names["mask_token"], lstrip=True, special=True, normalized=False)])
-    return library
-
-
-def unknown_sentencepiece(vocabulary: Vocabulary) -> Library:
-    """A SentencePiece model of an unknown class: spaces become ▁, nothing is put before the text."""
+def _sentencepiece(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
+    """Spaces become ▁, and nothing is put before the text. Usual special tokens take the roles that are open."""
     unk_id, byte_fallback = vocabulary.unk_id, vocabulary.byte_fallback
     assert unk_id is not None
     if vocabulary.scores:
@@ -270,6 +260,18 @@ def unknown_sentencepiece(vocabulary: Vocabulary) -> Library:
     library.normalizer = normalizers.Sequence([*charsmap, normalizers.Replace(" ", SPACE)])
     fallback = [decoders.ByteFallback(), decoders.Fuse()] if byte_fallback else []
     library.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), *fallback])
+    usual = _BOS_EOS.items()
+    names |= {r: t for r, t in usual if r not in settings and library.token_to_id(t) is not None}
+    return library
+
+
+def _with_special(library: Library, tokens: Sequence[str]) -> Library:
+    library.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
+    return library
+
+
+def _with_mask(library: Library, names: Names) -> Library:
+    library.add_special_tokens([AddedToken(names["mask_token"], lstrip=True, special=True, normalized=False)])
     return library
 
 
@@ -300,6 +302,7 @@ EOS = ("$A {eos}", "$A $B {eos}")
 _WORDPIECE = TokenizerClass(_bert, _CLS_SEP, _BRACKETS, "WordPiece")
 _GPT_2 = TokenizerClass(_byte_level, bos_and_eos, _END_OF_TEXT, "BPE", rebuild=False)
 _ROBERTA = TokenizerClass(_byte_level, roberta, FAIRSEQ, "BPE", rebuild=False)
+SENTENCEPIECE = TokenizerClass(_sentencepiece, bos_and_eos, {}, "SentencePiece")  # of an unknown class
 
 CLASSES: dict[str, TokenizerClass] = {
     "BertTokenizer": _WORDPIECE,

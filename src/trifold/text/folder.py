@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Library
 
 from trifold.errors import CheckpointError
 from trifold.text.chat import read_templates
-from trifold.text.classes import CLASS_OF_MODEL, CLASSES, TokenizerClass, unknown_sentencepiece
+from trifold.text.classes import CLASS_OF_MODEL, CLASSES, SENTENCEPIECE, TokenizerClass
 from trifold.text.patterns import PatternGuard
 from trifold.text.segmenters import read_bertweet, read_m2m, read_marian
 from trifold.text.special_tokens import Names, added_tokens, merge_files, names_of, new_tokens, read_optional
@@ -84,9 +84,8 @@ def _read(path: Path, settings: Mapping[str, Any], name: str | None, options: Ma
     names = names_of(settings, row.names if row else {})
     if row is not None and (library is None or (row.rebuild and _matches(row, document))):
         library, guard = _build(row, path, document, library, settings, names), PatternGuard({}, "")
-    elif library is None:
-        library = _build_sentencepiece(path, settings, names)
     else:
+        assert library is not None
         if row is not None and row.model == "BPE":
             _set_prefix_space(library, settings)
         new = new_tokens(library, [], settings, names)
@@ -100,13 +99,13 @@ def _read(path: Path, settings: Mapping[str, Any], name: str | None, options: Ma
     return Tokenizer(library, names=names, settings=settings, templates=templates, guard=guard, **options)
 
 
-def _guess_class(path: Path) -> TokenizerClass | None:
+def _guess_class(path: Path) -> TokenizerClass:
     """The class that the vocabulary files suggest."""
     if (path / "vocab.txt").is_file():
         return CLASSES["BertTokenizer"]
     if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
         return CLASSES["GPT2Tokenizer"]
-    return None
+    return SENTENCEPIECE
 
 
 def _matches(row: TokenizerClass, document: Mapping[str, Any]) -> bool:
@@ -125,7 +124,7 @@ def _build(
 ) -> Library:
     """The parts of the class with the folder's vocabulary; the post-processor of a tokenizer.json is kept."""
     vocabulary = from_document(document) if document else read_vocabulary(path)
-    if not (vocabulary.scores if row.model == "Unigram" else vocabulary.ids):
+    if row is not SENTENCEPIECE and not (vocabulary.scores if row.model == "Unigram" else vocabulary.ids):
         raise CheckpointError(f"{path}: its files hold no {row.model} vocabulary, which the class needs")
     built = row.build(vocabulary, settings, names)
     first = [*added_tokens(document, settings), *vocabulary.added]
@@ -133,20 +132,6 @@ def _build(
     kept = library.post_processor if library is not None and row.around is bos_and_eos else None
     built.post_processor = kept if kept is not None else post_processor(row.around, built, settings, names)
     return built
-
-
-def _build_sentencepiece(path: Path, settings: Mapping[str, Any], names: Names) -> Library:
-    """A SentencePiece model of an unknown class."""
-    vocabulary = read_vocabulary(path)
-    if vocabulary.unk_id is None:
-        raise CheckpointError(f"{path}: nothing names its tokenizer class; add a tokenizer_config.json")
-    library = unknown_sentencepiece(vocabulary)
-    for role, fallback in (("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")):
-        if role not in settings and library.token_to_id(fallback) is not None:
-            names.setdefault(role, fallback)
-    library.add_tokens(new_tokens(library, vocabulary.added, settings, names))
-    library.post_processor = bos_and_eos(library, settings, names)
-    return library
 
 
 def _set_prefix_space(library: Library, settings: Mapping[str, Any]) -> None:
