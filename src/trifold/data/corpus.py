@@ -152,8 +152,6 @@ def iter_parts(parts: Iterable[FilePart], settings: DataSettings) -> Iterator[st
 
 def _count_line_feeds(part: FilePart) -> int:
     """The number of line feeds before a part, needed only for the line number in an error."""
-    count, remaining = 0, part.range.start
     with expand_path(part.file).open("rb") as stream:
-        while remaining > 0 and (chunk := stream.read(min(1 << 20, remaining))):
-            count, remaining = count + chunk.count(b"\n"), remaining - len(chunk)
-    return count
+        chunks = iter(lambda: stream.read(min(1 << 20, part.range.start - stream.tell())), b"")
+        return sum(chunk.count(b"\n") for chunk in chunks)

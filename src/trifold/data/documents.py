@@ -208,14 +208,15 @@ def iter_part(part: FilePart, settings: DataSettings) -> Iterator[str]:
     lines = iter_lines(part.file, settings.max_line_bytes, part=part.range, allow_empty=True)
     if part.kind == "jsonl":
         return _fields(read_objects(lines, part.file, part.range.first_line), settings)
-    return _blocks(lines) if settings.documents == "blank" else lines
+    return (text for _, text in iter_blocks(lines)) if settings.documents == "blank" else lines
 
 
-def _blocks(lines: Iterable[str]) -> Iterator[str]:
-    """Blocks of lines between blank lines."""
-    for is_blank, block in groupby(lines, key=lambda line: not line or line.isspace()):
+def iter_blocks(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Blocks of lines between blank lines, with the numbers of their first lines."""
+    for is_blank, block in groupby(enumerate(lines, start=1), key=lambda line: not line[1].strip()):
         if not is_blank:
-            yield "\n".join(block)
+            numbers, texts = zip(*block, strict=True)
+            yield numbers[0], "\n".join(texts)
 
 
 def _fields(rows: Iterable[NumberedRow], settings: DataSettings) -> Iterator[str]:

@@ -115,13 +115,14 @@ class TokenCache:
     def verify(self) -> None:
         """Compare all files with their digests. Raises DataError if they differ."""
         manifest = read_json(self.folder / MANIFEST)
-        start = 0
+        ids, start = np.asarray(self.ids), 0
         for shard in manifest["shards"]:
             stop = start + shard["tokens"]
-            if _sha256(self.ids, start, stop) != shard["sha256"]:
+            if hashlib.sha256(ids[start:stop]).hexdigest() != shard["sha256"]:
                 raise _damaged(self.folder / IDS, f"tokens {start:,} to {stop:,} are not what was written")
+            self.ids.release()
             start = stop
-        if _sha256(self.starts, 0, len(self.starts)) != manifest["starts_sha256"]:
+        if sha256_of_file(self.folder / STARTS) != manifest["starts_sha256"]:
             raise _damaged(self.folder / STARTS, "the content is not what was written")
 
 
@@ -275,13 +276,6 @@ def _exclusive_lock(path: Path, report: Callable[[str], None]) -> AbstractContex
         raise DataError(
             f"{path.parent}: this file system does not support locks; choose a data.cache on a local disk"
         ) from None
-
-
-def _sha256(numbers: MappedArray, start: int, stop: int) -> str:
-    digest = hashlib.sha256()
-    for position in range(start, stop, 1 << 20):
-        digest.update(numbers[position : min(stop, position + (1 << 20))].tobytes())
-    return digest.hexdigest()
 
 
 def _damaged(path: Path, what: str) -> DataError:
