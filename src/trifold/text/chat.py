@@ -20,12 +20,9 @@ _SANDBOX = Sandbox(Path(__file__).with_name("chat_handler.py"))
 def read_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """Templates by name (`default` is the usual one). Files take precedence over `chat_template` in the settings."""
     given = settings.get("chat_template")
-    found: dict[str, str] = {}
-    if isinstance(given, str):
-        found["default"] = given
-    elif isinstance(given, list):
-        entries = [entry for entry in given if isinstance(entry, dict)]
-        found |= {str(entry.get("name")): str(entry.get("template", "")) for entry in entries}
+    listed = [{"name": "default", "template": given}] if isinstance(given, str) else given
+    entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    found = {str(entry.get("name")): str(entry.get("template", "")) for entry in entries}
     check_inside(folder / "additional_chat_templates")
     more = sorted((folder / "additional_chat_templates").glob("*.jinja"))[:32]
     files = {"default": folder / "chat_template.jinja", **{path.stem: path for path in more}}
