@@ -114,13 +114,13 @@ def read_splits(
     """
     if settings.train is None:
         raise SettingsError("data.train: no training data is named; set it to files, hub:… or embedded:…")
-    sources = {"train": settings.train, "valid": settings.valid, "test": settings.test}
-    found: dict[str, Any] = {
-        split: None if source is None else read(source, settings, split) for split, source in sources.items()
-    }
+    sources = {split: getattr(settings, split) for split in Splits._fields}
+    train, valid, test = (
+        None if source is None else read(source, settings, split) for split, source in sources.items()
+    )
     if settings.holdout:
-        found["train"], found["valid"] = found["train"].hold_out(settings.holdout, seed)
-    return Splits(**found)
+        train, valid = train.hold_out(settings.holdout, seed)
+    return Splits(train, valid, test)
 
 
 def read_documents(source: str | list[str], settings: DataSettings, split: str = "train") -> Documents:

@@ -17,10 +17,8 @@ from trifold.data.lines import display_name, inner_suffix, iter_lines
 from trifold.data.pairs import HoldOut, Report, Rows, filter_rows, iter_dataset, plural
 from trifold.data.settings import DataSettings, Source
 from trifold.data.squad import iter_squad
-from trifold.data.tables import NumberedRow, Role, Roles, check_text, choose_columns, iter_file, read_roles
+from trifold.data.tables import NumberedRow, Roles, choose_columns, iter_file, read_roles
 from trifold.errors import SettingsError
-
-__all__ = ["RecordReport", "Records", "Role", "Roles", "check_text", "read_records"]
 
 _READERS = {"conll": iter_conll, "squad": iter_squad}
 _FORMATS = FORMATS | dict.fromkeys(".conll .conllu .bio .iob .iob2".split(), "conll") | {".json": "squad"}

@@ -159,21 +159,21 @@ def open_tokens(
         if found := _open_cache(folder, key, corpus):
             return found
         with _exclusive_lock(parent / f".{folder.name}.lock", report):
-            if found := _open_cache(folder, key, corpus):  # another process has built it meanwhile
-                return found
-            partial = parent / f".{folder.name}.partial"
-            job = token_build.BuildJob(corpus, settings, encoder, selection, key)
-            token_build.build(job, partial, report, workers, part_bytes)
-            disk.remove(folder)  # it belongs to files that have changed
-            disk.rename(partial, folder)
-            disk.flush_folder(parent)
+            found = _open_cache(folder, key, corpus)  # another process may have built it meanwhile
+            if found is None:
+                partial = parent / f".{folder.name}.partial"
+                job = token_build.BuildJob(corpus, settings, encoder, selection, key)
+                token_build.build(job, partial, report, workers, part_bytes)
+                disk.remove(folder)  # it belongs to files that have changed
+                disk.rename(partial, folder)
+                disk.flush_folder(parent)
+                found = _open_cache(folder, key, corpus)
     except OSError as error:
         raise DataError(
             f"{parent}: the cache cannot be written ({error.strerror or error}); choose another data.cache"
         ) from None
-    built = _open_cache(folder, key, corpus)
-    assert built is not None
-    return built
+    assert found is not None
+    return found
 
 
 def sample_documents(

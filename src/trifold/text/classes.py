@@ -302,7 +302,7 @@ EOS = ("$A {eos}", "$A $B {eos}")
 _WORDPIECE = TokenizerClass(_bert, _CLS_SEP, _BRACKETS, "WordPiece")
 _GPT_2 = TokenizerClass(_byte_level, bos_and_eos, _END_OF_TEXT, "BPE", rebuild=False)
 _ROBERTA = TokenizerClass(_byte_level, roberta, FAIRSEQ, "BPE", rebuild=False)
-SENTENCEPIECE = TokenizerClass(_sentencepiece, bos_and_eos, {}, "SentencePiece")  # of an unknown class
+UNKNOWN_SENTENCEPIECE = TokenizerClass(_sentencepiece, bos_and_eos, {}, "SentencePiece")
 
 CLASSES: dict[str, TokenizerClass] = {
     "BertTokenizer": _WORDPIECE,
@@ -331,16 +331,11 @@ CLASSES: dict[str, TokenizerClass] = {
 }
 
 # The class of a model type whose folder names none.
-CLASS_OF_MODEL = {
-    "bert": "BertTokenizer", "distilbert": "DistilBertTokenizer", "roberta": "RobertaTokenizer",
-    "bart": "BartTokenizer", "gpt2": "GPT2Tokenizer", "gpt_neo": "GPT2Tokenizer", "gptj": "GPT2Tokenizer",
-    "codegen": "GPT2Tokenizer", "starcoder2": "GPT2Tokenizer", "gpt_bigcode": "GPT2Tokenizer",
-    "gpt_neox": "GPTNeoXTokenizer", "openai-gpt": "OpenAIGPTTokenizer",
-    "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer",
-    "t5": "T5Tokenizer", "mt5": "T5Tokenizer", "xlm-roberta": "XLMRobertaTokenizer",
-    "camembert": "CamembertTokenizer", "albert": "AlbertTokenizer", "marian": "MarianTokenizer",
-    "bertweet": "BertweetTokenizer", "xlnet": "XLNetTokenizer", "electra": "ElectraTokenizer",
-    "mpnet": "MPNetTokenizer", "deberta-v2": "DebertaV2Tokenizer", "opt": "GPT2Tokenizer",
-    "mbart": "MBartTokenizer", "pegasus": "PegasusTokenizer", "m2m_100": "M2M100Tokenizer",
-    "big_bird": "BigBirdTokenizer",
+_MODEL_TYPES = {
+    "Albert": "albert", "Bart": "bart", "Bert": "bert", "Bertweet": "bertweet", "BigBird": "big_bird",
+    "Camembert": "camembert", "DebertaV2": "deberta-v2", "DistilBert": "distilbert", "Electra": "electra",
+    "GPT2": "codegen gpt2 gpt_bigcode gpt_neo gptj opt starcoder2", "GPTNeoX": "gpt_neox", "M2M100": "m2m_100",
+    "MBart": "mbart", "MPNet": "mpnet", "Marian": "marian", "OpenAIGPT": "openai-gpt", "Pegasus": "pegasus",
+    "Qwen2": "qwen2 qwen3", "Roberta": "roberta", "T5": "mt5 t5", "XLMRoberta": "xlm-roberta", "XLNet": "xlnet",
 }  # fmt: skip
+CLASS_OF_MODEL = {kind: f"{name}Tokenizer" for name, kinds in _MODEL_TYPES.items() for kind in kinds.split()}

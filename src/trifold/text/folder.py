@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Library
 
 from trifold.errors import CheckpointError
 from trifold.text.chat import read_templates
-from trifold.text.classes import CLASS_OF_MODEL, CLASSES, SENTENCEPIECE, TokenizerClass
+from trifold.text.classes import CLASS_OF_MODEL, CLASSES, UNKNOWN_SENTENCEPIECE, TokenizerClass
 from trifold.text.patterns import PatternGuard
 from trifold.text.segmenters import read_bertweet, read_m2m, read_marian
 from trifold.text.special_tokens import Names, added_tokens, merge_files, names_of, new_tokens, read_optional
@@ -105,7 +105,7 @@ def _guess_class(path: Path) -> TokenizerClass:
         return CLASSES["BertTokenizer"]
     if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
         return CLASSES["GPT2Tokenizer"]
-    return SENTENCEPIECE
+    return UNKNOWN_SENTENCEPIECE
 
 
 def _matches(row: TokenizerClass, document: Mapping[str, Any]) -> bool:
@@ -124,7 +124,8 @@ def _build(
 ) -> Library:
     """The parts of the class with the folder's vocabulary; the post-processor of a tokenizer.json is kept."""
     vocabulary = from_document(document) if document else read_vocabulary(path)
-    if row is not SENTENCEPIECE and not (vocabulary.scores if row.model == "Unigram" else vocabulary.ids):
+    needed = vocabulary.scores if row.model == "Unigram" else vocabulary.ids
+    if not needed and row is not UNKNOWN_SENTENCEPIECE:
         raise CheckpointError(f"{path}: its files hold no {row.model} vocabulary, which the class needs")
     built = row.build(vocabulary, settings, names)
     first = [*added_tokens(document, settings), *vocabulary.added]

@@ -6,7 +6,6 @@ They segment text here; the library only maps pieces to ids. Such a tokenizer is
 import re
 from collections.abc import Mapping
 from functools import lru_cache, partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ _FILES = (
     *SETTINGS,
 )
 _M2M = {role: name for role, name in FAIRSEQ.items() if role not in ("cls_token", "mask_token")}
-_MAX_CACHE = 100_000  # words
 
 
 def read_marian(path: Path, settings: Mapping[str, Any], target: bool) -> Tokenizer:
@@ -80,7 +78,7 @@ def read_bertweet(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
     for line in read_lines(path / "vocab.txt"):
         ids[line.strip().rpartition(" ")[0]] = len(ids)
     decoder = [decoders.WordPiece(prefix="\0", cleanup=False), decoders.Fuse(), decoders.Replace("@@ ", "")]
-    return _make_tokenizer(path, settings, names, ids, BOS_EOS_EOS, decoder, FastBPE(path / "bpe.codes"))
+    return _make_tokenizer(path, settings, names, ids, BOS_EOS_EOS, decoder, fast_bpe(path / "bpe.codes"))
 
 
 def _make_tokenizer(
@@ -125,30 +123,18 @@ def sentencepiece_segmenter(path: Path, *, any_kind: bool = False) -> Segment:
     return partial(processor.encode, out_type=str)
 
 
-class FastBPE:
+def fast_bpe(codes: Path) -> Segment:
     """BERTweet's BPE (Nguyen et al. 2020): `@@` follows every piece that does not end a word."""
+    merges = [(left, right) for left, right, *_ in map(str.split, read_lines(codes))]
+    tokens = dict.fromkeys(token for left, right in merges for token in (left, right, left + right))
+    ids = {token: number for number, token in enumerate(["\0", *tokens])}
+    model = models.BPE(ids, merges, unk_token="\0", end_of_word_suffix="</w>")
 
-    def __init__(self, codes: Path) -> None:
-        pairs = [tuple(line.split()[:-1]) for line in read_lines(codes)]
-        self._ranks = {pair: rank for rank, pair in enumerate(pairs)}
-        self._pieces = lru_cache(_MAX_CACHE)(self._segment)
+    @lru_cache(100_000)
+    def split(word: str) -> list[str]:
+        content = word.encode()
+        parts = [content[slice(*token.offsets)].decode() for token in model.tokenize(word)]
+        return [*(f"{part}@@" for part in parts[:-1]), parts[-1]]
 
-    def __call__(self, text: str) -> list[str]:
-        """The pieces of every word; a line end directly after a word belongs to it."""
-        return [piece for word in _WORD.findall(text) for piece in self._pieces(word)]
-
-    def _segment(self, word: str) -> list[str]:
-        parts = [*word[:-1], word[-1] + "</w>"]
-        while len(parts) > 1:
-            best = min(pairwise(parts), key=lambda pair: self._ranks.get(pair, len(self._ranks)))
-            if best not in self._ranks:
-                break
-            merged: list[str] = []
-            at = 0
-            while at < len(parts):
-                is_pair = tuple(parts[at : at + 2]) == best
-                merged.append("".join(parts[at : at + 1 + is_pair]))
-                at += 1 + is_pair
-            parts = merged
-        parts[-1] = parts[-1].removesuffix("</w>")
-        return [f"{part}@@" for part in parts[:-1]] + parts[-1:]
+    # A line end directly after a word belongs to it.
+    return lambda text: [piece for word in _WORD.findall(text) for piece in split(word)]

@@ -50,7 +50,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return from_vocab_and_merges(folder / "vocab.json", folder / "merges.txt")
     if (folder / "vocab.txt").is_file():
-        return from_vocab_txt(folder / "vocab.txt")
+        return Vocabulary(ids={line.rstrip(): n for n, line in enumerate(read_lines(folder / "vocab.txt"))})
     layouts = ("tokenizer.json", *SENTENCEPIECE, "source.spm + target.spm + vocab.json")
     looked = "; ".join([*layouts, "vocab.json + merges.txt", "vocab.txt"])
     raise CheckpointError(f"{folder}: has no tokenizer; looked for {looked}")
@@ -68,11 +68,6 @@ def from_document(document: Mapping[str, Any]) -> Vocabulary:
         merges=[(left, right) for left, right in merges],
         charsmap=base64.b64decode(next(parts, {}).get("precompiled_charsmap") or ""),
     )
-
-
-def from_vocab_txt(path: Path) -> Vocabulary:
-    """`vocab.txt`: one token per line; the line number is its id."""
-    return Vocabulary(ids={line.rstrip(): number for number, line in enumerate(read_lines(path))})
 
 
 def from_vocab_and_merges(vocab: Path, merges: Path) -> Vocabulary:
