@@ -31,7 +31,7 @@ from trifold.data.corpus import Corpus, group_parts, iter_parts
 from trifold.data.documents import DocumentReport, FilePart, filter_documents
 from trifold.data.lines import expand_path
 from trifold.data.settings import DataSettings
-from trifold.errors import DataError
+from trifold.errors import DataError, SettingsError
 
 MANIFEST = "manifest.json"
 FORMAT = "trifold-tokens-1"
@@ -62,31 +62,34 @@ class Encoder(NamedTuple):
         return "<u2" if self.vocab_size <= 1 << 16 else "<u4"
 
 
-class Selection(NamedTuple):
-    """The documents of one side of a random split. It depends on the text, so equal documents are on one side."""
+def share_of_split(settings: DataSettings, side: Side) -> float:
+    """The share of validation documents; 0 without a split. Raises SettingsError for a number or a fold."""
+    if side == "all" or not settings.holdout:
+        return 0.0
+    if isinstance(settings.holdout, float):
+        return settings.holdout
+    raise SettingsError(
+        f"data.holdout: a number of documents ({settings.holdout}) cannot be held out of a cache; give a share, such "
+        "as 0.001"
+    )
 
-    side: Side
-    share: float  # of validation documents; 0: no split
-    seed: int
 
-    @classmethod
-    def of(cls, settings: DataSettings, side: Side, seed: int) -> Selection:
-        """The selection of one side of `settings.holdout`."""
-        return cls(side, float(settings.holdout) if side != "all" else 0.0, seed)
+def iter_side(
+    parts: Iterable[FilePart], settings: DataSettings, side: Side, seed: int, report: DocumentReport
+) -> Iterator[str]:
+    """The texts of a side that the settings keep; all documents of the side are counted in `report`.
 
-    def documents(
-        self, parts: Iterable[FilePart], settings: DataSettings, report: DocumentReport
-    ) -> Iterator[str]:
-        """The texts of this side that the settings keep; all documents of the side are counted in `report`."""
-        return filter_documents(filter(self._includes, iter_parts(parts, settings)), settings, report)
+    The split is random and depends on the text, so equal documents are on one side.
+    """
+    share, key = share_of_split(settings, side), (seed % 2**64).to_bytes(8, "little")
 
-    def _includes(self, text: str) -> bool:
-        if not self.share:
-            return True
-        key = (self.seed % 2**64).to_bytes(8, "little")
+    def is_included(text: str) -> bool:
         digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8, key=key).digest()
-        is_valid = int.from_bytes(digest, "little") < int(self.share * 2**64)
-        return is_valid == (self.side == "valid")
+        is_valid = int.from_bytes(digest, "little") < int(share * 2**64)
+        return is_valid == (side == "valid")
+
+    texts = iter_parts(parts, settings)
+    return filter_documents(filter(is_included, texts) if share else texts, settings, report)
 
 
 class BuildJob(NamedTuple):
@@ -95,7 +98,8 @@ class BuildJob(NamedTuple):
     corpus: Corpus
     settings: DataSettings
     encoder: Encoder
-    selection: Selection
+    side: Side
+    seed: int
     key: str
 
 
@@ -182,7 +186,7 @@ def _build_group(
     sizes: list[tuple[NDArray[np.int64], int]] = []  # of each batch: tokens per document, bytes of text
 
     def encode() -> Iterator[bytes]:
-        for texts in _batch_texts(job.selection.documents(parts, job.settings, counts)):
+        for texts in _batch_texts(iter_side(parts, job.settings, job.side, job.seed, counts)):
             if should_stop():
                 raise Stopped
             ids, lengths, size = job.encoder.encode(texts)
