@@ -48,11 +48,7 @@ Roles: TypeAlias = Mapping[str, Role]
 
 
 def iter_file(
-    file: str,
-    kind: str,
-    settings: DataSettings,
-    known: Container[str] = (),
-    report: Callable[[str], None] = lambda line: None,
+    file: str, kind: str, settings: DataSettings, known: Container[str] = ()
 ) -> Iterator[NumberedRow]:
     r"""The rows of a file of kind `tsv`, `csv`, `jsonl` or `parquet`.
 
@@ -60,8 +56,7 @@ def iter_file(
     have as many columns as the first. TSV: separated by tabs, without quoting. CSV (RFC 4180): commas, double quotes,
     and line ends inside quotes, which become `\n`.
 
-    known: names of columns, in lower case, which indicate that the first row of a table is its header. report: receives
-    whether it was taken for one.
+    known: names of columns, in lower case, which indicate that the first row of a table is its header.
     """
     if kind == "parquet":
         yield from iter_parquet(file, "", WHOLE_FILE)
@@ -85,7 +80,6 @@ def iter_file(
             names = _read_header(record, [row for _, row in compared], settings, known)
             keys = [str(column) if cell in names[:column] else cell for column, cell in enumerate(names)]
             keys = keys or [str(column) for column in range(len(record))]
-            report("header: " if names else "no header")
             if names:
                 continue
         if len(record) != len(keys):
@@ -137,6 +131,11 @@ def _read_header(
     is_named = is_known and all(map(_NAME.fullmatch, cells[not cells[0] :])) and len({*cells}) == len(cells)
     recurs = (a == b for row in rows for a, b in zip(first, row, strict=False) if row is not first)
     return first if is_named and not any(recurs) else []
+
+
+def has_header(row: Mapping[str, Any], settings: DataSettings) -> bool:
+    """Whether a row of a table is by the names of a header, and not by the numbers of the columns."""
+    return bool(settings.header) or [*row] != [str(column) for column in range(len(row))]
 
 
 def _words(cell: str) -> list[str]:
