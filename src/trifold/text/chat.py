@@ -56,15 +56,9 @@ def render(template: str, values: Mapping[str, Any], *, timeout: float = TIMEOUT
     return str(found["text"])
 
 
-def template_values(
-    messages: Sequence[Mapping[str, Any]],
-    names: Mapping[str, str],
-    add_generation_prompt: bool,
-    more: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Variables of a template: messages without empty entries, special tokens by role, and `more`."""
+def template_values(messages: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables of a template: messages without empty entries, and `more`."""
     if not messages:
         raise DataError("a conversation needs at least one message")
     clean = [{key: value for key, value in message.items() if value is not None} for message in messages]
-    defaults = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
-    return {**defaults, **names, **more, "messages": clean}
+    return {"tools": None, "documents": None, **more, "messages": clean}

@@ -83,7 +83,10 @@ def _read(path: Path, settings: Mapping[str, Any], name: str | None, options: Ma
     row = CLASSES.get(name or "") or (_guess_class(path) if library is None else None)
     names = names_of(settings, row.names if row else {})
     if row is not None and (library is None or (row.rebuild and _matches(row, document))):
-        library, guard = _build(row, path, document, library, settings, names), PatternGuard({}, "")
+        kept = library.post_processor if library is not None and row.around is bos_and_eos else None
+        library, guard = _build(row, path, document, settings, names), PatternGuard({}, "")
+        if kept is not None:
+            library.post_processor = kept
     else:
         assert library is not None
         if row is not None and row.model == "BPE":
@@ -115,14 +118,9 @@ def _matches(row: TokenizerClass, document: Mapping[str, Any]) -> bool:
 
 
 def _build(
-    row: TokenizerClass,
-    path: Path,
-    document: Mapping[str, Any],
-    library: Library | None,
-    settings: Mapping[str, Any],
-    names: Names,
+    row: TokenizerClass, path: Path, document: Mapping[str, Any], settings: Mapping[str, Any], names: Names
 ) -> Library:
-    """The parts of the class with the folder's vocabulary; the post-processor of a tokenizer.json is kept."""
+    """The parts of the class with the folder's vocabulary."""
     vocabulary = from_document(document) if document else read_vocabulary(path)
     needed = vocabulary.scores if row.model == "Unigram" else vocabulary.ids
     if not needed and row is not UNKNOWN_SENTENCEPIECE:
@@ -130,8 +128,7 @@ def _build(
     built = row.build(vocabulary, settings, names)
     first = [*added_tokens(document, settings), *vocabulary.added]
     built.add_tokens(new_tokens(built, first, settings, names))
-    kept = library.post_processor if library is not None and row.around is bos_and_eos else None
-    built.post_processor = kept if kept is not None else post_processor(row.around, built, settings, names)
+    built.post_processor = post_processor(row.around, built, settings, names)
     return built
 
 

@@ -87,15 +87,13 @@ def new_tokens(
     tokens |= {str(token.content): token for token in _listed_tokens(settings)}
     for role in ROLES:
         if role in names:
-            entry, known = settings.get(role), tokens.get(names[role])
-            given = _make_special(entry, names[role]) if isinstance(entry, dict) else known
-            token = given or _make_special(names[role], names[role])
-            token.special = True
-            tokens[names[role]] = token
+            entry, name = settings.get(role), names[role]
+            if isinstance(entry, dict) or name not in tokens:
+                tokens[name] = _make_special(entry, name)
+            tokens[name].special = True
     extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
     for entry in extra.values() if isinstance(extra, dict) else extra if isinstance(extra, list) else []:
-        name = content_of(entry)
-        if name is not None:
+        if (name := content_of(entry)) is not None:
             tokens.setdefault(name, _make_special(entry, name))
     special = {token.content: token.special for token in library.get_added_tokens_decoder().values()}
     return [token for name, token in tokens.items() if name not in special or token.special > special[name]]

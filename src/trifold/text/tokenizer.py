@@ -317,8 +317,8 @@ class Tokenizer:
         if name not in self.templates:
             known = ", ".join(sorted(self.templates)) or "none"
             raise DataError(f"the tokenizer has no chat template {name!r} (known: {known})")
-        values = template_values(messages, self.names, add_generation_prompt, more)
-        return render(self.templates[name], values)
+        more = {"add_generation_prompt": add_generation_prompt, **self.names, **more}
+        return render(self.templates[name], template_values(messages, more))
 
     # --- files -----------------------------------------------------------------------------------------
 
