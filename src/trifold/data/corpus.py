@@ -6,6 +6,7 @@ division depends on the files only.
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import BinaryIO, NamedTuple
 
 from trifold.data.documents import DocumentReport, FilePart, find_parts, iter_part
@@ -32,11 +33,10 @@ class SourceFile(NamedTuple):
 
     def is_unchanged(self) -> bool:
         """Whether size and modification time are still the same."""
-        try:
+        with suppress(OSError):
             status = expand_path(self.file).stat()
-        except OSError:
-            return False
-        return (status.st_size, status.st_mtime_ns) == (self.size, self.mtime_ns)
+            return (status.st_size, status.st_mtime_ns) == (self.size, self.mtime_ns)
+        return False
 
 
 class Corpus(NamedTuple):

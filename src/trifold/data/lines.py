@@ -14,7 +14,6 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -229,10 +228,10 @@ def _decompress_frames(file: io.BufferedReader, new_frame: Callable[[], Any]) ->
         raise EOFError
 
 
-def _zstd_factory(name: str) -> Callable[[], Any]:
+def _zstd_factory(name: str) -> Any:
     """Creates the decompressor of a frame, from the standard library (Python 3.14) or the `zstandard` library."""
     with suppress(ModuleNotFoundError):
-        return partial(importlib.import_module("compression.zstd").ZstdDecompressor)
+        return importlib.import_module("compression.zstd").ZstdDecompressor
     with suppress(ModuleNotFoundError):
         library = importlib.import_module("zstandard")
         return lambda: library.ZstdDecompressor().decompressobj()

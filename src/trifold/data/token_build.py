@@ -262,11 +262,10 @@ def _read_record(job: BuildJob, folder: Path, number: int) -> dict[str, Any] | N
     """The record of a complete group, None if its files do not have the recorded sizes."""
     ids, lengths, record_file = _group_files(folder, number)
     record = read_json(record_file)
-    try:
+    with suppress(OSError, KeyError, TypeError):
         sizes = np.dtype(job.encoder.dtype).itemsize * record["tokens"], 4 * record["documents"]
         return record if (ids.stat().st_size, lengths.stat().st_size) == sizes else None
-    except (OSError, KeyError, TypeError):
-        return None
+    return None
 
 
 def _batch_texts(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -311,10 +310,9 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 
 def read_json(path: Path) -> Any:
     """The content of a JSON file, None if it is missing or invalid."""
-    try:
+    with suppress(OSError, ValueError):
         return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def _format_size(size: float) -> str:

@@ -109,8 +109,7 @@ class TokenCache:
     def document(self, number: int) -> NDArray[np.integer]:
         """The tokens of a document."""
         start, stop = self.starts[number : number + 2]
-        tokens: NDArray[np.integer] = self.ids[start:stop]
-        return tokens
+        return np.asarray(self.ids[start:stop])
 
     def verify(self) -> None:
         """Compare all files with their digests. Raises DataError if they differ."""

@@ -35,9 +35,8 @@ class BPEDropout:
         model = json.loads(library.to_str())["model"]
         if model["type"] != "BPE" or any(model.get(key) for key in _UNSUPPORTED):
             raise SettingsError("tokenizer.dropout: this tokenizer has no plain BPE merges; set it to 0")
-        merges = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]]
         self._vocabulary: dict[str, int] = model["vocab"]
-        self._ranks = {pair: rank for rank, pair in enumerate(merges)}
+        self._ranks = {tuple(pair): rank for rank, pair in enumerate(model["merges"])}
         self._library = library
         self._unk_id = unk_id
         self._log_keep = math.log1p(-p)

@@ -109,9 +109,7 @@ def _make_tokenizer(
 
 
 def sentencepiece_segmenter(path: Path, *, any_kind: bool = False) -> Segment:
-    """Segmentation by a unigram model, or one of any kind. Raises CheckpointError for another kind, or a model that the
-    library rejects.
-    """
+    """Segmentation by a unigram model, or one of any kind. Raises CheckpointError for another or an invalid one."""
     from sentencepiece import SentencePieceProcessor
 
     if not read_sentencepiece(path).scores and not any_kind:

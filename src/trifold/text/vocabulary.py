@@ -18,7 +18,6 @@ from trifold.text.validation import MAX_FILE, MAX_TOKENS, Rejected, check_vocabu
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model")
 SPACE = "▁"  # stands for a space in SentencePiece and similar vocabularies
 
-
 # Character -> byte in byte-level BPE: a visible byte is itself, the others are mapped to U+0100 and up.
 _VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _HIDDEN = sorted({*range(256)}.difference(_VISIBLE))
