@@ -114,13 +114,11 @@ def read_splits(
     """
     if settings.train is None:
         raise SettingsError("data.train: no training data is named; set it to files, hub:… or embedded:…")
-    sources = {split: getattr(settings, split) for split in Splits._fields}
-    train, valid, test = (
-        None if source is None else read(source, settings, split) for split, source in sources.items()
-    )
-    if settings.holdout:
-        train, valid = train.hold_out(settings.holdout, seed)
-    return Splits(train, valid, test)
+    sources = [(split, getattr(settings, split)) for split in Splits._fields]
+    splits = Splits(*(None if source is None else read(source, settings, split) for split, source in sources))
+    if not settings.holdout:
+        return splits
+    return Splits(*splits.train.hold_out(settings.holdout, seed), splits.test)
 
 
 def read_documents(source: str | list[str], settings: DataSettings, split: str = "train") -> Documents:

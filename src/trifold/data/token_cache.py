@@ -117,7 +117,7 @@ class TokenCache:
         ids, start = np.asarray(self.ids), 0
         for shard in manifest["shards"]:
             stop = start + shard["tokens"]
-            if hashlib.sha256(ids[start:stop]).hexdigest() != shard["sha256"]:
+            if hashlib.sha256(ids[start:stop].data).hexdigest() != shard["sha256"]:
                 raise _damaged(self.folder / IDS, f"tokens {start:,} to {stop:,} are not what was written")
             self.ids.release()
             start = stop

@@ -93,8 +93,8 @@ def new_tokens(
             tokens[name].special = True
     extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
     for entry in extra.values() if isinstance(extra, dict) else extra if isinstance(extra, list) else []:
-        if (name := content_of(entry)) is not None:
-            tokens.setdefault(name, _make_special(entry, name))
+        if (other := content_of(entry)) is not None:
+            tokens.setdefault(other, _make_special(entry, other))
     special = {token.content: token.special for token in library.get_added_tokens_decoder().values()}
     return [token for name, token in tokens.items() if name not in special or token.special > special[name]]
 

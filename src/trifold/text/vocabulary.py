@@ -162,6 +162,7 @@ def _parse_piece(content: bytes) -> tuple[str, float, int]:
 def _iter_fields(content: bytes) -> Iterator[tuple[int, Any]]:
     """(number, value) of every field of a protobuf message: an integer, a float32, or bytes (nested messages too)."""
     at = 0
+    value: Any
     while at < len(content):
         tag, at = _read_varint(content, at)
         match tag & 7:
