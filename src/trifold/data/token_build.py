@@ -115,7 +115,8 @@ def build(
         groups = group_parts(job.corpus, job.settings, part_bytes)
         _prepare_folder(folder, job, groups)
         if not (folder / MANIFEST).is_file():
-            records, digests = _build_groups(job, groups, folder, report, workers or _available_cores())
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            records, digests = _build_groups(job, groups, folder, report, workers or cores)
             if changed := [file.file for file in job.corpus.files if not file.is_unchanged()]:
                 raise DataError(f"{changed[0]}: the file changed while it was read; start again")
             write_json(folder / MANIFEST, _concatenate(job, records, digests, folder))
@@ -370,7 +371,3 @@ def run_in_threads(
         for thread in threads:
             if thread.ident is not None:  # it was started
                 thread.join()
-
-
-def _available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
