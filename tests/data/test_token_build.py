@@ -18,7 +18,7 @@ from tests.command_line import run_command
 from tests.data.caches import BYTES, contents, encode, open_cache, settings_of, write_corpus
 from tests.faults.damage import recording
 
-from trifold.data import open_tokens
+from trifold.data import open_tokens, sample_documents
 from trifold.errors import DataError, SettingsError
 from trifold.objectives import causal
 
@@ -202,6 +202,7 @@ def test_a_full_disk_is_an_error_and_complete_groups_are_kept(tmp_path: Path) ->
         ("embedded:smoke", {}, "is not a file"),
         ("-", {}, "is not a file"),
         ("{}/corpus.txt", {"holdout": 50}, "give a share, such as 0.001"),
+        ("{}/corpus.txt", {"holdout": "fold:2/5"}, "give a share, such as 0.001"),
     ],
 )
 def test_sources_that_cannot_be_cached(
@@ -210,6 +211,8 @@ def test_sources_that_cannot_be_cached(
     write_corpus(tmp_path, 10)
     with pytest.raises(SettingsError, match=message):
         open_tokens(source.format(tmp_path), settings_of(tmp_path, **more), BYTES, side="train")
+    with pytest.raises(SettingsError, match=message):
+        sample_documents(source.format(tmp_path), settings_of(tmp_path, **more), 100, side="train")
 
 
 def test_a_blank_source_is_an_error(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from trifold.data.documents import DocumentReport, Documents, Splits, read_docum
 from trifold.data.files import FileDigest, compute_digests, list_files
 from trifold.data.lines import expand_path, iter_lines
 from trifold.data.pairs import Pairs, Report, read_pairs
-from trifold.data.records import Records, Role, read_records
+from trifold.data.records import Records, read_records
 from trifold.data.settings import DataSettings, Source
+from trifold.data.tables import Role
 from trifold.data.token_build import Encoder, Side
 from trifold.data.token_cache import TokenCache, digests_in_caches, open_tokens, sample_documents
 from trifold.deprecated import add_old_names

@@ -6,6 +6,7 @@ division depends on the files only.
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import BinaryIO, NamedTuple
 
 from trifold.data.documents import DocumentReport, FilePart, find_parts, iter_part
@@ -32,11 +33,10 @@ class SourceFile(NamedTuple):
 
     def is_unchanged(self) -> bool:
         """Whether size and modification time are still the same."""
-        try:
+        with suppress(OSError):
             status = expand_path(self.file).stat()
-        except OSError:
-            return False
-        return (status.st_size, status.st_mtime_ns) == (self.size, self.mtime_ns)
+            return (status.st_size, status.st_mtime_ns) == (self.size, self.mtime_ns)
+        return False
 
 
 class Corpus(NamedTuple):
@@ -152,8 +152,6 @@ def iter_parts(parts: Iterable[FilePart], settings: DataSettings) -> Iterator[st
 
 def _count_line_feeds(part: FilePart) -> int:
     """The number of line feeds before a part, needed only for the line number in an error."""
-    count, remaining = 0, part.range.start
     with expand_path(part.file).open("rb") as stream:
-        while remaining > 0 and (chunk := stream.read(min(1 << 20, remaining))):
-            count, remaining = count + chunk.count(b"\n"), remaining - len(chunk)
-    return count
+        chunks = iter(lambda: stream.read(min(1 << 20, part.range.start - stream.tell())), b"")
+        return sum(chunk.count(b"\n") for chunk in chunks)

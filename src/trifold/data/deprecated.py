@@ -1,7 +1,6 @@
 """Functions of version 0.1 whose replacements have other signatures."""
 
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,11 +47,6 @@ def iter_documents(
 
 def _numbered(part: documents.FilePart, settings: DataSettings) -> Iterator[tuple[int, str]]:
     """The documents of a file with their first lines; each is one line or row, except blocks and whole files."""
-    if part.kind != "text" or settings.documents != "blank":
-        yield from enumerate(documents.iter_part(part, settings), start=1)
-        return
-    lines = enumerate(iter_lines(part.file, settings.max_line_bytes, allow_empty=True), start=1)
-    for is_blank, block in groupby(lines, key=lambda line: not line[1].strip()):
-        if not is_blank:
-            numbers, texts = zip(*block, strict=True)
-            yield numbers[0], "\n".join(texts)
+    if part.kind == "text" and settings.documents == "blank":
+        return documents.iter_blocks(iter_lines(part.file, settings.max_line_bytes, allow_empty=True))
+    return enumerate(documents.iter_part(part, settings), start=1)

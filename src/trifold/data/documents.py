@@ -114,13 +114,11 @@ def read_splits(
     """
     if settings.train is None:
         raise SettingsError("data.train: no training data is named; set it to files, hub:… or embedded:…")
-    sources = {"train": settings.train, "valid": settings.valid, "test": settings.test}
-    found: dict[str, Any] = {
-        split: None if source is None else read(source, settings, split) for split, source in sources.items()
-    }
-    if settings.holdout:
-        found["train"], found["valid"] = found["train"].hold_out(settings.holdout, seed)
-    return Splits(**found)
+    sources = [(split, getattr(settings, split)) for split in Splits._fields]
+    splits = Splits(*(None if source is None else read(source, settings, split) for split, source in sources))
+    if not settings.holdout:
+        return splits
+    return Splits(*splits.train.hold_out(settings.holdout, seed), splits.test)
 
 
 def read_documents(source: str | list[str], settings: DataSettings, split: str = "train") -> Documents:
@@ -208,14 +206,15 @@ def iter_part(part: FilePart, settings: DataSettings) -> Iterator[str]:
     lines = iter_lines(part.file, settings.max_line_bytes, part=part.range, allow_empty=True)
     if part.kind == "jsonl":
         return _fields(read_objects(lines, part.file, part.range.first_line), settings)
-    return _blocks(lines) if settings.documents == "blank" else lines
+    return (text for _, text in iter_blocks(lines)) if settings.documents == "blank" else lines
 
 
-def _blocks(lines: Iterable[str]) -> Iterator[str]:
-    """Blocks of lines between blank lines."""
-    for is_blank, block in groupby(lines, key=lambda line: not line or line.isspace()):
+def iter_blocks(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Blocks of lines between blank lines, with the numbers of their first lines."""
+    for is_blank, block in groupby(enumerate(lines, start=1), key=lambda line: not line[1].strip()):
         if not is_blank:
-            yield "\n".join(block)
+            numbers, texts = zip(*block, strict=True)
+            yield numbers[0], "\n".join(texts)
 
 
 def _fields(rows: Iterable[NumberedRow], settings: DataSettings) -> Iterator[str]:

@@ -97,12 +97,10 @@ KnownDigests: TypeAlias = Mapping[tuple[str, int, int], str]  # (file, size, mti
 
 def list_files(source: Source) -> list[str]:
     """The files of a source in reading order; empty if it is not a file or cannot be found."""
-    if source is None or is_dataset(source):
-        return []
-    try:
-        return find_files(source)[0]
-    except TrifoldError:
-        return []
+    with suppress(TrifoldError):
+        if source is not None and not is_dataset(source):
+            return find_files(source)[0]
+    return []
 
 
 def compute_digests(

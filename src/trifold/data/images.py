@@ -119,8 +119,7 @@ def _decode(image: Any, name: str, channels: int, kinds: Counter[Any]) -> Any:
         raise DataError(f"{name}: the model reads images of {channels} channels, and image files have 1 or 3")
     library, transpose = import_pillow()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of large images, which are rejected below
+        with warnings.catch_warnings(action="ignore"):  # of large images, which are rejected below
             is_file = isinstance(image, str | Path | BytesIO)
             opened = library.open(image, formats=FORMATS) if is_file else image
             if not isinstance(opened, library.Image):

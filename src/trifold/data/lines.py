@@ -14,7 +14,6 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -57,12 +56,27 @@ def iter_lines(
     valid UTF-8 text.
     """
     name = display_name(path)
+    read_limit = max_line_bytes + len(_BOM) + 2  # a longer line is rejected without reading it to its end
     with open_binary(path, name) as stream:
         if part.start:
             stream.seek(part.start)
-        number = 0
-        for number, raw in enumerate(_raw_lines(stream, name, max_line_bytes, part), part.first_line):
-            yield _decode(raw, name, number)
+        number, position = part.first_line - 1, part.start
+        while (part.stop is None or position < part.stop) and (raw := stream.readline(read_limit)):
+            line = raw.removesuffix(b"\n").removesuffix(b"\r") if raw.endswith(b"\n") else raw
+            if position == 0:
+                if raw.startswith(_WIDE_BOMS):
+                    raise _utf16_error(name)
+                if raw == _BOM:
+                    break
+                line = line.removeprefix(_BOM)
+            position += len(raw)
+            number += 1
+            if len(line) > max_line_bytes:
+                remedy = "split the line, or raise data.max_line_bytes"
+                raise DataError(
+                    f"{name}:{number}: the line is longer than {max_line_bytes:,} bytes; {remedy}"
+                )
+            yield _decode(line, name, number)
         if number == 0 and not allow_empty and part == WHOLE_FILE:
             raise DataError(f"{name}: the file is empty; there is nothing to read in it")
 
@@ -120,28 +134,6 @@ def open_binary(path: str | Path, name: str) -> Iterator[BinaryIO]:
         ) from None
     except OSError as error:
         raise DataError(f"{name}: cannot be read ({error.strerror or error})") from None
-
-
-def _raw_lines(stream: BinaryIO, name: str, max_line_bytes: int, part: FileRange) -> Iterator[bytes]:
-    """Lines as bytes, without line ends and without a byte order mark at the start of the file."""
-    read_limit = max_line_bytes + len(_BOM) + 2  # a longer line is rejected without reading it to its end
-    number, position = part.first_line - 1, part.start
-    while (part.stop is None or position < part.stop) and (raw := stream.readline(read_limit)):
-        number += 1
-        if position == 0:
-            if raw.startswith(_WIDE_BOMS):
-                raise _utf16_error(name)
-            position, raw = len(raw), raw.removeprefix(_BOM)
-            if not raw:
-                return
-        else:
-            position += len(raw)
-        if raw.endswith(b"\n"):
-            raw = raw[:-2] if raw.endswith(b"\r\n") else raw[:-1]
-        if len(raw) > max_line_bytes:
-            remedy = "split the line, or raise data.max_line_bytes"
-            raise DataError(f"{name}:{number}: the line is longer than {max_line_bytes:,} bytes; {remedy}")
-        yield raw
 
 
 def _utf16_error(name: str) -> DataError:
@@ -208,44 +200,38 @@ class _ZstdReader(io.RawIOBase):
     """Reads one or more zstd frames. Unlike the reader of the library, it detects a truncated frame."""
 
     def __init__(self, file: io.BufferedReader, new_frame: Callable[[], Any]) -> None:
-        self._file, self._new_frame = file, new_frame
-        self._frame: Any = None  # the decompressor of the current frame
+        self._chunks = filter(None, _decompress_frames(file, new_frame))
         self._pending = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._pending:
-            compressed = self._file.read(_ZSTD_READ_BYTES)
-            if not compressed:
-                if self._frame is not None:
-                    raise EOFError
-                return 0
-            self._pending = memoryview(self._decompress(compressed))
+        self._pending = self._pending or memoryview(next(self._chunks, b""))
         size = min(len(buffer), len(self._pending))
-        buffer[:size] = self._pending[:size]
-        self._pending = self._pending[size:]
+        buffer[:size], self._pending = self._pending[:size], self._pending[size:]
         return size
 
-    def _decompress(self, compressed: bytes) -> bytes:
-        found = []
+
+def _decompress_frames(file: io.BufferedReader, new_frame: Callable[[], Any]) -> Iterator[bytes]:
+    frame: Any = None  # the decompressor of the current frame
+    while compressed := file.read(_ZSTD_READ_BYTES):
         while compressed:
-            self._frame = self._frame or self._new_frame()
+            frame = frame or new_frame()
             try:
-                found.append(self._frame.decompress(compressed))
+                content = frame.decompress(compressed)
             except Exception as error:  # each library has its own class
                 raise _ZstdError(str(error)) from None
-            compressed = b""
-            if self._frame.eof:
-                compressed, self._frame = self._frame.unused_data, None
-        return b"".join(found)
+            yield content
+            compressed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    if frame is not None:
+        raise EOFError
 
 
-def _zstd_factory(name: str) -> Callable[[], Any]:
+def _zstd_factory(name: str) -> Any:
     """Creates the decompressor of a frame, from the standard library (Python 3.14) or the `zstandard` library."""
     with suppress(ModuleNotFoundError):
-        return partial(importlib.import_module("compression.zstd").ZstdDecompressor)
+        return importlib.import_module("compression.zstd").ZstdDecompressor
     with suppress(ModuleNotFoundError):
         library = importlib.import_module("zstandard")
         return lambda: library.ZstdDecompressor().decompressobj()

@@ -223,7 +223,7 @@ def open_pairs(source: Source, settings: DataSettings, split: str) -> tuple[Repo
     if len(files) == 2:
         return report, _read_aligned(files, settings)
     kind = _table_format(files[0], settings)
-    rows = tables.iter_file(files[0], kind, settings, report=report.header.append)
+    rows = tables.iter_file(files[0], kind, settings)
     return report, _rows_of_columns(rows, settings, report, is_table=kind in ("tsv", "csv"))
 
 
@@ -247,9 +247,9 @@ def _rows_of_columns(
                 roles = _CLASSES
             columns = tables.choose_columns(row, roles, settings, place, is_table=is_table)
             chosen = "source {source!r:.40}, target {target!r:.40}".format(**columns)
-            if report.header == ["header: "]:
-                report.header[0] += chosen
-            elif not is_table and roles is _CLASSES:
+            if is_table:
+                report.header.append(f"header: {chosen}" if tables.has_header(row, settings) else "no header")
+            elif roles is _CLASSES:
                 report.header.append(chosen)
         source, target = tables.read_roles(row, roles, columns, place)
         yield Row(source, target, number)

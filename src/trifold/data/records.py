@@ -17,10 +17,8 @@ from trifold.data.lines import display_name, inner_suffix, iter_lines
 from trifold.data.pairs import HoldOut, Report, Rows, filter_rows, iter_dataset, plural
 from trifold.data.settings import DataSettings, Source
 from trifold.data.squad import iter_squad
-from trifold.data.tables import NumberedRow, Role, Roles, check_text, choose_columns, iter_file, read_roles
+from trifold.data.tables import NumberedRow, Roles, choose_columns, has_header, iter_file, read_roles
 from trifold.errors import SettingsError
-
-__all__ = ["RecordReport", "Records", "Role", "Roles", "check_text", "read_records"]
 
 _READERS = {"conll": iter_conll, "squad": iter_squad}
 _FORMATS = FORMATS | dict.fromkeys(".conll .conllu .bio .iob .iob2".split(), "conll") | {".json": "squad"}
@@ -100,23 +98,16 @@ def _read_file(
             ".jsonl or .parquet file, or set data.format"
         )
     if kind in _READERS:
-        rows, named = _READERS[kind](file, settings), []
+        rows = _READERS[kind](file, settings)
     else:
-        known = {name for role in roles.values() for name in role.names}
-        rows = iter_file(file, kind, settings, known, (named := list[str]()).append)
-    return _read_rows(rows, settings, roles, report, is_table=kind in ("tsv", "csv"), header=named)
+        rows = iter_file(file, kind, settings, {name for role in roles.values() for name in role.names})
+    return _read_rows(rows, settings, roles, report, is_table=kind in ("tsv", "csv"))
 
 
 def _read_rows(
-    rows: Iterator[NumberedRow],
-    settings: DataSettings,
-    roles: Roles,
-    report: RecordReport,
-    *,
-    is_table: bool,
-    header: Sequence[str] = (),
+    rows: Iterator[NumberedRow], settings: DataSettings, roles: Roles, report: RecordReport, *, is_table: bool
 ) -> Iterator[tuple[int, list[Any]]]:
-    """The values of each row; those of a blank line are empty texts. header: whether a table has one."""
+    """The values of each row; those of a blank line are empty texts."""
     columns: dict[str, str] = {}
     for number, place, row in rows:
         if row is None:
@@ -126,7 +117,8 @@ def _read_rows(
             columns = choose_columns(row, roles, settings, place, is_table=is_table)
             chosen = ", ".join(f"{role} {column!r:.40}" for role, column in columns.items())
             report.columns = columns
-            line = "".join(header).replace("no header", "no header: ") + chosen
+            header = "header: " if has_header(row, settings) else "no header: "
+            line = f"{header if is_table else ''}{chosen}"
             unused = [key for key in row if key not in columns.values() and key and not key.isdigit()]
             line += f"; not used: {shorten(', '.join(unused), 40, placeholder=' …')}" if unused else ""
             if line not in report.header:

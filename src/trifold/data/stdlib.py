@@ -51,12 +51,10 @@ def read_modules(folder: Path) -> Iterator[tuple[str, ast.Module]]:
 
 def _parse(path: Path) -> ast.Module | None:
     """None if the file is not valid Python for this version."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # invalid escape sequences
-        try:
-            return ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError, OSError, RecursionError):
-            return None
+    # The warnings are about invalid escape sequences.
+    with warnings.catch_warnings(action="ignore"), suppress(SyntaxError, ValueError, OSError, RecursionError):
+        return ast.parse(path.read_bytes())
+    return None
 
 
 # --- functions --------------------------------------------------------------------------------------------

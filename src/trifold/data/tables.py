@@ -48,22 +48,46 @@ Roles: TypeAlias = Mapping[str, Role]
 
 
 def iter_file(
-    file: str,
-    kind: str,
-    settings: DataSettings,
-    known: Container[str] = (),
-    report: Callable[[str], None] = lambda line: None,
+    file: str, kind: str, settings: DataSettings, known: Container[str] = ()
 ) -> Iterator[NumberedRow]:
-    """The rows of a file of kind `tsv`, `csv`, `jsonl` or `parquet`.
+    r"""The rows of a file of kind `tsv`, `csv`, `jsonl` or `parquet`.
 
-    known: names of columns, in lower case, which indicate that the first row of a table is its header. report: receives
-    whether it was taken for one.
+    Those of a table are by the names in its header, else by the numbers of the columns ("0", "1", …). Every record must
+    have as many columns as the first. TSV: separated by tabs, without quoting. CSV (RFC 4180): commas, double quotes,
+    and line ends inside quotes, which become `\n`.
+
+    known: names of columns, in lower case, which indicate that the first row of a table is its header.
     """
     if kind == "parquet":
-        return iter_parquet(file, "", WHOLE_FILE)
+        yield from iter_parquet(file, "", WHOLE_FILE)
+        return
+    lines = iter_lines(file, settings.max_line_bytes)
     if kind == "jsonl":
-        return read_objects(iter_lines(file, settings.max_line_bytes), file)
-    return _read_table(file, kind, settings, known, report)
+        yield from read_objects(lines, file)
+        return
+    if kind == "csv":
+        found = csv_records(lines, file, settings.max_line_bytes)
+        records = ((number, _csv_fields(record, f"{file}:{number}")) for number, record in found)
+    else:
+        records = ((number, line.split("\t")) for number, line in enumerate(lines, start=1))
+    keys: list[str] = []
+    compared = list(islice(records, _COMPARED_ROWS))
+    for number, record in chain(compared, records):
+        if record == [""]:
+            yield number, f"{file}:{number}", None
+            continue
+        if not keys:
+            names = _read_header(record, [row for _, row in compared], settings, known)
+            keys = [str(column) if cell in names[:column] else cell for column, cell in enumerate(names)]
+            keys = keys or [str(column) for column in range(len(record))]
+            if names:
+                continue
+        if len(record) != len(keys):
+            raise DataError(
+                f"{file}:{number}: {len(record)} columns where the first row has {len(keys)}; "
+                "a stray tab, comma or quote?"
+            )
+        yield number, f"{file}:{number}", dict(zip(keys, record, strict=True))
 
 
 def read_objects(lines: Iterable[str], name: str, first_line: int = 1) -> Iterator[NumberedRow]:
@@ -92,41 +116,6 @@ def parse_json(text: str, name: str, line: int, remedy: str) -> Any:
         ) from None
 
 
-def _read_table(
-    name: str, kind: str, settings: DataSettings, known: Container[str], report: Callable[[str], None]
-) -> Iterator[NumberedRow]:
-    r"""The rows of a table by the names in its header, else by the numbers of the columns ("0", "1", …).
-
-    Every record must have as many columns as the first. kind: `tsv` (separated by tabs, without quoting) or `csv` (RFC
-    4180: commas, double quotes, and line ends inside quotes, which become `\n`).
-    """
-    lines = iter_lines(name, settings.max_line_bytes)
-    if kind == "csv":
-        found = csv_records(lines, name, settings.max_line_bytes)
-        records = ((number, _csv_fields(record, f"{name}:{number}")) for number, record in found)
-    else:
-        records = ((number, line.split("\t")) for number, line in enumerate(lines, start=1))
-    keys: list[str] = []
-    compared = list(islice(records, _COMPARED_ROWS))
-    for number, record in chain(compared, records):
-        if record == [""]:
-            yield number, f"{name}:{number}", None
-            continue
-        if not keys:
-            names = _read_header(record, [row for _, row in compared], settings, known)
-            keys = [str(column) if cell in names[:column] else cell for column, cell in enumerate(names)]
-            keys = keys or [str(column) for column in range(len(record))]
-            report("header: " if names else "no header")
-            if names:
-                continue
-        if len(record) != len(keys):
-            raise DataError(
-                f"{name}:{number}: {len(record)} columns where the first row has {len(keys)}; "
-                "a stray tab, comma or quote?"
-            )
-        yield number, f"{name}:{number}", dict(zip(keys, record, strict=True))
-
-
 def _read_header(
     first: list[str], rows: list[list[str]], settings: DataSettings, known: Container[str]
 ) -> list[str]:
@@ -142,6 +131,11 @@ def _read_header(
     is_named = is_known and all(map(_NAME.fullmatch, cells[not cells[0] :])) and len({*cells}) == len(cells)
     recurs = (a == b for row in rows for a, b in zip(first, row, strict=False) if row is not first)
     return first if is_named and not any(recurs) else []
+
+
+def has_header(row: Mapping[str, Any], settings: DataSettings) -> bool:
+    """Whether a row of a table is by the names of a header, and not by the numbers of the columns."""
+    return bool(settings.header) or [*row] != [str(column) for column in range(len(row))]
 
 
 def _words(cell: str) -> list[str]:

@@ -31,7 +31,7 @@ from trifold.data.corpus import Corpus, group_parts, iter_parts
 from trifold.data.documents import DocumentReport, FilePart, filter_documents
 from trifold.data.lines import expand_path
 from trifold.data.settings import DataSettings
-from trifold.errors import DataError
+from trifold.errors import DataError, SettingsError
 
 MANIFEST = "manifest.json"
 FORMAT = "trifold-tokens-1"
@@ -62,31 +62,34 @@ class Encoder(NamedTuple):
         return "<u2" if self.vocab_size <= 1 << 16 else "<u4"
 
 
-class Selection(NamedTuple):
-    """The documents of one side of a random split. It depends on the text, so equal documents are on one side."""
+def share_of_split(settings: DataSettings, side: Side) -> float:
+    """The share of validation documents; 0 without a split. Raises SettingsError for a number or a fold."""
+    if side == "all" or not settings.holdout:
+        return 0.0
+    if isinstance(settings.holdout, float):
+        return settings.holdout
+    raise SettingsError(
+        f"data.holdout: a number of documents ({settings.holdout}) cannot be held out of a cache; give a share, such "
+        "as 0.001"
+    )
 
-    side: Side
-    share: float  # of validation documents; 0: no split
-    seed: int
 
-    @classmethod
-    def of(cls, settings: DataSettings, side: Side, seed: int) -> Selection:
-        """The selection of one side of `settings.holdout`."""
-        return cls(side, float(settings.holdout) if side != "all" else 0.0, seed)
+def iter_side(
+    parts: Iterable[FilePart], settings: DataSettings, side: Side, seed: int, report: DocumentReport
+) -> Iterator[str]:
+    """The texts of a side that the settings keep; all documents of the side are counted in `report`.
 
-    def documents(
-        self, parts: Iterable[FilePart], settings: DataSettings, report: DocumentReport
-    ) -> Iterator[str]:
-        """The texts of this side that the settings keep; all documents of the side are counted in `report`."""
-        return filter_documents(filter(self._includes, iter_parts(parts, settings)), settings, report)
+    The split is random and depends on the text, so equal documents are on one side.
+    """
+    share, key = share_of_split(settings, side), (seed % 2**64).to_bytes(8, "little")
 
-    def _includes(self, text: str) -> bool:
-        if not self.share:
-            return True
-        key = (self.seed % 2**64).to_bytes(8, "little")
+    def is_included(text: str) -> bool:
         digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8, key=key).digest()
-        is_valid = int.from_bytes(digest, "little") < int(self.share * 2**64)
-        return is_valid == (self.side == "valid")
+        is_valid = int.from_bytes(digest, "little") < int(share * 2**64)
+        return is_valid == (side == "valid")
+
+    texts = iter_parts(parts, settings)
+    return filter_documents(filter(is_included, texts) if share else texts, settings, report)
 
 
 class BuildJob(NamedTuple):
@@ -95,7 +98,8 @@ class BuildJob(NamedTuple):
     corpus: Corpus
     settings: DataSettings
     encoder: Encoder
-    selection: Selection
+    side: Side
+    seed: int
     key: str
 
 
@@ -111,7 +115,8 @@ def build(
         groups = group_parts(job.corpus, job.settings, part_bytes)
         _prepare_folder(folder, job, groups)
         if not (folder / MANIFEST).is_file():
-            records, digests = _build_groups(job, groups, folder, report, workers or _available_cores())
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            records, digests = _build_groups(job, groups, folder, report, workers or cores)
             if changed := [file.file for file in job.corpus.files if not file.is_unchanged()]:
                 raise DataError(f"{changed[0]}: the file changed while it was read; start again")
             write_json(folder / MANIFEST, _concatenate(job, records, digests, folder))
@@ -182,7 +187,7 @@ def _build_group(
     sizes: list[tuple[NDArray[np.int64], int]] = []  # of each batch: tokens per document, bytes of text
 
     def encode() -> Iterator[bytes]:
-        for texts in _batch_texts(job.selection.documents(parts, job.settings, counts)):
+        for texts in _batch_texts(iter_side(parts, job.settings, job.side, job.seed, counts)):
             if should_stop():
                 raise Stopped
             ids, lengths, size = job.encoder.encode(texts)
@@ -258,11 +263,10 @@ def _read_record(job: BuildJob, folder: Path, number: int) -> dict[str, Any] | N
     """The record of a complete group, None if its files do not have the recorded sizes."""
     ids, lengths, record_file = _group_files(folder, number)
     record = read_json(record_file)
-    try:
+    with suppress(OSError, KeyError, TypeError):
         sizes = np.dtype(job.encoder.dtype).itemsize * record["tokens"], 4 * record["documents"]
         return record if (ids.stat().st_size, lengths.stat().st_size) == sizes else None
-    except (OSError, KeyError, TypeError):
-        return None
+    return None
 
 
 def _batch_texts(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -307,10 +311,9 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 
 def read_json(path: Path) -> Any:
     """The content of a JSON file, None if it is missing or invalid."""
-    try:
+    with suppress(OSError, ValueError):
         return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def _format_size(size: float) -> str:
@@ -368,7 +371,3 @@ def run_in_threads(
         for thread in threads:
             if thread.ident is not None:  # it was started
                 thread.join()
-
-
-def _available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

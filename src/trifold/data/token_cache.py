@@ -31,8 +31,8 @@ from trifold.data.documents import DocumentReport
 from trifold.data.files import safe_file_name, sha256_of_file
 from trifold.data.lines import expand_path
 from trifold.data.settings import DataSettings
-from trifold.data.token_build import IDS, MANIFEST, STARTS, Encoder, Selection, Side, read_json
-from trifold.errors import DataError, SettingsError
+from trifold.data.token_build import IDS, MANIFEST, STARTS, Encoder, Side, read_json
+from trifold.errors import DataError
 
 _MAX_RESIDENT_BYTES = 64 << 20
 _READAHEAD_BYTES = 2 << 20  # upper bound of what the system maps around one access
@@ -109,19 +109,19 @@ class TokenCache:
     def document(self, number: int) -> NDArray[np.integer]:
         """The tokens of a document."""
         start, stop = self.starts[number : number + 2]
-        tokens: NDArray[np.integer] = self.ids[start:stop]
-        return tokens
+        return np.asarray(self.ids[start:stop])
 
     def verify(self) -> None:
         """Compare all files with their digests. Raises DataError if they differ."""
         manifest = read_json(self.folder / MANIFEST)
-        start = 0
+        ids, start = np.asarray(self.ids), 0
         for shard in manifest["shards"]:
             stop = start + shard["tokens"]
-            if _sha256(self.ids, start, stop) != shard["sha256"]:
+            if hashlib.sha256(ids[start:stop].data).hexdigest() != shard["sha256"]:
                 raise _damaged(self.folder / IDS, f"tokens {start:,} to {stop:,} are not what was written")
+            self.ids.release()
             start = stop
-        if _sha256(self.starts, 0, len(self.starts)) != manifest["starts_sha256"]:
+        if sha256_of_file(self.folder / STARTS) != manifest["starts_sha256"]:
             raise _damaged(self.folder / STARTS, "the content is not what was written")
 
 
@@ -143,14 +143,8 @@ def open_tokens(
     the cache is damaged, or the disk fails; SettingsError if the settings cannot be used with a cache.
     """
     assert settings.cache is not None
-    if side != "all" and settings.holdout and not isinstance(settings.holdout, float):
-        raise SettingsError(
-            f"data.holdout: a number of documents ({settings.holdout}) cannot be held out of a cache; give a share, "
-            "such as 0.001"
-        )
-    corpus = survey(source, settings)
-    selection = Selection.of(settings, side, seed)
-    key = _cache_key(corpus, settings, encoder, selection)
+    share, corpus = token_build.share_of_split(settings, side), survey(source, settings)
+    key = _cache_key(corpus, settings, encoder, [side, share, seed] if share else None)
     parent = expand_path(settings.cache)
     folder = parent / f"{safe_file_name(corpus.report.name)}-{key[:16]}"
     try:
@@ -158,21 +152,21 @@ def open_tokens(
         if found := _open_cache(folder, key, corpus):
             return found
         with _exclusive_lock(parent / f".{folder.name}.lock", report):
-            if found := _open_cache(folder, key, corpus):  # another process has built it meanwhile
-                return found
-            partial = parent / f".{folder.name}.partial"
-            job = token_build.BuildJob(corpus, settings, encoder, selection, key)
-            token_build.build(job, partial, report, workers, part_bytes)
-            disk.remove(folder)  # it belongs to files that have changed
-            disk.rename(partial, folder)
-            disk.flush_folder(parent)
+            found = _open_cache(folder, key, corpus)  # another process may have built it meanwhile
+            if found is None:
+                partial = parent / f".{folder.name}.partial"
+                job = token_build.BuildJob(corpus, settings, encoder, side, seed, key)
+                token_build.build(job, partial, report, workers, part_bytes)
+                disk.remove(folder)  # it belongs to files that have changed
+                disk.rename(partial, folder)
+                disk.flush_folder(parent)
+                found = _open_cache(folder, key, corpus)
     except OSError as error:
         raise DataError(
             f"{parent}: the cache cannot be written ({error.strerror or error}); choose another data.cache"
         ) from None
-    built = _open_cache(folder, key, corpus)
-    assert built is not None
-    return built
+    assert found is not None
+    return found
 
 
 def sample_documents(
@@ -189,11 +183,10 @@ def sample_documents(
     Raises the errors of `open_tokens` for sources.
     """
     groups = group_parts(survey(source, settings), settings, part_bytes)
-    selection = Selection.of(settings, side, seed)
     texts: list[str] = []
     for parts in groups:
         remaining = characters // len(groups)
-        for text in selection.documents(parts, settings, DocumentReport("")):
+        for text in token_build.iter_side(parts, settings, side, seed, DocumentReport("")):
             texts.append(text)
             remaining -= len(text)
             if remaining <= 0:
@@ -254,10 +247,9 @@ def _is_same_text(
     return True
 
 
-def _cache_key(corpus: Corpus, settings: DataSettings, encoder: Encoder, selection: Selection) -> str:
+def _cache_key(corpus: Corpus, settings: DataSettings, encoder: Encoder, split: list[Any] | None) -> str:
     reading = [settings.documents, settings.field, settings.blank, settings.max_line_bytes]
     files = [[file.kind, file.size, file.sample] for file in corpus.files]
-    split = list(selection) if selection.share else None
     values = [token_build.FORMAT, files, reading, split, encoder.key, encoder.vocab_size]
     return hashlib.sha256(json.dumps(values).encode("utf-8")).hexdigest()
 
@@ -275,13 +267,6 @@ def _exclusive_lock(path: Path, report: Callable[[str], None]) -> AbstractContex
         raise DataError(
             f"{path.parent}: this file system does not support locks; choose a data.cache on a local disk"
         ) from None
-
-
-def _sha256(numbers: MappedArray, start: int, stop: int) -> str:
-    digest = hashlib.sha256()
-    for position in range(start, stop, 1 << 20):
-        digest.update(numbers[position : min(stop, position + (1 << 20))].tobytes())
-    return digest.hexdigest()
 
 
 def _damaged(path: Path, what: str) -> DataError:

@@ -32,7 +32,7 @@ from trifold.objectives.evaluation import EvalContext, EvalRun, Evaluation
 from trifold.settings import Settings
 from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer
 from trifold.text.spans import Ids
-from trifold.text.special_tokens import read_names
+from trifold.text.special_tokens import merge_files, names_of
 
 TOKENIZER_FILE = "tokenizer.json"
 FILL_MASK = 'predict {folder} "a text with a {mask}"'  # command that uses a model
@@ -177,7 +177,7 @@ class ObjectiveSettings(Settings):
 
     def usage(self, folder: Path) -> str:
         """The command that uses the model of a run with these settings."""
-        mask = read_names(folder / "model", ["mask_token"]).get("mask_token", "<mask>")
+        mask = names_of(merge_files(folder / "model"), {}).get("mask_token", "<mask>")
         return f"trifold {self.evaluated.command.format(folder=shlex.quote(str(folder)), mask=mask)}"
 
     @classmethod

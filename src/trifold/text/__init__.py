@@ -6,13 +6,5 @@ from trifold.text.streaming import TextStream
 from trifold.text.tokenizer import Tokenizer
 from trifold.text.training import TokenizerSettings, make_tokenizer, train_tokenizer
 
-__all__ = [
-    "Encoded",
-    "TextStream",
-    "Tokenizer",
-    "TokenizerSettings",
-    "make_tokenizer",
-    "read_tokenizer",
-    "report",
-    "train_tokenizer",
-]
+__all__ = ["Encoded", "TextStream", "Tokenizer", "TokenizerSettings"]
+__all__ += ["make_tokenizer", "read_tokenizer", "report", "train_tokenizer"]

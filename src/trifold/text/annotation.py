@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,13 +32,9 @@ class AnnotatedTexts(Ragged):
 
 def find_sentence_starts(text: str) -> list[int]:
     """Characters at which a sentence starts, except the first one. A line break always ends a sentence."""
-    found, position = [], 0
-    for line in _LINE.findall(text):
-        for sentence in split_sentences(line):
-            found.append(position)
-            position += len(sentence)
+    sentences = (sentence for line in _LINE.findall(text) for sentence in split_sentences(line))
     visible = len(text) - len(text.lstrip())
-    return [start for start in found if start > visible]
+    return [start for start in accumulate(map(len, sentences)) if visible < start < len(text)]
 
 
 def annotate(tokenizer: Tokenizer, texts: Sequence[str]) -> AnnotatedTexts:

@@ -6,14 +6,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Library
 
 from trifold.errors import SettingsError
+from trifold.ragged import positions
 
 _MASK = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15  # of splitmix64
 _UNSUPPORTED = "continuing_subword_prefix end_of_word_suffix byte_fallback ignore_merges fuse_unk".split()
 _NEVER = 1 << 62  # rank of a pair that is not a merge
 MAX_TEXTS = 1 << 18  # texts whose words are cached; others are split into words each time
@@ -32,9 +35,8 @@ class BPEDropout:
         model = json.loads(library.to_str())["model"]
         if model["type"] != "BPE" or any(model.get(key) for key in _UNSUPPORTED):
             raise SettingsError("tokenizer.dropout: this tokenizer has no plain BPE merges; set it to 0")
-        merges = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]]
         self._vocabulary: dict[str, int] = model["vocab"]
-        self._ranks = {pair: rank for rank, pair in enumerate(merges)}
+        self._ranks = {tuple(pair): rank for rank, pair in enumerate(model["merges"])}
         self._library = library
         self._unk_id = unk_id
         self._log_keep = math.log1p(-p)
@@ -100,9 +102,9 @@ class BPEDropout:
         return [self._vocabulary.get(piece, self._unk_id) for piece in pieces], merges
 
 
-def _mix(key: int) -> int:
-    """The next number of a 64-bit random sequence (splitmix64, Steele et al. 2014)."""
-    key = (key + 0x9E3779B97F4A7C15) & _MASK
+def _mix(key: Any) -> Any:
+    """The next number of a 64-bit random sequence (splitmix64, Steele et al. 2014), or an array of such."""
+    key = (key + _STEP) & _MASK
     key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & _MASK
     return key ^ (key >> 31)
@@ -110,9 +112,6 @@ def _mix(key: int) -> int:
 
 def _make_keys(seed: int, indices: Sequence[int], counts: NDArray[np.int64]) -> NDArray[np.uint64]:
     """One random number per word, from (seed, index of the text, position of the word)."""
-    positions = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
     texts = np.array([_mix(_mix(seed & _MASK) ^ index) for index in indices], dtype=np.uint64)
-    keys = np.repeat(texts, counts) + positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        keys = (keys ^ (keys >> np.uint64(shift))) * np.uint64(factor)
-    return np.asarray(keys ^ (keys >> np.uint64(31)), dtype=np.uint64)
+    before = positions(np.full(len(counts), -1), counts).astype(np.uint64)
+    return np.asarray(_mix(np.repeat(texts, counts) + before * np.uint64(_STEP)))

@@ -20,12 +20,9 @@ _SANDBOX = Sandbox(Path(__file__).with_name("chat_handler.py"))
 def read_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """Templates by name (`default` is the usual one). Files take precedence over `chat_template` in the settings."""
     given = settings.get("chat_template")
-    found: dict[str, str] = {}
-    if isinstance(given, str):
-        found["default"] = given
-    elif isinstance(given, list):
-        entries = [entry for entry in given if isinstance(entry, dict)]
-        found |= {str(entry.get("name")): str(entry.get("template", "")) for entry in entries}
+    listed = [{"name": "default", "template": given}] if isinstance(given, str) else given
+    entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    found = {str(entry.get("name")): str(entry.get("template", "")) for entry in entries}
     check_inside(folder / "additional_chat_templates")
     more = sorted((folder / "additional_chat_templates").glob("*.jinja"))[:32]
     files = {"default": folder / "chat_template.jinja", **{path.stem: path for path in more}}
@@ -59,15 +56,9 @@ def render(template: str, values: Mapping[str, Any], *, timeout: float = TIMEOUT
     return str(found["text"])
 
 
-def template_values(
-    messages: Sequence[Mapping[str, Any]],
-    names: Mapping[str, str],
-    add_generation_prompt: bool,
-    more: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Variables of a template: messages without empty entries, special tokens by role, and `more`."""
+def template_values(messages: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables of a template: messages without empty entries, and `more`."""
     if not messages:
         raise DataError("a conversation needs at least one message")
     clean = [{key: value for key, value in message.items() if value is not None} for message in messages]
-    defaults = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
-    return {**defaults, **names, **more, "messages": clean}
+    return {"tools": None, "documents": None, **more, "messages": clean}

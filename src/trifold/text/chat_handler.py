@@ -88,11 +88,7 @@ def _raise_exception(message: object) -> None:
 
 
 def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: Any = None,
-    separators: Any = None,
-    sort_keys: bool = False,
+    value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
 ) -> str:
     if isinstance(indent, int) and indent > 16:
         raise SecurityError("tojson: an indent of at most 16 is allowed")

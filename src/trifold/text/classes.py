@@ -15,17 +15,7 @@ from trifold.errors import CheckpointError
 from trifold.text.languages import MBART, MBART_50
 from trifold.text.patterns import QWEN_WORDS
 from trifold.text.special_tokens import Names, content_of
-from trifold.text.templates import (
-    BOS_EOS_EOS,
-    CLS_SEP,
-    EOS,
-    SEP_CLS,
-    Settings,
-    bos_and_eos,
-    language,
-    roberta,
-    template,
-)
+from trifold.text.templates import Around, Settings, bos_and_eos, language, roberta
 from trifold.text.vocabulary import SPACE, Vocabulary
 
 _MAX_SENTINELS = 10_000  # T5 has 100
@@ -35,26 +25,17 @@ _MAX_SENTINELS = 10_000  # T5 has 100
 class TokenizerClass:
     """A tokenizer class of `transformers`.
 
-    around: the special tokens around a text and around a pair, by role (`{sep}` is the separator), or a function that
-    makes the post-processor.
     model: the kind of model in a tokenizer.json that `build` accepts.
     rebuild: whether the class's parts replace those of a tokenizer.json.
     drop_post_processor: whether the post-processor of a tokenizer.json is dropped.
     """
 
     build: Callable[[Vocabulary, Settings, Names], Library]
-    around: tuple[str, str] | Callable[[Library, Settings, Names], Any]
+    around: Around
     names: Names
     model: str
     rebuild: bool = True
     drop_post_processor: bool = False
-
-    def post_processor(self, library: Library, settings: Settings, names: Names) -> Any:
-        """Adds the special tokens around a text."""
-        if callable(self.around):
-            return self.around(library, settings, names)
-        roles = {role.removesuffix("_token"): name for role, name in names.items()}
-        return template(library, *(text.format(**roles) for text in self.around))
 
 
 def _bert(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
@@ -266,18 +247,8 @@ def _deberta(vocabulary: Vocabulary, settings: Settings, names: Names) -> Librar
     return library
 
 
-def _with_special(library: Library, tokens: Sequence[str]) -> Library:
-    library.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
-    return library
-
-
-def _with_mask(library: Library, names: Names) -> Library:
-    library.add_special_tokens([AddedToken(names["mask_token"], lstrip=True, special=True, normalized=False)])
-    return library
-
-
-def unknown_sentencepiece(vocabulary: Vocabulary) -> Library:
-    """A SentencePiece model of an unknown class: spaces become ▁, nothing is put before the text."""
+def _sentencepiece(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
+    """Spaces become ▁, and nothing is put before the text. Usual special tokens take the roles that are open."""
     unk_id, byte_fallback = vocabulary.unk_id, vocabulary.byte_fallback
     assert unk_id is not None
     if vocabulary.scores:
@@ -289,6 +260,18 @@ def unknown_sentencepiece(vocabulary: Vocabulary) -> Library:
     library.normalizer = normalizers.Sequence([*charsmap, normalizers.Replace(" ", SPACE)])
     fallback = [decoders.ByteFallback(), decoders.Fuse()] if byte_fallback else []
     library.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), *fallback])
+    usual = _BOS_EOS.items()
+    names |= {r: t for r, t in usual if r not in settings and library.token_to_id(t) is not None}
+    return library
+
+
+def _with_special(library: Library, tokens: Sequence[str]) -> Library:
+    library.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
+    return library
+
+
+def _with_mask(library: Library, names: Names) -> Library:
+    library.add_special_tokens([AddedToken(names["mask_token"], lstrip=True, special=True, normalized=False)])
     return library
 
 
@@ -310,9 +293,16 @@ _MBART, _MBART_50 = _multilingual(MBART, by_words=True), _multilingual(MBART_50)
 _MBART_50_NAMES = {role: name for role, name in FAIRSEQ.items() if role != "bos_token"}
 _NEOX = _END_OF_TEXT | {"pad_token": "<|padding|>"}
 
-_WORDPIECE = TokenizerClass(_bert, CLS_SEP, _BRACKETS, "WordPiece")
+_CLS_SEP = ("{cls}:0 $A:0 {sep}:0", "{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1")
+_SEP_CLS = ("$A:0 {sep}:0 {cls}:2", "$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2")
+BOS_EOS_EOS = ("{bos} $A {eos}", "{bos} $A {eos} {eos} $B {eos}")
+_EOS_EOS = ("$A {eos}", "$A {eos} $B {eos}")
+EOS = ("$A {eos}", "$A $B {eos}")
+
+_WORDPIECE = TokenizerClass(_bert, _CLS_SEP, _BRACKETS, "WordPiece")
 _GPT_2 = TokenizerClass(_byte_level, bos_and_eos, _END_OF_TEXT, "BPE", rebuild=False)
 _ROBERTA = TokenizerClass(_byte_level, roberta, FAIRSEQ, "BPE", rebuild=False)
+UNKNOWN_SENTENCEPIECE = TokenizerClass(_sentencepiece, bos_and_eos, {}, "SentencePiece")
 
 CLASSES: dict[str, TokenizerClass] = {
     "BertTokenizer": _WORDPIECE,
@@ -327,30 +317,25 @@ CLASSES: dict[str, TokenizerClass] = {
     "LlamaTokenizer": TokenizerClass(_llama, bos_and_eos, _BOS_EOS, "BPE"),
     "ElectraTokenizer": _WORDPIECE,
     "MPNetTokenizer": TokenizerClass(_mpnet, roberta, FAIRSEQ | {"unk_token": "[UNK]"}, "WordPiece"),
-    "DebertaV2Tokenizer": TokenizerClass(_deberta, CLS_SEP, _DEBERTA, "Unigram"),
-    "T5Tokenizer": TokenizerClass(_t5, EOS, T5, "Unigram"),
+    "DebertaV2Tokenizer": TokenizerClass(_deberta, _CLS_SEP, _DEBERTA, "Unigram"),
+    "T5Tokenizer": TokenizerClass(_t5, _EOS_EOS, T5, "Unigram"),
     "XLMRobertaTokenizer": TokenizerClass(_xlm_roberta, BOS_EOS_EOS, FAIRSEQ, "Unigram"),
     "CamembertTokenizer": TokenizerClass(_camembert, BOS_EOS_EOS, FAIRSEQ, "Unigram"),
-    "AlbertTokenizer": TokenizerClass(_albert, CLS_SEP, _ALBERT, "Unigram"),
-    "BigBirdTokenizer": TokenizerClass(_big_bird, CLS_SEP, _BIG_BIRD, "Unigram"),
-    "XLNetTokenizer": TokenizerClass(_xlnet, SEP_CLS, _XLNET, "Unigram"),
-    "PegasusTokenizer": TokenizerClass(_pegasus, ("$A {eos}", "$A $B {eos}"), _PEGASUS, "Unigram"),
+    "AlbertTokenizer": TokenizerClass(_albert, _CLS_SEP, _ALBERT, "Unigram"),
+    "BigBirdTokenizer": TokenizerClass(_big_bird, _CLS_SEP, _BIG_BIRD, "Unigram"),
+    "XLNetTokenizer": TokenizerClass(_xlnet, _SEP_CLS, _XLNET, "Unigram"),
+    "PegasusTokenizer": TokenizerClass(_pegasus, EOS, _PEGASUS, "Unigram"),
     "MBartTokenizer": TokenizerClass(_MBART, language("en_XX", first=False), FAIRSEQ, "Unigram"),
     "MBart50Tokenizer": TokenizerClass(_MBART_50, language("en_XX", first=True), _MBART_50_NAMES, "Unigram"),
     "NllbTokenizer": TokenizerClass(_multilingual(()), language("eng_Latn", first=True), FAIRSEQ, "BPE"),
 }
 
 # The class of a model type whose folder names none.
-CLASS_OF_MODEL = {
-    "bert": "BertTokenizer", "distilbert": "DistilBertTokenizer", "roberta": "RobertaTokenizer",
-    "bart": "BartTokenizer", "gpt2": "GPT2Tokenizer", "gpt_neo": "GPT2Tokenizer", "gptj": "GPT2Tokenizer",
-    "codegen": "GPT2Tokenizer", "starcoder2": "GPT2Tokenizer", "gpt_bigcode": "GPT2Tokenizer",
-    "gpt_neox": "GPTNeoXTokenizer", "openai-gpt": "OpenAIGPTTokenizer",
-    "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer",
-    "t5": "T5Tokenizer", "mt5": "T5Tokenizer", "xlm-roberta": "XLMRobertaTokenizer",
-    "camembert": "CamembertTokenizer", "albert": "AlbertTokenizer", "marian": "MarianTokenizer",
-    "bertweet": "BertweetTokenizer", "xlnet": "XLNetTokenizer", "electra": "ElectraTokenizer",
-    "mpnet": "MPNetTokenizer", "deberta-v2": "DebertaV2Tokenizer", "opt": "GPT2Tokenizer",
-    "mbart": "MBartTokenizer", "pegasus": "PegasusTokenizer", "m2m_100": "M2M100Tokenizer",
-    "big_bird": "BigBirdTokenizer",
+_MODEL_TYPES = {
+    "Albert": "albert", "Bart": "bart", "Bert": "bert", "Bertweet": "bertweet", "BigBird": "big_bird",
+    "Camembert": "camembert", "DebertaV2": "deberta-v2", "DistilBert": "distilbert", "Electra": "electra",
+    "GPT2": "codegen gpt2 gpt_bigcode gpt_neo gptj opt starcoder2", "GPTNeoX": "gpt_neox", "M2M100": "m2m_100",
+    "MBart": "mbart", "MPNet": "mpnet", "Marian": "marian", "OpenAIGPT": "openai-gpt", "Pegasus": "pegasus",
+    "Qwen2": "qwen2 qwen3", "Roberta": "roberta", "T5": "mt5 t5", "XLMRoberta": "xlm-roberta", "XLNet": "xlnet",
 }  # fmt: skip
+CLASS_OF_MODEL = {kind: f"{name}Tokenizer" for name, kinds in _MODEL_TYPES.items() for kind in kinds.split()}

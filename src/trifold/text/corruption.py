@@ -9,21 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trifold.text.spans import (
-    Flags,
-    Ids,
-    LengthDistribution,
-    Rng,
-    choose_units,
-    draw_span_lengths,
-    expand_spans,
-    find_runs,
-    find_words,
-    geometric,
-    place_spans,
-    poisson,
-    round_randomly,
-)
+from trifold.text import spans
+from trifold.text.spans import Flags, Ids, LengthDistribution, Rng
 
 # --- masked language modeling --------------------------------------------------------------------------
 #
@@ -59,27 +46,27 @@ class MaskedRow(NamedTuple):
 def choose_tokens(free: Flags, starts: Flags | None, rate: float, rng: Rng) -> Ids:
     """Positions of single tokens (`starts` is unused)."""
     positions = np.flatnonzero(free)
-    return positions[choose_units(np.ones(len(positions), np.int64), rate, rng)]
+    return positions[spans.choose_units(np.ones(len(positions), np.int64), rate, rng)]
 
 
 def choose_words(free: Flags, starts: Flags, rate: float, rng: Rng) -> Ids:
     """Positions of whole words (whole word masking)."""
-    bounds = find_words(free, starts)
-    return expand_spans(bounds[choose_units(bounds[:, 1] - bounds[:, 0], rate, rng)])
+    bounds = spans.find_words(free, starts)
+    return spans.expand_spans(bounds[spans.choose_units(bounds[:, 1] - bounds[:, 0], rate, rng)])
 
 
 def choose_spans(
-    free: Flags, starts: Flags, rate: float, rng: Rng, distribution: LengthDistribution = geometric
+    free: Flags, starts: Flags, rate: float, rng: Rng, distribution: LengthDistribution = spans.geometric
 ) -> Ids:
     """Positions of spans of whole words (SpanBERT, Joshi et al. 2020, section 3.1).
 
     The number of spans is drawn first and then every length, so that short rows do not shorten spans by exhausting
     their 15 %. Spans never touch: the tokens on both sides of a span stay visible.
     """
-    bounds = find_words(free, starts)
-    lengths = draw_span_lengths(len(bounds), rate, distribution, rng)
-    first = place_spans(lengths, len(bounds), rng)
-    positions = expand_spans(np.stack([bounds[first, 0], bounds[first + lengths - 1, 1]], axis=1))
+    bounds = spans.find_words(free, starts)
+    lengths = spans.draw_span_lengths(len(bounds), rate, distribution, rng)
+    first = spans.place_spans(lengths, len(bounds), rng)
+    positions = spans.expand_spans(np.stack([bounds[first, 0], bounds[first + lengths - 1, 1]], axis=1))
     return positions[free[positions]]
 
 
@@ -93,14 +80,14 @@ def mask_tokens(
     """Mask a row at the given positions. The replacement is drawn per token, or per span of adjacent tokens."""
     flags = np.zeros(len(ids), np.bool_)
     flags[positions] = True
-    spans = find_runs(flags)
-    lengths = spans[:, 1] - spans[:, 0]
-    draws = np.repeat(rng.random(len(spans)), lengths) if per_span else rng.random(len(positions))
+    runs = spans.find_runs(flags)
+    lengths = runs[:, 1] - runs[:, 0]
+    draws = np.repeat(rng.random(len(runs)), lengths) if per_span else rng.random(len(positions))
     random_tokens = replacement.ordinary[rng.integers(len(replacement.ordinary), size=len(positions))]
     inputs, targets = ids.copy(), ids[positions]
     unmasked = np.where(draws < replacement.masked + replacement.random, random_tokens, targets)
     inputs[positions] = np.where(draws < replacement.masked, replacement.mask, unmasked)
-    return MaskedRow(inputs, positions, targets, spans)
+    return MaskedRow(inputs, positions, targets, runs)
 
 
 # --- BART's noises (Lewis et al. 2020, section 2.2) -----------------------------------------------------
@@ -129,7 +116,7 @@ def permute_sentences(row: NoiseInput, rng: Rng, rate: float, mask: int) -> Nois
     positions = np.flatnonzero(row.free)
     heads = np.flatnonzero(row.starts[positions] | (np.arange(len(positions)) == 0))
     order = np.arange(len(heads))
-    moved = rng.permutation(len(heads))[: round_randomly(rate * len(heads), rng)]
+    moved = rng.permutation(len(heads))[: spans.round_randomly(rate * len(heads), rng)]
     order[moved] = rng.permutation(moved)
     sentences = np.split(np.arange(len(positions)), heads[1:])
     shuffled = np.concatenate([sentences[number] for number in order]) if len(heads) else positions
@@ -162,15 +149,15 @@ def infill_spans(row: NoiseInput, rng: Rng, rate: float, mask: int) -> NoisedRow
     Each span of length 0 inserts a mask, neither inside nor next to another span, while `max_length` permits.
     """
     positions = np.flatnonzero(row.free)
-    lengths = draw_span_lengths(len(positions), rate, poisson, rng)
+    lengths = spans.draw_span_lengths(len(positions), rate, spans.poisson, rng)
     inserted, lengths = int((lengths == 0).sum()), lengths[lengths > 0]
-    first = place_spans(lengths, len(positions), rng)
+    first = spans.place_spans(lengths, len(positions), rng)
     removed, gaps = np.zeros(len(row.ids), np.bool_), np.ones(len(positions) + 1, np.bool_)
     for start, length in zip(first, lengths, strict=True):
         removed[positions[start : start + length]] = True
         gaps[start : start + length + 1] = False
     inputs, origin, kept = row.ids.copy(), np.arange(len(row.ids)), ~removed
-    heads = find_runs(removed)[:, 0]
+    heads = spans.find_runs(removed)[:, 0]
     if row.max_length is not None:
         inserted = max(0, min(inserted, row.max_length - int(kept.sum()) - len(heads)))
     inputs[heads], origin[heads], kept[heads] = mask, -1, True
@@ -242,13 +229,13 @@ def corrupt_spans(
     """
     noise = np.zeros(len(ids), np.bool_)
     noise[np.flatnonzero(free)] = draw_noise_mask(int(free.sum()), rng, rate, mean)
-    spans = find_runs(noise)
-    if len(spans) > len(sentinels):
-        raise ValueError(f"{len(spans)} spans need as many sentinels; the tokenizer has {len(sentinels)}")
-    used = sentinels[: len(spans)]
+    runs = spans.find_runs(noise)
+    if len(runs) > len(sentinels):
+        raise ValueError(f"{len(runs)} spans need as many sentinels; the tokenizer has {len(sentinels)}")
+    used = sentinels[: len(runs)]
     inputs, kept = ids.copy(), ~noise
-    inputs[spans[:, 0]], kept[spans[:, 0]] = used, True
-    lengths = spans[:, 1] - spans[:, 0]
+    inputs[runs[:, 0]], kept[runs[:, 0]] = used, True
+    lengths = runs[:, 1] - runs[:, 0]
     targets = np.insert(ids[noise], np.cumsum(lengths) - lengths, used)
     return SpanCorruptedRow(inputs[kept], targets)
 
@@ -258,12 +245,12 @@ def draw_noise_mask(tokens: int, rng: Rng, rate: float, mean: float) -> Flags:
     if tokens < 2:
         return np.zeros(tokens, np.bool_)
     noise = min(max(round(tokens * rate), 1), tokens - 1)
-    spans = min(max(round(noise / mean), 1), tokens - noise)
-    if spans == 1:
+    count = min(max(round(noise / mean), 1), tokens - noise)
+    if count == 1:
         positions = np.arange(tokens) - rng.integers(tokens - noise + 1)
         return (positions >= 0) & (positions < noise)
-    lengths = np.stack([_partition(tokens - noise, spans, rng), _partition(noise, spans, rng)], axis=1)
-    return np.repeat(np.arange(2 * spans) % 2 == 1, lengths.ravel())
+    lengths = np.stack([_partition(tokens - noise, count, rng), _partition(noise, count, rng)], axis=1)
+    return np.repeat(np.arange(2 * count) % 2 == 1, lengths.ravel())
 
 
 def max_spans(tokens: int, rate: float, mean: float) -> int:
@@ -291,7 +278,7 @@ def choose_last_in_order(free: Flags, share: int, longest: int, rng: Rng) -> Ids
     """Positions of the last 1/share of a random order (`longest` is unused)."""
     positions = np.flatnonzero(free)
     order = rng.permutation(positions)
-    return np.asarray(order[: round_randomly(len(positions) / share, rng)], dtype=np.int64)
+    return np.asarray(order[: spans.round_randomly(len(positions) / share, rng)], dtype=np.int64)
 
 
 def choose_spans_in_context(free: Flags, share: int, longest: int, rng: Rng) -> Ids:
@@ -305,7 +292,7 @@ def choose_spans_in_context(free: Flags, share: int, longest: int, rng: Rng) -> 
         context = length * share
         if context > len(positions) - start:
             context = len(positions) - start
-            length = round_randomly(context / share, rng)
+            length = spans.round_randomly(context / share, rng)
         first = start + int(rng.integers(context - length + 1))
         chosen.append(positions[first : first + length])
         start += context

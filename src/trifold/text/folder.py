@@ -12,11 +12,11 @@ from tokenizers import Tokenizer as Library
 
 from trifold.errors import CheckpointError
 from trifold.text.chat import read_templates
-from trifold.text.classes import CLASS_OF_MODEL, CLASSES, TokenizerClass, unknown_sentencepiece
+from trifold.text.classes import CLASS_OF_MODEL, CLASSES, UNKNOWN_SENTENCEPIECE, TokenizerClass
 from trifold.text.patterns import PatternGuard
 from trifold.text.segmenters import read_bertweet, read_m2m, read_marian
 from trifold.text.special_tokens import Names, added_tokens, merge_files, names_of, new_tokens, read_optional
-from trifold.text.templates import bos_and_eos
+from trifold.text.templates import bos_and_eos, post_processor
 from trifold.text.tokenizer import TOKEN_TYPES, Tokenizer
 from trifold.text.validation import is_panic, read_library
 from trifold.text.vocabulary import from_document, read_vocabulary
@@ -83,10 +83,12 @@ def _read(path: Path, settings: Mapping[str, Any], name: str | None, options: Ma
     row = CLASSES.get(name or "") or (_guess_class(path) if library is None else None)
     names = names_of(settings, row.names if row else {})
     if row is not None and (library is None or (row.rebuild and _matches(row, document))):
-        library, guard = _build(row, path, document, library, settings, names), PatternGuard({}, "")
-    elif library is None:
-        library = _build_sentencepiece(path, settings, names)
+        kept = library.post_processor if library is not None and row.around is bos_and_eos else None
+        library, guard = _build(row, path, document, settings, names), PatternGuard({}, "")
+        if kept is not None:
+            library.post_processor = kept
     else:
+        assert library is not None
         if row is not None and row.model == "BPE":
             _set_prefix_space(library, settings)
         new = new_tokens(library, [], settings, names)
@@ -100,13 +102,13 @@ def _read(path: Path, settings: Mapping[str, Any], name: str | None, options: Ma
     return Tokenizer(library, names=names, settings=settings, templates=templates, guard=guard, **options)
 
 
-def _guess_class(path: Path) -> TokenizerClass | None:
+def _guess_class(path: Path) -> TokenizerClass:
     """The class that the vocabulary files suggest."""
     if (path / "vocab.txt").is_file():
         return CLASSES["BertTokenizer"]
     if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
         return CLASSES["GPT2Tokenizer"]
-    return None
+    return UNKNOWN_SENTENCEPIECE
 
 
 def _matches(row: TokenizerClass, document: Mapping[str, Any]) -> bool:
@@ -116,37 +118,18 @@ def _matches(row: TokenizerClass, document: Mapping[str, Any]) -> bool:
 
 
 def _build(
-    row: TokenizerClass,
-    path: Path,
-    document: Mapping[str, Any],
-    library: Library | None,
-    settings: Mapping[str, Any],
-    names: Names,
+    row: TokenizerClass, path: Path, document: Mapping[str, Any], settings: Mapping[str, Any], names: Names
 ) -> Library:
-    """The parts of the class with the folder's vocabulary; the post-processor of a tokenizer.json is kept."""
+    """The parts of the class with the folder's vocabulary."""
     vocabulary = from_document(document) if document else read_vocabulary(path)
-    if not (vocabulary.scores if row.model == "Unigram" else vocabulary.ids):
+    needed = vocabulary.scores if row.model == "Unigram" else vocabulary.ids
+    if not needed and row is not UNKNOWN_SENTENCEPIECE:
         raise CheckpointError(f"{path}: its files hold no {row.model} vocabulary, which the class needs")
     built = row.build(vocabulary, settings, names)
     first = [*added_tokens(document, settings), *vocabulary.added]
     built.add_tokens(new_tokens(built, first, settings, names))
-    around = library.post_processor if library is not None and row.around is bos_and_eos else None
-    built.post_processor = row.post_processor(built, settings, names) if around is None else around
+    built.post_processor = post_processor(row.around, built, settings, names)
     return built
-
-
-def _build_sentencepiece(path: Path, settings: Mapping[str, Any], names: Names) -> Library:
-    """A SentencePiece model of an unknown class."""
-    vocabulary = read_vocabulary(path)
-    if vocabulary.unk_id is None:
-        raise CheckpointError(f"{path}: nothing names its tokenizer class; add a tokenizer_config.json")
-    library = unknown_sentencepiece(vocabulary)
-    for role, fallback in (("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")):
-        if role not in settings and library.token_to_id(fallback) is not None:
-            names.setdefault(role, fallback)
-    library.add_tokens(new_tokens(library, vocabulary.added, settings, names))
-    library.post_processor = bos_and_eos(library, settings, names)
-    return library
 
 
 def _set_prefix_space(library: Library, settings: Mapping[str, Any]) -> None:

@@ -5,7 +5,6 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +47,8 @@ class PatternGuard:
     def __init__(self, document: Mapping[str, Any], place: str) -> None:
         self._parts, self._place = {name: document.get(name) for name in PARTS}, place
         self._added = list(document.get("added_tokens") or [])
-        patterns = {name: list(_patterns(part)) for name, part in self._parts.items()}
-        self._is_needed = not KNOWN.issuperset(chain(*patterns.values()))
-        self.decodes = self._is_needed and bool(patterns["decoder"])
+        self._is_needed = not KNOWN.issuperset(_patterns(self._parts))
+        self.decodes = self._is_needed and any(True for _ in _patterns(self._parts["decoder"]))
         self.add([])
 
     def add(self, tokens: Iterable[AddedToken]) -> None:

@@ -6,7 +6,6 @@ They segment text here; the library only maps pieces to ids. Such a tokenizer is
 import re
 from collections.abc import Mapping
 from functools import lru_cache, partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,10 @@ from tokenizers import Regex, Tokenizer as Library, decoders, models
 from trifold.errors import CheckpointError
 from trifold.jsonfiles import read_bytes
 from trifold.text.chat import read_templates
-from trifold.text.classes import FAIRSEQ, T5
+from trifold.text.classes import BOS_EOS_EOS, EOS, FAIRSEQ, T5
 from trifold.text.languages import M2M
 from trifold.text.special_tokens import SETTINGS, Names, names_of, new_tokens
-from trifold.text.templates import template
+from trifold.text.templates import Around, language, post_processor
 from trifold.text.tokenizer import Segment, Tokenizer
 from trifold.text.vocabulary import MAX_MODEL, SPACE, read_ids, read_lines, read_sentencepiece
 
@@ -28,7 +27,6 @@ _FILES = (
     *SETTINGS,
 )
 _M2M = {role: name for role, name in FAIRSEQ.items() if role not in ("cls_token", "mask_token")}
-_MAX_CACHE = 100_000  # words
 
 
 def read_marian(path: Path, settings: Mapping[str, Any], target: bool) -> Tokenizer:
@@ -43,12 +41,10 @@ def read_marian(path: Path, settings: Mapping[str, Any], target: bool) -> Tokeni
         code = text[:end] if end > 1 else ""  # ">>fra<<" selects the target language
         return [code, *segment(text[len(code) :])] if code else segment(text)
 
-    eos = names["eos_token"]
     special = dict.fromkeys(names.values())
     spaced = [decoders.Replace(Regex(f"{re.escape(name)}{SPACE}*"), f"{name} ") for name in special]
     decoder = [decoders.Fuse(), *spaced, decoders.Replace(SPACE, " ")]
-    around = (f"$A {eos}", f"$A $B {eos}")
-    return _make_tokenizer(path, settings, names, ids, around, decoder, segment_with_language)
+    return _make_tokenizer(path, settings, names, ids, EOS, decoder, segment_with_language)
 
 
 def read_m2m(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
@@ -61,14 +57,13 @@ def read_m2m(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
     ids = read_ids(path / "vocab.json")
     ids |= {f"__{code}__": len(ids) + number for number, code in enumerate(M2M[kind])}
     tokens = [f"__{code}__" for code in M2M[kind]]
-    source, eos = f"__{settings.get('src_lang') or 'en'}__", names["eos_token"]
     segment = sentencepiece_segmenter(path / "sentencepiece.bpe.model", any_kind=True)
-    around = (f"{source} $A {eos}", f"{source} $A $B {eos}")
     special = "|".join(map(re.escape, [*names.values(), *tokens]))
     joined = decoders.Replace(Regex(f"(?<={special}){SPACE}"), "")  # no space after a special token
     decoder = [decoders.Fuse(), joined, decoders.Replace(SPACE, " ")]
-    extra = {**settings, "extra_special_tokens": tokens}
-    return _make_tokenizer(path, extra, names, ids, around, decoder, segment)
+    source = f"__{settings.get('src_lang') or 'en'}__"
+    extra = {**settings, "extra_special_tokens": tokens, "src_lang": source}
+    return _make_tokenizer(path, extra, names, ids, language(source, first=True), decoder, segment)
 
 
 def read_bertweet(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
@@ -82,10 +77,8 @@ def read_bertweet(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
     ids = {names[role]: number for number, role in enumerate(first)}
     for line in read_lines(path / "vocab.txt"):
         ids[line.strip().rpartition(" ")[0]] = len(ids)
-    bos, eos = names["bos_token"], names["eos_token"]
-    around = (f"{bos} $A {eos}", f"{bos} $A {eos} {eos} $B {eos}")
     decoder = [decoders.WordPiece(prefix="\0", cleanup=False), decoders.Fuse(), decoders.Replace("@@ ", "")]
-    return _make_tokenizer(path, settings, names, ids, around, decoder, FastBPE(path / "bpe.codes"))
+    return _make_tokenizer(path, settings, names, ids, BOS_EOS_EOS, decoder, fast_bpe(path / "bpe.codes"))
 
 
 def _make_tokenizer(
@@ -93,7 +86,7 @@ def _make_tokenizer(
     settings: Mapping[str, Any],
     names: Names,
     ids: dict[str, int],
-    around: tuple[str, str],
+    around: Around,
     decoder: list[Any],
     segment: Segment,
 ) -> Tokenizer:
@@ -103,7 +96,7 @@ def _make_tokenizer(
     library = Library(models.WordLevel(ids, unk_token=unknown))
     library.add_tokens(new_tokens(library, [], settings, names))
     library.decoder = decoders.Sequence(decoder)
-    library.post_processor = template(library, *around)
+    library.post_processor = post_processor(around, library, settings, names)
     return Tokenizer(
         library,
         names=names,
@@ -116,9 +109,7 @@ def _make_tokenizer(
 
 
 def sentencepiece_segmenter(path: Path, *, any_kind: bool = False) -> Segment:
-    """Segmentation by a unigram model, or one of any kind. Raises CheckpointError for another kind, or a model that the
-    library rejects.
-    """
+    """Segmentation by a unigram model, or one of any kind. Raises CheckpointError for another or an invalid one."""
     from sentencepiece import SentencePieceProcessor
 
     if not read_sentencepiece(path).scores and not any_kind:
@@ -130,30 +121,18 @@ def sentencepiece_segmenter(path: Path, *, any_kind: bool = False) -> Segment:
     return partial(processor.encode, out_type=str)
 
 
-class FastBPE:
+def fast_bpe(codes: Path) -> Segment:
     """BERTweet's BPE (Nguyen et al. 2020): `@@` follows every piece that does not end a word."""
+    merges = [(left, right) for left, right, *_ in map(str.split, read_lines(codes))]
+    tokens = dict.fromkeys(token for left, right in merges for token in (left, right, left + right))
+    ids = {token: number for number, token in enumerate(["\0", *tokens])}
+    model = models.BPE(ids, merges, unk_token="\0", end_of_word_suffix="</w>")
 
-    def __init__(self, codes: Path) -> None:
-        pairs = [tuple(line.split()[:-1]) for line in read_lines(codes)]
-        self._ranks = {pair: rank for rank, pair in enumerate(pairs)}
-        self._pieces = lru_cache(_MAX_CACHE)(self._segment)
+    @lru_cache(100_000)
+    def split(word: str) -> list[str]:
+        content = word.encode()
+        parts = [content[slice(*token.offsets)].decode() for token in model.tokenize(word)]
+        return [*(f"{part}@@" for part in parts[:-1]), parts[-1]]
 
-    def __call__(self, text: str) -> list[str]:
-        """The pieces of every word; a line end directly after a word belongs to it."""
-        return [piece for word in _WORD.findall(text) for piece in self._pieces(word)]
-
-    def _segment(self, word: str) -> list[str]:
-        parts = [*word[:-1], word[-1] + "</w>"]
-        while len(parts) > 1:
-            best = min(pairwise(parts), key=lambda pair: self._ranks.get(pair, len(self._ranks)))
-            if best not in self._ranks:
-                break
-            merged: list[str] = []
-            at = 0
-            while at < len(parts):
-                is_pair = tuple(parts[at : at + 2]) == best
-                merged.append("".join(parts[at : at + 1 + is_pair]))
-                at += 1 + is_pair
-            parts = merged
-        parts[-1] = parts[-1].removesuffix("</w>")
-        return [f"{part}@@" for part in parts[:-1]] + parts[-1:]
+    # A line end directly after a word belongs to it.
+    return lambda text: [piece for word in _WORD.findall(text) for piece in split(word)]

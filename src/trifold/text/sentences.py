@@ -126,9 +126,7 @@ def _period_ends(
 ) -> bool:
     """Whether a period after the word `before` ends a sentence if the next word is not in lower case."""
     word = before.lower()
-    if word in rules.within:
-        return False
-    if word in rules.numbered and following.isdigit():
+    if word in rules.within or (word in rules.numbered and following.isdigit()):
         return False
     if before.isdigit() or _ROMAN.match(before):
         if _skip_space(text, start) >= place - len(before):  # the number of a list item

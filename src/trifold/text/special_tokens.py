@@ -1,6 +1,6 @@
 """Special and added tokens: read them by role from a folder's files, and add them to a library tokenizer."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,8 +30,6 @@ _SUBSTITUTES = {
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _MAX_INTEGER = 10**31  # tokenizer_config.json writes 10^30 for "no limit"
-_INPUT_NAMES = "model_input_names"
-_KEPT = ("split_special_tokens", "model_max_length", _INPUT_NAMES)
 
 
 def content_of(entry: object) -> str | None:
@@ -56,21 +54,6 @@ def complete_names(library: Library, names: Mapping[str, str]) -> dict[str, str]
         known = [n for n in options if n in special or (normal and library.token_to_id(n or "") is not None)]
         found[role] = names.get(role) or next(iter(known), _ADDED.get(role))
     return {role: name for role in NAMED_ROLES if (name := found[role]) is not None}
-
-
-def read_names(folder: Path, roles: Iterable[str]) -> Names:
-    """Tokens of these roles from the Hugging Face files in `folder`, if there are any. Raises CheckpointError."""
-    names: Names = {}
-    for file in (folder / "special_tokens_map.json", folder / "tokenizer_config.json"):
-        entries = read_optional(file)
-        names |= {role: name for role in roles if (name := content_of(entries.get(role))) is not None}
-    return names
-
-
-def read_settings(folder: Path) -> dict[str, Any]:
-    """The settings of a tokenizer with token types that was trained here; else empty. Raises CheckpointError."""
-    entries = read_optional(folder / "tokenizer_config.json")
-    return {key: entries[key] for key in _KEPT if key in entries} if _INPUT_NAMES in entries else {}
 
 
 def merge_files(folder: Path) -> dict[str, Any]:
@@ -104,16 +87,14 @@ def new_tokens(
     tokens |= {str(token.content): token for token in _listed_tokens(settings)}
     for role in ROLES:
         if role in names:
-            entry, known = settings.get(role), tokens.get(names[role])
-            given = _make_special(entry, names[role]) if isinstance(entry, dict) else known
-            token = given or _make_special(names[role], names[role])
-            token.special = True
-            tokens[names[role]] = token
+            entry, name = settings.get(role), names[role]
+            if isinstance(entry, dict) or name not in tokens:
+                tokens[name] = _make_special(entry, name)
+            tokens[name].special = True
     extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
     for entry in extra.values() if isinstance(extra, dict) else extra if isinstance(extra, list) else []:
-        name = content_of(entry)
-        if name is not None:
-            tokens.setdefault(name, _make_special(entry, name))
+        if (other := content_of(entry)) is not None:
+            tokens.setdefault(other, _make_special(entry, other))
     special = {token.content: token.special for token in library.get_added_tokens_decoder().values()}
     return [token for name, token in tokens.items() if name not in special or token.special > special[name]]
 

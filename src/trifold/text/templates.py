@@ -1,14 +1,25 @@
 """Special tokens around a text, as post-processors of the tokenizer library."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from tokenizers import Tokenizer as Library, processors
 
 from trifold.errors import CheckpointError
 from trifold.text.special_tokens import Names
 
-Settings = Mapping[str, Any]
+Settings: TypeAlias = Mapping[str, Any]
+# The special tokens around a text and around a pair, by role (`{sep}` is the separator), or a function that makes the
+# post-processor.
+Around: TypeAlias = tuple[str, str] | Callable[[Library, Settings, Names], Any]
+
+
+def post_processor(around: Around, library: Library, settings: Settings, names: Names) -> Any:
+    """Adds the special tokens around a text."""
+    if callable(around):
+        return around(library, settings, names)
+    roles = {role.removesuffix("_token"): name for role, name in names.items()}
+    return template(library, *(text.format(**roles) for text in around))
 
 
 def id_of(library: Library, token: str) -> int:
@@ -43,7 +54,7 @@ def bos_and_eos(library: Library, settings: Settings, names: Names) -> Any:
     return template(library, single, single + second)
 
 
-def language(default: str, *, first: bool) -> Callable[[Library, Settings, Names], Any]:
+def language(default: str, *, first: bool) -> Around:
     """The end token after a text, and the source language, by default `default`, before it or after both."""
 
     def around(library: Library, settings: Settings, names: Names) -> Any:
@@ -53,9 +64,3 @@ def language(default: str, *, first: bool) -> Callable[[Library, Settings, Names
         return template(library, f"{begin}$A {end}", f"{begin}$A $B {end}")
 
     return around
-
-
-CLS_SEP = ("{cls}:0 $A:0 {sep}:0", "{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1")
-SEP_CLS = ("$A:0 {sep}:0 {cls}:2", "$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2")
-BOS_EOS_EOS = ("{bos} $A {eos}", "{bos} $A {eos} {eos} $B {eos}")
-EOS = ("$A {eos}", "$A {eos} $B {eos}")

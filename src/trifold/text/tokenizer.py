@@ -19,7 +19,7 @@ from trifold.text.chat import render, template_values
 from trifold.text.encoded import Cut, Encoded, add_special_tokens, batched, split_encoding, truncate, verify
 from trifold.text.languages import find_languages
 from trifold.text.patterns import PatternGuard
-from trifold.text.special_tokens import NAMED_ROLES, complete_names, read_names, read_settings
+from trifold.text.special_tokens import NAMED_ROLES, complete_names, merge_files, names_of
 from trifold.text.streaming import TextStream, clean_up_spaces
 from trifold.text.templates import template
 from trifold.text.validation import is_panic, read_library
@@ -317,8 +317,8 @@ class Tokenizer:
         if name not in self.templates:
             known = ", ".join(sorted(self.templates)) or "none"
             raise DataError(f"the tokenizer has no chat template {name!r} (known: {known})")
-        values = template_values(messages, self.names, add_generation_prompt, more)
-        return render(self.templates[name], values)
+        more = {"add_generation_prompt": add_generation_prompt, **self.names, **more}
+        return render(self.templates[name], template_values(messages, more))
 
     # --- files -----------------------------------------------------------------------------------------
 
@@ -381,10 +381,14 @@ class Tokenizer:
             remedy = "give a tokenizer.json, or a folder that holds one"
             raise DataError(f"{file}: {reason}; {remedy}") from None
         try:
-            names, settings = read_names(file.parent, NAMED_ROLES), read_settings(file.parent)
+            settings = merge_files(file.parent)
         except CheckpointError as error:
             raise DataError(f"{error}; repair or remove it") from None
-        return cls(library, dropout=dropout, names=names, settings=settings, guard=guard)
+        names = names_of(settings, {})
+        # The settings of a tokenizer with token types that was trained here.
+        own = {key: settings[key] for key in NO_LIMITS | TOKEN_TYPES if key in settings}
+        own = own if TOKEN_TYPES.keys() <= own.keys() else {}
+        return cls(library, dropout=dropout, names=names, settings=own, guard=guard)
 
 
 def _write_json(file: Path, content: Mapping[str, Any]) -> None:

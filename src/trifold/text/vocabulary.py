@@ -18,7 +18,6 @@ from trifold.text.validation import MAX_FILE, MAX_TOKENS, Rejected, check_vocabu
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model")
 SPACE = "▁"  # stands for a space in SentencePiece and similar vocabularies
 
-
 # Character -> byte in byte-level BPE: a visible byte is itself, the others are mapped to U+0100 and up.
 _VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _HIDDEN = sorted({*range(256)}.difference(_VISIBLE))
@@ -50,7 +49,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return from_vocab_and_merges(folder / "vocab.json", folder / "merges.txt")
     if (folder / "vocab.txt").is_file():
-        return from_vocab_txt(folder / "vocab.txt")
+        return Vocabulary(ids={line.rstrip(): n for n, line in enumerate(read_lines(folder / "vocab.txt"))})
     layouts = ("tokenizer.json", *SENTENCEPIECE, "source.spm + target.spm + vocab.json")
     looked = "; ".join([*layouts, "vocab.json + merges.txt", "vocab.txt"])
     raise CheckpointError(f"{folder}: has no tokenizer; looked for {looked}")
@@ -68,11 +67,6 @@ def from_document(document: Mapping[str, Any]) -> Vocabulary:
         merges=[(left, right) for left, right in merges],
         charsmap=base64.b64decode(next(parts, {}).get("precompiled_charsmap") or ""),
     )
-
-
-def from_vocab_txt(path: Path) -> Vocabulary:
-    """`vocab.txt`: one token per line; the line number is its id."""
-    return Vocabulary(ids={line.rstrip(): number for number, line in enumerate(read_lines(path))})
 
 
 def from_vocab_and_merges(vocab: Path, merges: Path) -> Vocabulary:
@@ -133,10 +127,10 @@ def read_sentencepiece(path: Path) -> Vocabulary:
     content = read_bytes(path, MAX_MODEL)
     try:
         fields = list(_iter_fields(content))
-        pieces = [_parse_piece(value) for number, value in fields if number == 1 and isinstance(value, bytes)]
-        trainer, normalizer = (_last_message(fields, number) for number in (2, 3))
-        kind = int(trainer.get(3, UNIGRAM))
-        unk_id = int(trainer.get(40, 0))
+        pieces = [_parse_piece(value) for number, value in fields if number == 1]
+        messages = dict(fields)
+        trainer, normalizer = (dict(_iter_fields(messages.get(number, b""))) for number in (2, 3))
+        kind, unk_id = int(trainer.get(3, UNIGRAM)), int(trainer.get(40, 0))
         charsmap = normalizer.get(2, b"")
     except (ValueError, IndexError, TypeError, struct.error) as error:
         raise CheckpointError(f"{path}: not a SentencePiece model ({error}); copy the file again") from None
@@ -159,41 +153,33 @@ def read_sentencepiece(path: Path) -> Vocabulary:
 
 def _parse_piece(content: bytes) -> tuple[str, float, int]:
     fields = dict(_iter_fields(content))
-    text, score, kind = fields.get(1, b""), fields.get(2, 0.0), fields.get(3, NORMAL)
-    if not isinstance(text, bytes) or not isinstance(kind, int) or len(text) > _MAX_PIECE:
-        raise ValueError("an invalid piece")
-    number = float(score)
-    if not math.isfinite(number):
-        raise ValueError("a score that is not finite")
-    return text.decode("utf-8"), number, kind
+    text, score, kind = str(fields.get(1, b""), "utf-8"), float(fields.get(2, 0.0)), fields.get(3, NORMAL)
+    if not math.isfinite(score) or len(text.encode()) > _MAX_PIECE:
+        raise ValueError(f"the piece {text!r:.40} is too long, or its score is not finite")
+    return text, score, kind
 
 
-def _last_message(
-    fields: list[tuple[int, bytes | int | float]], number: int
-) -> dict[int, bytes | int | float]:
-    found = [value for field, value in fields if field == number and isinstance(value, bytes)]
-    return dict(_iter_fields(found[-1])) if found else {}
-
-
-def _iter_fields(content: bytes) -> Iterator[tuple[int, bytes | int | float]]:
-    """(number, value) of every field of a protobuf message; nested messages are bytes."""
+def _iter_fields(content: bytes) -> Iterator[tuple[int, Any]]:
+    """(number, value) of every field of a protobuf message: an integer, a float32, or bytes (nested messages too)."""
     at = 0
+    value: Any
     while at < len(content):
         tag, at = _read_varint(content, at)
-        number, wire = tag >> 3, tag & 7
-        if wire == 0:
-            value, at = _read_varint(content, at)
-            yield number, value if value < 1 << 63 else value - (1 << 64)
-            continue
-        if wire == 2:
-            size, at = _read_varint(content, at)
-        else:
-            size = {1: 8, 5: 4}.get(wire, -1)
-        if size < 0 or at + size > len(content):
+        match tag & 7:
+            case 0:
+                value, at = _read_varint(content, at)
+            case 2:
+                size, at = _read_varint(content, at)
+                value, at = content[at : at + size], at + size
+            case 5:
+                value, at = struct.unpack_from("<f", content, at)[0], at + 4
+            case 1:
+                value, at = content[at : at + 8], at + 8
+            case wire:
+                raise ValueError(f"wire type {wire} at byte {at}")
+        if at > len(content):
             raise ValueError(f"cut off at byte {at}")
-        raw = content[at : at + size]
-        at += size
-        yield number, raw if wire == 2 else struct.unpack("<f" if wire == 5 else "<d", raw)[0]
+        yield tag >> 3, value
 
 
 def _read_varint(content: bytes, at: int) -> tuple[int, int]:
