@@ -150,7 +150,6 @@ class Progress:
         self._start = self._printed = time.monotonic()
 
     def __call__(self, finished: int) -> None:
-        """Count `finished` more texts."""
         self.done += finished
         now = time.monotonic()
         if now - self._printed >= INTERVAL:

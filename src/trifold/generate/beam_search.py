@@ -64,7 +64,7 @@ def beam_search(state: DecodingState, setup: SearchSetup) -> list[list[Hypothesi
 
         scores = torch.stack([step.scores for step in steps], dim=1)
         remaining = _remaining(state, finished, scores)
-        setup.report(state.generated + 1, len(remaining))
+        setup.on_step(state.generated + 1, len(remaining))
         if not len(remaining):
             by_sentence = zip(*(group.outputs for group in finished), strict=True)
             return [best_first([output for each in found for output in each]) for found in by_sentence]

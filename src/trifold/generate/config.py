@@ -324,9 +324,8 @@ _CHECKS = (
 )
 
 
-def _contains(phrase: object, part: tuple[int, ...]) -> bool:
-    tokens = tuple(phrase) if isinstance(phrase, list) else (phrase,)
-    return any(tokens[i : i + len(part)] == part for i in range(len(tokens) - len(part) + 1))
+def _contains(phrase: Any, part: tuple[int, ...]) -> bool:
+    return any(tuple(phrase[i : i + len(part)]) == part for i in range(len(phrase) - len(part) + 1))
 
 
 def _contradiction(one: str, other: str, remedy: str) -> str:
@@ -338,7 +337,6 @@ def _value(config: GenerationConfig, key: str) -> str:
 
 
 def _sampling_setting(config: GenerationConfig) -> str:
-    """The setting that selects sampling, with its value."""
     if config.sampling_keys:
         return _value(config, config.sampling_keys[0])
     return "do_sample true" if config.is_sampling else f"top_k_form {config.top_k_form}"

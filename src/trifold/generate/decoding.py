@@ -77,17 +77,12 @@ class SearchSetup(NamedTuple):
     config: GenerationConfig
     process: LogitsProcessor
     stopping: StoppingCriteria
-    on_step: StepCallback | None = None
+    on_step: StepCallback = lambda generated, unfinished: None
     hook: SearchHook | None = None
 
     def divisor(self, length: int) -> float:
         """The divisor of log P in the score of an output of `length` tokens."""
         return LENGTH_PENALTIES[self.config.length_penalty_form](length, self.config.length_penalty)
-
-    def report(self, generated: int, unfinished: int) -> None:
-        """Call `on_step`, if set."""
-        if self.on_step is not None:
-            self.on_step(generated, unfinished)
 
 
 class DecodingState:

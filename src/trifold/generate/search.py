@@ -138,7 +138,8 @@ def _setup(
     ends, strings = end_ids(config, model.config), config.stop_strings or ()
     forced_eos = config.forced_eos_token_id is not None
     stopping = StoppingCriteria(ends, strings, codec, forced_eos=forced_eos)
-    return SearchSetup(config, processor(config, model.config, codec), stopping, on_step)
+    setup = SearchSetup(config, processor(config, model.config, codec), stopping)
+    return setup if on_step is None else setup._replace(on_step=on_step)
 
 
 def _search_without_beams(

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trifold.errors import DataError, UsageError
 from trifold.look.session import Session
-from trifold.look.trace import Edit, check_index, run_with
+from trifold.look.trace import Edit, Function, edited, run_with
 from trifold.nn.hooks import hooked
 from trifold.pipeline import Pipeline
 from trifold.scores.bleu import bleu
@@ -62,21 +64,16 @@ def effect_on_bleu(pipeline: Pipeline, lines: Iterable[str], edits: Sequence[Edi
 
 @contextmanager
 def scaled_heads(pipeline: Pipeline, edits: Sequence[Edit]) -> Iterator[None]:
-    """Multiply the outputs of heads in every forward pass, also of a search; `zero` multiplies by 0."""
-    factors: dict[str, list[tuple[list[int] | slice, float]]] = {}
+    """Edit the outputs of heads, with `zero` or `scale`, in every forward pass, also of a search."""
+    functions: dict[str, Function] = {}
     for edit in edits:
         if not edit["name"].endswith(HEADS):
             raise UsageError(f"{edit['name']}: edit the hook point `heads` of an attention")
-        chosen = slice(None) if edit.get("heads") is None else [*edit["heads"]]
-        factors.setdefault(edit["name"], []).append((chosen, 0.0 if edit["op"] == "zero" else edit["value"]))
+        before = functions.get(edit["name"], torch.clone)
+        functions[edit["name"]] = partial(edited, edit, edit.get("value", 1.0), before)
 
     def scale(name: str, x: Tensor) -> Tensor | None:
-        for chosen, factor in factors.get(name, ()):
-            for head in chosen if isinstance(chosen, list) else ():
-                check_index(f"{name}: heads", head, x.shape[1])
-            x = x.clone()
-            x[:, chosen] *= factor
-        return x if name in factors else None
+        return functions[name](x.movedim(0, -1)).movedim(-1, 0) if name in functions else None
 
     with hooked(pipeline.model, scale, HEADS):
         yield

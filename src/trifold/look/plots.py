@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 Figure: TypeAlias = Any  # matplotlib.figure.Figure; matplotlib is optional, and so are its types
 
-INSTALL = "pictures need matplotlib: pip install 'trifold[plots]'"
 FORMATS = (".png", ".svg", ".pdf")
 COLORMAP = "Blues"  # white is 0, dark is 1
 HIGHLIGHT, MUTED = "#08519c", "#9aa5b1"
@@ -34,12 +33,16 @@ def check_picture(path: Path) -> None:
     """Raises UsageError for another file format, TrifoldError if matplotlib is not installed."""
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"{path}: not a picture format; use {', '.join(FORMATS)}")
-    _figure_class()
+    new_figure(1, 1)
 
 
 def new_figure(width: float, height: float) -> Figure:
     """A figure of `width` x `height` inches. Raises TrifoldError if matplotlib is not installed."""
-    return _figure_class()(figsize=(width, height), layout="constrained", facecolor="white")
+    try:
+        from matplotlib.figure import Figure  # without pyplot: no window system, no global state
+    except ModuleNotFoundError:
+        raise TrifoldError("pictures need matplotlib: pip install 'trifold[plots]'") from None
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
 def save_figure(figure: Figure, path: Path, dots_per_inch: int = 130) -> Path:
@@ -51,15 +54,6 @@ def save_figure(figure: Figure, path: Path, dots_per_inch: int = 130) -> Path:
     except OSError as error:
         raise TrifoldError(f"{path}: cannot be written ({error.strerror}); choose another place") from None
     return path
-
-
-def _figure_class() -> Any:
-    try:
-        # Without pyplot: no window system, no global state.
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise TrifoldError(INSTALL) from None
-    return Figure
 
 
 # --- metrics of a run ------------------------------------------------------------------------------------

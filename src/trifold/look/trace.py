@@ -172,7 +172,7 @@ class Trace(dict[str, Tensor]):
             if op == "copy" and not isinstance(edit.get("from"), str):
                 raise UsageError(f"{name}: copy needs `from`, the text to copy from")
             value = self.of(edit["from"])[name] if op == "copy" else edit.get("value", 1.0)
-            functions[name] = partial(_edited, edit, value, functions.get(name, torch.clone))
+            functions[name] = partial(edited, edit, value, functions.get(name, torch.clone))
         return Trace(self.pipeline, self.example, functions)
 
     def effect(self, edits: Sequence[Edit]) -> tuple[Trace, Tensor, Tensor]:
@@ -202,7 +202,7 @@ OPERATIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
 }
 
 
-def _edited(edit: Edit, value: Any, before: Function, x: Tensor) -> Tensor:
+def edited(edit: Edit, value: Any, before: Function, x: Tensor) -> Tensor:
     """before(x) with the chosen heads and positions changed; scores of -inf stay."""
     x, name = before(x), edit["name"]
     new, axes = OPERATIONS[edit["op"]](x, value), ("heads", "positions")[-(x.dim() - 1) :]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row")
 
+MARKS = {True: "✓", False: "✗"}
 MARKER = ".trifold-demo"  # file in a folder that a demo created and may replace
 abbreviate = partial(shorten, placeholder=" …")  # a text in one line of at most so many columns
 
@@ -74,11 +75,6 @@ def spread(rows: Sequence[Row], count: int) -> list[Row]:
     return [rows[index * len(rows) // count] for index in range(count)]
 
 
-def check_mark(correct: bool) -> str:
-    """✓ or ✗."""
-    return "✓" if correct else "✗"
-
-
 def save_picture(draw: Callable[[], Figure], path: Path, what: str) -> Path | None:
     """Draw and save a picture; None and a note if matplotlib is missing or the file cannot be written."""
     from trifold.look.plots import save_figure
@@ -95,6 +91,17 @@ def quote(text: str) -> str:
     return shlex.quote(text) if set(text) & set('"$`\\!') else f'"{text}"'
 
 
+def next_commands(out: Path, text: str) -> list[str]:
+    """Commands that use a model that generates, quoted for a shell."""
+    folder, text = shlex.quote(str(out)), quote(text)
+    return [
+        f"trifold generate {folder} {text}",
+        f"trifold eval {folder}",
+        f"trifold show {folder}",
+        f"trifold look {folder} {text} --out attention.png",
+    ]
+
+
 def print_folders(folders: Mapping[str, Path | None], commands: Sequence[str]) -> None:
     """Print where the results are and what to do next."""
     from trifold.hub.folder import describe_folder
@@ -102,6 +109,4 @@ def print_folders(folders: Mapping[str, Path | None], commands: Sequence[str]) -
     for name, path in folders.items():
         if path is not None:
             print(f"{name:<20} {describe_folder(path) if path.name == 'model' else path}")
-    print("\ntry it:")
-    for command in commands:
-        print(f"  {command}")
+    print("\ntry it:", *commands, sep="\n  ")

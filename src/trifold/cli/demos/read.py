@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from trifold.cli.demos import check_mark, clear_folder, print_folders, spread, train_demo
+from trifold.cli.demos import MARKS, clear_folder, print_folders, spread, train_demo
 from trifold.cli.terminal import print_json, print_note, print_table
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
         return
     print(f"\n{len(rows):,} pairs that training never saw, {len(examples)} of them:\n")
     found = [
-        (row["sentence1"], row["sentence2"], row["ours"], check_mark(row["ours"] == row["label"]))
+        (row["sentence1"], row["sentence2"], row["ours"], MARKS[row["ours"] == row["label"]])
         for row in examples
     ]
     print_table([("English", "French", "predicted", ""), *found])

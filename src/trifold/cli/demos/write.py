@@ -7,12 +7,11 @@ the same scores for a trigram model.
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from trifold.cli import demos
-from trifold.cli.demos import abbreviate, check_mark, spread
+from trifold.cli.demos import MARKS, abbreviate, next_commands, spread
 from trifold.cli.terminal import count_progress, print_json, print_note, print_table
 
 if TYPE_CHECKING:
@@ -79,7 +78,11 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
         return
     print(f"\n{len(ours):,} functions of modules that training never saw, {len(listed)} of them:\n")
     rows = [
-        (abbreviate(one.signature, 28), check_mark(one.check.does_something), abbreviate(one.body, 44) or "–")
+        (
+            abbreviate(one.signature, 28),
+            MARKS[one.check.does_something],
+            abbreviate(one.body, 44) or "–",
+        )
         for one in listed
     ]
     print_table([("signature", "", "completion"), *rows])
@@ -92,17 +95,6 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
     print(f"training             {outcome.seconds:.0f} s, {outcome.steps:,} steps")
     folders = {"model": out / "model", "run folder": out, "completions": picture}
     demos.print_folders(folders, next_commands(out, signatures[0]))
-
-
-def next_commands(out: Path, signature: str) -> list[str]:
-    """Commands that use the model, quoted for a shell."""
-    folder, signature = shlex.quote(str(out)), demos.quote(signature)
-    return [
-        f"trifold generate {folder} {signature}",
-        f"trifold eval {folder}",
-        f"trifold show {folder}",
-        f"trifold look {folder} {signature} --out attention.png",
-    ]
 
 
 def choose_signatures(signatures: list[str], pipeline: Pipeline, config: GenerationConfig) -> list[str]:
