@@ -1,24 +1,22 @@
 """The demos of `trifold demo`, and what they share: their folder, and how they show examples and pictures."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import typer
 
 from trifold.cli.terminal import print_note
 from trifold.errors import TrifoldError, UsageError
-
-if TYPE_CHECKING:
-    from trifold.look.plots import Figure
-    from trifold.recipe import Recipe
-    from trifold.train.monitor import Outcome
+from trifold.hub.folder import describe_folder
+from trifold.look.plots import Figure, save_figure
+from trifold.recipe import Recipe
+from trifold.train import Outcome, train
+from trifold.train.run_folder import LOCK, RunFolder
 
 Row = TypeVar("Row")
 
@@ -32,8 +30,6 @@ def clear_folder(folder: Path) -> None:
 
     The folder is emptied and not removed, because it may be a link or the current folder.
     """
-    from trifold.train.run_folder import LOCK, RunFolder
-
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder}: is a file and is not replaced; choose another folder with --out")
     try:
@@ -60,8 +56,6 @@ def clear_folder(folder: Path) -> None:
 
 def train_demo(recipe: Recipe, out: Path) -> Outcome:
     """Train in the cleared folder; exit if training was interrupted."""
-    from trifold.train import train
-
     # "auto" starts a new run in a folder with nothing but the marker.
     outcome = train(recipe, out=out, resume="auto")
     if not outcome.finished:
@@ -77,8 +71,6 @@ def spread(rows: Sequence[Row], count: int) -> list[Row]:
 
 def save_picture(draw: Callable[[], Figure], path: Path, what: str) -> Path | None:
     """Draw and save a picture; None and a note if matplotlib is missing or the file cannot be written."""
-    from trifold.look.plots import save_figure
-
     try:
         return save_figure(draw(), path)
     except TrifoldError as error:
@@ -104,8 +96,6 @@ def next_commands(out: Path, text: str) -> list[str]:
 
 def print_folders(folders: Mapping[str, Path | None], commands: Sequence[str]) -> None:
     """Print where the results are and what to do next."""
-    from trifold.hub.folder import describe_folder
-
     for name, path in folders.items():
         if path is not None:
             print(f"{name:<20} {describe_folder(path) if path.name == 'model' else path}")

@@ -4,6 +4,10 @@ from pathlib import Path
 
 from trifold.cli import demos
 from trifold.cli.terminal import print_json, print_table
+from trifold.data import read_pairs
+from trifold.look.attention import draw_alignment, read_attention
+from trifold.pipeline import load
+from trifold.scores import bleu, exact_match
 
 FOLDER = Path("runs/demo")
 SENTENCE = "I love dogs."
@@ -12,11 +16,7 @@ SHOWN = 12
 
 def run(out: Path, minutes: float | None, json: bool) -> None:
     """Train, translate sentences that training never saw, and score them."""
-    from trifold.data import read_pairs
-    from trifold.look.attention import draw_alignment, read_attention
-    from trifold.pipeline import load
     from trifold.recipe import load_recipe
-    from trifold.scores import bleu, exact_match
 
     recipe = load_recipe("demo", {} if minutes is None else {"train.minutes": minutes})
     demos.clear_folder(out)

@@ -5,20 +5,17 @@ each is judged: it must parse, and its body must do something (see data/stdlib.p
 the same scores for a trigram model.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from trifold.cli import demos
 from trifold.cli.demos import MARKS, abbreviate, next_commands, spread
 from trifold.cli.terminal import count_progress, print_json, print_note, print_table
-
-if TYPE_CHECKING:
-    from trifold.data.stdlib import FunctionCheck
-    from trifold.generate import GenerationConfig
-    from trifold.look.plots import Figure
-    from trifold.pipeline import Pipeline
+from trifold.data import embedded
+from trifold.data.stdlib import FunctionCheck, check_function
+from trifold.generate import GenerationConfig
+from trifold.look import plots
+from trifold.pipeline import Pipeline, load
 
 FOLDER = Path("runs/demo-write")
 SIGNATURES = 100  # functions to complete
@@ -41,14 +38,11 @@ class Completion(NamedTuple):
 
 def run(out: Path, minutes: float | None, json: bool) -> None:
     """Train, complete functions, and count how many parse and do something."""
-    from trifold.data.embedded import load_rows
-    from trifold.look.plots import read_metric
-    from trifold.pipeline import load
     from trifold.recipe import load_recipe
 
     recipe = load_recipe("demo-write", {} if minutes is None else {"train.minutes": minutes})
     print_note("reading the sources of this Python's standard library …")
-    test_rows = load_rows("functions", "test")
+    test_rows = embedded.load_rows("functions", "test")
     demos.clear_folder(out)
     outcome = demos.train_demo(recipe, out)
 
@@ -57,7 +51,7 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
     ours = complete(pipeline, signatures, recipe.generate)
     parses = sum(one.check.parses for one in ours)
     does_something = sum(one.check.does_something for one in ours)
-    loss = read_metric(out, "valid/loss")[1][-1]
+    loss = plots.read_metric(out, "valid/loss")[1][-1]
     examples = choose_examples(ours)
     picture = demos.save_picture(
         lambda: draw(pipeline, out, spread(examples, DRAWN)), out / "completions.png", "the completions"
@@ -106,8 +100,6 @@ def choose_signatures(signatures: list[str], pipeline: Pipeline, config: Generat
 
 def complete(pipeline: Pipeline, signatures: list[str], config: GenerationConfig) -> list[Completion]:
     """The first sample for each signature."""
-    from trifold.data.stdlib import check_function
-
     settings = config.model_dump(exclude_unset=True)
     with count_progress("functions completed", len(signatures)) as count:
         found = pipeline.hypotheses(signatures, on_done=count, **settings)
@@ -124,10 +116,8 @@ def choose_examples(completions: list[Completion]) -> list[Completion]:
     return [one for one in good if 3 <= len(one.text.splitlines()) <= MAX_LINES] or good
 
 
-def draw(pipeline: Pipeline, run: Path, completions: list[Completion]) -> Figure:
+def draw(pipeline: Pipeline, run: Path, completions: list[Completion]) -> plots.Figure:
     """The loss during training, and completions with the probability of each token."""
-    from trifold.look import plots
-
     prompts = pipeline.read([one.signature for one in completions])
     bodies = pipeline.reader.encode([one.body for one in completions])
     found = [plots.token_probabilities(pipeline, *each) for each in zip(prompts, bodies, strict=True)]
