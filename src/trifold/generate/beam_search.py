@@ -70,11 +70,8 @@ def beam_search(state: DecodingState, setup: SearchSetup) -> list[list[Hypothesi
             return [best_first([output for each in found for output in each]) for found in by_sentence]
         rows = torch.cat([step.rows for step in steps], dim=1)
         tokens = torch.cat([step.tokens for step in steps], dim=1)
-        if len(remaining) == len(scores):
-            state.advance(tokens.flatten(), rows.flatten())
-        else:
-            scores = scores[remaining]
-            state.advance(tokens[remaining].flatten(), rows[remaining].flatten(), remaining)
+        scores = scores[remaining]
+        state.advance(tokens[remaining].flatten(), rows[remaining].flatten(), remaining)
 
 
 def processed_log_probs(state: DecodingState, setup: SearchSetup) -> Tensor:

@@ -142,7 +142,7 @@ def constrained_beam_search(state: DecodingState, setup: SearchSetup) -> list[li
         state.advance(
             torch.tensor([each.token for each in flat], device=device),
             torch.tensor([each.row for each in flat], device=device),
-            None if len(remaining) == len(following) else torch.tensor(remaining, device=device),
+            torch.tensor(remaining, device=device),
         )
 
 

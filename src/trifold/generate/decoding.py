@@ -163,7 +163,7 @@ class DecodingState:
 
         sentences: positions of the sentences that continue (default: all).
         """
-        if sentences is not None:
+        if sentences is not None and len(sentences) < len(self.sentences):
             assert rows is not None, "sentences cannot be removed without naming rows"
             self.select(rows, sentences)
         elif rows is not None:
