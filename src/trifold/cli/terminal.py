@@ -86,10 +86,7 @@ def print_table(rows: Sequence[Sequence[str]], right: str = "", cut: int = 0) ->
 
 @contextmanager
 def byte_progress(title: str) -> Iterator[Callable[[int | None, int], None] | None]:
-    """A progress bar of bytes on standard error, updated with (total, newly done); None without a terminal.
-
-    The total is None while it is not known.
-    """
+    """A progress bar of bytes on standard error, updated with (total if known, newly done); None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -130,9 +130,7 @@ def read_ids(pipeline: Pipeline, text: str, target: str | None) -> tuple[list[in
 
 
 def stacked_weights(activations: Mapping[str, torch.Tensor]) -> dict[str, Weights]:
-    """Kind -> weights (layers, heads, queries, keys), from those of each layer (heads, queries, keys) by hook point;
-    without those of summaries.
-    """
+    """Kind -> weights (layers, heads, queries, keys), from those of each layer (heads, queries, keys) by hook point."""
     found = {}
     for kind, name in HOOKS.items():
         hooks = takewhile(activations.__contains__, map(name.format, count()))

@@ -178,10 +178,7 @@ def arrange(texts: Sequence[Sequence[TokenText]], columns: int) -> list[Cell]:
 
 
 def draw_probabilities(axis: Any, cells: Sequence[Cell], rows: int, columns: int) -> None:
-    """The characters of the cells; the darker a cell, the less likely its token.
-
-    The prompt is bold. Text beyond `rows` is left out.
-    """
+    """The characters of the first `rows`, those of the prompt bold; the darker a cell, the less likely its token."""
     uncertainty = np.full((rows, columns), np.nan)
     for row, column, character, probability in cells:
         if row < rows:

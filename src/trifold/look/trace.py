@@ -103,9 +103,7 @@ class Trace(dict[str, Tensor]):
         return losses.masked_fill(labels < 0, math.nan)
 
     def layer_logits(self, layer: int) -> Tensor:
-        """The head's logits (T, V) or (C,) of the states after a layer (0: the embeddings) and the final norm; those of
-        the last layer equal `logits`.
-        """
+        """The head's logits (T, V) or (C,) of the states after a layer (0: the embeddings) and the final norm."""
         name = f"{self.side}.states.{layer - 1}" if layer else f"{self.side}_embeddings.output"
         with torch.no_grad(), eval_mode(self.pipeline.model):
             model = self.pipeline.model
