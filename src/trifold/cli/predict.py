@@ -202,10 +202,8 @@ def _inputs(lines: Iterable[str], count: int | None, pairs: list[str], *, is_spl
         if is_split and (line.strip() or count is not None):
             parts = line.split("\t")
             if len(parts) != 2:
-                raise DataError(
-                    f"{place}: {len(parts) - 1} tabs; pass two texts with one tab between them, "
-                    "or the second by --pair"
-                )
+                remedy = "pass two texts with one tab between them, or the second by --pair"
+                raise DataError(f"{place}: {len(parts) - 1} tabs; {remedy}")
             line, pair = parts
         yield Input(place, line, pair)
 

@@ -147,7 +147,9 @@ class GenerationConfig(Settings):
 
     @model_validator(mode="after")
     def _check_conflicts(self) -> Self:
-        if conflict := next((conflict for check in _CHECKS for conflict in check(self)), None):
+        checks = [_sampling_conflicts, _contrastive_conflicts, _beam_conflicts]
+        checks += [_lookup_conflicts, _length_conflicts, _word_conflicts]
+        if conflict := next((conflict for check in checks for conflict in check(self)), None):
             raise ValueError(conflict)
         return self
 
@@ -232,10 +234,8 @@ def _sampling_conflicts(config: GenerationConfig) -> Iterator[str]:
         remedy = "beam search does not sample; set num_beams to 1, or remove the sampling options"
         yield _contradiction(_value(config, "num_beams"), _sampling_setting(config), remedy)
     if not config.is_sampling and config.num_return_sequences > config.num_beams:
-        yield (
-            f"num_return_sequences {config.num_return_sequences} is more than num_beams {config.num_beams}: "
-            "raise num_beams, or sample (do_sample true)"
-        )
+        count, beams = _value(config, "num_return_sequences"), _value(config, "num_beams")
+        yield f"{count} is more than {beams}: raise num_beams, or sample (do_sample true)"
     if config.top_k_form == "uniform" and config.top_k is None:
         yield "top_k_form uniform needs top_k: set top_k too"
     if config.top_k_form == "uniform" and config.temperature is not None:
@@ -291,10 +291,8 @@ def _length_conflicts(config: GenerationConfig) -> Iterator[str]:
             yield f"{minimum} {low} is more than {maximum} {high}: lower the first or raise the second"
     for new, total in (("max_new_tokens", "max_length"), ("min_new_tokens", "min_length")):
         if getattr(config, new) is not None and getattr(config, total) is not None:
-            yield (
-                f"{_value(config, new)} and {_value(config, total)} limit the same length: "
-                f"leave out {total}, which includes the prompt"
-            )
+            both = f"{_value(config, new)} and {_value(config, total)}"
+            yield f"{both} limit the same length: leave out {total}, which includes the prompt"
 
 
 def _word_conflicts(config: GenerationConfig) -> Iterator[str]:
@@ -309,19 +307,11 @@ def _word_conflicts(config: GenerationConfig) -> Iterator[str]:
         phrases = alternatives if isinstance(alternatives[0], list) else [alternatives]
         found = [next((b for b in banned if _contains(phrase, b)), None) for phrase in phrases]
         if all(found):
-            yield (
-                f"{phrases[0]} is in force_words_ids, but bad_words_ids forbids {list(found[0] or ())}: "
-                "remove one of them"
-            )
+            bad = list(found[0] or ())
+            yield f"{phrases[0]} is in force_words_ids, but bad_words_ids forbids {bad}: remove one of them"
     for word in config.force_words or ():
         if any(bad in word for bad in config.bad_words or ()):
             yield f"{word!r} is in force_words, but bad_words forbids it: remove it from one of them"
-
-
-_CHECKS = (
-    *(_sampling_conflicts, _contrastive_conflicts, _beam_conflicts),
-    *(_lookup_conflicts, _length_conflicts, _word_conflicts),
-)
 
 
 def _contains(phrase: Any, part: tuple[int, ...]) -> bool:

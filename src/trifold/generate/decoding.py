@@ -287,10 +287,8 @@ def check_memory(model: Model, device: torch.device, tokens: int, rows: int, key
         return
     available, origin = available_memory(device)
     if need > available:
-        raise UsageError(
-            f"{key} {value}: {rows:,} rows of up to {tokens:,} tokens need {format_size(need)} of memory; "
-            f"{format_size(available)} available ({origin}); lower it"
-        )
+        needs = f"{rows:,} rows of up to {tokens:,} tokens need {format_size(need)} of memory"
+        raise UsageError(f"{key} {value}: {needs}; {format_size(available)} available ({origin}); lower it")
 
 
 def refuse_nan(scores: Tensor) -> None:
@@ -302,10 +300,8 @@ def refuse_nan(scores: Tensor) -> None:
 def refuse_non_finite(values: Tensor, what: str = "NaN or infinity") -> None:
     """Raises TrifoldError if a value is NaN or infinite."""
     if not bool(values.isfinite().all()):
-        raise TrifoldError(
-            f"the model computes {what}: its weights are damaged, or its training diverged; "
-            "use an earlier checkpoint"
-        )
+        reason = "its weights are damaged, or its training diverged; use an earlier checkpoint"
+        raise TrifoldError(f"the model computes {what}: {reason}")
 
 
 @contextmanager

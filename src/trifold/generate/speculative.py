@@ -109,7 +109,5 @@ def check_draft(model: Model, draft: Model) -> None:
     for key in ("shape", "vocab_size", "output_vocab_size", "eos_id", "pad_id", "start_id"):
         expected, found = getattr(model.config, key), getattr(draft.config, key)
         if expected != found:
-            raise UsageError(
-                f"the draft model's {key} is {found}, and the model's {expected}: "
-                "use a draft with the same shape and vocabulary"
-            )
+            remedy = "use a draft with the same shape and vocabulary"
+            raise UsageError(f"the draft model's {key} is {found}, and the model's {expected}: {remedy}")
