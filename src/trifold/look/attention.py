@@ -64,11 +64,8 @@ class AttentionMaps:
 
     def labels(self, kind: str) -> tuple[list[str], list[str]]:
         """The tokens of the rows and columns of that kind."""
-        return {
-            "encoder": (self.source, self.source),
-            "decoder": (self.written, self.given),
-            "cross": (self.written, self.source),
-        }[kind]
+        rows = self.source if kind == "encoder" else self.written
+        return rows, self.given if kind == "decoder" else self.source
 
 
 # --- weights ---------------------------------------------------------------------------------------------

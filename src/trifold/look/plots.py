@@ -180,13 +180,12 @@ def arrange(texts: Sequence[Sequence[TokenText]], columns: int) -> list[Cell]:
 def draw_probabilities(axis: Any, cells: Sequence[Cell], rows: int, columns: int) -> None:
     """The characters of the first `rows`, those of the prompt bold; the darker a cell, the less likely its token."""
     uncertainty = np.full((rows, columns), np.nan)
+    style = {"ha": "center", "va": "center", "fontsize": 7, "family": "monospace", "parse_math": False}
     for row, column, character, probability in cells:
         if row < rows:
             uncertainty[row, column] = np.nan if probability is None else 1 - probability
-            axis.text(
-                column + 0.5, row + 0.5, character, ha="center", va="center", fontsize=7, family="monospace",
-                weight="bold" if probability is None else "normal", parse_math=False,
-            )  # fmt: skip
+            weight = "bold" if probability is None else "normal"
+            axis.text(column + 0.5, row + 0.5, character, weight=weight, **style)
     masked = np.ma.masked_invalid(uncertainty)
     axis.pcolormesh(masked, cmap=UNCERTAINTY_COLORMAP, vmin=0, vmax=MAX_UNCERTAINTY, zorder=0)
     axis.set(xlim=(0, columns), ylim=(rows, 0))
