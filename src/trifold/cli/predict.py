@@ -154,15 +154,10 @@ def run(
             check_lengths(pipeline, sources, places, longest, remedy)
             generation = {"on_done": progress, "first": first + read, "max_source": longest}
             return generate_outputs(pipeline, sources, {}, **generation)
-        return pipeline.predict(
-            sources,
-            [one.pair for one in batch if one.pair is not None] or None,
-            task=name,
-            places=places,
-            on_done=progress,
-            on_cut=print_note,
-            **given(**options, corpus=None if corpus is None else read_corpus(corpus)),
-        )
+        others = [one.pair for one in batch if one.pair is not None] or None
+        chosen = given(**options, corpus=None if corpus is None else read_corpus(corpus))
+        more: dict[str, Any] = {"places": places, "on_done": progress, "on_cut": print_note}
+        return pipeline.predict(sources, others, task=name, **more, **chosen)
 
     def read_corpus(file: str) -> Iterator[str]:
         rows = read_table([file], name, data, []) if is_table([file]) else None

@@ -88,10 +88,8 @@ def stream_tokens(
     its tokens only at the end, and for several outputs per row.
     """
     for name in ("num_beams", "num_return_sequences"):
-        if getattr(config, name) > 1:
-            raise UsageError(
-                f"{name} {getattr(config, name)}: only one output per row can be streamed; set it to 1"
-            )
+        if (value := getattr(config, name)) > 1:
+            raise UsageError(f"{name} {value}: only one output per row can be streamed; set it to 1")
     setup, numbers = _setup(model, config, codec), _check_numbers(numbers, inputs)
     if not numbers:
         return

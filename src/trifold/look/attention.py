@@ -95,16 +95,10 @@ def read_attention(pipeline: Pipeline, text: str, target: str | None = None) -> 
     inputs = [Inputs(torch.tensor([ids], device=pipeline.device)) for ids in (source, given) if ids]
     with torch.no_grad(), eval_mode(pipeline.model), capture(pipeline.model, "pattern") as captured:
         pipeline.model(*inputs)
-    return AttentionMaps(
-        text=text,
-        output=writer.decode([output])[0],
-        source=reader.pieces(source),
-        given=writer.pieces(given),
-        written=writer.pieces(written),
-        patterns=stacked_weights({name: x[0] for name, x in captured.items()}),
-        source_words=split_words(reader, source),
-        written_words=split_words(writer, written),
-    )
+    patterns = stacked_weights({name: x[0] for name, x in captured.items()})
+    tokens = reader.pieces(source), writer.pieces(given), writer.pieces(written)
+    words = split_words(reader, source), split_words(writer, written)
+    return AttentionMaps(text, writer.decode([output])[0], *tokens, patterns, *words)
 
 
 def read_ids(pipeline: Pipeline, text: str, target: str | None) -> tuple[list[int], ...]:

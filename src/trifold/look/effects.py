@@ -1,16 +1,15 @@
 """The effect of edits over many lines: loss and accuracy of a model, and BLEU, with and without them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from trifold.errors import DataError, UsageError
-from trifold.look.session import Session
-from trifold.look.trace import Edit, Function, edited, run_with
+from trifold.look.session import Answer, Edits, Session
+from trifold.look.trace import Function, edited, run_with
 from trifold.nn.hooks import hooked
 from trifold.pipeline import Pipeline
 from trifold.scores.bleu import bleu
@@ -20,11 +19,8 @@ HEADS = "sublayer.heads"  # end of the name of a hook point
 
 
 def effect_over_lines(
-    pipeline: Pipeline,
-    lines: Iterable[str],
-    edits: Sequence[Edit],
-    on_done: Callable[[int], None] = lambda count: None,
-) -> dict[str, Any]:
+    pipeline: Pipeline, lines: Iterable[str], edits: Edits, on_done: Callable[[int], None] = lambda _: None
+) -> Answer:
     """The numbers of lines and labels; loss (nats per label) and accuracy (share of labels that are the best
     prediction), each without and with edits. on_done: called with a number of lines.
 
@@ -45,7 +41,7 @@ def effect_over_lines(
     return {"lines": count, "labels": labels, **means}
 
 
-def effect_on_bleu(pipeline: Pipeline, lines: Iterable[str], edits: Sequence[Edit]) -> list[float] | None:
+def effect_on_bleu(pipeline: Pipeline, lines: Iterable[str], edits: Edits) -> list[float] | None:
     """BLEU of the outputs without and with edits of heads; None without targets, or with other edits.
 
     A search computes one position at a time, so only `zero` and `scale` of whole heads have a meaning in it.
@@ -63,7 +59,7 @@ def effect_on_bleu(pipeline: Pipeline, lines: Iterable[str], edits: Sequence[Edi
 
 
 @contextmanager
-def scaled_heads(pipeline: Pipeline, edits: Sequence[Edit]) -> Iterator[None]:
+def scaled_heads(pipeline: Pipeline, edits: Edits) -> Iterator[None]:
     """Edit the outputs of heads, with `zero` or `scale`, in every forward pass, also of a search."""
     functions: dict[str, Function] = {}
     for edit in edits:
@@ -79,7 +75,7 @@ def scaled_heads(pipeline: Pipeline, edits: Sequence[Edit]) -> Iterator[None]:
         yield
 
 
-def lines_effect(session: Session, lines: str, edits: Sequence[Edit]) -> dict[str, Any]:
+def lines_effect(session: Session, lines: str, edits: Edits) -> Answer:
     """See `effect_over_lines`, and `bleu`: without and with edits, or None."""
     rows = [line for line in lines.split("\n") if line.strip()]
     if len(rows) > MAX_LINES:

@@ -41,11 +41,9 @@ def clear_folder(folder: Path) -> None:
         for lock in folder.rglob(LOCK):  # of each run in the folder
             RunFolder(lock.parent).check_unlocked()
         for path in content:
-            if path.name == MARKER:
-                continue
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
-            else:
+            elif path.name != MARKER:
                 path.unlink()
         folder.mkdir(parents=True, exist_ok=True)
         text = "made by `trifold demo`, which replaces it\n"

@@ -31,15 +31,10 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
         lambda: draw_alignment(read_attention(pipeline, SENTENCE)), out / "attention.png", "the attention"
     )
     if json:
-        print_json(
-            seconds=round(outcome.seconds, 1),
-            steps=outcome.steps,
-            exact_match=round(match.value, 2),
-            bleu=round(score.value, 2),
-            signature=score.signature,
-            examples=[dict(zip(("source", "reference", "ours"), each, strict=True)) for each in examples],
-            folder=str(out),
-        )
+        scores = {"exact_match": round(match.value, 2), "bleu": round(score.value, 2)}
+        report = {"seconds": round(outcome.seconds, 1), "steps": outcome.steps, **scores}
+        listed = [dict(zip(("source", "reference", "ours"), each, strict=True)) for each in examples]
+        print_json(**report, signature=score.signature, examples=listed, folder=str(out))
         return
     print(f"\n{len(ours):,} sentences that training never saw, {len(examples)} of them:\n")
     rows = [(*texts, demos.MARKS[texts[1] == texts[2]]) for texts in examples]

@@ -58,17 +58,13 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
     )
     listed = spread(ours, LISTED)
     if json:
-        print_json(
-            seconds=round(outcome.seconds, 1),
-            steps=outcome.steps,
-            signatures=len(signatures),
-            gpt={"parses": parses, "does_something": does_something, "loss": round(loss, 4)},
-            examples=[
-                {"signature": one.signature, "ours": one.text, "does_something": one.check.does_something}
-                for one in listed
-            ],
-            folder=str(out),
-        )
+        report = {"seconds": round(outcome.seconds, 1), "steps": outcome.steps, "signatures": len(signatures)}
+        gpt = {"parses": parses, "does_something": does_something, "loss": round(loss, 4)}
+        shown = [
+            {"signature": one.signature, "ours": one.text, "does_something": one.check.does_something}
+            for one in listed
+        ]
+        print_json(**report, gpt=gpt, examples=shown, folder=str(out))
         return
     print(f"\n{len(ours):,} functions of modules that training never saw, {len(listed)} of them:\n")
     rows = [
