@@ -30,6 +30,9 @@ class Codec(Protocol):
     def languages(self) -> Mapping[str, int]:
         """The codes of languages that have a token, and its id."""
 
+    def __hash__(self) -> int:
+        """Needed to cache the texts of its tokens."""
+
 
 class Hypothesis(NamedTuple):
     """One output: its tokens (without start and end), its score, and why it ended.
