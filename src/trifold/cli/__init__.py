@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -68,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         see = " See" if message.endswith("?") else "; see"
         print_error(f"{message}{see} `{context.command_path if context else 'trifold'} --help`")
         return error.exit_code
-    except Terminated:
-        return 143
+    except SystemExit as stop:  # SIGTERM
+        return stop.code if isinstance(stop.code, int) else 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -85,18 +84,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-class Terminated(SystemExit):
-    """Raised for SIGTERM unless the command handles the signal, so that open files are closed."""
-
-
 @contextmanager
 def _sigterm_as_exception() -> Iterator[None]:
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise Terminated(143)
-
+    """Exit at SIGTERM with an exception unless the command handles the signal, so that open files are closed."""
     with ExitStack() as handlers:
         with suppress(ValueError):  # only the main thread may set signal handlers
-            handlers.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, leave))
+            former = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+            handlers.callback(signal.signal, signal.SIGTERM, former)
         yield
 
 

@@ -150,7 +150,6 @@ class Progress:
         self._start = self._printed = time.monotonic()
 
     def __call__(self, finished: int) -> None:
-        """Count `finished` more texts."""
         self.done += finished
         now = time.monotonic()
         if now - self._printed >= INTERVAL:
@@ -161,10 +160,7 @@ class Progress:
 def generate_outputs(
     pipeline: Pipeline, texts: list[str], settings: dict[str, Any], **options: Any
 ) -> list[list[Output]]:
-    """The outputs for each text, best first. The settings and options are those of `Pipeline.hypotheses`.
-
-    Raises DataError for a text without tokens.
-    """
+    """The outputs for each text, best first; settings, options and errors are those of `Pipeline.hypotheses`."""
     found = pipeline.hypotheses(texts, **options, **settings)
     decoded = iter(pipeline.decode([one.tokens for each in found for one in each], **settings))
     return [

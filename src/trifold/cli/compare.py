@@ -52,10 +52,8 @@ def run(
     ours, theirs = _measure(first), _measure(second)
     if ours[1] != theirs[1]:
         sizes = [f"{len(each):,} {unit} with {sum(each):,} labels" for _, each, unit in (ours, theirs)]
-        raise UsageError(
-            f"{b}: reads the data as {sizes[1]}, but {a} as {sizes[0]}; compare models with the same tokenizer and the "
-            "same max_positions"
-        )
+        remedy = "compare models with the same tokenizer and the same max_positions"
+        raise UsageError(f"{b}: reads the data as {sizes[1]}, but {a} as {sizes[0]}; {remedy}")
     if (examples := len(ours[1])) < 2:
         raise UsageError("the data has a single example, which cannot be resampled; name other data")
     found = paired_bootstrap(ours[0], theirs[0], examples, samples, seed)
@@ -77,10 +75,8 @@ def _like(first: Request, second: Request) -> Request:
     differ = [key for key in ours if ours[key] != theirs.get(key)]
     if differ:
         values = "; ".join(f"{key} is {theirs.get(key)!r:.60}, not {ours[key]!r:.60}" for key in differ)
-        raise UsageError(
-            f"{second.model}: is not measured like {first.model}: {values}; compare models of one task, or name the "
-            "data: trifold compare A B DATA"
-        )
+        remedy = "compare models of one task, or name the data: trifold compare A B DATA"
+        raise UsageError(f"{second.model}: is not measured like {first.model}: {values}; {remedy}")
     if first.recipe is None or second.recipe is None:
         return second
     shared = {"task": first.recipe.task, "data": first.recipe.data}
@@ -124,10 +120,9 @@ def _measure(request: Request) -> tuple[Scorer, list[int], str]:
             f"{task.settings.kind}; name a run of that task"
         )
     examples, model = task.examples(rows), pipeline.model
-    device = next(model.parameters()).device
-    batches = (task.batch(examples, np.array([row])).to(device) for row in range(len(examples.lengths)))
+    rows = (np.array([row]) for row in range(len(examples.lengths)))
     with torch.no_grad():
-        found = [task.measure(model, batch) for batch in batches]
+        found = [task.measure(model, task.batch(examples, row).to(pipeline.device)) for row in rows]
 
     def scores(sums: Any) -> dict[str, float]:
         return {**task.scores_of_sums(sums), "loss": float(sums["nll"] / max(sums["tokens"], 1))}

@@ -212,7 +212,6 @@ def split_files(request: Request, recipe: Recipe, example: str) -> tuple[str, An
 
 
 def _score_translations(request: Request) -> Report:
-    """The scores of the translations of the sources."""
     settings, pairs = score_settings(request), read_test_pairs(request)
     outputs, seconds = translate(request, pairs)
     if "out" in request.options:
@@ -282,7 +281,6 @@ def read_test_pairs(request: Request) -> Pairs:
 
 
 def _validate(request: Request) -> Report:
-    """The loss and the scores of a validation."""
     from torch import tensor
 
     from trifold.cli.report import write_report

@@ -90,7 +90,6 @@ def run(
 
 
 def _stream(pipeline: Pipeline, text: str, settings: dict[str, Any], results: TextIO) -> list[Output]:
-    """Print the output while it is generated."""
     ended: list[Hypothesis] = []
     parts = []
     for part in pipeline.stream(text, on_end=ended.append, **settings):

@@ -85,7 +85,6 @@ def run(
         check_utf8(given, name)
     draws = kind is not None or layer is not None or head is not None
     is_page = out is not None and out.suffix.lower() == ".html"
-    names = [model] if compare is None else [model, compare]
     if compare == model:
         raise UsageError(f"--compare {compare}: the same model; name another, or a checkpoint of its run")
     if is_page and roles is None and (json or draws):
@@ -110,6 +109,7 @@ def run(
             _open_page({model: pipeline}, *first, out, port, browser, report)
         return
     if (is_page or out is None) and not json and not draws:
+        names = filter(None, (model, compare))
         models = {name: _load(name, device=device, tokenizer=tokenizer) for name in names}
         _open_page(models, text, target, out, port, browser)
         return
@@ -151,8 +151,7 @@ def _load(model: str, **options: Any) -> Pipeline:
     path = Path(model)
     if path.parent.name == "checkpoints" and path.is_dir():
         return at_checkpoint(load_pipeline(str(path.parents[1]), **options), path)
-
-    is_teaching = model == "teaching" and not Path(model).exists()
+    is_teaching = model == "teaching" and not path.exists()
     return teaching_model() if is_teaching else load_pipeline(model, **options)
 
 
@@ -219,6 +218,7 @@ def _print_roles(report: dict[str, Any]) -> None:
     """Heads with roles in a table of at most 80 columns, then the effect of pruning."""
     found = [each for each in report["heads"] if each["found"]]
     places = {(each["kind"], each["layer"], each["head"]) for each in report["heads"]}
+    held = {(each["kind"], each["layer"], each["head"]) for each in found}
     rows = [("role", "relation", "head", "share", "95 %", "baseline", "queries")]
     for each in found:
         head = f"{each['kind']} {each['layer'] + 1}.{each['head'] + 1}"
@@ -227,7 +227,6 @@ def _print_roles(report: dict[str, Any]) -> None:
         rows.append((each["role"], each["relation"], head, *numbers))
     if found:
         print_table(rows, "   rrrr", cut=2)
-    held = {(each["kind"], each["layer"], each["head"]) for each in found}
     counts = f"{len(held)} of {len(places)} heads have a role over {report['lines']:,} lines"
     print_note(f"{counts}; layer.head from 1")
     if report["skipped"]:
@@ -236,8 +235,7 @@ def _print_roles(report: dict[str, Any]) -> None:
         pruned = report["pruned"]
         count = sum(len(edit["heads"]) for edit in pruned["edits"])
         print(f"without {count} heads ({', '.join(pruned['roles'])}):")
-        for name, form in (("loss", ".4f"), ("accuracy", ".4f"), ("bleu", ".2f")):
-            if pruned[name] is not None:
-                before, after = pruned[name]
-                title = "BLEU" if name == "bleu" else name
+        for title, form in (("loss", ".4f"), ("accuracy", ".4f"), ("BLEU", ".2f")):
+            if (effect := pruned[title.lower()]) is not None:
+                before, after = effect
                 print(f"  {title} {before:{form}} → {after:{form}} ({after - before:+{form}})")

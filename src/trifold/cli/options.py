@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import typer
 
@@ -21,23 +21,19 @@ def value(metavar: str, help: str, *flags: str, **more: Any) -> Any:
     return typer.Option(*flags, metavar=metavar, help=help, **more)
 
 
-Model: TypeAlias = Annotated[str, argument("MODEL", "A run, a model folder, or a hub id.")]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Device: TypeAlias = Annotated[
-    str | None, value("DEVICE", "auto, cpu, cuda, cuda:1 or mps.", show_default="auto")
-]
-Dtype: TypeAlias = Annotated[
+Model = Annotated[str, argument("MODEL", "A run, a model folder, or a hub id.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Device = Annotated[str | None, value("DEVICE", "auto, cpu, cuda, cuda:1 or mps.", show_default="auto")]
+Dtype = Annotated[
     Literal["float32", "bfloat16", "float16"], typer.Option(help="Precision of the computation.")
 ]
-Codec: TypeAlias = Annotated[
-    str | None, value("FOLDER", "Folder of the tokenizer.", show_default="that of the model")
-]
-Weights: TypeAlias = Annotated[
+Codec = Annotated[str | None, value("FOLDER", "Folder of the tokenizer.", show_default="that of the model")]
+Weights = Annotated[
     Literal["int8"] | None,
     typer.Option(help="Store matrices as int8: faster, slightly less exact.", show_default="as --dtype"),
 ]
-BatchSize: TypeAlias = Annotated[int | None, value("N", "Texts per batch; default: by memory.", min=1)]
-Out: TypeAlias = Annotated[Path | None, value("FILE", "Write the results to this file.")]
+BatchSize = Annotated[int | None, value("N", "Texts per batch; default: by memory.", min=1)]
+Out = Annotated[Path | None, value("FILE", "Write the results to this file.")]
 
 METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", list[str]: "TEXT", Path: "FILE"}
 

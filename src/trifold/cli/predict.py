@@ -154,15 +154,10 @@ def run(
             check_lengths(pipeline, sources, places, longest, remedy)
             generation = {"on_done": progress, "first": first + read, "max_source": longest}
             return generate_outputs(pipeline, sources, {}, **generation)
-        return pipeline.predict(
-            sources,
-            [one.pair for one in batch if one.pair is not None] or None,
-            task=name,
-            places=places,
-            on_done=progress,
-            on_cut=print_note,
-            **given(**options, corpus=None if corpus is None else read_corpus(corpus)),
-        )
+        others = [one.pair for one in batch if one.pair is not None] or None
+        chosen = given(**options, corpus=None if corpus is None else read_corpus(corpus))
+        more: dict[str, Any] = {"places": places, "on_done": progress, "on_cut": print_note}
+        return pipeline.predict(sources, others, task=name, **more, **chosen)
 
     def read_corpus(file: str) -> Iterator[str]:
         rows = read_table([file], name, data, []) if is_table([file]) else None
@@ -202,10 +197,8 @@ def _inputs(lines: Iterable[str], count: int | None, pairs: list[str], *, is_spl
         if is_split and (line.strip() or count is not None):
             parts = line.split("\t")
             if len(parts) != 2:
-                raise DataError(
-                    f"{place}: {len(parts) - 1} tabs; pass two texts with one tab between them, "
-                    "or the second by --pair"
-                )
+                remedy = "pass two texts with one tab between them, or the second by --pair"
+                raise DataError(f"{place}: {len(parts) - 1} tabs; {remedy}")
             line, pair = parts
         yield Input(place, line, pair)
 

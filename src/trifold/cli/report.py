@@ -6,6 +6,9 @@ from typing import Any
 
 from trifold import disk
 from trifold.cli.batch import one_line
+from trifold.look import plots
+from trifold.predict.classify import REGRESSION, SINGLE
+from trifold.scores.classification import BINS, ClassificationScore
 
 MOST = 50  # mistakes
 
@@ -16,10 +19,6 @@ def write_report(folder: Path, task: Any, rows: Any, found: Any) -> None:
     task, rows, found: an objective, its rows, and their `Evaluation` with a sample of each row. Raises TrifoldError
     without matplotlib.
     """
-    from trifold.look import plots
-    from trifold.predict.classify import REGRESSION, SINGLE
-    from trifold.scores.classification import BINS, ClassificationScore
-
     plots.check_picture(folder / "confusion.png")
     disk.make_folder(folder)
     problem = getattr(task, "problem", None)

@@ -167,7 +167,6 @@ def training_needs(subject: Subject, tokens: int, length: int, precision: Precis
 
 
 def _print_report(subject: Subject, facts: dict[str, Any]) -> None:
-    """Print the drawing and the tables."""
     from trifold.look.drawing import draw_architecture
 
     total, training, inference = facts["parameters"], facts["training_bytes"], facts["inference_bytes"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 from trifold.errors import UsageError, check_utf8, escape, printable, wrapped
 from trifold.jsonfiles import json_line
@@ -73,11 +73,9 @@ def print_table(rows: Sequence[Sequence[str]], right: str = "", cut: int = 0) ->
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for index, title in enumerate(rows[0]):
         is_right, fixed = right[index : index + 1] == "r", bool(cut) and index >= cut
-        justify: Literal["left", "right"] = "right" if is_right else "left"
-        table.add_column(Text(title), justify=justify, overflow="fold", no_wrap=fixed)
-    overflow: Literal["ellipsis"] | None = "ellipsis" if cut else None
+        table.add_column(Text(title), justify="right" if is_right else "left", overflow="fold", no_wrap=fixed)
     for row in rows[1:]:
-        table.add_row(*(Text(cell, no_wrap=bool(cut), overflow=overflow) for cell in row))
+        table.add_row(*(Text(cell, no_wrap=bool(cut), overflow="ellipsis" if cut else None) for cell in row))
     console = Console()
     with console.capture() as capture:
         console.print(table)
@@ -86,10 +84,7 @@ def print_table(rows: Sequence[Sequence[str]], right: str = "", cut: int = 0) ->
 
 @contextmanager
 def byte_progress(title: str) -> Iterator[Callable[[int | None, int], None] | None]:
-    """A progress bar of bytes on standard error, updated with (total, newly done); None without a terminal.
-
-    The total is None while it is not known.
-    """
+    """A progress bar of bytes on standard error, updated with (total if known, newly done); None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

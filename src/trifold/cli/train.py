@@ -3,7 +3,7 @@
 import signal
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
 import typer
 
@@ -21,11 +21,11 @@ EXAMPLES = (
 )
 
 
-Changes: TypeAlias = Annotated[
+Changes = Annotated[
     list[str] | None, argument("[KEY=VALUE]...", "Settings to override, such as train.steps=2000.")
 ]
-RunOut: TypeAlias = Annotated[Path | None, value("FOLDER", "The folder.", show_default="runs/NAME")]
-DataChanged: TypeAlias = Annotated[
+RunOut = Annotated[Path | None, value("FOLDER", "The folder.", show_default="runs/NAME")]
+DataChanged = Annotated[
     bool, typer.Option("--data-changed", help="Continue although the data files have changed.")
 ]
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from trifold.generate.decoding import DecodingState, SearchSetup, refuse_nan
 from trifold.generate.processors import NEVER
@@ -63,17 +64,14 @@ def beam_search(state: DecodingState, setup: SearchSetup) -> list[list[Hypothesi
 
         scores = torch.stack([step.scores for step in steps], dim=1)
         remaining = _remaining(state, finished, scores)
-        setup.report(state.generated + 1, len(remaining))
+        setup.on_step(state.generated + 1, len(remaining))
         if not len(remaining):
             by_sentence = zip(*(group.outputs for group in finished), strict=True)
             return [best_first([output for each in found for output in each]) for found in by_sentence]
         rows = torch.cat([step.rows for step in steps], dim=1)
         tokens = torch.cat([step.tokens for step in steps], dim=1)
-        if len(remaining) == len(scores):
-            state.advance(tokens.flatten(), rows.flatten())
-        else:
-            scores = scores[remaining]
-            state.advance(tokens[remaining].flatten(), rows[remaining].flatten(), remaining)
+        scores = scores[remaining]
+        state.advance(tokens[remaining].flatten(), rows[remaining].flatten(), remaining)
 
 
 def processed_log_probs(state: DecodingState, setup: SearchSetup) -> Tensor:
@@ -175,23 +173,16 @@ def best_continuations(log_probs: Tensor, scores: Tensor, count: int) -> tuple[T
     Maxima are computed at memory speed; top-k over the whole vocabulary is many times slower.
     """
     vocabulary = log_probs.shape[-1]
-    chunks = vocabulary // CHUNK
-    if vocabulary < LARGE or chunks < count:
+    if vocabulary < LARGE or vocabulary // CHUNK < count:
         values, places = (log_probs + scores[..., None]).flatten(1).topk(count)
         return values, places // vocabulary, places % vocabulary
 
-    whole = log_probs[..., : chunks * CHUNK].unflatten(-1, (chunks, CHUNK))
-    _, where = (whole.amax(-1) + scores[..., None]).flatten(1).topk(count)
-    sentences = torch.arange(len(scores), device=scores.device)[:, None]
-    beams, starts = where // chunks, where % chunks * CHUNK
-    within = torch.arange(CHUNK, device=scores.device)
-    rest = torch.arange(chunks * CHUNK, vocabulary, device=scores.device)
-
-    # Candidates: the tokens of those chunks, and the incomplete chunk at the end of each beam's vocabulary.
-    tokens = (starts[..., None] + within).flatten(1)
-    beams = beams.repeat_interleave(CHUNK, dim=1)
-    all_beams = torch.arange(scores.shape[1], device=scores.device).repeat_interleave(len(rest))
-    beams = torch.cat([beams, all_beams.expand(len(scores), -1)], dim=1)
-    tokens = torch.cat([tokens, rest.repeat(scores.shape[1]).expand(len(scores), -1)], dim=1)
-    values, places = (log_probs[sentences, beams, tokens] + scores.gather(1, beams)).topk(count)
-    return values, beams.gather(1, places), tokens.gather(1, places)
+    log_probs = F.pad(log_probs, (0, -vocabulary % CHUNK), value=NEVER) if vocabulary % CHUNK else log_probs
+    parts = log_probs.unflatten(-1, (-1, CHUNK))
+    chunks, width = parts.shape[-2:]
+    _, where = (parts.amax(-1) + scores[..., None]).flatten(1).topk(count)
+    found = parts.flatten(1, 2).gather(1, where[..., None].expand(-1, -1, width))
+    values, places = (found + scores.gather(1, where // chunks)[..., None]).flatten(1).topk(count)
+    where, within = where.gather(1, places // width), places % width
+    # Padding has no token; it is found only where nothing else is possible.
+    return values, where // chunks, (where % chunks * width + within).clamp(max=vocabulary - 1)

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from trifold.settings import Settings
 
@@ -45,9 +45,10 @@ class GenerationConfig(Settings):
     selects contrastive search; `prompt_lookup_num_tokens` makes greedy decoding and sampling speculative.
     """
 
-    max_new_tokens: int | None = Field(
-        None, gt=0, description="maximum new tokens; default: 50, plus the source length for translation"
-    )
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    max_new_tokens: int | None = Field(None, gt=0)
+    """maximum new tokens; default: 50, plus the source length for translation"""
     min_new_tokens: int | None = Field(None, ge=0, description="minimum number of new tokens")
     max_length: int | None = Field(None, gt=0, description="maximum length, prompt or start token included")
     min_length: int | None = Field(None, ge=0, description="minimum length, prompt or start token included")
@@ -55,12 +56,10 @@ class GenerationConfig(Settings):
     eos_token_id: Id | Phrase | None = Field(None, description="ids that end an output; default: the model's")
 
     num_beams: int = Field(1, gt=0, description="number of beams; 1 disables beam search")
-    length_penalty: float = Field(
-        1.0, ge=-10, le=10, description="exponent α of the length; larger favours longer outputs"
-    )
-    length_penalty_form: Literal["power", "gnmt"] = Field(
-        "power", description="score / n^α, or score / ((5 + n) / 6)^α (Wu et al. 2016, equation 14)"
-    )
+    length_penalty: float = Field(1.0, ge=-10, le=10)
+    """exponent α of the length; larger favours longer outputs"""
+    length_penalty_form: Literal["power", "gnmt"] = "power"
+    """score / n^α, or score / ((5 + n) / 6)^α (Wu et al. 2016, equation 14)"""
     early_stopping: bool | Literal["never"] = Field(
         False,
         description="when beam search stops: with num_beams finished outputs (true), when a better output is "
@@ -68,82 +67,59 @@ class GenerationConfig(Settings):
     )
     renormalize_logits: bool = Field(False, description="beams: renormalize probabilities of allowed tokens")
     num_beam_groups: int = Field(1, gt=0, description="groups of beams that avoid each other's tokens")
-    diversity_penalty: Positive | None = Field(
-        None, description="penalty for a token for each beam of an earlier group that just chose it"
-    )
+    diversity_penalty: Positive | None = None
+    """penalty for a token for each beam of an earlier group that just chose it"""
     force_words_ids: list[Phrase | Annotated[list[Phrase], Field(min_length=1)]] | None = Field(
         None, min_length=1, description="phrases that must appear, as ids; a list of phrases: any one of them"
     )
     force_words: Words | None = Field(None, description="phrases that must appear, as text (beam search)")
 
-    do_sample: bool | None = Field(
-        None, description="sample; default: whether temperature, top_k, top_p, min_p or typical_p is set"
-    )
-    temperature: Positive | None = Field(
-        None, description="sampling temperature; below 1 favours likely tokens"
-    )
+    do_sample: bool | None = None
+    """sample; default: whether temperature, top_k, top_p, min_p or typical_p is set"""
+    temperature: Positive | None = None
+    """sampling temperature; below 1 favours likely tokens"""
     top_k: int | None = Field(None, gt=0, description="sample among the k most likely tokens")
-    top_k_form: Literal["proportional", "uniform"] = Field(
-        "proportional", description="draw from the top k by probability, or uniformly"
-    )
-    top_p: float | None = Field(
-        None,
-        ge=SMALLEST,
-        le=1,
-        description="sample among the fewest tokens whose probabilities reach this sum",
-    )
-    min_p: float | None = Field(
-        None, ge=0, le=1, description="sample among tokens of at least this share of the highest probability"
-    )
-    typical_p: Share | None = Field(
-        None, description="sample among the most typical tokens whose probabilities reach this sum"
-    )
+    top_k_form: Literal["proportional", "uniform"] = "proportional"
+    """draw from the top k by probability, or uniformly"""
+    top_p: float | None = Field(None, ge=SMALLEST, le=1)
+    """sample among the fewest tokens whose probabilities reach this sum"""
+    min_p: float | None = Field(None, ge=0, le=1)
+    """sample among tokens of at least this share of the highest probability"""
+    typical_p: Share | None = None
+    """sample among the most typical tokens whose probabilities reach this sum"""
     seed: int | None = Field(None, ge=0, description="random seed of samples; default: a new one each call")
 
-    penalty_alpha: Share | None = Field(
-        None, description="contrastive search: weight of the penalty for similarity to earlier tokens"
-    )
-    prompt_lookup_num_tokens: int | None = Field(
-        None, gt=0, description="speculate with this many tokens that followed the same n-gram earlier"
-    )
-    max_matching_ngram_size: int | None = Field(
-        None, gt=0, description="prompt lookup: longest n-gram; default: 2"
-    )
-    num_assistant_tokens: int = Field(
-        5, gt=0, description="tokens that a draft model proposes at a time; default: 5"
-    )
+    penalty_alpha: Share | None = None
+    """contrastive search: weight of the penalty for similarity to earlier tokens"""
+    prompt_lookup_num_tokens: int | None = Field(None, gt=0)
+    """speculate with this many tokens that followed the same n-gram earlier"""
+    max_matching_ngram_size: int | None = Field(None, gt=0)
+    """prompt lookup: longest n-gram; default: 2"""
+    num_assistant_tokens: int = Field(5, gt=0)
+    """tokens that a draft model proposes at a time; default: 5"""
 
-    repetition_penalty: Positive | None = Field(
-        None, description="above 1, tokens that already occurred become less likely"
-    )
-    presence_penalty: Bounded | None = Field(
-        None, description="subtracted from the logits of generated tokens"
-    )
-    frequency_penalty: Bounded | None = Field(
-        None, description="subtracted from the logit of a token for each time it was generated"
-    )
+    repetition_penalty: Positive | None = None
+    """above 1, tokens that already occurred become less likely"""
+    presence_penalty: Bounded | None = None
+    """subtracted from the logits of generated tokens"""
+    frequency_penalty: Bounded | None = None
+    """subtracted from the logit of a token for each time it was generated"""
     no_repeat_ngram_size: int | None = Field(None, gt=0, description="no n-gram of this size occurs twice")
-    bad_words_ids: list[Phrase] | None = Field(
-        None, description="phrases that are never generated, as ids; default: padding only"
-    )
+    bad_words_ids: list[Phrase] | None = None
+    """phrases that are never generated, as ids; default: padding only"""
     bad_words: Words | None = Field(None, description="texts that no output contains, however tokenized")
     forced_bos_token_id: Id | None = Field(None, description="id of the first token of every output")
-    forced_eos_token_id: Id | Phrase | None = Field(
-        None, description="last token of an output that reaches its maximum length"
-    )
+    forced_eos_token_id: Id | Phrase | None = None
+    """last token of an output that reaches its maximum length"""
 
-    source_language: str | None = Field(
-        None,
-        description="language of the text, as in the tokenizer (eng_Latn, en_XX, en); default: the tokenizer's",
-    )
-    target_language: str | None = Field(
-        None, description="language of the output; its token replaces forced_bos_token_id"
-    )
+    source_language: str | None = None
+    """language of the text, as in the tokenizer (eng_Latn, en_XX, en); default: the tokenizer's"""
+    target_language: str | None = None
+    """language of the output; its token replaces forced_bos_token_id"""
 
     num_return_sequences: int = Field(1, gt=0, description="number of outputs for each input, best first")
-    prefill_chunk_size: int | None = Field(
-        None, gt=0, description="read prompts in chunks of this many tokens to save memory; default: at once"
-    )
+    prefill_chunk_size: int | None = Field(None, gt=0)
+    """read prompts in chunks of this many tokens to save memory; default: at once"""
     cache: Literal["growing", "static", "sliding"] | None = Field(
         None,
         description="key/value cache: grows as needed, is allocated at once, or keeps only the attention windows; "
@@ -171,7 +147,9 @@ class GenerationConfig(Settings):
 
     @model_validator(mode="after")
     def _check_conflicts(self) -> Self:
-        if conflict := next((conflict for check in _CHECKS for conflict in check(self)), None):
+        checks = [_sampling_conflicts, _contrastive_conflicts, _beam_conflicts]
+        checks += [_lookup_conflicts, _length_conflicts, _word_conflicts]
+        if conflict := next((conflict for check in checks for conflict in check(self)), None):
             raise ValueError(conflict)
         return self
 
@@ -256,10 +234,8 @@ def _sampling_conflicts(config: GenerationConfig) -> Iterator[str]:
         remedy = "beam search does not sample; set num_beams to 1, or remove the sampling options"
         yield _contradiction(_value(config, "num_beams"), _sampling_setting(config), remedy)
     if not config.is_sampling and config.num_return_sequences > config.num_beams:
-        yield (
-            f"num_return_sequences {config.num_return_sequences} is more than num_beams {config.num_beams}: "
-            "raise num_beams, or sample (do_sample true)"
-        )
+        count, beams = _value(config, "num_return_sequences"), _value(config, "num_beams")
+        yield f"{count} is more than {beams}: raise num_beams, or sample (do_sample true)"
     if config.top_k_form == "uniform" and config.top_k is None:
         yield "top_k_form uniform needs top_k: set top_k too"
     if config.top_k_form == "uniform" and config.temperature is not None:
@@ -315,10 +291,8 @@ def _length_conflicts(config: GenerationConfig) -> Iterator[str]:
             yield f"{minimum} {low} is more than {maximum} {high}: lower the first or raise the second"
     for new, total in (("max_new_tokens", "max_length"), ("min_new_tokens", "min_length")):
         if getattr(config, new) is not None and getattr(config, total) is not None:
-            yield (
-                f"{_value(config, new)} and {_value(config, total)} limit the same length: "
-                f"leave out {total}, which includes the prompt"
-            )
+            both = f"{_value(config, new)} and {_value(config, total)}"
+            yield f"{both} limit the same length: leave out {total}, which includes the prompt"
 
 
 def _word_conflicts(config: GenerationConfig) -> Iterator[str]:
@@ -333,24 +307,15 @@ def _word_conflicts(config: GenerationConfig) -> Iterator[str]:
         phrases = alternatives if isinstance(alternatives[0], list) else [alternatives]
         found = [next((b for b in banned if _contains(phrase, b)), None) for phrase in phrases]
         if all(found):
-            yield (
-                f"{phrases[0]} is in force_words_ids, but bad_words_ids forbids {list(found[0] or ())}: "
-                "remove one of them"
-            )
+            bad = list(found[0] or ())
+            yield f"{phrases[0]} is in force_words_ids, but bad_words_ids forbids {bad}: remove one of them"
     for word in config.force_words or ():
         if any(bad in word for bad in config.bad_words or ()):
             yield f"{word!r} is in force_words, but bad_words forbids it: remove it from one of them"
 
 
-_CHECKS = (
-    *(_sampling_conflicts, _contrastive_conflicts, _beam_conflicts),
-    *(_lookup_conflicts, _length_conflicts, _word_conflicts),
-)
-
-
-def _contains(phrase: object, part: tuple[int, ...]) -> bool:
-    tokens = tuple(phrase) if isinstance(phrase, list) else (phrase,)
-    return any(tokens[i : i + len(part)] == part for i in range(len(tokens) - len(part) + 1))
+def _contains(phrase: Any, part: tuple[int, ...]) -> bool:
+    return any(tuple(phrase[i : i + len(part)]) == part for i in range(len(phrase) - len(part) + 1))
 
 
 def _contradiction(one: str, other: str, remedy: str) -> str:
@@ -362,7 +327,6 @@ def _value(config: GenerationConfig, key: str) -> str:
 
 
 def _sampling_setting(config: GenerationConfig) -> str:
-    """The setting that selects sampling, with its value."""
     if config.sampling_keys:
         return _value(config, config.sampling_keys[0])
     return "do_sample true" if config.is_sampling else f"top_k_form {config.top_k_form}"

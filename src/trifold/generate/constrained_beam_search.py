@@ -33,20 +33,15 @@ class PhraseConstraints:
     def __init__(self, force_words_ids: Sequence[Any]) -> None:
         """force_words_ids: the setting, where a constraint with one phrase may be given as that phrase."""
         constraints = [[each] if isinstance(each[0], int) else each for each in force_words_ids]
-        self._constraints = [[tuple[int, ...](phrase) for phrase in phrases] for phrases in constraints]
-        self.start: State = tuple((0,) * len(phrases) for phrases in self._constraints)
+        self.constraints = [[tuple[int, ...](phrase) for phrase in phrases] for phrases in constraints]
+        self.start: State = tuple((0,) * len(phrases) for phrases in self.constraints)
         self._matched = cache(_matched)
         self.missing = cache(self._missing)
-
-    @property
-    def tokens(self) -> set[int]:
-        """Every token of every phrase."""
-        return {token for phrases in self._constraints for phrase in phrases for token in phrase}
 
     def after(self, state: State, token: int) -> State:
         """The state after one more token."""
         following: list[tuple[int, ...] | None] = []
-        for phrases, progress in zip(self._constraints, state, strict=True):
+        for phrases, progress in zip(self.constraints, state, strict=True):
             if progress is not None:
                 steps = zip(phrases, progress, strict=True)
                 progress = tuple(self._matched(phrase, done, token) for phrase, done in steps)
@@ -59,7 +54,7 @@ class PhraseConstraints:
         """The tokens that continue a phrase of an unmet constraint."""
         return {
             phrase[done]
-            for phrases, progress in zip(self._constraints, state, strict=True)
+            for phrases, progress in zip(self.constraints, state, strict=True)
             if progress is not None
             for phrase, done in zip(phrases, progress, strict=True)
         }
@@ -82,7 +77,7 @@ class PhraseConstraints:
     def _missing_without_overlap(self, state: State) -> int:
         """The phrase with the most progress first, the others from their start."""
         total = saved = 0
-        for phrases, progress in zip(self._constraints, state, strict=True):
+        for phrases, progress in zip(self.constraints, state, strict=True):
             if progress is None:
                 continue
             shortest = min(map(len, phrases))
@@ -132,7 +127,7 @@ def constrained_beam_search(state: DecodingState, setup: SearchSetup) -> list[li
             best = max((each.score for each in chosen), default=NEVER)
             following.append(chosen if finished.can_improve(number, length, limit, best) else [])
         remaining = [index for index, chosen in enumerate(following) if chosen]
-        setup.report(length, len(remaining))
+        setup.on_step(length, len(remaining))
         if not remaining:
             return finished.outputs
 
@@ -147,7 +142,7 @@ def constrained_beam_search(state: DecodingState, setup: SearchSetup) -> list[li
         state.advance(
             torch.tensor([each.token for each in flat], device=device),
             torch.tensor([each.row for each in flat], device=device),
-            None if len(remaining) == len(following) else torch.tensor(remaining, device=device),
+            torch.tensor(remaining, device=device),
         )
 
 
@@ -213,7 +208,8 @@ def _finish_and_choose(
 
 
 def _check(tracker: PhraseConstraints, stopping: StoppingCriteria, limits: Tensor) -> None:
-    if ends := tracker.tokens & set(stopping.ids):
+    tokens = {token for phrases in tracker.constraints for phrase in phrases for token in phrase}
+    if ends := tokens & set(stopping.ids):
         raise UsageError(f"force_words_ids contains {min(ends)}, which ends an output: leave it out")
     needed = tracker.missing(tracker.start)
     for row, limit in enumerate(limits.tolist()):

@@ -77,17 +77,12 @@ class SearchSetup(NamedTuple):
     config: GenerationConfig
     process: LogitsProcessor
     stopping: StoppingCriteria
-    on_step: StepCallback | None = None
+    on_step: StepCallback = lambda generated, unfinished: None
     hook: SearchHook | None = None
 
     def divisor(self, length: int) -> float:
         """The divisor of log P in the score of an output of `length` tokens."""
         return LENGTH_PENALTIES[self.config.length_penalty_form](length, self.config.length_penalty)
-
-    def report(self, generated: int, unfinished: int) -> None:
-        """Call `on_step`, if set."""
-        if self.on_step is not None:
-            self.on_step(generated, unfinished)
 
 
 class DecodingState:
@@ -168,7 +163,7 @@ class DecodingState:
 
         sentences: positions of the sentences that continue (default: all).
         """
-        if sentences is not None:
+        if sentences is not None and len(sentences) < len(self.sentences):
             assert rows is not None, "sentences cannot be removed without naming rows"
             self.select(rows, sentences)
         elif rows is not None:
@@ -292,10 +287,8 @@ def check_memory(model: Model, device: torch.device, tokens: int, rows: int, key
         return
     available, origin = available_memory(device)
     if need > available:
-        raise UsageError(
-            f"{key} {value}: {rows:,} rows of up to {tokens:,} tokens need {format_size(need)} of memory; "
-            f"{format_size(available)} available ({origin}); lower it"
-        )
+        needs = f"{rows:,} rows of up to {tokens:,} tokens need {format_size(need)} of memory"
+        raise UsageError(f"{key} {value}: {needs}; {format_size(available)} available ({origin}); lower it")
 
 
 def refuse_nan(scores: Tensor) -> None:
@@ -307,10 +300,8 @@ def refuse_nan(scores: Tensor) -> None:
 def refuse_non_finite(values: Tensor, what: str = "NaN or infinity") -> None:
     """Raises TrifoldError if a value is NaN or infinite."""
     if not bool(values.isfinite().all()):
-        raise TrifoldError(
-            f"the model computes {what}: its weights are damaged, or its training diverged; "
-            "use an earlier checkpoint"
-        )
+        reason = "its weights are damaged, or its training diverged; use an earlier checkpoint"
+        raise TrifoldError(f"the model computes {what}: {reason}")
 
 
 @contextmanager

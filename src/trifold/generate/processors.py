@@ -81,9 +81,7 @@ def bad_words_ids(tables: list[Tensor], ends: list[int], logits: Tensor, context
 
 
 def _phrase_tables(phrases: Sequence[Sequence[int]], ends: list[int]) -> list[Tensor]:
-    """The phrases by length. A phrase that is a single end token is ignored, as in Hugging Face transformers; use
-    min_new_tokens for that.
-    """
+    """The phrases by length, without single end tokens, as in Hugging Face transformers: see min_new_tokens."""
     kept = sorted((list(phrase) for phrase in phrases if phrase[0] not in ends or len(phrase) > 1), key=len)
     return [torch.tensor(list(group)) for _, group in groupby(kept, key=len)]
 

@@ -65,9 +65,8 @@ def min_p(logits: Tensor, value: float) -> Tensor:
 
 
 # Setting -> filter, in the order of application.
-FILTERS: dict[str, Callable[..., Tensor]] = {
-    keep.__name__: keep for keep in (temperature, top_k, top_p, min_p, typical_p)
-}
+_FILTERS: tuple[Callable[..., Tensor], ...] = (temperature, top_k, top_p, min_p, typical_p)
+FILTERS = {keep.__name__: keep for keep in _FILTERS}
 
 
 def chosen_filters(config: GenerationConfig) -> dict[str, Callable[[Tensor], Tensor]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -49,7 +50,9 @@ def generate_tokens(
     numbers = _check_numbers(numbers, inputs)
     if not numbers:
         return []
-    setup = _setup(model, config, codec, on_step)
+    setup = _setup(model, config, codec)
+    if on_step is not None:
+        setup = setup._replace(on_step=on_step)
     if hook is not None:
         before = setup.process
         setup = setup._replace(hook=hook, process=lambda x, at: hook.process(before(x, at), at))
@@ -85,10 +88,8 @@ def stream_tokens(
     its tokens only at the end, and for several outputs per row.
     """
     for name in ("num_beams", "num_return_sequences"):
-        if getattr(config, name) > 1:
-            raise UsageError(
-                f"{name} {getattr(config, name)}: only one output per row can be streamed; set it to 1"
-            )
+        if (value := getattr(config, name)) > 1:
+            raise UsageError(f"{name} {value}: only one output per row can be streamed; set it to 1")
     setup, numbers = _setup(model, config, codec), _check_numbers(numbers, inputs)
     if not numbers:
         return
@@ -104,19 +105,14 @@ def stream_tokens(
 
 
 def stream_text(
-    model: Model,
-    inputs: Inputs,
-    config: GenerationConfig,
-    codec: Codec,
-    *,
-    numbers: Sequence[int] | None = None,
-    draft: Model | None = None,
-    on_end: EndCallback | None = None,
+    model: Model, inputs: Inputs, config: GenerationConfig, codec: Codec, **options: Any
 ) -> Iterator[tuple[int, str]]:
-    """Yield (row, text) in whole characters as they are generated, up to the first stop string."""
+    """Yield (row, text) in whole characters as they are generated, up to the first stop string.
+
+    options: those of `stream_tokens`.
+    """
     streamers = [TextStreamer(codec, config.stop_strings or ()) for _ in inputs.tokens]
-    tokens = stream_tokens(model, inputs, config, numbers=numbers, codec=codec, draft=draft, on_end=on_end)
-    for row, token in tokens:
+    for row, token in stream_tokens(model, inputs, config, codec=codec, **options):
         if text := streamers[row].push(token):
             yield row, text
     for row, streamer in enumerate(streamers):
@@ -131,14 +127,12 @@ def _check_numbers(numbers: Sequence[int] | None, inputs: Inputs) -> Sequence[in
     return range(rows) if numbers is None else numbers
 
 
-def _setup(
-    model: Model, config: GenerationConfig, codec: Codec | None, on_step: StepCallback | None = None
-) -> SearchSetup:
+def _setup(model: Model, config: GenerationConfig, codec: Codec | None) -> SearchSetup:
     config = _encode_words(config, codec, model.config)
     ends, strings = end_ids(config, model.config), config.stop_strings or ()
     forced_eos = config.forced_eos_token_id is not None
     stopping = StoppingCriteria(ends, strings, codec, forced_eos=forced_eos)
-    return SearchSetup(config, processor(config, model.config, codec), stopping, on_step)
+    return SearchSetup(config, processor(config, model.config, codec), stopping)
 
 
 def _search_without_beams(

@@ -16,7 +16,7 @@ from trifold.errors import UsageError
 from trifold.generate.decoding import DecodingState, Model, SearchSetup, refuse_nan
 from trifold.generate.processors import Context
 from trifold.generate.sampling import Sampler
-from trifold.generate.token_search import Step
+from trifold.generate.token_search import Step, take_step
 from trifold.nn import Inputs
 
 Proposer = Callable[[Sequence[int], int], list[int]]
@@ -36,22 +36,15 @@ def speculative_search(
             log_probs = setup.process(logits[index : index + 1], state.context).log_softmax(-1)
             token = choose(log_probs, state.sentences, state.generated)
             score = score + log_probs[:, int(token)]
-            by_string = bool(setup.stopping.completes_string(state.generated_tokens, token))
+            refuse_nan(score)
+            step, _ = take_step(state, setup, token, score)
             generated.append(int(token))
             state.append(token)
-            full = state.generated == limit
-            ended = full or by_string or generated[-1] in setup.stopping.ids
-            setup.report(state.generated, int(not ended))
-            if ended:
-                refuse_nan(score)
-                final = float(score) / setup.divisor(state.generated)
-                output = setup.stopping.hypothesis(generated[:-1], generated[-1], final, by_string, full)
-                yield Step(state.sentences, token, {0: output})
+            yield step
+            if step.ended:
                 return
-            yield Step(state.sentences, token, {})
             if index == len(proposed) or generated[-1] != proposed[index]:
                 break
-        refuse_nan(score)
         state.rollback(len(proposed) - index)
         proposed = propose(generated, min(count, limit - len(generated) - 1))
         tokens = torch.tensor([[generated[-1], *proposed]], device=token.device)
@@ -116,7 +109,5 @@ def check_draft(model: Model, draft: Model) -> None:
     for key in ("shape", "vocab_size", "output_vocab_size", "eos_id", "pad_id", "start_id"):
         expected, found = getattr(model.config, key), getattr(draft.config, key)
         if expected != found:
-            raise UsageError(
-                f"the draft model's {key} is {found}, and the model's {expected}: "
-                "use a draft with the same shape and vocabulary"
-            )
+            remedy = "use a draft with the same shape and vocabulary"
+            raise UsageError(f"the draft model's {key} is {found}, and the model's {expected}: {remedy}")

@@ -88,9 +88,6 @@ class StoppingCriteria:
         self._longest = max(map(len, strings), default=0)
 
     def is_end(self, tokens: Tensor) -> Tensor:
-        """True where a token is an end token."""
-        if len(self.ids) == 1:
-            return tokens == self.ids[0]
         return torch.isin(tokens, torch.tensor(self.ids, dtype=tokens.dtype, device=tokens.device))
 
     def completes_string(

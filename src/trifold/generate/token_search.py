@@ -14,7 +14,7 @@ from trifold.errors import DataError
 from trifold.generate.decoding import DecodingState, SearchSetup, refuse_nan
 from trifold.generate.processors import ABSENT, NEVER, Context
 from trifold.generate.sampling import Sampler
-from trifold.generate.stopping import GeneratedTokens, Hypothesis
+from trifold.generate.stopping import Hypothesis
 
 
 class Step(NamedTuple):
@@ -33,7 +33,7 @@ def token_search(state: DecodingState, setup: SearchSetup, choose: Sampler) -> I
         tokens = choose(log_probs, state.sentences, state.generated)
         scores = scores + log_probs.gather(1, tokens[:, None]).squeeze(1)
         refuse_nan(scores)
-        step, remaining = _step(state, setup, tokens, scores, state.generated_tokens, state.generated + 1)
+        step, remaining = take_step(state, setup, tokens, scores)
         if setup.hook is not None:
             ended = torch.isin(step.sentences, step.sentences.new_tensor([*step.ended]))
             columns = (torch.arange(len(tokens)), tokens, scores, torch.ones_like(ended), ended)
@@ -85,10 +85,7 @@ def contrastive_search(state: DecodingState, setup: SearchSetup) -> Iterator[Ste
         history = torch.cat([history, hidden[sentences, best][:, None]], dim=1)
         real = None if real is None else torch.cat([real, real.new_ones(len(real), 1)], dim=1)
 
-        def before(positions: Tensor, rows: Tensor = chosen) -> Tensor:
-            return state.generated_tokens(rows[positions])[:, :-1]  # without the token of this step
-
-        step, remaining = _step(state, setup, taken, scores, before, state.generated)
+        step, remaining = take_step(state, setup, taken, scores, chosen)
         yield step
         if remaining is not None:
             if not len(remaining):
@@ -101,26 +98,27 @@ def contrastive_search(state: DecodingState, setup: SearchSetup) -> Iterator[Ste
             chosen = torch.arange(len(remaining), device=remaining.device) * k + chosen[remaining] % k
 
 
-def _step(
-    state: DecodingState,
-    setup: SearchSetup,
-    tokens: Tensor,
-    scores: Tensor,
-    before: GeneratedTokens,
-    length: int,
+def take_step(
+    state: DecodingState, setup: SearchSetup, tokens: Tensor, scores: Tensor, chosen: Tensor | None = None
 ) -> tuple[Step, Tensor | None]:
     """The step that adds `tokens` to the sentences, and the positions of those that continue; None if all do.
 
-    before: positions of sentences -> their tokens without the new one. length: number of tokens with it.
+    chosen: the row of each sentence, if its token has already been appended; default: the only one, and it has not.
     """
+    length = state.generated + (chosen is None)
+
+    def before(positions: Tensor) -> Tensor:
+        rows = positions if chosen is None else chosen[positions]
+        return state.generated_tokens(rows)[:, : length - 1]
+
     stopping, full = setup.stopping, state.limits <= length
     stopped = stopping.completes_string(before, tokens)
     ended = stopping.is_end(tokens) | full | stopped
     if not bool(ended.any()):
-        setup.report(length, len(tokens))
+        setup.on_step(length, len(tokens))
         return Step(state.sentences, tokens, {}), None
     done, remaining = ended.nonzero().squeeze(1), (~ended).nonzero().squeeze(1)
-    setup.report(length, len(remaining))
+    setup.on_step(length, len(remaining))
     final = scores[done] / setup.divisor(length)
     found = stopping.hypotheses(before(done), tokens[done], final, stopped[done], full[done])
     outputs = dict(zip(state.sentences[done].tolist(), found, strict=True))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from trifold.errors import DataError, UsageError
 from trifold.generate.decoding import eval_mode, refuse_non_finite
 from trifold.look.plots import COLORMAP, Figure, new_figure
-from trifold.nn import Inputs, Transformer, capture
+from trifold.nn import Inputs, capture
 from trifold.pipeline import Pipeline
 from trifold.text import Tokenizer
 
@@ -64,11 +64,8 @@ class AttentionMaps:
 
     def labels(self, kind: str) -> tuple[list[str], list[str]]:
         """The tokens of the rows and columns of that kind."""
-        return {
-            "encoder": (self.source, self.source),
-            "decoder": (self.written, self.given),
-            "cross": (self.written, self.source),
-        }[kind]
+        rows = self.source if kind == "encoder" else self.written
+        return rows, self.given if kind == "decoder" else self.source
 
 
 # --- weights ---------------------------------------------------------------------------------------------
@@ -95,16 +92,13 @@ def read_attention(pipeline: Pipeline, text: str, target: str | None = None) -> 
         raise DataError(
             f"{length:,} tokens, and the model reads at most {limit:,} (max_positions): shorten the text"
         )
-    return AttentionMaps(
-        text=text,
-        output=writer.decode([output])[0],
-        source=reader.pieces(source),
-        given=writer.pieces(given),
-        written=writer.pieces(written),
-        patterns=attention_weights(pipeline.model, source, given),
-        source_words=split_words(reader, source),
-        written_words=split_words(writer, written),
-    )
+    inputs = [Inputs(torch.tensor([ids], device=pipeline.device)) for ids in (source, given) if ids]
+    with torch.no_grad(), eval_mode(pipeline.model), capture(pipeline.model, "pattern") as captured:
+        pipeline.model(*inputs)
+    patterns = stacked_weights({name: x[0] for name, x in captured.items()})
+    tokens = reader.pieces(source), writer.pieces(given), writer.pieces(written)
+    words = split_words(reader, source), split_words(writer, written)
+    return AttentionMaps(text, writer.decode([output])[0], *tokens, patterns, *words)
 
 
 def read_ids(pipeline: Pipeline, text: str, target: str | None) -> tuple[list[int], ...]:
@@ -124,17 +118,6 @@ def read_ids(pipeline: Pipeline, text: str, target: str | None) -> tuple[list[in
         whole = [*source, *written]
         return [], whole[:-1], whole[1:], output
     return source, [pipeline.config.start_id, *written[:-1]], written, output
-
-
-@torch.no_grad()
-def attention_weights(model: Transformer, source: Sequence[int], given: Sequence[int]) -> dict[str, Weights]:
-    """Kind -> weights (layers, heads, queries, keys) of one sentence, for each part that the model has; without those
-    of summaries.
-    """
-    device = next(model.parameters()).device
-    with eval_mode(model), capture(model, "pattern") as captured:
-        model(*(Inputs(torch.tensor([ids], device=device)) for ids in (source, given) if ids))
-    return stacked_weights({name: x[0] for name, x in captured.items()})
 
 
 def stacked_weights(activations: Mapping[str, torch.Tensor]) -> dict[str, Weights]:
@@ -223,20 +206,16 @@ class Panel:
     layers: Sequence[int]  # from 1
     heads: Sequence[int]
 
-    @property
-    def size(self) -> tuple[float, float]:
-        """Inches (width, height): a cell per token, labels at the left and the bottom, a title on top."""
+    def layout(self) -> tuple[float, float, str]:
+        """Inches (width, height), and the wrapped title: a cell per token, labels left and below, the title on top."""
         rows, columns = self.patterns.shape[:2]
         width = columns * max(1.3, _INCHES_PER_TOKEN * len(self.column_labels) + 0.15)
         height = rows * max(1.1, _INCHES_PER_TOKEN * len(self.row_labels) + 0.4)
         sides = self.row_labels, self.column_labels
         left, bottom = (0.3 + 0.075 * max(map(len, labels), default=0) for labels in sides)
         width = max(4.0, width + left + 0.7)
-        return width, height + bottom + 0.5 + 0.18 * self.title_at(width).count("\n")
-
-    def title_at(self, width: float) -> str:
-        """The title, wrapped to that many inches."""
-        return fill(self.title, int(width / _INCHES_PER_TITLE_LETTER))
+        title = fill(self.title, int(width / _INCHES_PER_TITLE_LETTER))
+        return width, height + bottom + 0.5 + 0.18 * title.count("\n"), title
 
 
 def draw_heads(
@@ -259,11 +238,11 @@ def draw_heads(
 
 def draw_panels(panels: Sequence[Panel]) -> Figure:
     """The panels below each other."""
-    widths, heights = zip(*(panel.size for panel in panels), strict=True)
+    widths, heights, titles = zip(*(panel.layout() for panel in panels), strict=True)
     figure = new_figure(max(widths), sum(heights))
     parts = figure.subfigures(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for part, panel in zip(parts, panels, strict=True):
-        part.suptitle(panel.title_at(panel.size[0]), fontsize=11, fontweight="bold")
+    for part, panel, title in zip(parts, panels, titles, strict=True):
+        part.suptitle(title, fontsize=11, fontweight="bold")
         rows, columns = panel.patterns.shape[:2]
         axes = part.subplots(rows, columns, squeeze=False)
         for (row, column), axis in np.ndenumerate(axes):

@@ -76,13 +76,10 @@ def _column(config: ModelConfig, side: str, sized: ModelConfig) -> Column:
     label = "pixels" if config.n_patches else "tokens"
     if translates:
         label = "target tokens, shifted by one" if decodes else "source tokens"
-    return Column(
-        top=[*_tops(config, side), *([(_NORMS[config.norm],)] if final else [])],
-        title=f"{side} × {sized.n_layers}",
-        block=block,
-        bottom=_bottom(config, config.output_vocab_size if decodes else config.vocab_size, is_shared=shared),
-        label=label,
-    )
+    top = [*_tops(config, side), *([(_NORMS[config.norm],)] if final else [])]
+    size = config.output_vocab_size if decodes else config.vocab_size
+    bottom = _bottom(config, size, is_shared=shared)
+    return Column(top, f"{side} × {sized.n_layers}", block, bottom, label)
 
 
 def _bottom(config: ModelConfig, vocab_size: int, *, is_shared: bool) -> Box:

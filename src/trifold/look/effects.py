@@ -1,14 +1,15 @@
 """The effect of edits over many lines: loss and accuracy of a model, and BLEU, with and without them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from trifold.errors import DataError, UsageError
-from trifold.look.session import Session
-from trifold.look.trace import Edit, check_index, run_with
+from trifold.look.session import Answer, Edits, Session
+from trifold.look.trace import Function, edited, run_with
 from trifold.nn.hooks import hooked
 from trifold.pipeline import Pipeline
 from trifold.scores.bleu import bleu
@@ -18,11 +19,8 @@ HEADS = "sublayer.heads"  # end of the name of a hook point
 
 
 def effect_over_lines(
-    pipeline: Pipeline,
-    lines: Iterable[str],
-    edits: Sequence[Edit],
-    on_done: Callable[[int], None] = lambda count: None,
-) -> dict[str, Any]:
+    pipeline: Pipeline, lines: Iterable[str], edits: Edits, on_done: Callable[[int], None] = lambda _: None
+) -> Answer:
     """The numbers of lines and labels; loss (nats per label) and accuracy (share of labels that are the best
     prediction), each without and with edits. on_done: called with a number of lines.
 
@@ -43,7 +41,7 @@ def effect_over_lines(
     return {"lines": count, "labels": labels, **means}
 
 
-def effect_on_bleu(pipeline: Pipeline, lines: Iterable[str], edits: Sequence[Edit]) -> list[float] | None:
+def effect_on_bleu(pipeline: Pipeline, lines: Iterable[str], edits: Edits) -> list[float] | None:
     """BLEU of the outputs without and with edits of heads; None without targets, or with other edits.
 
     A search computes one position at a time, so only `zero` and `scale` of whole heads have a meaning in it.
@@ -61,28 +59,23 @@ def effect_on_bleu(pipeline: Pipeline, lines: Iterable[str], edits: Sequence[Edi
 
 
 @contextmanager
-def scaled_heads(pipeline: Pipeline, edits: Sequence[Edit]) -> Iterator[None]:
-    """Multiply the outputs of heads in every forward pass, also of a search; `zero` multiplies by 0."""
-    factors: dict[str, list[tuple[list[int] | slice, float]]] = {}
+def scaled_heads(pipeline: Pipeline, edits: Edits) -> Iterator[None]:
+    """Edit the outputs of heads, with `zero` or `scale`, in every forward pass, also of a search."""
+    functions: dict[str, Function] = {}
     for edit in edits:
         if not edit["name"].endswith(HEADS):
             raise UsageError(f"{edit['name']}: edit the hook point `heads` of an attention")
-        chosen = slice(None) if edit.get("heads") is None else [*edit["heads"]]
-        factors.setdefault(edit["name"], []).append((chosen, 0.0 if edit["op"] == "zero" else edit["value"]))
+        before = functions.get(edit["name"], torch.clone)
+        functions[edit["name"]] = partial(edited, edit, edit.get("value", 1.0), before)
 
     def scale(name: str, x: Tensor) -> Tensor | None:
-        for chosen, factor in factors.get(name, ()):
-            for head in chosen if isinstance(chosen, list) else ():
-                check_index(f"{name}: heads", head, x.shape[1])
-            x = x.clone()
-            x[:, chosen] *= factor
-        return x if name in factors else None
+        return functions[name](x.movedim(0, -1)).movedim(-1, 0) if name in functions else None
 
     with hooked(pipeline.model, scale, HEADS):
         yield
 
 
-def lines_effect(session: Session, lines: str, edits: Sequence[Edit]) -> dict[str, Any]:
+def lines_effect(session: Session, lines: str, edits: Edits) -> Answer:
     """See `effect_over_lines`, and `bleu`: without and with edits, or None."""
     rows = [line for line in lines.split("\n") if line.strip()]
     if len(rows) > MAX_LINES:

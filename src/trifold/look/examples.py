@@ -52,10 +52,8 @@ def read_example(pipeline: Pipeline, text: Any, target: str | None = None) -> Ex
         if predicts_tokens:
             full = own if target is None else reader.encode([target], special_in_text=True)[0].ids
             if len(full) != len(own):
-                raise DataError(
-                    f"text has {len(own)} tokens, target {len(full)}; a mask replaces one token. Without a masked "
-                    "text, leave the target out"
-                )
+                remedy = "a mask replaces one token. Without a masked text, leave the target out"
+                raise DataError(f"text has {len(own)} tokens, target {len(full)}; {remedy}")
             known, pairs = mask not in own, zip(own, full, strict=True)
             following = [new if new != mask and (known or old == mask) else -1 for old, new in pairs]
         return Example(target, ids, torch.tensor(following), reader.inputs(rows).to(device))

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 Figure: TypeAlias = Any  # matplotlib.figure.Figure; matplotlib is optional, and so are its types
 
-INSTALL = "pictures need matplotlib: pip install 'trifold[plots]'"
 FORMATS = (".png", ".svg", ".pdf")
 COLORMAP = "Blues"  # white is 0, dark is 1
 HIGHLIGHT, MUTED = "#08519c", "#9aa5b1"
@@ -34,12 +33,16 @@ def check_picture(path: Path) -> None:
     """Raises UsageError for another file format, TrifoldError if matplotlib is not installed."""
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"{path}: not a picture format; use {', '.join(FORMATS)}")
-    _figure_class()
+    new_figure(1, 1)
 
 
 def new_figure(width: float, height: float) -> Figure:
     """A figure of `width` x `height` inches. Raises TrifoldError if matplotlib is not installed."""
-    return _figure_class()(figsize=(width, height), layout="constrained", facecolor="white")
+    try:
+        from matplotlib.figure import Figure  # without pyplot: no window system, no global state
+    except ModuleNotFoundError:
+        raise TrifoldError("pictures need matplotlib: pip install 'trifold[plots]'") from None
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
 def save_figure(figure: Figure, path: Path, dots_per_inch: int = 130) -> Path:
@@ -51,15 +54,6 @@ def save_figure(figure: Figure, path: Path, dots_per_inch: int = 130) -> Path:
     except OSError as error:
         raise TrifoldError(f"{path}: cannot be written ({error.strerror}); choose another place") from None
     return path
-
-
-def _figure_class() -> Any:
-    try:
-        # Without pyplot: no window system, no global state.
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise TrifoldError(INSTALL) from None
-    return Figure
 
 
 # --- metrics of a run ------------------------------------------------------------------------------------
@@ -184,18 +178,14 @@ def arrange(texts: Sequence[Sequence[TokenText]], columns: int) -> list[Cell]:
 
 
 def draw_probabilities(axis: Any, cells: Sequence[Cell], rows: int, columns: int) -> None:
-    """The characters of the cells; the darker a cell, the less likely its token.
-
-    The prompt is bold. Text beyond `rows` is left out.
-    """
+    """The characters of the first `rows`, those of the prompt bold; the darker a cell, the less likely its token."""
     uncertainty = np.full((rows, columns), np.nan)
+    style = {"ha": "center", "va": "center", "fontsize": 7, "family": "monospace", "parse_math": False}
     for row, column, character, probability in cells:
         if row < rows:
             uncertainty[row, column] = np.nan if probability is None else 1 - probability
-            axis.text(
-                column + 0.5, row + 0.5, character, ha="center", va="center", fontsize=7, family="monospace",
-                weight="bold" if probability is None else "normal", parse_math=False,
-            )  # fmt: skip
+            weight = "bold" if probability is None else "normal"
+            axis.text(column + 0.5, row + 0.5, character, weight=weight, **style)
     masked = np.ma.masked_invalid(uncertainty)
     axis.pcolormesh(masked, cmap=UNCERTAINTY_COLORMAP, vmin=0, vmax=MAX_UNCERTAINTY, zorder=0)
     axis.set(xlim=(0, columns), ylim=(rows, 0))

@@ -250,10 +250,7 @@ def check_roles(roles: Sequence[str]) -> None:
 
 
 def prune_edits(report: Mapping[str, Any], roles: Sequence[str]) -> list[Edit]:
-    """The edits that set the output of all heads with one of these roles to zero.
-
-    Raises UsageError for an unknown role, and if no head has one of them.
-    """
+    """The edits that zero the outputs of all heads with one of these roles. Raises UsageError if there are none."""
     check_roles(roles)
     heads: dict[str, set[int]] = {}
     for each in report["heads"]:

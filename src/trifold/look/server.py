@@ -40,10 +40,8 @@ def create_app(sessions: Sequence[Session], start: Mapping[str, Any], port: int,
         from starlette.responses import HTMLResponse, JSONResponse, Response
         from starlette.routing import Route
     except ImportError:
-        raise UsageError(
-            "the live page requires starlette and uvicorn: pip install 'trifold[web]'; --out page.html writes a page "
-            "without them"
-        ) from None
+        remedy = "pip install 'trifold[web]'; --out page.html writes a page without them"
+        raise UsageError(f"the live page requires starlette and uvicorn: {remedy}") from None
     hosts = {f"{name}:{port}" for name in (HOST, "localhost")}
     origins = {None, *(f"http://{host}" for host in hosts)}
 

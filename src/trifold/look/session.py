@@ -32,9 +32,7 @@ class Session:
     None. Only one thread at a time runs the model.
     """
 
-    def __init__(
-        self, pipeline: Pipeline, folder: Path | None = None, roles: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, folder: Path | None = None, roles: Answer | None = None) -> None:
         self.pipeline, self.folder, self.roles, self.lock = pipeline, folder, roles, RLock()
         self._traces: dict[str, Trace] = {}
 

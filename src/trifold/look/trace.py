@@ -103,9 +103,7 @@ class Trace(dict[str, Tensor]):
         return losses.masked_fill(labels < 0, math.nan)
 
     def layer_logits(self, layer: int) -> Tensor:
-        """The head's logits (T, V) or (C,) of the states after a layer (0: the embeddings) and the final norm; those of
-        the last layer equal `logits`.
-        """
+        """The head's logits (T, V) or (C,) of the states after a layer (0: the embeddings) and the final norm."""
         name = f"{self.side}.states.{layer - 1}" if layer else f"{self.side}_embeddings.output"
         with torch.no_grad(), eval_mode(self.pipeline.model):
             model = self.pipeline.model
@@ -172,7 +170,7 @@ class Trace(dict[str, Tensor]):
             if op == "copy" and not isinstance(edit.get("from"), str):
                 raise UsageError(f"{name}: copy needs `from`, the text to copy from")
             value = self.of(edit["from"])[name] if op == "copy" else edit.get("value", 1.0)
-            functions[name] = partial(_edited, edit, value, functions.get(name, torch.clone))
+            functions[name] = partial(edited, edit, value, functions.get(name, torch.clone))
         return Trace(self.pipeline, self.example, functions)
 
     def effect(self, edits: Sequence[Edit]) -> tuple[Trace, Tensor, Tensor]:
@@ -202,7 +200,7 @@ OPERATIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
 }
 
 
-def _edited(edit: Edit, value: Any, before: Function, x: Tensor) -> Tensor:
+def edited(edit: Edit, value: Any, before: Function, x: Tensor) -> Tensor:
     """before(x) with the chosen heads and positions changed; scores of -inf stay."""
     x, name = before(x), edit["name"]
     new, axes = OPERATIONS[edit["op"]](x, value), ("heads", "positions")[-(x.dim() - 1) :]

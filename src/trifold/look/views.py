@@ -1,7 +1,7 @@
 """What the first views of the page show: the components of a model, and attention weights."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -10,15 +10,15 @@ from trifold.costs import forward_flops
 from trifold.errors import UsageError
 from trifold.look.attention import HOOKS, KINDS
 from trifold.look.figures import tables
-from trifold.look.session import Session
-from trifold.look.trace import Edit, check_index
+from trifold.look.session import Answer, Edits, Session, Target
+from trifold.look.trace import check_index
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.attention import Attention
 from trifold.nn.heads import NEEDS_POSITIONS, LanguageModelHead
 from trifold.nn.layers import Linear
 
 
-def model(session: Session) -> dict[str, Any]:
+def model(session: Session) -> Answer:
     """The tree of components with shapes, parameters, and FLOPs per token.
 
     A matrix has two FLOPs per element; attention has in addition 4 · H · D per key, for the scores and the weighted sum
@@ -64,9 +64,7 @@ def _uses(model: Transformer) -> Counter[str]:
     return Counter(f"{side}.blocks.{n}" for side in model.config.stacks for n in getattr(model, side).order)
 
 
-def _node(
-    module: nn.Module, name: str, title: str, seen: set[int], uses: Mapping[str, int]
-) -> dict[str, Any]:
+def _node(module: nn.Module, name: str, title: str, seen: set[int], uses: Mapping[str, int]) -> Answer:
     """A module, its own tensors, and its children that have parameters."""
     times = uses.get(".".join(name.split(".")[:3]), 1)
     tensors = [(key, value) for key, value in module.named_parameters(recurse=False) if id(value) not in seen]
@@ -94,15 +92,12 @@ def _node(
 def attention(
     session: Session,
     text: Any,
-    target: str | None = None,
+    target: Target = None,
     kind: str = "decoder",
     layer: int = 0,
-    edits: Sequence[Edit] = (),
-) -> dict[str, Any]:
-    """The weights of a layer, from 0: uint8 (H, T, S), 255 being 1.
-
-    Raises UsageError for a kind or layer that the model does not have.
-    """
+    edits: Edits = (),
+) -> Answer:
+    """The weights of a layer, from 0: uint8 (H, T, S), 255 being 1. Raises UsageError for an unknown kind or layer."""
     kinds = _kinds(session.pipeline.config)
     if kind not in kinds:
         raise UsageError(f"kind: {kind!r}; this model has {', '.join(kinds)}")

@@ -104,10 +104,10 @@ class _Steps(list[Step]):
         self.append(Step(self.place + title, formula, small, self.row(y).float(), hook))
         return y
 
-    def equals(self, hook: str | None) -> None:
+    def equals(self, hook: str) -> None:
         self[-1] = replace(self[-1], hook=hook)
 
-    def norm(self, title: str, module: Any, x: Tensor, hook: str) -> Tensor:
+    def norm(self, title: str, module: Any, x: Tensor, hook: str | None = None) -> Tensor:
         if isinstance(module, nn.Identity):
             return x
         weight = {0.0: " · weight", 1.0: " · (1 + weight)"}[getattr(module, "offset", 0.0)]
@@ -149,9 +149,11 @@ class _Steps(list[Step]):
         if isinstance(attention, nn.ModuleDict):
             y = self.norm("norm", attention["enter"], x, f"{name}.self_attention.enter")
             a = self.attention(attention["sublayer"], y, inputs, f"{name}.self_attention")
+            self.equals(f"{name}.self_attention.output")
             z = x if block.two_norms else y
             z = self.norm("norm", feed_forward["enter"], z, f"{name}.feed_forward.enter")
             f = self.feed_forward(feed_forward["sublayer"], z, inputs, f"{name}.feed_forward")
+            self.equals(f"{name}.feed_forward.output")
             state = name.replace("blocks", "states")
             return self.add("residual", "x + (a + f)", x + (a + f), state, x=x, a=a, f=f)
         other, x = x.chunk(2, -1) if isinstance(block, ReversibleBlock) else (None, x)
@@ -159,16 +161,13 @@ class _Steps(list[Step]):
             if (residual := getattr(block, part)) is not None:
                 point, run = f"{name}.{part}", self.feed_forward if part == "feed_forward" else self.attention
                 y = self.norm("norm", residual.enter, x, f"{point}.enter")
-                y = run(residual.sublayer, y, inputs, point)
-                if not isinstance(residual.exit, nn.Identity):
-                    self.equals(None)
-                y = self.norm("norm of the output", residual.exit, y, f"{point}.output")
+                y = self.norm("norm of the output", residual.exit, run(residual.sublayer, y, inputs, point))
                 if residual.scale != 1:
-                    self.equals(None)
-                    y = self.add("scale", "c · dx", y * residual.scale, f"{point}.output", dx=y)
+                    y = self.add("scale", "c · dx", y * residual.scale, dx=y)
+                self.equals(f"{point}.output")
                 base, other = (x, None) if other is None else (other, x)
                 x = self.add("residual", "x + dx", base + y, x=base, dx=y)
-                x = self.norm("norm", residual.after, x, point)
+                x = self.norm("norm", residual.after, x)
                 self.equals(point)
         if other is None:
             return x
@@ -178,14 +177,13 @@ class _Steps(list[Step]):
     def attention(self, layer: Any, x: Tensor, inputs: Any, name: str) -> Tensor:
         if type(layer) is not Attention:  # one step
             y, kind = layer(x, mask=inputs.mask, bias=inputs.bias, rotary=inputs.rotary), type(layer).__name__
-            return self.add("attention", _ONE_STEP.get(kind, kind), y, f"{name}.output", x=x)
+            return self.add("attention", _ONE_STEP.get(kind, kind), y, x=x)
         crosses, point, width = name.endswith("cross_attention"), f"{name}.sublayer", layer.head_width
         rotary, kind = None if crosses else inputs.rotary, "cross-attention " if crosses else ""
-        q = self.linear(f"{kind}query", layer.q_proj, x, None, width)
+        q = self.linear(f"{kind}query", layer.q_proj, x, head=width)
         if layer.q_norm is not None:
-            q = self.add(
-                "query norm", "norm(q)", split_heads(layer.normed(layer.q_norm, merge_heads(q)), width), q=q
-            )
+            normed = split_heads(layer.normed(layer.q_norm, merge_heads(q)), width)
+            q = self.add("query norm", "norm(q)", normed, q=q)
         if rotary is not None:
             q = self.add("rotated query", "q rotated by position · ω", rotary.queries(q), q=q)
         before = q if crosses else layer.project(x)[1]
@@ -197,14 +195,13 @@ class _Steps(list[Step]):
         if crosses:
             k, v = (split_heads(project(inputs.memory), width) for project in (layer.k_proj, layer.v_proj))
         else:
-            k = self.linear("key", layer.k_proj, x, f"{point}.keys", width)
+            k = self.linear("key", layer.k_proj, x, head=width)
             if layer.k_norm is not None:
-                self.equals(None)
                 normed = split_heads(layer.normed(layer.k_norm, merge_heads(k)), width)
-                k = self.add("key norm", "norm(k)", normed, f"{point}.keys", k=k)
+                k = self.add("key norm", "norm(k)", normed, k=k)
             if rotary is not None:
-                self.equals(None)
-                k = self.add("rotated key", "k rotated by position · ω", rotary.keys(k), f"{point}.keys", k=k)
+                k = self.add("rotated key", "k rotated by position · ω", rotary.keys(k), k=k)
+            self.equals(f"{point}.keys")
             v = self.linear("value", layer.v_proj, x, f"{point}.values", width)
         q, k, v = share_keys(q, k, v)
         keys, values = (each.transpose(1, 2)[0].flatten(1) for each in (k, v))  # (S, H·D)
@@ -225,14 +222,12 @@ class _Steps(list[Step]):
             weights = weights * torch.sigmoid(s.logsumexp(-1, keepdim=True) - layer.sinks[:, None, None])
         a = self.add("softmax", formula, weights, f"{point}.pattern", s=s)
         y = self.add("weighted sum", "Σ a_j · v_j", a @ v, f"{point}.heads", a=a, values=values)
-        return self.linear(f"{kind}output", layer.o_proj, merge_heads(y), f"{name}.output")
+        return self.linear(f"{kind}output", layer.o_proj, merge_heads(y))
 
     def feed_forward(self, layer: Any, x: Tensor, inputs: Any, name: str) -> Tensor:
         if isinstance(layer, MixtureOfExperts):  # one step
-            routing = layer.router(x.flatten(0, -2))
-            return self.add(
-                "experts", "Σ g_i · FFN_i(x)", layer(x), f"{name}.output", x=x, g=routing.weights[None]
-            )
+            weights = layer.router(x.flatten(0, -2)).weights[None]
+            return self.add("experts", "Σ g_i · FFN_i(x)", layer(x), x=x, g=weights)
         kind, point, gate = layer.activation_name, f"{name}.sublayer.inner", layer.gate_proj
         up = self.linear("feed-forward in", layer.in_proj, x)
         g = up if gate is None else self.linear("gate", gate, x)
@@ -242,4 +237,4 @@ class _Steps(list[Step]):
         if gate is not None:
             y, formula = y * up, f"{formula} · x"
         self.add("activation", formula, y, point, g=g, x=None if gate is None else up)
-        return self.linear("feed-forward out", layer.out_proj, y, f"{name}.output")
+        return self.linear("feed-forward out", layer.out_proj, y)

@@ -1,27 +1,26 @@
 """The demos of `trifold demo`, and what they share: their folder, and how they show examples and pictures."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import typer
 
 from trifold.cli.terminal import print_note
 from trifold.errors import TrifoldError, UsageError
-
-if TYPE_CHECKING:
-    from trifold.look.plots import Figure
-    from trifold.recipe import Recipe
-    from trifold.train.monitor import Outcome
+from trifold.hub.folder import describe_folder
+from trifold.look.plots import Figure, save_figure
+from trifold.recipe import Recipe
+from trifold.train import Outcome, train
+from trifold.train.run_folder import LOCK, RunFolder
 
 Row = TypeVar("Row")
 
+MARKS = {True: "✓", False: "✗"}
 MARKER = ".trifold-demo"  # file in a folder that a demo created and may replace
 abbreviate = partial(shorten, placeholder=" …")  # a text in one line of at most so many columns
 
@@ -31,8 +30,6 @@ def clear_folder(folder: Path) -> None:
 
     The folder is emptied and not removed, because it may be a link or the current folder.
     """
-    from trifold.train.run_folder import LOCK, RunFolder
-
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder}: is a file and is not replaced; choose another folder with --out")
     try:
@@ -44,11 +41,9 @@ def clear_folder(folder: Path) -> None:
         for lock in folder.rglob(LOCK):  # of each run in the folder
             RunFolder(lock.parent).check_unlocked()
         for path in content:
-            if path.name == MARKER:
-                continue
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
-            else:
+            elif path.name != MARKER:
                 path.unlink()
         folder.mkdir(parents=True, exist_ok=True)
         text = "made by `trifold demo`, which replaces it\n"
@@ -59,8 +54,6 @@ def clear_folder(folder: Path) -> None:
 
 def train_demo(recipe: Recipe, out: Path) -> Outcome:
     """Train in the cleared folder; exit if training was interrupted."""
-    from trifold.train import train
-
     # "auto" starts a new run in a folder with nothing but the marker.
     outcome = train(recipe, out=out, resume="auto")
     if not outcome.finished:
@@ -74,15 +67,8 @@ def spread(rows: Sequence[Row], count: int) -> list[Row]:
     return [rows[index * len(rows) // count] for index in range(count)]
 
 
-def check_mark(correct: bool) -> str:
-    """✓ or ✗."""
-    return "✓" if correct else "✗"
-
-
 def save_picture(draw: Callable[[], Figure], path: Path, what: str) -> Path | None:
     """Draw and save a picture; None and a note if matplotlib is missing or the file cannot be written."""
-    from trifold.look.plots import save_figure
-
     try:
         return save_figure(draw(), path)
     except TrifoldError as error:
@@ -95,13 +81,20 @@ def quote(text: str) -> str:
     return shlex.quote(text) if set(text) & set('"$`\\!') else f'"{text}"'
 
 
+def next_commands(out: Path, text: str) -> list[str]:
+    """Commands that use a model that generates, quoted for a shell."""
+    folder, text = shlex.quote(str(out)), quote(text)
+    return [
+        f"trifold generate {folder} {text}",
+        f"trifold eval {folder}",
+        f"trifold show {folder}",
+        f"trifold look {folder} {text} --out attention.png",
+    ]
+
+
 def print_folders(folders: Mapping[str, Path | None], commands: Sequence[str]) -> None:
     """Print where the results are and what to do next."""
-    from trifold.hub.folder import describe_folder
-
     for name, path in folders.items():
         if path is not None:
             print(f"{name:<20} {describe_folder(path) if path.name == 'model' else path}")
-    print("\ntry it:")
-    for command in commands:
-        print(f"  {command}")
+    print("\ntry it:", *commands, sep="\n  ")

@@ -5,22 +5,21 @@ Then it learns the labels, and so does a model without pretraining. Single words
 examples/naive_bayes.py, a baseline, is at chance.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
-from trifold.cli.demos import check_mark, clear_folder, print_folders, spread, train_demo
+from trifold.cli.demos import MARKS, clear_folder, print_folders, spread, train_demo
 from trifold.cli.terminal import print_json, print_note, print_table
-
-if TYPE_CHECKING:
-    from trifold.recipe import Recipe
-    from trifold.train.monitor import Outcome
+from trifold.data import embedded
+from trifold.pipeline import load
+from trifold.recipe import Recipe
+from trifold.scores import exact_match
+from trifold.train import Outcome
 
 FOLDER = Path("runs/demo-read")
 PRETRAINING, FROM_SCRATCH = "pretraining", "from-scratch"  # folders of the other runs in that of the demo
@@ -35,13 +34,10 @@ LISTED = 12
 
 def run(out: Path, minutes: float | None, json: bool) -> None:
     """Pretrain, learn the labels with and without pretraining, and print the accuracies."""
-    from trifold.data.embedded import load_rows
-    from trifold.scores import exact_match
-
     recipes = _load_recipes(out, minutes)  # errors in them are found before the folder is cleared
     clear_folder(out)
     outcomes = [_train(TITLES[name], recipe, out / name) for name, recipe in recipes.items()]
-    rows = load_rows("translations", "test")
+    rows = embedded.load_rows("translations", "test")
     ours, labels = classify(out, rows), [row["label"] for row in rows]
     accuracies = {
         "encoder, from scratch": exact_match(classify(out / FROM_SCRATCH, rows), labels).value,
@@ -56,7 +52,7 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
         return
     print(f"\n{len(rows):,} pairs that training never saw, {len(examples)} of them:\n")
     found = [
-        (row["sentence1"], row["sentence2"], row["ours"], check_mark(row["ours"] == row["label"]))
+        (row["sentence1"], row["sentence2"], row["ours"], MARKS[row["ours"] == row["label"]])
         for row in examples
     ]
     print_table([("English", "French", "predicted", ""), *found])
@@ -109,8 +105,6 @@ def _train(title: str, recipe: Recipe, out: Path) -> Outcome:
 
 def classify(folder: Path, rows: Sequence[Mapping[str, str]]) -> list[str]:
     """The most likely label of each pair."""
-    from trifold.pipeline import load
-
     texts, pairs = ([row[column] for row in rows] for column in ("sentence1", "sentence2"))
     return [best[0].label for best in load(str(folder)).classify(texts, pairs, top_k=1)]
 

@@ -1,10 +1,13 @@
 """Train a translator from English to French on the embedded phrasebook."""
 
-import shlex
 from pathlib import Path
 
-from trifold.cli.demos import check_mark, clear_folder, print_folders, save_picture, spread, train_demo
+from trifold.cli import demos
 from trifold.cli.terminal import print_json, print_table
+from trifold.data import read_pairs
+from trifold.look.attention import draw_alignment, read_attention
+from trifold.pipeline import load
+from trifold.scores import bleu, exact_match
 
 FOLDER = Path("runs/demo")
 SENTENCE = "I love dogs."
@@ -13,48 +16,31 @@ SHOWN = 12
 
 def run(out: Path, minutes: float | None, json: bool) -> None:
     """Train, translate sentences that training never saw, and score them."""
-    from trifold.data import read_pairs
-    from trifold.look.attention import draw_alignment, read_attention
-    from trifold.pipeline import load
     from trifold.recipe import load_recipe
-    from trifold.scores import bleu, exact_match
 
     recipe = load_recipe("demo", {} if minutes is None else {"train.minutes": minutes})
-    clear_folder(out)
-    outcome = train_demo(recipe, out)
+    demos.clear_folder(out)
+    outcome = demos.train_demo(recipe, out)
 
     pairs = read_pairs(recipe.data.test, recipe.data, split="test")
     pipeline = load(str(out))
     ours = list(pipeline.generate(pairs.sources))
     match, score = exact_match(ours, pairs.targets), bleu(ours, pairs.targets)
-    examples = spread(list(zip(pairs.sources, pairs.targets, ours, strict=True)), SHOWN)
-    picture = save_picture(
+    examples = demos.spread(list(zip(pairs.sources, pairs.targets, ours, strict=True)), SHOWN)
+    picture = demos.save_picture(
         lambda: draw_alignment(read_attention(pipeline, SENTENCE)), out / "attention.png", "the attention"
     )
     if json:
-        print_json(
-            seconds=round(outcome.seconds, 1),
-            steps=outcome.steps,
-            exact_match=round(match.value, 2),
-            bleu=round(score.value, 2),
-            signature=score.signature,
-            examples=[dict(zip(("source", "reference", "ours"), each, strict=True)) for each in examples],
-            folder=str(out),
-        )
+        scores = {"exact_match": round(match.value, 2), "bleu": round(score.value, 2)}
+        report = {"seconds": round(outcome.seconds, 1), "steps": outcome.steps, **scores}
+        listed = [dict(zip(("source", "reference", "ours"), each, strict=True)) for each in examples]
+        print_json(**report, signature=score.signature, examples=listed, folder=str(out))
         return
     print(f"\n{len(ours):,} sentences that training never saw, {len(examples)} of them:\n")
-    rows = [(source, reference, text, check_mark(text == reference)) for source, reference, text in examples]
+    rows = [(*texts, demos.MARKS[texts[1] == texts[2]]) for texts in examples]
     print_table([("source", "reference", "output", ""), *rows])
     print(f"\nexact match  {match.value:.1f} %")
     print(f"BLEU         {score.value:.1f}   {score.signature}")
     print(f"training     {outcome.seconds:.0f} s, {outcome.steps:,} steps\n")
-    folder = shlex.quote(str(out))
-    print_folders(
-        {"model": out / "model", "run folder": out, "attention": picture},
-        [
-            f'trifold generate {folder} "{SENTENCE}"',
-            f"trifold eval {folder}",
-            f"trifold show {folder}",
-            f'trifold look {folder} "{SENTENCE}" --out attention.png',
-        ],
-    )
+    folders = {"model": out / "model", "run folder": out, "attention": picture}
+    demos.print_folders(folders, demos.next_commands(out, SENTENCE))

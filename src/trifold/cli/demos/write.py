@@ -5,21 +5,17 @@ each is judged: it must parse, and its body must do something (see data/stdlib.p
 the same scores for a trigram model.
 """
 
-from __future__ import annotations
-
-import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from trifold.cli import demos
-from trifold.cli.demos import abbreviate, check_mark, spread
+from trifold.cli.demos import MARKS, abbreviate, next_commands, spread
 from trifold.cli.terminal import count_progress, print_json, print_note, print_table
-
-if TYPE_CHECKING:
-    from trifold.data.stdlib import FunctionCheck
-    from trifold.generate import GenerationConfig
-    from trifold.look.plots import Figure
-    from trifold.pipeline import Pipeline
+from trifold.data import embedded
+from trifold.data.stdlib import FunctionCheck, check_function
+from trifold.generate import GenerationConfig
+from trifold.look import plots
+from trifold.pipeline import Pipeline, load
 
 FOLDER = Path("runs/demo-write")
 SIGNATURES = 100  # functions to complete
@@ -42,14 +38,11 @@ class Completion(NamedTuple):
 
 def run(out: Path, minutes: float | None, json: bool) -> None:
     """Train, complete functions, and count how many parse and do something."""
-    from trifold.data.embedded import load_rows
-    from trifold.look.plots import read_metric
-    from trifold.pipeline import load
     from trifold.recipe import load_recipe
 
     recipe = load_recipe("demo-write", {} if minutes is None else {"train.minutes": minutes})
     print_note("reading the sources of this Python's standard library …")
-    test_rows = load_rows("functions", "test")
+    test_rows = embedded.load_rows("functions", "test")
     demos.clear_folder(out)
     outcome = demos.train_demo(recipe, out)
 
@@ -58,28 +51,28 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
     ours = complete(pipeline, signatures, recipe.generate)
     parses = sum(one.check.parses for one in ours)
     does_something = sum(one.check.does_something for one in ours)
-    loss = read_metric(out, "valid/loss")[1][-1]
+    loss = plots.read_metric(out, "valid/loss")[1][-1]
     examples = choose_examples(ours)
     picture = demos.save_picture(
         lambda: draw(pipeline, out, spread(examples, DRAWN)), out / "completions.png", "the completions"
     )
     listed = spread(ours, LISTED)
     if json:
-        print_json(
-            seconds=round(outcome.seconds, 1),
-            steps=outcome.steps,
-            signatures=len(signatures),
-            gpt={"parses": parses, "does_something": does_something, "loss": round(loss, 4)},
-            examples=[
-                {"signature": one.signature, "ours": one.text, "does_something": one.check.does_something}
-                for one in listed
-            ],
-            folder=str(out),
-        )
+        report = {"seconds": round(outcome.seconds, 1), "steps": outcome.steps, "signatures": len(signatures)}
+        gpt = {"parses": parses, "does_something": does_something, "loss": round(loss, 4)}
+        shown = [
+            {"signature": one.signature, "ours": one.text, "does_something": one.check.does_something}
+            for one in listed
+        ]
+        print_json(**report, gpt=gpt, examples=shown, folder=str(out))
         return
     print(f"\n{len(ours):,} functions of modules that training never saw, {len(listed)} of them:\n")
     rows = [
-        (abbreviate(one.signature, 28), check_mark(one.check.does_something), abbreviate(one.body, 44) or "–")
+        (
+            abbreviate(one.signature, 28),
+            MARKS[one.check.does_something],
+            abbreviate(one.body, 44) or "–",
+        )
         for one in listed
     ]
     print_table([("signature", "", "completion"), *rows])
@@ -94,17 +87,6 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
     demos.print_folders(folders, next_commands(out, signatures[0]))
 
 
-def next_commands(out: Path, signature: str) -> list[str]:
-    """Commands that use the model, quoted for a shell."""
-    folder, signature = shlex.quote(str(out)), demos.quote(signature)
-    return [
-        f"trifold generate {folder} {signature}",
-        f"trifold eval {folder}",
-        f"trifold show {folder}",
-        f"trifold look {folder} {signature} --out attention.png",
-    ]
-
-
 def choose_signatures(signatures: list[str], pipeline: Pipeline, config: GenerationConfig) -> list[str]:
     """Different signatures that leave the model enough positions for its output."""
     longest = pipeline.config.max_positions - (config.max_new_tokens or 0)
@@ -114,8 +96,6 @@ def choose_signatures(signatures: list[str], pipeline: Pipeline, config: Generat
 
 def complete(pipeline: Pipeline, signatures: list[str], config: GenerationConfig) -> list[Completion]:
     """The first sample for each signature."""
-    from trifold.data.stdlib import check_function
-
     settings = config.model_dump(exclude_unset=True)
     with count_progress("functions completed", len(signatures)) as count:
         found = pipeline.hypotheses(signatures, on_done=count, **settings)
@@ -132,10 +112,8 @@ def choose_examples(completions: list[Completion]) -> list[Completion]:
     return [one for one in good if 3 <= len(one.text.splitlines()) <= MAX_LINES] or good
 
 
-def draw(pipeline: Pipeline, run: Path, completions: list[Completion]) -> Figure:
+def draw(pipeline: Pipeline, run: Path, completions: list[Completion]) -> plots.Figure:
     """The loss during training, and completions with the probability of each token."""
-    from trifold.look import plots
-
     prompts = pipeline.read([one.signature for one in completions])
     bodies = pipeline.reader.encode([one.body for one in completions])
     found = [plots.token_probabilities(pipeline, *each) for each in zip(prompts, bodies, strict=True)]
