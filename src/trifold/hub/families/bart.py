@@ -125,8 +125,6 @@ BART = BASE.related(
 
 # --- Marian --------------------------------------------------------------------------------------------
 
-LAYOUTS = {"halves": "sinusoidal-halves", "interleaved": "sinusoidal"}
-
 
 def _load_target(file: Any, fields: Fields) -> Fields:
     shared = file.share_encoder_decoder_embeddings
@@ -178,7 +176,12 @@ MARIAN = BASE.related(
     fixed(activation_dropout=0.0, normalize_embedding=False, static_position_embeddings=True),
     Entry({}, save=lambda config: {"activation_dropout": 0.0}),
     # Ours; files of others have none of these.
-    row("position_layout", "positions", "halves", map=LAYOUTS),
+    row(
+        "position_layout",
+        "positions",
+        "halves",
+        map={"halves": "sinusoidal-halves", "interleaved": "sinusoidal"},
+    ),
     *rows(attention_bias=True, lm_head_bias=True),
     classes={"MTModel": {"heads": ("lm",)}},
     rules=_rules,

@@ -148,10 +148,9 @@ DEBERTA_ATTENTION = {
     "self_attention.sublayer.relative.q_proj": "attention.self.pos_query_proj",
 }
 # Pretrained models have heads with these names.
-LM_HEAD = "lm_predictions.lm_head"
 OLD_NAMES = {
-    f"{LM_HEAD}.bias": "cls.predictions.bias",
-    f"{LM_HEAD}.{{layer:dense|LayerNorm}}.{{part}}": "cls.predictions.transform.{layer}.{part}",
+    "lm_predictions.lm_head.bias": "cls.predictions.bias",
+    "lm_predictions.lm_head.{layer:dense|LayerNorm}.{part}": "cls.predictions.transform.{layer}.{part}",
 }
 
 
