@@ -35,14 +35,12 @@ ENTRIES = (
 )
 
 
-def _own_dropout(value: float, fields: Fields) -> float | None:
+def _dropout(value: float, fields: Fields) -> float | None:
     """The dropout before the classes; None where it is that of the model."""
     return None if value == fields["dropout"] else value
 
 
-DROPOUT = row(
-    "classifier_dropout", "classifier_dropout", 0.0, load=_own_dropout, heads=LABELED, everywhere=True
-)
+DROPOUT = row("classifier_dropout", "classifier_dropout", 0.0, load=_dropout, heads=LABELED, everywhere=True)
 CLASSES: dict[str, Fields] = {
     "ForConditionalGeneration": {"heads": ("lm",)},
     "Model": {"heads": ()},
@@ -125,6 +123,8 @@ BART = BASE.related(
 
 # --- Marian --------------------------------------------------------------------------------------------
 
+LAYOUTS = {"halves": "sinusoidal-halves", "interleaved": "sinusoidal"}
+
 
 def _load_target(file: Any, fields: Fields) -> Fields:
     shared = file.share_encoder_decoder_embeddings
@@ -176,12 +176,7 @@ MARIAN = BASE.related(
     fixed(activation_dropout=0.0, normalize_embedding=False, static_position_embeddings=True),
     Entry({}, save=lambda config: {"activation_dropout": 0.0}),
     # Ours; files of others have none of these.
-    row(
-        "position_layout",
-        "positions",
-        "halves",
-        map={"halves": "sinusoidal-halves", "interleaved": "sinusoidal"},
-    ),
+    row("position_layout", "positions", "halves", map=LAYOUTS),
     *rows(attention_bias=True, lm_head_bias=True),
     classes={"MTModel": {"heads": ("lm",)}},
     rules=_rules,

@@ -35,12 +35,11 @@ WIDTH = Entry(
     lambda file, f: {"d_embedding": None if file.embedding_size == f["d_model"] else file.embedding_size},
     lambda config: {"embedding_size": config.embedding_width},
 )
+ELECTRA_CLASSES = ("sequence", "token", "span")
 ELECTRA = bert.FAMILY.related(
     "electra",
     WIDTH,
-    row(
-        "classifier_dropout", "classifier_dropout", None, heads=("sequence", "token", "span"), explicit=False
-    ),
+    row("classifier_dropout", "classifier_dropout", None, heads=ELECTRA_CLASSES, explicit=False),
     row("summary_last_dropout", "classifier_dropout", 0.1, heads=("choice",)),
     fixed(summary_type="first", summary_use_proj=True, summary_activation="gelu"),
     classes={
