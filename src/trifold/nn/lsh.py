@@ -90,18 +90,17 @@ class LSHAttention(Attention):
     def _of_length(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor, *, mask: Mask, length: int) -> Tensor:
         """(B, H, T, D) -> (B, H, T, D), where `real` (B, T) tokens count, padded to L = length.
 
-        If there are many scores, a few heads at a time, and again in the backward pass.
+        If there are many scores, one head at a time, and again in the backward pass.
         """
         if self.sorts and length > self.chunk:
             order = self.order(k, real, length, mask)
         else:
             order = real.long().argsort(dim=1, descending=True, stable=True)[:, None, None]
         order = order.expand(-1, q.shape[1], -1, -1)[..., :length]  # (B, H, R, L)
-        heads = max(1, MAX_SCORES * q.shape[1] // (order.numel() * 2 * self.chunk))
-        if heads >= q.shape[1]:
+        if order.numel() * 2 * self.chunk <= MAX_SCORES:
             return self._attended(q, k, v, order, real, mask.causal)
-        parts = zip(*(x.split(heads, 1) for x in (q, k, v, order)), strict=True)
-        return torch.cat([recompute(self._attended, *part, real, mask.causal) for part in parts], 1)
+        heads = zip(*(x.split(1, 1) for x in (q, k, v, order)), strict=True)
+        return torch.cat([recompute(self._attended, *head, real, mask.causal) for head in heads], 1)
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, order: Tensor, real: Tensor, causal: bool) -> Tensor:
         """q, k, v (B, H, T, D), order (B, H, R, L) -> (B, H, T, D)."""
