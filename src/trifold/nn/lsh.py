@@ -130,9 +130,9 @@ class LSHAttention(Attention):
             k = k * torch.rsqrt(k.square().mean(-1, keepdim=True) + 1e-6)  # k √D / |k|
         scores = chunks(q * q.shape[3] ** -0.5) @ around(chunks(k)).mT
         scores = scores.to(torch.promote_types(q.dtype, torch.float32))
-        scores = scores.masked_fill(keys > (queries if causal else real.shape[1] - 1), MASKED)
+        scores = scores.masked_fill_(keys > (queries if causal else real.shape[1] - 1), MASKED)
         if self.sorts:
-            scores = scores.masked_fill(keys == queries, SELF)
+            scores = scores.masked_fill_(keys == queries, SELF)
         z = scores.logsumexp(-1, keepdim=True)
         out = self.drop((scores - z).exp().to(v.dtype)) @ around(chunks(v))
         out, z = unsorted(out), unsorted(z)
