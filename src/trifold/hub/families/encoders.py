@@ -35,12 +35,11 @@ WIDTH = Entry(
     lambda file, f: {"d_embedding": None if file.embedding_size == f["d_model"] else file.embedding_size},
     lambda config: {"embedding_size": config.embedding_width},
 )
+ELECTRA_CLASSES = ("sequence", "token", "span")
 ELECTRA = bert.FAMILY.related(
     "electra",
     WIDTH,
-    row(
-        "classifier_dropout", "classifier_dropout", None, heads=("sequence", "token", "span"), explicit=False
-    ),
+    row("classifier_dropout", "classifier_dropout", None, heads=ELECTRA_CLASSES, explicit=False),
     row("summary_last_dropout", "classifier_dropout", 0.1, heads=("choice",)),
     fixed(summary_type="first", summary_use_proj=True, summary_activation="gelu"),
     classes={
@@ -148,10 +147,9 @@ DEBERTA_ATTENTION = {
     "self_attention.sublayer.relative.q_proj": "attention.self.pos_query_proj",
 }
 # Pretrained models have heads with these names.
-LM_HEAD = "lm_predictions.lm_head"
 OLD_NAMES = {
-    f"{LM_HEAD}.bias": "cls.predictions.bias",
-    f"{LM_HEAD}.{{layer:dense|LayerNorm}}.{{part}}": "cls.predictions.transform.{layer}.{part}",
+    "lm_predictions.lm_head.bias": "cls.predictions.bias",
+    "lm_predictions.lm_head.{layer:dense|LayerNorm}.{part}": "cls.predictions.transform.{layer}.{part}",
 }
 
 

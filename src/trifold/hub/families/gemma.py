@@ -17,7 +17,6 @@ from trifold.hub.rope import layered_rope, windows
 from trifold.hub.rows import ACTIVATIONS, SIZE, Ends, Entry, Fields, ids, resized, row, rows, same
 from trifold.nn import ModelConfig
 
-CAUSAL = Entry({"use_bidirectional_attention": (Literal[False] | None, None)})
 # The first files have "gelu", but the model was trained with the approximation.
 GELU = {name: ours for name, ours in ACTIVATIONS.items() if name != "gelu"} | {"gelu": "gelu-tanh"}
 
@@ -34,7 +33,7 @@ GEMMA = llama.UNBIASED.related(
     row("hidden_act", "activation", "gelu_pytorch_tanh", map=GELU),
     Entry({"hidden_activation": (str | None, None)}, _check_activation),
     row("head_dim", "d_head", 256),
-    CAUSAL,
+    Entry({"use_bidirectional_attention": (Literal[False] | None, None)}),
     ids(pad=0, bos=2, eos=1),
     classes=classes("ForQuestionAnswering"),
     constants={"scale_embeddings": True, "embedding_scale_rounded": True, "norm_weight": "plus-one"},
@@ -43,7 +42,6 @@ GEMMA = llama.UNBIASED.related(
 )
 
 # --- Gemma 2 -------------------------------------------------------------------------------------------
-
 
 WINDOWS = windows(4096, every=2)
 NORMS = {
