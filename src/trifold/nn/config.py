@@ -39,11 +39,15 @@ class ModelConfig(Settings):
     vocab_size: int = Field(37_000, gt=0, description="source vocabulary, by default also of the target")
     target_vocab_size: int | None = Field(None, gt=0, description="separate vocabulary of the target")
     max_positions: int = Field(1024, gt=0, description="longest sequence, in tokens")
-    max_decoder_positions: int | None = Field(None, gt=0, description="default: max_positions")
+    max_decoder_positions: int | None = Field(
+        None, gt=0, description="longest sequence of the decoder; default: max_positions"
+    )
     d_model: int = Field(512, gt=0)
     d_embedding: int | None = Field(None, gt=0, description="width of the embeddings before a projection")
     n_layers: int = Field(6, gt=0, le=MAX_LAYERS, description="layers of each stack")
-    n_decoder_layers: int | None = Field(None, gt=0, le=MAX_LAYERS, description="default: n_layers")
+    n_decoder_layers: int | None = Field(
+        None, gt=0, le=MAX_LAYERS, description="decoder layers; default: n_layers"
+    )
     n_heads: int = Field(8, gt=0)
     n_decoder_heads: int | None = Field(None, gt=0, description="decoder heads; default: n_heads")
     n_kv_heads: int | None = Field(None, gt=0, description="heads of keys and values; default: n_heads")
@@ -58,7 +62,9 @@ class ModelConfig(Settings):
 
     # Embeddings and positions
     positions: Positions = "sinusoidal"
-    learned_positions: bool = Field(False, description="relative, disentangled: add learned positions too")
+    learned_positions: bool = Field(
+        False, description="relative, disentangled: also add a learned vector per position"
+    )
     position_offset: int = Field(0, ge=0, description="learned, sinusoidal: row of the table for position 0")
     scale_embeddings: bool = Field(True, description="multiply embeddings by sqrt(d_model)")
     embedding_scale: float | None = Field(None, gt=0, description="another factor of embeddings")
@@ -82,12 +88,15 @@ class ModelConfig(Settings):
         128, gt=1, description="relative, disentangled: larger distances share a bucket"
     )
     relative_log: bool = Field(
-        True, description="disentangled: far distances share buckets; else each has one, up to half of all"
+        True,
+        description="disentangled: far distances share buckets; else each has its own up to half of the buckets",
     )
     relative_scores: Literal["both", "content-to-position", "position-to-content"] = Field(
         "both", description="disentangled: which scores are added to those of content"
     )
-    relative_shared: bool = Field(False, description="disentangled: q_proj and k_proj also project distances")
+    relative_shared: bool = Field(
+        False, description="disentangled: q_proj and k_proj also project the vectors of distances"
+    )
     relative_norm: bool = Field(False, description="disentangled: normalize the vectors of distances")
     relative_clamp: int | None = Field(
         None, gt=0, description="relative-sinusoidal: largest distance that is distinguished; default: none"
@@ -95,7 +104,9 @@ class ModelConfig(Settings):
     segment_offsets: bool = Field(
         False, description="relative-sinusoidal: scores depend on whether query and key share a segment"
     )
-    query_stream: bool = Field(False, description="relative-sinusoidal: learned input of a query stream")
+    query_stream: bool = Field(
+        False, description="relative-sinusoidal: learned input of the query stream, for permutation models"
+    )
     alibi_scale: float = Field(1.0, gt=0, description="alibi: factor of the offsets")
     alibi_rounded: bool = Field(False, description="alibi: round slopes and offsets to bfloat16")
     axial_shape: Pair | None = Field(None, strict=False, description="axial: rows and columns of positions")
@@ -153,9 +164,13 @@ class ModelConfig(Settings):
     attention_scale_by_layer: bool = Field(False, description="divide scores by the layer number")
     score_soft_cap: float | None = Field(None, gt=0, description="scores s become c·tanh(s / c)")
     sliding_window: int | None = Field(
-        None, gt=0, description="a query's keys: itself and those before it (in an encoder also after it)"
+        None,
+        gt=0,
+        description="keys a query attends to: itself and those before it (in an encoder also after it)",
     )
-    decoder_window: int | None = Field(None, ge=0, description="0 for none; default: sliding_window")
+    decoder_window: int | None = Field(
+        None, ge=0, description="sliding_window of the decoder, 0 for none; default: sliding_window"
+    )
     global_tokens: Literal["none", "first", "question", "answer"] = Field(
         "none",
         description="tokens of an encoder that attend to all and that all attend to, beside the window: the first, "
@@ -163,7 +178,9 @@ class ModelConfig(Settings):
     )
     global_projections: bool = Field(False, description="global tokens have projections of their own")
     summary_block: int | None = Field(
-        None, gt=0, description="encoder: tokens of a block; queries also attend to the summaries of blocks"
+        None,
+        gt=0,
+        description="encoder: tokens of a block; all queries attend to the summaries of blocks, beside the window",
     )
     sparse_blocks: SparseBlocks | None = Field(None, description="encoder: attention to a few blocks of keys")
     recurrence: Recurrence | None = Field(None, description="decoder: segment recurrence")
@@ -172,7 +189,9 @@ class ModelConfig(Settings):
     )
 
     # Heads
-    heads: tuple[Head, ...] | None = Field(None, strict=False, description="default: lm with a decoder")
+    heads: tuple[Head, ...] | None = Field(
+        None, strict=False, description="default: lm if there is a decoder"
+    )
     tie_lm_head: bool = Field(True, description="the output projection shares the target embedding")
     lm_head_bias: bool = False
     lm_head_transform: Activation | None = Field(None, description="dense layer, activation, norm")

@@ -55,7 +55,9 @@ class SparseBlocks(Settings):
 
     size: int = Field(64, gt=0, description="tokens of a block")
     random: int = Field(3, ge=0, description="random blocks of a block of queries")
-    only_in_training: bool = Field(False, description="else the first block counts for each random one")
+    only_in_training: bool = Field(
+        False, description="outside of training, the first block counts in place of each random one"
+    )
 
 
 class Recurrence(Settings):
@@ -81,7 +83,10 @@ class LSH(Settings):
     chunk: int = Field(64, gt=0, description="tokens of a chunk; shorter texts have full attention")
     hashes: int = Field(4, gt=0, le=1024, description="rounds of hashing, each with its own rotations")
     buckets: tuple[Bucket, ...] | None = Field(
-        None, strict=False, min_length=1, description="of a round, or factors; default: twice the chunks"
+        None,
+        strict=False,
+        min_length=1,
+        description="of a round, or factors; default: twice as many as chunks",
     )
     seed: int | None = Field(None, ge=0, lt=2**63, description="of rotations; default: a new one in training")
     layers: tuple[Literal["lsh", "local"], ...] = Field(
