@@ -21,6 +21,7 @@ from trifold.fast.sparse import sparse_attend
 from trifold.nn import PRESETS, Inputs, ModelConfig, Transformer, ops
 from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.masks import Blocks, Mask
+from trifold.nn.packing import Packing
 from trifold.recipe import TrainSettings
 from trifold.train.device import Machine
 from trifold.train.memory import TrainingMemory, estimate_memory, saved_elements
@@ -319,9 +320,10 @@ def test_activation_memory_equals_the_tensors_that_autograd_saves(config, dropou
             saved[address] = tensor
         return tensor
 
-    tokens = torch.randint(4, 70, (rows, length))
+    tokens = torch.randint(4, 70, (1, rows * length))
+    inputs = Inputs(tokens, packing=Packing.of(torch.full((rows,), length), always_pad=False))
     with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-        states = hidden(model, Inputs(tokens), Inputs(tokens)).flatten(0, 1)
+        states = hidden(model, inputs, inputs).flatten(0, 1)
         if model.lm_head is not None:
             linear_cross_entropy(states, model.lm_head.weight, model.lm_head.bias, tokens.flatten(), 0.1)
     measured = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
