@@ -35,7 +35,7 @@ class Convolution(Settings):
 
     kernel: int = Field(3, gt=0, lt=1024, description="tokens that it reads, an odd number")
     groups: int = Field(1, gt=0, description="groups of channels")
-    activation: Literal["gelu", "relu", "silu", "tanh"] = "gelu"
+    activation: Literal["gelu", "relu", "silu", "tanh"] = Field("gelu", description="of its output")
 
 
 class ModelConfig(Settings):
