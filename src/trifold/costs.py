@@ -143,7 +143,7 @@ def _stack(side: str, config: ModelConfig) -> Iterator[Part]:
     yield _part(config, f"{side} feed-forward", f"L·{_feed_forward(config)}", L=dense)
     if (part := config.convolution) is not None:
         letters = {"k": part.kernel, "c": config.d_model // part.groups}
-        yield _part(config, "convolution", f"k·c·E + E + {_norm(config, 'E')}", **letters)
+        yield _part(config, f"{side} convolution", f"k·c·E + E + {_norm(config, 'E')}", **letters)
     norms = {"parallel": 1, "parallel-two-norms": 2, "reversible": 2}.get(config.residual)
     if norms is None:
         norms = (3 if crosses else 2) * (2 if config.norm_placement == "sandwich" else 1)
