@@ -40,7 +40,7 @@ PARTS = [
     {"latent": LATENT | {"query_width": 9}, "norm": "rms", "norm_weight": "plus-one"},
     {"sliding_window": 4, "global_tokens": "first"}, {"sparse_blocks": {"size": 4}},
     {"sliding_window": 4, "global_tokens": "first", "global_projections": True},
-    {"recurrence": {"size": 4, "reach": 2}},
+    {"recurrence": {"size": 4, "reach": 2}}, {"convolution": {"kernel": 5, "groups": 2}},
 ]  # fmt: skip
 SEQUENTIAL = {"experts", "latent", "norm_placement", "first_norm"}
 
@@ -103,6 +103,8 @@ def configs(draw):
         del values["recurrence"]
     if values["norm_placement"] != "pre":
         values.pop("first_norm", None)
+    if values["shape"] != "encoder" or values["norm_placement"] != "post" or values.get("block_of_layer"):
+        values.pop("convolution", None)
     if values["positions"] == "learned":
         values["position_offset"] = draw(st.sampled_from([0, 2]))
     try:
@@ -202,6 +204,7 @@ VARIANTS = [
     {"activation": "gelu", "activation_dropout": 0.1},
     {"gated": True, "activation": "relu", "activation_dropout": 0.1},
     {"target_vocab_size": 70, "tie_lm_head": False, "lm_head_bias": True},
+    {"shape": "encoder", "convolution": {"kernel": 5, "groups": 4}},
 ]
 
 

@@ -141,6 +141,9 @@ def _stack(side: str, config: ModelConfig) -> Iterator[Part]:
         shared = f" + {_feed_forward(config, 'K·J')}" if experts.shared else ""
         yield _part(config, f"{side} experts", f"L·({router} + X·{every}{shared})", L=blocks - dense)
     yield _part(config, f"{side} feed-forward", f"L·{_feed_forward(config)}", L=dense)
+    if (part := config.convolution) is not None:
+        letters = {"k": part.kernel, "c": config.d_model // part.groups}
+        yield _part(config, f"{side} convolution", f"k·c·E + E + {_norm(config, 'E')}", **letters)
     norms = {"parallel": 1, "parallel-two-norms": 2, "reversible": 2}.get(config.residual)
     if norms is None:
         norms = (3 if crosses else 2) * (2 if config.norm_placement == "sandwich" else 1)
@@ -334,6 +337,8 @@ def _layer_elements(config: ModelConfig, keys: int, side: str) -> int:
     if config.summary_block:
         scores += config.n_layers * _keys_values(config) // config.summary_block
     matrices = config.n_layers * attention_matrices(config) + feed_forward
+    if (part := config.convolution) is not None:
+        matrices += part.kernel * config.d_model**2 // part.groups
     if config.attention == "spans":
         matrices = matrices * level_starts(keys, config.span_keys)[-1] // keys
     elif config.attention == "lsh":

@@ -69,6 +69,7 @@ EXAMPLES: dict[str, Any] = {
     "residual_scale": {"residual_scale": 0.5},
     "gate_limit": {"gated": True, "gate_limit": 7.0},
     "experts": {"experts": {"count": 4, "per_token": 2}},
+    "convolution": {"shape": "encoder", "convolution": {}},
     "attention": {"shape": "encoder", "attention": "low-rank"},
     "qk_norm": {"qk_norm": "head"},
     "latent": {"positions": "rotary", "latent": {"width": 64, "d_rotary": 8, "d_value": 16}},

@@ -72,3 +72,8 @@ def test_the_box_of_attention_names_the_keys_it_reads():
     assert text.count("global first token") == text.count("own projections of global tokens") == 1
     assert draw_architecture(CONFIGS["blocks"]).count("sparse blocks of 64 tokens") == 1
     assert "segments of 8 tokens and 4 before" in draw_architecture(CONFIGS["segments"])
+
+
+def test_the_convolution_is_named_below_the_boxes():
+    text = draw_architecture(ModelConfig(shape="encoder", convolution={"kernel": 5, "activation": "tanh"}))
+    assert "first block:  y ← norm(block(x) + tanh(conv5(x)))" in text

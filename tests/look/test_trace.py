@@ -44,6 +44,8 @@ MODELS = {
     "xlnet": {"shape": "encoder", "positions": "relative-sinusoidal", "heads": ("lm",)},
     "deberta": {"shape": "encoder", "positions": "disentangled", "relative_norm": True, "heads": ("lm",),
                 "lm_head_transform": "gelu"},
+    "deberta v2": {"shape": "encoder", "positions": "disentangled", "heads": ("lm",), "embedding_norm": True,
+                   "convolution": {"kernel": 5, "groups": 2, "activation": "tanh"}},
     "modernbert": {"shape": "encoder", "heads": ("sequence",), "classifier_transform": "gelu", "transform_norm": True,
                    "first_norm": False, "classifier_input": "mean", "label_names": ("bad", "good"),
                    "rotary_local_theta": 5.0, "sliding_window": 3, "window_pattern": ("global", "local")} | ROTARY,

@@ -8,6 +8,7 @@ import pytest
 from trifold.errors import SettingsError
 from trifold.nn import ModelConfig, RotaryScaling
 
+CONVOLUTION: dict[str, Any] = {"shape": "encoder", "convolution": {}}
 INVALID: list[tuple[dict[str, Any], str]] = [
     (
         {"d_model": 100, "n_heads": 8},
@@ -103,6 +104,18 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"token_projection": True, "shape": "decoder"}, "token_projection needs d_embedding"),
     ({"positions": "rotary", "position_offset": 2}, "position_offset needs positions: learned or sinusoidal"),
     ({"d_embedding": 64}, "set lm_head_transform, or tie_lm_head: false"),
+    ({"convolution": {}}, "convolution needs shape: encoder, not encoder-decoder"),
+    (CONVOLUTION | {"norm_placement": "pre"}, "convolution needs norm_placement: post, not pre"),
+    (CONVOLUTION | {"convolution": {"kernel": 4}}, "kernel 4 must be odd"),
+    (CONVOLUTION | {"convolution": {"groups": 3}}, "groups 3 divide 512"),
+    (CONVOLUTION | {"block_of_layer": [0] * 6}, "convolution excludes block_of_layer"),
+    (CONVOLUTION | {"attention": "spans"}, "convolution excludes .*attention: spans"),
+    (CONVOLUTION | {"positions": "relative-sinusoidal", "query_stream": True}, "excludes .*query_stream"),
+    (CONVOLUTION | {"sliding_window": 4, "summary_block": 2}, "convolution excludes .*summary_block"),
+    (
+        CONVOLUTION | {"patch_size": [4, 4], "image_size": [8, 8], "max_positions": 5},
+        "convolution excludes .*patch_size",
+    ),
     ({"heads": ["poler"]}, r"model\.heads"),
     (
         {"positions": "rotary", "rotary_scaling": {"kind": "yarn", "factr": 2.0, "original_positions": 9}},

@@ -177,6 +177,8 @@ def models(
             values["block_of_layer"] = draw(some([(0, 0, 0), (0, 1, 1), (0, 1, 0)]))
         else:
             values["attention_scale_by_layer"] = draw(st.booleans())
+            if shape == "encoder" and values["norm_placement"] == "post":
+                values["convolution"] = draw(some([None, {"kernel": 5, "groups": 2, "activation": "tanh"}]))
     if draw(st.booleans()) and (
         values["lm_head_transform"] or not values["tie_lm_head"] or shape == "encoder"
     ):

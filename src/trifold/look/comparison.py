@@ -134,6 +134,7 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, *tuple[str | No
         _NORM_PLACEMENTS.get(config.norm_placement),
         None if config.norm_bias else "norms without biases",
         _RESIDUALS.get(config.residual),
+        "convolution beside the first layer" if config.convolution else None,
         f"{len(layers)} layers share {plural(blocks, 'block')}" if blocks < len(layers) else None,
     )
     queries, keys = config.n_heads, config.kv_heads

@@ -50,6 +50,8 @@ def draw_architecture(config: ModelConfig) -> str:
     sheet = "\n".join("".join(row).rstrip() for row in rows)
     block = _PARALLEL.get(config.residual)
     wiring = f"every block:  {block}" if block else f"every sub-layer f:  {_WIRING[config.norm_placement]}"
+    if (part := config.convolution) is not None:
+        wiring += f"\nfirst block:  y ← norm(block(x) + {part.activation}(conv{part.kernel}(x)))"
     return f"{sheet}\n\n{wiring}\nnorm:  {_NORMS[config.norm]}"
 
 

@@ -30,6 +30,14 @@ ProblemType = Literal["regression", "single_label_classification", "multi_label_
 MAX_CLASSES = 2**20  # beyond any model in use, as MAX_LAYERS
 
 
+class Convolution(Settings):
+    """A convolution over the embeddings of near tokens, added to the output of the first layer (DeBERTa v2)."""
+
+    kernel: int = Field(3, gt=0, lt=1024, description="tokens that it reads, an odd number")
+    groups: int = Field(1, gt=0, description="groups of channels")
+    activation: Literal["gelu", "relu", "silu", "tanh"] = Field("gelu", description="of its output")
+
+
 class ModelConfig(Settings):
     """Sizes and choices of one Transformer. Derived numbers are properties; values are never overwritten."""
 
@@ -142,6 +150,7 @@ class ModelConfig(Settings):
     gate_limit: float | None = Field(None, gt=0, description="gated: clamp both factors; add 1 to in_proj x")
     experts: Experts | None = Field(None, description="mixture of experts instead of the network")
     feed_forward_bias: bool = True
+    convolution: Convolution | None = Field(None, description="encoder: convolution beside the first layer")
 
     # Attention
     attention_bias: bool = Field(False, description="biases of all projections of attention")

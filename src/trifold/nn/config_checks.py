@@ -22,10 +22,11 @@ _NEEDED = {
     "shape": {
         "encoder-decoder": "target_vocab_size n_decoder_heads d_decoder_ff decoder_window max_decoder_positions",
         "encoder or encoder-decoder": "global_tokens global_projections summary_block sparse_blocks",
-        "encoder": "segment_offsets query_stream patch_size",
+        "encoder": "segment_offsets query_stream patch_size convolution",
         "decoder": "recurrence",
     },
     "residual": {"sequential": "query_stream"},
+    "norm_placement": {"post": "convolution"},
     "attention": {"favor": "n_features", "low-rank": "rank", "spans": "span_keys", "lsh": "lsh"},
     "positions": {
         "rotary": "rotary_width rotary_pairs rotary_theta rotary_scaling rotary_local_theta rotary_pattern",
@@ -94,6 +95,12 @@ def _layers(config: ModelConfig) -> Iterator[str]:
         yield "window_pattern needs sliding_window, the number of keys of a local layer"
     if config.sliding_window is None and config.decoder_window is not None:
         yield "decoder_window needs sliding_window, that of the encoder"
+    if (part := config.convolution) is not None:
+        if part.kernel % 2 == 0 or config.d_model % part.groups:
+            yield f"convolution: kernel {part.kernel} must be odd, and groups {part.groups} divide {config.d_model}"
+        others = config.block_of_layer or config.query_stream or config.summary_block or config.patch_size
+        if others or config.attention == "spans":
+            yield "convolution excludes block_of_layer, query_stream, summary_block, patch_size and attention: spans"
 
 
 def _experts(config: ModelConfig) -> Iterator[str]:

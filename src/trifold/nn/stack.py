@@ -20,7 +20,7 @@ from trifold.nn.config_parts import Recurrence
 from trifold.nn.experts import MixtureOfExperts
 from trifold.nn.hooks import HookPoint
 from trifold.nn.latent import LatentAttention
-from trifold.nn.layers import Dropout, FeedForward, Residual, new_norm
+from trifold.nn.layers import ACTIVATIONS, Dropout, FeedForward, Residual, new_norm
 from trifold.nn.linear_attention import KernelAttention, LowRankAttention
 from trifold.nn.lsh import LSHAttention
 from trifold.nn.masks import Blocks, Mask
@@ -95,6 +95,32 @@ class Block(nn.Module):
         return self.feed_forward(g)
 
 
+class ConvolutionBlock(Block):
+    """norm(Block(x) + f(drop(y))), where y_t = Σ_j W_j x_{t+j} + b with |j| ≤ k // 2, and x is 0 outside of the text
+    (the first layer of DeBERTa v2, He et al. 2021).
+    """
+
+    def __init__(self, config: ModelConfig, layer: int = 0, *, crosses: bool) -> None:
+        super().__init__(config, layer, crosses=crosses)
+        assert config.convolution is not None, "a config without convolution"
+        width, kernel, groups = config.d_model, config.convolution.kernel, config.convolution.groups
+        self.convolution = nn.Conv1d(width, width, kernel, padding=kernel // 2, groups=groups)
+        self.drop, self.activation = Dropout(config.dropout), ACTIVATIONS[config.convolution.activation]
+        self.convolved, self.norm = HookPoint(), new_norm(config)
+
+    def forward(self, x: Tensor, inputs: LayerInputs, cache: LayerCache | None = None) -> Tensor:
+        """x (B, T, E) -> (B, T, E)."""
+        return self.norm(super().forward(x, inputs, cache) + self.convolve(x, inputs.mask))
+
+    def convolve(self, x: Tensor, mask: Mask) -> Tensor:
+        """f(drop(y)): x (B, T, E), or packed (1, N, E), -> the same shape."""
+        packing = mask.packing
+        x = x if packing is None else packing.grid(x)
+        x = x if mask.keys is None else x.masked_fill(~mask.keys[..., None], 0)
+        y = self.activation(self.drop(self.convolution(x.mT).mT.contiguous()))
+        return self.convolved(y if packing is None else packing.flat(y))
+
+
 class ReversibleBlock(Block):
     """y₁ = x₁ + drop(attention(norm x₂)),  y₂ = x₂ + drop(feed-forward(norm y₁))      (Kitaev et al. 2020, equation 9).
 
@@ -163,8 +189,10 @@ class Stack(nn.Module):
         self.run_block: Callable[..., Tensor] = call
         self.order = config.block_of_layer or tuple(range(config.n_layers))
         block = BLOCKS[config.residual]
+        first = block if config.convolution is None else ConvolutionBlock
         self.blocks = nn.ModuleList(
-            block(config, layer, crosses=crosses) for layer in range(max(self.order) + 1)
+            (block if layer else first)(config, layer, crosses=crosses)
+            for layer in range(max(self.order) + 1)
         )
         self.states = nn.ModuleList(HookPoint("state") for _ in self.order)
         has_norm = config.has_final_norm(side)

@@ -113,6 +113,8 @@ def saved_elements(
     stacks = len(config.stacks)
     if config.attention == "spans":
         tokens = tokens * level_starts(length, config.span_keys)[-1] // length
+    if config.convolution is not None:  # its input without padding, and those of its activation and its norm
+        layers += config.d_model * (2 + _READ[config.norm] + mask)
     # The outputs of the stacks, and the inputs of their final norms.
     ends = stacks + (_READ[config.norm] * stacks if config.norm_placement != "post" else 0)
     return tokens * (layers + config.d_model * (ends + stacks * mask))
