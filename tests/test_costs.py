@@ -202,7 +202,7 @@ VARIANTS = [
     {"shape": "decoder", "residual": "parallel", "norm_placement": "pre", "n_kv_heads": 1},
     {"shape": "decoder", "residual": "parallel-two-norms", "norm_placement": "pre"},
     {"d_decoder": 96, "n_decoder_heads": 6, "n_decoder_kv_heads": 2, "target_vocab_size": 70},
-    {"d_decoder": 32, "d_decoder_head": 24, "norm_placement": "sandwich", "d_embedding": 32},
+    {"d_decoder": 32, "d_decoder_head": 24, "norm_placement": "sandwich", "target_vocab_size": 70},
     {"activation_dropout": 0.1},
     {"activation": "gelu", "activation_dropout": 0.1},
     {"gated": True, "activation": "relu", "activation_dropout": 0.1},

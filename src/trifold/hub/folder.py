@@ -219,8 +219,8 @@ def _check_sizes(config: ModelConfig, weights: Mapping[str, Tensor], place: Path
         raise CheckpointError(f"{place}: {what}, but the weights have {elements} elements")
     for side in config.stacks.values():
         widest = max(side.d_ff, side.vocab_size, side.output_vocab_size, side.n_heads * side.head_width)
-        if widest * max(side.d_model, config.d_model) > 2**48:
-            raise CheckpointError(f"{place}: a matrix of {widest} x {side.d_model} is too large")
+        if widest * (width := max(side.d_model, config.d_model)) > 2**48:
+            raise CheckpointError(f"{place}: a matrix of {widest} x {width} is too large")
 
 
 def check_positions(config: ModelConfig, elements: int, at: str = "") -> None:

@@ -186,6 +186,18 @@ def test_greedy_texts_equal_the_reference(family: str, sizes: dict[str, Any], tm
     expected = [row[: row.index(1)] if 1 in row else row for row in rows]
     assert max(map(len, expected)) > 4
     assert pipe.generate_tokens(tokens, real, max_new_tokens=8, bad_words_ids=[[0]]) == expected
+    if sizes:  # beams; matrices in int8
+        options: dict[str, Any] = {
+            "num_beams": 3,
+            "max_new_tokens": 6,
+            "min_new_tokens": 6,
+            "bad_words_ids": [[0]],
+        }
+        best = model.generate(tokens, attention_mask=real.long(), do_sample=False, **options)
+        assert pipe.generate_tokens(tokens, real, **options) == best[:, 1:].tolist()
+        small = trifold.load(tmp_path, weights="int8")
+        exact, rounded = (each.logits(tokens, real, tokens).detach() for each in (pipe, small))
+        assert float((rounded - exact).std() / exact.std()) < 0.1
 
 
 # --- tokenizers ----------------------------------------------------------------------------------------
