@@ -156,7 +156,7 @@ def _stack(side: str, config: ModelConfig, memory_width: int) -> Iterator[Part]:
 def _attention(config: ModelConfig, reads: str = "E") -> str:
     """Four projections: E·H·D for q and o, E·G·D for k and v; biases of q, k and v, and of o; and further parts.
 
-    reads: the width of the states that k and v read.
+    reads: the letter of the width that k and v read.
     """
     grouped = config.kv_heads != config.n_heads
     terms = [

@@ -30,7 +30,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"d_decoder": 9}, "n_heads 8 does not divide d_decoder 9: choose one of 1, 3, 9, or set d_head"),
     ({"n_decoder_kv_heads": 3}, "n_decoder_kv_heads 3 does not divide n_heads 8"),
     ({"n_kv_heads": 4, "n_decoder_heads": 2}, "n_kv_heads 4 does not divide n_decoder_heads 2"),
-    ({"d_decoder": 256}, "stacks of the widths 512 and 256 share no embeddings: set target_vocab_size"),
+    ({"d_decoder": 256}, "d_decoder: stacks of two widths share no embeddings: set target_vocab_size"),
     (
         {"d_decoder": 9, "d_decoder_head": 4, "target_vocab_size": 7},
         "decoder: sinusoidal positions need an even d_model, not 9",

@@ -110,9 +110,7 @@ class Family:
         return create_model(f"{self.stem}Keys", __base__=Settings, **keys)
 
     def architecture(self, config: ModelConfig) -> str:
-        """The class that has the config's heads and shape; keys may decide between encoder and decoder. Raises
-        StopIteration without one.
-        """
+        """The class with the config's heads and shape (keys may decide the stack). Raises StopIteration without one."""
         return next(
             name
             for name, fields in self.architectures.items()
@@ -218,10 +216,7 @@ def with_defaults(config: ModelConfig, **more: Any) -> ModelConfig:
 def without_defaults(config: ModelConfig) -> ModelConfig:
     """The inverse of `with_defaults`: None for each value that it stands for, except the dropout of a head."""
     config = _expert_width(config, config.d_ff, None)
-    for (
-        name,
-        value,
-    ) in NONE_MEANS.items():  # None in one field may change what it stands for in those after it
+    for name, value in NONE_MEANS.items():  # one after the other: None in n_kv_heads changes the next fields
         if name != "classifier_dropout" and getattr(config, name) == value(config):
             config = config.model_copy(update={name: None})
     return config

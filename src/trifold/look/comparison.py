@@ -136,7 +136,11 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, *tuple[str | No
         _RESIDUALS.get(config.residual),
         f"{len(layers)} layers share {plural(blocks, 'block')}" if blocks < len(layers) else None,
     )
-    shared = {(stack.n_heads, stack.kv_heads) for stack in stacks.values() if stack.kv_heads != stack.n_heads}
+    shared = {
+        f"{stack.n_heads} query heads share {plural(stack.kv_heads, 'key/value head')}": None
+        for stack in stacks.values()
+        if stack.kv_heads != stack.n_heads
+    }
     scale = "unscaled scores" if config.attention_scale == 1 else "different scale of the scores"
     capped = config.score_soft_cap is not None or config.logit_soft_cap is not None
     yield (  # type: ignore[misc]  # mypy does not follow the unpacked phrases
@@ -144,10 +148,7 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, *tuple[str | No
         _both(f"{stack.n_heads} heads of {stack.head_width}" for stack in stacks.values()),
         "scores divided by √d_head, no biases",
         _BIASES.get((config.attention_bias, config.out_bias)),
-        *(
-            f"{queries} query heads share {plural(keys, 'key/value head')}"
-            for queries, keys in sorted(shared)
-        ),
+        *shared,
         None if config.attention_scale is None else scale,
         "scores divided by the layer number" if config.attention_scale_by_layer else None,
         "soft caps" if capped else None,
@@ -201,9 +202,10 @@ def reach(config: ModelConfig, side: str) -> list[str]:
 def _embedding_sizes(config: ModelConfig) -> str:
     if config.patch_size is not None:
         return f"{config.n_channels} × {config.patch_size[0]} × {config.patch_size[1]} → {config.d_model:,}"
-    tables = [(config.vocab_size, config.embedding_width)]
-    if config.target_vocab_size:
-        tables.append((config.target_vocab_size, config.decoder_side.embedding_width))
+    own = (
+        [(config.target_vocab_size, config.decoder_side.embedding_width)] if config.target_vocab_size else []
+    )
+    tables = [(config.vocab_size, config.embedding_width), *own]
     return ", ".join(f"{size:,} × {width:,}" for size, width in tables)
 
 

@@ -76,7 +76,7 @@ def _column(config: ModelConfig, side: str, sized: ModelConfig) -> Column:
     label = "pixels" if config.n_patches else "tokens"
     if translates:
         label = "target tokens, shifted by one" if decodes else "source tokens"
-    top = [*_tops(config, side), *([(_NORMS[config.norm],)] if final else [])]
+    top = [*_tops(sized, side), *([(_NORMS[config.norm],)] if final else [])]
     size = config.output_vocab_size if decodes else config.vocab_size
     bottom = _bottom(sized, size, is_shared=shared)
     return Column(top, f"{side} × {sized.n_layers}", block, bottom, label)
@@ -107,12 +107,7 @@ def _tops(config: ModelConfig, side: str) -> list[Box]:
     tops: list[Box] = [("heads", others)] if others else []
     if "lm" in config.chosen_heads:
         weights = "tied" if config.tie_lm_head else "untied"
-        tops.append(
-            (
-                "language-model head",
-                f"{config.output_side.d_model:,} → {config.output_vocab_size:,}, {weights}",
-            )
-        )
+        tops.append(("language-model head", f"{config.d_model:,} → {config.output_vocab_size:,}, {weights}"))
     return tops
 
 

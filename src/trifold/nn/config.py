@@ -59,7 +59,7 @@ class ModelConfig(Settings):
     n_decoder_heads: int | None = Field(None, gt=0, description="decoder heads; default: n_heads")
     n_kv_heads: int | None = Field(None, gt=0, description="heads of keys and values; default: n_heads")
     n_decoder_kv_heads: int | None = Field(
-        None, gt=0, description="n_kv_heads of the decoder; default: n_kv_heads"
+        None, gt=0, description="those of the decoder; default: n_kv_heads"
     )
     d_head: int | None = Field(None, gt=0, description="width of a head; default: d_model / n_heads")
     d_decoder_head: int | None = Field(None, gt=0, description="d_head of the decoder; default: d_head")

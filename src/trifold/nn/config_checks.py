@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,10 @@ def first_problem(config: ModelConfig) -> str | None:
     """The first inconsistency, or None."""
     checks = [_needs, _sizes, _layers, _experts, _linear_attention, _sparse_attention, _latent]
     checks += [_positions, _disentangled, _rotary_scaling, _images, _heads]
-    if (found := next((problem for check in checks for problem in check(config)), None)) is not None:
-        return found
-    own = [_linear_attention, _latent, _positions, _rotary_scaling]  # that depend on sizes of the decoder
-    side = config.decoder_side
-    return next((f"decoder: {problem}" for check in own for problem in check(side)), None)
+    found = (problem for check in checks for problem in check(config))
+    own = [_linear_attention, _latent, _positions, _rotary_scaling]  # of sizes that the decoder may have too
+    more = (f"decoder: {problem}" for check in own for problem in check(config.decoder_side))
+    return next(chain(found, more), None)
 
 
 # Values of a setting, and the keys that need one of them.
@@ -54,10 +54,8 @@ def _needs(config: ModelConfig) -> Iterator[str]:
 
 def _sizes(config: ModelConfig) -> Iterator[str]:
     own = {"n_heads": "n_decoder_heads", "n_kv_heads": "n_decoder_kv_heads", "d_model": "d_decoder"}
-    for sized, decodes in ((config, False), (config.decoder_side, True)):
-        heads, kv_heads, width = (
-            own[name] if decodes and getattr(config, own[name]) else name for name in own
-        )
+    named = (theirs if getattr(config, theirs) else ours for ours, theirs in own.items())
+    for sized, (heads, kv_heads, width) in ((config, own), (config.decoder_side, named)):
         if sized.d_head is None and sized.d_model % sized.n_heads:
             divisors = (n for n in range(1, min(sized.d_model, 64) + 1) if sized.d_model % n == 0)
             yield (
@@ -66,13 +64,9 @@ def _sizes(config: ModelConfig) -> Iterator[str]:
             )
         if sized.n_kv_heads is not None and sized.n_heads % sized.n_kv_heads:
             yield f"{kv_heads} {sized.n_kv_heads} does not divide {heads} {sized.n_heads}"
-    if config.d_decoder not in (None, config.d_model) and not (
-        config.target_vocab_size or config.d_embedding
-    ):
-        yield (
-            f"stacks of the widths {config.d_model} and {config.d_decoder} share no embeddings: set "
-            "target_vocab_size, or d_embedding"
-        )
+    shares = config.target_vocab_size is None and config.d_embedding is None
+    if shares and config.d_decoder not in (None, config.d_model):
+        yield "d_decoder: stacks of two widths share no embeddings: set target_vocab_size, or d_embedding"
 
 
 def _layers(config: ModelConfig) -> Iterator[str]:
