@@ -84,6 +84,10 @@ def configs(draw):
         values["d_embedding"] = draw(st.sampled_from(widths))
     if values["shape"] == "encoder-decoder":
         values["d_decoder_ff"] = draw(st.sampled_from([None, 9]))
+        if draw(st.booleans()):
+            values |= {"d_decoder": 12, "d_decoder_head": draw(st.sampled_from([None, 4]))}
+            values |= {"n_decoder_heads": draw(st.sampled_from([None, 2])), "n_decoder_kv_heads": 2}
+            values |= draw(st.sampled_from([{"target_vocab_size": 23}, {"d_embedding": 12}]))
     elif values["norm_placement"] == "pre":
         values["residual"] = draw(st.sampled_from(["sequential", "parallel", "parallel-two-norms"]))
     if values["n_decoder_layers"] is None:
@@ -200,6 +204,8 @@ VARIANTS = [
     {"gated": True, "activation": "silu", "norm": "rms", "d_decoder_ff": 90, "n_decoder_heads": 2},
     {"shape": "decoder", "residual": "parallel", "norm_placement": "pre", "n_kv_heads": 1},
     {"shape": "decoder", "residual": "parallel-two-norms", "norm_placement": "pre"},
+    {"d_decoder": 96, "n_decoder_heads": 6, "n_decoder_kv_heads": 2, "target_vocab_size": 70},
+    {"d_decoder": 32, "d_decoder_head": 24, "norm_placement": "sandwich", "target_vocab_size": 70},
     {"activation_dropout": 0.1},
     {"activation": "gelu", "activation_dropout": 0.1},
     {"gated": True, "activation": "relu", "activation_dropout": 0.1},

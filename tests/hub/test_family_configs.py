@@ -216,7 +216,11 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
     ],
     "t5gemma": [
         ("is_encoder_decoder", False, "is_encoder_decoder: False is not supported for this class"),
-        ("decoder", {"hidden_size": 32}, r"decoder\.hidden_size: 32 differs from that of the encoder, 16"),
+        (
+            "decoder",
+            {"rms_norm_eps": 0.1},
+            r"decoder\.rms_norm_eps: 0.1 differs from that of the encoder, 1e-06",
+        ),
         ("encoder", {"hidden_act": "silu", "no_such_key": 1}, r"encoder\.no_such_key: unknown key"),
         ("decoder", {"layer_types": ["full_attention"] * 26}, r"decoder\."),
         ("eos_token_id", [], "eos_token_id"),

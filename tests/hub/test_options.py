@@ -217,6 +217,10 @@ OPTIONS: dict[str, Options] = {
         "decoder": [
             *({**MODULE, **more} for more in ({"num_hidden_layers": 3}, {"num_key_value_heads": 4})),
             *({**MODULE, **more} for more in ({"hidden_activation": "mish"}, {"sliding_window": 5})),
+            *(
+                {**MODULE, **more}
+                for more in ({"hidden_size": 8}, {"head_dim": 4}, {"num_attention_heads": 2})
+            ),
             {**MODULE, "layer_types": ["full_attention"] * 3},
         ],
         **COMMON,

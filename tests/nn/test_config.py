@@ -25,6 +25,33 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"shape": "decoder", "d_decoder_ff": 9}, "d_decoder_ff needs shape: encoder-decoder"),
     ({"decoder_window": 9}, "decoder_window needs sliding_window"),
     ({"n_decoder_heads": 7}, "n_decoder_heads 7 does not divide d_model 512"),
+    ({"shape": "decoder", "d_decoder": 9}, "d_decoder needs shape: encoder-decoder"),
+    ({"shape": "encoder", "d_decoder_head": 9}, "d_decoder_head needs shape: encoder-decoder"),
+    ({"shape": "decoder", "n_decoder_kv_heads": 2}, "n_decoder_kv_heads needs shape: encoder-decoder"),
+    ({"d_decoder": 9}, "n_heads 8 does not divide d_decoder 9: choose one of 1, 3, 9, or set d_head"),
+    ({"n_decoder_kv_heads": 3}, "n_decoder_kv_heads 3 does not divide n_heads 8"),
+    ({"n_kv_heads": 4, "n_decoder_heads": 2}, "n_kv_heads 4 does not divide n_decoder_heads 2"),
+    ({"d_decoder": 256}, "d_decoder: stacks of two widths share no embeddings: set target_vocab_size"),
+    (
+        {"d_decoder": 9, "d_decoder_head": 4, "target_vocab_size": 7},
+        "decoder: sinusoidal positions need an even d_model, not 9",
+    ),
+    (
+        {"positions": "rotary", "rotary_width": 8, "d_decoder_head": 4},
+        "decoder: rotary_width 8 must be even and at most 4",
+    ),
+    (
+        {"d_decoder": 256, "d_embedding": 512, "target_vocab_size": 7},
+        "a tied head of width 512 .* cannot read states of width 256",
+    ),
+    (
+        {"attention": "lsh", "positions": "none", "n_decoder_kv_heads": 2},
+        "decoder: attention: lsh excludes n_kv_heads",
+    ),
+    (
+        {"positions": "none", "latent": {"width": 8, "d_rotary": 2, "d_value": 8}, "n_decoder_kv_heads": 2},
+        "decoder: latent excludes n_kv_heads",
+    ),
     ({"residual": "parallel"}, "residual: parallel needs norm_placement: pre, not post"),
     ({"residual": "parallel", "norm_placement": "pre"}, "has no cross-attention"),
     ({"window_pattern": ["local", "global"]}, "window_pattern needs sliding_window"),
@@ -150,6 +177,20 @@ def test_derived_sizes() -> None:
     assert (config.output_vocab_size, config.start_id) == (7, 1)
     assert ModelConfig(shape="decoder").encoder_layers == ModelConfig(shape="encoder").decoder_layers == 0
     assert ModelConfig(d_model=100, n_heads=8, d_head=16).head_width == 16
+
+
+def test_sizes_of_the_decoder() -> None:
+    config = ModelConfig(d_decoder=256, n_kv_heads=2, n_decoder_heads=4, target_vocab_size=7)
+    side = config.decoder_side
+    assert (
+        side == config.output_side == side.decoder_side
+        and ModelConfig(shape="encoder").output_side.d_model == 512
+    )
+    assert (side.d_model, side.n_heads, side.kv_heads, side.head_width) == (256, 4, 2, 64)
+    assert (side.embedding_factor, side.state_width) == (16, 256)
+    own = config.model_copy(update={"n_decoder_kv_heads": 4, "d_decoder_head": 8}).decoder_side
+    assert (own.kv_heads, own.head_width, config.head_width) == (4, 8, 64)
+    assert ModelConfig(d_decoder=256, d_embedding=256).decoder_side.embedding_width == 256  # a shared table
 
 
 def test_a_config_is_frozen() -> None:

@@ -72,14 +72,15 @@ def feed_forward(config: ModelConfig, layer: int) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Self-attention, cross-attention (if `crosses`), feed-forward."""
+    """Self-attention, cross-attention to a memory of that width, if any, and feed-forward."""
 
-    def __init__(self, config: ModelConfig, layer: int = 0, *, crosses: bool) -> None:
+    def __init__(self, config: ModelConfig, layer: int = 0, *, memory_width: int | None) -> None:
         super().__init__()
         self.self_attention = Residual(self_attention(config, layer), config)
         if layer == 0 and not config.first_norm:
             self.self_attention.enter = nn.Identity()
-        self.cross_attention = Residual(Attention(config, layer, crosses=True), config) if crosses else None
+        cross = Attention(config, layer, memory_width=memory_width) if memory_width else None
+        self.cross_attention = None if cross is None else Residual(cross, config)
         self.feed_forward = Residual(feed_forward(config, layer), config)
 
     def forward(self, x: Tensor, inputs: LayerInputs, cache: LayerCache | None = None) -> Tensor:
@@ -100,8 +101,8 @@ class ConvolutionBlock(Block):
     (the first layer of DeBERTa v2, He et al. 2021).
     """
 
-    def __init__(self, config: ModelConfig, layer: int = 0, *, crosses: bool) -> None:
-        super().__init__(config, layer, crosses=crosses)
+    def __init__(self, config: ModelConfig, layer: int = 0, *, memory_width: int | None) -> None:
+        super().__init__(config, layer, memory_width=memory_width)
         assert config.convolution is not None, "a config without convolution"
         width, kernel, groups = config.d_model, config.convolution.kernel, config.convolution.groups
         self.convolution = nn.Conv1d(width, width, kernel, padding=kernel // 2, groups=groups)
@@ -146,9 +147,9 @@ class ParallelBlock(nn.Module):
     Parameters are named as in a sequential pre-norm block; a shared norm is `self_attention.enter`.
     """
 
-    def __init__(self, config: ModelConfig, layer: int = 0, *, crosses: bool) -> None:
+    def __init__(self, config: ModelConfig, layer: int = 0, *, memory_width: int | None) -> None:
         super().__init__()
-        assert not crosses, "a parallel block has no cross-attention"
+        assert memory_width is None, "a parallel block has no cross-attention"
         self.two_norms = config.residual == "parallel-two-norms"
         norm = new_norm(config) if self.two_norms else nn.Identity()
         parts = {"enter": new_norm(config), "sublayer": self_attention(config, layer), "output": HookPoint()}
@@ -184,6 +185,7 @@ class Stack(nn.Module):
         self, config: ModelConfig, side: Literal["encoder", "decoder"], *, crosses: bool = False
     ) -> None:
         super().__init__()
+        memory_width = config.d_model if crosses else None
         config = config.decoder_side if side == "decoder" else config
         self.config = config
         self.run_block: Callable[..., Tensor] = call
@@ -191,7 +193,7 @@ class Stack(nn.Module):
         block = BLOCKS[config.residual]
         first = block if config.convolution is None else ConvolutionBlock
         self.blocks = nn.ModuleList(
-            (block if layer else first)(config, layer, crosses=crosses)
+            (block if layer else first)(config, layer, memory_width=memory_width)
             for layer in range(max(self.order) + 1)
         )
         self.states = nn.ModuleList(HookPoint("state") for _ in self.order)

@@ -108,16 +108,15 @@ def saved_elements(
             sized, kept, length, mask, attentions=2 if crosses else 1, int8=int8, compiled=compiled
         )
         block += sized.d_ff if config.activation_dropout and not compiled else 0
-        inputs = config.stream_width if is_reversible else sized.n_layers * config.d_model
+        inputs = config.stream_width if is_reversible else sized.n_layers * sized.d_model
         layers += inputs + block if recompute or is_reversible else sized.n_layers * block
-    stacks = len(config.stacks)
+        # The output of the stack, and the input of its final norm.
+        layers += sized.d_model * (1 + mask + (_READ[config.norm] if config.norm_placement != "post" else 0))
     if config.attention == "spans":
         tokens = tokens * level_starts(length, config.span_keys)[-1] // length
     if config.convolution is not None:  # its input without padding, and those of its activation and its norm
         layers += config.d_model * (2 + _READ[config.norm] + mask)
-    # The outputs of the stacks, and the inputs of their final norms.
-    ends = stacks + (_READ[config.norm] * stacks if config.norm_placement != "post" else 0)
-    return tokens * (layers + config.d_model * (ends + stacks * mask))
+    return tokens * layers
 
 
 _READ = {"layer": 1, "rms": 2}  # tensors of width E that a norm saves
