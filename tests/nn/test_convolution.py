@@ -10,7 +10,7 @@ from tests.models import add_noise
 from torch.nn import functional as F
 
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.config import Convolution
+from trifold.nn.config_parts import Convolution
 from trifold.nn.hooks import capture
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing

@@ -13,8 +13,8 @@ from typing import Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from trifold.nn import config_parts as parts
 from trifold.nn.config_checks import first_problem
-from trifold.nn.config_parts import LSH, MAX_LAYERS, Experts, Latent, Recurrence, RotaryScaling, SparseBlocks
 from trifold.settings import Settings
 
 Shape = Literal["encoder-decoder", "encoder", "decoder"]
@@ -36,14 +36,6 @@ DECODER_SIZES = {
 }
 
 
-class Convolution(Settings):
-    """A convolution over the embeddings of near tokens, added to the output of the first layer (DeBERTa v2)."""
-
-    kernel: int = Field(3, gt=0, lt=1024, description="tokens that it reads, an odd number")
-    groups: int = Field(1, gt=0, description="groups of channels")
-    activation: Literal["gelu", "relu", "silu", "tanh"] = Field("gelu", description="of its output")
-
-
 class ModelConfig(Settings):
     """Sizes and choices of one Transformer. Derived numbers are properties; values are never overwritten."""
 
@@ -59,10 +51,8 @@ class ModelConfig(Settings):
     d_model: int = Field(512, gt=0)
     d_decoder: int | None = Field(None, gt=0, description="d_model of the decoder; default: d_model")
     d_embedding: int | None = Field(None, gt=0, description="width of the embeddings before a projection")
-    n_layers: int = Field(6, gt=0, le=MAX_LAYERS, description="layers of each stack")
-    n_decoder_layers: int | None = Field(
-        None, gt=0, le=MAX_LAYERS, description="decoder layers; default: n_layers"
-    )
+    n_layers: int = Field(6, gt=0, le=parts.MAX_LAYERS, description="layers of each stack")
+    n_decoder_layers: int | None = Field(None, gt=0, le=parts.MAX_LAYERS, description="default: n_layers")
     n_heads: int = Field(8, gt=0)
     n_decoder_heads: int | None = Field(None, gt=0, description="decoder heads; default: n_heads")
     n_kv_heads: int | None = Field(None, gt=0, description="heads of keys and values; default: n_heads")
@@ -81,9 +71,7 @@ class ModelConfig(Settings):
 
     # Embeddings and positions
     positions: Positions = "sinusoidal"
-    learned_positions: bool = Field(
-        False, description="relative, disentangled: also add a learned vector per position"
-    )
+    learned_positions: bool = Field(False, description="relative, disentangled: add learned positions too")
     position_offset: int = Field(0, ge=0, description="learned, sinusoidal: row of the table for position 0")
     scale_embeddings: bool = Field(True, description="multiply embeddings by sqrt(d_model)")
     embedding_scale: float | None = Field(None, gt=0, description="another factor of embeddings")
@@ -95,7 +83,7 @@ class ModelConfig(Settings):
         "halves", description="rotate dimension i with i + width / 2, or neighbours together"
     )
     rotary_theta: float = Field(10_000.0, gt=0, description="base of the frequencies")
-    rotary_scaling: RotaryScaling | None = Field(None, description="extension to longer contexts")
+    rotary_scaling: parts.RotaryScaling | None = Field(None, description="extension to longer contexts")
     rotary_local_theta: float | None = Field(
         None, gt=0, description="base in layers with a window, without scaling; default: as in other layers"
     )
@@ -113,9 +101,7 @@ class ModelConfig(Settings):
     relative_scores: Literal["both", "content-to-position", "position-to-content"] = Field(
         "both", description="disentangled: which scores are added to those of content"
     )
-    relative_shared: bool = Field(
-        False, description="disentangled: q_proj and k_proj also project the vectors of distances"
-    )
+    relative_shared: bool = Field(False, description="disentangled: q_proj and k_proj also project distances")
     relative_norm: bool = Field(False, description="disentangled: normalize the vectors of distances")
     relative_clamp: int | None = Field(
         None, gt=0, description="relative-sinusoidal: largest distance that is distinguished; default: none"
@@ -123,9 +109,7 @@ class ModelConfig(Settings):
     segment_offsets: bool = Field(
         False, description="relative-sinusoidal: scores depend on whether query and key share a segment"
     )
-    query_stream: bool = Field(
-        False, description="relative-sinusoidal: learned input of the query stream, for permutation models"
-    )
+    query_stream: bool = Field(False, description="relative-sinusoidal: learned input of a query stream")
     alibi_scale: float = Field(1.0, gt=0, description="alibi: factor of the offsets")
     alibi_rounded: bool = Field(False, description="alibi: round slopes and offsets to bfloat16")
     axial_shape: Pair | None = Field(None, strict=False, description="axial: rows and columns of positions")
@@ -159,9 +143,9 @@ class ModelConfig(Settings):
     activation: Activation = "relu"
     gated: bool = Field(False, description="activation(gate_proj x) times in_proj x")
     gate_limit: float | None = Field(None, gt=0, description="gated: clamp both factors; add 1 to in_proj x")
-    experts: Experts | None = Field(None, description="mixture of experts instead of the network")
+    experts: parts.Experts | None = Field(None, description="mixture of experts instead of the network")
     feed_forward_bias: bool = True
-    convolution: Convolution | None = Field(None, description="encoder: convolution beside the first layer")
+    convolution: parts.Convolution | None = Field(None, description="encoder: beside the first layer")
 
     # Attention
     attention_bias: bool = Field(False, description="biases of all projections of attention")
@@ -172,11 +156,11 @@ class ModelConfig(Settings):
     n_features: int = Field(128, gt=0, description="favor: random features of a head")
     rank: int = Field(256, gt=0, description="low-rank: mixtures of keys")
     span_keys: int = Field(16, gt=0, description="spans: keys of each level on each side of a token")
-    lsh: LSH = Field(LSH(), description="lsh: hashing and chunks")
+    lsh: parts.LSH = Field(parts.LSH(), description="lsh: hashing and chunks")
     qk_norm: Literal["head", "width"] | None = Field(
         None, description="norm of queries and keys, of each head or over all of them"
     )
-    latent: Latent | None = Field(None, description="multi-head latent attention")
+    latent: parts.Latent | None = Field(None, description="multi-head latent attention")
     attention_sinks: bool = Field(False, description="a learned score per head that attends to nothing")
     attention_scale: float | None = Field(
         None, gt=0, description="factor of scores; default: 1/√d_head, disentangled: 1/√(3·d_head)"
@@ -202,16 +186,16 @@ class ModelConfig(Settings):
         gt=0,
         description="encoder: tokens of a block; all queries attend to the summaries of blocks, beside the window",
     )
-    sparse_blocks: SparseBlocks | None = Field(None, description="encoder: attention to a few blocks of keys")
-    recurrence: Recurrence | None = Field(None, description="decoder: segment recurrence")
+    sparse_blocks: parts.SparseBlocks | None = Field(
+        None, description="encoder: attend to few blocks of keys"
+    )
+    recurrence: parts.Recurrence | None = Field(None, description="decoder: segment recurrence")
     window_pattern: tuple[Literal["local", "global"], ...] = Field(
         ("local",), strict=False, min_length=1, description="layers with and without the window, repeated"
     )
 
     # Heads
-    heads: tuple[Head, ...] | None = Field(
-        None, strict=False, description="default: lm if there is a decoder"
-    )
+    heads: tuple[Head, ...] | None = Field(None, strict=False, description="default: lm with a decoder")
     tie_lm_head: bool = Field(True, description="the output projection shares the target embedding")
     lm_head_bias: bool = False
     lm_head_transform: Activation | None = Field(None, description="dense layer, activation, norm")

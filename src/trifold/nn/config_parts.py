@@ -77,6 +77,14 @@ class Latent(Settings):
     norm_epsilon: float | None = Field(None, gt=0, description="of the norms inside; default: norm_epsilon")
 
 
+class Convolution(Settings):
+    """A convolution over the embeddings of near tokens, added to the output of the first layer (DeBERTa v2)."""
+
+    kernel: int = Field(3, gt=0, lt=1024, description="tokens that it reads, an odd number")
+    groups: int = Field(1, gt=0, description="groups of channels")
+    activation: Literal["gelu", "relu", "silu", "tanh"] = Field("gelu", description="of its output")
+
+
 class LSH(Settings):
     """LSH attention: tokens are sorted by hash and divided into chunks, which read themselves and the one before."""
 

@@ -16,7 +16,7 @@ from trifold.errors import CheckpointError
 from trifold.hub import load_model, read_config, save_model
 from trifold.hub.families import FAMILIES
 from trifold.nn import Inputs, ModelConfig
-from trifold.nn.config import Convolution
+from trifold.nn.config_parts import Convolution
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("default")
