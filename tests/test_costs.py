@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trifold.costs import (
     attention_matrices,
+    cached_elements,
     count_parameters,
     forward_flops,
     inference_memory,
@@ -243,6 +244,16 @@ def test_flops_of_a_masked_language_model():
         with FlopCounterMode(display=False) as counter:
             model.lm_head(model(tokens))
     assert counter.get_total_flops() == 3 * 9 * forward_flops(config, 9, 9).source
+
+
+def test_costs_of_unequal_windows_are_the_mean_of_equal_ones():
+    options = {**SIZES, "n_layers": 2, "shape": "decoder", "sliding_window": 5}
+    three, five, both = (
+        ModelConfig(**options | {"sliding_window": window}, window_pattern=pattern)
+        for window, pattern in ((3, ("local",)), (5, ("local",)), (3, ("local", 5)))
+    )
+    for cost in (lambda c: forward_flops(c, 40, 40).target, lambda c: cached_elements(c, 40)):
+        assert cost(both) == (cost(three) + cost(five)) / 2 < cost(five)
 
 
 SPARSE = {

@@ -330,8 +330,9 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("attention_head_size", 8, "attention_head_size: unknown key"),
     ],
     "longformer": [
-        ("attention_window", [4, 6], r"attention_window: \[4, 6\] is not supported; give one even number"),
-        ("attention_window", [4, 4, 4], "attention_window: "),
+        ("attention_window", [4, 5], r"attention_window: \[4, 5\] is not supported; give one even number"),
+        ("attention_window", [4, 8, 4], "attention_window: .*, or one for each of 2 layers"),
+        ("attention_window", [4, 0], "attention_window"),
         ("attention_window", 5, "attention_window: 5 is not supported"),
         ("attention_window", 0, "attention_window"),
         ("sep_token_id", 5, "sep_token_id: 5 is not supported; it must equal eos_token_id"),
@@ -364,7 +365,7 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("architectures", ["BigBirdPegasusForCausalLM"], "architectures: .* is not known"),
     ],
     "led": [
-        ("attention_window", [4, 6], "attention_window: .* is not supported"),
+        ("attention_window", [4, 6, 8], "attention_window: .* is not supported"),
         ("scale_embedding", True, "scale_embedding"),
         ("max_position_embeddings", 24, "max_position_embeddings: unknown key"),
         ("architectures", ["LEDForSequenceClassification"], "architectures: .* is not known"),

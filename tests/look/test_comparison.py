@@ -139,6 +139,10 @@ def test_differences_of_sparse_attention() -> None:
         "global tokens before the first end-of-sentence token",
         "own projections of global tokens",
     )
+    unequal = {"shape": "encoder", "sliding_window": 1025, "window_pattern": ("local", 33, 65)}
+    assert differences(ModelConfig(**unequal))[-1] == "window of 33 to 1,025 tokens"
+    unequal["window_pattern"] = ("local", 5, "global")
+    assert differences(ModelConfig(**unequal))[-1] == "window of 5 to 1,025 tokens in some layers"
     xl = ModelConfig(shape="decoder", positions="none", recurrence={"size": 128, "reach": 64})
     assert differences(xl)[-1] == "segments of 128 tokens and 64 before"
 

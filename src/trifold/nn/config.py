@@ -184,8 +184,11 @@ class ModelConfig(Settings):
     )
     sparse_blocks: SparseBlocks | None = Field(None, description="encoder: attention to a few blocks of keys")
     recurrence: Recurrence | None = Field(None, description="decoder: segment recurrence")
-    window_pattern: tuple[Literal["local", "global"], ...] = Field(
-        ("local",), strict=False, min_length=1, description="layers with and without the window, repeated"
+    window_pattern: tuple[Literal["local", "global"] | PositiveInt, ...] = Field(
+        ("local",),
+        strict=False,
+        min_length=1,
+        description="layers with and without the window, or with one of so many keys, repeated",
     )
 
     # Heads
@@ -371,8 +374,10 @@ class ModelConfig(Settings):
 
     def window(self, layer: int) -> int | None:
         """The number of keys that a query of that layer attends to; None: all."""
-        local = self.window_pattern[layer % len(self.window_pattern)] == "local"
-        return self.sliding_window if local else None
+        own = self.window_pattern[layer % len(self.window_pattern)]
+        if self.sliding_window is None or own == "global":
+            return None
+        return self.sliding_window if own == "local" else own
 
     def rotates(self, layer: int) -> bool:
         """Whether queries and keys of that layer are rotated, if positions are rotary."""

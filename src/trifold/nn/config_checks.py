@@ -92,6 +92,8 @@ def _layers(config: ModelConfig) -> Iterator[str]:
         yield "gate_limit needs gated: true"
     if config.sliding_window is None and config.window_pattern != ("local",):
         yield "window_pattern needs sliding_window, the number of keys of a local layer"
+    if "local" not in config.window_pattern and {*config.window_pattern} != {"global"}:
+        yield "window_pattern has numbers, but no local layer, which has sliding_window: write local for one of them"
     if config.sliding_window is None and config.decoder_window is not None:
         yield "decoder_window needs sliding_window, that of the encoder"
 
