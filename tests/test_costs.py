@@ -171,6 +171,21 @@ def test_parameters_of_disentangled_positions_and_transformed_classes(shared, ki
     assert parts.get("encoder relative scores", 0) == (0 if shared else each)
 
 
+@pytest.mark.parametrize("placement", ["post", "sandwich"])
+@pytest.mark.parametrize("gated", [False, True])
+def test_parameters_and_flops_of_a_layer_before_spans(placement, gated):
+    config = ModelConfig(
+        **SIZES, shape="encoder", norm_placement=placement, gated=gated, heads=("span",), span_layer=True
+    )
+    assert count_parameters(config) == built(config).count_parameters()
+    without = config.model_copy(update={"span_layer": False})
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        Transformer(config).heads["span"].layer(torch.zeros(1, 9, config.d_model))
+    assert counter.get_total_flops() == 9 * (
+        forward_flops(config, 9, 9).source - forward_flops(without, 9, 9).source
+    )
+
+
 def test_parameters_of_image_models():
     config = ModelConfig(
         shape="encoder", d_model=16, n_heads=2, image_size=(8, 8), patch_size=(4, 2), max_positions=9,

@@ -356,7 +356,7 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("attention_type", "sliding", "attention_type"),
         ("num_random_blocks", 0, "num_random_blocks"),
         ("position_embedding_type", "relative_key", "position_embedding_type"),
-        ("architectures", ["BigBirdForQuestionAnswering"], "architectures: .* is not known"),
+        ("directionality", "bidi", "directionality: unknown key"),
         ("architectures", ["BigBirdForCausalLM"], "architectures: .* is not known"),
     ],
     "bigbird_pegasus": [

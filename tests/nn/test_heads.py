@@ -171,6 +171,21 @@ def test_heads_of_tokens_transform_every_state(make_model: Make) -> None:
         torch.testing.assert_close(outputs[name], expected, rtol=1e-4, atol=1e-5)
 
 
+@torch.no_grad()
+def test_a_layer_before_spans_is_one_of_a_block(make_model: Make) -> None:
+    for placement in ("post", "sandwich"):
+        model = encoder(make_model, "span", span_layer=True, norm_placement=placement, gated=True)
+        head, layer = model.heads["span"], model.encoder.blocks[0].feed_forward
+        layer.load_state_dict(head.layer.state_dict())
+        torch.testing.assert_close(
+            model.head_outputs(Inputs(TOKENS))["span"], head.out_proj(layer(model(Inputs(TOKENS))))
+        )
+    with pytest.raises(SettingsError, match="span_layer needs span in heads"):
+        encoder(make_model, "token", span_layer=True)
+    with pytest.raises(SettingsError, match="span_layer needs residual: sequential"):
+        encoder(make_model, "span", span_layer=True, norm_placement="pre", residual="parallel")
+
+
 def test_a_norm_of_classifiers_needs_a_layer(make_model: Make) -> None:
     with pytest.raises(SettingsError, match="transform_norm needs classifier_transform or token_transform"):
         encoder(make_model, "sequence", transform_norm=True)

@@ -216,6 +216,9 @@ class ModelConfig(Settings):
     token_transform: Activation | None = Field(
         None, description="dense layer and activation before the classes of tokens and spans"
     )
+    span_layer: bool = Field(
+        False, description="a feed-forward sub-layer, as in a block, before the scores of spans"
+    )
     transform_norm: bool = Field(False, description="a norm after the dense layer of classifiers")
     transform_bias: bool = Field(True, description="bias of the dense layer before logits")
     classifier_bias: bool = Field(True, description="bias of the sequence classifier")

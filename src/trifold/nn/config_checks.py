@@ -25,7 +25,7 @@ _NEEDED = {
         "encoder": "segment_offsets query_stream patch_size",
         "decoder": "recurrence",
     },
-    "residual": {"sequential": "query_stream"},
+    "residual": {"sequential": "query_stream span_layer"},
     "attention": {"favor": "n_features", "low-rank": "rank", "spans": "span_keys", "lsh": "lsh"},
     "positions": {
         "rotary": "rotary_width rotary_pairs rotary_theta rotary_scaling rotary_local_theta rotary_pattern",
@@ -273,6 +273,8 @@ def _heads(config: ModelConfig) -> Iterator[str]:
         yield f"label_names gives {len(config.label_names)} names to n_labels {config.n_labels} classes"
     if config.transform_norm and config.classifier_transform is None and config.token_transform is None:
         yield "transform_norm needs classifier_transform or token_transform"
+    if config.span_layer and ("span" not in heads or config.token_projection):
+        yield "span_layer needs span in heads, and excludes token_projection"
     if config.lm_head_transform is not None and "lm" not in heads:
         yield "lm_head_transform needs lm in heads"
     plain = "lm" in heads and config.tie_lm_head and config.lm_head_transform is None
