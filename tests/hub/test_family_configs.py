@@ -342,9 +342,10 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
     "mbart": [
         ("normalize_before", False, "normalize_before"),
         ("encoder_layerdrop", 0.2, "encoder_layerdrop"),
-        ("architectures", ["MBartForSequenceClassification"], "architectures: .* is not known"),
+        ("architectures", ["MBartForCausalLM"], "architectures: .* is not known"),
     ],
     "pegasus": [
+        ("architectures", ["PegasusForSequenceClassification"], "architectures: .* is not known"),
         ("static_position_embeddings", False, "static_position_embeddings"),
         ("scale_embeddings", True, "did you mean 'scale_embedding'"),
     ],

@@ -244,7 +244,8 @@ OPTIONS: dict[str, Options] = {
     "led": SEQ2SEQ
     | {"attention_window": [6, 12, [4, 4], [4, 12], [4, 6], 5], "max_encoder_position_embeddings": [20]}
     | {"max_decoder_position_embeddings": [7, 30], "bos_token_id": [0, 5]},
-    "mbart": SEQ2SEQ | {"normalize_embedding": [True, False], "forced_bos_token_id": [3]},
+    "mbart": SEQ2SEQ
+    | {"classifier_dropout": [0.0, 0.2], "normalize_embedding": [True, False], "forced_bos_token_id": [3]},
     "pegasus": SEQ2SEQ
     | {"extra_pos_embeddings": [1, 0], "pad_token_id": [0, 3], "max_position_embeddings": [12]},
     "m2m_100": SEQ2SEQ

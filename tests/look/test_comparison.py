@@ -22,8 +22,8 @@ decoder_start_id norm_epsilon position_offset rotary_theta relative_buckets rela
 relative_scores relative_shared relative_norm relative_clamp alibi_scale alibi_rounded image_size n_channels
 window_pattern heads pooler_activation pooler_width n_labels label_names problem_type classifier_input
 classifier_transform classifier_bias token_transform transform_norm transform_bias logits_scale encoder_final_norm
-decoder_final_norm span_layer boundary_positions boundary_width embedding_scale_rounded decoder_window n_features rank
-span_keys lsh axial_shape axial_widths max_decoder_positions
+decoder_final_norm boundary_positions boundary_width embedding_scale_rounded decoder_window n_features rank
+span_keys lsh axial_shape axial_widths max_decoder_positions span_layer starts_with_last
 """.split()
 EXAMPLES: dict[str, Any] = {
     "n_kv_heads": {"n_kv_heads": 2},

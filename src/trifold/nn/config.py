@@ -212,6 +212,10 @@ class ModelConfig(Settings):
         description="state that represents the sequence: of a token, the pooler's vector, or the mean; or the mean of "
         "the logits of all tokens",
     )
+    starts_with_last: bool = Field(
+        False,
+        description="the decoder reads the source, if nothing else, after its last token, not decoder_start_id",
+    )
     classifier_transform: Activation | None = Field(None, description="dense layer and activation before it")
     token_transform: Activation | None = Field(
         None, description="dense layer and activation before the classes of tokens and spans"

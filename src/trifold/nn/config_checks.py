@@ -20,7 +20,8 @@ def first_problem(config: ModelConfig) -> str | None:
 # Values of a setting, and the keys that need one of them.
 _NEEDED = {
     "shape": {
-        "encoder-decoder": "target_vocab_size n_decoder_heads d_decoder_ff decoder_window max_decoder_positions",
+        "encoder-decoder": "target_vocab_size n_decoder_heads d_decoder_ff decoder_window max_decoder_positions "
+        "starts_with_last",
         "encoder or encoder-decoder": "global_tokens global_projections summary_block sparse_blocks",
         "encoder": "segment_offsets query_stream patch_size",
         "decoder": "recurrence",
