@@ -2,7 +2,8 @@
 
 Letters of the formulas: V vocabulary, E width (d_model), F feed-forward width, H heads, G key/value heads, D head size,
 L blocks, P positions; W embedding width where it differs, C classes. Experts: X of width J, K shared ones. Latent
-attention: widths R of keys and values, Q of queries, Z of rotated dimensions, Y of a value.
+attention: widths R of keys and values, Q of queries, Z of rotated dimensions, Y of a value. U width of the memory that
+cross-attention reads, if it is not E.
 
 A product of (m, k) and (k, n) takes 2·m·k·n floating-point operations; nothing else is counted. For one token
 
@@ -41,8 +42,8 @@ class Part(NamedTuple):
 
 def parameter_table(config: ModelConfig) -> list[Part]:
     """Every part with parameters; shared parameters count once."""
-    stacks = (_stack(side, sized) for side, sized in config.stacks.items())
-    parts = chain(_embeddings(config), *stacks, _heads(config))
+    stacks = (_stack(side, sized, config.d_model) for side, sized in config.stacks.items())
+    parts = chain(_embeddings(config), *stacks, _heads(config.output_side))
     return [part for part in parts if part.parameters]
 
 
@@ -91,27 +92,27 @@ def _embeddings(config: ModelConfig) -> Iterator[Part]:
         yield _part(config, "embeddings", f"V·{letter}")
     else:
         yield _part(config, "source embeddings", f"V·{letter}")
-        yield _part(config, "target embeddings", f"V·{letter}", V=config.target_vocab_size)
+        yield _part(config.decoder_side, "target embeddings", f"V·{letter}", V=config.target_vocab_size)
     projection = "2·W·E" if config.token_projection else "W·E + E"  # of states too
-    letter = "E" if config.sum_width == config.d_model else letter
     for side, sized in config.stacks.items():
+        letter = "E" if sized.sum_width == sized.d_model else "W"
         if config.positions == "learned" or config.learned_positions:
             places = f"(P+{config.position_offset})" if config.position_offset else "P"
             yield _part(sized, f"{side} positions", f"{places}·{letter}")
         if config.axial_shape and config.axial_widths:
             terms = (f"{n}·{w}" for n, w in zip(config.axial_shape, config.axial_widths, strict=True))
             yield _part(config, f"{side} positions", " + ".join(terms))
-        yield _part(config, f"{side} token types", f"{config.n_token_types}·{letter}")
+        yield _part(sized, f"{side} token types", f"{config.n_token_types}·{letter}")
         if config.query_stream:
             yield _part(config, f"{side} query stream", "E")
         if config.embedding_norm:
-            yield _part(config, f"{side} embedding norm", _norm(config, letter))
+            yield _part(sized, f"{side} embedding norm", _norm(config, letter))
         if config.has_embedding_projection:
-            yield _part(config, f"{side} embedding projection", projection)
+            yield _part(sized, f"{side} embedding projection", projection)
 
 
-def _stack(side: str, config: ModelConfig) -> Iterator[Part]:
-    """The blocks of a stack, with its sizes in the config."""
+def _stack(side: str, config: ModelConfig, memory_width: int) -> Iterator[Part]:
+    """The blocks of a stack, with its sizes in the config; memory_width: of the states that cross-attention reads."""
     blocks = max(config.block_of_layer or (config.n_layers - 1,)) + 1
     crosses = side == "decoder" and config.shape == "encoder-decoder"
     if config.positions == "relative":
@@ -132,7 +133,8 @@ def _stack(side: str, config: ModelConfig) -> Iterator[Part]:
         own += f" - M·{'(E·H·D + H·D)' if config.attention_bias else 'E·H·D'}"
     yield _part(config, f"{side} self-attention", own, L=blocks, M=sum(map(config.lsh.sorts, range(blocks))))
     if crosses:
-        yield _part(config, "decoder cross-attention", f"L·{_attention(config)}", L=blocks)
+        cross = _attention(config, reads="E" if memory_width == config.d_model else "U")
+        yield _part(config, "decoder cross-attention", f"L·{cross}", L=blocks, U=memory_width)
     dense = blocks
     if (experts := config.experts) is not None:
         dense = min(blocks, experts.dense_layers)
@@ -141,6 +143,9 @@ def _stack(side: str, config: ModelConfig) -> Iterator[Part]:
         shared = f" + {_feed_forward(config, 'K·J')}" if experts.shared else ""
         yield _part(config, f"{side} experts", f"L·({router} + X·{every}{shared})", L=blocks - dense)
     yield _part(config, f"{side} feed-forward", f"L·{_feed_forward(config)}", L=dense)
+    if (part := config.convolution) is not None:
+        letters = {"k": part.kernel, "c": config.d_model // part.groups}
+        yield _part(config, f"{side} convolution", f"k·c·E + E + {_norm(config, 'E')}", **letters)
     norms = {"parallel": 1, "parallel-two-norms": 2, "reversible": 2}.get(config.residual)
     if norms is None:
         norms = (3 if crosses else 2) * (2 if config.norm_placement == "sandwich" else 1)
@@ -151,11 +156,15 @@ def _stack(side: str, config: ModelConfig) -> Iterator[Part]:
     yield _part(config, f"{side} norms", formula, L=blocks)
 
 
-def _attention(config: ModelConfig) -> str:
-    """Four projections: E·H·D for q and o, E·G·D for k and v; biases of q, k and v, and of o; and further parts."""
+def _attention(config: ModelConfig, reads: str = "E") -> str:
+    """Four projections: E·H·D for q and o, E·G·D for k and v; biases of q, k and v, and of o; and further parts.
+
+    reads: the letter of the width that k and v read.
+    """
     grouped = config.kv_heads != config.n_heads
     terms = [
-        (True, "2·E·D·(H+G)" if grouped else "4·E·H·D"),
+        (reads == "E", "2·E·D·(H+G)" if grouped else "4·E·H·D"),
+        (reads != "E", f"2·D·(E·H+{reads}·G)"),
         (config.attention_bias, "D·(H+2·G)" if grouped else "3·H·D"),
         (config.out_bias, "E"),
         (config.qk_norm == "head", f"2·{_norm(config, 'D')}"),
@@ -263,15 +272,16 @@ def forward_flops(config: ModelConfig, source_length: int, target_length: int) -
     """
     lengths = {"encoder": source_length, "decoder": target_length}
     elements = dict.fromkeys(lengths, 0) | {
-        side: _layer_elements(sized, lengths[side], side) + _embedding_elements(config)
+        side: _layer_elements(sized, lengths[side], side) + _embedding_elements(sized)
         for side, sized in config.stacks.items()
     }
     if config.shape == "encoder-decoder":
         sized = config.decoder_side
         queries = attention_matrices(sized) - _keys_values(sized) + _per_key(sized) * source_length
-        elements["encoder"] += config.decoder_layers * _keys_values(sized)
+        keys_values = _keys_values(sized) * config.d_model // sized.d_model  # they read states of the encoder
+        elements["encoder"] += config.decoder_layers * keys_values
         elements["decoder"] += config.decoder_layers * queries
-    elements["decoder" if config.decoder_layers else "encoder"] += _head_elements(config)
+    elements["decoder" if config.decoder_layers else "encoder"] += _head_elements(config.output_side)
     return Flops(2 * elements["encoder"], 2 * elements["decoder"])
 
 
@@ -336,6 +346,8 @@ def _layer_elements(config: ModelConfig, keys: int, side: str) -> int:
     if config.summary_block:
         scores += config.n_layers * _keys_values(config) // config.summary_block
     matrices = config.n_layers * attention_matrices(config) + feed_forward
+    if (part := config.convolution) is not None:
+        matrices += part.kernel * config.d_model**2 // part.groups
     if config.attention == "spans":
         matrices = matrices * level_starts(keys, config.span_keys)[-1] // keys
     elif config.attention == "lsh":
@@ -385,10 +397,10 @@ def cached_elements(config: ModelConfig, tokens: int = 1) -> int:
     """
     sized, layers = config.decoder_side, range(config.decoder_layers)
     if config.attention in ("elu", "favor"):
-        features = config.n_features if config.attention == "favor" else config.head_width
+        features = config.n_features if config.attention == "favor" else sized.head_width
         return config.decoder_layers * sized.n_heads * features * (sized.head_width + 1)
     if config.attention in ("lsh", "spans"):  # the inputs of the stack
-        return tokens * config.d_model * bool(config.decoder_layers)
+        return tokens * sized.d_model * bool(config.decoder_layers)
     kept = sum(keys_read(sized, layer, tokens, "decoder") for layer in layers)
     each = 2 * sized.kv_heads * sized.head_width
     return kept * (each if config.latent is None else config.latent.width + config.latent.d_rotary)

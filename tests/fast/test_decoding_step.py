@@ -96,6 +96,16 @@ CONFIGS: dict[str, dict[str, object]] = {
     },
     "encoder-decoder, post": {"attention_bias": True, "activation": "silu"},
     "encoder-decoder, norms of heads": {"qk_norm": "head"},
+    "encoder-decoder of two widths": {
+        **{
+            "d_decoder": 24,
+            "d_decoder_head": 8,
+            "n_kv_heads": 4,
+            "n_decoder_kv_heads": 2,
+            "norm_placement": "sandwich",
+        },
+        **{"positions": "rotary", "target_vocab_size": 40, "gated": True, "activation": "gelu-tanh"},
+    },
     "encoder-decoder, pre, relative": {
         **{"norm_placement": "pre", "norm": "rms", "positions": "relative", "gated": True},
         **{"activation": "gelu-tanh", "n_decoder_layers": 1},

@@ -130,7 +130,7 @@ def one_query(
 
 def packed_attention(crosses: bool) -> Callable[[torch.dtype], Case]:
     def case(dtype: torch.dtype) -> Case:
-        layer = Attention(ModelConfig(d_model=32, n_heads=4), crosses=crosses).to(dtype)
+        layer = Attention(ModelConfig(d_model=32, n_heads=4), memory_width=32 if crosses else None).to(dtype)
         weights = parameters(layer)
         queries, keys = Packing.of(torch.tensor([7, 4, 9])), Packing.of(torch.tensor([3, 8, 5]))
         x, memory = leaf(1, queries.length, 32), leaf(1, keys.length, 32)

@@ -69,6 +69,16 @@ def test_searches_with_a_cache_equal_searches_without(shape, cache):
 
 
 @pytest.mark.parametrize("cache", CACHES)
+def test_searches_with_a_decoder_of_other_sizes(cache):
+    sizes = {"d_decoder": 24, "n_decoder_heads": 6, "n_decoder_kv_heads": 2, "d_decoder_head": 6}
+    model = varied_model(**sizes, target_vocab_size=23, **CACHES["sliding"], decoder_window=2)
+    inputs = padded_batch(ROWS)
+    for config in SEARCHES.values():
+        cached = generate_tokens(model, inputs, config.model_copy(update={"cache": cache}))
+        assert_same(cached, generate_tokens(UncachedModel(model), inputs, config))
+
+
+@pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("draft", [False, True])
 def test_speculation_with_a_cache_equals_plain_search_without(cache, draft):
     model, inputs = varied_model("decoder", **CACHES["sliding"]), padded_batch(ROWS)

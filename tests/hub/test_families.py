@@ -206,6 +206,7 @@ GEMMA |= {"embedding_scale_rounded": True}
 GEMMA2 = GEMMA | {"norm_placement": "sandwich", "sliding_window": 3, "window_pattern": ("local", "global")}
 GEMMA3 = GEMMA2 | {"qk_norm": "head", "rotary_local_theta": 100.0}
 T5GEMMA = GEMMA2 | {"shape": "encoder-decoder", "target_vocab_size": 40}
+UNEQUAL = {"d_decoder": 10, "n_decoder_heads": 2, "n_decoder_kv_heads": 1, "d_head": 6, "d_decoder_head": 8}
 EOS = {"heads": ("sequence",), "classifier_input": "eos", "classifier_transform": "tanh"}
 REFORMER = (
     SIZES
@@ -245,6 +246,9 @@ NEW: list[tuple[str, dict[str, Any]]] = [
     ("trifold", BART | {"heads": ("sequence",)}),
     ("trifold", BART | {"position_offset": 0}),
     ("trifold", BART | {"d_head": 8, "n_decoder_heads": 2}),
+    ("trifold", BART | {"d_head": 4, "n_decoder_heads": 2}),
+    ("trifold", BART | {"n_decoder_kv_heads": 2}),
+    ("trifold", BART | {"d_decoder": 12, "target_vocab_size": 40}),
     ("led", BART | LED),
     ("trifold", BART | LED | {"position_offset": 2}),
     ("longformer", TEXT | {"pad_id": 1, "position_offset": 2, "n_token_types": 1, **LONG}),
@@ -273,6 +277,11 @@ NEW: list[tuple[str, dict[str, Any]]] = [
     ("gemma3_text", GEMMA3 | {"shape": "encoder"}),
     ("trifold", GEMMA3 | {"score_soft_cap": 20.0}),
     ("t5gemma", T5GEMMA | {"decoder_window": 5, "n_decoder_layers": 1, "logit_soft_cap": 9.0}),
+    ("t5gemma", T5GEMMA | UNEQUAL),
+    ("t5gemma", T5GEMMA | UNEQUAL | {"n_kv_heads": 2, "decoder_window": 0}),
+    ("t5gemma", T5GEMMA | UNEQUAL | {"attention_scale": 0.25, "max_decoder_positions": 30, "d_decoder": 24}),
+    ("trifold", T5GEMMA | UNEQUAL | {"embedding_scale": 4.0}),
+    ("trifold", T5GEMMA | UNEQUAL | {"rotary_width": 6}),
     ("trifold", T5GEMMA | {"sliding_window": 1}),
     ("trifold", T5GEMMA | {"target_vocab_size": None}),
     ("trifold", T5 | {"logits_scale": 0.5}),

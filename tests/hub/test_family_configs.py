@@ -216,7 +216,11 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
     ],
     "t5gemma": [
         ("is_encoder_decoder", False, "is_encoder_decoder: False is not supported for this class"),
-        ("decoder", {"hidden_size": 32}, r"decoder\.hidden_size: 32 differs from that of the encoder, 16"),
+        (
+            "decoder",
+            {"rms_norm_eps": 0.1},
+            r"decoder\.rms_norm_eps: 0.1 differs from that of the encoder, 1e-06",
+        ),
         ("encoder", {"hidden_act": "silu", "no_such_key": 1}, r"encoder\.no_such_key: unknown key"),
         ("decoder", {"layer_types": ["full_attention"] * 26}, r"decoder\."),
         ("eos_token_id", [], "eos_token_id"),
@@ -318,7 +322,10 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("max_position_embeddings", 2, "max_position_embeddings: 2 leaves no position"),
     ],
     "deberta-v2": [
-        ("conv_kernel_size", 3, "conv_kernel_size"),
+        ("conv_kernel_size", 4, "convolution: kernel 4 must be odd"),
+        ("conv_kernel_size", 2**31 - 1, "convolution.kernel"),
+        ("conv_act", "mish", "conv_act"),
+        ("conv_groups", 0, "conv_groups"),
         ("norm_rel_ebd", "batch", "norm_rel_ebd: 'batch' is not known"),
         ("pos_att_type", "p2p", "pos_att_type: 'p2p' is not known"),
         ("pos_att_type", None, "pos_att_type: None is not known"),
@@ -327,7 +334,7 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("pooler_hidden_size", 8, "pooler_hidden_size: 8 contradicts hidden_size 16"),
         ("pooler_dropout", 0.1, "pooler_dropout"),
         ("max_relative_positions", 2, "relative_distance 2 above a quarter"),
-        ("attention_head_size", 8, "attention_head_size: unknown key"),
+        ("attention_head_size", 8, "attention_head_size: 8 contradicts hidden_size 16"),
     ],
     "longformer": [
         ("attention_window", [4, 5], r"attention_window: \[4, 5\] is not supported; give one even number"),

@@ -217,6 +217,10 @@ OPTIONS: dict[str, Options] = {
         "decoder": [
             *({**MODULE, **more} for more in ({"num_hidden_layers": 3}, {"num_key_value_heads": 4})),
             *({**MODULE, **more} for more in ({"hidden_activation": "mish"}, {"sliding_window": 5})),
+            *(
+                {**MODULE, **more}
+                for more in ({"hidden_size": 8}, {"head_dim": 4}, {"num_attention_heads": 2})
+            ),
             {**MODULE, "layer_types": ["full_attention"] * 3},
         ],
         **COMMON,
@@ -337,7 +341,8 @@ OPTIONS |= {
         "max_relative_positions": [-1, 3, 40],
         "type_vocab_size": [0, 2],
     }
-    | {"cls_dropout": [0.2], "pooler_hidden_act": ["tanh", "mish"], "conv_kernel_size": [0, 3]}
+    | {"cls_dropout": [0.2], "pooler_hidden_act": ["tanh", "mish"], "conv_kernel_size": [0, 3, 5, 4]}
+    | {"conv_act": ["gelu", "relu", "silu", "mish"], "conv_groups": [2, 3, 16], "attention_head_size": [4, 5]}
     | {"legacy": [True], "pooler_hidden_size": [16, 24], "embedding_size": [16, 8]},
 }
 

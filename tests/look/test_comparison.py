@@ -23,7 +23,8 @@ relative_scores relative_shared relative_norm relative_clamp alibi_scale alibi_r
 window_pattern heads pooler_activation pooler_width n_labels label_names problem_type classifier_input
 classifier_transform classifier_bias token_transform transform_norm transform_bias logits_scale encoder_final_norm
 decoder_final_norm boundary_positions boundary_width embedding_scale_rounded decoder_window n_features rank
-span_keys lsh axial_shape axial_widths max_decoder_positions span_layer starts_with_last
+span_keys lsh axial_shape axial_widths max_decoder_positions d_decoder n_decoder_kv_heads d_decoder_head
+span_layer starts_with_last
 """.split()
 EXAMPLES: dict[str, Any] = {
     "n_kv_heads": {"n_kv_heads": 2},
@@ -69,6 +70,7 @@ EXAMPLES: dict[str, Any] = {
     "residual_scale": {"residual_scale": 0.5},
     "gate_limit": {"gated": True, "gate_limit": 7.0},
     "experts": {"experts": {"count": 4, "per_token": 2}},
+    "convolution": {"shape": "encoder", "convolution": {}},
     "attention": {"shape": "encoder", "attention": "low-rank"},
     "qk_norm": {"qk_norm": "head"},
     "latent": {"positions": "rotary", "latent": {"width": 64, "d_rotary": 8, "d_value": 16}},

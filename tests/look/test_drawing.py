@@ -16,6 +16,7 @@ CONFIGS = {
     "blocks": ModelConfig(sparse_blocks={"size": 64, "random": 3}),
     "segments": ModelConfig(shape="decoder", positions="none", recurrence={"size": 8, "reach": 4}),
     "uneven": ModelConfig(n_layers=12, n_decoder_layers=1, positions="none"),
+    "two widths": ModelConfig(d_decoder=256, n_decoder_kv_heads=2, d_decoder_head=16, target_vocab_size=900),
 }
 
 
@@ -57,7 +58,14 @@ def test_drawing_contains_every_size(config):
         assert (f"{side} × {layers}" in text) == (layers > 0)
     assert ("cross-attention" in text) == ("►" in text) == (config.shape == "encoder-decoder")
     assert ("causal" in text) == (config.decoder_layers > 0)
-    assert (f"{config.kv_heads} of keys and values" in text) == (config.kv_heads != config.n_heads)
+    for side in config.stacks.values():
+        assert f"{side.d_model:,} → {side.d_ff:,} → {side.d_model:,}" in text
+        assert f"× {side.embedding_width:,}, × √{side.d_model:,}" in text
+        assert (f"{side.n_heads} heads of {side.head_width}") in text
+        assert (f"{side.kv_heads} of keys and values" in text) == (side.kv_heads != side.n_heads)
+    assert (
+        f"{config.output_side.d_model:,} → {config.output_vocab_size:,}" in text or config.shape == "encoder"
+    )
 
 
 def test_arrow_from_encoder_to_cross_attention():
@@ -72,3 +80,8 @@ def test_the_box_of_attention_names_the_keys_it_reads():
     assert text.count("global first token") == text.count("own projections of global tokens") == 1
     assert draw_architecture(CONFIGS["blocks"]).count("sparse blocks of 64 tokens") == 1
     assert "segments of 8 tokens and 4 before" in draw_architecture(CONFIGS["segments"])
+
+
+def test_the_convolution_is_named_below_the_boxes():
+    text = draw_architecture(ModelConfig(shape="encoder", convolution={"kernel": 5, "activation": "tanh"}))
+    assert "first block:  y ← norm(block(x) + tanh(conv5(x)))" in text

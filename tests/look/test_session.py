@@ -14,7 +14,7 @@ from trifold.nn import Mask
 from trifold.nn.masks import PairBias
 from trifold.nn.rotary import frequencies
 
-BY_CONTENT = ("xlnet", "deberta", "transformer-xl")  # whose offsets depend on the tokens
+BY_CONTENT = ("xlnet", "deberta", "deberta v2", "transformer-xl")  # whose offsets depend on the tokens
 TEXTS = [name for name in MODELS if name != "vit"]
 
 

@@ -44,6 +44,8 @@ MODELS = {
     "xlnet": {"shape": "encoder", "positions": "relative-sinusoidal", "heads": ("lm",)},
     "deberta": {"shape": "encoder", "positions": "disentangled", "relative_norm": True, "heads": ("lm",),
                 "lm_head_transform": "gelu"},
+    "deberta v2": {"shape": "encoder", "positions": "disentangled", "heads": ("lm",), "embedding_norm": True,
+                   "convolution": {"kernel": 5, "groups": 2, "activation": "tanh"}},
     "modernbert": {"shape": "encoder", "heads": ("sequence",), "classifier_transform": "gelu", "transform_norm": True,
                    "first_norm": False, "classifier_input": "mean", "label_names": ("bad", "good"),
                    "rotary_local_theta": 5.0, "sliding_window": 3, "window_pattern": ("global", "local")} | ROTARY,
@@ -52,6 +54,8 @@ MODELS = {
     "big_bird": {"shape": "encoder", "positions": "learned", "heads": ("lm",),
                  "sparse_blocks": {"size": 1, "random": 1}},
     "longt5": {"positions": "relative", "sliding_window": 3, "global_tokens": "first"} | PRE,
+    "t5gemma": {"d_decoder": 24, "d_embedding": 24, "d_decoder_head": 4, "n_decoder_heads": 4, "n_decoder_kv_heads": 1}
+    | ROTARY | {"norm_placement": "sandwich"},
     "transformer-xl": {"shape": "decoder", "positions": "relative-sinusoidal", "recurrence": {"size": 5, "reach": 4}},
     "classifier": {"shape": "encoder", "positions": "learned", "heads": ("pooler", "sequence"),
                    "classifier_input": "pooler", "label_names": ("bad", "good")},
@@ -90,7 +94,7 @@ def test_a_trace_holds_every_hook_point_and_the_logits_of_the_model(name):
     with fast.disabled(), torch.no_grad():
         torch.testing.assert_close(trace.logits, pipe.logits(ids[0], None, *ids[1:])[0])
     last = trace[f"{trace.side}.states.1"]
-    assert last.shape == (len(trace.tokens[trace.side]), pipe.config.stream_width)
+    assert last.shape == (len(trace.tokens[trace.side]), pipe.config.output_side.stream_width)
 
 
 @every

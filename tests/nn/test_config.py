@@ -8,6 +8,7 @@ import pytest
 from trifold.errors import SettingsError
 from trifold.nn import ModelConfig, RotaryScaling
 
+CONVOLUTION: dict[str, Any] = {"shape": "encoder", "convolution": {}}
 INVALID: list[tuple[dict[str, Any], str]] = [
     (
         {"d_model": 100, "n_heads": 8},
@@ -24,6 +25,33 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"shape": "decoder", "d_decoder_ff": 9}, "d_decoder_ff needs shape: encoder-decoder"),
     ({"decoder_window": 9}, "decoder_window needs sliding_window"),
     ({"n_decoder_heads": 7}, "n_decoder_heads 7 does not divide d_model 512"),
+    ({"shape": "decoder", "d_decoder": 9}, "d_decoder needs shape: encoder-decoder"),
+    ({"shape": "encoder", "d_decoder_head": 9}, "d_decoder_head needs shape: encoder-decoder"),
+    ({"shape": "decoder", "n_decoder_kv_heads": 2}, "n_decoder_kv_heads needs shape: encoder-decoder"),
+    ({"d_decoder": 9}, "n_heads 8 does not divide d_decoder 9: choose one of 1, 3, 9, or set d_head"),
+    ({"n_decoder_kv_heads": 3}, "n_decoder_kv_heads 3 does not divide n_heads 8"),
+    ({"n_kv_heads": 4, "n_decoder_heads": 2}, "n_kv_heads 4 does not divide n_decoder_heads 2"),
+    ({"d_decoder": 256}, "d_decoder: stacks of two widths share no embeddings: set target_vocab_size"),
+    (
+        {"d_decoder": 9, "d_decoder_head": 4, "target_vocab_size": 7},
+        "decoder: sinusoidal positions need an even d_model, not 9",
+    ),
+    (
+        {"positions": "rotary", "rotary_width": 8, "d_decoder_head": 4},
+        "decoder: rotary_width 8 must be even and at most 4",
+    ),
+    (
+        {"d_decoder": 256, "d_embedding": 512, "target_vocab_size": 7},
+        "a tied head of width 512 .* cannot read states of width 256",
+    ),
+    (
+        {"attention": "lsh", "positions": "none", "n_decoder_kv_heads": 2},
+        "decoder: attention: lsh excludes n_kv_heads",
+    ),
+    (
+        {"positions": "none", "latent": {"width": 8, "d_rotary": 2, "d_value": 8}, "n_decoder_kv_heads": 2},
+        "decoder: latent excludes n_kv_heads",
+    ),
     ({"residual": "parallel"}, "residual: parallel needs norm_placement: pre, not post"),
     ({"residual": "parallel", "norm_placement": "pre"}, "has no cross-attention"),
     ({"window_pattern": ["local", "global"]}, "window_pattern needs sliding_window"),
@@ -113,6 +141,18 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"token_projection": True, "shape": "decoder"}, "token_projection needs d_embedding"),
     ({"positions": "rotary", "position_offset": 2}, "position_offset needs positions: learned or sinusoidal"),
     ({"d_embedding": 64}, "set lm_head_transform, or tie_lm_head: false"),
+    ({"convolution": {}}, "convolution needs shape: encoder, not encoder-decoder"),
+    (CONVOLUTION | {"norm_placement": "pre"}, "convolution needs norm_placement: post, not pre"),
+    (CONVOLUTION | {"convolution": {"kernel": 4}}, "kernel 4 must be odd"),
+    (CONVOLUTION | {"convolution": {"groups": 3}}, "groups 3 divide 512"),
+    (CONVOLUTION | {"block_of_layer": [0] * 6}, "convolution excludes block_of_layer"),
+    (CONVOLUTION | {"attention": "spans"}, "convolution excludes .*attention: spans"),
+    (CONVOLUTION | {"positions": "relative-sinusoidal", "query_stream": True}, "excludes .*query_stream"),
+    (CONVOLUTION | {"sliding_window": 4, "summary_block": 2}, "convolution excludes .*summary_block"),
+    (
+        CONVOLUTION | {"patch_size": [4, 4], "image_size": [8, 8], "max_positions": 5},
+        "convolution excludes .*patch_size",
+    ),
     ({"heads": ["poler"]}, r"model\.heads"),
     (
         {"positions": "rotary", "rotary_scaling": {"kind": "yarn", "factr": 2.0, "original_positions": 9}},
@@ -147,6 +187,20 @@ def test_derived_sizes() -> None:
     assert (config.output_vocab_size, config.start_id) == (7, 1)
     assert ModelConfig(shape="decoder").encoder_layers == ModelConfig(shape="encoder").decoder_layers == 0
     assert ModelConfig(d_model=100, n_heads=8, d_head=16).head_width == 16
+
+
+def test_sizes_of_the_decoder() -> None:
+    config = ModelConfig(d_decoder=256, n_kv_heads=2, n_decoder_heads=4, target_vocab_size=7)
+    side = config.decoder_side
+    assert (
+        side == config.output_side == side.decoder_side
+        and ModelConfig(shape="encoder").output_side.d_model == 512
+    )
+    assert (side.d_model, side.n_heads, side.kv_heads, side.head_width) == (256, 4, 2, 64)
+    assert (side.embedding_factor, side.state_width) == (16, 256)
+    own = config.model_copy(update={"n_decoder_kv_heads": 4, "d_decoder_head": 8}).decoder_side
+    assert (own.kv_heads, own.head_width, config.head_width) == (4, 8, 64)
+    assert ModelConfig(d_decoder=256, d_embedding=256).decoder_side.embedding_width == 256  # a shared table
 
 
 def test_a_config_is_frozen() -> None:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from trifold.costs import cached_elements, count_parameters, forward_flops
 from trifold.errors import SettingsError
-from trifold.nn import Inputs, ModelConfig, Transformer, capture
+from trifold.nn import Inputs, ModelConfig, Transformer, capture, lsh
 from trifold.nn.lsh import LSHAttention, default_buckets
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
@@ -137,6 +137,24 @@ def test_weights_give_the_same_states_and_gradients(case):
         torch.testing.assert_close(net.get_parameter(name).grad, gradient, msg=name)
 
 
+@every
+def test_one_head_at_a_time_gives_the_same_states_and_gradients_and_stores_less(case, monkeypatch):
+    net, (tokens, *_), found = model(**CASES[case]).double(), texts(), []
+    for limit in (lsh.MAX_SCORES, 1):
+        monkeypatch.setattr(lsh, "MAX_SCORES", limit)
+        net.zero_grad()
+        sizes = list[int]()
+        with torch.autograd.graph.saved_tensors_hooks(partial(count, sizes), lambda x: x):
+            out = net(Inputs(tokens))
+        out.square().sum().backward()
+        gradients = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+        found.append((out, gradients, sum(sizes)))
+    (out, gradients, stored), (other_out, other_gradients, other_stored) = found
+    torch.testing.assert_close(other_out, out)
+    torch.testing.assert_close(other_gradients, gradients)
+    assert other_stored < 0.8 * stored or "residual" in CASES[case]  # reversible blocks store less
+
+
 @pytest.mark.parametrize("case", ["decoder", "reversible"])
 def test_no_value_of_the_future_is_read(case):
     net, (tokens, *_) = model(**CASES[case]), texts()
@@ -197,7 +215,9 @@ def test_default_buckets():
 
 @pytest.mark.parametrize("case", REVERSIBLE)
 @pytest.mark.parametrize("recomputes", [False, True])
-def test_reversible_blocks_equal_the_two_streams(case, recomputes):
+@pytest.mark.parametrize("scores", [lsh.MAX_SCORES, 1])
+def test_reversible_blocks_equal_the_two_streams(case, recomputes, scores, monkeypatch):
+    monkeypatch.setattr(lsh, "MAX_SCORES", scores)
     net = model(residual="reversible", dropout=0.3, **REVERSIBLE[case]).double().train()
     tokens = torch.cat([texts()[0], texts()[0].flip(1)])
     net.decoder.blocks[0].feed_forward.sublayer.in_proj.weight.requires_grad_(False)

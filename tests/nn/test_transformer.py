@@ -121,6 +121,9 @@ def models(
             "d_decoder_ff": draw(some([None, 12])),
             "target_vocab_size": draw(some([None, 23])),
         }
+        if draw(st.booleans()):
+            values |= {"d_decoder": 24, "target_vocab_size": 23, "d_decoder_head": draw(some([None, 4]))}
+            values |= {"n_decoder_heads": draw(some([None, 2])), "n_decoder_kv_heads": draw(some([None, 2]))}
     if draw(st.booleans()):
         values |= {
             "sliding_window": draw(st.integers(1, 4)),
@@ -151,7 +154,8 @@ def models(
                 kind = draw(
                     some(
                         [
-                            *("linear", "yarn", "llama3", "longrope"),
+                            *("linear", "yarn", "llama3"),
+                            *["longrope"] * (values["rotary_width"] == 2 or "d_decoder" not in values),
                             *["dynamic"] * (values["rotary_width"] is None),
                         ]
                     )
@@ -177,6 +181,8 @@ def models(
             values["block_of_layer"] = draw(some([(0, 0, 0), (0, 1, 1), (0, 1, 0)]))
         else:
             values["attention_scale_by_layer"] = draw(st.booleans())
+            if shape == "encoder" and values["norm_placement"] == "post":
+                values["convolution"] = draw(some([None, {"kernel": 5, "groups": 2, "activation": "tanh"}]))
     if draw(st.booleans()) and (
         values["lm_head_transform"] or not values["tie_lm_head"] or shape == "encoder"
     ):

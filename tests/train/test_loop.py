@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.train.runs import InterruptingView, assert_equal_runs, lines_of, overrides, state_of
+from tests.train.runs import InterruptingView, assert_equal_runs, lines_of, overrides, state_of, values_of
 
 import trifold
 from trifold.errors import CheckpointError, UsageError
@@ -124,6 +124,17 @@ def test_crashed_run_repeats_the_steps_since_the_last_checkpoint(run, uninterrup
     assert lines_of(tmp_path / "run")[-1]["step"] == 10
     run(resume="auto", **AVERAGED)
     assert_equal_runs(tmp_path / "run", uninterrupted("float32"))
+
+
+def test_a_model_of_two_widths_trains_and_generates(run, tmp_path):
+    sizes = {"model__d_decoder": 24, "model__n_decoder_heads": 4, "model__n_decoder_kv_heads": 2}
+    run(**sizes, model__d_decoder_head=6, model__target_vocab_size=1, train__steps=24)
+    losses = [loss for _, loss in values_of(tmp_path / "run", "train/loss")]
+    assert losses[-1] < 0.6 * losses[0]
+    pipe = trifold.load(tmp_path / "run")
+    assert pipe.config.target_vocab_size == pipe.config.vocab_size > 1  # a joint tokenizer, two tables
+    assert pipe.model.decoder_embeddings.tokens.weight.shape[1] == 24
+    assert len(pipe.generate(["twenty three", "forty"], num_beams=2)) == 2
 
 
 def test_resuming_a_finished_run_changes_nothing(run, tmp_path):

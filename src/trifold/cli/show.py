@@ -109,7 +109,7 @@ def find_subject(what: str) -> Subject:
             size, remark = make_tokenizer([], recipe.tokenizer).vocab_size, ""
         remark += f"; pretrained first, with {recipe.pretrain}" if recipe.pretrain is not None else ""
         # Training sets the vocabulary size to that of the tokenizer.
-        has_two = recipe.task.kind == "translate" and not is_joint
+        has_two = recipe.model.target_vocab_size or (recipe.task.kind == "translate" and not is_joint)
         sizes = {"vocab_size": size, "target_vocab_size": size if has_two else None}
         config = recipe.model.model_copy(update=sizes)
         return Subject(recipe.name, config, recipe.batch.tokens, remark, recipe)

@@ -118,7 +118,8 @@ def read_splits(
     splits = Splits(*(None if source is None else read(source, settings, split) for split, source in sources))
     if not settings.holdout:
         return splits
-    return Splits(*splits.train.hold_out(settings.holdout, seed), splits.test)
+    train, valid = splits.train.hold_out(settings.holdout, seed)
+    return Splits(train, valid, splits.test)
 
 
 def read_documents(source: str | list[str], settings: DataSettings, split: str = "train") -> Documents:

@@ -9,7 +9,6 @@ import importlib
 import io
 import os
 import re
-import stat
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -116,8 +115,6 @@ def open_binary(path: str | Path, name: str) -> Iterator[BinaryIO]:
             yield _decompress(cast(io.BufferedReader, sys.stdin.buffer), name)
             return
         with expand_path(path).open("rb") as file:
-            if stat.S_ISDIR(os.fstat(file.fileno()).st_mode):
-                raise IsADirectoryError
             yield _decompress(file, name)
     except FileNotFoundError:
         remedy = missing_remedy(expand_path(path)) or f"check the path{' and variables' * ('$' in name)}"

@@ -39,16 +39,12 @@ class CompiledDecoder:
     def __init__(self, stack: Any, like: Tensor, max_rows: int, *, int8_matmul: bool) -> None:
         self.max_rows, self.int8_matmul = max_rows, int8_matmul
         self.hook_points = [module for module in stack.modules() if isinstance(module, Hookable)]
-        windows = [UNLIMITED if window is None else window for window in stack.windows]
-        self.windows = np.array(windows) if min(windows) < UNLIMITED else None
-        self.rotates = np.array(stack.rotates)
-        self.rotates_locally = (
-            self.rotates & (stack.local_rotary is not None) & (np.array(windows) < UNLIMITED)
-        )
+        self.windows = np.array([UNLIMITED if window is None else window for window in stack.windows])
+        self.rotates, has_local = np.array(stack.rotates), stack.local_rotary is not None
+        self.rotates_locally = self.rotates & has_local & (self.windows < UNLIMITED)
         self.buffers: dict[tuple[str, int], Tensor] = {}
         self.fields: list[dict[str, Field]] = []  # of each instruction; keeps its tensors alive
         self.alive: list[Tensor] = []  # tensors of the current step
-        self.assigned: set[str] = set()  # the fields that a step has set
         # Calls of torch._int_mm: the number of the instruction after them, and their operands x (R, K), weight (K, N)
         # and output (R, N) int32.
         self.int8_matmuls: list[tuple[int, list[tuple[Tensor, Tensor, Tensor]]]] = []
@@ -198,9 +194,9 @@ class CompiledDecoder:
         self.x[:rows] = x[:, 0]
         self.alive.clear()
         own = self.self_attention
-        if (beam_index := cache.current_beam_index()) is not None:
-            self._set(own, beam_index_stride=beam_index.shape[1])
-        self._set(own, beam_index=beam_index)
+        beam_index = cache.current_beam_index()
+        stride = None if beam_index is None else beam_index.shape[1]
+        self._set(own, beam_index=beam_index, beam_index_stride=stride)
         if bias is not None:  # (B or 1, H, 1, S)
             bias = bias.float().contiguous()
             row_stride = bias.stride(0) if bias.shape[0] == rows > 1 else 0
@@ -219,8 +215,7 @@ class CompiledDecoder:
                 self._set(indices, mask=keys, mask_stride=None if keys is None else keys.shape[1])
         ends = np.array([layer.own.next_slot() + 1 for layer in cache.layers])
         program["slot"][own], program["length"][own] = ends - 1, ends
-        if self.windows is not None:
-            program["first"][own] = np.maximum(0, ends - self.windows)
+        program["first"][own] = np.maximum(0, ends - self.windows)
         for number, layer in enumerate(cache.layers):
             assert layer.own.buffers is not None
             self._set_keys(own[number], *layer.own.buffers)
@@ -244,13 +239,9 @@ class CompiledDecoder:
         return self.x[:rows, None].to(x.dtype, copy=True)
 
     def _set(self, indices: NDArray[np.int64], **fields: Field) -> None:
-        """Set fields of some instructions for this step. Those that are None and were never set are 0 already."""
-        for name, value in fields.items():
-            if value is not None or name in self.assigned:
-                self.assigned.add(name)
-                if isinstance(value, Tensor):
-                    self.alive.append(value)
-                set_fields(self.program, indices, **{name: value})
+        """Set fields of some instructions for this step."""
+        self.alive += [value for value in fields.values() if isinstance(value, Tensor)]
+        set_fields(self.program, indices, **fields)
 
     def _set_keys(self, index: np.int64, keys: Tensor, values: Tensor) -> None:
         if self.keys_of[index] is keys:

@@ -66,24 +66,13 @@ def _key_offsets(op: Any, row: int, kv_head: int, offsets: Array) -> None:
 
 @subroutine
 def _dot_products(query: Array, keys: Array, offsets: Array, scores: Array) -> None:
-    """query (D,) · each key -> scores (n,), four keys at a time."""
-    width, count = query.shape[0], scores.shape[0]
-    for s in range(0, count - 3, 4):
-        k0, k1 = keys[offsets[s] : offsets[s] + width], keys[offsets[s + 1] : offsets[s + 1] + width]
-        k2, k3 = keys[offsets[s + 2] : offsets[s + 2] + width], keys[offsets[s + 3] : offsets[s + 3] + width]
-        a = b = c = d = F(0)
+    """query (D,) · each key -> scores (n,)."""
+    width = query.shape[0]
+    for s in range(scores.shape[0]):
+        key, total = keys[offsets[s] : offsets[s] + width], F(0)
         for j in range(width):
-            q = query[j]
-            a += q * to_float(k0[j])
-            b += q * to_float(k1[j])
-            c += q * to_float(k2[j])
-            d += q * to_float(k3[j])
-        scores[s], scores[s + 1], scores[s + 2], scores[s + 3] = a, b, c, d
-    for s in range(count // 4 * 4, count):
-        key, a = keys[offsets[s] : offsets[s] + width], F(0)
-        for j in range(width):
-            a += query[j] * to_float(key[j])
-        scores[s] = a
+            total += query[j] * to_float(key[j])
+        scores[s] = total
 
 
 @subroutine
@@ -126,19 +115,10 @@ def _softmax(scores: Array) -> None:
 
 @subroutine
 def _weighted_sum(weights: Array, values: Array, offsets: Array, out: Array) -> None:
-    """Σ weight · value -> out (D,), four values at a time."""
-    width, count = out.shape[0], weights.shape[0]
+    """Σ weight · value -> out (D,)."""
+    width = out.shape[0]
     out[:] = 0
-    for s in range(0, count - 3, 4):
-        w0, w1, w2, w3 = weights[s], weights[s + 1], weights[s + 2], weights[s + 3]
-        v0, v1 = values[offsets[s] : offsets[s] + width], values[offsets[s + 1] : offsets[s + 1] + width]
-        v2 = values[offsets[s + 2] : offsets[s + 2] + width]
-        v3 = values[offsets[s + 3] : offsets[s + 3] + width]
+    for s in range(weights.shape[0]):
+        weight, value = weights[s], values[offsets[s] : offsets[s] + width]
         for j in range(width):
-            out[j] += (
-                w0 * to_float(v0[j]) + w1 * to_float(v1[j]) + w2 * to_float(v2[j]) + w3 * to_float(v3[j])
-            )
-    for s in range(count // 4 * 4, count):
-        w0, value = weights[s], values[offsets[s] : offsets[s] + width]
-        for j in range(width):
-            out[j] += w0 * to_float(value[j])
+            out[j] += weight * to_float(value[j])

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 from pydantic import create_model
@@ -23,7 +24,7 @@ from trifold.hub.rows import Entry, Fields, revise
 from trifold.hub.rules import AnyRule, Copy, Ignored, Renamed, Rule, Unused
 from trifold.hub.transforms import SAME, Transform, chain, interleaved
 from trifold.nn import ModelConfig
-from trifold.nn.config import Head
+from trifold.nn.config import DECODER_SIZES, Head
 from trifold.settings import Settings
 
 # Keys that do not change what a model computes, unless its family has an entry for them.
@@ -111,12 +112,12 @@ class Family:
         return create_model(f"{self.stem}Keys", __base__=Settings, **keys)
 
     def architecture(self, config: ModelConfig) -> str:
-        """The class that has the config's heads and shape (keys may decide it). Raises StopIteration without one."""
+        """The class with the config's heads and shape (keys may decide the stack). Raises StopIteration without one."""
         return next(
             name
             for name, fields in self.architectures.items()
             if fields["heads"] == config.chosen_heads
-            and (fields["shape"] == config.shape or callable(fields["shape"]))
+            and config.shape in (("encoder", "decoder") if callable(shape := fields["shape"]) else (shape,))
         )
 
     def read(self, values: Mapping[str, Any]) -> ModelConfig:
@@ -163,8 +164,9 @@ class Family:
             return None
         # All end ids beyond the vocabulary mean the same: no end token.
         one, other = (with_defaults(c, eos_id=min(c.eos_id, c.output_vocab_size)) for c in (config, again))
-        changed = {name: value for name, value in again if value != getattr(config, name)}
-        return {name: value for name, value in changed.items() if getattr(one, name) != getattr(other, name)}
+        changed = [name for name, value in other if value != getattr(one, name)]
+        named = [name for name in changed if getattr(again, name) != getattr(config, name)]
+        return {name: getattr(again, name) for name in named or changed}
 
 
 def _scale_of_scores(config: ModelConfig) -> float:
@@ -172,22 +174,35 @@ def _scale_of_scores(config: ModelConfig) -> float:
     return float(((config.head_width + rotary) * (1 + config.position_terms)) ** -0.5)
 
 
+def _of_both(value: Callable[[ModelConfig], Any]) -> Callable[[ModelConfig], Any]:
+    """That value of a stack; None if those of the stacks differ: no value stands for both."""
+
+    def shared(config: ModelConfig) -> Any:
+        first, *others = map(value, config.stacks.values())
+        return first if others in ([], [first]) else None
+
+    return shared
+
+
+def _default_head(side: ModelConfig) -> int | None:
+    return None if side.d_model % side.n_heads else side.d_model // side.n_heads
+
+
 # What None stands for in a field of ModelConfig.
 NONE_MEANS: dict[str, Callable[[ModelConfig], Any]] = {
-    "n_decoder_layers": lambda config: config.n_layers,
-    "n_decoder_heads": lambda config: config.n_heads,
     "n_kv_heads": lambda config: config.n_heads,
-    "d_head": lambda config: None if config.d_model % config.n_heads else config.d_model // config.n_heads,
-    "d_decoder_ff": lambda config: config.d_ff,
-    "max_decoder_positions": lambda config: config.max_positions,
+    "d_head": _default_head,
+    **{own: attrgetter(ours) for own, ours in DECODER_SIZES.items()},
+    "n_decoder_kv_heads": lambda config: config.n_kv_heads or config.decoder_side.n_heads,
+    "d_decoder_head": lambda config: config.d_head or _default_head(config.decoder_side),
     "decoder_window": lambda config: config.sliding_window,
-    "rotary_width": lambda config: config.head_width,
-    "attention_scale": _scale_of_scores,
-    "embedding_scale": lambda config: math.sqrt(config.d_model) if config.scale_embeddings else 1.0,
+    "rotary_width": _of_both(lambda side: side.head_width),
+    "attention_scale": _of_both(_scale_of_scores),
+    "embedding_scale": _of_both(lambda side: math.sqrt(side.d_model) if side.scale_embeddings else 1.0),
     "attention_out_bias": lambda config: config.attention_bias,
     "heads": lambda config: ("lm",) if config.decoder_layers else (),
     "label_names": lambda config: tuple(f"LABEL_{number}" for number in range(config.n_labels)),
-    "pooler_width": lambda config: config.d_model,
+    "pooler_width": lambda config: config.output_side.d_model,
     "embedding_dropout": lambda config: config.dropout,
     "classifier_dropout": lambda config: config.dropout,
     "decoder_start_id": lambda config: config.bos_id,
@@ -202,9 +217,11 @@ def with_defaults(config: ModelConfig, **more: Any) -> ModelConfig:
 
 def without_defaults(config: ModelConfig) -> ModelConfig:
     """The inverse of `with_defaults`: None for each value that it stands for, except the dropout of a head."""
-    equal = [name for name, value in NONE_MEANS.items() if getattr(config, name) == value(config)]
-    none = dict.fromkeys(name for name in equal if name != "classifier_dropout")
-    return _expert_width(config, config.d_ff, None).model_copy(update=none)
+    config = _expert_width(config, config.d_ff, None)
+    for name, value in NONE_MEANS.items():  # one after the other: None in n_kv_heads changes the next fields
+        if name != "classifier_dropout" and getattr(config, name) == value(config):
+            config = config.model_copy(update={name: None})
+    return config
 
 
 def _expert_width(config: ModelConfig, old: int | None, new: int | None) -> ModelConfig:

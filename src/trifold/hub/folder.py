@@ -217,16 +217,18 @@ def _check_sizes(config: ModelConfig, weights: Mapping[str, Tensor], place: Path
     if config.experts is not None and routed * config.experts.count * config.d_model > elements:
         what = f"{routed} layers of {config.experts.count} experts"
         raise CheckpointError(f"{place}: {what}, but the weights have {elements} elements")
-    widest = max(config.d_ff, config.vocab_size, config.output_vocab_size, config.n_heads * config.head_width)
-    if widest * config.d_model > 2**48:
-        raise CheckpointError(f"{place}: a matrix of {widest} x {config.d_model} is too large")
+    for side in config.stacks.values():
+        widest = max(side.d_ff, side.vocab_size, side.output_vocab_size, side.n_heads * side.head_width)
+        if widest * (width := max(side.d_model, config.d_model)) > 2**48:
+            raise CheckpointError(f"{place}: a matrix of {widest} x {width} is too large")
 
 
 def check_positions(config: ModelConfig, elements: int, at: str = "") -> None:
     """Raise SettingsError, which begins with `at`, for too many positions beside weights of so many elements."""
-    if position_table(config) > max(MAX_POSITION_TABLE, elements):
-        what = f"{at}{config.max_positions} positions of width {config.sum_width}"
-        raise SettingsError(f"{what} are too many: their table would be larger than the weights")
+    for side in config.stacks.values():
+        if position_table(side) > max(MAX_POSITION_TABLE, elements):
+            what = f"{at}{side.max_positions} positions of width {side.sum_width}"
+            raise SettingsError(f"{what} are too many: their table would be larger than the weights")
 
 
 def read_generation_settings(

@@ -115,37 +115,43 @@ def resized(**values: Any) -> Fields:
     return {SIZE_KEYS.get(name, name): value for name, value in values.items()}
 
 
-def repeats(key: str, other: str, default: int | None = None) -> Entry:
-    """A key that repeats the number of another one, or is null: any other value is an error. It is not written."""
+def repeats(key: str, other: str, default: int | None = None, times: str = "") -> Entry:
+    """A key that, `times` a third one, repeats the number of another one, or is null: any other value is an error. It
+    is not written.
+    """
 
     def check(file: Any, fields: Fields) -> Fields:
         value, expected = getattr(file, key), getattr(file, other)
-        if value not in (None, expected):
+        if value is not None and value * (getattr(file, times) if times else 1) != expected:
             raise SettingsError(f"{key}: {value} contradicts {other} {expected}")
         return {}
 
     return Entry({key: (int | None, default)}, check)
 
 
-def nested(field: str, **values: Any) -> Entry:
+def nested(field: str, switch: str = "", **values: Any) -> Entry:
     """Keys that set the values of a part of the model, such as its experts, which the config must have.
 
     values: each value of the part as (their key, its default), or a constant.
+    switch: the part may be missing; this one of the keys is positive where it exists.
     """
     part: type[Settings] = type_of(field)
     names = {inner: value for inner, value in values.items() if isinstance(value, tuple)}
     constants = {inner: value for inner, value in values.items() if inner not in names}
 
     def read(file: Any, fields: Fields) -> Fields:
+        if switch and getattr(file, switch) <= 0:
+            return {}
         return {field: {inner: getattr(file, key) for inner, (key, _) in names.items()} | constants}
 
     def write(config: ModelConfig) -> Fields:
-        if (value := getattr(config, field)) is None:
+        if (value := getattr(config, field)) is None and not switch:
             raise SettingsError(f"{field}: missing in the config, and this family requires it")
-        return {key: getattr(value, inner) for inner, (key, _) in names.items()}
+        return {key: getattr(value, inner) for inner, (key, _) in names.items()} if value else {}
 
     infos = {inner: part.model_fields[inner] for inner in names}
     kinds = {inner: _bounded(info.annotation, info.metadata) for inner, info in infos.items()}
+    kinds |= {inner: int for inner, (key, _) in names.items() if key == switch}
     return Entry({key: (kinds[inner], default) for inner, (key, default) in names.items()}, read, write)
 
 

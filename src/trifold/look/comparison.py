@@ -125,7 +125,7 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, *tuple[str | No
     blocks = len(set(layers))
     yield (
         "blocks",
-        f"width {config.d_model:,}",
+        "width " + _both(f"{stack.d_model:,}" for stack in stacks.values()),
         "sequential sub-layers, a layer norm after each",
         "RMS norms" if config.norm == "rms" else None,
         _NORM_WEIGHTS.get(config.norm_weight),
@@ -134,9 +134,14 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, *tuple[str | No
         _NORM_PLACEMENTS.get(config.norm_placement),
         None if config.norm_bias else "norms without biases",
         _RESIDUALS.get(config.residual),
+        "convolution beside the first layer" if config.convolution else None,
         f"{len(layers)} layers share {plural(blocks, 'block')}" if blocks < len(layers) else None,
     )
-    queries, keys = config.n_heads, config.kv_heads
+    shared = {
+        f"{stack.n_heads} query heads share {plural(stack.kv_heads, 'key/value head')}": None
+        for stack in stacks.values()
+        if stack.kv_heads != stack.n_heads
+    }
     scale = "unscaled scores" if config.attention_scale == 1 else "different scale of the scores"
     capped = config.score_soft_cap is not None or config.logit_soft_cap is not None
     yield (  # type: ignore[misc]  # mypy does not follow the unpacked phrases
@@ -144,7 +149,7 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, *tuple[str | No
         _both(f"{stack.n_heads} heads of {stack.head_width}" for stack in stacks.values()),
         "scores divided by √d_head, no biases",
         _BIASES.get((config.attention_bias, config.out_bias)),
-        f"{queries} query heads share {plural(keys, 'key/value head')}" if keys != queries else None,
+        *shared,
         None if config.attention_scale is None else scale,
         "scores divided by the layer number" if config.attention_scale_by_layer else None,
         "soft caps" if capped else None,
@@ -167,7 +172,7 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, *tuple[str | No
     writes = "lm" in config.chosen_heads
     yield (
         "output",
-        f"{config.d_model:,} → {config.output_vocab_size:,}" if writes else "",
+        f"{config.output_side.d_model:,} → {config.output_vocab_size:,}" if writes else "",
         "tied to the embeddings, no bias",
         "bias on the logits" if config.lm_head_bias else None,
         "untied output matrix" if writes and not config.tie_lm_head else None,
@@ -200,8 +205,11 @@ def reach(config: ModelConfig, side: str) -> list[str]:
 def _embedding_sizes(config: ModelConfig) -> str:
     if config.patch_size is not None:
         return f"{config.n_channels} × {config.patch_size[0]} × {config.patch_size[1]} → {config.d_model:,}"
-    tables = [config.vocab_size, *([config.target_vocab_size] if config.target_vocab_size else [])]
-    return ", ".join(f"{size:,} × {config.embedding_width:,}" for size in tables)
+    own = (
+        [(config.target_vocab_size, config.decoder_side.embedding_width)] if config.target_vocab_size else []
+    )
+    tables = [(config.vocab_size, config.embedding_width), *own]
+    return ", ".join(f"{size:,} × {width:,}" for size, width in tables)
 
 
 def _rotary(config: ModelConfig) -> str:

@@ -50,6 +50,8 @@ def draw_architecture(config: ModelConfig) -> str:
     sheet = "\n".join("".join(row).rstrip() for row in rows)
     block = _PARALLEL.get(config.residual)
     wiring = f"every block:  {block}" if block else f"every sub-layer f:  {_WIRING[config.norm_placement]}"
+    if (part := config.convolution) is not None:
+        wiring += f"\nfirst block:  y ← norm(block(x) + {part.activation}(conv{part.kernel}(x)))"
     return f"{sheet}\n\n{wiring}\nnorm:  {_NORMS[config.norm]}"
 
 
@@ -59,14 +61,14 @@ def draw_architecture(config: ModelConfig) -> str:
 def _column(config: ModelConfig, side: str, sized: ModelConfig) -> Column:
     decodes, translates = side == "decoder", config.shape == "encoder-decoder"
     causal = ", causal" if decodes else ""
-    sizes = f"{config.d_model:,} → {sized.d_ff:,} → {config.d_model:,}"
+    sizes = f"{sized.d_model:,} → {sized.d_ff:,} → {sized.d_model:,}"
     short = f"{sizes}, {config.activation}"
     lines: Box = (short,) if len(short) <= _WIDTH - 4 else (sizes, config.activation)
     lines = (sizes, f"gated {config.activation}") if config.gated else lines
     attention = ("self-attention", _heads(sized) + causal, *reach(sized, side))
     block: list[Box] = [("feed-forward", *lines), attention]
     if (experts := config.experts) is not None:
-        sizes = f"{config.d_model:,} → {experts.d_ff or sized.d_ff:,} → {config.d_model:,}"
+        sizes = f"{sized.d_model:,} → {experts.d_ff or sized.d_ff:,} → {sized.d_model:,}"
         block[0] = (f"{experts.per_token} of {experts.count:,} experts", sizes, *lines[1:])
         block[0] += (f"and {experts.shared} shared",) if experts.shared else ()
     if decodes and translates:
@@ -76,9 +78,9 @@ def _column(config: ModelConfig, side: str, sized: ModelConfig) -> Column:
     label = "pixels" if config.n_patches else "tokens"
     if translates:
         label = "target tokens, shifted by one" if decodes else "source tokens"
-    top = [*_tops(config, side), *([(_NORMS[config.norm],)] if final else [])]
+    top = [*_tops(sized, side), *([(_NORMS[config.norm],)] if final else [])]
     size = config.output_vocab_size if decodes else config.vocab_size
-    bottom = _bottom(config, size, is_shared=shared)
+    bottom = _bottom(sized, size, is_shared=shared)
     return Column(top, f"{side} × {sized.n_layers}", block, bottom, label)
 
 

@@ -65,7 +65,8 @@ def offline_requests(session: Session, text: str, target: str | None = None) -> 
         sizes = product(range(layers), range(model["heads"][kind]), range(queries))
         neurons += [{"kind": kind, "layer": n, "head": head, "query": query} for n, head, query in sizes]
     keys = max(map(len, found.tokens.values()))
-    if config.attention == "softmax" and len(neurons) * keys * config.head_width <= MAX_NEURONS:
+    width = max(stack.head_width for stack in config.stacks.values())
+    if config.attention == "softmax" and len(neurons) * keys * width <= MAX_NEURONS:
         for place in neurons:
             yield "neuron", {**shared, **place}
 

@@ -31,11 +31,12 @@ def model(session: Session) -> Answer:
     head = next((name for name in config.chosen_heads if name not in ("pooler", *NEEDS_POSITIONS)), None)
     targets = {"lm": "Unmasked text" if config.shape == "encoder" else "Output", "sequence": "Class"}
     grid = None if size is None or patch is None else [size[0] // patch[0], size[1] // patch[1]]
-    sizes = ("d_model", "n_heads", "kv_heads", "head_width", "d_ff", "vocab_size", "max_positions")
+    names = ("d_model", "n_heads", "kv_heads", "head_width", "d_ff", "vocab_size", "max_positions")
+    sizes, written = ({name: getattr(side, name) for name in names} for side in (config, config.output_side))
     return {
         "name": pipeline.model.family or "trifold",
         "shape": config.shape,
-        "sizes": {name: getattr(config, name) for name in sizes},
+        "sizes": sizes | {f"decoder {n}": size for n, size in written.items() if size != sizes[n]},
         "layers": kinds,
         "heads": {kind: stacks["decoder" if kind == "cross" else kind].n_heads for kind in kinds},
         "kinds": {kind: KINDS[kind] for kind in kinds},

@@ -24,7 +24,7 @@ from trifold.nn.layers import LayerNorm
 from trifold.nn.masks import PairBias
 from trifold.nn.ops import share_keys
 from trifold.nn.relative import RelativeScores
-from trifold.nn.stack import ReversibleBlock
+from trifold.nn.stack import ConvolutionBlock, ReversibleBlock
 from trifold.pipeline import Pipeline
 from trifold.text import TokenizerSettings, train_tokenizer
 
@@ -156,7 +156,7 @@ class _Steps(list[Step]):
             self.equals(f"{name}.feed_forward.output")
             state = name.replace("blocks", "states")
             return self.add("residual", "x + (a + f)", x + (a + f), state, x=x, a=a, f=f)
-        other, x = x.chunk(2, -1) if isinstance(block, ReversibleBlock) else (None, x)
+        first, (other, x) = x, x.chunk(2, -1) if isinstance(block, ReversibleBlock) else (None, x)
         for part in ("self_attention", "cross_attention", "feed_forward"):
             if (residual := getattr(block, part)) is not None:
                 point, run = f"{name}.{part}", self.feed_forward if part == "feed_forward" else self.attention
@@ -169,6 +169,11 @@ class _Steps(list[Step]):
                 x = self.add("residual", "x + dx", base + y, x=base, dx=y)
                 x = self.norm("norm", residual.after, x)
                 self.equals(point)
+        if isinstance(block, ConvolutionBlock):  # one step
+            y = block.convolve(first, inputs.mask)
+            self.add("convolution", "f(Σ W_j x_(t+j) + b)", y, f"{name}.convolved", x=first)
+            x = self.add("residual", "x + dx", x + y, x=x, dx=y)
+            x = self.norm("norm", block.norm, x, f"{name}.norm")
         if other is None:
             return x
         state = name.replace("blocks", "states")

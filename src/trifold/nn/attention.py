@@ -43,7 +43,8 @@ class AttentionInputs(NamedTuple):
 class Attention(nn.Module):
     """Multi-head self-attention, or cross-attention if `memory` is given. It is stateless: a cache is an argument.
 
-    crosses: cross-attention, without relative positions, because the keys belong to another sequence.
+    memory_width: of the states that cross-attention reads; it has no relative positions, because the keys belong to
+        another sequence.
 
     Queries and keys may be normalized, each head or all heads together (Henry et al. 2020, "QK-norm").
 
@@ -53,21 +54,21 @@ class Attention(nn.Module):
 
     watched = False
 
-    def __init__(self, config: ModelConfig, layer: int = 0, *, crosses: bool = False) -> None:
+    def __init__(self, config: ModelConfig, layer: int = 0, *, memory_width: int | None = None) -> None:
         super().__init__()
-        width, bias = config.head_width, config.attention_bias
+        width, bias, read = config.head_width, config.attention_bias, memory_width or config.d_model
         self.head_width = width
         self.groups = config.n_heads // config.kv_heads
         self.q_proj = Linear(config.d_model, config.n_heads * width, bias=bias)
-        self.k_proj = Linear(config.d_model, config.kv_heads * width, bias=bias)
-        self.v_proj = Linear(config.d_model, config.kv_heads * width, bias=bias)
+        self.k_proj = Linear(read, config.kv_heads * width, bias=bias)
+        self.v_proj = Linear(read, config.kv_heads * width, bias=bias)
         self.o_proj = Linear(config.n_heads * width, config.d_model, bias=config.out_bias)
         norm_width = {None: 0, "head": width, "width": config.n_heads * width}[config.qk_norm]
         key_width = width if config.qk_norm == "head" else config.kv_heads * width
         self.q_norm = new_norm(config, norm_width) if norm_width else None
         self.k_norm = new_norm(config, key_width) if norm_width else None
         self.sinks = nn.Parameter(torch.empty(config.n_heads)) if config.attention_sinks else None
-        relative = None if crosses else SCORES.get(config.positions)
+        relative = None if memory_width else SCORES.get(config.positions)
         self.relative = None if relative is None else relative(config)
         self.drop = Dropout(config.attention_dropout)
         self.queries, self.keys, self.values = HookPoint(), HookPoint(), HookPoint()

@@ -28,6 +28,20 @@ Activation = Literal["relu", "relu2", "gelu", "gelu-tanh", "quick-gelu", "silu",
 Head = Literal["lm", "pooler", "next-sentence", "sequence", "choice", "token", "span", "replaced", "boundary"]
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
 MAX_CLASSES = 2**20  # beyond any model in use, as MAX_LAYERS
+# Sizes of the decoder -> those of the encoder, which are their defaults.
+DECODER_SIZES = {
+    **{"d_decoder": "d_model", "n_decoder_layers": "n_layers", "n_decoder_heads": "n_heads"},
+    **{"n_decoder_kv_heads": "n_kv_heads", "d_decoder_head": "d_head", "d_decoder_ff": "d_ff"},
+    "max_decoder_positions": "max_positions",
+}
+
+
+class Convolution(Settings):
+    """A convolution over the embeddings of near tokens, added to the output of the first layer (DeBERTa v2)."""
+
+    kernel: int = Field(3, gt=0, lt=1024, description="tokens that it reads, an odd number")
+    groups: int = Field(1, gt=0, description="groups of channels")
+    activation: Literal["gelu", "relu", "silu", "tanh"] = Field("gelu", description="of its output")
 
 
 class ModelConfig(Settings):
@@ -43,6 +57,7 @@ class ModelConfig(Settings):
         None, gt=0, description="longest sequence of the decoder; default: max_positions"
     )
     d_model: int = Field(512, gt=0)
+    d_decoder: int | None = Field(None, gt=0, description="d_model of the decoder; default: d_model")
     d_embedding: int | None = Field(None, gt=0, description="width of the embeddings before a projection")
     n_layers: int = Field(6, gt=0, le=MAX_LAYERS, description="layers of each stack")
     n_decoder_layers: int | None = Field(
@@ -51,7 +66,11 @@ class ModelConfig(Settings):
     n_heads: int = Field(8, gt=0)
     n_decoder_heads: int | None = Field(None, gt=0, description="decoder heads; default: n_heads")
     n_kv_heads: int | None = Field(None, gt=0, description="heads of keys and values; default: n_heads")
+    n_decoder_kv_heads: int | None = Field(
+        None, gt=0, description="those of the decoder; default: n_kv_heads"
+    )
     d_head: int | None = Field(None, gt=0, description="width of a head; default: d_model / n_heads")
+    d_decoder_head: int | None = Field(None, gt=0, description="d_head of the decoder; default: d_head")
     d_ff: int = Field(2048, gt=0)
     d_decoder_ff: int | None = Field(None, gt=0, description="d_ff of the decoder; default: d_ff")
     token_projection: bool = Field(
@@ -142,6 +161,7 @@ class ModelConfig(Settings):
     gate_limit: float | None = Field(None, gt=0, description="gated: clamp both factors; add 1 to in_proj x")
     experts: Experts | None = Field(None, description="mixture of experts instead of the network")
     feed_forward_bias: bool = True
+    convolution: Convolution | None = Field(None, description="encoder: convolution beside the first layer")
 
     # Attention
     attention_bias: bool = Field(False, description="biases of all projections of attention")
@@ -353,14 +373,11 @@ class ModelConfig(Settings):
 
     @property
     def decoder_side(self) -> ModelConfig:
-        """The config with the decoder's sizes as n_layers, n_heads, d_ff, max_positions and sliding_window."""
+        """The config with the decoder's sizes in place of the encoder's (DECODER_SIZES), and its sliding_window."""
         window = self.decoder_window
         return self.model_copy(
             update={
-                "n_layers": self.decoder_layers,
-                "n_heads": self.n_decoder_heads or self.n_heads,
-                "d_ff": self.d_decoder_ff or self.d_ff,
-                "max_positions": self.max_decoder_positions or self.max_positions,
+                **{ours: getattr(self, own) or getattr(self, ours) for own, ours in DECODER_SIZES.items()},
                 "sliding_window": self.sliding_window if window is None else window or None,
                 "global_projections": False,
                 "summary_block": None,
@@ -373,6 +390,11 @@ class ModelConfig(Settings):
         """The stacks of this shape, "encoder" and "decoder", each with its sizes."""
         stacks = {"encoder": self} if self.encoder_layers else {}
         return stacks | ({"decoder": self.decoder_side} if self.decoder_layers else {})
+
+    @property
+    def output_side(self) -> ModelConfig:
+        """The config with the sizes of the last stack, whose states heads read."""
+        return self.decoder_side if self.decoder_layers else self
 
     def has_final_norm(self, side: Literal["encoder", "decoder"]) -> bool:
         """Whether a stack ends with a norm; by default it does if its layers do not."""

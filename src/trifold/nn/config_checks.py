@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -14,19 +15,23 @@ def first_problem(config: ModelConfig) -> str | None:
     """The first inconsistency, or None."""
     checks = [_needs, _sizes, _layers, _experts, _linear_attention, _sparse_attention, _latent]
     checks += [_positions, _disentangled, _rotary_scaling, _images, _heads]
-    return next((problem for check in checks for problem in check(config)), None)
+    found = (problem for check in checks for problem in check(config))
+    own = [_linear_attention, _latent, _positions, _rotary_scaling]  # of sizes that the decoder may have too
+    more = (f"decoder: {problem}" for check in own for problem in check(config.decoder_side))
+    return next(chain(found, more), None)
 
 
 # Values of a setting, and the keys that need one of them.
 _NEEDED = {
     "shape": {
-        "encoder-decoder": "target_vocab_size n_decoder_heads d_decoder_ff decoder_window max_decoder_positions "
-        "starts_with_last",
+        "encoder-decoder": "target_vocab_size d_decoder n_decoder_heads n_decoder_kv_heads d_decoder_head "
+        "d_decoder_ff decoder_window max_decoder_positions starts_with_last",
         "encoder or encoder-decoder": "global_tokens global_projections summary_block sparse_blocks",
-        "encoder": "segment_offsets query_stream patch_size",
+        "encoder": "segment_offsets query_stream patch_size convolution",
         "decoder": "recurrence",
     },
     "residual": {"sequential": "query_stream span_layer"},
+    "norm_placement": {"post": "convolution"},
     "attention": {"favor": "n_features", "low-rank": "rank", "spans": "span_keys", "lsh": "lsh"},
     "positions": {
         "rotary": "rotary_width rotary_pairs rotary_theta rotary_scaling rotary_local_theta rotary_pattern",
@@ -49,19 +54,20 @@ def _needs(config: ModelConfig) -> Iterator[str]:
 
 
 def _sizes(config: ModelConfig) -> Iterator[str]:
-    for heads, name in ((config.n_heads, "n_heads"), (config.n_decoder_heads, "n_decoder_heads")):
-        if heads is None:
-            continue
-        if config.d_head is None and config.d_model % heads:
-            divisors = ", ".join(
-                str(n) for n in range(1, min(config.d_model, 64) + 1) if config.d_model % n == 0
-            )
+    own = {"n_heads": "n_decoder_heads", "n_kv_heads": "n_decoder_kv_heads", "d_model": "d_decoder"}
+    named = (theirs if getattr(config, theirs) else ours for ours, theirs in own.items())
+    for sized, (heads, kv_heads, width) in ((config, own), (config.decoder_side, named)):
+        if sized.d_head is None and sized.d_model % sized.n_heads:
+            divisors = (n for n in range(1, min(sized.d_model, 64) + 1) if sized.d_model % n == 0)
             yield (
-                f"{name} {heads} does not divide d_model {config.d_model}: "
-                f"choose one of {divisors}, or set d_head"
+                f"{heads} {sized.n_heads} does not divide {width} {sized.d_model}: "
+                f"choose one of {', '.join(map(str, divisors))}, or set d_head"
             )
-        if config.n_kv_heads is not None and heads % config.n_kv_heads:
-            yield f"n_kv_heads {config.n_kv_heads} does not divide {name} {heads}"
+        if sized.n_kv_heads is not None and sized.n_heads % sized.n_kv_heads:
+            yield f"{kv_heads} {sized.n_kv_heads} does not divide {heads} {sized.n_heads}"
+    shares = config.target_vocab_size is None and config.d_embedding is None
+    if shares and config.d_decoder not in (None, config.d_model):
+        yield "d_decoder: stacks of two widths share no embeddings: set target_vocab_size, or d_embedding"
 
 
 def _layers(config: ModelConfig) -> Iterator[str]:
@@ -97,6 +103,12 @@ def _layers(config: ModelConfig) -> Iterator[str]:
         yield "window_pattern has numbers, but no local layer, which has sliding_window: write local for one of them"
     if config.sliding_window is None and config.decoder_window is not None:
         yield "decoder_window needs sliding_window, that of the encoder"
+    if (part := config.convolution) is not None:
+        if part.kernel % 2 == 0 or config.d_model % part.groups:
+            yield f"convolution: kernel {part.kernel} must be odd, and groups {part.groups} divide {config.d_model}"
+        others = config.block_of_layer or config.query_stream or config.summary_block or config.patch_size
+        if others or config.attention == "spans":
+            yield "convolution excludes block_of_layer, query_stream, summary_block, patch_size and attention: spans"
 
 
 def _experts(config: ModelConfig) -> Iterator[str]:
@@ -279,10 +291,11 @@ def _heads(config: ModelConfig) -> Iterator[str]:
     if config.lm_head_transform is not None and "lm" not in heads:
         yield "lm_head_transform needs lm in heads"
     plain = "lm" in heads and config.tie_lm_head and config.lm_head_transform is None
-    if plain and config.embedding_width != config.state_width:
+    table, states = config.output_side.embedding_width, config.output_side.state_width
+    if plain and table != states:
         yield (
-            f"a tied head of width {config.embedding_width} (the embeddings) cannot read states of width "
-            f"{config.state_width}: set lm_head_transform, or tie_lm_head: false"
+            f"a tied head of width {table} (the embeddings) cannot read states of width "
+            f"{states}: set lm_head_transform, or tie_lm_head: false"
         )
     if config.token_projection and (config.d_embedding is None or config.shape != "decoder"):
         yield "token_projection needs d_embedding, the width of tokens and of projected states, and shape: decoder"

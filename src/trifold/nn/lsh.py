@@ -30,8 +30,9 @@ from trifold.nn.config import ModelConfig
 from trifold.nn.layers import Dropout
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
-from trifold.nn.rng import thread_rng
+from trifold.nn.rng import recompute, thread_rng
 
+MAX_SCORES = 2**24  # of a layer, from which memory matters more than time
 MASKED, SELF = -1e9, -1e5  # scores; the weight of a query itself is 0 unless all others are masked
 
 
@@ -80,20 +81,31 @@ class LSHAttention(Attention):
         real, out = F.pad(real, (0, pad)), torch.zeros_like(v)
         for length in lengths[counts > 0].unique().tolist():
             index = (lengths == length).nonzero()[:, 0]
-            found = self._attended(
+            found = self._of_length(
                 *(x.index_select(0, index) for x in (q, k, v, real)), mask=mask, length=length
             )
             out = out.index_copy(0, index, found)
         return out[:, :, :tokens]
 
-    def _attended(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor, *, mask: Mask, length: int) -> Tensor:
-        """(B, H, T, D) -> (B, H, T, D), where `real` (B, T) tokens count, padded to L = length."""
-        chunk, is_one = min(self.chunk, length), length <= self.chunk
-        if self.sorts and not is_one:
+    def _of_length(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor, *, mask: Mask, length: int) -> Tensor:
+        """(B, H, T, D) -> (B, H, T, D), where `real` (B, T) tokens count, padded to L = length.
+
+        If there are many scores, one head at a time, and again in the backward pass.
+        """
+        if self.sorts and length > self.chunk:
             order = self.order(k, real, length, mask)
         else:
             order = real.long().argsort(dim=1, descending=True, stable=True)[:, None, None]
         order = order.expand(-1, q.shape[1], -1, -1)[..., :length]  # (B, H, R, L)
+        if order.numel() * 2 * self.chunk <= MAX_SCORES:
+            return self._attended(q, k, v, order, real, mask.causal)
+        heads = zip(*(x.split(1, 1) for x in (q, k, v, order)), strict=True)
+        return torch.cat([recompute(self._attended, *head, real, mask.causal) for head in heads], 1)
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, order: Tensor, real: Tensor, causal: bool) -> Tensor:
+        """q, k, v (B, H, T, D), order (B, H, R, L) -> (B, H, T, D)."""
+        length = order.shape[-1]
+        chunk, is_one = min(self.chunk, length), length <= self.chunk
         padding = (torch.arange(length, device=q.device) >= real.sum(1, keepdim=True))[:, None, None]
 
         def chunks(x: Tensor) -> Tensor:
@@ -118,9 +130,9 @@ class LSHAttention(Attention):
             k = k * torch.rsqrt(k.square().mean(-1, keepdim=True) + 1e-6)  # k √D / |k|
         scores = chunks(q * q.shape[3] ** -0.5) @ around(chunks(k)).mT
         scores = scores.to(torch.promote_types(q.dtype, torch.float32))
-        scores = scores.masked_fill(keys > (queries if mask.causal else real.shape[1] - 1), MASKED)
+        scores = scores.masked_fill_(keys > (queries if causal else real.shape[1] - 1), MASKED)
         if self.sorts:
-            scores = scores.masked_fill(keys == queries, SELF)
+            scores = scores.masked_fill_(keys == queries, SELF)
         z = scores.logsumexp(-1, keepdim=True)
         out = self.drop((scores - z).exp().to(v.dtype)) @ around(chunks(v))
         out, z = unsorted(out), unsorted(z)

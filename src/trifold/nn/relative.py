@@ -79,13 +79,7 @@ class RelativeOffsets(nn.Module):
         return self.weight[self._buckets(distances, mask)].permute(0, 3, 1, 2)
 
     def _of_pairs(
-        self,
-        mask: Mask,
-        positions: Tensor,
-        q: slice | Tensor,
-        k: slice | Tensor,
-        weight: Tensor,
-        *summary_weight: Tensor,
+        self, mask: Mask, positions: Tensor, q: slice | Tensor, k: slice | Tensor, *weights: Tensor
     ) -> Tensor:
         own, others = at_pairs(positions, q, k)
         index = self._buckets(others - own, mask)
@@ -94,8 +88,8 @@ class RelativeOffsets(nn.Module):
             own, others = at_pairs(blocks, q, k)
             numbers = torch.arange(blocks.shape[1], device=blocks.device)[None]
             is_summary = at_pairs(numbers, q, k)[1] >= mask.summaries.tokens
-            index = torch.where(is_summary, len(weight) + self._buckets(others - own, mask), index)
-        return torch.cat([weight, *summary_weight])[index[:, 0]].permute(0, 3, 1, 2)
+            index = torch.where(is_summary, len(weights[0]) + self._buckets(others - own, mask), index)
+        return torch.cat(weights)[index[:, 0]].permute(0, 3, 1, 2)
 
     def _buckets(self, distances: Tensor, mask: Mask) -> Tensor:
         return buckets(distances, len(self.weight), self.farthest, both_ways=not mask.causal)

@@ -4,10 +4,13 @@ Workers that train side by side must not share a generator: the order of their d
 """
 
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 _thread = threading.local()
 
@@ -47,3 +50,17 @@ class ReplayThreadRng(AbstractContextManager[None]):
 
     def __exit__(self, *_: object) -> None:
         _thread.generator = self._before
+
+
+def recompute(run: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    """run(…), which saves only its inputs and runs again in the backward pass (Chen et al. 2016, section 4).
+
+    The same bits as without, dropout included. The first input is a tensor.
+    """
+    # PyTorch restores the global generators, for all threads at once; needed only if this thread has none of its own.
+    uses_global_rng = thread_rng() is None or inputs[0].device.type != "cpu"
+    contexts = nullcontext(), ReplayThreadRng()
+    out: Tensor = checkpoint(
+        run, *inputs, use_reentrant=False, preserve_rng_state=uses_global_rng, context_fn=lambda: contexts
+    )
+    return out

@@ -20,7 +20,7 @@ from trifold.nn.config_parts import Recurrence
 from trifold.nn.experts import MixtureOfExperts
 from trifold.nn.hooks import HookPoint
 from trifold.nn.latent import LatentAttention
-from trifold.nn.layers import Dropout, FeedForward, Residual, new_norm
+from trifold.nn.layers import ACTIVATIONS, Dropout, FeedForward, Residual, new_norm
 from trifold.nn.linear_attention import KernelAttention, LowRankAttention
 from trifold.nn.lsh import LSHAttention
 from trifold.nn.masks import Blocks, Mask
@@ -72,14 +72,15 @@ def feed_forward(config: ModelConfig, layer: int) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Self-attention, cross-attention (if `crosses`), feed-forward."""
+    """Self-attention, cross-attention to a memory of that width, if any, and feed-forward."""
 
-    def __init__(self, config: ModelConfig, layer: int = 0, *, crosses: bool) -> None:
+    def __init__(self, config: ModelConfig, layer: int = 0, *, memory_width: int | None) -> None:
         super().__init__()
         self.self_attention = Residual(self_attention(config, layer), config)
         if layer == 0 and not config.first_norm:
             self.self_attention.enter = nn.Identity()
-        self.cross_attention = Residual(Attention(config, layer, crosses=True), config) if crosses else None
+        cross = Attention(config, layer, memory_width=memory_width) if memory_width else None
+        self.cross_attention = None if cross is None else Residual(cross, config)
         self.feed_forward = Residual(feed_forward(config, layer), config)
 
     def forward(self, x: Tensor, inputs: LayerInputs, cache: LayerCache | None = None) -> Tensor:
@@ -93,6 +94,32 @@ class Block(nn.Module):
         """The query stream with the same weights: g (B, P, E) attends to x (B, T, E) -> (B, P, E)."""
         g = self.self_attention(g, self.self_attention.enter(x), mask=inputs.mask, bias=inputs.bias)
         return self.feed_forward(g)
+
+
+class ConvolutionBlock(Block):
+    """norm(Block(x) + f(drop(y))), where y_t = Σ_j W_j x_{t+j} + b with |j| ≤ k // 2, and x is 0 outside of the text
+    (the first layer of DeBERTa v2, He et al. 2021).
+    """
+
+    def __init__(self, config: ModelConfig, layer: int = 0, *, memory_width: int | None) -> None:
+        super().__init__(config, layer, memory_width=memory_width)
+        assert config.convolution is not None, "a config without convolution"
+        width, kernel, groups = config.d_model, config.convolution.kernel, config.convolution.groups
+        self.convolution = nn.Conv1d(width, width, kernel, padding=kernel // 2, groups=groups)
+        self.drop, self.activation = Dropout(config.dropout), ACTIVATIONS[config.convolution.activation]
+        self.convolved, self.norm = HookPoint(), new_norm(config)
+
+    def forward(self, x: Tensor, inputs: LayerInputs, cache: LayerCache | None = None) -> Tensor:
+        """x (B, T, E) -> (B, T, E)."""
+        return self.norm(super().forward(x, inputs, cache) + self.convolve(x, inputs.mask))
+
+    def convolve(self, x: Tensor, mask: Mask) -> Tensor:
+        """f(drop(y)): x (B, T, E), or packed (1, N, E), -> the same shape."""
+        packing = mask.packing
+        x = x if packing is None else packing.grid(x)
+        x = x if mask.keys is None else x.masked_fill(~mask.keys[..., None], 0)
+        y = self.activation(self.drop(self.convolution(x.mT).mT.contiguous()))
+        return self.convolved(y if packing is None else packing.flat(y))
 
 
 class ReversibleBlock(Block):
@@ -120,9 +147,9 @@ class ParallelBlock(nn.Module):
     Parameters are named as in a sequential pre-norm block; a shared norm is `self_attention.enter`.
     """
 
-    def __init__(self, config: ModelConfig, layer: int = 0, *, crosses: bool) -> None:
+    def __init__(self, config: ModelConfig, layer: int = 0, *, memory_width: int | None) -> None:
         super().__init__()
-        assert not crosses, "a parallel block has no cross-attention"
+        assert memory_width is None, "a parallel block has no cross-attention"
         self.two_norms = config.residual == "parallel-two-norms"
         norm = new_norm(config) if self.two_norms else nn.Identity()
         parts = {"enter": new_norm(config), "sublayer": self_attention(config, layer), "output": HookPoint()}
@@ -158,13 +185,16 @@ class Stack(nn.Module):
         self, config: ModelConfig, side: Literal["encoder", "decoder"], *, crosses: bool = False
     ) -> None:
         super().__init__()
+        memory_width = config.d_model if crosses else None
         config = config.decoder_side if side == "decoder" else config
         self.config = config
         self.run_block: Callable[..., Tensor] = call
         self.order = config.block_of_layer or tuple(range(config.n_layers))
         block = BLOCKS[config.residual]
+        first = block if config.convolution is None else ConvolutionBlock
         self.blocks = nn.ModuleList(
-            block(config, layer, crosses=crosses) for layer in range(max(self.order) + 1)
+            (block if layer else first)(config, layer, memory_width=memory_width)
+            for layer in range(max(self.order) + 1)
         )
         self.states = nn.ModuleList(HookPoint("state") for _ in self.order)
         has_norm = config.has_final_norm(side)

@@ -58,16 +58,17 @@ class Transformer(nn.Module):
         source = TokenEmbedding(config.vocab_size, config.embedding_width) if has_tokens else None
         target = source
         if config.target_vocab_size is not None:
-            target = TokenEmbedding(config.target_vocab_size, config.embedding_width)
+            target = TokenEmbedding(config.target_vocab_size, config.decoder_side.embedding_width)
         self.encoder_embeddings = _embeddings(config, source) if encodes else None
         self.encoder = Stack(config, "encoder") if encodes else None
         self.decoder_embeddings = _embeddings(config.decoder_side, target) if decodes else None
         self.decoder = Stack(config, "decoder", crosses=encodes) if decodes else None
         projects = config.token_projection
         self.projection = Linear(config.d_model, config.state_width, bias=False) if projects else None
-        self.lm_head = _lm_head(config, target) if "lm" in config.chosen_heads else None
+        last = config.output_side
+        self.lm_head = _lm_head(last, target) if "lm" in config.chosen_heads else None
         self.heads = nn.ModuleDict(
-            {name.replace("-", "_"): HEADS[name](config) for name in config.chosen_heads if name in HEADS}
+            {name.replace("-", "_"): HEADS[name](last) for name in config.chosen_heads if name in HEADS}
         )
         if initialize:
             self.reset_parameters()
@@ -82,7 +83,8 @@ class Transformer(nn.Module):
                 # The only weights with one axis are those of norms.
                 parameter.fill_(float(name.endswith("weight") and self.config.norm_weight != "plus-one"))
             elif name.endswith(("tokens.weight", "positions.weight", "token_types.weight", "lm_head.weight")):
-                nn.init.normal_(parameter, std=self.config.d_model**-0.5)
+                side = self.config if name.startswith("encoder") else self.config.output_side
+                nn.init.normal_(parameter, std=side.d_model**-0.5)
             else:
                 nn.init.xavier_uniform_(parameter)
 

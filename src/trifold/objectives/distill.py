@@ -130,6 +130,7 @@ class DistillSettings(ObjectiveSettings):
                 f"{name} has {teacher.max_positions:,} positions, the student {student.max_positions:,}; set "
                 f"model.max_positions={teacher.max_positions}"
             )
+        teacher, student = teacher.output_side, student.output_side
         if self.cosine and teacher.d_model != student.d_model:
             yield (
                 f"task.cosine: the states of the student have width {student.d_model}, those of the teacher "

@@ -123,9 +123,13 @@ class BuildContext:
         return tokenizer
 
     def config_for(self, tokenizer: Tokenizer) -> ModelConfig:
-        """The model's config with the vocabulary size and special ids of its only tokenizer."""
+        """The model's config with the vocabulary size and special ids of its only tokenizer. A table of the decoder has
+        at least that size.
+        """
+        size, own = tokenizer.vocab_size, self.model.target_vocab_size
+        sizes = {"vocab_size": size, "target_vocab_size": None if own is None else max(own, size)}
         ids = {f"{role}_id": tokenizer.required(role) for role in ("pad", "bos", "eos")}
-        return self.model.model_copy(update={"vocab_size": tokenizer.vocab_size} | ids)
+        return self.model.model_copy(update=sizes | ids)
 
 
 @dataclass(frozen=True)

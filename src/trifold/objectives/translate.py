@@ -70,8 +70,8 @@ class TranslateSettings(ObjectiveSettings):
         train, valid = context.read(self.read)
         source, target = _load_or_train_tokenizers(context, train)
         config = context.config_for(source)
-        target_size = None if context.tokenizer.joint else target.vocab_size
-        config = config.model_copy(update={"target_vocab_size": target_size})
+        if not context.tokenizer.joint:
+            config = config.model_copy(update={"target_vocab_size": target.vocab_size})
         objective = self.create(context, source, target, start_id=config.start_id)
         valid = context.select_readable(valid, objective.examples(valid), "pairs")
         dropout, epochs = context.tokenizer.dropout, context.tokenizer.dropout_epochs

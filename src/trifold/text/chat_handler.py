@@ -103,20 +103,16 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
 
 
-def environment() -> Environment:
-    """The functions, block trimming and loop controls that templates of the ecosystem expect."""
+@lru_cache(maxsize=1)
+def _compile(template: str) -> jinja2.Template:
+    """A template with the functions, block trimming and loop controls that those of the ecosystem expect."""
     env = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
     env.filters["tojson"] = _tojson
     env.globals.update(
         raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=PublicNamespace, dict=dict
     )
     env.globals.pop("lipsum")
-    return env
-
-
-@lru_cache(maxsize=1)
-def _compile(template: str) -> jinja2.Template:
-    return environment().from_string(template)
+    return env.from_string(template)
 
 
 def answer(request: dict[str, Any]) -> dict[str, str]:

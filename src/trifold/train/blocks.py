@@ -1,17 +1,16 @@
 """Options for the blocks of a model in training: recomputed in the backward pass (checkpointing), or compiled."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from trifold.nn.experts import MixtureOfExperts
 from trifold.nn.lsh import LSHAttention
-from trifold.nn.rng import ReplayThreadRng, thread_rng
+from trifold.nn.rng import recompute
 from trifold.nn.stack import LayerInputs, Stack
 
 # All blocks share one compiled function, with a graph per kind of mask, window and scale of a layer.
@@ -20,23 +19,14 @@ UNCOMPILED = (MixtureOfExperts, LSHAttention)
 
 
 def recomputed(block: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Tensor:
-    """block(…), which saves only its inputs and runs again in the backward pass (Chen et al. 2016, section 4).
-
-    The same bits as without, dropout included, in about a third more time.
-    """
+    """block(…), which saves only its inputs and runs again in the backward pass, in about a third more time."""
 
     def run(*inputs: Any) -> Any:
         # A mask caches its tensors; the second run must compute what the first one computed.
         fresh = (_with_new_masks(each) if isinstance(each, LayerInputs) else each for each in inputs)
         return block(*fresh, **kwargs)
 
-    # PyTorch restores the global generators, for all threads at once; needed only if this thread has none of its own.
-    uses_global_rng = thread_rng() is None or inputs[0].device.type != "cpu"
-    contexts = nullcontext(), ReplayThreadRng()
-    out: Tensor = checkpoint(
-        run, *inputs, use_reentrant=False, preserve_rng_state=uses_global_rng, context_fn=lambda: contexts
-    )
-    return out
+    return recompute(run, *inputs)
 
 
 def _with_new_masks(inputs: LayerInputs) -> LayerInputs:

@@ -91,7 +91,7 @@ def saved_elements(
 
     With E the model width, A = H·D and F the feed-forward width, a sub-layer saves per token: its input, the inputs of
     its norms (an RMS norm: also the scaled values) and the dropout mask (E each; once for parallel sub-layers).
-    Attention adds q, k, v and its output twice, by heads and merged (A each), and H·S weights unless a fused kernel
+    Attention adds q, k, v and its output, by heads and merged (A each), and H·S weights unless a fused kernel
     recomputes them. The feed-forward network adds the inputs of its activation (F, and F of a gate), and also the
     outputs with activation dropout or int8 training.
 
@@ -104,16 +104,19 @@ def saved_elements(
         crosses = side == "decoder" and config.shape == "encoder-decoder"
         kept = sum(_kept_keys(sized, layer, length, side) for layer in range(sized.n_layers)) / sized.n_layers
         kept += length if crosses else 0
-        block = _saved_by_block(sized, kept, length, mask, attentions=2 if crosses else 1, int8=int8)
+        block = _saved_by_block(
+            sized, kept, length, mask, attentions=2 if crosses else 1, int8=int8, compiled=compiled
+        )
         block += sized.d_ff if config.activation_dropout and not compiled else 0
-        inputs = config.stream_width if is_reversible else sized.n_layers * config.d_model
+        inputs = config.stream_width if is_reversible else sized.n_layers * sized.d_model
         layers += inputs + block if recompute or is_reversible else sized.n_layers * block
-    stacks = len(config.stacks)
+        # The output of the stack, and the input of its final norm.
+        layers += sized.d_model * (1 + mask + (_READ[config.norm] if config.norm_placement != "post" else 0))
     if config.attention == "spans":
         tokens = tokens * level_starts(length, config.span_keys)[-1] // length
-    # The outputs of the stacks, and the inputs of their final norms.
-    ends = stacks + (_READ[config.norm] * stacks if config.norm_placement != "post" else 0)
-    return tokens * (layers + config.d_model * (ends + stacks * mask))
+    if config.convolution is not None:  # its input without padding, and those of its activation and its norm
+        layers += config.d_model * (2 + _READ[config.norm] + mask)
+    return tokens * layers
 
 
 _READ = {"layer": 1, "rms": 2}  # tensors of width E that a norm saves
@@ -129,8 +132,19 @@ def _kept_keys(config: ModelConfig, layer: int, length: int, side: str) -> int:
     return 0 if config.sparse_blocks is None else 2 * config.sparse_blocks.size
 
 
+def _is_packed(config: ModelConfig, length: int) -> bool:
+    """Whether attention is that of packed rows in compiled loops, which saves the weights, and its output only once."""
+    is_other = config.attention != "softmax" or config.latent is not None or config.kv_heads < config.n_heads
+    has_offsets = config.positions in ("rotary", "relative", "relative-sinusoidal", "disentangled", "alibi")
+    is_scaled = config.qk_norm or config.attention_scale or config.attention_scale_by_layer
+    reads_weights = config.attention_dropout or config.attention_sinks or config.score_soft_cap
+    return length <= 512 and not (
+        is_other or has_offsets or is_scaled or reads_weights or config.sliding_window
+    )
+
+
 def _saved_by_block(
-    config: ModelConfig, kept: float, length: int, mask: int, attentions: int, *, int8: bool
+    config: ModelConfig, kept: float, length: int, mask: int, attentions: int, *, int8: bool, compiled: bool
 ) -> int:
     """Elements per token, saved by the residuals and the sub-layers of one block; kept: see `_kept_keys`."""
     merged = config.n_heads * config.head_width
@@ -143,7 +157,8 @@ def _saved_by_block(
         "reversible": 2 * each,
     }[config.residual]
     # The attention weights: the softmax, and with dropout a mask and the product.
-    weights_per_key = 3 if config.attention_dropout or config.attention == "lsh" else int(length <= 128)
+    is_packed = compiled and _is_packed(config, length)
+    weights_per_key = 3 if config.attention_dropout or config.attention == "lsh" else int(is_packed)
     weights = round(config.n_heads * weights_per_key * kept)
     if config.attention == "lsh":
         # Copies of q, k, v and the output in each round.
@@ -155,7 +170,7 @@ def _saved_by_block(
     if experts is not None:  # with the inputs of the experts
         width = (experts.per_token + experts.shared) * (experts.d_ff or width)
         residuals += 2 * experts.per_token
-    return config.d_model * residuals + attentions * 5 * merged + weights + width * inner
+    return config.d_model * residuals + attentions * (5 - is_packed) * merged + weights + width * inner
 
 
 def check_fits(memory: TrainingMemory, parameters: int, recipe: Recipe, limit: Limit) -> None:

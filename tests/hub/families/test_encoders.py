@@ -12,10 +12,11 @@ from tests.hub.checkpoints import edit, equal, read, write
 from tests.hub.parity import make
 
 from trifold.costs import count_parameters
-from trifold.errors import CheckpointError, SettingsError
+from trifold.errors import CheckpointError
 from trifold.hub import load_model, read_config, save_model
 from trifold.hub.families import FAMILIES
 from trifold.nn import Inputs, ModelConfig
+from trifold.nn.config import Convolution
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("default")
@@ -30,6 +31,7 @@ PARAMETERS = {
     "electra-small-generator": 13_546_682,
     "mpnet-base": 109_518_527,
     "deberta-v3-base": 183_831_552,
+    "deberta-v2-xlarge": 884_593_152,
 }
 # Keys of a reference config that do not describe the model, or that are derived from others.
 OTHER = {
@@ -76,11 +78,36 @@ def test_distances_of_deberta_v3() -> None:
     assert config.relative_shared and config.relative_norm and not config.learned_positions
 
 
-def test_the_convolution_of_deberta_v2_is_rejected() -> None:
-    values = json.loads((PUBLISHED / "deberta-v2-xlarge.json").read_text())
-    del values["attention_head_size"]
-    with pytest.raises(SettingsError, match="conv_kernel_size"):
-        FAMILIES["deberta-v2"].read(values)
+def test_the_convolution_of_deberta_v2() -> None:
+    family, values = FAMILIES["deberta-v2"], json.loads((PUBLISHED / "deberta-v2-xlarge.json").read_text())
+    config = family.read(values)
+    assert config.convolution == Convolution(kernel=3, groups=1, activation="gelu")
+    written = {"conv_kernel_size": 3, "conv_groups": 1, "conv_act": "gelu"}
+    assert written.items() <= family.write(config).items()
+    without = {key: value for key, value in values.items() if key != "conv_kernel_size"}
+    for plain in (without, values | {"conv_kernel_size": 0}, values | {"conv_kernel_size": -1}):
+        assert (found := family.read(plain)).convolution is None
+        assert not written.keys() & family.write(found).keys()
+    del values["conv_act"]
+    assert family.read(values).convolution == Convolution(activation="tanh")
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_the_convolution_reads_no_padding(left: bool, tmp_path: Path) -> None:
+    """As in the reference, on either side; and each row alone."""
+    model = make("deberta-v2", "ForMaskedLM", conv_kernel_size=5, conv_groups=2)
+    model.save_pretrained(tmp_path)
+    ours, _ = load_model(tmp_path)
+    tokens = torch.randint(6, 38, (3, 9), generator=torch.Generator().manual_seed(0))
+    lengths, columns = torch.tensor([9, 2, 5])[:, None], torch.arange(9)
+    real = columns >= 9 - lengths if left else columns < lengths
+    with torch.no_grad():
+        expected = model(tokens, attention_mask=real.long()).logits
+        got = ours.head_outputs(Inputs(tokens, real))["lm"]
+        torch.testing.assert_close(got[real], expected[real], rtol=0, atol=1e-4)
+        for row in range(3):
+            alone = ours.head_outputs(Inputs(tokens[row : row + 1, real[row]]))["lm"]
+            torch.testing.assert_close(alone[0], got[row, real[row]], rtol=0, atol=1e-4)
 
 
 def test_deberta_has_two_names_of_its_language_model_head(tmp_path: Path) -> None:
@@ -192,6 +219,11 @@ MODERN |= {"embedding_norm": True, "dropout": 0.0, "activation": "gelu", "classi
             POST | {"positions": "disentangled", "relative_log": False, "learned_positions": True},
         ),
         ("deberta-v2", POST | {"positions": "none"}),
+        (
+            "deberta-v2",
+            POST | {"positions": "disentangled", "convolution": {"groups": 2, "activation": "tanh"}},
+        ),
+        ("trifold", POST | {"positions": "learned", "n_token_types": 2, "norm": "rms", "convolution": {}}),
         ("trifold", POST | {"positions": "disentangled", "attention_scale": 0.25}),
     ],
 )

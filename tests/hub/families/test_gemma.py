@@ -67,18 +67,71 @@ def test_a_published_config_is_read_and_written(name: str) -> None:
         family.read(values | {"use_audio": True})
 
 
-def test_stacks_of_different_width_are_rejected() -> None:
+def test_an_encoder_of_9b_and_a_decoder_of_2b() -> None:
     values = PUBLISHED["google/t5gemma-2b-2b-prefixlm-it"]["config"]
     wide = {
         "hidden_size": 3584,
         "intermediate_size": 14336,
         "num_attention_heads": 16,
-        "num_key_value_heads": 8,
+        "num_hidden_layers": 42,
     }
-    with pytest.raises(
-        SettingsError, match=r"decoder\.hidden_size: 2304 differs from that of the encoder, 3584"
-    ):
-        FAMILIES["t5gemma"].read(values | {"encoder": values["encoder"] | wide})
+    wide |= {"num_key_value_heads": 8, "layer_types": ["sliding_attention", "full_attention"] * 21}
+    values |= {"encoder": values["encoder"] | wide}
+    values |= {"decoder": values["decoder"] | {"cross_attention_hidden_size": 3584}}
+    config = FAMILIES["t5gemma"].read(values)
+    encoder, decoder = config.stacks.values()
+    assert (encoder.d_model, encoder.n_layers, encoder.n_heads, encoder.kv_heads, encoder.d_ff) == (
+        *(3584, 42, 16, 8, 14336),
+    )
+    assert (decoder.d_model, decoder.n_layers, decoder.n_heads, decoder.kv_heads, decoder.d_ff) == (
+        *(2304, 26, 8, 4, 9216),
+    )
+    assert encoder.head_width == decoder.head_width == 256
+    written = FAMILIES["t5gemma"].write(config) | {"model_type": "t5gemma"}
+    assert read_by_the_reference(written) == read_by_the_reference(values)
+    with torch.device("meta"):
+        theirs = transformers.T5GemmaForConditionalGeneration(transformers.T5GemmaConfig.from_dict(values))
+    assert count_parameters(config) == sum(each.numel() for each in theirs.parameters())
+
+
+MODULE = TINY["t5gemma"].sizes["decoder"]
+
+
+@pytest.mark.parametrize(
+    ("side", "key", "value"),
+    [
+        *(
+            ("decoder", key, value)
+            for key, value in {"hidden_activation": "silu", "rms_norm_eps": 1e-3}.items()
+        ),
+        *(
+            ("decoder", key, value)
+            for key, value in {"attention_bias": True, "query_pre_attn_scalar": 9}.items()
+        ),
+        ("decoder", "attn_logit_softcapping", 3.0),
+        ("decoder", "rope_parameters", {"rope_type": "default", "rope_theta": 500.0}),
+        ("encoder", "layer_types", ["full_attention"] * 3),
+        ("decoder", "layer_types", ["full_attention", "sliding_attention", "full_attention"]),
+    ],
+)
+def test_stacks_that_differ_otherwise_are_rejected(side: str, key: str, value: Any) -> None:
+    sides = {"encoder": MODULE, "decoder": MODULE, side: MODULE | {key: value}}
+    with pytest.raises(SettingsError, match=rf"decoder\.{key}: .*differs from that of the encoder"):
+        FAMILIES["t5gemma"].read({"vocab_size": 40, **sides})
+
+
+def test_scales_and_rotations_of_stacks_with_different_sizes() -> None:
+    """Each stack may have the scale of its own heads, or both the same; dynamic rotations need equal positions."""
+    family, narrow = FAMILIES["t5gemma"], MODULE | {"head_dim": 4, "query_pre_attn_scalar": 4}
+    same = narrow | {"query_pre_attn_scalar": 6}
+    scales = [
+        family.read({"encoder": MODULE, "decoder": decoder}).attention_scale for decoder in (narrow, same)
+    ]
+    assert scales == [None, 6**-0.5]
+    dynamic = MODULE | {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}
+    assert family.read({"encoder": dynamic, "decoder": dynamic}).rotary_scaling is not None
+    with pytest.raises(SettingsError, match=r"decoder\.max_position_embeddings: 30 differs"):
+        family.read({"encoder": dynamic, "decoder": dynamic | {"max_position_embeddings": 30}})
 
 
 def test_models_of_images_are_rejected_by_name(tmp_path: Path) -> None:
@@ -102,10 +155,21 @@ def test_embeddings_in_bfloat16_are_scaled_like_the_reference(family: str, saved
 # --- generation ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", [*DECODERS, "t5gemma"])
-def test_greedy_texts_equal_the_reference(family: str, tmp_path: Path) -> None:
+WIDE = {"hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 3, "num_hidden_layers": 2}
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        *((family, {}) for family in (*DECODERS, "t5gemma")),
+        ("t5gemma", {"encoder": MODULE | WIDE}),
+        ("t5gemma", {"decoder": MODULE | WIDE | {"head_dim": 10, "query_pre_attn_scalar": 10}}),
+    ],
+    ids=str,
+)
+def test_greedy_texts_equal_the_reference(family: str, sizes: dict[str, Any], tmp_path: Path) -> None:
     """Two prompts of different lengths, beyond the windows."""
-    model = make(family)
+    model = make(family, **sizes)
     model.save_pretrained(tmp_path)
     pipe = trifold.load(tmp_path)
     tokens = torch.randint(3, 40, (2, 7), generator=torch.Generator().manual_seed(4))
@@ -122,6 +186,18 @@ def test_greedy_texts_equal_the_reference(family: str, tmp_path: Path) -> None:
     expected = [row[: row.index(1)] if 1 in row else row for row in rows]
     assert max(map(len, expected)) > 4
     assert pipe.generate_tokens(tokens, real, max_new_tokens=8, bad_words_ids=[[0]]) == expected
+    if sizes:  # beams; matrices in int8
+        options: dict[str, Any] = {
+            "num_beams": 3,
+            "max_new_tokens": 6,
+            "min_new_tokens": 6,
+            "bad_words_ids": [[0]],
+        }
+        best = model.generate(tokens, attention_mask=real.long(), do_sample=False, **options)
+        assert pipe.generate_tokens(tokens, real, **options) == best[:, 1:].tolist()
+        small = trifold.load(tmp_path, weights="int8")
+        exact, rounded = (each.logits(tokens, real, tokens).detach() for each in (pipe, small))
+        assert float((rounded - exact).std() / exact.std()) < 0.1
 
 
 # --- tokenizers ----------------------------------------------------------------------------------------

@@ -35,14 +35,12 @@ ENTRIES = (
 )
 
 
-def _own_dropout(value: float, fields: Fields) -> float | None:
+def _dropout(value: float, fields: Fields) -> float | None:
     """The dropout before the classes; None where it is that of the model."""
     return None if value == fields["dropout"] else value
 
 
-DROPOUT = row(
-    "classifier_dropout", "classifier_dropout", 0.0, load=_own_dropout, heads=LABELED, everywhere=True
-)
+DROPOUT = row("classifier_dropout", "classifier_dropout", 0.0, load=_dropout, heads=LABELED, everywhere=True)
 CLASSES: dict[str, Fields] = {
     "ForConditionalGeneration": {"heads": ("lm",)},
     "Model": {"heads": ()},

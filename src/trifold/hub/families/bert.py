@@ -17,10 +17,8 @@ from trifold.nn.config_parts import MAX_LAYERS
 
 # --- what encoders share -------------------------------------------------------------------------------
 
-ENCODER: Fields = {
-    **{"shape": "encoder", "positions": "learned", "scale_embeddings": False},
-    **{"embedding_norm": True, "attention_bias": True},
-}
+ENCODER: Fields = {"shape": "encoder", "positions": "learned", "scale_embeddings": False}
+ENCODER |= {"embedding_norm": True, "attention_bias": True}
 ENCODER_ONLY = fixed(is_decoder=False, is_encoder_decoder=False, add_cross_attention=False)
 
 # The head of masked language models: dense layer, activation, norm, the embeddings again, and a bias.
@@ -130,15 +128,13 @@ def _load_positions(file: Any, fields: Fields) -> Fields:
     return {"position_offset": offset, "max_positions": size - offset}
 
 
-ROBERTA_HEADS = {
-    "lm_head.dense": "lm_head.dense",
-    "lm_head.norm": "lm_head.layer_norm",
-    "heads.sequence.{layer:dense|out_proj}": "classifier.{layer}",
-    "heads.{head:token|choice}.out_proj": "classifier",
-    "heads.span.out_proj": "qa_outputs",
-}
 ROBERTA_RULES = RULES.related(
-    ROBERTA_HEADS,
+    {
+        "lm_head.dense": "lm_head.dense",
+        "lm_head.norm": "lm_head.layer_norm",
+        "heads.sequence.{layer:dense|out_proj}": "classifier.{layer}",
+        "heads.{head:token|choice}.out_proj": "classifier",
+    },
     without="heads.next_sentence heads.{",
     prefix="roberta",
     lm_head="lm_head.decoder",

@@ -87,7 +87,6 @@ BIG_BIRD = bert.FAMILY.related(
 # --- BigBirdPegasus ------------------------------------------------------------------------------------
 
 ENCODER = {"q": "self.query", "k": "self.key", "v": "self.value", "o": "output"}
-ENCODER = {f"self_attention.sublayer.{ours}_proj": f"self_attn.{theirs}" for ours, theirs in ENCODER.items()}
 BIGBIRD_PEGASUS = bart.BART.related(
     "bigbird_pegasus",
     BLOCKS,
@@ -96,7 +95,10 @@ BIGBIRD_PEGASUS = bart.BART.related(
     stem="BigBirdPegasus",
     constants={"position_offset": 0, "embedding_norm": False, "norm_placement": "pre"},
     rules=bart.RULES.related(
-        {f"{STACK}.final_norm": ".{stack}.layernorm_embedding"} | bart.two_stacks(ENCODER),
+        {f"{STACK}.final_norm": ".{stack}.layernorm_embedding"}
+        | bart.two_stacks(
+            {f"self_attention.sublayer.{p}_proj": f"self_attn.{q}" for p, q in ENCODER.items()}
+        ),
         without="attention feed_forward",
     ),
     without="normalize_embedding",

@@ -33,12 +33,9 @@ from trifold.nn import ModelConfig
 
 # --- Qwen -----------------------------------------------------------------------------------------------
 
-# The first layer with a window.
-FIRST = Entry({"max_window_layers": (Annotated[int, Field(ge=0)], 28)})
-
 QWEN = UNBIASED.related(
     "",
-    FIRST,
+    Entry({"max_window_layers": (Annotated[int, Field(ge=0)], 28)}),  # the first one with a window
     windows(4096, local=lambda file, fields, layer: layer >= file.max_window_layers),
     ids(),
     **resized(vocab=151936, kv_heads=32, inner=22016, positions=32768),
@@ -73,10 +70,9 @@ OLMO2 = UNBIASED.related(
     **resized(vocab=50304, rms_norm_eps=1e-5),
 )
 
-OLMO_BASE = 500_000.0
 OLMO3 = OLMO2.related(
     "olmo3",
-    layered_rope(OLMO_BASE, OLMO_BASE, local_theta=""),
+    layered_rope(500_000.0, 500_000.0, local_theta=""),
     windows(4096, every=4),
     without="partial_rotary_factor original_max_position_embeddings",
 )

@@ -7,7 +7,7 @@ embeddings.
 
 DeBERTa v2 and v3 (He et al. 2021, 2023) are BERT with disentangled content and positions in the scores. Version 3
 shares the projections of both, and was pretrained as the discriminator of ELECTRA. Without `relative_attention` there
-is no position in the scores. The convolution of the larger v2 models is not supported.
+is no position in the scores. The larger v2 models have a convolution beside the first layer.
 
 ModernBERT (Warner et al. 2024) has rotary positions; its layers alternate between windows and all keys, with a base of
 the rotation for each kind. EuroBERT (Boizard et al. 2025) is a bidirectional LLaMA.
@@ -23,7 +23,7 @@ from trifold.hub.families import bert, llama
 from trifold.hub.families.bert import CLASSIFIERS, MASKED_LM, RULES
 from trifold.hub.family import TensorRules
 from trifold.hub.rope import KINDS, LayeredRope, layer_types, layered_rope, load_windows
-from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, repeats, resized, row, rows, up_to
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, nested, repeats, resized, row, rows, up_to
 from trifold.hub.rules import AnyRule, Ignored, Renamed
 from trifold.nn import ModelConfig
 
@@ -35,12 +35,11 @@ WIDTH = Entry(
     lambda file, f: {"d_embedding": None if file.embedding_size == f["d_model"] else file.embedding_size},
     lambda config: {"embedding_size": config.embedding_width},
 )
+ELECTRA_CLASSES = ("sequence", "token", "span")
 ELECTRA = bert.FAMILY.related(
     "electra",
     WIDTH,
-    row(
-        "classifier_dropout", "classifier_dropout", None, heads=("sequence", "token", "span"), explicit=False
-    ),
+    row("classifier_dropout", "classifier_dropout", None, heads=ELECTRA_CLASSES, explicit=False),
     row("summary_last_dropout", "classifier_dropout", 0.1, heads=("choice",)),
     fixed(summary_type="first", summary_use_proj=True, summary_activation="gelu"),
     classes={
@@ -148,10 +147,9 @@ DEBERTA_ATTENTION = {
     "self_attention.sublayer.relative.q_proj": "attention.self.pos_query_proj",
 }
 # Pretrained models have heads with these names.
-LM_HEAD = "lm_predictions.lm_head"
 OLD_NAMES = {
-    f"{LM_HEAD}.bias": "cls.predictions.bias",
-    f"{LM_HEAD}.{{layer:dense|LayerNorm}}.{{part}}": "cls.predictions.transform.{layer}.{part}",
+    "lm_predictions.lm_head.bias": "cls.predictions.bias",
+    "lm_predictions.lm_head.{layer:dense|LayerNorm}.{part}": "cls.predictions.transform.{layer}.{part}",
 }
 
 
@@ -174,27 +172,35 @@ POSITIONS = Entry(
     _load_positions,
     _save_positions,
 )
+CONVOLUTION = {
+    "kernel": ("conv_kernel_size", 0),
+    "groups": ("conv_groups", 1),
+    "activation": ("conv_act", "tanh"),
+}
 DEBERTA = bert.FAMILY.related(
     "deberta-v2",
     row("type_vocab_size", "n_token_types", 0, kind=Annotated[int, Field(ge=0, le=2**16)]),
     row("cls_dropout", "classifier_dropout", None, heads=("sequence", "choice"), explicit=False),
     row("pooler_hidden_act", "pooler_activation", "gelu"),
     POSITIONS,
+    nested("convolution", "conv_kernel_size", **CONVOLUTION),
     # It changes only names; without it, the head uses the table of embeddings in any case.
     Entry({"legacy": (bool, True)}, lambda file, fields: {} if file.legacy else {"tie_lm_head": True}),
     repeats("embedding_size", "hidden_size"),
     repeats("pooler_hidden_size", "hidden_size"),
-    fixed(conv_kernel_size=0, pooler_dropout=0.0),
+    repeats("attention_head_size", "hidden_size", times="num_attention_heads"),
+    fixed(pooler_dropout=0.0),
     classes=bert.classes(ForSequenceClassification=bert.CLASSES["ForSequenceClassification"]),
     rules=RULES.related(
         {"encoder.offsets": ".encoder.rel_embeddings", "encoder.offsets.norm": ".encoder.LayerNorm"}
-        | {"heads.pooler.dense": "pooler.dense"}
+        | {"encoder.blocks.0.convolution": ".encoder.conv.conv"}
+        | {"encoder.blocks.0.norm": ".encoder.conv.LayerNorm", "heads.pooler.dense": "pooler.dense"}
         | DEBERTA_ATTENTION,
         prefix="deberta",
         more=_old_names,
         unused=".embeddings.position_embeddings mask_predictions.{layer:dense|LayerNorm|classifier}",
     ),
-    ignored="conv_act conv_groups",
+    ignored="",
     without="classifier_dropout position_embedding_type",
     **resized(vocab=128100, width=1536, layers=24, heads=24, inner=6144, layer_norm_eps=1e-7),
 )

@@ -12,12 +12,12 @@ from typing import Any, Literal
 from trifold.errors import SettingsError
 from trifold.hub.families import llama
 from trifold.hub.families.gpt import CLASSES, classes
-from trifold.hub.family import LABELED, STACK, Family, TensorRules
+from trifold.hub.family import LABELED, STACK, Family, TensorRules, with_defaults
 from trifold.hub.rope import layered_rope, windows
 from trifold.hub.rows import ACTIVATIONS, SIZE, Ends, Entry, Fields, ids, resized, row, rows, same
 from trifold.nn import ModelConfig
+from trifold.nn.config import DECODER_SIZES
 
-CAUSAL = Entry({"use_bidirectional_attention": (Literal[False] | None, None)})
 # The first files have "gelu", but the model was trained with the approximation.
 GELU = {name: ours for name, ours in ACTIVATIONS.items() if name != "gelu"} | {"gelu": "gelu-tanh"}
 
@@ -34,7 +34,7 @@ GEMMA = llama.UNBIASED.related(
     row("hidden_act", "activation", "gelu_pytorch_tanh", map=GELU),
     Entry({"hidden_activation": (str | None, None)}, _check_activation),
     row("head_dim", "d_head", 256),
-    CAUSAL,
+    Entry({"use_bidirectional_attention": (Literal[False] | None, None)}),
     ids(pad=0, bos=2, eos=1),
     classes=classes("ForQuestionAnswering"),
     constants={"scale_embeddings": True, "embedding_scale_rounded": True, "norm_weight": "plus-one"},
@@ -43,7 +43,6 @@ GEMMA = llama.UNBIASED.related(
 )
 
 # --- Gemma 2 -------------------------------------------------------------------------------------------
-
 
 WINDOWS = windows(4096, every=2)
 NORMS = {
@@ -124,8 +123,8 @@ MODULE = GEMMA2.related(
 IDS = {"pad_token_id": "pad_id", "bos_token_id": "bos_id", "eos_token_id": "eos_id"}
 # Keys that may differ between the stacks.
 OWN = """
-    vocab_size intermediate_size num_hidden_layers num_attention_heads sliding_window layer_types
-    final_logit_softcapping
+    vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
+    sliding_window layer_types final_logit_softcapping
 """.split()
 
 
@@ -143,22 +142,32 @@ def _load_stacks(file: Any, fields: Fields) -> Fields:
         raise SettingsError(f"is_encoder_decoder: {file.is_encoder_decoder} is not supported for this class")
     decoder = decoder if decodes else encoder
     keys, others = MODULE.write(encoder), MODULE.write(decoder)
+    scale = encoder.attention_scale or decoder.attention_scale  # None: by the width of the own heads
+    own = {*OWN, *IDS} | ({"query_pre_attn_scalar"} if scale is None else set())
+    own |= {"max_position_embeddings"} if encoder.rotary_scaling is None else set()
     for key, value in keys.items():
-        if key not in (*OWN, *IDS) and others[key] != value:
+        if key not in own and others[key] != value:
             raise SettingsError(
                 f"decoder.{key}: {others[key]} differs from that of the encoder, {value}; this is not supported"
             )
-    if any(one != other for one, other in zip(keys["layer_types"], others["layer_types"], strict=False)):
-        raise SettingsError("decoder.layer_types: differs from that of the encoder; this is not supported")
     window, decoder_window = encoder.sliding_window, decoder.sliding_window
-    window, decoder_window = window or decoder_window, decoder_window or window
+    if any(one != other for one, other in zip(keys["layer_types"], others["layer_types"], strict=False)):
+        if window is None or decoder_window is not None:
+            raise SettingsError(
+                "decoder.layer_types: differs from that of the encoder; this is not supported"
+            )
+        decoder_window, pattern = 0, encoder.window_pattern
+    else:
+        window, decoder_window = window or decoder_window, decoder_window or window
+        pattern = max(encoder, decoder, key=lambda stack: stack.n_layers).window_pattern
     found = {name: value for name, value in encoder if name not in fields}
     found |= {
         "n_kv_heads": encoder.kv_heads,
         "d_head": encoder.head_width,
+        "attention_scale": scale,
         # The encoder's tokens also attend to keys at that distance.
         "sliding_window": None if window is None else window + 1,
-        "window_pattern": max(encoder, decoder, key=lambda stack: stack.n_layers).window_pattern,
+        "window_pattern": pattern,
         "logit_soft_cap": decoder.logit_soft_cap,
         **{ours: getattr(decoder, ours) for ours in IDS.values()},
     }
@@ -167,18 +176,14 @@ def _load_stacks(file: Any, fields: Fields) -> Fields:
             found[ours] = given[0] if isinstance(given, list) else given
     if not decodes:
         return found
-    return found | {
-        "n_decoder_layers": decoder.n_layers,
-        "n_decoder_heads": decoder.n_heads,
-        "d_decoder_ff": decoder.d_ff,
-        "target_vocab_size": decoder.vocab_size,
-        "decoder_window": decoder_window,
-    }
+    explicit = with_defaults(decoder)
+    found |= {own: getattr(explicit, ours) for own, ours in DECODER_SIZES.items()}
+    return found | {"target_vocab_size": decoder.vocab_size, "decoder_window": decoder_window}
 
 
 def _save_stacks(config: ModelConfig) -> Fields:
     decodes, window = config.shape == "encoder-decoder", config.sliding_window
-    alone: Fields = {"shape": "decoder", "heads": ()}
+    alone: Fields = {"shape": "decoder", "heads": (), **dict.fromkeys(DECODER_SIZES)}
     encoder = config.model_copy(update=alone | {"sliding_window": None if window is None else window - 1})
     decoder = config.decoder_side.model_copy(update=alone | {"vocab_size": config.output_vocab_size})
     sides = {"encoder": encoder, "decoder": decoder if decodes else encoder}

@@ -73,7 +73,6 @@ GPT = BASE.related(
     row("attn_pdrop", "attention_dropout", 0.1),
     ids(bos=50256, eos=50256),
 )
-SCALED: dict[bool, float | None] = {True: None, False: 1.0}  # scale_attn_weights -> attention_scale
 # Keys of a second head, which is not read.
 GPT_IGNORED = """
     summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout summary_last_dropout
@@ -106,7 +105,7 @@ RULES = TensorRules(
 )
 GPT2 = GPT.related(
     "gpt2",
-    row("scale_attn_weights", "attention_scale", True, map=SCALED, explicit=False),
+    row("scale_attn_weights", "attention_scale", True, map={True: None, False: 1.0}, explicit=False),
     row("scale_attn_by_inverse_layer_idx", "attention_scale_by_layer", False),
     stem="GPT2",
     classes=classes(lm="LMHeadModel"),

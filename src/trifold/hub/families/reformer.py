@@ -61,6 +61,24 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     return rules
 
 
+RULES = TensorRules(
+    "reformer",
+    ".embeddings.word_embeddings",
+    {
+        "self_attention.enter": "attention.layer_norm",
+        "self_attention.sublayer.v_proj": "attention.self_attention.value",
+        "self_attention.sublayer.o_proj": "attention.output.dense",
+        "feed_forward.enter": "feed_forward.layer_norm",
+        "feed_forward.sublayer.in_proj": "feed_forward.dense.dense",
+        "feed_forward.sublayer.out_proj": "feed_forward.output.dense",
+        f"{STACK}.final_norm": ".encoder.layer_norm",
+        "heads.sequence.{layer:dense|out_proj}": "classifier.{layer}",
+        "heads.span.out_proj": "qa_outputs",
+    },
+    layer=".encoder.layers.{i}.",
+    more=_more,
+    lm_head="lm_head.decoder",
+)
 FAMILY = bert.FAMILY.related(
     "reformer",
     *rows(d_ff=("feed_forward_size", 512), d_head=("attention_head_size", 64)),
@@ -94,29 +112,10 @@ FAMILY = bert.FAMILY.related(
         "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "tanh"},
         "ForQuestionAnswering": {"heads": ("span",), "classifier_dropout": 0.0},
     },
-    constants={
-        **{"shape": same("shape"), "norm_placement": "pre", "residual": "reversible", "attention": "lsh"},
-        **{"positions": "axial", "embedding_norm": False, "attention_bias": False, "tie_lm_head": False},
-        "activation_dropout": same("dropout"),
-    },
-    rules=TensorRules(
-        "reformer",
-        ".embeddings.word_embeddings",
-        {
-            "self_attention.enter": "attention.layer_norm",
-            "self_attention.sublayer.v_proj": "attention.self_attention.value",
-            "self_attention.sublayer.o_proj": "attention.output.dense",
-            "feed_forward.enter": "feed_forward.layer_norm",
-            "feed_forward.sublayer.in_proj": "feed_forward.dense.dense",
-            "feed_forward.sublayer.out_proj": "feed_forward.output.dense",
-            f"{STACK}.final_norm": ".encoder.layer_norm",
-            "heads.sequence.{layer:dense|out_proj}": "classifier.{layer}",
-            "heads.span.out_proj": "qa_outputs",
-        },
-        layer=".encoder.layers.{i}.",
-        more=_more,
-        lm_head="lm_head.decoder",
-    ),
+    constants={"shape": same("shape"), "norm_placement": "pre", "residual": "reversible", "attention": "lsh"}
+    | {"positions": "axial", "embedding_norm": False, "attention_bias": False, "tie_lm_head": False}
+    | {"activation_dropout": same("dropout")},
+    rules=RULES,
     # Of initialization and of the computation in parts; and keys of older versions, which nothing reads.
     ignored="""
     axial_norm_std chunk_size_lm_head attention_probs_dropout_prob intermediate_size num_chunks_after num_chunks_before
