@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trifold.costs import (
     attention_matrices,
+    cached_elements,
     count_parameters,
     forward_flops,
     inference_memory,
@@ -177,6 +178,21 @@ def test_parameters_of_disentangled_positions_and_transformed_classes(shared, ki
     assert parts.get("encoder relative scores", 0) == (0 if shared else each)
 
 
+@pytest.mark.parametrize("placement", ["post", "sandwich"])
+@pytest.mark.parametrize("gated", [False, True])
+def test_parameters_and_flops_of_a_layer_before_spans(placement, gated):
+    config = ModelConfig(
+        **SIZES, shape="encoder", norm_placement=placement, gated=gated, heads=("span",), span_layer=True
+    )
+    assert count_parameters(config) == built(config).count_parameters()
+    without = config.model_copy(update={"span_layer": False})
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        Transformer(config).heads["span"].layer(torch.zeros(1, 9, config.d_model))
+    assert counter.get_total_flops() == 9 * (
+        forward_flops(config, 9, 9).source - forward_flops(without, 9, 9).source
+    )
+
+
 def test_parameters_of_image_models():
     config = ModelConfig(
         shape="encoder", d_model=16, n_heads=2, image_size=(8, 8), patch_size=(4, 2), max_positions=9,
@@ -253,6 +269,16 @@ def test_flops_of_a_masked_language_model():
         with FlopCounterMode(display=False) as counter:
             model.lm_head(model(tokens))
     assert counter.get_total_flops() == 3 * 9 * forward_flops(config, 9, 9).source
+
+
+def test_costs_of_unequal_windows_are_the_mean_of_equal_ones():
+    options = {**SIZES, "n_layers": 2, "shape": "decoder", "sliding_window": 5}
+    three, five, both = (
+        ModelConfig(**options | {"sliding_window": window}, window_pattern=pattern)
+        for window, pattern in ((3, ("local",)), (5, ("local",)), (3, ("local", 5)))
+    )
+    for cost in (lambda c: forward_flops(c, 40, 40).target, lambda c: cached_elements(c, 40)):
+        assert cost(both) == (cost(three) + cost(five)) / 2 < cost(five)
 
 
 SPARSE = {

@@ -33,7 +33,6 @@ SLOW = {
 
 # Files that may be longer than 400 lines, each with the reason.
 LONGER: dict[str, str] = {
-    "src/trifold/fast/loops.py": "numba caches compiled functions per file and ignores changes in imported files",
     "src/trifold/costs.py": "one table of formulas for all parts, which are compared with each other",
 }
 

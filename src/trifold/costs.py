@@ -204,6 +204,8 @@ def _heads(config: ModelConfig) -> list[Part]:
         dense, reads = f"E·E + {dense}", config.d_model
     classifier = f"{dense}C·E{' + C' if config.classifier_bias else ''}"
     dense = _transform(config) if config.token_transform else ""
+    norms = "2·" if config.norm_placement == "sandwich" else ""
+    layer = f"{_feed_forward(config)} + {norms}{_norm(config, 'E')} + " if config.span_layer else ""
     # p positions of width q; from the states at both boundaries and a position to the width W; the bias.
     boundary = f"p·q + (2·E + q)·W + W + W·W + W + 2·{_norm(config, 'W')} + V"
     width = config.embedding_width if config.tie_lm_head or config.lm_head_transform else states
@@ -215,7 +217,7 @@ def _heads(config: ModelConfig) -> list[Part]:
         "sequence": part("sequence head", classifier, E=reads),
         "choice": part("choice head", classifier, E=reads, C=1),
         "token": part("token head", f"{dense}C·E + C"),
-        "span": part("span head", f"{dense}2·E + 2"),
+        "span": part("span head", f"{layer}{dense}2·E + 2"),
         "replaced": part("replaced head", f"{_transform(config)}E + 1"),
         "boundary": part("boundary head", boundary, V=vocabulary, **places),
     }
@@ -381,9 +383,9 @@ def _embedding_elements(config: ModelConfig) -> int:
 
 
 def _head_elements(config: ModelConfig) -> int:
-    """Elements that a token passes in the language-model head; heads of whole sequences are negligible."""
+    """Elements that a token passes in the language-model head or the layer of spans; other heads are negligible."""
     if "lm" not in config.chosen_heads:
-        return 0
+        return (3 if config.gated else 2) * config.d_model * config.d_ff * config.span_layer
     if config.lm_head_transform:
         return config.embedding_width * (config.state_width + config.output_vocab_size)
     return config.state_width * config.output_vocab_size

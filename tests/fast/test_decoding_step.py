@@ -47,9 +47,14 @@ CONFIGS: dict[str, dict[str, object]] = {
         **{"attention_scale": 0.3, "attention_scale_by_layer": True, "positions": "learned", "gated": True},
         **{"activation": "gelu"},
     },
-    "windows in every other layer": {
+    "windows in two of three layers": {
         **DECODER,
-        **{"positions": "rotary", "sliding_window": 4, "window_pattern": ("local", "global"), "n_layers": 3},
+        **{
+            "positions": "rotary",
+            "sliding_window": 4,
+            "window_pattern": ("local", "global", 7),
+            "n_layers": 3,
+        },
         **{"activation": "quick-gelu"},
     },
     "one block for all layers": {**DECODER, "block_of_layer": (0, 0, 0), "n_layers": 3, "activation": "tanh"},
@@ -301,7 +306,7 @@ def test_unsupported_cases_use_the_plain_step(make_model: Make) -> None:
     with capture(model, "pattern") as seen:
         decode_steps(model, 1)
     assert len(seen) == 2  # captured activations are complete
-    windows = make_model(**CONFIGS["windows in every other layer"])
+    windows = make_model(**CONFIGS["windows in two of three layers"])
     attend = torch.tensor([[True] * 5, [True, True, True, False, False]])
     got, _ = decode_steps(windows, 2, attend)
     expected, _ = decode_steps(windows, 2, attend, plain=True)

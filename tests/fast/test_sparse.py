@@ -13,7 +13,7 @@ from trifold import fast
 from trifold.fast import sparse
 from trifold.fast.attention import attend
 from trifold.nn import ModelConfig, ops
-from trifold.nn.masks import Blocks, Mask
+from trifold.nn.masks import Blocks, Mask, PairBias
 from trifold.nn.relative import RelativeOffsets
 from trifold.nn.stack import Stack
 
@@ -170,6 +170,40 @@ def test_summaries_of_blocks_are_read_by_all(keys: Tensor | None) -> None:
             out = encoder(x, Mask(keys)) * real
             gradients = torch.autograd.grad((out * x).sum(), [*encoder.parameters()])
         found.append([out, *gradients])
+    for mine, other in zip(*found, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_learned_biases_of_layers_with_unequal_windows(side: str) -> None:
+    """The bias of all pairs is never computed if all windows are shorter than the text."""
+    config = ModelConfig(
+        **{
+            "d_model": 32,
+            "n_heads": HEADS,
+            "shape": side,
+            "positions": "relative",
+            "dropout": 0.0,
+            "n_layers": 3,
+        },
+        **{
+            "relative_buckets": 8,
+            "relative_distance": 20,
+            "sliding_window": 4,
+            "window_pattern": ("local", 9, 20),
+        },
+    )
+    torch.manual_seed(0)
+    stack, mask = Stack(config, side).double(), Mask(padding(83, 40), causal=side == "decoder")
+    for parameter in stack.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    for length, kind in ((20, Tensor), (21, PairBias)):
+        assert type(stack.offsets(Mask(causal=mask.causal), length, torch.device("cpu"), None)) is kind
+    x, found = torch.randn(2, LENGTH, 32, dtype=torch.float64), []
+    for context in (nullcontext(), fast.disabled()):
+        with context:
+            out = stack(x, mask) * mask.keys[..., None]
+            found.append([out, *torch.autograd.grad((out * x).sum(), [*stack.parameters()])])
     for mine, other in zip(*found, strict=True):
         torch.testing.assert_close(mine, other)
 

@@ -53,7 +53,7 @@ def assert_same(found, expected):
 CACHES = {
     "growing": {},
     "static": {},
-    "sliding": {"sliding_window": 3, "window_pattern": ("local", "global"), "n_layers": 3},
+    "sliding": {"sliding_window": 3, "window_pattern": ("local", "global", 5), "n_layers": 3},
 }
 
 

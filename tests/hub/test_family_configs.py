@@ -337,8 +337,9 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("attention_head_size", 8, "attention_head_size: 8 contradicts hidden_size 16"),
     ],
     "longformer": [
-        ("attention_window", [4, 6], r"attention_window: \[4, 6\] is not supported; give one even number"),
-        ("attention_window", [4, 4, 4], "attention_window: "),
+        ("attention_window", [4, 5], r"attention_window: \[4, 5\] is not supported; give one even number"),
+        ("attention_window", [4, 8, 4], "attention_window: .*, or one for each of 2 layers"),
+        ("attention_window", [4, 0], "attention_window"),
         ("attention_window", 5, "attention_window: 5 is not supported"),
         ("attention_window", 0, "attention_window"),
         ("sep_token_id", 5, "sep_token_id: 5 is not supported; it must equal eos_token_id"),
@@ -348,9 +349,10 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
     "mbart": [
         ("normalize_before", False, "normalize_before"),
         ("encoder_layerdrop", 0.2, "encoder_layerdrop"),
-        ("architectures", ["MBartForSequenceClassification"], "architectures: .* is not known"),
+        ("architectures", ["MBartForCausalLM"], "architectures: .* is not known"),
     ],
     "pegasus": [
+        ("architectures", ["PegasusForSequenceClassification"], "architectures: .* is not known"),
         ("static_position_embeddings", False, "static_position_embeddings"),
         ("scale_embeddings", True, "did you mean 'scale_embedding'"),
     ],
@@ -362,7 +364,7 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("attention_type", "sliding", "attention_type"),
         ("num_random_blocks", 0, "num_random_blocks"),
         ("position_embedding_type", "relative_key", "position_embedding_type"),
-        ("architectures", ["BigBirdForQuestionAnswering"], "architectures: .* is not known"),
+        ("directionality", "bidi", "directionality: unknown key"),
         ("architectures", ["BigBirdForCausalLM"], "architectures: .* is not known"),
     ],
     "bigbird_pegasus": [
@@ -371,7 +373,7 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("architectures", ["BigBirdPegasusForCausalLM"], "architectures: .* is not known"),
     ],
     "led": [
-        ("attention_window", [4, 6], "attention_window: .* is not supported"),
+        ("attention_window", [4, 6, 8], "attention_window: .* is not supported"),
         ("scale_embedding", True, "scale_embedding"),
         ("max_position_embeddings", 24, "max_position_embeddings: unknown key"),
         ("architectures", ["LEDForSequenceClassification"], "architectures: .* is not known"),

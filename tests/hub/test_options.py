@@ -246,9 +246,10 @@ OPTIONS: dict[str, Options] = {
     | {"encoder_attention_type": ["local", "transient-global", "transient-global", "global"]},
     "bart": SEQ2SEQ | {"normalize_embedding": [True, False], "extra_pos_embeddings": [2, 0]},
     "led": SEQ2SEQ
-    | {"attention_window": [6, 12, [4, 4], [4, 6], 5], "max_encoder_position_embeddings": [20]}
+    | {"attention_window": [6, 12, [4, 4], [4, 12], [4, 6], 5], "max_encoder_position_embeddings": [20]}
     | {"max_decoder_position_embeddings": [7, 30], "bos_token_id": [0, 5]},
-    "mbart": SEQ2SEQ | {"normalize_embedding": [True, False], "forced_bos_token_id": [3]},
+    "mbart": SEQ2SEQ
+    | {"classifier_dropout": [0.0, 0.2], "normalize_embedding": [True, False], "forced_bos_token_id": [3]},
     "pegasus": SEQ2SEQ
     | {"extra_pos_embeddings": [1, 0], "pad_token_id": [0, 3], "max_position_embeddings": [12]},
     "m2m_100": SEQ2SEQ
@@ -331,7 +332,7 @@ OPTIONS |= {
     "mpnet": _without(AFTER_PADDING, "classifier_dropout", "is_decoder", "position_embedding_type")
     | {"relative_attention_num_buckets": [16, 32], "pad_token_id": [0, 1]},
     "longformer": _without(AFTER_PADDING, "classifier_dropout", "is_decoder", "position_embedding_type")
-    | {"attention_window": [4, 6, [8, 8], [4, 6], 3, [4]], "sep_token_id": [None, 2, 5]},
+    | {"attention_window": [4, 6, [8, 8], [4, 8], [4, 6], 3, [4]], "sep_token_id": [None, 2, 5]},
     "deberta-v2": _without(TEXT, "classifier_dropout", "is_decoder", "position_embedding_type")
     | {"relative_attention": [False], "position_biased_input": [True], "position_buckets": [-1, 0, 2, 8]}
     | {"pos_att_type": [None, "c2p", "p2c|c2p", ["c2p"], ["p2c"], []], "share_att_key": [False]}

@@ -24,6 +24,7 @@ window_pattern heads pooler_activation pooler_width n_labels label_names problem
 classifier_transform classifier_bias token_transform transform_norm transform_bias logits_scale encoder_final_norm
 decoder_final_norm boundary_positions boundary_width embedding_scale_rounded decoder_window n_features rank
 span_keys lsh axial_shape axial_widths max_decoder_positions d_decoder n_decoder_kv_heads d_decoder_head
+span_layer starts_with_last
 """.split()
 EXAMPLES: dict[str, Any] = {
     "n_kv_heads": {"n_kv_heads": 2},
@@ -140,6 +141,10 @@ def test_differences_of_sparse_attention() -> None:
         "global tokens before the first end-of-sentence token",
         "own projections of global tokens",
     )
+    unequal = {"shape": "encoder", "sliding_window": 1025, "window_pattern": ("local", 33, 65)}
+    assert differences(ModelConfig(**unequal))[-1] == "window of 33 to 1,025 tokens"
+    unequal["window_pattern"] = ("local", 5, "global")
+    assert differences(ModelConfig(**unequal))[-1] == "window of 5 to 1,025 tokens in some layers"
     xl = ModelConfig(shape="decoder", positions="none", recurrence={"size": 128, "reach": 64})
     assert differences(xl)[-1] == "segments of 128 tokens and 64 before"
 

@@ -55,6 +55,16 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"residual": "parallel"}, "residual: parallel needs norm_placement: pre, not post"),
     ({"residual": "parallel", "norm_placement": "pre"}, "has no cross-attention"),
     ({"window_pattern": ["local", "global"]}, "window_pattern needs sliding_window"),
+    ({"window_pattern": ["local", 4]}, "window_pattern needs sliding_window"),
+    (
+        {"window_pattern": ["global", 4], "sliding_window": 3},
+        "numbers, but no local layer, which has sliding_window",
+    ),
+    (
+        {"window_pattern": ["local", 0], "sliding_window": 3},
+        r"model\.window_pattern: .*'local' or 'global', got 0",
+    ),
+    ({"window_pattern": ["local", True], "sliding_window": 3}, r"model\.window_pattern: .*got True"),
     ({"rotary_width": 8}, "rotary_width needs positions: rotary, not sinusoidal"),
     ({"alibi_scale": 0.5, "positions": "rotary"}, "alibi_scale needs positions: alibi, not rotary"),
     ({"positions": "rotary", "rotary_width": 66}, "rotary_width 66 must be even and at most 64"),
@@ -204,7 +214,7 @@ def test_a_config_equals_its_json_round_trip() -> None:
         positions="rotary",
         rotary_scaling=RotaryScaling(kind="linear", factor=2.0, original_positions=9),
         sliding_window=4,
-        window_pattern=("global", "local"),
+        window_pattern=("global", "local", 7),
         block_of_layer=(0, 0, 1, 1, 1, 1),
         heads=("lm", "token"),
     )
@@ -215,5 +225,8 @@ def test_a_config_equals_its_json_round_trip() -> None:
 def test_windows_follow_their_pattern_and_final_norms_their_options() -> None:
     config = ModelConfig(sliding_window=3, window_pattern=("global", "local"), decoder_final_norm=True)
     assert [config.window(layer) for layer in range(4)] == [None, 3, None, 3]
+    config = config.model_copy(update={"window_pattern": ("local", 9, "global"), "decoder_window": 0})
+    assert [config.window(layer) for layer in range(4)] == [3, 9, None, 3]
+    assert [config.decoder_side.window(layer) for layer in range(4)] == [None] * 4
     assert (config.has_final_norm("encoder"), config.has_final_norm("decoder")) == (False, True)
     assert ModelConfig(norm_placement="pre", encoder_final_norm=False).has_final_norm("decoder")

@@ -114,6 +114,24 @@ def test_a_classifying_encoder_decoder_decodes_its_shifted_source(make_model: Ma
         assert torch.equal(outputs[name], expected[name])
 
 
+@pytest.mark.parametrize("left", [False, True])
+@torch.no_grad()
+def test_a_decoder_that_reads_the_source_again_may_begin_with_its_last_token(
+    left: bool, make_model: Make
+) -> None:
+    model = make_model(heads=["span"], decoder_start_id=9, starts_with_last=True)
+    for row, real in zip(TOKENS, REAL, strict=True):
+        source = row[real]
+        expected = model.head_outputs(Inputs(source[None]), Inputs(source.roll(1)[None]))["span"][0]
+        columns = torch.arange(7) >= 7 - len(source) if left else torch.arange(7) < len(source)
+        padded = torch.zeros(1, 7, dtype=torch.int64)
+        padded[0, columns] = source
+        got = model.head_outputs(Inputs(padded, columns[None]))["span"][0, columns]
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(SettingsError, match="starts_with_last needs shape: encoder-decoder"):
+        encoder(make_model, "span", starts_with_last=True)
+
+
 def test_only_a_decoder_has_an_lm_head_by_default(make_model: Make) -> None:
     bare, decoder = make_model(shape="encoder"), make_model(shape="decoder")
     assert bare.lm_head is None
@@ -169,6 +187,21 @@ def test_heads_of_tokens_transform_every_state(make_model: Make) -> None:
         expected = inner @ head.out_proj.weight.t() + head.out_proj.bias
         assert outputs[name].shape == (2, 5, classes)
         torch.testing.assert_close(outputs[name], expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_layer_before_spans_is_one_of_a_block(make_model: Make) -> None:
+    for placement in ("post", "sandwich"):
+        model = encoder(make_model, "span", span_layer=True, norm_placement=placement, gated=True)
+        head, layer = model.heads["span"], model.encoder.blocks[0].feed_forward
+        layer.load_state_dict(head.layer.state_dict())
+        torch.testing.assert_close(
+            model.head_outputs(Inputs(TOKENS))["span"], head.out_proj(layer(model(Inputs(TOKENS))))
+        )
+    with pytest.raises(SettingsError, match="span_layer needs span in heads"):
+        encoder(make_model, "token", span_layer=True)
+    with pytest.raises(SettingsError, match="span_layer needs residual: sequential"):
+        encoder(make_model, "span", span_layer=True, norm_placement="pre", residual="parallel")
 
 
 def test_a_norm_of_classifiers_needs_a_layer(make_model: Make) -> None:

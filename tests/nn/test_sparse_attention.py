@@ -23,6 +23,11 @@ ENCODERS: dict[str, dict[str, Any]] = {
         "global_projections": True,
         "n_layers": 2,
     },
+    "windows": {"sliding_window": 7, "window_pattern": ("local", 3, "global"), "global_tokens": "first"},
+    "projections, windows": {
+        **{"sliding_window": 3, "window_pattern": ("local", 6, 9)},
+        **{"global_tokens": "first", "global_projections": True},
+    },
     "summaries": {
         **{
             "sliding_window": 4,

@@ -127,7 +127,7 @@ def models(
     if draw(st.booleans()):
         values |= {
             "sliding_window": draw(st.integers(1, 4)),
-            "window_pattern": draw(some([("local",), ("global", "local")])),
+            "window_pattern": draw(some([("local",), ("global", "local"), ("local", 3), (5, "local")])),
             "decoder_window": draw(some([None, 2])) if shape == "encoder-decoder" else None,
         }
     match positions:

@@ -76,9 +76,10 @@ class Family:
         rules: Callable[[ModelConfig], Sequence[AnyRule]] | None = None,
         ignored: str | None = None,
         without: str = "",
+        n_labels: int = 2,
         **defaults: Any,
     ) -> Family:
-        """A family that is this one, except for what is given.
+        """A family that is this one, except for what is given, and for `n_labels`.
 
         stem: by default `model_type` in camel case. constants: besides those of this family, or instead of some.
         entries, without, defaults: as in `revise`.
@@ -92,6 +93,7 @@ class Family:
             constants=self.constants | (constants or {}),
             rules=rules or self.rules,
             ignored=self.ignored if ignored is None else ignored,
+            n_labels=n_labels,
         )
 
     @cached_property

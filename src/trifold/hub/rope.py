@@ -230,7 +230,7 @@ def window_fields(layers: list[str], window: int | None) -> Fields:
     return {"sliding_window": window, "window_pattern": repeated(layers)}
 
 
-def repeated(layers: list[str]) -> tuple[str, ...]:
+def repeated(layers: list[Any]) -> tuple[Any, ...]:
     """The shortest beginning that gives all layers when it is repeated."""
     return tuple(layers[: next(n for n in range(1, len(layers) + 1) if layers[n:] == layers[:-n])])
 

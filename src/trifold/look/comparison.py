@@ -183,9 +183,11 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, *tuple[str | No
 def reach(config: ModelConfig, side: str) -> list[str]:
     """Phrases for the keys that a query of a stack attends to; none if it attends to all."""
     found = []
-    if config.sliding_window is not None:
-        some = " in some layers" if "global" in config.window_pattern else ""
-        found.append(f"window of {config.sliding_window:,} tokens{some}")
+    windows = [window for layer in range(config.n_layers) if (window := config.window(layer))]
+    if windows:
+        sizes = " to ".join(f"{window:,}" for window in sorted({min(windows), max(windows)}))
+        some = " in some layers" if len(windows) < config.n_layers else ""
+        found.append(f"window of {sizes} tokens{some}")
     if side == "encoder" and config.global_tokens != "none":
         found.append(_GLOBALS[config.global_tokens])
     if config.global_projections:

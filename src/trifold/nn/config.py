@@ -95,8 +95,7 @@ class ModelConfig(Settings):
         128, gt=1, description="relative, disentangled: larger distances share a bucket"
     )
     relative_log: bool = Field(
-        True,
-        description="disentangled: far distances share buckets; else each has its own up to half of the buckets",
+        True, description="disentangled: far distances share buckets; else each has one, up to half of all"
     )
     relative_scores: Literal["both", "content-to-position", "position-to-content"] = Field(
         "both", description="disentangled: which scores are added to those of content"
@@ -168,13 +167,9 @@ class ModelConfig(Settings):
     attention_scale_by_layer: bool = Field(False, description="divide scores by the layer number")
     score_soft_cap: float | None = Field(None, gt=0, description="scores s become c·tanh(s / c)")
     sliding_window: int | None = Field(
-        None,
-        gt=0,
-        description="keys a query attends to: itself and those before it (in an encoder also after it)",
+        None, gt=0, description="a query's keys: itself and those before it (in an encoder also after it)"
     )
-    decoder_window: int | None = Field(
-        None, ge=0, description="sliding_window of the decoder, 0 for none; default: sliding_window"
-    )
+    decoder_window: int | None = Field(None, ge=0, description="0 for none; default: sliding_window")
     global_tokens: Literal["none", "first", "question", "answer"] = Field(
         "none",
         description="tokens of an encoder that attend to all and that all attend to, beside the window: the first, "
@@ -182,16 +177,12 @@ class ModelConfig(Settings):
     )
     global_projections: bool = Field(False, description="global tokens have projections of their own")
     summary_block: int | None = Field(
-        None,
-        gt=0,
-        description="encoder: tokens of a block; all queries attend to the summaries of blocks, beside the window",
+        None, gt=0, description="encoder: tokens of a block; queries also attend to the summaries of blocks"
     )
-    sparse_blocks: parts.SparseBlocks | None = Field(
-        None, description="encoder: attend to few blocks of keys"
-    )
+    sparse_blocks: parts.SparseBlocks | None = Field(None, description="encoder: attend to a few blocks")
     recurrence: parts.Recurrence | None = Field(None, description="decoder: segment recurrence")
-    window_pattern: tuple[Literal["local", "global"], ...] = Field(
-        ("local",), strict=False, min_length=1, description="layers with and without the window, repeated"
+    window_pattern: tuple[Literal["local", "global"] | PositiveInt, ...] = Field(
+        ("local",), strict=False, min_length=1, description="by layer: the window, none, or one of that size"
     )
 
     # Heads
@@ -213,10 +204,14 @@ class ModelConfig(Settings):
         description="state that represents the sequence: of a token, the pooler's vector, or the mean; or the mean of "
         "the logits of all tokens",
     )
+    starts_with_last: bool = Field(
+        False, description="without a target, the decoder reads the source after its last token"
+    )
     classifier_transform: Activation | None = Field(None, description="dense layer and activation before it")
     token_transform: Activation | None = Field(
         None, description="dense layer and activation before the classes of tokens and spans"
     )
+    span_layer: bool = Field(False, description="a feed-forward sub-layer before the scores of spans")
     transform_norm: bool = Field(False, description="a norm after the dense layer of classifiers")
     transform_bias: bool = Field(True, description="bias of the dense layer before logits")
     classifier_bias: bool = Field(True, description="bias of the sequence classifier")
@@ -377,8 +372,10 @@ class ModelConfig(Settings):
 
     def window(self, layer: int) -> int | None:
         """The number of keys that a query of that layer attends to; None: all."""
-        local = self.window_pattern[layer % len(self.window_pattern)] == "local"
-        return self.sliding_window if local else None
+        own = self.window_pattern[layer % len(self.window_pattern)]
+        if self.sliding_window is None or own == "global":
+            return None
+        return self.sliding_window if own == "local" else own
 
     def rotates(self, layer: int) -> bool:
         """Whether queries and keys of that layer are rotated, if positions are rotary."""

@@ -25,12 +25,12 @@ def first_problem(config: ModelConfig) -> str | None:
 _NEEDED = {
     "shape": {
         "encoder-decoder": "target_vocab_size d_decoder n_decoder_heads n_decoder_kv_heads d_decoder_head "
-        "d_decoder_ff decoder_window max_decoder_positions",
+        "d_decoder_ff decoder_window max_decoder_positions starts_with_last",
         "encoder or encoder-decoder": "global_tokens global_projections summary_block sparse_blocks",
         "encoder": "segment_offsets query_stream patch_size convolution",
         "decoder": "recurrence",
     },
-    "residual": {"sequential": "query_stream"},
+    "residual": {"sequential": "query_stream span_layer"},
     "norm_placement": {"post": "convolution"},
     "attention": {"favor": "n_features", "low-rank": "rank", "spans": "span_keys", "lsh": "lsh"},
     "positions": {
@@ -99,6 +99,8 @@ def _layers(config: ModelConfig) -> Iterator[str]:
         yield "gate_limit needs gated: true"
     if config.sliding_window is None and config.window_pattern != ("local",):
         yield "window_pattern needs sliding_window, the number of keys of a local layer"
+    if "local" not in config.window_pattern and {*config.window_pattern} != {"global"}:
+        yield "window_pattern has numbers, but no local layer, which has sliding_window: write local for one of them"
     if config.sliding_window is None and config.decoder_window is not None:
         yield "decoder_window needs sliding_window, that of the encoder"
     if (part := config.convolution) is not None:
@@ -284,6 +286,8 @@ def _heads(config: ModelConfig) -> Iterator[str]:
         yield f"label_names gives {len(config.label_names)} names to n_labels {config.n_labels} classes"
     if config.transform_norm and config.classifier_transform is None and config.token_transform is None:
         yield "transform_norm needs classifier_transform or token_transform"
+    if config.span_layer and ("span" not in heads or config.token_projection):
+        yield "span_layer needs span in heads, and excludes token_projection"
     if config.lm_head_transform is not None and "lm" not in heads:
         yield "lm_head_transform needs lm in heads"
     plain = "lm" in heads and config.tie_lm_head and config.lm_head_transform is None

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from trifold.nn import ops
 from trifold.nn.config import ModelConfig
 from trifold.nn.embeddings import Inputs, TokenEmbedding
-from trifold.nn.layers import ACTIVATIONS, Dropout, Linear, new_norm
+from trifold.nn.layers import ACTIVATIONS, Dropout, FeedForward, Linear, Residual, new_norm
 
 
 class LanguageModelHead(nn.Module):
@@ -71,7 +71,8 @@ class Classes(nn.Module):
     """Logits of classes: s · W + b, or activation(s · D + d) · W + b, with a norm of the activation if configured.
 
     state: what s is: the vector of the "pooler", the state of one token (a key of _COLUMNS), the "mean" of the states
-    of real tokens, or that of "every" token; "mean-logits": every token, and the result is the mean of their logits.
+    of real tokens, or that of "every" token; "mean-logits": every token, and the result is the mean of their logits;
+    "span": every token, if configured after a feed-forward sub-layer as in a block, with residual and norm (BigBird).
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Classes(nn.Module):
         self.activation = ACTIVATIONS[transform] if transform else None
         self.norm = new_norm(config, inner) if transform and config.transform_norm else None
         self.drop = Dropout(_dropout(config))
+        self.layer = Residual(FeedForward(config), config) if state == "span" and config.span_layer else None
         self.out_proj = Linear(inner, outputs, bias=bias)
 
     def forward(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
@@ -99,7 +101,7 @@ class Classes(nn.Module):
         elif self.state in _COLUMNS:
             column = _COLUMNS[self.state](inputs, self.eos_id)
             hidden = hidden[torch.arange(len(hidden), device=hidden.device), column]
-        hidden = self.drop(hidden)
+        hidden = self.drop(hidden) if self.layer is None else self.layer(self.drop(hidden), onto=hidden)
         if self.dense is not None and self.activation is not None:
             hidden = self.activation(self.dense(hidden))
             hidden = self.drop(hidden if self.norm is None else self.norm(hidden))
@@ -174,7 +176,7 @@ HEADS: dict[str, Callable[[ModelConfig], nn.Module]] = {
     "sequence": lambda config: _sequence_classes(config, config.n_labels),
     "choice": lambda config: _sequence_classes(config, 1),
     "token": lambda config: Classes(config, "every", config.n_labels, config.token_transform),
-    "span": lambda config: Classes(config, "every", 2, config.token_transform),
+    "span": lambda config: Classes(config, "span", 2, config.token_transform),
     "replaced": lambda config: Classes(config, "every", 1, config.activation),
     "boundary": SpanBoundary,
 }

@@ -60,7 +60,7 @@ class RelativeOffsets(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.window = None if "global" in config.window_pattern else config.sliding_window
+        self.window = max(config.window(layer) or math.inf for layer in range(config.n_layers))
         self.weight = nn.Parameter(torch.empty(config.relative_buckets, config.n_heads))
         self.summary_weight = nn.Parameter(torch.empty_like(self.weight)) if config.summary_block else None
         self.farthest = config.relative_distance
@@ -69,7 +69,7 @@ class RelativeOffsets(nn.Module):
         self, mask: Mask, queries: int, device: torch.device, segments: Tensor | None
     ) -> Tensor | PairBias:
         """-> (B or 1, H, T, S)."""
-        is_long = self.window is not None and queries > self.window and not mask.offset
+        is_long = queries > self.window and not mask.offset
         if is_long or mask.summaries is not None:
             weights = (self.weight,) if self.summary_weight is None else (self.weight, self.summary_weight)
             bias = PairBias(weights, partial(self._of_pairs, mask, mask.positions(queries, device)))

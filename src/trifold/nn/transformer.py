@@ -144,7 +144,10 @@ class Transformer(nn.Module):
         if self.encoder is None:
             return self.decode(inputs)
         if decoder_inputs is None:
-            decoder_inputs = shift_right(inputs, self.config.start_id)
+            start: int | Tensor = self.config.start_id
+            if self.config.starts_with_last:
+                start = inputs.tokens.gather(1, inputs.last_columns()[:, None])
+            decoder_inputs = shift_right(inputs, start)
         return self.decode(decoder_inputs, self.encode(inputs))
 
     def head_outputs(
@@ -252,13 +255,13 @@ def _lm_head(config: ModelConfig, table: TokenEmbedding | None) -> LanguageModel
     return LanguageModelHead(config, nn.Parameter(torch.empty(len(table.weight), width)))
 
 
-def shift_right(inputs: Inputs, start_id: int) -> Inputs:
-    """The real tokens of each row shifted right by one, after `start_id`; padding stays where it is."""
+def shift_right(inputs: Inputs, start: int | Tensor) -> Inputs:
+    """The real tokens of each row shifted right by one, after `start`, (B, 1); padding stays where it is."""
     tokens, attend = inputs.tokens.roll(1, dims=1), inputs.attend
-    tokens[:, 0] = start_id
+    tokens[:, :1] = start
     if attend is None or bool((attend[:, 1:] <= attend[:, :-1]).all()):
         return Inputs(tokens)  # causal attention does not reach padding at the end
     columns = torch.arange(tokens.shape[1], device=tokens.device)
     before = columns.where(attend, -1).cummax(1).values.roll(1, dims=1)  # the real token before each column
     before[:, 0] = -1
-    return Inputs(inputs.tokens.gather(1, before.clamp_min(0)).where(before >= 0, start_id), attend)
+    return Inputs(inputs.tokens.gather(1, before.clamp_min(0)).where(before >= 0, start), attend)

@@ -1,4 +1,4 @@
-"""Files of old releases of BART and Marian."""
+"""Files of old releases of BART and Marian; what a decoder of mBART reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.hub.checkpoints import edit, equal, read, write
-from tests.hub.parity import make
+from tests.hub.parity import check, make
 
 from trifold.errors import CheckpointError
 from trifold.hub import load_model, save_model
@@ -127,3 +127,11 @@ def test_the_reference_generates_the_same_tokens_from_our_folder(make_model: Mak
         logits = model.head_outputs(Inputs(source), Inputs(torch.tensor([got])), heads=["lm"])["lm"]
         got.append(int(logits[0, -1].argmax()))
     assert got == expected
+
+
+def test_a_classifier_of_mbart_begins_with_the_language_of_its_source() -> None:
+    """Sources end with </s> and a language, which is the first token of the decoder."""
+    tokens = torch.randint(6, 30, (3, 9), generator=torch.Generator().manual_seed(0))
+    for row, length in enumerate((9, 7, 4)):
+        tokens[row, length - 2 :] = torch.tensor([2, 35 + row, *[1] * (9 - length)])
+    check(make("mbart", "ForSequenceClassification"), tokens=tokens, decoder=False)

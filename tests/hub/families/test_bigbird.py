@@ -6,12 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.hub.checkpoints import equal, read, write
+import torch
+from tests.hub.checkpoints import edit, equal, read, write
+from tests.hub.parity import make
 
+from trifold.errors import CheckpointError
 from trifold.hub import load_model, save_model
 from trifold.hub.families import FAMILIES
+from trifold.nn import Inputs
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("default")
 Saved = Callable[..., Path]
 
@@ -32,3 +36,44 @@ def test_random_blocks_outside_of_training_are_not_of_these_families(saved: Save
     assert config.sparse_blocks is not None and FAMILIES["big_bird"].fits(config)
     always = config.sparse_blocks.model_copy(update={"only_in_training": False})
     assert not FAMILIES["big_bird"].fits(config.model_copy(update={"sparse_blocks": always}))
+
+
+@pytest.mark.parametrize("length", [9, 47])
+@torch.no_grad()
+def test_the_reference_excludes_the_question_from_answers(length: int, tmp_path: Path) -> None:
+    """It subtracts 1e6 from the logits of the question and of the first separator; `predict.answer` reads the rest."""
+    model = make("big_bird", "ForQuestionAnswering", vocab_size=70)
+    model.save_pretrained(tmp_path)
+    ours, _ = load_model(tmp_path)
+    tokens = torch.randint(6, 66, (2, length), generator=torch.Generator().manual_seed(0))
+    ends, columns = torch.tensor([[3], [6]]), torch.arange(length)
+    tokens = torch.where((columns == ends) | (columns == length - 1), 66, tokens)
+    out = model(tokens)
+    theirs = torch.stack([out.start_logits, out.end_logits], -1)
+    segments = (columns > ends).long()  # which it derives
+    got = ours.head_outputs(Inputs(tokens, segments=segments))["span"]
+    hidden = (columns <= ends) & (columns > 0)
+    torch.testing.assert_close(got[~hidden], theirs[~hidden], rtol=0, atol=1e-4)
+    assert theirs[hidden].max() < -9e5
+
+
+def test_answers_need_the_separator_that_the_reference_reads(saved: Saved) -> None:
+    folder = saved("big_bird", "ForQuestionAnswering")
+    edit(folder, sep_token_id=3)
+    with pytest.raises(CheckpointError, match="sep_token_id: 3 is not supported for answers; it must be 66"):
+        load_model(folder)
+
+
+def test_other_classes_may_have_any_separator(saved: Saved) -> None:
+    folder = saved("big_bird")
+    edit(folder, sep_token_id=3)
+    load_model(folder)
+
+
+def test_a_pooler_in_a_file_with_answers_is_ignored(saved: Saved, tmp_path: Path) -> None:
+    folder = saved("big_bird", "ForQuestionAnswering")
+    ours, tensors = load_model(folder)[0], read(folder)
+    assert not any("pooler" in name for name in tensors)
+    extra = {"bert.pooler.weight": torch.zeros(16, 16), "bert.pooler.bias": torch.zeros(16)}
+    write(folder, tensors | extra)
+    assert equal(ours, load_model(folder)[0])

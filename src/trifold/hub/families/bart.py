@@ -107,7 +107,7 @@ def two_stacks(encoder: dict[str, str]) -> dict[str, str]:
 RULES = TensorRules(
     "model", ".shared", NAMES, layer=".{stack}.layers.{i}.", more=more, buffers=f".{STACK}.version"
 )
-BASE = Family("", "", CLASSES, ENTRIES, {"norm_epsilon": 1e-5}, RULES, n_labels=3)
+BASE = Family("", "", CLASSES, ENTRIES, {"norm_epsilon": 1e-5}, RULES)
 BART = BASE.related(
     "bart",
     *rows(activation_dropout=0.0, bos_id=("bos_token_id", 0)),
@@ -119,6 +119,7 @@ BART = BASE.related(
     constants={"attention_bias": True, "positions": "learned", "position_offset": 2, "embedding_norm": True},
     # Old names of keys, and a key of generation that is no longer read.
     ignored="init_std classif_dropout force_bos_token_to_be_generated",
+    n_labels=3,
 )
 
 # --- Marian --------------------------------------------------------------------------------------------

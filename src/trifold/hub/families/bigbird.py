@@ -6,10 +6,11 @@ a pooler for every class. BigBirdPegasus has learned positions, and BERT's names
 
 from typing import Any, Literal
 
+from trifold.errors import SettingsError
 from trifold.hub.families import bart, bert
-from trifold.hub.family import STACK
+from trifold.hub.family import PART, STACK
 from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, resized, row, rows, same
-from trifold.hub.rules import AnyRule, Unused
+from trifold.hub.rules import AnyRule, Ignored, Unused
 from trifold.nn import ModelConfig
 
 
@@ -38,18 +39,28 @@ BLOCKS = Entry(
 
 
 def _pooler(config: ModelConfig, base: str) -> list[AnyRule]:
-    """The pooler of a class that does not use it."""
+    """The pooler of a class that does not use it; those of answers do not hold it."""
     square = f"{base}encoder.layer.0.attention.output.dense"
+    if "span" in config.chosen_heads:
+        return [Ignored(f"{base}pooler.{PART}")]
     used = "pooler" in config.chosen_heads
     return [] if used else [Unused(f"{base}pooler.{p}", like=f"{square}.{p}") for p in ("weight", "bias")]
+
+
+def _check_separator(file: Any, fields: Fields) -> Fields:
+    """In answers, `transformers` excludes what is before this token: the question, as `predict.answer` does."""
+    if "span" in fields["heads"] and file.sep_token_id != 66:
+        raise SettingsError(f"sep_token_id: {file.sep_token_id} is not supported for answers; it must be 66")
+    return {}
 
 
 CLASSES = {name: bert.CLASSES[name] for name in ("Model", "ForPreTraining", "ForMaskedLM")}
 CLASSES |= {name: bert.CLASSES[name] for name in ("ForTokenClassification", "ForMultipleChoice")}
 CLASSES["ForSequenceClassification"] = {"heads": ("sequence",), "classifier_transform": same("activation")}
+CLASSES["ForQuestionAnswering"] = {"heads": ("span",), "span_layer": True}
 BIG_BIRD = bert.FAMILY.related(
     "big_bird",
-    BLOCKS,
+    *(BLOCKS, Entry({"sep_token_id": (int | None, 66)}, _check_separator)),
     ids(0, 1, 2, padded=True),
     *rows(attention_bias=("use_bias", True), scale_embeddings=("rescale_embeddings", False)),
     row("classifier_dropout", "classifier_dropout", None, explicit=False, heads=("sequence", "token")),
@@ -60,12 +71,16 @@ BIG_BIRD = bert.FAMILY.related(
             "heads.pooler.dense": ".pooler",
             "heads.sequence.{layer:dense|out_proj}": "classifier.{layer}",
             "heads.{head:token|choice}.out_proj": "classifier",
+            "heads.span.layer.sublayer.in_proj": "qa_classifier.intermediate.dense",
+            "heads.span.layer.sublayer.out_proj": "qa_classifier.output.dense",
+            "heads.span.layer.after": "qa_classifier.output.LayerNorm",
+            "heads.span.out_proj": "qa_classifier.qa_outputs",
         },
         without="heads.{ heads.span",
         more=_pooler,
         unused="cls.seq_relationship",
     ),
-    ignored="sep_token_id",
+    ignored="",
     **resized(vocab=50358, positions=4096, hidden_act="gelu_new"),
 )
 

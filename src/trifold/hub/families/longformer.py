@@ -11,6 +11,7 @@ from typing import Any
 from trifold.errors import SettingsError
 from trifold.hub.families.bart import BART, RULES as BART_RULES, two_stacks
 from trifold.hub.families.bert import CHOICE, ROBERTA, ROBERTA_RULES
+from trifold.hub.rope import repeated
 from trifold.hub.rows import SIZE, Entry, Fields, fixed, row
 
 
@@ -18,18 +19,20 @@ def _load_window(file: Any, fields: Fields) -> Fields:
     """Theirs counts the tokens on both sides, ours those on one side and the token itself."""
     layers, window = fields["n_layers"], file.attention_window
     sizes = window if isinstance(window, list) else [window] * layers
-    if len({*sizes}) != 1 or len(sizes) != layers or sizes[0] % 2:
+    if len(sizes) != layers or any(size % 2 for size in sizes):
         raise SettingsError(
-            f"attention_window: {window} is not supported; give one even number, or it {layers} times"
+            f"attention_window: {window} is not supported; give one even number, or one for each of {layers} layers"
         )
-    return {"sliding_window": sizes[0] // 2 + 1}
+    first, *_ = ours = [size // 2 + 1 for size in sizes]
+    pattern = repeated(["local" if size == first else size for size in ours])
+    return {"sliding_window": first, "window_pattern": pattern}
 
 
 WINDOW = Entry(
     {"attention_window": (SIZE | list[SIZE], 512)},
     _load_window,
     # 0, which cannot be read, for a layer without a window.
-    lambda config: {"attention_window": [2 * (config.sliding_window or 1) - 2] * config.n_layers},
+    lambda config: {"attention_window": [2 * (config.window(n) or 1) - 2 for n in range(config.n_layers)]},
 )
 
 

@@ -23,17 +23,16 @@ from trifold.nn.positions import sinusoids
 
 RULES = bart.RULES.related({f"{STACK}.final_norm": ".{stack}.layer_norm"})
 PRE = {"normalize_before": True, "add_final_layer_norm": True}
+SEQ2SEQ = {name: CLASSES[name] for name in ("ForConditionalGeneration", "Model")}
 MBART = BART.related(
     "mbart",
     fixed(encoder_layerdrop=0.0, decoder_layerdrop=0.0, **PRE),
     row("decoder_start_token_id", "decoder_start_id", None, otherwise=same("eos_id")),
     stem="MBart",
-    # Others without decoder tokens begin with the last source token, often a language.
-    classes={name: CLASSES[name] for name in ("ForConditionalGeneration", "Model")},
+    # Without decoder tokens, the decoder begins with the last source token, often a language.
+    classes={name: CLASSES[name] | {"starts_with_last": True} for name in CLASSES} | SEQ2SEQ,
     constants={"norm_placement": "pre"},
     rules=RULES,
-    ignored=f"{BART.ignored} classifier_dropout",
-    without="classifier_dropout",
 )
 
 
@@ -52,9 +51,11 @@ PEGASUS = MBART.related(
     row("bos_token_id", "bos_id", None, otherwise=same("decoder_start_id")),
     fixed(normalize_embedding=False, static_position_embeddings=True),
     constants={"positions": "sinusoidal-halves", "position_offset": 0, "embedding_norm": False},
+    classes=SEQ2SEQ,
     rules=RULES.related(more=_pegasus_more),
     # 0 or 1 in published files; `transformers` reads neither key.
-    ignored=f"{MBART.ignored} do_blenderbot_90_layernorm extra_pos_embeddings",
+    ignored=f"{MBART.ignored} classifier_dropout do_blenderbot_90_layernorm extra_pos_embeddings",
+    without="classifier_dropout",
     pad_token_id=0,
     eos_token_id=1,
 )
@@ -70,11 +71,12 @@ M2M = MBART.related(
     fixed(**PRE, normalize_embedding=False, static_position_embeddings=True),
     Entry({}, save=lambda config: {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}),
     stem="M2M100",
+    classes=SEQ2SEQ,
     constants=PEGASUS.constants
     | {"positions": "sinusoidal-tensor2tensor", "position_offset": lambda fields: fields["pad_id"] + 1},
     rules=RULES.related(more=_m2m_more, buffers=f"{RULES.buffers} .{STACK}.embed_positions.weights"),
-    ignored=f"{MBART.ignored} encoder_layerdrop decoder_layerdrop",
-    without="lm_head_bias",
+    ignored=f"{MBART.ignored} classifier_dropout encoder_layerdrop decoder_layerdrop",
+    without="lm_head_bias classifier_dropout",
     **resized(vocab=128112, attention_dropout=0.1, activation_function="relu", scale_embedding=True),
 )
 
