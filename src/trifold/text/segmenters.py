@@ -62,7 +62,7 @@ def read_m2m(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
     joined = decoders.Replace(Regex(f"(?<={special}){SPACE}"), "")  # no space after a special token
     decoder = [decoders.Fuse(), joined, decoders.Replace(SPACE, " ")]
     source = f"__{settings.get('src_lang') or 'en'}__"
-    extra = {**settings, "extra_special_tokens": tokens, "src_lang": source}
+    extra = {**settings, "extra_special_tokens": tokens, "src_lang": source, "legacy_behaviour": False}
     return _make_tokenizer(path, extra, names, ids, language(source, first=True), decoder, segment)
 
 
