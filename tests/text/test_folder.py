@@ -12,6 +12,7 @@ from tests.text.folders import (
     END,
     OLD,
     bert,
+    bertweet,
     bpe,
     byte_level,
     lines,
@@ -310,3 +311,11 @@ def test_a_class_that_does_not_match_its_file(tmp_path: Path) -> None:
 def test_m2m_has_the_language_first_whatever_the_settings_of_nllb(tmp_path: Path) -> None:
     folder = m2m(tmp_path / "model", legacy_behaviour=True)
     check(read_tokenizer(folder), reference(folder), lines()[:20])
+
+
+def test_lines_of_bertweet_without_a_pair_are_no_merges(tmp_path: Path) -> None:
+    folder = bertweet(tmp_path / "model")
+    before = read_tokenizer(folder).encode(lines())
+    codes = folder / "bpe.codes"
+    codes.write_text(f"\n{codes.read_text(encoding='utf-8')}\n", encoding="utf-8")
+    assert read_tokenizer(folder).encode(lines()) == before
