@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 import sys
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from trifold.data import (
     read_documents,
     read_splits,
 )
+from trifold.data.documents import iter_blocks
 from trifold.errors import DataError, SettingsError
 
 PLAIN = DataSettings()
@@ -107,6 +109,13 @@ def test_unusual_separators_are_kept_and_counted(tmp_path: Path) -> None:
     documents = read_documents(written(tmp_path, "a.txt", "a\u2028b\nc\x85\nd\re\n"), PLAIN)
     assert len(documents) == 3
     assert "3 with unusual separators inside, kept" in str(documents.report)
+
+
+def test_a_block_needs_little_memory_beside_its_lines() -> None:
+    tracemalloc.start()
+    assert [len(text) for _, text in iter_blocks(["x"] * 100_000)] == [199_999]
+    assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize("settings", [PLAIN, BLANK, FILE], ids=["line", "blank", "file"])

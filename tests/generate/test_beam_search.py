@@ -398,3 +398,12 @@ def test_chunked_top_k_equals_full_top_k(seed, vocabulary, beams, dead, count):
         assert torch.equal(ours, expected)
     rows = torch.arange(3)[:, None]
     assert torch.equal(log_probs[rows, found[1], found[2]] + scores.gather(1, found[1]), found[0])
+
+
+def test_chunked_top_k_copies_no_log_probabilities():
+    log_probs = torch.randn(2, 4, 50257)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        beam_search.best_continuations(log_probs, torch.zeros(2, 4), 8)
+    assert max(each.self_cpu_memory_usage for each in profile.key_averages()) < log_probs.nbytes / 4

@@ -8,7 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.text.folders import END, OLD, bert, bpe, byte_level, lines, marian, sentencepiece, spm, write
+from tests.text.folders import (
+    END,
+    OLD,
+    bert,
+    bertweet,
+    bpe,
+    byte_level,
+    lines,
+    m2m,
+    marian,
+    sentencepiece,
+    spm,
+    write,
+)
 from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers
 
 from trifold.errors import CheckpointError, UsageError
@@ -293,3 +306,16 @@ def test_a_class_that_does_not_match_its_file(tmp_path: Path) -> None:
     spm(tmp_path, "spiece.model", "bert", sentencepiece(), tokenizer_class="BertTokenizer")
     with pytest.raises(CheckpointError, match="hold no WordPiece vocabulary"):
         read_tokenizer(tmp_path)
+
+
+def test_m2m_has_the_language_first_whatever_the_settings_of_nllb(tmp_path: Path) -> None:
+    folder = m2m(tmp_path / "model", legacy_behaviour=True)
+    check(read_tokenizer(folder), reference(folder), lines()[:20])
+
+
+def test_lines_of_bertweet_without_a_pair_are_no_merges(tmp_path: Path) -> None:
+    folder = bertweet(tmp_path / "model")
+    before = read_tokenizer(folder).encode(lines())
+    codes = folder / "bpe.codes"
+    codes.write_text(f"\n{codes.read_text(encoding='utf-8')}\n", encoding="utf-8")
+    assert read_tokenizer(folder).encode(lines()) == before

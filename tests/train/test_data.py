@@ -365,6 +365,12 @@ def test_batches_of_all_ranks_can_be_rebuilt(load_tiny):
     assert torch.equal(rebuilt[2].inputs.tokens, mine[0].micro_batches[0].inputs.tokens)
 
 
+def test_batches_of_a_single_rank_are_not_built_again(load_tiny):
+    data = load_tiny()
+    taken = list(itertools.islice(iterate_batches(data, 1), 2))
+    assert batches_of_all_ranks(data, 1, taken, world=1)[1] is taken[1].micro_batches[0]
+
+
 # --- prefetching ----------------------------------------------------------------------------------------------
 
 

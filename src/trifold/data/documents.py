@@ -214,8 +214,8 @@ def iter_blocks(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
     """Blocks of lines between blank lines, with the numbers of their first lines."""
     for is_blank, block in groupby(enumerate(lines, start=1), key=lambda line: not line[1].strip()):
         if not is_blank:
-            numbers, texts = zip(*block, strict=True)
-            yield numbers[0], "\n".join(texts)
+            number, first = next(block)
+            yield number, "\n".join([first, *(line for _, line in block)])
 
 
 def _fields(rows: Iterable[NumberedRow], settings: DataSettings) -> Iterator[str]:

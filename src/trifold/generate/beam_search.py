@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from trifold.generate.decoding import DecodingState, SearchSetup, refuse_nan
 from trifold.generate.processors import NEVER
@@ -177,12 +176,14 @@ def best_continuations(log_probs: Tensor, scores: Tensor, count: int) -> tuple[T
         values, places = (log_probs + scores[..., None]).flatten(1).topk(count)
         return values, places // vocabulary, places % vocabulary
 
-    log_probs = F.pad(log_probs, (0, -vocabulary % CHUNK), value=NEVER) if vocabulary % CHUNK else log_probs
-    parts = log_probs.unflatten(-1, (-1, CHUNK))
-    chunks, width = parts.shape[-2:]
-    _, where = (parts.amax(-1) + scores[..., None]).flatten(1).topk(count)
-    found = parts.flatten(1, 2).gather(1, where[..., None].expand(-1, -1, width))
-    values, places = (found + scores.gather(1, where // chunks)[..., None]).flatten(1).topk(count)
-    where, within = where.gather(1, places // width), places % width
-    # Padding has no token; it is found only where nothing else is possible.
-    return values, where // chunks, (where % chunks * width + within).clamp(max=vocabulary - 1)
+    whole, *rest = log_probs.split(vocabulary // CHUNK * CHUNK, -1)  # the last chunk may be smaller
+    maxima = [whole.unflatten(-1, (-1, CHUNK)).amax(-1), *(each.amax(-1, keepdim=True) for each in rest)]
+    largest = torch.cat(maxima, -1)
+    _, where = (largest + scores[..., None]).flatten(1).topk(count)
+    beams, chunks = where // largest.shape[-1], where % largest.shape[-1]
+    tokens = chunks[..., None] * CHUNK + torch.arange(CHUNK, device=scores.device)
+    real = tokens.clamp(max=vocabulary - 1)
+    found = log_probs.flatten(1).gather(1, (beams[..., None] * vocabulary + real).flatten(1)).view_as(real)
+    found = found.masked_fill(tokens != real, NEVER) + scores.gather(1, beams)[..., None]
+    values, places = found.flatten(1).topk(count)
+    return values, beams.gather(1, places // CHUNK), real.flatten(1).gather(1, places)

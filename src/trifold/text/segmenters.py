@@ -62,7 +62,7 @@ def read_m2m(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
     joined = decoders.Replace(Regex(f"(?<={special}){SPACE}"), "")  # no space after a special token
     decoder = [decoders.Fuse(), joined, decoders.Replace(SPACE, " ")]
     source = f"__{settings.get('src_lang') or 'en'}__"
-    extra = {**settings, "extra_special_tokens": tokens, "src_lang": source}
+    extra = {**settings, "extra_special_tokens": tokens, "src_lang": source, "legacy_behaviour": False}
     return _make_tokenizer(path, extra, names, ids, language(source, first=True), decoder, segment)
 
 
@@ -123,7 +123,7 @@ def sentencepiece_segmenter(path: Path, *, any_kind: bool = False) -> Segment:
 
 def fast_bpe(codes: Path) -> Segment:
     """BERTweet's BPE (Nguyen et al. 2020): `@@` follows every piece that does not end a word."""
-    merges = [(left, right) for left, right, *_ in map(str.split, read_lines(codes))]
+    merges = [(pair[0], pair[1]) for line in read_lines(codes) if len(pair := line.split()[:2]) == 2]
     tokens = dict.fromkeys(token for left, right in merges for token in (left, right, left + right))
     ids = {token: number for number, token in enumerate(["\0", *tokens])}
     model = models.BPE(ids, merges, unk_token="\0", end_of_word_suffix="</w>")

@@ -251,6 +251,8 @@ def iterate_batches(
 
 def batches_of_all_ranks(data: TrainingData, workers: int, taken: list[RankBatch], world: int) -> list[Batch]:
     """The micro-batches of all ranks in an update; those of the other ranks are built again."""
+    if world == 1:
+        return [each for batch in taken for each in batch.micro_batches]
     found: list[Batch] = []
     for rank in range(world):
         again = iterate_batches(data, workers, taken[0].epoch, taken[0].number, rank=rank, world=world)
