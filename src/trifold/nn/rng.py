@@ -59,7 +59,7 @@ def recompute(run: Callable[..., Tensor], *inputs: Any) -> Tensor:
     """
     # PyTorch restores the global generators, for all threads at once; needed only if this thread has none of its own.
     uses_global_rng = thread_rng() is None or inputs[0].device.type != "cpu"
-    options = {"use_reentrant": False, "preserve_rng_state": uses_global_rng}
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": uses_global_rng}
     contexts = nullcontext(), ReplayThreadRng()
     out: Tensor = checkpoint(run, *inputs, **options, context_fn=lambda: contexts)
     return out
