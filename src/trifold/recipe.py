@@ -55,15 +55,21 @@ class TrainSettings(Settings):
     accumulate: int = Field(1, gt=0, description="batches per update")
 
     schedule: Literal["inverse-sqrt", "linear", "cosine", "constant", "warmup-stable-decay"] = "inverse-sqrt"
-    learning_rate: float | None = Field(None, gt=0, description="peak; by default d_model^-0.5 · warmup^-0.5")
+    learning_rate: float | None = Field(
+        None, gt=0, description="peak rate; by default d_model^-0.5 · warmup^-0.5"
+    )
     warmup: int = Field(4000, ge=0, description="steps of linear warmup")
     final_rate: float = Field(
         0.0, ge=0, le=1, description="linear, cosine, warmup-stable-decay: last rate, as a share of the peak"
     )
-    decay: float = Field(0.1, gt=0, description="warmup-stable-decay: steps; below 1, a share of all steps")
+    decay: float = Field(
+        0.1, gt=0, description="warmup-stable-decay: steps of the decay; below 1, a share of all steps"
+    )
     decay_form: Literal["linear", "1-sqrt"] = Field("linear", description="warmup-stable-decay: decay form")
 
-    optimizer: Literal["adam", "adamw", "adafactor", "muon"] = Field("adam", description="see below")
+    optimizer: Literal["adam", "adamw", "adafactor", "muon"] = Field(
+        "adam", description="see below the tables"
+    )
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.98, ge=0, lt=1)
     epsilon: float = Field(1e-9, gt=0)
@@ -92,7 +98,9 @@ class TrainSettings(Settings):
         (), strict=False, description="parts, or patterns of parameter names, that are not trained"
     )
     lora: LoRASettings | None = Field(None, description="train only low-rank adapters, and new heads")
-    layer_decay: float = Field(1.0, gt=0, le=1, description="ratio of the rates of a layer and the next one")
+    layer_decay: float = Field(
+        1.0, gt=0, le=1, description="factor of the learning rate from each layer to the one before it"
+    )
     clip: float | None = Field(None, gt=0, description="largest gradient norm")
     ema: float | None = Field(
         None, gt=0, lt=1, description="decay of the moving average of weights that is validated and saved"

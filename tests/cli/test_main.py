@@ -161,6 +161,14 @@ def test_internal_error_keeps_its_traceback(trifold, monkeypatch):
         trifold("recipes")
 
 
+@pytest.mark.parametrize("code", [None, "a message for standard error"])
+def test_an_exit_of_a_library_keeps_its_code_and_message(trifold, monkeypatch, code):
+    monkeypatch.setattr("trifold.recipe.included_recipes", lambda: sys.exit(code))
+    with pytest.raises(SystemExit) as stopped:
+        trifold("recipes")
+    assert stopped.value.code == code
+
+
 def test_output_is_utf8_in_any_locale(monkeypatch):
     recipe = {"data": {"train": "embedded:smoke"}, "description": "≥ 3 ✓"}
     monkeypatch.setattr("trifold.recipe.included_recipes", lambda: {"été": recipe})

@@ -25,7 +25,9 @@ class BatchSettings(Settings):
     tokens: int = Field(4096, ge=2, description="limit on tokens of a side, packed; one position is free")
     rows: int | None = Field(None, ge=1, description="limit on rows")
     max_length: int | None = Field(None, ge=1, description="limit on the tokens of a row, on its longer side")
-    on_overflow: Literal["error", "drop", "truncate"] = Field("drop", description="treatment of longer rows")
+    on_overflow: Literal["error", "drop", "truncate"] = Field(
+        "drop", description="treatment of rows longer than max_length"
+    )
 
 
 def plan_epoch(

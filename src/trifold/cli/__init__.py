@@ -67,8 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         see = " See" if message.endswith("?") else "; see"
         print_error(f"{message}{see} `{context.command_path if context else 'trifold'} --help`")
         return error.exit_code
-    except SystemExit as stop:  # SIGTERM
-        return stop.code if isinstance(stop.code, int) else 1
+    except SystemExit as stop:
+        if stop.code != 143:  # not SIGTERM
+            raise
+        return 143
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -88,6 +88,8 @@ class StoppingCriteria:
         self._longest = max(map(len, strings), default=0)
 
     def is_end(self, tokens: Tensor) -> Tensor:
+        if len(self.ids) == 1:  # without a copy to a GPU
+            return tokens == self.ids[0]
         return torch.isin(tokens, torch.tensor(self.ids, dtype=tokens.dtype, device=tokens.device))
 
     def completes_string(

@@ -32,9 +32,15 @@ from trifold.objectives.batch import Batch, Examples, LossTerm
 from trifold.objectives.causal import CausalSettings
 from trifold.objectives.evaluation import EvalContext, Evaluation
 from trifold.objectives.masked import MaskedSettings
-from trifold.objectives.objective import BuildContext, Objective, ObjectiveSettings, TaskBundle
+from trifold.objectives.objective import (
+    TOKENIZER_FILE,
+    BuildContext,
+    Objective,
+    ObjectiveSettings,
+    TaskBundle,
+)
 from trifold.settings import Settings
-from trifold.text import TokenizerSettings
+from trifold.text import read_tokenizer
 from trifold.text.spans import Ids
 
 Result = TypeVar("Result")
@@ -106,7 +112,11 @@ class DistillSettings(ObjectiveSettings):
         token by token. Raises SettingsError if teacher and student do not fit together.
         """
         folder = resolve(self.teacher)
-        bundle = self.of.build(replace(context, tokenizer=TokenizerSettings(file=str(folder))))
+        if not (context.folder / TOKENIZER_FILE).is_file():
+            context.report(f"tokenizer: that of the teacher, {self.teacher}")
+            context.folder.mkdir(parents=True, exist_ok=True)
+            read_tokenizer(folder).save(context.folder)
+        bundle = self.of.build(context)
         teacher, _ = load_model(folder)
         if problem := next(self._mismatches(bundle.config, teacher), None):
             raise SettingsError(problem)
