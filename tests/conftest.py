@@ -21,7 +21,7 @@ from tests.models import add_noise
 from trifold import errors, fast
 from trifold.nn import ModelConfig, Transformer
 
-QUICK_CASES = 10  # of one test in `make check`
+QUICK_CASES = 6  # of one test in `make check`
 
 torch.set_num_threads(1)
 fast.enable()  # as `trifold.load` and `trifold.train` do; the tests of nn disable it
@@ -35,7 +35,7 @@ settings.load_profile("trifold")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases of a test as slow, except for a sample: the quick tests run at most ten, evenly spread."""
+    """Mark the cases of a test as slow, except for a sample: the quick tests run at most six, evenly spread."""
     cases = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         if not item.get_closest_marker("slow"):

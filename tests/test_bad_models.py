@@ -93,6 +93,7 @@ def bare(model, tmp_path) -> Path:
     return Path(shutil.copytree(model / "model", tmp_path / "bare"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", parameters(USING))
 def test_using_a_model(case, tmp_path, model, bare, monkeypatch):
     monkeypatch.chdir(tmp_path)

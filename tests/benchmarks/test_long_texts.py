@@ -32,6 +32,7 @@ def test_documents_have_only_letters_and_at_least_1000_bytes() -> None:
     assert all(text.startswith(("don t panic ways and more don", "and more don t panic")) for text in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", extrapolation.KINDS)
 def test_the_first_tokens_of_a_window_do_not_depend_on_its_length(kind: str) -> None:
     """For each variant at test time, except those whose rotations depend on the length."""

@@ -36,6 +36,7 @@ def test_pairs_of_similar_length_share_a_batch() -> None:
     assert 1 - sum(target for _, target in pairs) / positions < 0.05
 
 
+@pytest.mark.slow
 def test_flops_by_formula_equal_the_counted_ones() -> None:
     tiny = setting.Setting(vocab_size=50, d_model=16, d_ff=32, n_heads=2, n_layers=1)
     source, target = 7, 5

@@ -155,6 +155,7 @@ def test_the_table_of_exit_codes(trifold, monkeypatch, error, code, message):
     assert trifold("recipes") == (code, "", message)
 
 
+@pytest.mark.slow
 def test_internal_error_keeps_its_traceback(trifold, monkeypatch):
     monkeypatch.setattr("trifold.recipe.included_recipes", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):

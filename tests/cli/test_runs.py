@@ -194,6 +194,7 @@ def test_no_folder_is_wrong_usage_and_no_run_an_empty_list(trifold, tmp_path):
     assert trifold("runs", str(tmp_path), "--json").out == "[]\n"
 
 
+@pytest.mark.slow
 def test_torch_is_not_imported(make_run, tmp_path):
     make_run("whole")
     code = f"import sys; from trifold.cli import main; main(['runs', {str(tmp_path)!r}]); print('torch' in sys.modules)"

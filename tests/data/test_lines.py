@@ -157,6 +157,7 @@ def test_the_limit_of_a_line_is_exact(tmp_path: Path) -> None:
             read_lines(written(tmp_path, b"ok\n" + b"a" * 11 + end), max_line_bytes=10)
 
 
+@pytest.mark.slow
 def test_a_long_line_is_rejected_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "long.en.gz"
     with gzip.open(path, "wb", compresslevel=1) as file:

@@ -32,6 +32,7 @@ def assert_close(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> None:
     assert float((ours.detach().float() - theirs.detach().float()).abs().max()) <= limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["round_like", "round_ties_away"])
 def test_rounding_to_bf16_equals_that_of_pytorch(name: str) -> None:
     """For every exponent and sign with several mantissas, ties, infinities and NaN among them."""

@@ -46,6 +46,7 @@ def test_top_p_keeps_the_fewest_sufficient_tokens(logits, share):
     assert len(chosen) == 1 or chosen[:-1].sum() < share + 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [

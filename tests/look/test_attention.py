@@ -206,6 +206,7 @@ def test_tokens_label_the_axes():
     assert not any(text.get_parse_math() for text in found[3].get_xticklabels())
 
 
+@pytest.mark.slow
 @needs_matplotlib
 def test_figure_size_grows_with_tokens_and_heads():
     def size(layers, heads, tokens):

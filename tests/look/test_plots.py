@@ -26,6 +26,7 @@ def test_read_metric_returns_one_key(tmp_path):
     assert plots.read_metric(tmp_path, "valid/accuracy") == ([], [])
 
 
+@pytest.mark.slow
 @given(numbers)
 def test_moving_average_stays_within_the_range_of_its_inputs(values):
     for index, mean in enumerate(plots.smooth(values)):

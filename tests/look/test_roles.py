@@ -269,6 +269,7 @@ def test_links_that_tokens_do_not_spell_are_counted(pipeline):
     assert report["skipped"] == 1
 
 
+@pytest.mark.slow
 def test_pruned_heads_are_those_with_the_role():
     pipe, lines = planted_model(), repeated_lines()
     report = head_roles(pipe, lines)

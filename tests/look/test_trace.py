@@ -233,6 +233,7 @@ def test_no_gradient_reaches_the_future(name):
 
 
 # Gradients end at segments.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in MODELS if n != "transformer-xl"])
 def test_gradients_equal_the_change_of_the_logit(name):
     """By the difference quotient in the direction of one position of the embeddings."""

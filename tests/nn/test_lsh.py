@@ -94,6 +94,7 @@ def test_where_every_chunk_sees_the_whole_text_it_is_the_dense_definition(settin
     assert not nothing.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 @torch.no_grad()
 def test_more_hashes_approximate_full_attention(causal):

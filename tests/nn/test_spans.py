@@ -189,6 +189,7 @@ def test_cached_equals_uncached():
     assert stored == 3 * cached_elements(decoder.config, 13)
 
 
+@pytest.mark.slow
 def test_it_learns_to_find_a_token_that_only_spans_reach():
     torch.manual_seed(0)
     small = {"vocab_size": 8, "d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 32, "span_keys": 1}

@@ -121,6 +121,7 @@ def test_windows_without_the_whole_answer_point_to_the_class_token(tmp_path):
         assert [0, 0] in labels
 
 
+@pytest.mark.slow
 def test_answers_in_no_window_are_reported_and_not_in_the_loss(tmp_path):
     lines = []
     bundle = build(tmp_path, [question("Ada"), question(CONTEXT, "long")], lines)

@@ -159,6 +159,7 @@ def test_logits_are_those_of_transformers(family, tmp_path):
         assert torch.equal(one, two)
 
 
+@pytest.mark.slow
 def test_a_trained_model_chooses_on_the_command_line(tmp_path):
     transformers = pytest.importorskip("transformers")
     file = tmp_path / "rows.jsonl"

@@ -305,6 +305,7 @@ TINY = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_resumed_run_is_equal_and_its_model_gives_the_vectors_of_sentence_transformers(tmp_path):
     options = TINY | {"data.train": pairs(tmp_path / "rows.tsv", score=True), "task.pooling": "max"}

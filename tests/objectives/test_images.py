@@ -140,6 +140,7 @@ def test_a_run_predicts_what_its_validation_measures(folder, recipe, tmp_path):
     assert "12 rows, 12 converted" not in done.err
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_an_uninterrupted_one(recipe, tmp_path):
     path = recipe()
     for steps in (3, 6):

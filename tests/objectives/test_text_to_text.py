@@ -100,6 +100,7 @@ def test_templates_are_filled_and_shares_reported(folder, tmp_path):
     assert len(data.valid.lengths) == 56
 
 
+@pytest.mark.slow
 def test_a_trained_model_loads_and_generates(folder, tmp_path):
     outcome = train(folder / "recipe.yaml", out=tmp_path)
     losses = [loss for _, loss in values_of(tmp_path, "valid/loss")]

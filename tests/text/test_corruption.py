@@ -30,6 +30,7 @@ every_mask = pytest.mark.parametrize("kind", MASK_CHOICES)
 # --- every corruption -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("corrupt", CORRUPTIONS.values(), ids=CORRUPTIONS)
 @given(row=rows(), seed=seeds, rate=st.sampled_from([0.1, 0.3, 0.6, 1.0]))
 def test_equal_generators_give_equal_rows_and_the_input_is_unchanged(corrupt, row, seed, rate):

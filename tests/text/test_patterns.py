@@ -44,6 +44,7 @@ def test_known_patterns_run_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) -
         PatternGuard({"pre_tokenizer": split(pattern)}, "x").check(["a"])
 
 
+@pytest.mark.slow
 def test_known_patterns_take_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patterns, "KNOWN", frozenset())
     units, ends = (" ", "a", "A", "日", "1", "\n", ".", "é ", "a1"), ("", "<", "\n=")
@@ -69,6 +70,7 @@ def test_a_slow_pattern_is_stopped(part: str, pattern: str, text: str, tmp_path:
     assert ours.encode(["c"]) == [[2]]
 
 
+@pytest.mark.slow
 def test_a_slow_pattern_is_stopped_with_dropout(tmp_path: Path) -> None:
     ours = Tokenizer.load(write(tmp_path, pre_tokenizer=split(CUBIC)), dropout=0.1)
     with pytest.raises(CheckpointError, match="ran for more than"):
@@ -80,6 +82,7 @@ AFTER_SPLIT, SPLIT_TEXT = r"(?![\s\S]*c).*.*.*=", "a b " * 625 + "\n=c"
 FLAGS = {"special": False, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
 def test_a_pattern_that_an_added_token_makes_slow_is_stopped(file: str, tmp_path: Path) -> None:
     token = {"id": 2, "content": "c", **FLAGS}
@@ -96,6 +99,7 @@ def test_a_pattern_that_an_added_token_makes_slow_is_stopped(file: str, tmp_path
         assert ours.encode([SPLIT_TEXT])[0][-1] == 2
 
 
+@pytest.mark.slow
 def test_a_pattern_that_is_slow_on_an_added_token_is_stopped(tmp_path: Path) -> None:
     settings = {"added_tokens_decoder": {"7": {"content": SPLIT_TEXT[:-1], "normalized": True}}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
@@ -118,6 +122,7 @@ def test_a_pattern_that_fails_is_an_error_without_a_backtrace(
     assert ours.encode(["b"]) == [[1]]
 
 
+@pytest.mark.slow
 def test_a_slow_pattern_of_a_decoder_is_stopped(tmp_path: Path) -> None:
     decoder = {"type": "Sequence", "decoders": [{"type": "Fuse"}, replaced(CUBIC)]}
     ours = read_tokenizer(write(tmp_path, decoder=decoder))

@@ -260,6 +260,7 @@ def test_invalid_files_of_special_tokens_are_rejected(tmp_path: Path, content: s
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.slow
 def test_torch_is_not_imported() -> None:
     rooms = "trifold.text, trifold.data, trifold.batches, trifold.scores"
     program = f"import sys, {rooms}; sys.exit('torch' in sys.modules)"

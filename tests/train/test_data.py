@@ -157,6 +157,7 @@ def load_raw(tmp_path, recorder):
     return load_raw
 
 
+@pytest.mark.slow
 def test_packed_raw_text_has_less_than_one_percent_padding(load_raw, recorder):
     rng = random.Random(1)
     lengths = [min(120, 1 + int(rng.lognormvariate(3, 1))) for _ in range(1500)]
@@ -223,6 +224,7 @@ def test_rows_of_added_tokens_begin_as_the_mean_of_the_others(
         torch.testing.assert_close(ours[20:22], theirs[:20].mean(0).expand_as(ours[20:22]))
 
 
+@pytest.mark.slow
 def test_added_tokens_are_single_and_in_the_saved_model(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\na warm film,good\na dull film,bad\n", "utf-8")
     changes = {"data.train": str(tmp_path / "a.csv"), "data.valid": str(tmp_path / "a.csv")}

@@ -55,6 +55,7 @@ def test_a_bart_file_of_2020_is_loaded(tmp_path: Path) -> None:
         tensors.pop("model.shared.weight", None)
 
 
+@pytest.mark.slow
 def test_positions_include_the_rows_of_the_offset(tmp_path: Path) -> None:
     make("bart").save_pretrained(tmp_path)
     tensors = read(tmp_path)
