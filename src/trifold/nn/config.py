@@ -95,7 +95,7 @@ class ModelConfig(Settings):
         128, gt=1, description="relative, disentangled: larger distances share a bucket"
     )
     relative_log: bool = Field(
-        True, description="disentangled: far distances share buckets; else each has one, up to half of all"
+        True, description="disentangled: far distances share buckets; else each has one, up to half of them"
     )
     relative_scores: Literal["both", "content-to-position", "position-to-content"] = Field(
         "both", description="disentangled: which scores are added to those of content"
@@ -144,7 +144,7 @@ class ModelConfig(Settings):
     gate_limit: float | None = Field(None, gt=0, description="gated: clamp both factors; add 1 to in_proj x")
     experts: parts.Experts | None = Field(None, description="mixture of experts instead of the network")
     feed_forward_bias: bool = True
-    convolution: parts.Convolution | None = Field(None, description="encoder: beside the first layer")
+    convolution: parts.Convolution | None = Field(None, description="encoder: added to the first layer")
 
     # Attention
     attention_bias: bool = Field(False, description="biases of all projections of attention")
@@ -182,7 +182,7 @@ class ModelConfig(Settings):
     sparse_blocks: parts.SparseBlocks | None = Field(None, description="encoder: attend to a few blocks")
     recurrence: parts.Recurrence | None = Field(None, description="decoder: segment recurrence")
     window_pattern: tuple[Literal["local", "global"] | PositiveInt, ...] = Field(
-        ("local",), strict=False, min_length=1, description="by layer: the window, none, or one of that size"
+        ("local",), strict=False, min_length=1, description="repeated: the window, none, or one of that size"
     )
 
     # Heads

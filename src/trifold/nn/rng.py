@@ -1,4 +1,4 @@
-"""The random generator of a thread, from which dropout draws.
+"""The random generator of a thread, from which dropout draws, and recomputation, which repeats its draws.
 
 Workers that train side by side must not share a generator: the order of their draws would depend on timing.
 """
