@@ -6,7 +6,7 @@ Each measurement runs in a process of its own, all kinds one after the other, tw
 has one layer, with a feed-forward network of width 8. `step` is the CPU time of forward and backward pass, `token` that
 of one generated token after a text of that length, and MB the growth of the peak memory of a step. `dense` is the plain
 definition of softmax attention, `softmax` the version that trifold uses. `projections` is a layer without attention:
-the four matrix products that all kinds share. The cache of `spans` stores inputs: a token costs as much as the forward
+the four matrix products that all kinds share. The cache of `lsh` stores inputs: a token costs as much as the forward
 pass of the text. Kinds of encoders come last, after full attention in both directions.
 """
 
@@ -77,7 +77,7 @@ def measure(kind: str, length: int, width: int, threads: int) -> dict[str, float
     with torch.no_grad():
         model.decode(Inputs(tokens), cache=cache)
         times = []
-        for _ in range(3 if kind == "spans" else 21):  # the first one compiles
+        for _ in range(3 if kind == "lsh" else 21):  # the first one compiles
             start = time.process_time()
             model.decode(Inputs(tokens[:, :1]), cache=cache)
             times.append(time.process_time() - start)

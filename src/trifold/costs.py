@@ -399,9 +399,11 @@ def cached_elements(config: ModelConfig, tokens: int = 1) -> int:
     if config.attention in ("elu", "favor"):
         features = config.n_features if config.attention == "favor" else sized.head_width
         return config.decoder_layers * sized.n_heads * features * (sized.head_width + 1)
-    if config.attention in ("lsh", "spans"):  # the inputs of the stack
+    if config.attention == "lsh":  # the inputs of the stack
         return tokens * sized.d_model * bool(config.decoder_layers)
     kept = sum(keys_read(sized, layer, tokens, "decoder") for layer in layers)
+    if config.attention == "spans":
+        kept = 2 * tokens * config.decoder_layers
     each = 2 * sized.kv_heads * sized.head_width
     return kept * (each if config.latent is None else config.latent.width + config.latent.d_rotary)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from tests.models import randomize
@@ -175,9 +177,9 @@ def test_cached_equals_uncached():
     left = torch.cat([F.pad(text, (13 - text.shape[1], 0)) for text in texts])
     real = (torch.arange(13) < torch.tensor(LENGTHS)[:, None]).flip(1)
     expected = decoder.decode(Inputs(left, real))
-    for kind in ("growing", "static"):
-        cache, found = decoder.new_cache(kind, capacity=13), []
-        for start, stop in ((0, 9), (9, 10), (10, 12), (12, 13)):
+    for parts in ((0, 9, 10, 12, 13), range(14), (0, 1, 13)):
+        cache, found = decoder.new_cache(), []
+        for start, stop in pairwise(parts):
             found.append(decoder.decode(Inputs(left[:, start:stop], real[:, :stop]), cache=cache))
         assert cache.length == 13
         torch.testing.assert_close(torch.cat(found, 1)[real], expected[real], atol=1e-5, rtol=1e-5)
@@ -185,8 +187,20 @@ def test_cached_equals_uncached():
     cache.reorder(torch.tensor([2, 0, 0]))
     again = decoder.decode(Inputs(left[[2, 0, 0], 12:], real[[2, 0, 0]]), cache=cache)
     torch.testing.assert_close(again, expected[[2, 0, 0], 12:], atol=1e-5, rtol=1e-5)
-    stored = sum(y.numel() for layer in cache.layers if layer.own.buffers for y in layer.own.buffers)
+    stored = sum(y[:, :, : 2 * 13].numel() for layer in cache.layers for y in layer.own.buffers or ())
     assert stored == 3 * cached_elements(decoder.config, 13)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_long_text_can_be_read_token_by_token(k):
+    decoder = model("decoder", span_keys=k)
+    tokens = torch.randint(50, (2, 75), generator=torch.Generator().manual_seed(3))
+    attend = torch.ones(2, 75, dtype=torch.bool)
+    attend[0, :7] = attend[1, 40:45] = False
+    expected, cache = decoder.decode(Inputs(tokens, attend)), decoder.new_cache()
+    steps = [decoder.decode(Inputs(tokens[:, n : n + 1], attend[:, : n + 1]), cache=cache) for n in range(75)]
+    torch.testing.assert_close(torch.cat(steps, 1)[attend], expected[attend], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.slow

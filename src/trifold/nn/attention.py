@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trifold.nn import ops
-from trifold.nn.cache import LayerCache, RunningSums
+from trifold.nn.cache import LayerCache, RunningSums, SpanKeys
 from trifold.nn.config import ModelConfig
 from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout, Linear, new_norm
@@ -107,7 +107,7 @@ class Attention(nn.Module):
             if rotary is not None:
                 q = rotary.queries(q)
                 k = k if rotary.after_cache else rotary.keys(k)
-            if cache is not None and not isinstance(cache.own, RunningSums):
+            if cache is not None and not isinstance(cache.own, RunningSums | SpanKeys):
                 k, v = cache.own.update(k, v)
             if rotary is not None and rotary.after_cache:
                 k = rotary.keys(k)

@@ -195,6 +195,26 @@ class RunningSums(History):
         self.state = None if self.state is None else self.state.repeat_interleave(times, 0)
 
 
+class SpanKeys(GrowingKeys):
+    """Keys and values of tokens and of the spans that end with them (`nn.spans`): n tokens have less than 2·n."""
+
+    @property
+    def _filled(self) -> int:
+        return 2 * self.length
+
+    def put(self, slots: Tensor, keys: Tensor, values: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+        """Store keys and values (B, H, N, D) of so many tokens more at slots (B or 1, N); return all that are stored.
+        The last slot, 2·n − 1, is for what nothing reads.
+        """
+        end = 2 * (self.length + tokens)
+        if self.buffers is None or self.buffers[0].shape[2] < end:
+            self.buffers = self._enlarge((keys, values), keys.shape[0], self._capacity(end))
+        self.length += tokens
+        for buffer, new in zip(self.buffers, (keys, values), strict=True):
+            buffer.scatter_(2, slots[:, None, :, None].expand(new.shape), new)
+        return self.buffers[0][:, :, :end], self.buffers[1][:, :, :end]
+
+
 class LayerCache:
     """The keys and values of one decoder layer: its own, and those (B, H, S, D) of the memory, once computed."""
 

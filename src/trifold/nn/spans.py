@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from trifold.nn import ops
 from trifold.nn.attention import Attention, AttentionInputs
+from trifold.nn.cache import SpanKeys
 from trifold.nn.config import ModelConfig
 from trifold.nn.masks import Mask, PairBias, pair_numbers
 
@@ -72,6 +73,8 @@ class Spans:
         self.bounds[0, 1, 0] += 1  # a token reads itself, at place 0
         firsts = [torch.arange(stop - start) << level for level, (start, stop) in enumerate(pairwise(starts))]
         self.mask = Mask(torch.cat(firsts).to(x.device) < keys.sum(1, keepdim=True), spans=self)
+        each = [span_slots(torch.tensor(level), first >> level) for level, first in enumerate(firsts)]
+        self.slots = torch.cat(each).clamp_max(2 * count - 1)[None].to(x.device)
 
     def rows(self, x: Tensor, spans: Tensor | None = None) -> Tensor:
         """The tokens, and states (B, M, E) of spans, by default 0 -> (B, T + M, E)."""
@@ -102,6 +105,39 @@ class Spans:
         return F.embedding(rows.view(1, *rows.shape[-2:]), offsets).permute(0, 3, 1, 2)
 
 
+class SpanStep(Spans):
+    """Rows of one token more, for a decoder with a cache, and of the spans that end with it: (B, 1 + L, E).
+
+    own: (B or 1, 1) the position of the token in its row. read: (B or 1, N), where in the cache the token finds its
+    keys, which of them exist, and their rows of b. Where fewer than L spans end, the others are read by nothing.
+    """
+
+    def __init__(self, mask: Mask, x: Tensor, k: int) -> None:
+        count, self.own = mask.offset + 1, mask.positions(1, x.device)[:, -1:]
+        ends = (self.own + 1) & -(self.own + 1)  # tokens of the longest span that ends
+        self.levels = torch.arange(int(ends.max()).bit_length(), device=x.device)
+        self.packing, self.starts, self.columns = None, (0, 1, len(self.levels)), self.own.new_zeros(1, 1, 1)
+        done = 1 << self.levels <= ends
+        if mask.keys is not None:
+            done = done & mask.keys[:, -1:]
+        self.slots = span_slots(self.levels, self.own >> self.levels).where(done, 2 * count - 1)
+        levels = torch.arange(len(level_starts(count, k)) - 1, device=x.device)[:, None]
+        low, high, end = torch.stack([*walk(self.own, k, len(levels))], 2)  # (B or 1, levels, 1)
+        high = high + (levels == 0)
+        spans = high - 1 - torch.arange(k + 2, device=x.device)
+        exist = spans >= low.clamp_min(0)
+        rows = (levels.clamp_max(LEVELS) * (k + 2) + end - spans).where(exist, 0)
+        slots = span_slots(levels, spans).where(exist, 0)
+        self.read = slots.flatten(1), exist.flatten(1), rows.flatten(1)
+        self.mask = Mask(spans=self)
+
+
+def span_slots(levels: Tensor, spans: Tensor) -> Tensor:
+    """Where a cache stores spans: in the order of their last tokens, the shorter one first."""
+    last = (spans + 1 << levels) - 1
+    return levels + sum(last >> level for level in range(int(last.max()).bit_length() + 1))
+
+
 class SpanAttention(Attention):
     """Self-attention of rows of tokens and spans. `offsets` (rows, H) is b. Hook points show the queries of tokens."""
 
@@ -112,7 +148,13 @@ class SpanAttention(Attention):
     def weigh(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
         """See `Attention.weigh`."""
         mask, spans = inputs.mask, inputs.mask.spans
-        assert spans is not None and mask.keys is not None, "the stack adds the spans"
+        assert spans is not None, "the stack adds the spans"
+        if inputs.cache is not None:
+            assert isinstance(inputs.cache.own, SpanKeys), "see `Transformer.new_cache`"
+            stored = inputs.cache.own.put(spans.slots, k, v, spans.starts[1])
+            if isinstance(spans, SpanStep):
+                return self._step(q, *stored, spans)
+        assert mask.keys is not None, "see `Spans`"
         q, k, v = ops.share_keys(q, k, v)
         tokens = spans.starts[1]
         inputs = inputs._replace(bias=PairBias((self.offsets,), spans.bias))
@@ -128,3 +170,20 @@ class SpanAttention(Attention):
             scores = q[:, :, start:stop, None] * q.shape[-1] ** -0.5 @ keys.mT
             outs.append((scores.masked_fill(~allowed, float("-inf")).softmax(-1) @ values)[..., 0, :])
         return torch.cat(outs, 2)
+
+    def _step(self, q: Tensor, k: Tensor, v: Tensor, spans: SpanStep) -> Tensor:
+        """`weigh` for one token and the spans that end with it: q (B, H, 1 + L, D), all stored keys and values."""
+        slots, exist, rows = spans.read
+        bias = F.embedding(rows, self.offsets).mT[:, :, None]
+        inputs = AttentionInputs(Mask(table=exist[:, None, None]), bias)
+        outs = [super().weigh(q[:, :, :1], _at(k, slots), _at(v, slots), inputs)]
+        for level in range(1, len(spans.levels)):
+            tokens = (spans.own >> level << level) + torch.arange(1 << level, device=q.device)
+            slots = span_slots(spans.levels[0], tokens.minimum(spans.own))
+            outs.append(ops.attend(q[:, :, level : level + 1], _at(k, slots), _at(v, slots), Mask()))
+        return torch.cat(outs, 2)
+
+
+def _at(x: Tensor, slots: Tensor) -> Tensor:
+    """x (B, H, S, D) at slots (B or 1, N) -> (B, H, N, D)."""
+    return x.gather(2, slots[:, None, :, None].expand(len(x), x.shape[1], -1, x.shape[3]))

@@ -27,7 +27,7 @@ from trifold.nn.masks import Blocks, Mask
 from trifold.nn.relative import OFFSETS, ScoreBias
 from trifold.nn.reversible import Step, run_reversibly
 from trifold.nn.rotary import Rotary, Rotations
-from trifold.nn.spans import SpanAttention, Spans
+from trifold.nn.spans import SpanAttention, Spans, SpanStep
 
 
 class LayerInputs(NamedTuple):
@@ -225,14 +225,20 @@ class Stack(nn.Module):
         positions: (B or 1, T), by default those of the mask. segments: (B, T), if scores depend on them.
         """
         config, count = self.config, x.shape[1]
-        if cache is not None and config.attention in ("lsh", "spans"):
+        if cache is not None and config.attention == "lsh":
             # The cache stores x only. Every step computes all layers again, because new tokens change what others read.
             assert positions is None, "the positions of earlier tokens are not stored"
             x = cache.layers[0].own.update(x[:, None], x[:, None, :, :0])[0][:, 0]
             return self(x, replace(mask, offset=0), memory, memory_mask)[:, -count:]
         if config.attention == "spans":
-            spans = Spans(mask, x, config.span_keys)
-            return spans.tokens(self.run_layers(spans.rows(x), LayerInputs(spans.mask)))
+            if mask.offset and count > 1:
+                ends = range(mask.offset + 1, mask.offset + count + 1)
+                keys = [None if mask.keys is None else mask.keys[:, :end] for end in ends]
+                masks = [replace(mask, keys=own, offset=end - 1) for own, end in zip(keys, ends, strict=True)]
+                steps = zip(x.split(1, 1), masks, strict=True)
+                return torch.cat([self(token, own, cache=cache) for token, own in steps], 1)
+            spans = (SpanStep if mask.offset else Spans)(mask, x, config.span_keys)
+            return spans.tokens(self.run_layers(spans.rows(x), LayerInputs(spans.mask), cache))
         queries = count if mask.packing is None else mask.packing.shape[1]
         if config.recurrence is not None:
             if cache is None and torch.is_grad_enabled():

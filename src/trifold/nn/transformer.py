@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from trifold.nn.cache import KEYS, Cache, History, RunningSums
+from trifold.nn.cache import KEYS, Cache, History, RunningSums, SpanKeys
 from trifold.nn.config import ModelConfig
 from trifold.nn.embeddings import Embeddings, Inputs, PatchEmbeddings, TokenEmbedding
 from trifold.nn.heads import HEADS, NEEDS_POSITIONS, LanguageModelHead
@@ -214,8 +214,9 @@ class Transformer(nn.Module):
         capacity = self.config.decoder_side.max_positions if capacity is None else capacity
         if self.config.attention == "lsh":
             return Cache([History()])
-        if self.config.attention in ("elu", "favor"):
-            return Cache(RunningSums() for _ in self.decoder.windows)
+        special = {"elu": RunningSums, "favor": RunningSums, "spans": SpanKeys}
+        if (keys := special.get(self.config.attention)) is not None:
+            return Cache(keys() for _ in self.decoder.windows)
         return Cache(KEYS[kind](window, capacity, rollback) for window in self.decoder.windows)
 
     def count_parameters(self) -> int:
