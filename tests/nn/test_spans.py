@@ -192,14 +192,15 @@ def test_cached_equals_uncached():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("k", [1, 3])
-def test_a_long_text_can_be_read_token_by_token(k):
+@pytest.mark.parametrize(("k", "read"), [(1, 1), (3, 30), (16, 5), (16, 20), (16, 64)])
+def test_a_long_text_can_be_read_token_by_token(k, read):
     decoder = model("decoder", span_keys=k)
     tokens = torch.randint(50, (2, 75), generator=torch.Generator().manual_seed(3))
     attend = torch.ones(2, 75, dtype=torch.bool)
-    attend[0, :7] = attend[1, 40:45] = False
+    attend[0, :3] = attend[1, 40:45] = False
     expected, cache = decoder.decode(Inputs(tokens, attend)), decoder.new_cache()
-    steps = [decoder.decode(Inputs(tokens[:, n : n + 1], attend[:, : n + 1]), cache=cache) for n in range(75)]
+    parts = pairwise((0, *range(read, 76)))
+    steps = [decoder.decode(Inputs(tokens[:, a:b], attend[:, :b]), cache=cache) for a, b in parts]
     torch.testing.assert_close(torch.cat(steps, 1)[attend], expected[attend], atol=1e-5, rtol=1e-5)
 
 

@@ -58,14 +58,15 @@ def walk(tokens: Tensor, k: int, levels: int) -> Iterator[Tensor]:
 class Spans:
     """Rows of the tokens x (B, T, E), or packed (1, N, E): the real ones first, and their M spans, level by level.
 
-    mask: which keys of a row are real, and which of them a token reads.
+    mask: which keys of a row are real, and which of them a token reads. all_levels: also spans that only later tokens
+    read, for a cache.
     """
 
-    def __init__(self, mask: Mask, x: Tensor, k: int) -> None:
+    def __init__(self, mask: Mask, x: Tensor, k: int, *, all_levels: bool = False) -> None:
         packing, keys = mask.packing, mask.keys if mask.packing is None else mask.packing.attend
         count = x.shape[1] if packing is None else packing.shape[1]
         keys = torch.ones(1, count, dtype=torch.bool, device=x.device) if keys is None else keys
-        starts, tokens = level_starts(count, k), torch.arange(count, device=x.device)
+        starts, tokens = level_starts(count, 1 if all_levels else k), torch.arange(count, device=x.device)
         sides = (tokens,) if mask.causal else (tokens, ~tokens)
         self.k, self.packing, self.starts = k, packing, starts
         self.columns = keys.long().argsort(dim=1, descending=True, stable=True)[..., None]

@@ -237,7 +237,8 @@ class Stack(nn.Module):
                 masks = [replace(mask, keys=own, offset=end - 1) for own, end in zip(keys, ends, strict=True)]
                 steps = zip(x.split(1, 1), masks, strict=True)
                 return torch.cat([self(token, own, cache=cache) for token, own in steps], 1)
-            spans = (SpanStep if mask.offset else Spans)(mask, x, config.span_keys)
+            k, cached = config.span_keys, cache is not None
+            spans = SpanStep(mask, x, k) if mask.offset else Spans(mask, x, k, all_levels=cached)
             return spans.tokens(self.run_layers(spans.rows(x), LayerInputs(spans.mask), cache))
         queries = count if mask.packing is None else mask.packing.shape[1]
         if config.recurrence is not None:
