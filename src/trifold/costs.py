@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from trifold.nn.config import ModelConfig
 from trifold.nn.lsh import default_buckets
+from trifold.nn.rotary import SCALINGS_BY_LENGTH
 from trifold.nn.spans import level_starts, offset_rows
 
 SINUSOIDAL = ("sinusoidal", "sinusoidal-halves", "sinusoidal-tensor2tensor")
@@ -404,8 +405,10 @@ def cached_elements(config: ModelConfig, tokens: int = 1) -> int:
     kept = sum(keys_read(sized, layer, tokens, "decoder") for layer in layers)
     if config.attention == "spans":
         kept = 2 * tokens * config.decoder_layers
+    scaling = config.rotary_scaling
+    inputs = tokens * sized.d_model if scaling is not None and scaling.kind in SCALINGS_BY_LENGTH else 0
     each = 2 * sized.kv_heads * sized.head_width
-    return kept * (each if config.latent is None else config.latent.width + config.latent.d_rotary)
+    return inputs + kept * (each if config.latent is None else config.latent.width + config.latent.d_rotary)
 
 
 def inference_memory(config: ModelConfig, precision: str = "float32") -> InferenceMemory:

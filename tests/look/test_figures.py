@@ -93,8 +93,8 @@ def test_rotary_angles_are_those_of_the_attention(pipeline, kind):
     rotary = session.pipeline.model.decoder.rotary
     x = torch.zeros(1, 1, 64, 4)
     x[..., :2] = 1.0
-    rotations = rotary.rotations(torch.arange(64)[None], Mask(causal=True), x)
-    turned = rotations.keys(x)[0, 0]
+    rotation = rotary.rotation(torch.arange(64)[None], Mask(causal=True), x)
+    turned = rotation(x)[0, 0]
     seen = torch.atan2(turned[:, 2:], turned[:, :2])
     wrapped = torch.remainder(found["angles"] + math.pi, 2 * math.pi) - math.pi
     np.testing.assert_allclose(seen.cos(), wrapped.cos(), atol=1e-4)

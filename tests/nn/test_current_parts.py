@@ -43,6 +43,7 @@ PARTS = {
     "groups of experts": {"experts": DEEPSEEK},
     "projected tokens": {"d_embedding": 12, "token_projection": True, "positions": "learned", "position_offset": 2},
     "sinusoids of tensor2tensor": {"positions": "sinusoidal-tensor2tensor", "position_offset": 2},
+    "alibi": {"attention_sinks": True, "positions": "alibi"},
     "latent": {"latent": LATENT},
     "latent queries": {"latent": LATENT | {"query_width": 10}, "attention_bias": True, "positions": "none"},
 }  # fmt: skip
@@ -116,7 +117,7 @@ def test_hook_points_do_not_change_the_result(part):
         torch.testing.assert_close(decoder.decode(Inputs(tokens)), expected, atol=1e-5, rtol=1e-5)
     sums = torch.stack([pattern.sum(-1) for pattern in captured.values()])
     assert sums.shape == (4, 1, 4, 9)
-    assert (sums < 1 - 1e-3).all() if part == "sinks" else (sums - 1).abs().max() < 1e-5
+    assert (sums < 1 - 1e-3).all() if part in ("sinks", "alibi") else (sums - 1).abs().max() < 1e-5
 
 
 @every
@@ -196,12 +197,12 @@ def test_layers_with_a_window_have_their_own_base():
     mask, x = Mask(causal=True), torch.zeros(1, 5, 32)
     positions = torch.arange(5)[None]
     local, whole = (
-        stack.local_rotary.rotations(positions, mask, x),
-        stack.rotary.rotations(positions, mask, x),
+        stack.local_rotary.rotation(positions, mask, x),
+        stack.rotary.rotation(positions, mask, x),
     )
     exponents = torch.arange(0, 8, 2) / 8
-    torch.testing.assert_close(local.keys.cos[0, 0, 3], (3 * 77.0**-exponents).cos())
-    torch.testing.assert_close(whole.keys.cos[0, 0, 3], (3 / 4 * 10_000.0**-exponents).cos())
+    torch.testing.assert_close(local.cos[0, 0, 3], (3 * 77.0**-exponents).cos())
+    torch.testing.assert_close(whole.cos[0, 0, 3], (3 / 4 * 10_000.0**-exponents).cos())
 
 
 def test_the_clamped_gate_and_the_squared_relu_are_their_formulas():

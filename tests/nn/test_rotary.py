@@ -7,8 +7,9 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from trifold.costs import cached_elements
 from trifold.nn import Inputs, Mask, ModelConfig, RotaryScaling, Transformer
-from trifold.nn.rotary import Rotary, Rotation, _dynamic, frequencies, magnitude
+from trifold.nn.rotary import Rotary, _dynamic, frequencies, magnitude
 
 
 def rotary(**values: object) -> Rotary:
@@ -21,7 +22,7 @@ def rotary(**values: object) -> Rotary:
 
 
 def rotate(rotary: Rotary, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    return rotary.rotations(positions, Mask(causal=True), x).queries(x)
+    return rotary.rotation(positions, Mask(causal=True), x)(x)
 
 
 def reference(x: torch.Tensor, position: int, theta: float, pairs: str, width: int) -> torch.Tensor:
@@ -157,11 +158,9 @@ def test_scalings_by_length_equal_those_of_transformers(
     if "short_factor" in values:
         scaling |= {"short_factors": SHORT, "long_factors": LONG}
         scaling |= {"magnitude": values.get("attention_factor")}
-    rotations = rotary(rotary_scaling=scaling).rotations(positions, Mask(causal=True), x)
-    assert rotations.after_cache
-    for rotation in (rotations.queries, rotations.keys):
-        torch.testing.assert_close(rotation.cos[:, 0], cos[..., :8], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(rotation.sin[:, 0], sin[..., :8], rtol=1e-4, atol=1e-5)
+    rotation = rotary(rotary_scaling=scaling).rotation(positions, Mask(causal=True), x)
+    torch.testing.assert_close(rotation.cos[:, 0], cos[..., :8], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(rotation.sin[:, 0], sin[..., :8], rtol=1e-4, atol=1e-5)
 
 
 def test_dynamic_scaling_depends_on_the_length_of_the_row() -> None:
@@ -171,34 +170,54 @@ def test_dynamic_scaling_depends_on_the_length_of_the_row() -> None:
     assert (both[1, 1:] < both[0, 1:]).all()
 
 
-def test_a_rotation_of_more_positions_applies_the_last_ones() -> None:
-    part, x = rotary(), torch.randn(1, 2, 3, 16)
-    angles = rotary().rotations(torch.arange(8)[None], Mask(causal=True), x).queries
-    assert isinstance(angles, Rotation)
-    torch.testing.assert_close(angles(x), rotate(part, x, torch.tensor([[5, 6, 7]])))
-
-
-@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-@pytest.mark.parametrize("cache", ["growing", "static"])
-def test_scaling_by_length_rotates_cached_keys_again(kind: str, cache: str) -> None:
-    """One layer only: the input of higher layers depends on the length at earlier steps."""
+def scaled_decoder(kind: str, **more: object) -> Transformer:
     scaling = {"kind": kind, "factor": 3.0, "original_positions": 5}
     if kind == "longrope":
         scaling |= {"short_factors": (1.0, 2.0, 3.0, 4.0), "long_factors": (2.0, 4.0, 6.0, 9.0)}
-    sizes = {"vocab_size": 20, "max_positions": 32, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 16}
+    sizes = {"vocab_size": 20, "max_positions": 32, "d_model": 16, "n_layers": 3, "n_heads": 2, "d_ff": 16}
     parts = {"shape": "decoder", "positions": "rotary", "norm_placement": "pre", "rotary_scaling": scaling}
     torch.manual_seed(0)
-    model = Transformer(ModelConfig.parse(sizes | parts)).eval()
+    return Transformer(ModelConfig.parse(sizes | parts | more)).eval()
+
+
+PARTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "latent": {"latent": {"width": 12, "d_rotary": 8, "d_value": 6}},
+    "window": {"sliding_window": 4, "window_pattern": ("local", "global")},
+}
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+@pytest.mark.parametrize("part", PARTS)
+@torch.no_grad()
+def test_a_text_is_read_again_when_its_length_changes_the_angles(kind: str, part: str) -> None:
+    model = scaled_decoder(kind, **PARTS[part])
     tokens = torch.randint(0, 20, (2, 12))
-    held = model.new_cache(cache, capacity=12)
-    with torch.no_grad():
+    real = torch.arange(12) >= torch.tensor([[0], [2]])
+    for cache in ("growing", "static", "sliding"):
+        held = model.new_cache(cache, capacity=12)
         for start, end in ((0, 3), (3, 4), (4, 5), (5, 6), (6, 9), (9, 12)):
-            step = model.decode(Inputs(tokens[:, start:end]), cache=held)
-            torch.testing.assert_close(
-                step, model.decode(Inputs(tokens[:, :end]))[:, start:], rtol=1e-4, atol=1e-5
-            )
-        padded = Inputs(
-            torch.cat([tokens[:1, :8], tokens[1:, :8]]), torch.arange(8) < torch.tensor([[8], [4]])
-        )
+            step = model.decode(Inputs(tokens[:, start:end], real[:, :end]), cache=held)
+            whole = model.decode(Inputs(tokens[:, :end], real[:, :end]))
+            found, expected = (x[real[:, start:end]] for x in (step, whole[:, start:]))
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        padded = Inputs(tokens[:, :8], torch.arange(8) < torch.tensor([[8], [4]]))
         alone = model.decode(Inputs(tokens[1:, :4]))
         torch.testing.assert_close(model.decode(padded)[1:, :4], alone, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_removed_tokens_change_the_angles_back() -> None:
+    model = scaled_decoder("longrope")
+    tokens = torch.randint(0, 20, (2, 7))
+    held = model.new_cache()
+    model.decode(Inputs(tokens), cache=held)
+    held.truncate(4)
+    held.expand(2)
+    held.select(torch.tensor([3, 0]), torch.tensor([1, 0]))
+    rows = tokens[[1, 0]]
+    step = model.decode(Inputs(rows[:, 4:5]), cache=held)
+    torch.testing.assert_close(step, model.decode(Inputs(rows[:, :5]))[:, 4:], rtol=1e-4, atol=1e-5)
+    assert held.inputs is not None and held.inputs.buffers is not None
+    stored = [x for own in (*(layer.own for layer in held.layers), held.inputs) for x in own.buffers or ()]
+    assert sum(x[:, :, :5].numel() for x in stored) == 2 * cached_elements(model.config, 5)

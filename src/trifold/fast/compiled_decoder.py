@@ -205,8 +205,8 @@ class CompiledDecoder:
         for indices, angles in ((own[self.rotates & ~self.rotates_locally], rotary), local):
             if angles is None:  # else cos and sin (B or 1, 1, 1, R/2) of the new tokens
                 continue
-            cos, sin = (wave.float().contiguous() for wave in (angles.queries.cos, angles.queries.sin))
-            half, interleaved = cos.shape[-1], angles.queries.interleaved
+            cos, sin = (wave.float().contiguous() for wave in (angles.cos, angles.sin))
+            half, interleaved = cos.shape[-1], angles.interleaved
             sizes = {"rotary_width": 2 * half, "rotary_stride": half if cos.shape[0] > 1 else 0}
             self._set(indices, cos=cos, sin=sin, interleaved=interleaved, **sizes)
         for indices, each in ((own, inputs.mask), (self.cross_attention, inputs.memory_mask)):

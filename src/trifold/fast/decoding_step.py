@@ -2,7 +2,7 @@
 
 The stack is translated into instructions once per cache (compiled_decoder.py) and executed by interpreter.py. The plain
 step runs for everything that is not supported: more than FEW_ROWS rows, unless all weights are int8; gradients; windows
-over padded rows; rotary angles that change with the length; unknown modules or hooks; and stacks with fewer than
+over padded rows; unknown modules or hooks; and stacks with fewer than
 MIN_WEIGHTS weights, for which the compilation takes longer than it saves.
 """
 
@@ -49,12 +49,12 @@ def decoding_step(stack: Stack, x: Tensor, inputs: LayerInputs, cache: Cache) ->
 
 def _compiled_decoder(stack: Stack, x: Tensor, inputs: LayerInputs, cache: Cache) -> CompiledDecoder | None:
     """The compiled decoder of this cache if it supports the step."""
-    mask, rotary = inputs.mask, inputs.rotary
+    mask = inputs.mask
     if x.shape[1] != 1 or torch.is_grad_enabled() or stack.training or cache.length == 0:
         return None
     if x.device.type != "cpu" or x.dtype not in DTYPES or not x.numel():
         return None
-    if mask.packing is not None or mask.segment is not None or (rotary is not None and rotary.after_cache):
+    if mask.packing is not None or mask.segment is not None:
         return None
     if mask.keys is not None and any(window is not None for window in stack.windows):
         return None

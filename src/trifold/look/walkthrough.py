@@ -190,7 +190,7 @@ class _Steps(list[Step]):
             normed = split_heads(layer.normed(layer.q_norm, merge_heads(q)), width)
             q = self.add("query norm", "norm(q)", normed, q=q)
         if rotary is not None:
-            q = self.add("rotated query", "q rotated by position · ω", rotary.queries(q), q=q)
+            q = self.add("rotated query", "q rotated by position · ω", rotary(q), q=q)
         before = q if crosses else layer.project(x)[1]
         scaled, bias = layer.queries_and_bias(q, before, None if crosses else inputs.bias)
         if scaled is not q:
@@ -205,7 +205,7 @@ class _Steps(list[Step]):
                 normed = split_heads(layer.normed(layer.k_norm, merge_heads(k)), width)
                 k = self.add("key norm", "norm(k)", normed, k=k)
             if rotary is not None:
-                k = self.add("rotated key", "k rotated by position · ω", rotary.keys(k), k=k)
+                k = self.add("rotated key", "k rotated by position · ω", rotary(k), k=k)
             self.equals(f"{point}.keys")
             v = self.linear("value", layer.v_proj, x, f"{point}.values", width)
         q, k, v = share_keys(q, k, v)

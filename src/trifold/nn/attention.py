@@ -18,7 +18,7 @@ from trifold.nn.layers import Dropout, Linear, new_norm
 from trifold.nn.masks import Mask, PairBias
 from trifold.nn.packing import Packing
 from trifold.nn.relative import SCORES, DisentangledScores, Distances, Relations, RelativeScores, ScoreBias
-from trifold.nn.rotary import Rotations
+from trifold.nn.rotary import Rotation
 
 
 def split_heads(x: Tensor, width: int) -> Tensor:
@@ -36,7 +36,7 @@ class AttentionInputs(NamedTuple):
 
     mask: Mask
     bias: ScoreBias | None = None
-    rotary: Rotations | None = None
+    rotary: Rotation | None = None
     cache: LayerCache | None = None
 
 
@@ -87,7 +87,7 @@ class Attention(nn.Module):
         *,
         mask: Mask,
         bias: ScoreBias | None = None,
-        rotary: Rotations | None = None,
+        rotary: Rotation | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
         """x (B, T, E) -> (B, T, E), or packed (1, N, E) -> (1, N, E) if the mask has a packing.
@@ -105,12 +105,9 @@ class Attention(nn.Module):
         else:
             q, k, v = self._projections(x, mask.packing)
             if rotary is not None:
-                q = rotary.queries(q)
-                k = k if rotary.after_cache else rotary.keys(k)
+                q, k = rotary(q), rotary(k)
             if cache is not None and not isinstance(cache.own, RunningSums | SpanKeys):
                 k, v = cache.own.update(k, v)
-            if rotary is not None and rotary.after_cache:
-                k = rotary.keys(k)
         return self.attend_heads(q, k, v, inputs)
 
     def attend_heads(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:

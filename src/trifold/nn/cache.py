@@ -96,6 +96,25 @@ class GrowingKeys:
         """Remove all but the first `length` tokens."""
         self.length = min(self.length, length)
 
+    def clear(self) -> None:
+        """Remove all tokens."""
+        self.length = self.evicted = 0
+
+
+class StackInputs(GrowingKeys):
+    """The inputs (B, 1, T, E) of a stack whose rotations depend on the length of the text.
+
+    frequencies: (B or 1, R/2) those of the last step; if they change, the states of all tokens do.
+    """
+
+    frequencies: Tensor | None = None
+
+    def select(self, rows: Tensor) -> None:
+        """Row i becomes row rows[i]."""
+        super().select(rows)
+        if self.frequencies is not None and len(self.frequencies) > 1:
+            self.frequencies = self.frequencies[rows]
+
 
 class StaticKeys(GrowingKeys):
     """Buffers for `capacity` tokens, allocated once, so that addresses and shapes stay the same."""
@@ -231,10 +250,10 @@ class Cache:
         `gather_beams` moves the keys.
     """
 
-    def __init__(self, layers: int | Iterable[GrowingKeys]) -> None:
+    def __init__(self, layers: int | Iterable[GrowingKeys], inputs: StackInputs | None = None) -> None:
         """The given keys, one per layer, or a number of growing ones."""
         own = (GrowingKeys() for _ in range(layers)) if isinstance(layers, int) else layers
-        self.layers = [LayerCache(keys) for keys in own]
+        self.layers, self.inputs = [LayerCache(keys) for keys in own], inputs
         self.uses_beam_index = False
         self.beam_index: Tensor | None = None
 
@@ -242,6 +261,10 @@ class Cache:
     def length(self) -> int:
         """Tokens read, the same for every row."""
         return self.layers[0].own.length
+
+    @property
+    def _stored(self) -> list[GrowingKeys]:
+        return [layer.own for layer in self.layers] + ([] if self.inputs is None else [self.inputs])
 
     def note_padding(self, attend: Tensor | None) -> None:
         """attend: (B, S), past and new keys. A window counts real keys only, so padding extends the reach."""
@@ -262,8 +285,8 @@ class Cache:
         if torch.equal(parents, rows):
             return
         if not self.uses_beam_index:
-            for layer in self.layers:
-                layer.own.select(parents)
+            for own in self._stored:
+                own.select(parents)
             return
         index = self.current_beam_index()
         index = rows[:, None].repeat(1, self.length + 1) if index is None else index
@@ -280,29 +303,30 @@ class Cache:
     def gather_beams(self) -> None:
         """Move all keys to the rows they belong to."""
         if self.beam_index is not None:
-            for layer in self.layers:
-                layer.own.gather(self.beam_index)
+            for own in self._stored:
+                own.gather(self.beam_index)
         self.beam_index, self.uses_beam_index = None, False
 
     def select(self, rows: Tensor, sources: Tensor) -> None:
         """Keep these rows, and these rows of the memory (finished ones leave the batch)."""
         self.gather_beams()
+        for own in self._stored:
+            own.select(rows)
         for layer in self.layers:
-            layer.own.select(rows)
             if layer.memory is not None:
                 layer.memory = layer.memory[0][sources], layer.memory[1][sources]
 
     def expand(self, beams: int) -> None:
         """Repeat every row `beams` times, one after the other; the memory keeps its rows."""
         self.gather_beams()
-        for layer in self.layers:
-            layer.own.expand(beams)
+        for own in self._stored:
+            own.expand(beams)
 
     def truncate(self, length: int) -> None:
         """Remove all but the first `length` tokens."""
         self.gather_beams()
-        for layer in self.layers:
-            layer.own.truncate(length)
+        for own in self._stored:
+            own.truncate(length)
 
 
 # kind -> the keys of one layer, from its window (None: unlimited), capacity, and rollback

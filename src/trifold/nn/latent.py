@@ -20,7 +20,7 @@ from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout, Linear, new_norm
 from trifold.nn.masks import Mask
 from trifold.nn.relative import ScoreBias
-from trifold.nn.rotary import Rotations
+from trifold.nn.rotary import Rotation
 
 
 class LatentAttention(nn.Module):
@@ -55,7 +55,7 @@ class LatentAttention(nn.Module):
         *,
         mask: Mask,
         bias: ScoreBias | None = None,
-        rotary: Rotations | None = None,
+        rotary: Rotation | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
         """x (B, T, E) -> (B, T, E), or packed (1, N, E) -> (1, N, E) if the mask has a packing."""
@@ -69,12 +69,9 @@ class LatentAttention(nn.Module):
         c, r = self.kv_down(x)[:, None].split([self.width, self.d_query - self.d_key], -1)
         c = self.kv_norm(c)
         if rotary is not None:
-            rotated = rotary.queries(rotated)
-            r = r if rotary.after_cache else rotary.keys(r)
+            rotated, r = rotary(rotated), rotary(r)
         if cache is not None:
             c, r = cache.own.update(c, r)
-        if rotary is not None and rotary.after_cache:
-            r = rotary.keys(r)
         weight = self.kv_proj.unflatten(0, (-1, self.d_key + self.d_value))
         w_key, w_value = weight.split([self.d_key, self.d_value], 1)  # (H, D, R)
         is_narrow = cache is not None and not self.watched

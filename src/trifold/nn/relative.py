@@ -107,7 +107,8 @@ def slopes(heads: int) -> Tensor:
 
 
 class AlibiOffsets(nn.Module):
-    """The biases −m·|i − j|; no parameters. Under a causal mask they are m·j: softmax ignores a constant per row.
+    """The biases −m·|i − j|; no parameters. Under a causal mask they are m·j: softmax ignores a constant per row, but
+    a sink does not.
 
     rounded: m and m·j are bfloat16, as in models that were trained so.
     """
@@ -115,11 +116,12 @@ class AlibiOffsets(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads, self.scale, self.rounded = config.n_heads, config.alibi_scale, config.alibi_rounded
+        self.has_sinks = config.attention_sinks
 
     def forward(self, mask: Mask, queries: int, device: torch.device, segments: Tensor | None) -> Tensor:
         """-> (B or 1, H, T or 1, S)."""
         m = slopes(self.heads).to(device)[:, None, None]
-        if not mask.causal:
+        if not mask.causal or self.has_sinks:
             return -m * mask.distances(queries, device).abs()[:, None] * self.scale
         positions = mask.positions(queries, device)[:, None, None]
         if self.rounded:

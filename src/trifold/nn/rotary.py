@@ -28,9 +28,8 @@ class Rotation:
     interleaved: bool
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Rotate the first R dimensions of x (B, H, T', D), by the last T' of the T positions."""
-        half = self.cos.shape[-1]
-        cos, sin = (angles[:, :, -x.shape[2] :] for angles in (self.cos, self.sin))
+        """Rotate the first R dimensions of x (B, H, T, D)."""
+        half, cos, sin = self.cos.shape[-1], self.cos, self.sin
         rotated, rest = x[..., : 2 * half], x[..., 2 * half :]
         if self.interleaved:
             first, second = rotated[..., 0::2], rotated[..., 1::2]
@@ -39,17 +38,6 @@ class Rotation:
         pair = (first * cos - second * sin, second * cos + first * sin)
         out = torch.stack(pair, -1).flatten(-2) if self.interleaved else torch.cat(pair, -1)
         return torch.cat([out, rest], -1) if rest.shape[-1] else out
-
-
-@dataclass(frozen=True)
-class Rotations:
-    """The rotations of queries and keys. after_cache: all keys are rotated after they are read from the cache, because
-    their angles change with the length; otherwise new keys are rotated before they are cached.
-    """
-
-    queries: Rotation
-    keys: Rotation
-    after_cache: bool
 
 
 class Rotary:
@@ -62,27 +50,24 @@ class Rotary:
         self.magnitude = magnitude(self.scaling)
         self._frequencies: dict[torch.device, Tensor] = {}
 
-    def rotations(self, positions: Tensor, mask: Mask, like: Tensor) -> Rotations:
-        """For queries at `positions` (B or 1, T) and the keys of the mask."""
-        if self.scaling is None or self.scaling.kind not in SCALINGS_BY_LENGTH:
-            rotation = self._rotation(positions, self._fixed_frequencies(positions.device), like)
-            return Rotations(rotation, rotation, after_cache=False)
-        keys = mask.positions(positions.shape[1], positions.device)
-        by_length = SCALINGS_BY_LENGTH[self.scaling.kind]
-        scaled = by_length(self.width, self.theta, self.scaling, keys[:, -1:] + 1)
-        queries = keys[:, mask.offset : mask.offset + positions.shape[1]]
-        rotation, of_keys = (self._rotation(each, scaled, like) for each in (queries, keys))
-        return Rotations(rotation, of_keys, after_cache=True)
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the angles of a token change when others follow."""
+        return self.scaling is not None and self.scaling.kind in SCALINGS_BY_LENGTH
 
-    def _fixed_frequencies(self, device: torch.device) -> Tensor:
+    def frequencies(self, mask: Mask, tokens: int, device: torch.device) -> Tensor:
+        """(1, R/2), or (B or 1, R/2) if they depend on the length of a row: of so many new tokens and those before."""
+        if self.scaling is not None and self.scaling.kind in SCALINGS_BY_LENGTH:
+            lengths = mask.positions(tokens, device)[:, -1:] + 1
+            return SCALINGS_BY_LENGTH[self.scaling.kind](self.width, self.theta, self.scaling, lengths)
         if device not in self._frequencies:
-            self._frequencies[device] = frequencies(self.width, self.theta, self.scaling).to(device)
+            self._frequencies[device] = frequencies(self.width, self.theta, self.scaling).to(device)[None]
         return self._frequencies[device]
 
-    def _rotation(self, positions: Tensor, frequencies: Tensor, like: Tensor) -> Rotation:
-        angles = positions[..., None].float() * (
-            frequencies if frequencies.dim() == 1 else frequencies[:, None]
-        )
+    def rotation(self, positions: Tensor, mask: Mask, like: Tensor) -> Rotation:
+        """Of tokens at `positions` (B or 1, T)."""
+        found = self.frequencies(mask, positions.shape[1], positions.device)
+        angles = positions[..., None].float() * found[:, None]
         cos, sin = (
             (x * self.magnitude if self.magnitude != 1 else x).to(like.dtype)[:, None]
             for x in (angles.cos(), angles.sin())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trifold.nn import ops
 from trifold.nn.attention import Attention, GlobalAttention, SummaryAttention
-from trifold.nn.cache import Cache, LayerCache
+from trifold.nn.cache import Cache, LayerCache, StackInputs
 from trifold.nn.config import ModelConfig
 from trifold.nn.config_parts import Recurrence
 from trifold.nn.experts import MixtureOfExperts
@@ -26,7 +26,7 @@ from trifold.nn.lsh import LSHAttention
 from trifold.nn.masks import Blocks, Mask
 from trifold.nn.relative import OFFSETS, ScoreBias
 from trifold.nn.reversible import Step, run_reversibly
-from trifold.nn.rotary import Rotary, Rotations
+from trifold.nn.rotary import Rotary, Rotation
 from trifold.nn.spans import SpanAttention, Spans, SpanStep
 
 
@@ -40,8 +40,8 @@ class LayerInputs(NamedTuple):
     memory: Tensor | None = None
     memory_mask: Mask | None = None
     bias: ScoreBias | None = None
-    rotary: Rotations | None = None
-    local_rotary: Rotations | None = None
+    rotary: Rotation | None = None
+    local_rotary: Rotation | None = None
 
 
 def self_attention(config: ModelConfig, layer: int) -> nn.Module:
@@ -225,6 +225,9 @@ class Stack(nn.Module):
         positions: (B or 1, T), by default those of the mask. segments: (B, T), if scores depend on them.
         """
         config, count = self.config, x.shape[1]
+        if cache is not None and cache.inputs is not None:
+            x, mask = self._new_or_all(x, mask, cache, cache.inputs)
+            assert positions is None or x.shape[1] == count, "the positions of earlier tokens are not stored"
         if cache is not None and config.attention == "lsh":
             # The cache stores x only. Every step computes all layers again, because new tokens change what others read.
             assert positions is None, "the positions of earlier tokens are not stored"
@@ -240,7 +243,7 @@ class Stack(nn.Module):
             k, cached = config.span_keys, cache is not None
             spans = SpanStep(mask, x, k) if mask.offset else Spans(mask, x, k, all_levels=cached)
             return spans.tokens(self.run_layers(spans.rows(x), LayerInputs(spans.mask), cache))
-        queries = count if mask.packing is None else mask.packing.shape[1]
+        queries = x.shape[1] if mask.packing is None else mask.packing.shape[1]
         if config.recurrence is not None:
             if cache is None and torch.is_grad_enabled():
                 return self._recurrent(x, mask, config.recurrence)
@@ -251,11 +254,25 @@ class Stack(nn.Module):
         if self.rotary is not None and positions is None:
             positions = mask.positions(queries, x.device)[:, mask.offset : mask.offset + queries]
         rotary, local_rotary = (
-            None if each is None or positions is None else each.rotations(positions, mask, x)
+            None if each is None or positions is None else each.rotation(positions, mask, x)
             for each in (self.rotary, self.local_rotary)
         )
         inputs = LayerInputs(mask, memory, memory_mask, bias, rotary, local_rotary)
-        return self.run_layers(x, inputs) if cache is None else ops.decoding_step(self, x, inputs, cache)
+        if cache is None:
+            return self.run_layers(x, inputs)
+        return ops.decoding_step(self, x, inputs, cache)[:, -count:]
+
+    def _new_or_all(self, x: Tensor, mask: Mask, cache: Cache, stored: StackInputs) -> tuple[Tensor, Mask]:
+        """The new tokens x (B, T, E), or all if the rotations, and so the states, of earlier ones have changed."""
+        assert self.rotary is not None, "see `Transformer.new_cache`"
+        before, stored.frequencies = stored.frequencies, self.rotary.frequencies(mask, x.shape[1], x.device)
+        changed = before is not None and mask.offset > 0 and bool((before != stored.frequencies).any())
+        if changed:
+            cache.gather_beams()
+            for layer in cache.layers:
+                layer.own.clear()
+        every = stored.update(x[:, None], x[:, None, :, :0])[0][:, 0]
+        return (every, replace(mask, offset=0)) if changed else (x, mask)
 
     def run_layers(self, x: Tensor, inputs: LayerInputs, cache: Cache | None = None) -> Tensor:
         """One block after the other, then the final norm: x (B, T, E) -> (B, T, E), or two streams (B, T, 2·E)."""

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from trifold.nn.cache import KEYS, Cache, History, RunningSums, SpanKeys
+from trifold.nn.cache import KEYS, Cache, History, RunningSums, SpanKeys, StackInputs
 from trifold.nn.config import ModelConfig
 from trifold.nn.embeddings import Embeddings, Inputs, PatchEmbeddings, TokenEmbedding
 from trifold.nn.heads import HEADS, NEEDS_POSITIONS, LanguageModelHead
@@ -214,10 +214,12 @@ class Transformer(nn.Module):
         capacity = self.config.decoder_side.max_positions if capacity is None else capacity
         if self.config.attention == "lsh":
             return Cache([History()])
+        rotary = self.decoder.rotary
+        inputs = StackInputs() if rotary is not None and rotary.depends_on_length else None
         special = {"elu": RunningSums, "favor": RunningSums, "spans": SpanKeys}
         if (keys := special.get(self.config.attention)) is not None:
             return Cache(keys() for _ in self.decoder.windows)
-        return Cache(KEYS[kind](window, capacity, rollback) for window in self.decoder.windows)
+        return Cache((KEYS[kind](window, capacity, rollback) for window in self.decoder.windows), inputs)
 
     def count_parameters(self) -> int:
         """The number of distinct parameters; tied ones count once."""

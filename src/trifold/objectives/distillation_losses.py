@@ -96,7 +96,7 @@ def attention_relations(attention: Attention, recorded: ModuleCall) -> Attention
     (x, *_), mask = recorded.args, recorded.kwargs["mask"]
     q, k, v = attention.project(x, mask.packing)
     rotary = recorded.kwargs.get("rotary")
-    rotated, keys = (q, k) if rotary is None else (rotary.queries(q), rotary.keys(k))
+    rotated, keys = (q, k) if rotary is None else (rotary(q), rotary(k))
     queries, bias = attention.queries_and_bias(rotated, keys, recorded.kwargs.get("bias"))
     factors = {"attention": (queries, keys), "queries": (q, q), "keys": (k, k), "values": (v, v)}
     return AttentionRelations(factors, bias, mask)
