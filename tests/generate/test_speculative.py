@@ -74,6 +74,23 @@ def test_perfect_draft_saves_most_forward_passes(shape, search):
     assert max(passes[1:]) == 6
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_proposals_do_not_change_the_angles_of_rotary_positions(kind):
+    scaling = {"kind": kind, "factor": 4.0, "original_positions": 9}
+    if kind == "longrope":
+        scaling |= {"short_factors": (1.0,) * 4, "long_factors": (1.0, 2.0, 5.0, 9.0)}
+    model = varied_model("decoder", positions="rotary", rotary_scaling=scaling, n_heads=2)
+    for row in range(4):
+        inputs, config = padded_batch([[3 + row, 7, 8, 3 + row]]), GenerationConfig(max_new_tokens=16)
+        plain = generate_tokens(model, inputs, config)
+        for more in ({"prompt_lookup_num_tokens": 4}, {"prefill_chunk_size": 3}):
+            assert outputs_of(generate_tokens(model, inputs, config.model_copy(update=more))) == outputs_of(
+                plain
+            )
+        draft = varied_model("decoder", seed=row)
+        assert outputs_of(generate_tokens(model, inputs, config, draft=draft)) == outputs_of(plain)
+
+
 def test_prompt_lookup_saves_forward_passes():
     def probabilities_of(source, prefix):
         return [0.0] * 3 + [0.9 if (len(prefix) % 4) == n else 0.1 / 3 for n in range(4)]

@@ -21,6 +21,7 @@ from trifold.generate.processors import ABSENT, Context, LogitsProcessor
 from trifold.generate.stopping import StoppingCriteria, output_limit
 from trifold.memory import available_memory, format_size
 from trifold.nn import Cache, Inputs, Memory, ModelConfig
+from trifold.nn.masks import Mask
 
 CacheKind = Literal["growing", "static", "sliding"]
 UNCHECKED = 2**28  # bytes; smaller searches are not compared with the available memory
@@ -183,6 +184,16 @@ class DecodingState:
         if self.attend is not None:
             self.attend = torch.cat([self.attend, self.attend.new_ones(tokens.shape)], dim=1)
         return self.decode(Inputs(tokens, self.attend), self.memory, self.cache)
+
+    def is_prefix(self, tokens: Tensor) -> bool:
+        """Whether the state of the first of the next tokens (1, T) does not depend on the others. It does where they
+        change the angles of rotary positions.
+        """
+        if (inputs := self.cache.inputs) is None:
+            return True
+        mask = Mask(causal=True, offset=self.cache.length)
+        first, every = (inputs.find_frequencies(mask, n, tokens.device) for n in (1, tokens.shape[1]))
+        return torch.equal(first, every)
 
     def rollback(self, count: int) -> None:
         """Remove the last `count` tokens from the cache; the rows must have no padding."""

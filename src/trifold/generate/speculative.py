@@ -48,6 +48,8 @@ def speculative_search(
         state.rollback(len(proposed) - index)
         proposed = propose(generated, min(count, limit - len(generated) - 1))
         tokens = torch.tensor([[generated[-1], *proposed]], device=token.device)
+        if not state.is_prefix(tokens):
+            proposed, tokens = [], tokens[:, :1]
         logits = state.head(state.read(tokens)[0])
 
 

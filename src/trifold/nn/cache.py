@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from trifold.nn.masks import Mask
+
 
 class GrowingKeys:
     """Keys and values of one self-attention. `update` appends in place; the buffers grow by doubling.
@@ -104,15 +106,18 @@ class GrowingKeys:
 class StackInputs(GrowingKeys):
     """The inputs (B, 1, T, E) of a stack whose rotations depend on the length of the text.
 
-    frequencies: (B or 1, R/2) those of the last step; if they change, the states of all tokens do.
+    frequencies: (B or 1, R/2) those of the last step; if they change, the states of all tokens do. find_frequencies:
+    (mask, number of new tokens, device) -> those of the next step.
     """
 
-    frequencies: Tensor | None = None
+    def __init__(self, find_frequencies: Callable[[Mask, int, torch.device], Tensor]) -> None:
+        super().__init__()
+        self.find_frequencies, self.frequencies = find_frequencies, torch.empty(0)
 
     def select(self, rows: Tensor) -> None:
         """Row i becomes row rows[i]."""
         super().select(rows)
-        if self.frequencies is not None and len(self.frequencies) > 1:
+        if len(self.frequencies) > 1:
             self.frequencies = self.frequencies[rows]
 
 

@@ -264,9 +264,8 @@ class Stack(nn.Module):
 
     def _new_or_all(self, x: Tensor, mask: Mask, cache: Cache, stored: StackInputs) -> tuple[Tensor, Mask]:
         """The new tokens x (B, T, E), or all if the rotations, and so the states, of earlier ones have changed."""
-        assert self.rotary is not None, "see `Transformer.new_cache`"
-        before, stored.frequencies = stored.frequencies, self.rotary.frequencies(mask, x.shape[1], x.device)
-        changed = before is not None and mask.offset > 0 and bool((before != stored.frequencies).any())
+        before, stored.frequencies = stored.frequencies, stored.find_frequencies(mask, x.shape[1], x.device)
+        changed = mask.offset > 0 and bool((before != stored.frequencies).any())
         if changed:
             cache.gather_beams()
             for layer in cache.layers:
