@@ -98,6 +98,14 @@ def test_a_trace_holds_every_hook_point_and_the_logits_of_the_model(name):
 
 
 @every
+def test_a_trace_with_gradients_holds_the_same_values(name):
+    pipe, (text, target) = new_pipeline(name), example(name)
+    plain, traced = (pipe.trace(text, target, gradients=more) for more in (False, True))
+    for point in plain:
+        torch.testing.assert_close(traced[point], plain[point], atol=1e-5, rtol=1e-5)
+
+
+@every
 def test_hooks_that_return_their_input_change_no_bit(name):
     pipe, (text, target) = new_pipeline(name), example(name)
     trace = pipe.trace(text, target)

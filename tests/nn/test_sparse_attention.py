@@ -149,6 +149,14 @@ def test_recurrence_equals_its_mask(lengths: tuple[int, ...]) -> None:
     torch.testing.assert_close(recurrent[inputs.attend], masked[inputs.attend], atol=1e-5, rtol=1e-4)
 
 
+def test_recurrence_reads_padding_anywhere() -> None:
+    decoder, inputs = model(**SEGMENTS), rows(20)
+    attend = torch.ones(1, 25, dtype=torch.bool)
+    attend[0, [0, 1, 2, 9, 24]] = False
+    tokens = torch.zeros(1, 25, dtype=torch.int64).masked_scatter(attend, inputs.tokens)
+    torch.testing.assert_close(decoder(Inputs(tokens, attend))[attend], decoder(inputs)[0])
+
+
 def test_gradients_end_at_segments() -> None:
     decoder, inputs = model(**SEGMENTS), rows(18)
     captured: list[Tensor] = []
@@ -209,6 +217,7 @@ def test_a_dense_mask_of_segments() -> None:
         ({"shape": "encoder", "summary_block": 4}, "sliding_window"),
         ({"shape": "encoder", "summary_block": 4, "sliding_window": 3, "positions": "rotary"}, "no position"),
         ({"shape": "decoder", "recurrence": {"size": 4, "reach": 2}}, "positions"),
+        (SEGMENTS | {"experts": {"count": 2, "per_token": 1}}, "recurrence excludes"),
     ],
 )
 def test_contradictory_options_are_errors(options: dict[str, Any], problem: str) -> None:

@@ -168,8 +168,8 @@ def _sparse_attention(config: ModelConfig) -> Iterator[str]:
     if config.recurrence is not None:
         if config.positions not in ("relative-sinusoidal", "none"):
             yield f"recurrence needs positions: relative-sinusoidal or none, not {config.positions}"
-        if config.sliding_window is not None or config.residual != "sequential":
-            yield "recurrence excludes sliding_window and parallel residuals"
+        if config.sliding_window is not None or config.residual != "sequential" or config.experts is not None:
+            yield "recurrence excludes sliding_window, parallel residuals and experts"
 
 
 def _latent(config: ModelConfig) -> Iterator[str]:

@@ -245,7 +245,7 @@ class Stack(nn.Module):
             return spans.tokens(self.run_layers(spans.rows(x), LayerInputs(spans.mask), cache))
         queries = x.shape[1] if mask.packing is None else mask.packing.shape[1]
         if config.recurrence is not None:
-            if cache is None and torch.is_grad_enabled():
+            if cache is None and torch.is_grad_enabled() and not self._is_watched():
                 return self._recurrent(x, mask, config.recurrence)
             mask = replace(mask, segment=(config.recurrence.size, config.recurrence.reach))
         if config.summary_block is not None:
@@ -278,8 +278,7 @@ class Stack(nn.Module):
         x = x if self.streams == 1 else x.repeat(1, 1, self.streams)
         # Hook points read the states between blocks, and blocks in shards, of another type, gather their parameters.
         blocks = [block for number in self.order if type(block := self.blocks[number]) is ReversibleBlock]
-        watched = (module for module in self.modules() if getattr(module, "watched", False))
-        if blocks and cache is None and torch.is_grad_enabled() and next(watched, None) is None:
+        if blocks and cache is None and torch.is_grad_enabled() and not self._is_watched():
             steps, sorts = list[Step](), self.config.attention == "lsh"
             for block, own in zip(blocks, self._layer_inputs(inputs), strict=True):
                 steps += block.steps(own._replace(mask=replace(own.mask, orders={})) if sorts else own)
@@ -319,13 +318,20 @@ class Stack(nn.Module):
             layers[layer] = own._replace(mask=replace(mask, blocks=blocks))
         return layers
 
+    def _is_watched(self) -> bool:
+        """Whether some hook point is: it then sees all tokens of a layer at once."""
+        return any(getattr(module, "watched", False) for module in self.modules())
+
     def _recurrent(self, x: Tensor, mask: Mask, recurrence: Recurrence) -> Tensor:
         """Segment after segment: each layer also attends to its last inputs of the segments before, as constants
         (Dai et al. 2019, section 3.2). The values are those of `Mask.segment`; the gradients end at segments.
         """
-        packing = mask.packing
-        x = x if packing is None else packing.grid(x)
-        attend = mask.keys if packing is None else packing.attend
+        packing, attend, order = mask.packing, mask.keys, None
+        if packing is not None:
+            x, attend = packing.grid(x), packing.attend
+        elif attend is not None:  # padding goes to the end
+            order = attend.long().argsort(dim=1, descending=True, stable=True)[..., None]
+            x, attend = x.gather(1, order.expand_as(x)), attend.gather(1, order[..., 0])
         memories, outs = [x[:, :0]] * len(self.order), []
         for start in range(0, x.shape[1], recurrence.size):
             part = x[:, start : start + recurrence.size]
@@ -342,6 +348,7 @@ class Stack(nn.Module):
                 part = self.states[layer](part)
             outs.append(part)
         x = self.final_norm(torch.cat(outs, 1))
+        x = x if order is None else x.gather(1, order.argsort(1).expand_as(x))
         return x if packing is None else packing.flat(x)
 
     def query_stream(
