@@ -235,13 +235,13 @@ class Stack(nn.Module):
             return self(x, replace(mask, offset=0), memory, memory_mask)[:, -count:]
         if config.attention == "spans":
             if mask.offset and count > 1:
-                ends = range(mask.offset + 1, mask.offset + count + 1)
-                keys = [None if mask.keys is None else mask.keys[:, :end] for end in ends]
-                masks = [replace(mask, keys=own, offset=end - 1) for own, end in zip(keys, ends, strict=True)]
-                steps = zip(x.split(1, 1), masks, strict=True)
-                return torch.cat([self(token, own, cache=cache) for token, own in steps], 1)
-            k, cached = config.span_keys, cache is not None
-            spans = SpanStep(mask, x, k) if mask.offset else Spans(mask, x, k, all_levels=cached)
+                outs = []
+                for n, token in enumerate(x.split(1, 1), mask.offset):
+                    keys = None if mask.keys is None else mask.keys[:, : n + 1]
+                    outs.append(self(token, replace(mask, keys=keys, offset=n), cache=cache))
+                return torch.cat(outs, 1)
+            k = config.span_keys
+            spans = SpanStep(mask, x, k) if mask.offset else Spans(mask, x, k, all_levels=cache is not None)
             return spans.tokens(self.run_layers(spans.rows(x), LayerInputs(spans.mask), cache))
         queries = x.shape[1] if mask.packing is None else mask.packing.shape[1]
         if config.recurrence is not None:
