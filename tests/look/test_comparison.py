@@ -24,7 +24,7 @@ window_pattern heads pooler_activation pooler_width n_labels label_names problem
 classifier_transform classifier_bias token_transform transform_norm transform_bias logits_scale encoder_final_norm
 decoder_final_norm boundary_positions boundary_width embedding_scale_rounded decoder_window n_features rank
 span_keys lsh axial_shape axial_widths max_decoder_positions d_decoder n_decoder_kv_heads d_decoder_head
-span_layer starts_with_last
+span_layer starts_with_last separator_id
 """.split()
 EXAMPLES: dict[str, Any] = {
     "n_kv_heads": {"n_kv_heads": 2},

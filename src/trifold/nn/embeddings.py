@@ -33,7 +33,7 @@ class Inputs:
     attend: (B, T) boolean, True at real tokens; None if there is no padding. With a cache: (B, S), past and new tokens.
     positions: (B or 1, T); default: counted over real tokens, from 0.
     packing: if `tokens` is one row (1, N) that holds many; it defines mask and positions.
-    segments: (B, T) the kind of segment of each token, from 0; default: all 0.
+    segments: (B, T) the kind of segment of each token, from 0; default: see `ModelConfig.separator_id`.
     order: (B, T) the rank of each token in a factorization order; tokens attend to those up to their own rank.
     globals: (B, T) boolean, tokens that attend to all and that all attend to; default: see `ModelConfig.global_tokens`.
     pixels: (B, channels, height, width), for models of images.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -93,6 +93,7 @@ class Transformer(nn.Module):
         assert self.encoder is not None and self.encoder_embeddings is not None, "this shape has no encoder"
         packing = inputs.packing
         attend = inputs.attend if packing is None else packing.attend
+        inputs = replace(inputs, segments=self._segments(inputs))
         hidden = self.encoder(
             self.encoder_embeddings(inputs),
             Mask(attend, order=inputs.order, packing=packing, globals=self._globals(inputs)),
@@ -237,6 +238,16 @@ class Transformer(nn.Module):
             return real & (real.cumsum(1) == 1)
         ends = (tokens == self.config.eos_id) & real
         return real & (ends.cumsum(1) == 0 if kind == "question" else ends.cumsum(1) - ends.long() >= 2)
+
+    def _segments(self, inputs: Inputs) -> Tensor | None:
+        """(B, T), or (1, N) packed, segments; if not given 1 after the first separator or, without any, first token."""
+        separator, packing = self.config.separator_id, inputs.packing
+        if separator is None or inputs.segments is not None or self.config.n_token_types < 2:
+            return inputs.segments
+        tokens = inputs.tokens if packing is None else packing.grid(inputs.tokens[..., None])[..., 0]
+        first = (tokens == separator).int().argmax(1).maximum(inputs.first_columns())
+        after = torch.arange(tokens.shape[1], device=tokens.device) > first[:, None]
+        return after.long() if packing is None else packing.flat(after[..., None].long())[..., 0]
 
     def _score_segments(self, inputs: Inputs) -> Tensor | None:
         """(B, T) segments if scores depend on them; of packed rows on the grid."""

@@ -14,6 +14,7 @@ from trifold.errors import CheckpointError
 from trifold.hub import load_model, save_model
 from trifold.hub.families import FAMILIES
 from trifold.nn import Inputs
+from trifold.nn.packing import Packing
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("default")
@@ -50,17 +51,39 @@ def test_the_reference_excludes_the_question_from_answers(length: int, tmp_path:
     tokens = torch.where((columns == ends) | (columns == length - 1), 66, tokens)
     out = model(tokens)
     theirs = torch.stack([out.start_logits, out.end_logits], -1)
-    segments = (columns > ends).long()  # which it derives
-    got = ours.head_outputs(Inputs(tokens, segments=segments))["span"]
+    got = ours.head_outputs(Inputs(tokens))["span"]
     hidden = (columns <= ends) & (columns > 0)
     torch.testing.assert_close(got[~hidden], theirs[~hidden], rtol=0, atol=1e-4)
     assert theirs[hidden].max() < -9e5
 
 
-def test_answers_need_the_separator_that_the_reference_reads(saved: Saved) -> None:
+@torch.no_grad()
+def test_tokens_after_the_first_separator_have_another_type(tmp_path: Path) -> None:
+    """Alone as in the reference, the last row without a separator; equally padded and packed."""
+    model = make("big_bird", "ForQuestionAnswering", sep_token_id=3, attention_type="original_full")
+    model.save_pretrained(tmp_path)
+    ours, _ = load_model(tmp_path)
+    assert ours.config.separator_id == 3 and FAMILIES["big_bird"].fits(ours.config)
+    tokens = torch.randint(6, 40, (3, 9), generator=torch.Generator().manual_seed(0))
+    tokens[0, 2] = tokens[0, 6] = tokens[1, 3] = 3
+    lengths, expected = torch.tensor([9, 5, 7]), []
+    for row, length, first in zip(tokens, lengths, (2, 3, 0), strict=True):
+        out = model(row[None, :length])
+        expected.append(torch.stack([out.start_logits, out.end_logits], -1)[0, first + 1 :])
+    attend = torch.arange(9) < lengths[:, None]
+    packing = Packing.of(lengths)
+    packed = Inputs(packing.flat(tokens[..., None])[..., 0], packing=packing)
+    shifted = torch.zeros_like(tokens).masked_scatter(attend.flip(1), tokens[attend])  # padding first
+    for inputs in (Inputs(tokens, attend), Inputs(shifted, attend.flip(1)), packed):
+        found, real = ours.head_outputs(inputs)["span"], attend if inputs.attend is None else inputs.attend
+        for row, mask, theirs in zip(found, real, expected, strict=True):
+            torch.testing.assert_close(row[mask][-len(theirs) :], theirs, rtol=0, atol=1e-4)
+
+
+def test_answers_need_a_separator(saved: Saved) -> None:
     folder = saved("big_bird", "ForQuestionAnswering")
-    edit(folder, sep_token_id=3)
-    with pytest.raises(CheckpointError, match="sep_token_id: 3 is not supported for answers; it must be 66"):
+    edit(folder, sep_token_id=None)
+    with pytest.raises(CheckpointError, match="sep_token_id"):
         load_model(folder)
 
 

@@ -6,7 +6,6 @@ a pooler for every class. BigBirdPegasus has learned positions, and BERT's names
 
 from typing import Any, Literal
 
-from trifold.errors import SettingsError
 from trifold.hub.families import bart, bert
 from trifold.hub.family import PART, STACK
 from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, resized, row, rows, same
@@ -47,20 +46,15 @@ def _pooler(config: ModelConfig, base: str) -> list[AnyRule]:
     return [] if used else [Unused(f"{base}pooler.{p}", like=f"{square}.{p}") for p in ("weight", "bias")]
 
 
-def _check_separator(file: Any, fields: Fields) -> Fields:
-    """In answers, `transformers` excludes what is before this token: the question, as `predict.answer` does."""
-    if "span" in fields["heads"] and file.sep_token_id != 66:
-        raise SettingsError(f"sep_token_id: {file.sep_token_id} is not supported for answers; it must be 66")
-    return {}
-
-
 CLASSES = {name: bert.CLASSES[name] for name in ("Model", "ForPreTraining", "ForMaskedLM")}
 CLASSES |= {name: bert.CLASSES[name] for name in ("ForTokenClassification", "ForMultipleChoice")}
 CLASSES["ForSequenceClassification"] = {"heads": ("sequence",), "classifier_transform": same("activation")}
 CLASSES["ForQuestionAnswering"] = {"heads": ("span",), "span_layer": True}
 BIG_BIRD = bert.FAMILY.related(
     "big_bird",
-    *(BLOCKS, Entry({"sep_token_id": (int | None, 66)}, _check_separator)),
+    BLOCKS,
+    # In answers, `transformers` excludes what is before this token: the question, as `predict.answer` does.
+    row("sep_token_id", "separator_id", 66, heads=("span",)),
     ids(0, 1, 2, padded=True),
     *rows(attention_bias=("use_bias", True), scale_embeddings=("rescale_embeddings", False)),
     row("classifier_dropout", "classifier_dropout", None, explicit=False, heads=("sequence", "token")),
