@@ -103,7 +103,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "mbart": (
         "MBartForConditionalGeneration", "MBartConfig",
-        {**SEQ2SEQ, "pad_token_id": 1, "decoder_start_token_id": 2, "forced_eos_token_id": None},
+        {**SEQ2SEQ, "pad_token_id": 1, "forced_eos_token_id": None},
     ),
     "pegasus": (
         "PegasusForConditionalGeneration", "PegasusConfig",

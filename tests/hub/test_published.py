@@ -24,7 +24,7 @@ FACTS: dict[str, tuple[float, dict[str, Any]]] = {
     "opt-1.3b": (1315.8, {"d_ff": 8192, "attention_bias": True}),
     "bloom-560m": (559.2, {"d_model": 1024, "positions": "alibi", "n_heads": 16}),
     "bloom": (176247.3, {"max_positions": 2048, "embedding_norm": True}),
-    "mbart-large-cc25": (611.1, {"scale_embeddings": True, "decoder_start_id": 2}),
+    "mbart-large-cc25": (611.1, {"scale_embeddings": True, "decoder_start_id": None}),
     "mbart-large-50-many-to-many-mmt": (611.1, {"decoder_start_id": 2, "activation": "relu"}),
     "pegasus-xsum": (568.8, {"positions": "sinusoidal-halves", "max_positions": 512}),
     "m2m100_418M": (483.9, {"positions": "sinusoidal-tensor2tensor", "position_offset": 2}),

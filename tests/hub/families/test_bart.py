@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.hub.checkpoints import edit, equal, read, write
+from tests.hub.checkpoints import edit, equal, read, settings, write
 from tests.hub.parity import check, make
 
 from trifold.errors import CheckpointError
@@ -136,3 +136,14 @@ def test_a_classifier_of_mbart_begins_with_the_language_of_its_source() -> None:
     for row, length in enumerate((9, 7, 4)):
         tokens[row, length - 2 :] = torch.tensor([2, 35 + row, *[1] * (9 - length)])
     check(make("mbart", "ForSequenceClassification"), tokens=tokens, decoder=False)
+
+
+@torch.no_grad()
+def test_without_a_start_token_mbart_begins_with_the_token_bos(tmp_path: Path) -> None:
+    model, tokens = make("mbart", bos_token_id=5), torch.tensor([[7, 9, 11, 2]])
+    model.save_pretrained(tmp_path)
+    assert settings(tmp_path)["decoder_start_token_id"] is None
+    ours, _ = load_model(tmp_path)
+    assert ours.config.start_id == int(model.generate(tokens, max_new_tokens=1)[0, 0]) == 5
+    save_model(tmp_path, ours)
+    assert settings(tmp_path)["decoder_start_token_id"] == 5

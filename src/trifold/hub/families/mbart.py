@@ -27,7 +27,7 @@ SEQ2SEQ = {name: CLASSES[name] for name in ("ForConditionalGeneration", "Model")
 MBART = BART.related(
     "mbart",
     fixed(encoder_layerdrop=0.0, decoder_layerdrop=0.0, **PRE),
-    row("decoder_start_token_id", "decoder_start_id", None, otherwise=same("eos_id")),
+    row("decoder_start_token_id", "decoder_start_id", None),  # null: bos_token_id
     stem="MBart",
     # Without decoder tokens, the decoder begins with the last source token, often a language.
     classes={name: CLASSES[name] | {"starts_with_last": True} for name in CLASSES} | SEQ2SEQ,
