@@ -17,6 +17,7 @@ from trifold.hub.sentence_transformers import SentenceModules, read_modules, wri
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 LONG = "the quick brown fox played " * 8
+NO_PROMPTS = (("document", ""), ("query", ""))  # as the library writes them
 MODES = {"mean": "mean", "cls": "cls", "max": "max", "lasttoken": "last"}
 
 
@@ -60,7 +61,7 @@ def test_a_folder_of_sentence_transformers_loads_saves_and_converts_with_equal_v
     folder = theirs(tmp_path, family, mode, normalize=normalize, limit=20)
     expected = encode(folder)
     pipeline = trifold.load(folder)
-    assert pipeline.modules == SentenceModules(MODES[mode], normalize, 20)
+    assert pipeline.modules == SentenceModules(MODES[mode], normalize, 20, prompts=NO_PROMPTS)
     assert_equal(pipeline.embed([*TEXTS, LONG]), expected)
     pipeline.save(tmp_path / "saved")
     convert(folder, tmp_path / "converted")
@@ -124,19 +125,28 @@ DENSE = steps("a.Transformer", "a.Pooling", "a.Dense")
         ({"config_sentence_transformers.json": '{"default_prompt_name": "query"}'}, "prompt_name 'query' is"),
         ({"config_sentence_transformers.json": '{"default_prompt_name": []}'}, r"prompt_name \[\] is"),
         ({"config_sentence_transformers.json": '{"prompts": ["query: "]}'}, r"prompts \['query: '\] is"),
+        ({"1_Pooling/config.json": '{"pooling_mode": "mean", "include_prompt": false}'}, "prompt False is"),
+        (
+            {"sentence_roberta_config.json": '{"processing_kwargs": {"text": {"max_length": 6}}}'},
+            "sentence_roberta_config.json: processing_kwargs {'text': {'max_length': 6}} is",
+        ),
+        (
+            {"sentence_bert_config.json": '{"unpad_inputs": true, "modality_config": {"message": {}}}'},
+            "modality_config {'message': {}} is",
+        ),
         (
             {
-                "config_sentence_transformers.json": '{"prompts": {"query": "query: "}}',
-                "1_Pooling/config.json": '{"pooling_mode": "mean", "include_prompt": false}',
+                "modules.json": steps("a.Transformer", "a.Pooling", "a.Normalize"),
+                "2_Normalize/config.json": '{"module_input_name": "token_embeddings"}',
             },
-            "include_prompt False is",
+            "2_Normalize/config.json: module_input_name 'token_embeddings' is",
         ),
     ],
 )
 def test_unsupported_modules_are_an_error_of_embed_only(files, message, tmp_path):
     folder = both(tmp_path / "model", "bert", "Model").folder
-    (folder / "1_Pooling").mkdir()
-    for name, content in {"modules.json": BASIC, **files}.items():
+    for name, content in {"modules.json": BASIC, "1_Pooling/config.json": "{}", **files}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(content)
     pipeline = trifold.load(folder)
     with pytest.raises(UsageError, match=f'{message}.*; pooling="mean" pools the states'):
@@ -230,3 +240,22 @@ def test_a_default_prompt_is_used(tmp_path, capsys):
     assert_equal(pipeline.embed(TEXTS), encode(folder)[:-1])
     assert_equal(pipeline.embed(TEXTS), torch.stack(pipeline.embed(TEXTS, prompt="query: ")))
     assert "has prompts" not in capsys.readouterr().err
+
+
+def test_a_prompt_may_be_empty(tmp_path, capsys):
+    folder = both(tmp_path, "bert", "Model").folder
+    modules = SentenceModules("mean", True, 24, prompts=(("document", ""), ("query", "query: ")))
+    for default in ("document", None):
+        modules = modules._replace(default_prompt=default)
+        write_modules(folder, modules, width=32, positions=66)
+        pipeline = trifold.load(folder)
+        assert pipeline.modules == modules
+        named, plain = (pipeline.embed("fox", **option) for option in ({"prompt_name": "document"}, {}))
+        assert torch.equal(named, plain) and torch.equal(plain, pipeline.embed("fox", prompt=""))
+        assert ("none is used" in capsys.readouterr().err) == (default is None)
+
+
+def test_the_file_of_limits_may_have_an_old_name(tmp_path):
+    write_modules(tmp_path, SentenceModules(max_length=9), width=32, positions=66)
+    (tmp_path / "sentence_bert_config.json").rename(tmp_path / "sentence_xlnet_config.json")
+    assert read_modules(tmp_path) == SentenceModules(max_length=9)

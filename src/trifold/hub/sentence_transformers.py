@@ -28,6 +28,12 @@ NO_LIMIT = 10**30  # as model_max_length
 IDENTITY = "torch.nn.modules.linear.Identity"
 FUNCTIONS = {"Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu"}
 FUNCTIONS = {f"torch.nn.modules.activation.{name}": ours for name, ours in FUNCTIONS.items()}
+# Keys without effect: of LIMITS with these values, besides the keys that are read; of modules after pooling.
+PLAIN = {
+    "transformer_task": "feature-extraction",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "module_output_name": "token_embeddings",
+}
 DENSE = dict.fromkeys(("module_input_name", "module_output_name"), "sentence_embedding") | {
     "use_residual": False
 }
@@ -55,7 +61,7 @@ class SentenceModules(NamedTuple):
     """How the states of a text become its vector. max_length: the tokens of a text, which is truncated.
 
     problem: the modules or the setting that are not supported, if any. dense: layers after pooling.
-    prompts: names of texts to be put before a text, by its purpose, and these texts; empty ones are left out.
+    prompts: names of texts to be put before a text, by its purpose, and these texts.
     default_prompt: the name of the one that is used if none is chosen.
     """
 
@@ -86,34 +92,38 @@ def read_modules(folder: Path) -> SentenceModules | None:
     normalise = steps == _steps(count, normalise=True)
     if count > MAX_DENSE or not (normalise or steps == _steps(count, normalise=False)):
         return SentenceModules(problem=f"{place}: {', '.join(name for _, name in steps)}")
-    pooling, limits, prompts, tokenizer = (
+    old = min((place.name for place in folder.glob("sentence_*_config.json")), default=LIMITS)
+    size = LIMITS if (folder / LIMITS).is_file() else old
+    final = f"{steps[-1][0]}/config.json"  # of pooling, whose keys are others, or of a module after it
+    pooling, limits, prompts, tokenizer, last = (
         read_json(folder / name, largest=10 * NO_LIMIT) if (folder / name).is_file() else {}
-        for name in (POOLING, LIMITS, PROMPTS, TOKENIZER)
+        for name in (POOLING, size, PROMPTS, TOKENIZER, final)
     )
     modes = [key[13:] for key, chosen in pooling.items() if key.startswith("pooling_mode_") and chosen]
     mode: Any = pooling.get("pooling_mode", modes[0] if len(modes) == 1 else modes)
     texts: Any = prompts.get("prompts") or {}
     valid = isinstance(texts, dict) and all(isinstance(text, str) for text in texts.values() if text)
-    named = {name: text for name, text in texts.items() if text} if valid else {}
-    default, lower = prompts.get("default_prompt_name"), limits.get("do_lower_case")
+    named = {name: text or "" for name, text in texts.items()} if valid else {}
+    default, lower = prompts.get("default_prompt_name"), limits.pop("do_lower_case", None)
+    length = limits.pop("max_seq_length", None) or tokenizer.get("model_max_length")
     pooled = pooling.get("include_prompt", True)  # pooling may leave the prompt out
     for file, key, value, supported in (
-        (LIMITS, "do_lower_case", lower, not lower or tokenizer.get("do_lower_case") is True),
+        (size, "do_lower_case", lower, not lower or tokenizer.get("do_lower_case") is True),
         (PROMPTS, "prompts", texts, valid),
-        (PROMPTS, "default_prompt_name", default, default is None or (valid and str(default) in texts)),
-        (POOLING, "include_prompt", pooled, pooled or not named),
+        (PROMPTS, "default_prompt_name", default, default is None or default in [*named]),
+        (POOLING, "include_prompt", pooled, pooled),
+        *((size, k, v, not v or k == "unpad_inputs" or v == PLAIN.get(k)) for k, v in limits.items()),
+        *((final, k, last.get(k), last.get(k) in (None, v)) for k, v in DENSE.items()),
     ):
         if not supported:
-            return SentenceModules(problem=f"{folder / file}: {key} {value!r:.60}")
+            return SentenceModules(problem=f"{folder / file}: {key:.60} {value!r:.60}")
     if not isinstance(mode, str) or mode not in POOLINGS:
         return SentenceModules(problem=f"{folder / POOLING}: pooling {mode!r:.60}")
-    length = limits.get("max_seq_length") or tokenizer.get("model_max_length")
     limit = length if isinstance(length, int) and 0 < length < NO_LIMIT else None
     try:
         dense = tuple(_read_dense(folder / path) for path, name in steps if name == "Dense")
     except _UnsupportedError as error:
         return SentenceModules(problem=str(error))
-    default = default if isinstance(default, str) and default in named else None
     sorted_prompts = tuple(sorted(named.items()))
     return SentenceModules(POOLINGS[mode], normalise, limit, None, sorted_prompts, default, dense)
 

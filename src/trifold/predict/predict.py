@@ -210,7 +210,7 @@ def _with_prompts(modules: SentenceModules, options: dict[str, Any]) -> dict[str
     chosen = {"prompt": first(name, *(("query",) if searches else ()), default)}
     if searches:
         chosen["corpus_prompt"] = first("document", "passage", "corpus", default)
-    elif prompts and not chosen["prompt"] and "prompt" not in options:
+    elif any(prompts.values()) and name is default is None and "prompt" not in options:
         warn(f"the model has prompts, and none is used; name one with prompt_name: {', '.join(prompts)}")
     return chosen | {key: value for key, value in options.items() if key != "prompt_name"}
 
