@@ -333,7 +333,8 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("embedding_size", 8, "embedding_size: 8 contradicts hidden_size 16"),
         ("pooler_hidden_size", 8, "pooler_hidden_size: 8 contradicts hidden_size 16"),
         ("pooler_dropout", 0.1, "pooler_dropout"),
-        ("max_relative_positions", 2, "relative_distance 2 above a quarter"),
+        ("max_relative_positions", 2, "max_relative_positions: 2 is not supported; .* at least 3 positions"),
+        ("position_buckets", 1, "position_buckets: 1 with .* choose other buckets than 1"),
         ("attention_head_size", 8, "attention_head_size: 8 contradicts hidden_size 16"),
     ],
     "longformer": [
@@ -343,6 +344,7 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("attention_window", 5, "attention_window: 5 is not supported"),
         ("attention_window", 0, "attention_window"),
         ("sep_token_id", 5, "sep_token_id: 5 is not supported; it must equal eos_token_id"),
+        ("position_embedding_type", "relative_key", "position_embedding_type"),
         ("attention_dilation", [1, 1], "attention_dilation: unknown key"),
         ("pad_token_id", None, "pad_token_id: null"),
     ],

@@ -331,7 +331,7 @@ OPTIONS |= {
     | {"embedding_size": [16, 5], "summary_type": ["first", "last"], "summary_activation": ["gelu", "tanh"]},
     "mpnet": _without(AFTER_PADDING, "classifier_dropout", "is_decoder", "position_embedding_type")
     | {"relative_attention_num_buckets": [16, 32], "pad_token_id": [0, 1]},
-    "longformer": _without(AFTER_PADDING, "classifier_dropout", "is_decoder", "position_embedding_type")
+    "longformer": _without(AFTER_PADDING, "classifier_dropout", "is_decoder")
     | {"attention_window": [4, 6, [8, 8], [4, 8], [4, 6], 3, [4]], "sep_token_id": [None, 2, 5]},
     "deberta-v2": _without(TEXT, "classifier_dropout", "is_decoder", "position_embedding_type")
     | {"relative_attention": [False], "position_biased_input": [True], "position_buckets": [-1, 0, 2, 8]}

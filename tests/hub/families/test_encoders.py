@@ -72,6 +72,12 @@ def test_windows_and_bases_of_modernbert() -> None:
     assert (config.rotary_theta, config.rotary_local_theta) == (160_000.0, 10_000.0)
 
 
+def test_a_window_of_one_token_is_written() -> None:
+    family = FAMILIES["modernbert"]
+    config = family.read({"local_attention": 1})
+    assert config.window(1) == family.write(config)["local_attention"] == 1 and family.fits(config)
+
+
 def test_distances_of_deberta_v3() -> None:
     config = FAMILIES["deberta-v2"].read(json.loads((PUBLISHED / "deberta-v3-base.json").read_text()))
     assert (config.relative_buckets, config.relative_distance, config.relative_log) == (512, 512, True)

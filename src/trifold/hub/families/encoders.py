@@ -114,11 +114,15 @@ def _load_positions(file: Any, fields: Fields) -> Fields:
     if not scores:
         raise SettingsError(f"pos_att_type: {file.pos_att_type!r} is not known; known: p2c|c2p, c2p, p2c")
     farthest = file.max_relative_positions if file.max_relative_positions > 0 else fields["max_positions"]
-    log = file.position_buckets > 0
+    log, buckets = file.position_buckets > 0, file.position_buckets
+    least = buckets // 2 + 2 if log else 2
+    if buckets == 1 or farthest < least:
+        what = f"position_buckets: {buckets} with max_relative_positions: {farthest} is not supported"
+        raise SettingsError(f"{what}; choose other buckets than 1, and at least {least} positions")
     return {
         "positions": "disentangled",
         "learned_positions": file.position_biased_input,
-        "relative_buckets": 2 * (file.position_buckets if log else farthest),
+        "relative_buckets": 2 * (buckets if log else farthest),
         "relative_scores": scores[0],
         "relative_shared": file.share_att_key,
         "relative_norm": norm == "layer_norm",
@@ -209,7 +213,7 @@ DEBERTA = bert.FAMILY.related(
 
 
 def _save_windows(config: ModelConfig) -> Fields:
-    width = 128 if config.sliding_window is None else 2 * (config.sliding_window - 1)
+    width = 128 if config.sliding_window is None else 2 * (config.sliding_window - 1) or 1
     return {"layer_types": layer_types(config), "local_attention": width}
 
 

@@ -60,7 +60,7 @@ LONGFORMER = ROBERTA.related(
         "ForQuestionAnswering": CLASSES["ForQuestionAnswering"] | {"global_tokens": "question"},
         "ForMultipleChoice": CHOICE | {"global_tokens": "answer"},
     },
-    without="classifier_dropout position_embedding_type",
+    without="classifier_dropout",
     constants={"global_projections": True},
     rules=ROBERTA_RULES.related(PROJECTIONS, prefix="longformer"),
     ignored="attention_mode ignore_attention_mask onnx_export",  # of the first release, and of exports
