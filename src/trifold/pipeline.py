@@ -118,7 +118,7 @@ class Pipeline(PredictMixin):
     ) -> dict[str, list[Tensor]]:
         """States of each stack under "encoder" and "decoder": n_layers + 1 tensors (B, T, E), embeddings first.
 
-        Arguments and errors are those of `logits`; there are no gradients. The last tensor includes the final norm, if the stack has one.
+        Arguments and errors are those of `logits`; no gradients. The last tensor includes the final norm, if any.
         """
         with self._inputs(tokens, attend, decoder_tokens, segments) as inputs:
             return self.model.hidden_states(*inputs)

@@ -63,6 +63,17 @@ def test_the_named_settings_make_a_model_fit_a_family(case: str, make_model: Mak
     assert describe_folder(tmp_path / "after") == f"{tmp_path / 'after'} ({family}, for transformers too)"
 
 
+def test_another_family_than_that_of_the_loaded_folder_is_reported(
+    make_model: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model(tmp_path, make_model(norm_placement="pre"))
+    model, _ = load_model(tmp_path)
+    assert capsys.readouterr().err == ""
+    model.family = "marian"
+    save_model(tmp_path, model)
+    assert "saved as trifold, because marian cannot represent this model" in capsys.readouterr().err
+
+
 def test_no_family_has_every_shape_with_every_head() -> None:
     config = ModelConfig(shape="encoder", heads=("span", "token"))
     assert describe_misfit(config).endswith("which fits none of its families")

@@ -23,7 +23,7 @@ from trifold.hub.weights import MAX_SHARD, dtype_name, has_weights, read_weights
 from trifold.jsonfiles import read_json
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import Head
-from trifold.settings import similar
+from trifold.settings import similar, warn
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 GENERATION = "generation_config.json"
@@ -53,6 +53,8 @@ def save_model(
     """
     config = model.config
     family = next(families_for(config, model.family))
+    if model.family not in (None, family.model_type):
+        warn(f"{folder}: saved as {family.model_type}, because {model.family} cannot represent this model")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
