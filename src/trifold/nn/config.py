@@ -46,7 +46,7 @@ class ModelConfig(Settings):
     target_vocab_size: int | None = Field(None, gt=0, description="separate vocabulary of the target")
     max_positions: int = Field(1024, gt=0, description="longest sequence, in tokens")
     max_decoder_positions: int | None = Field(
-        None, gt=0, description="longest sequence of the decoder; default: max_positions"
+        None, gt=0, description="of the decoder; default: max_positions"
     )
     d_model: int = Field(512, gt=0)
     d_decoder: int | None = Field(None, gt=0, description="d_model of the decoder; default: d_model")
@@ -56,9 +56,7 @@ class ModelConfig(Settings):
     n_heads: int = Field(8, gt=0)
     n_decoder_heads: int | None = Field(None, gt=0, description="decoder heads; default: n_heads")
     n_kv_heads: int | None = Field(None, gt=0, description="heads of keys and values; default: n_heads")
-    n_decoder_kv_heads: int | None = Field(
-        None, gt=0, description="those of the decoder; default: n_kv_heads"
-    )
+    n_decoder_kv_heads: int | None = Field(None, gt=0, description="of the decoder; default: n_kv_heads")
     d_head: int | None = Field(None, gt=0, description="width of a head; default: d_model / n_heads")
     d_decoder_head: int | None = Field(None, gt=0, description="d_head of the decoder; default: d_head")
     d_ff: int = Field(2048, gt=0)
@@ -78,9 +76,7 @@ class ModelConfig(Settings):
     embedding_scale_rounded: bool = Field(False, description="round the factor to the precision of the model")
     embedding_norm: bool = Field(False, description="normalize the sum of the embeddings")
     n_token_types: int = Field(0, ge=0, description="kinds of segments, each with an embedding")
-    separator_id: int | None = Field(
-        None, ge=0, description="encoder: segments are 1 after the first such token; default: 0 everywhere"
-    )
+    separator_id: int | None = Field(None, ge=0, description="encoder: segments are 1 after the first one")
     rotary_width: int | None = Field(None, gt=0, description="rotated dimensions of a head; default: all")
     rotary_pairs: Literal["halves", "interleaved"] = Field(
         "halves", description="rotate dimension i with i + width / 2, or neighbours together"
@@ -95,7 +91,7 @@ class ModelConfig(Settings):
     )
     relative_buckets: int = Field(32, gt=1, description="relative, disentangled: buckets of distances")
     relative_distance: int = Field(
-        128, gt=1, description="relative, disentangled: larger distances share a bucket"
+        128, gt=1, description="relative, disentangled: larger ones share a bucket"
     )
     relative_log: bool = Field(
         True, description="disentangled: far distances share buckets; else each has one, up to half of them"
