@@ -41,6 +41,11 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "summaries, global tokens": {"sliding_window": 4, "summary_block": 10, "global_tokens": "first"},
     "blocks": {"sparse_blocks": {"size": 4, "random": 1}},
     "first block": {"sparse_blocks": {"size": 4, "random": 2, "only_in_training": True}},
+    "reversible": {
+        "sparse_blocks": {"size": 4, "random": 1},
+        "residual": "reversible",
+        "norm_placement": "pre",
+    },
 }
 SEGMENTS = {"shape": "decoder", "positions": "relative-sinusoidal", "recurrence": {"size": 6, "reach": 4}}
 
@@ -218,6 +223,15 @@ def test_a_dense_mask_of_segments() -> None:
         ({"shape": "encoder", "summary_block": 4, "sliding_window": 3, "positions": "rotary"}, "no position"),
         ({"shape": "decoder", "recurrence": {"size": 4, "reach": 2}}, "positions"),
         (SEGMENTS | {"experts": {"count": 2, "per_token": 1}}, "recurrence excludes"),
+        (
+            {
+                "shape": "encoder",
+                "sparse_blocks": {},
+                "positions": "relative-sinusoidal",
+                "query_stream": True,
+            },
+            "sparse_blocks excludes .*query_stream",
+        ),
     ],
 )
 def test_contradictory_options_are_errors(options: dict[str, Any], problem: str) -> None:

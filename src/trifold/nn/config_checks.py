@@ -163,8 +163,8 @@ def _sparse_attention(config: ModelConfig) -> Iterator[str]:
             yield f"summary_block: a summary has no position; choose other positions than {config.positions}"
         if config.global_projections:
             yield "summary_block excludes global_projections"
-    if config.sparse_blocks is not None and config.sliding_window is not None:
-        yield "sparse_blocks excludes sliding_window"
+    if config.sparse_blocks is not None and (config.sliding_window is not None or config.query_stream):
+        yield "sparse_blocks excludes sliding_window and query_stream"
     if config.recurrence is not None:
         if config.positions not in ("relative-sinusoidal", "none"):
             yield f"recurrence needs positions: relative-sinusoidal or none, not {config.positions}"

@@ -276,18 +276,18 @@ class Stack(nn.Module):
     def run_layers(self, x: Tensor, inputs: LayerInputs, cache: Cache | None = None) -> Tensor:
         """One block after the other, then the final norm: x (B, T, E) -> (B, T, E), or two streams (B, T, 2·E)."""
         x = x if self.streams == 1 else x.repeat(1, 1, self.streams)
+        tokens = x.shape[1] if inputs.mask.packing is None else inputs.mask.packing.shape[1]
         # Hook points read the states between blocks, and blocks in shards, of another type, gather their parameters.
         blocks = [block for number in self.order if type(block := self.blocks[number]) is ReversibleBlock]
         if blocks and cache is None and torch.is_grad_enabled() and not self._is_watched():
             steps, sorts = list[Step](), self.config.attention == "lsh"
-            for block, own in zip(blocks, self._layer_inputs(inputs), strict=True):
+            for block, own in zip(blocks, self._layer_inputs(inputs, tokens), strict=True):
                 steps += block.steps(own._replace(mask=replace(own.mask, orders={})) if sorts else own)
             return self.final_norm(run_reversibly(steps, x))
         caches: Sequence[LayerCache | None] = [None] * len(self.order)
         if cache is not None:
             cache.gather_beams()
             caches = cache.layers
-        tokens = x.shape[1] if inputs.mask.packing is None else inputs.mask.packing.shape[1]
         for number, own, state, layer_cache in zip(
             self.order, self._layer_inputs(inputs, tokens), self.states, caches, strict=True
         ):
