@@ -106,10 +106,11 @@ def test_learned_tables_are_those_of_the_model(pipeline):
     weight = session.pipeline.model.decoder_embeddings.positions.weight.detach()[2:66]
     expected = torch.nn.functional.cosine_similarity(weight[:, None], weight[None], dim=-1)
     np.testing.assert_allclose(positions(session)["similarity"], expected, atol=1e-6)
-    session = decoder(pipeline, positions="relative")
-    ((name, offsets),) = positions(session)["offsets"].items()
-    weight = session.pipeline.model.get_submodule(name).weight
-    assert torch.equal(offsets[:, 32], weight[0]) and torch.equal(offsets[:, 31], weight[1])
+    for options in ({}, {"sliding_window": 5}):
+        session = decoder(pipeline, positions="relative", **options)
+        ((name, offsets),) = positions(session)["offsets"].items()
+        weight = session.pipeline.model.get_submodule(name).weight
+        assert torch.equal(offsets[:, 32], weight[0]) and torch.equal(offsets[:, 31], weight[1])
 
 
 def test_masks_follow_their_definitions(pipeline):

@@ -118,7 +118,9 @@ def positions(session: Session) -> Answer:
     for name, module in model.named_modules():
         if isinstance(module, RelativeOffsets):
             mask = Mask(causal=name.startswith("decoder"))
-            offsets[name] = module(mask, len(places), module.weight.device, None)[0, :, len(places) // 2]
+            bias = module(mask, len(places), module.weight.device, None)
+            dense = bias if isinstance(bias, Tensor) else bias.dense(len(places), len(places))
+            offsets[name] = dense[0, :, len(places) // 2]
     return {
         "kind": config.positions,
         "sinusoids": waves,
