@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from tests.generate.models import ScriptedModel, padded_batch, varied_model
 
 from trifold.errors import UsageError
-from trifold.generate import GenerationConfig, generate_tokens
+from trifold.generate import GenerationConfig, generate_tokens, stream_tokens
 from trifold.generate.speculative import look_up
 from trifold.nn import Inputs, ModelConfig, Transformer
 
@@ -133,6 +133,20 @@ def test_wrong_drafts_are_refused():
     ):
         with pytest.raises(UsageError, match=message):
             generate_tokens(model, inputs, config, draft=draft)
+
+
+@pytest.mark.parametrize("kind", ["elu", "favor", "lsh"])
+def test_caches_that_cannot_remove_tokens_are_refused_before_the_first(kind):
+    other, inputs = varied_model("decoder"), padded_batch([[5]])
+    model, lookup = varied_model("decoder", attention=kind), GenerationConfig(prompt_lookup_num_tokens=3)
+    plain = GenerationConfig(max_new_tokens=3)
+    for reader, config, draft, option in (
+        (model, lookup, None, "prompt_lookup_num_tokens"),
+        (model, plain, other, "draft"),
+        (other, plain, model, "draft"),
+    ):
+        with pytest.raises(UsageError, match=f"{option}: attention {kind} cannot remove .*; omit it"):
+            next(stream_tokens(reader, inputs, config, draft=draft))
 
 
 @torch.no_grad()

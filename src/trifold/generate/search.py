@@ -159,6 +159,9 @@ def _speculate(
 ) -> Iterator[Step]:
     """Speculative decoding, one row and one sample after the other."""
     config = setup.config
+    if kinds := {each.config.attention for each in (model, draft or model)} & {"elu", "favor", "lsh"}:
+        option = "prompt_lookup_num_tokens" if draft is None else "draft"
+        raise UsageError(f"{option}: attention {kinds.pop()} cannot remove tokens from its cache; omit it")
     if draft is not None:
         check_draft(model, draft)
         if config.prompt_lookup_num_tokens is not None:
