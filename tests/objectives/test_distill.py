@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 from trifold.errors import SettingsError
 from trifold.hub import load_model
+from trifold.nn import ModelConfig, Transformer
+from trifold.objectives.distill import DistillSettings
 from trifold.objectives.distillation_losses import evenly_spaced
 from trifold.recipe import load_recipe
 from trifold.train import train
@@ -173,6 +175,18 @@ REJECTED = [
     ({"model.n_heads": 4}, r"the student has 4 heads, the teacher 2"),
     ({"task.relations.heads": 3}, r"3 does not divide the width 16"),
     ({"task.relations.teacher_layer": 4}, r"0 to 3"),
+    (
+        {"model.attention": "spans"},
+        r"task\.relations cannot compare attention: spans of the student; omit it",
+    ),
+    (
+        {"model.residual": "reversible", "model.tie_lm_head": False},
+        r"compare residual: reversible of the student",
+    ),
+    (
+        {"model.positions": "none", "model.recurrence": {"size": 4, "reach": 2}},
+        r"compare recurrence of the student",
+    ),
     ({"model.max_positions": 32}, r"model\.max_positions=16"),
     ({"model.shape": "encoder"}, "does not support task.kind: causal"),
     ({"task.soft": 0.0, "task.cosine": 0.0, "task.relations": {}}, "the teacher would have no effect"),
@@ -184,3 +198,13 @@ REJECTED = [
 def test_unsuitable_students_are_rejected(student, tmp_path, changes, message):
     with pytest.raises(SettingsError, match=message):
         load_data(load_recipe(student("causal"), changes), tmp_path, RecordingView()).new_model()
+
+
+def test_relations_of_other_keys_are_rejected():
+    base, latent = ModelConfig(shape="decoder"), {"width": 8, "d_rotary": 4, "d_value": 8}
+    other = ModelConfig(shape="decoder", positions="rotary", latent=latent)
+    settings = DistillSettings(teacher="t", relations={"values": 1.0})
+    for student, teacher, who in ((other, base, "student"), (base, other, "teacher")):
+        with torch.device("meta"):
+            found = next(settings._mismatches(student, Transformer(teacher)))
+        assert found == f"task.relations cannot compare latent of the {who}; omit it"

@@ -148,6 +148,17 @@ class DistillSettings(ObjectiveSettings):
             )
         if not relations.weights:
             return
+        for who, config in (("student", student), ("teacher", teacher)):
+            parts = {
+                "attention: spans": config.attention == "spans",
+                "latent": config.latent,
+                "summary_block": config.summary_block,
+                "sparse_blocks beside heads": config.sparse_blocks and relations.heads,
+                "recurrence": config.recurrence and config is student,  # in training only
+                "residual: reversible": config.residual == "reversible" and config is student,
+            }
+            if found := [part for part, chosen in parts.items() if chosen]:
+                yield f"task.relations cannot compare {found[0]} of the {who}; omit it"
         if relations.heads is None and student.n_heads != teacher.n_heads:
             yield (
                 f"task.relations: the student has {student.n_heads} heads, the teacher {teacher.n_heads}; set "
