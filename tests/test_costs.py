@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
+from trifold import fast
 from trifold.costs import (
     attention_matrices,
     cached_elements,
@@ -269,6 +270,43 @@ def test_flops_of_a_masked_language_model():
         with FlopCounterMode(display=False) as counter:
             model.lm_head(model(tokens))
     assert counter.get_total_flops() == 3 * 9 * forward_flops(config, 9, 9).source
+
+
+KINDS = [
+    {"shape": "decoder", "attention": "elu"},
+    {"shape": "decoder", "attention": "favor", "n_features": 24, "n_kv_heads": 2},
+    {"attention": "elu", "target_vocab_size": 70},
+    {"positions": "rotary", "latent": LATENT},
+    {"shape": "decoder", "positions": "relative-sinusoidal"},
+    {"shape": "encoder", "heads": ("lm",), "positions": "relative-sinusoidal", "relative_clamp": 3},
+]
+
+
+@pytest.mark.parametrize("options", KINDS, ids=str)
+@pytest.mark.parametrize("length", [20, 64])
+def test_flops_of_other_attention_equal_the_counted_ones(options, length):
+    config = ModelConfig(**SIZES, **options)
+    model, tokens = Transformer(config).eval(), Inputs(torch.zeros(3, length, dtype=torch.long))
+    with fast.disabled(), FlopCounterMode(display=False) as counter:
+        model.lm_head(hidden(model, tokens, tokens))
+    expected = 3 * length * sum(forward_flops(config, length, length))
+    if config.positions == "relative-sinusoidal":  # a batch projects the distances once, which is not counted
+        distances = min(2 * length - 1, 2 * (config.relative_clamp or length) + 1)
+        expected += 2 * config.n_layers * distances * config.d_model**2
+    assert counter.get_total_flops() == expected
+
+
+def test_every_token_is_cached_with_recurrence_and_every_source_token_in_cross_attention():
+    recurrent = ModelConfig(**SIZES, shape="decoder", positions="none", recurrence={"size": 4, "reach": 2})
+    model = Transformer(recurrent).eval()
+    cache = model.new_cache()
+    model.decode(Inputs(torch.ones(1, 40, dtype=torch.long)), cache=cache)
+    assert cached_elements(recurrent, 40) == 2 * sum(
+        layer.own.buffers[0][:, :, : cache.length].numel() for layer in cache.layers
+    )
+    for options in ({"attention": "elu"}, {"attention": "lsh"}, {"positions": "rotary", "latent": LATENT}):
+        found = inference_memory(ModelConfig(**SIZES, **options))
+        assert found.cache_per_source_token == inference_memory(ModelConfig(**SIZES)).cache_per_source_token
 
 
 def test_costs_of_unequal_windows_are_the_mean_of_equal_ones():

@@ -23,6 +23,7 @@ from math import prod
 from typing import NamedTuple
 
 from trifold.nn.config import ModelConfig
+from trifold.nn.linear_attention import CHUNK
 from trifold.nn.lsh import default_buckets
 from trifold.nn.rotary import SCALINGS_BY_LENGTH
 from trifold.nn.spans import level_starts, offset_rows
@@ -277,7 +278,7 @@ def forward_flops(config: ModelConfig, source_length: int, target_length: int) -
         for side, sized in config.stacks.items()
     }
     if config.shape == "encoder-decoder":
-        sized = config.decoder_side
+        sized = config.decoder_side.model_copy(update={"latent": None})  # of self-attention only
         queries = attention_matrices(sized) - _keys_values(sized) + _per_key(sized) * source_length
         keys_values = _keys_values(sized) * config.d_model // sized.d_model  # they read states of the encoder
         elements["encoder"] += config.decoder_layers * keys_values
@@ -336,14 +337,15 @@ def keys_read(config: ModelConfig, layer: int, keys: int, side: str) -> int:
 
 def _layer_elements(config: ModelConfig, keys: int, side: str) -> int:
     """Elements of the matrices that a token passes in all layers of a stack, without cross-attention."""
-    read = sum(keys_read(config, layer, keys, side) for layer in range(config.n_layers))
+    read = [keys_read(config, layer, keys, side) for layer in range(config.n_layers)]
     feed_forward = sum(feed_forward_elements(config, layer) for layer in range(config.n_layers))
-    # Relative scores: there are twice as many distances as keys.
-    scores = _per_key(config) * read * (2 if config.positions == "relative-sinusoidal" else 1)
-    # Disentangled scores: products of queries, and of keys, with the vectors of at most so many distances. Each batch
-    # projects these vectors once, which is not counted.
-    distances = min(2 * keys - 1, config.relative_buckets)
-    scores += config.n_layers * config.position_terms * config.n_heads * config.head_width * distances
+    # Relative and disentangled scores: products of queries, and of keys, with the vectors of at most so many distances.
+    # Each batch projects these vectors once, which is not counted.
+    terms, distances = config.position_terms, config.relative_buckets
+    if config.positions == "relative-sinusoidal":
+        terms, distances = 1, 2 * (keys if config.relative_clamp is None else config.relative_clamp) + 1
+    terms *= sum(min(2 * each - 1, distances) for each in read)
+    scores = _per_key(config) * sum(read) + terms * config.n_heads * config.head_width
     if config.summary_block:
         scores += config.n_layers * _keys_values(config) // config.summary_block
     matrices = config.n_layers * attention_matrices(config) + feed_forward
@@ -354,7 +356,7 @@ def _layer_elements(config: ModelConfig, keys: int, side: str) -> int:
     elif config.attention == "lsh":
         matrices += sum(_hashing(config, keys) for layer in range(config.n_layers) if config.lsh.sorts(layer))
     elif config.attention != "softmax":
-        scores = config.n_layers * _linear_attention(config)
+        scores = config.n_layers * _linear_attention(config, min(keys, CHUNK) if side == "decoder" else 0)
     return matrices + scores
 
 
@@ -366,13 +368,14 @@ def _hashing(config: ModelConfig, keys: int) -> int:
     return config.n_heads * config.head_width * (rotations - config.d_model)
 
 
-def _linear_attention(config: ModelConfig) -> int:
-    """Elements that a token uses in attention of linear cost, besides its projections."""
+def _linear_attention(config: ModelConfig, chunk: int) -> int:
+    """Elements that a token uses in attention of linear cost, besides its projections; chunk: the keys of its chunk."""
     if config.attention == "low-rank":  # mixtures of keys and values, and attention to them
         return 2 * config.rank * config.head_width * (config.kv_heads + config.n_heads)
     features = config.n_features if config.attention == "favor" else config.head_width
     maps = 2 * config.n_features * config.head_width if config.attention == "favor" else 0
-    return config.n_heads * (maps + 2 * features * (config.head_width + 1))  # into the sums, and out of them
+    # Into the sums, and out of them; the products of the chunk, and their sums of values.
+    return config.n_heads * (maps + (2 * features + chunk) * (config.head_width + 1) + chunk * features)
 
 
 def _embedding_elements(config: ModelConfig) -> int:
@@ -402,7 +405,7 @@ def cached_elements(config: ModelConfig, tokens: int = 1) -> int:
         return config.decoder_layers * sized.n_heads * features * (sized.head_width + 1)
     if config.attention == "lsh":  # the inputs of the stack
         return tokens * sized.d_model * bool(config.decoder_layers)
-    kept = sum(keys_read(sized, layer, tokens, "decoder") for layer in layers)
+    kept = sum(min(tokens, sized.window(layer) or tokens) for layer in layers)
     if config.attention == "spans":
         kept = 2 * tokens * config.decoder_layers
     scaling = config.rotary_scaling
@@ -413,6 +416,8 @@ def cached_elements(config: ModelConfig, tokens: int = 1) -> int:
 
 def inference_memory(config: ModelConfig, precision: str = "float32") -> InferenceMemory:
     """Bytes of the weights, and of the cache per token: keys and values, 2·L·G·D elements in the decoder."""
-    kept = cached_elements(config) * BYTES[precision]
-    crosses = config.shape == "encoder-decoder"
-    return InferenceMemory(BYTES[precision] * count_parameters(config), kept if crosses else 0, kept)
+    side, size = config.decoder_side, BYTES[precision]
+    crosses = (
+        2 * config.decoder_layers * side.kv_heads * side.head_width * (config.shape == "encoder-decoder")
+    )
+    return InferenceMemory(size * count_parameters(config), size * crosses, size * cached_elements(config))

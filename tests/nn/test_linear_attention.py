@@ -12,7 +12,7 @@ from trifold.errors import SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.attention import Attention
 from trifold.nn.hooks import capture
-from trifold.nn.linear_attention import KernelAttention, LowRankAttention, orthogonal_directions
+from trifold.nn.linear_attention import CHUNK, KernelAttention, LowRankAttention, orthogonal_directions
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
 
@@ -174,7 +174,7 @@ def test_as_many_mixtures_as_tokens_are_full_attention():
 def test_costs(kind):
     config = model(kind).config
     assert count_parameters(config) == model(kind).count_parameters()
-    lengths = [(n, 0) if config.shape == "encoder" else (0, n) for n in (8, 4000)]
+    lengths = [(n, 0) if config.shape == "encoder" else (0, n) for n in (CHUNK, 4000)]
     assert forward_flops(config, *lengths[0]) == forward_flops(config, *lengths[1])
 
 
