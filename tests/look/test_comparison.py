@@ -6,6 +6,7 @@ import pytest
 
 from trifold.hub.presets import PRESETS as PUBLISHED
 from trifold.look.comparison import compare, differences
+from trifold.look.drawing import draw_architecture
 from trifold.nn.config import PRESETS, ModelConfig
 
 
@@ -21,7 +22,7 @@ d_decoder_ff dropout embedding_dropout attention_dropout activation_dropout clas
 decoder_start_id norm_epsilon position_offset rotary_theta relative_buckets relative_distance relative_log
 relative_scores relative_shared relative_norm relative_clamp alibi_scale alibi_rounded image_size n_channels
 window_pattern heads pooler_activation pooler_width n_labels label_names problem_type classifier_input
-classifier_transform classifier_bias token_transform transform_norm transform_bias logits_scale encoder_final_norm
+classifier_transform classifier_bias token_transform transform_norm transform_bias encoder_final_norm
 decoder_final_norm boundary_positions boundary_width embedding_scale_rounded decoder_window n_features rank
 span_keys lsh axial_shape axial_widths max_decoder_positions d_decoder n_decoder_kv_heads d_decoder_head
 span_layer starts_with_last separator_id
@@ -84,6 +85,7 @@ EXAMPLES: dict[str, Any] = {
     "summary_block": {"shape": "encoder", "sliding_window": 7, "summary_block": 4},
     "sparse_blocks": {"shape": "encoder", "sparse_blocks": {}},
     "recurrence": {"shape": "decoder", "positions": "none", "recurrence": {"size": 4, "reach": 2}},
+    "logits_scale": {"logits_scale": 0.5},
     "tie_lm_head": {"tie_lm_head": False},
     "lm_head_transform": {"lm_head_transform": "gelu"},
 }
@@ -178,6 +180,17 @@ def test_parts_of_t5() -> None:
     assert parts["blocks"] == ("width 512", "differs", "RMS norms, norms before the sub-layers")
     assert parts["attention"] == ("8 heads of 64", "differs", "unscaled scores")
     assert parts["feed-forward"] == ("512 → 2,048 → 512", "differs", "feed-forward without biases")
-    assert parts["output"] == ("512 → 32,128", "same", "tied to the embeddings, no bias")
+    assert parts["output"] == ("512 → 32,128", "differs", "logits times 0.0442")
     parts = {part.part: (part.verdict, part.what) for part in compare(PUBLISHED["vit-b"].config)}
     assert parts["output"] == ("differs", "head: sequence")
+
+
+def test_parts_of_experts() -> None:
+    experts = {"count": 8, "per_token": 2, "d_ff": 24, "shared": 1, "groups": 4, "groups_per_token": 2}
+    for dense, more in ((0, ""), (2, ", 2 dense layers first"), (6, None)):
+        config = ModelConfig.parse({"shape": "decoder", "experts": experts | {"dense_layers": dense}})
+        part = next(part for part in compare(config) if part.part == "feed-forward")
+        what, width = f"2 of 8 experts, 2 of 4 groups, 1 shared expert{more}", "24"
+        what, width = (part.paper, "2,048") if more is None else (what, width)
+        assert (part.what, part.size) == (what, f"512 → {width} → 512")
+        assert ("2 of 8 experts" in draw_architecture(config)) == (more is not None)

@@ -159,21 +159,27 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, *tuple[str | No
         f"keys and values from a latent vector of {config.latent.width:,}" if config.latent else None,
         *dict.fromkeys(phrase for side, stack in stacks.items() for phrase in reach(stack, side)),
     )
+    experts = config.experts if config.expert_layers else None
+    width = experts.d_ff if experts else None
     yield (
         "feed-forward",
-        _both(f"{stack.d_model:,} → {stack.d_ff:,} → {stack.d_model:,}" for stack in stacks.values()),
+        _both(f"{each.d_model:,} → {width or each.d_ff:,} → {each.d_model:,}" for each in stacks.values()),
         "two layers with biases, ReLU between them",
         _ACTIVATIONS.get(config.activation),
         "gated feed-forward" if config.gated else None,
         None if config.gate_limit is None else f"gate clamped at {config.gate_limit:g}",
         None if config.feed_forward_bias else "feed-forward without biases",
-        f"{config.experts.per_token} of {config.experts.count:,} experts" if config.experts else None,
+        f"{experts.per_token} of {experts.count:,} experts" if experts else None,
+        f"{experts.groups_per_token} of {experts.groups} groups" if experts and experts.groups > 1 else None,
+        plural(experts.shared, "shared expert") if experts and experts.shared else None,
+        f"{plural(experts.dense_layers, 'dense layer')} first" if experts and experts.dense_layers else None,
     )
     writes = "lm" in config.chosen_heads
     yield (
         "output",
         f"{config.output_side.d_model:,} → {config.output_vocab_size:,}" if writes else "",
         "tied to the embeddings, no bias",
+        f"logits times {config.logits_scale:.3g}" if config.logits_scale != 1 else None,
         "bias on the logits" if config.lm_head_bias else None,
         "untied output matrix" if writes and not config.tie_lm_head else None,
         None if config.lm_head_transform is None else "additional layer before the logits",

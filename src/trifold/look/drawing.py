@@ -67,7 +67,7 @@ def _column(config: ModelConfig, side: str, sized: ModelConfig) -> Column:
     lines = (sizes, f"gated {config.activation}") if config.gated else lines
     attention = ("self-attention", _heads(sized) + causal, *reach(sized, side))
     block: list[Box] = [("feed-forward", *lines), attention]
-    if (experts := config.experts) is not None:
+    if (experts := config.experts) is not None and config.expert_layers:
         sizes = f"{sized.d_model:,} → {experts.d_ff or sized.d_ff:,} → {sized.d_model:,}"
         block[0] = (f"{experts.per_token} of {experts.count:,} experts", sizes, *lines[1:])
         block[0] += (f"and {experts.shared} shared",) if experts.shared else ()
