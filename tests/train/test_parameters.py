@@ -11,7 +11,7 @@ from tests.train.runs import TINY, values_of
 from trifold.errors import DataError, SettingsError
 from trifold.hub import load_model
 from trifold.nn import ModelConfig, Transformer
-from trifold.nn.lora import LoRASettings
+from trifold.nn.lora import AdaptedLinear, LoRASettings
 from trifold.recipe import TrainSettings, load_recipe
 from trifold.train import checkpoint
 from trifold.train.data import load_data
@@ -229,3 +229,11 @@ def test_adapters_and_new_heads_are_all_that_is_trained():
     assert trained == {"lm_head.weight", *(part.format(block, name) for block in (0, 1) for name in "AB")}
     settings = TrainSettings.parse({"lora": {"rank": 2, "targets": ["q_proj"]}})
     assert count_trained(CONFIG, settings) == 2 * 2 * (8 + 8)
+
+
+@pytest.mark.parametrize("latent", [None, {"width": 6, "d_rotary": 4, "d_value": 4}])
+def test_the_default_targets_are_those_of_the_attention(latent):
+    model = Transformer(ModelConfig.parse(CONFIG.model_dump() | {"positions": "rotary", "latent": latent}))
+    add_adapters(model, LoRASettings(), ())
+    adapted = {name.split(".")[-1] for name, part in model.named_modules() if isinstance(part, AdaptedLinear)}
+    assert adapted == {"q_proj", "kv_down" if latent else "v_proj"}

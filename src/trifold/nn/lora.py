@@ -19,14 +19,12 @@ from trifold.settings import Settings
 
 
 class LoRASettings(Settings):
-    """The kind of the adapters, and the names of the layers of blocks that have one."""
+    """The kind of the adapters, and the layers of blocks that have one (default: q_proj, v_proj, kv_down)."""
 
     rank: int = Field(8, ge=1)  # r
     alpha: float = Field(16.0, gt=0)  # α
     dropout: float = Field(0.0, ge=0, lt=1)  # of the input of A
-    targets: tuple[str, ...] = Field(
-        ("q_proj", "v_proj"), strict=False, min_length=1
-    )  # patterns, as of train.freeze
+    targets: tuple[str, ...] | None = Field(None, strict=False, min_length=1)  # patterns, as of train.freeze
     rslora: bool = False  # s = α / √r
     dora: bool = False  # train the lengths of the rows
     int8: bool = False  # store the matrices of the blocks in int8

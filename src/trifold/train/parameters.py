@@ -45,7 +45,8 @@ def add_adapters(model: Transformer, settings: LoRASettings, new: Collection[str
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith("heads.") or name in new)
     layers = {n: m for n, m in model.named_modules() if isinstance(m, Linear) and ".blocks." in n}
-    for name in sorted(_select("train.lora.targets", settings.targets, layers)):
+    found = settings.targets and _select("train.lora.targets", settings.targets, layers)
+    for name in sorted(found or [n for n in layers if n.endswith((".q_proj", ".v_proj", ".kv_down"))]):
         layer: Any = layers[name]
         layer.__class__ = AdaptedLinear
         layer.adapt(settings)
