@@ -16,32 +16,32 @@ class TokenCache:
     """A cache of tokens: every step is computed again from the first token."""
 
     def __init__(self, kind="growing", **more):
-        self.inputs = None
+        self.seen, self.inputs = None, None
 
     @property
     def length(self):
-        return self.inputs.tokens.shape[1]
+        return self.seen.tokens.shape[1]
 
     def truncate(self, length):
-        old = self.inputs
-        self.inputs = Inputs(
+        old = self.seen
+        self.seen = Inputs(
             old.tokens[:, :length],
             None if old.attend is None else old.attend[:, :length],
             None if old.positions is None else old.positions[:, :length],
         )
 
     def append(self, inputs: Inputs) -> Inputs:
-        if self.inputs is None:
-            self.inputs = inputs
+        if self.seen is None:
+            self.seen = inputs
         else:
-            old = self.inputs
+            old = self.seen
             positions = None if old.positions is None else torch.cat([old.positions, inputs.positions], 1)
-            self.inputs = Inputs(torch.cat([old.tokens, inputs.tokens], 1), inputs.attend, positions)
-        return self.inputs
+            self.seen = Inputs(torch.cat([old.tokens, inputs.tokens], 1), inputs.attend, positions)
+        return self.seen
 
     def reorder(self, rows):
-        old = self.inputs
-        self.inputs = Inputs(
+        old = self.seen
+        self.seen = Inputs(
             old.tokens[rows],
             None if old.attend is None else old.attend[rows],
             None if old.positions is None else old.positions[rows],
@@ -51,7 +51,7 @@ class TokenCache:
         self.reorder(rows)
 
     def expand(self, beams):
-        self.reorder(torch.arange(len(self.inputs.tokens)).repeat_interleave(beams))
+        self.reorder(torch.arange(len(self.seen.tokens)).repeat_interleave(beams))
 
 
 def beams_of(memory: Memory, rows: int) -> torch.Tensor:
