@@ -87,7 +87,8 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
     ],
     "llama": [
         ("rope_parameters", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5 is not supported"),
-        ("rope_scaling", {"type": "linear"}, "rope_parameters.factor: rope_type linear needs one"),
+        ("partial_rotary_factor", 0.5, r"(?<!\.)partial_rotary_factor: 0.5 is not supported"),
+        ("rope_scaling", {"type": "linear"}, "rope_scaling.factor: rope_type linear needs one"),
         ("sliding_window", 4, "sliding_window: unknown key"),
         ("hidden_act", "mish", "hidden_act: 'mish' is not known"),
     ],
@@ -118,6 +119,7 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ),
         ("rope_parameters", {"rope_type": "longrope"}, "needs short_factor and long_factor"),
         ("rope_scaling", {"type": "su"}, "rope_scaling.type"),
+        ("rope_scaling", {"type": "linear", "factor": 2.0}, "rope_scaling.type: linear is not supported"),
         ("attention_bias", True, "attention_bias"),
         ("num_local_experts", 16, "num_local_experts: unknown key"),
     ],
@@ -129,6 +131,12 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("layer_types", ["full_attention"], "layer_types: has 1 layers, but there are 2"),
         ("partial_rotary_factor", 0.5, "partial_rotary_factor: unknown key"),
         ("rope_local_base_freq", 50.0, "rope_local_base_freq: unknown key"),
+        (
+            "rope_parameters",
+            {"rope_theta": 300.0},
+            "rope_parameters: needs full_attention and sliding_attention",
+        ),
+        ("rope_scaling", {"type": "linear", "factor": 2.0}, "name it rope_type"),
         (
             "rope_parameters",
             {"sliding_attention": {"rope_type": "linear", "factor": 2.0}},
@@ -210,8 +218,13 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("layer_types", ["full_attention"], "layer_types: has 1 layers, but there are 3"),
         (
             "rope_parameters",
-            {"sliding_attention": {"rope_type": "linear", "factor": 2.0}},
+            {"sliding_attention": {"type": "linear", "factor": 2.0}},
             "sliding_attention",
+        ),
+        (
+            "rope_parameters",
+            {"full_attention": {}, "rope_theta": 3.0, "factor": 2.0},
+            r"rope_theta into them$",
         ),
     ],
     "t5gemma": [
@@ -476,3 +489,14 @@ def test_rotary_positions_of_old_configs(saved: Saved) -> None:
     edit(folder, rope_scaling=None, rope_theta=None)
     assert read_config(folder).rotary_theta == 10_000.0
     assert read_config(folder).rotary_scaling is None
+
+
+def test_rope_scaling_changes_the_keys_of_layers_without_a_window(saved: Saved) -> None:
+    folder = saved("gemma3_text")
+    layers = {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 300.0}}
+    for theta in ({}, {"rope_theta": 99.0}):  # as in `transformers`
+        edit(folder, rope_parameters=layers, rope_scaling={"factor": 4.0} | theta)
+        config = read_config(folder)
+        assert config.rotary_scaling is not None
+        assert (config.rotary_scaling.kind, config.rotary_scaling.factor) == ("linear", 4.0)
+        assert config.rotary_theta == theta.get("rope_theta", 300.0)

@@ -3,10 +3,10 @@ differ in their windows and positions.
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trifold.errors import SettingsError
 from trifold.hub.rows import POSITIVE, SIZE, Entry, Fields, Keys, solution
@@ -43,6 +43,13 @@ class LayeredRope(Settings):
 
     full_attention: RopeKeys | None = None
     sliding_attention: RopeKeys | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and (other := [key for key in values if key not in cls.model_fields]):
+            raise ValueError(f"needs full_attention and sliding_attention; move {other[0]} into them")
+        return values
 
 
 # Kind of scaling -> the keys that only it has, and our fields.
@@ -88,27 +95,30 @@ def rope(
 
     def load(file: Any, fields: Fields) -> Fields:
         default = scaling if file.rope_parameters is None else None
-        inner = used_keys(file) or RopeKeys.parse(default or {})
+        place = rope_place(file)
+        inner = getattr(file, place) or RopeKeys.parse(default or {})
         rotated = inner.partial_rotary_factor or getattr(file, part or "partial_rotary_factor")
         rotated = rotated or (share if part else 1.0)
         used_base = inner.rope_theta or getattr(file, theta) or base
         if not part and rotated != 1.0:
-            raise SettingsError(
-                f"rope_parameters.partial_rotary_factor: {rotated} is not supported; this family rotates whole heads"
-            )
+            key = f"{place}." * bool(inner.partial_rotary_factor) + "partial_rotary_factor"
+            raise SettingsError(f"{key}: {rotated} is not supported; this family rotates whole heads")
         for key, used in {"partial_rotary_factor": rotated, "rope_theta": used_base}.items():
             if part and (value := getattr(file, key)) not in (None, used):
                 raise SettingsError(f"{key}: {value} contradicts {used}, the value of other keys")
         kind = inner.rope_type or inner.type
         if kind not in (None, "default", *kinds):
             known = ", ".join(("default", *kinds))
-            raise SettingsError(f"rope_parameters.rope_type: {kind} is not supported; known: {known}")
+            key = "rope_type" if inner.rope_type else "type"
+            raise SettingsError(f"{place}.{key}: {kind} is not supported; known: {known}")
         width = fields.get("d_head") or fields["d_model"] // fields["n_heads"]
         return {
             "positions": "rotary",
             "rotary_theta": float(used_base),
             "rotary_width": None if int(width * rotated) == width else int(width * rotated),
-            "rotary_scaling": _scaling(inner, fields["max_positions"], file.original_max_position_embeddings),
+            "rotary_scaling": _scaling(
+                inner, fields["max_positions"], place, file.original_max_position_embeddings
+            ),
         }
 
     def save(config: ModelConfig) -> Fields:
@@ -123,10 +133,9 @@ def rope(
     return Entry(keys, load, save)
 
 
-def used_keys(file: Any) -> RopeKeys | None:
-    """Any key in `rope_scaling` makes it take precedence over `rope_parameters` as a whole."""
-    given = (keys for keys in (file.rope_scaling, file.rope_parameters) if keys and keys.model_fields_set)
-    return next(given, None)
+def rope_place(file: Any) -> str:
+    """The key that is read: `rope_scaling`, if it is not empty, takes precedence over `rope_parameters` as a whole."""
+    return "rope_scaling" if file.rope_scaling and file.rope_scaling.model_fields_set else "rope_parameters"
 
 
 def layered_rope(
@@ -137,7 +146,7 @@ def layered_rope(
     base, local: the defaults; theta, local_theta: their keys in older files, "" for none.
     """
     keys: Keys = {
-        "rope_parameters": (LayeredRope | RopeKeys | None, None),
+        "rope_parameters": (LayeredRope | None, None),
         "rope_scaling": (RopeKeys | None, None),
         theta: (POSITIVE | None, None),
     }
@@ -145,16 +154,20 @@ def layered_rope(
         keys |= {local_theta: (POSITIVE | None, None)}
 
     def load(file: Any, fields: Fields) -> Fields:
-        given = file.rope_parameters
-        given = given if isinstance(given, LayeredRope) else LayeredRope(full_attention=given)
+        given, more = file.rope_parameters or LayeredRope(), file.rope_scaling or RopeKeys()
         whole, near = given.full_attention or RopeKeys(), given.sliding_attention or RopeKeys()
-        scaled = file.rope_scaling or whole
-        if near.rope_type not in (None, "default"):
+        if more.type and not more.rope_type:  # `transformers` would not scale
             raise SettingsError(
-                f"rope_parameters.sliding_attention.rope_type: {near.rope_type!r} is not supported; layers with a "
-                "window are not scaled"
+                f"rope_scaling.type: {more.type!r} is not read by this family; name it rope_type"
             )
-        scaling = _scaling(scaled, fields["max_positions"], None)
+        whole = whole.model_copy(update=more.model_dump(exclude_unset=True))
+        if (kind := near.rope_type or near.type) not in (None, "default"):
+            raise SettingsError(
+                f"rope_parameters.sliding_attention.rope_type: {kind!r} is not supported; layers with a window are "
+                "not scaled"
+            )
+        place = "rope_scaling" if more.model_fields_set else "rope_parameters.full_attention"
+        scaling = _scaling(whole, fields["max_positions"], place)
         own = float(whole.rope_theta or getattr(file, theta) or base)
         other = float(near.rope_theta or getattr(file, local_theta, None) or local)
         return {
@@ -235,7 +248,7 @@ def repeated(layers: list[Any]) -> tuple[Any, ...]:
     return tuple(layers[: next(n for n in range(1, len(layers) + 1) if layers[n:] == layers[:-n])])
 
 
-def _scaling(keys: RopeKeys, max_positions: int, outer: int | None) -> Fields | None:
+def _scaling(keys: RopeKeys, max_positions: int, place: str, outer: int | None = None) -> Fields | None:
     kind = keys.rope_type or keys.type or "default"
     if kind == "default":
         return None
@@ -243,12 +256,12 @@ def _scaling(keys: RopeKeys, max_positions: int, outer: int | None) -> Fields | 
     factor = keys.factor
     if factor is None:
         if kind not in SCALED:
-            raise SettingsError(f"rope_parameters.factor: rope_type {kind} needs one")
+            raise SettingsError(f"{place}.factor: rope_type {kind} needs one")
         factor = max_positions / original
         factor = max(1.0, factor) if kind == "longrope" else factor  # there it only sets the magnitude
     own = {ours: getattr(keys, theirs) for theirs, ours in SCALINGS[kind].items()}
     if kind in REQUIRED and None in own.values():
-        raise SettingsError(f"rope_parameters: rope_type {kind} needs {' and '.join(SCALINGS[kind])}")
+        raise SettingsError(f"{place}: rope_type {kind} needs {' and '.join(SCALINGS[kind])}")
     magnitude = keys.attention_factor
     if kind == "yarn" and magnitude is None and keys.mscale and keys.mscale_all_dim:
         log = math.log(factor) if factor > 1 else 0.0

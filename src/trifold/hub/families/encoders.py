@@ -22,7 +22,7 @@ from trifold.errors import SettingsError
 from trifold.hub.families import bert, llama
 from trifold.hub.families.bert import CLASSIFIERS, MASKED_LM, RULES
 from trifold.hub.family import TensorRules
-from trifold.hub.rope import KINDS, LayeredRope, layer_types, layered_rope, load_windows
+from trifold.hub.rope import KINDS, layer_types, layered_rope, load_windows
 from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, nested, repeats, resized, row, rows, up_to
 from trifold.hub.rules import AnyRule, Ignored, Renamed
 from trifold.nn import ModelConfig
@@ -219,10 +219,7 @@ def _save_windows(config: ModelConfig) -> Fields:
 
 MODERN_LAYERED = layered_rope(160_000.0, 10_000.0, "global_rope_theta", "local_rope_theta")
 # `rope_scaling` would also scale the layers with a window.
-MODERN_ROPE = replace(
-    MODERN_LAYERED,
-    keys=MODERN_LAYERED.keys | {"rope_parameters": (LayeredRope | None, None), "rope_scaling": (None, None)},
-)
+MODERN_ROPE = replace(MODERN_LAYERED, keys=MODERN_LAYERED.keys | {"rope_scaling": (None, None)})
 # `local_attention` is the width of a window on both sides of a query, without that of its own key.
 MODERN_WINDOWS = Entry(
     {"layer_types": (KINDS, None), "global_attn_every_n_layers": (SIZE, 3), "local_attention": (SIZE, 128)},

@@ -19,7 +19,7 @@ from trifold.errors import SettingsError
 from trifold.hub.families.gpt import classes
 from trifold.hub.families.llama import BASE, MISTRAL, QK_NORMS, RULES, UNBIASED, by_head
 from trifold.hub.family import BLOCK, modules
-from trifold.hub.rope import rope, used_keys, windows
+from trifold.hub.rope import rope, rope_place, windows
 from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, nested, repeats, resized, row, solution
 from trifold.hub.rules import AnyRule, Ignored, Rule
 from trifold.hub.transforms import Tensors, Transform
@@ -158,7 +158,7 @@ def _load_deepseek(file: Any, fields: Fields) -> Fields:
     if not fields["experts"]["shared"]:
         raise SettingsError("n_shared_experts: 0 is not supported; set at least 1")
     found = ROPE.load(file, fields)
-    keys = used_keys(file)
+    keys = getattr(file, rope_place(file))
     if found["rotary_scaling"] is not None and keys is not None and keys.mscale_all_dim:
         found["attention_scale"] = _scale(fields, found["rotary_scaling"]["factor"], keys.mscale_all_dim)
     own = None if fields["norm_epsilon"] == INNER_EPSILON else INNER_EPSILON
