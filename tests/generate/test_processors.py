@@ -116,11 +116,13 @@ def test_min_new_tokens_applies_to_every_end_token():
 
 
 def test_the_first_and_the_last_token_can_be_forced():
-    def allowed(**requested):
-        return [token for token, logit in enumerate(after([3], **requested)) if logit > FORBIDDEN]
+    def allowed(prefix=(3,), **requested):
+        return [token for token, logit in enumerate(after([*prefix], **requested)) if logit > FORBIDDEN]
 
     assert allowed(forced_bos_token_id=5, generated=0) == [5]
-    assert allowed(forced_bos_token_id=5, generated=1) == [1, 2, 3, 4, 5, 6]
+    assert allowed(forced_bos_token_id=5, generated=0, absent=2) == [5]
+    assert allowed((3, 4), forced_bos_token_id=5, generated=0) == [1, 2, 3, 4, 5, 6]  # a prompt of a decoder
+    assert allowed((3, 5), forced_bos_token_id=5, generated=1) == [1, 2, 3, 4, 5, 6]
     assert allowed(forced_eos_token_id=END, left=1) == [END]
     assert allowed(forced_eos_token_id=[END, 4], left=1) == [END, 4]
     assert allowed(forced_eos_token_id=END, left=2) == [1, 2, 3, 4, 5, 6]

@@ -114,6 +114,7 @@ def test_a_filter_of_the_sampler_is_the_reason_of_what_it_cut(session):
         ]
 
 
+@pytest.mark.parametrize("session", ["encoder-decoder"], indirect=True)
 def test_a_forced_token_is_the_first_as_with_forced_bos(session):
     for token in (5, 8):
         tree = search(session, TEXT, [token], num_beams=3, max_new_tokens=6)

@@ -109,8 +109,11 @@ def min_length(minimum: int, ends: list[int], logits: Tensor, context: Context) 
 
 
 def forced_bos_token_id(token: int, ends: list[int], logits: Tensor, context: Context) -> Tensor:
-    """Allow only this token as the first one."""
-    return _only(token, logits) if context.generated == 0 else logits
+    """Allow only this token after a text of one token: the start token, or a prompt of that length."""
+    if context.generated:
+        return logits
+    alone = (context.tokens != ABSENT).sum(1, keepdim=True) == 1
+    return torch.where(alone, _only(token, logits), logits)
 
 
 def forced_eos_token_id(tokens: int | list[int], ends: list[int], logits: Tensor, context: Context) -> Tensor:
