@@ -108,7 +108,8 @@ class GenerationConfig(Settings):
     bad_words_ids: list[Phrase] | None = None
     """phrases that are never generated, as ids; default: padding only"""
     bad_words: Words | None = Field(None, description="texts that no output contains, however tokenized")
-    forced_bos_token_id: Id | None = Field(None, description="id of the token after the start token, or after a prompt of one token")
+    forced_bos_token_id: Id | None = None
+    """id of the token after the start token, or after a prompt of one token"""
     forced_eos_token_id: Id | Phrase | None = None
     """last token of an output that reaches its maximum length"""
 
