@@ -126,7 +126,8 @@ def test_absent_keys_have_the_defaults_of_the_reference() -> None:
     for theirs, ours in (
         ({"do_sample": True}, {"do_sample": True, "top_k": 50}),
         ({"do_sample": True, "top_k": 0}, {"do_sample": True}),
-        ({"temperature": 0.6, "top_p": 0.9, "typical_p": 0.5}, {}),
+        ({"temperature": 0.6, "top_p": 0.9, "typical_p": 0.5, "epsilon_cutoff": 0.1}, {}),
+        ({"suppress_tokens": [], "top_h": None, "disable_compile": True, "target_lookbehind": 10}, {}),
         (
             {"num_beam_groups": 1, "no_repeat_ngram_size": 0, "typical_p": 1.0, "max_matching_ngram_size": 2},
             {},
@@ -154,6 +155,7 @@ def test_absent_keys_have_the_defaults_of_the_reference() -> None:
         {"pad_token_id": 7},
         {"encoder_no_repeat_ngram_size": 2},
         {"suppress_tokens": [1]},
+        {"epsilon_cutoff": 0.1, "do_sample": True},
         {"custom_generate": "https://example.org/code.py"},
     ],
 )

@@ -46,9 +46,10 @@ TOP_K = 50  # default of `transformers` for sampling
 HARMLESS = """
     transformers_version _from_model_config use_cache return_dict_in_generate output_attentions output_hidden_states
     output_scores output_logits remove_invalid_values cache_implementation low_memory num_assistant_tokens_schedule
-    assistant_confidence_threshold
+    assistant_confidence_threshold assistant_lookbehind target_lookbehind cache_config disable_compile
+    return_legacy_cache
 """.split()
-# Keys that are not supported -> the value without effect.
+# Keys that are not supported -> the value without effect. `transformers` reads the cutoffs only if it samples.
 UNSUPPORTED: dict[str, object] = {
     "encoder_no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1.0,
@@ -56,6 +57,7 @@ UNSUPPORTED: dict[str, object] = {
     "eta_cutoff": 0.0,
     "guidance_scale": 1.0,
     "is_assistant": False,
+    "suppress_tokens": [],
     "token_healing": False,
 }
 
@@ -108,7 +110,7 @@ def read_generation(config: ModelConfig, theirs: Mapping[str, Any], place: str) 
     """
     given = {key: value for key, value in theirs.items() if value is not None}
     for key, value in given.items():
-        _check(config, key, value, place)
+        _check(config, key, value, place, bool(given.get("do_sample")))
     ours: dict[str, Any] = {
         key: given[key]
         for key in SHARED
@@ -152,14 +154,14 @@ def check_limits(settings: Mapping[str, Any], at: str = "") -> None:
             )
 
 
-def _check(config: ModelConfig, key: str, value: object, place: str) -> None:
+def _check(config: ModelConfig, key: str, value: object, place: str, sampled: bool) -> None:
     if key in IDS:
         expected = getattr(config, IDS[key])
         # A decoder starts with its prompt, and never generates or reads padding.
         if value != expected and config.shape == "encoder-decoder":
             raise CheckpointError(f"{place}: {key}: {value!r} contradicts config.json, which has {expected}")
     elif key in UNSUPPORTED:
-        if value != UNSUPPORTED[key]:
+        if value != UNSUPPORTED[key] and (sampled or not key.endswith("_cutoff")):
             raise CheckpointError(f"{place}: {key}: {value!r} is not supported; remove the key")
     elif key in TOKENS:
         size = config.output_vocab_size

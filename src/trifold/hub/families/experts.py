@@ -26,7 +26,7 @@ from trifold.hub.transforms import Tensors, Transform
 from trifold.nn import ModelConfig
 
 MOE = "feed_forward.sublayer."
-# Settings of training, which `transformers` adds to the loss.
+# Settings of training; `transformers` adds the losses.
 IGNORED = "output_router_logits router_aux_loss_coef"
 
 # --- Mixtral and Qwen 3 --------------------------------------------------------------------------------
@@ -42,12 +42,11 @@ MIXTRAL = MISTRAL.related(
     "mixtral",
     rope(base=1e6),
     nested("experts", count=("num_local_experts", 8), per_token=("num_experts_per_tok", 2)),
-    fixed(router_jitter_noise=0.0),
     rules=RULES.related(
         {f"{MOE}router": "block_sparse_moe.gate"}
         | network("experts.{e}", "block_sparse_moe.experts.{e}", "w1 w3 w2")
     ),
-    ignored=IGNORED,
+    ignored=f"{IGNORED} router_jitter_noise",
     rms_norm_eps=1e-5,
     sliding_window=None,
 )

@@ -96,7 +96,6 @@ GEMMA3 = GEMMA2.related(
     layered_rope(1_000_000.0, 10_000.0),
     windows(4096, every=6),
     Entry({"use_bidirectional_attention": (bool | None, False)}, _load_direction, _save_direction),
-    Entry({"attn_logit_softcapping": (None, None)}),  # `transformers` does not read it
     row("final_logit_softcapping", "logit_soft_cap", None),
     stem="Gemma3",
     classes={
@@ -105,7 +104,8 @@ GEMMA3 = GEMMA2.related(
         "TextForSequenceClassification": CLASSES["ForSequenceClassification"],
     },
     constants={"qk_norm": "head", "shape": same("shape")},
-    ignored="hidden_act _sliding_window_pattern",
+    ignored="attn_logit_softcapping hidden_act _sliding_window_pattern",  # `transformers` does not read them
+    without="attn_logit_softcapping",
     **resized(vocab=262208, positions=131072),
 )
 

@@ -53,6 +53,16 @@ def check_width(config: ModelConfig) -> Fields:
     return {}
 
 
+def _check_layers(file: Any, fields: Fields) -> Fields:
+    kind = "sliding_attention" if fields.get("sliding_window") else "full_attention"
+    if file.layer_types not in (None, [kind] * fields["n_layers"]):
+        raise SettingsError(f"layer_types: only {kind} in each of {fields['n_layers']} layers is supported")
+    return {}
+
+
+LAYERS = Entry({"layer_types": (list[str] | None, None)}, _check_layers)  # `transformers` does not read it
+
+
 # What its relatives share, of which most have no bias in the feed-forward.
 BASE = gpt.BASE.related(
     "",
@@ -71,12 +81,14 @@ LLAMA = BASE.related(
     "llama",
     fixed(rope_interleaved=False),
     Entry({}, save=check_width),
+    LAYERS,
     rules=by_head(RULES),
     ignored="is_llama_config max_sequence_length",
 )
 MISTRAL = UNBIASED.related(
     "mistral",
     row("sliding_window", "sliding_window", 4096, nullable=True),
+    LAYERS,
     fixed(attention_bias=False, mlp_bias=False),
     ignored=LLAMA.ignored,
     **resized(kv_heads=8, inner=14336, positions=131072),

@@ -111,7 +111,7 @@ OPT = gpt.BASE.related(
         _save_layers,
     ),
     ids(pad=1, bos=2, eos=2),
-    fixed(layer_norm_elementwise_affine=True, layerdrop=0.0),
+    fixed(layer_norm_elementwise_affine=True),
     stem="OPT",
     classes=classes("ForTokenClassification"),
     constants={"positions": "learned", "position_offset": 2, "norm_epsilon": 1e-5}
@@ -131,6 +131,7 @@ OPT = gpt.BASE.related(
         lm_head="lm_head",
         buffers=".decoder.version",
     ),
-    ignored="activation_dropout init_std",  # `transformers` does not read the first
+    # `transformers` does not read the first; the last one acts in training only.
+    ignored="activation_dropout init_std layerdrop",
     without="classifier_dropout",
 )
