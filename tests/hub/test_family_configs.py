@@ -139,7 +139,7 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         (
             "rope_parameters",
             {"rope_theta": 300.0},
-            "rope_parameters: needs full_attention and sliding_attention",
+            "rope_parameters: needs sliding_attention and full_attention",
         ),
         ("rope_scaling", {"type": "linear", "factor": 2.0}, "name it rope_type"),
         (
@@ -184,7 +184,7 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("shared_expert_intermediate_size", 4, "shared_expert_intermediate_size: unknown key"),
     ],
     "gpt_oss": [
-        ("swiglu_alpha", 1.5, "swiglu_alpha"),
+        ("swiglu_alpha", 1.5, "swiglu_alpha: input should be 1.702, got 1.5"),
         ("layer_types", ["full_attention"], "layer_types: has 1 layers, but there are 2"),
         ("layer_types", ["full_attention", "chunked_attention"], "layer_types"),
         ("quantization_config", {"quant_method": "mxfp4"}, "weights in mxfp4 are not supported"),
@@ -227,7 +227,7 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         (
             "rope_parameters",
             {"full_attention": {}, "rope_theta": 3.0, "factor": 2.0},
-            r"rope_theta into them$",
+            r"move factor into them$",
         ),
     ],
     "t5gemma": [

@@ -3,10 +3,10 @@ differ in their windows and positions.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from trifold.errors import SettingsError
 from trifold.hub.rows import POSITIVE, SIZE, Entry, Fields, Keys, solution
@@ -36,20 +36,6 @@ class RopeKeys(Settings):
     truncate: bool = True
     short_factor: list[float] | None = None
     long_factor: list[float] | None = None
-
-
-class LayeredRope(Settings):
-    """The keys below `rope_parameters` where layers with a window have their own."""
-
-    full_attention: RopeKeys | None = None
-    sliding_attention: RopeKeys | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and (other := [key for key in values if key not in cls.model_fields]):
-            raise ValueError(f"needs full_attention and sliding_attention; move {other[0]} into them")
-        return values
 
 
 # Kind of scaling -> the keys that only it has, and our fields.
@@ -146,7 +132,7 @@ def layered_rope(
     base, local: the defaults; theta, local_theta: their keys in older files, "" for none.
     """
     keys: Keys = {
-        "rope_parameters": (LayeredRope | None, None),
+        "rope_parameters": (dict[str, Any] | None, None),
         "rope_scaling": (RopeKeys | None, None),
         theta: (POSITIVE | None, None),
     }
@@ -154,8 +140,10 @@ def layered_rope(
         keys |= {local_theta: (POSITIVE | None, None)}
 
     def load(file: Any, fields: Fields) -> Fields:
-        given, more = file.rope_parameters or LayeredRope(), file.rope_scaling or RopeKeys()
-        whole, near = given.full_attention or RopeKeys(), given.sliding_attention or RopeKeys()
+        given, more = file.rope_parameters or {}, file.rope_scaling or RopeKeys()
+        if other := given.keys() - LAYER_TYPES.keys():
+            raise SettingsError(f"rope_parameters: needs {' and '.join(LAYER_TYPES)}; move {min(other)} into them")
+        near, whole = (RopeKeys.parse(given.get(kind) or {}, f"rope_parameters.{kind}") for kind in LAYER_TYPES)
         if more.type and not more.rope_type:  # `transformers` would not scale
             raise SettingsError(
                 f"rope_scaling.type: {more.type!r} is not read by this family; name it rope_type"

@@ -157,11 +157,7 @@ def nested(field: str, switch: str = "", **values: Any) -> Entry:
 
 def fixed(**values: bool | int | float | str) -> Entry:
     """Keys that select parts which ModelConfig lacks: any other value is an error. They are not written."""
-
-    def only(value: bool | int | float | str) -> Any:
-        return Annotated[float, Field(ge=value, le=value)] if isinstance(value, float) else Literal[value]
-
-    return Entry({key: (only(value), value) for key, value in values.items()})
+    return Entry({key: (Literal[value], value) for key, value in values.items()})
 
 
 def revise(entries: Sequence[Entry], *new: Entry, without: str = "", **defaults: Any) -> tuple[Entry, ...]:
