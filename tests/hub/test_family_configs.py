@@ -103,7 +103,7 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
     ],
     "qwen2": [
         ("sliding_attention_pattern", 2, "sliding_attention_pattern: unknown key"),
-        ("layer_types", ["sliding_attention"] * 2, "sliding_window: missing, and some layers have a window"),
+        ("layer_types", ["sliding_attention"] * 2, "layer_types: layers with a window need sliding_window"),
         ("layer_types", ["full_attention"] * 3, "layer_types: has 3 layers, but there are 2"),
         ("layer_types", ["full_attention", "linear_attention"], "layer_types"),
         ("use_mrope", True, "use_mrope"),
@@ -114,7 +114,7 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("no_rope_layers", [1], "no_rope_layers: has 1 layers, but there are 2"),
         ("no_rope_layers", [1, 2], "no_rope_layers"),
         ("no_rope_layer_interval", 0, "no_rope_layer_interval"),
-        ("layer_types", ["sliding_attention"] * 2, "sliding_window: missing"),
+        ("layer_types", ["sliding_attention"] * 2, "layer_types: layers with a window need sliding_window"),
     ],
     "phi3": [
         (
@@ -193,7 +193,7 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("scoring_func", "softmax", "scoring_func"),
         ("num_key_value_heads", 2, "num_key_value_heads: 2 contradicts num_attention_heads 4"),
         ("n_shared_experts", 0, "n_shared_experts: 0 is not supported"),
-        ("n_group", 3, "experts: 3 groups"),
+        ("n_group", 3, "experts.groups 3 does not divide experts.count 8"),
         ("qk_rope_head_dim", 3, "even latent.d_rotary"),
         ("moe_layer_freq", 2, "moe_layer_freq"),
         ("quantization_config", {"quant_method": "fp8"}, "weights in fp8 are not supported"),
@@ -510,6 +510,15 @@ def test_rotary_positions_of_old_configs(saved: Saved) -> None:
     edit(folder, rope_scaling=None, rope_theta=None)
     assert read_config(folder).rotary_theta == 10_000.0
     assert read_config(folder).rotary_scaling is None
+
+
+def test_layer_types_name_the_switch_of_the_window(saved: Saved) -> None:
+    folder = saved("qwen2")
+    edit(folder, sliding_window=3, layer_types=["sliding_attention"] * 2)
+    with pytest.raises(
+        CheckpointError, match="layer_types: layers with a window need use_sliding_window: true"
+    ):
+        read_config(folder)
 
 
 def test_rope_scaling_changes_the_keys_of_layers_without_a_window(saved: Saved) -> None:

@@ -62,7 +62,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"window_pattern": ["local", 0], "sliding_window": 3},
-        r"model\.window_pattern: .*'local' or 'global', got 0",
+        "window_pattern: 0 is neither local, global nor a positive number of keys",
     ),
     ({"window_pattern": ["local", True], "sliding_window": 3}, r"model\.window_pattern: .*got True"),
     ({"rotary_width": 8}, "rotary_width needs positions: rotary, not sinusoidal"),
@@ -144,7 +144,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"convolution": {}}, "convolution needs shape: encoder, not encoder-decoder"),
     (CONVOLUTION | {"norm_placement": "pre"}, "convolution needs norm_placement: post, not pre"),
     (CONVOLUTION | {"convolution": {"kernel": 4}}, "kernel 4 must be odd"),
-    (CONVOLUTION | {"convolution": {"groups": 3}}, "groups 3 divide 512"),
+    (CONVOLUTION | {"convolution": {"groups": 3}}, "groups 3 does not divide d_model 512"),
     (CONVOLUTION | {"block_of_layer": [0] * 6}, "convolution excludes block_of_layer"),
     (CONVOLUTION | {"attention": "spans"}, "convolution excludes .*attention: spans"),
     (CONVOLUTION | {"positions": "relative-sinusoidal", "query_stream": True}, "excludes .*query_stream"),

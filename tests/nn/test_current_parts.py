@@ -348,8 +348,9 @@ def test_norms_inside_latent_attention_may_have_their_own_epsilon():
 
 
 @pytest.mark.parametrize(("values", "message"), [
-    ({"experts": EXPERTS | {"per_token": 7}}, "experts.per_token 7 exceeds"),
-    ({"experts": EXPERTS | {"groups": 4}}, "experts: 4 groups, 1 per token, of 6"),
+    ({"experts": EXPERTS | {"per_token": 7}}, "experts.per_token 7 exceeds 6, the experts"),
+    ({"experts": EXPERTS | {"groups": 4}}, "experts.groups 4 does not divide experts.count 6"),
+    ({"experts": EXPERTS | {"groups": 2, "groups_per_token": 3}}, "groups_per_token 3 exceeds experts.groups 2"),
     ({"latent": LATENT, "n_kv_heads": 2}, "latent excludes n_kv_heads"),
     ({"latent": LATENT, "positions": "learned"}, "latent needs positions"),
     ({"norm_weight": "none", "norm": "layer"}, "norm_weight: none needs norm: rms"),

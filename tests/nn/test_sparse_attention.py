@@ -207,12 +207,20 @@ def test_a_dense_mask_of_segments() -> None:
     assert visible == [[0], [0, 1], [0, 1, 2], [2, 3], [2, 3, 4], [2, 3, 4, 5], [5, 6]]
 
 
+LATENT = {"positions": "none", "latent": {"width": 8, "d_rotary": 2, "d_value": 8}}
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
         ({"shape": "encoder", "global_tokens": "first"}, "sliding_window"),
         ({"shape": "encoder", "global_projections": True}, "sliding_window"),
         ({"shape": "decoder", "sparse_blocks": {}}, "shape"),
+        (
+            {"shape": "encoder", "sparse_blocks": {}, "attention": "elu"},
+            "sparse_blocks excludes attention: elu",
+        ),
+        ({"shape": "encoder", "sparse_blocks": {}} | LATENT, "sparse_blocks excludes latent"),
         ({"shape": "decoder", "sliding_window": 3, "global_tokens": "first"}, "shape"),
         (
             {"shape": "encoder", "sliding_window": 3, "global_projections": True, "positions": "alibi"},

@@ -142,8 +142,12 @@ def layered_rope(
     def load(file: Any, fields: Fields) -> Fields:
         given, more = file.rope_parameters or {}, file.rope_scaling or RopeKeys()
         if other := given.keys() - LAYER_TYPES.keys():
-            raise SettingsError(f"rope_parameters: needs {' and '.join(LAYER_TYPES)}; move {min(other)} into them")
-        near, whole = (RopeKeys.parse(given.get(kind) or {}, f"rope_parameters.{kind}") for kind in LAYER_TYPES)
+            raise SettingsError(
+                f"rope_parameters: needs {' and '.join(LAYER_TYPES)}; move {min(other)} into them"
+            )
+        near, whole = (
+            RopeKeys.parse(given.get(kind) or {}, f"rope_parameters.{kind}") for kind in LAYER_TYPES
+        )
         if more.type and not more.rope_type:  # `transformers` would not scale
             raise SettingsError(
                 f"rope_scaling.type: {more.type!r} is not read by this family; name it rope_type"
@@ -214,6 +218,9 @@ def load_windows(file: Any, fields: Fields, window: int | None, local: Callable[
     found = file.layer_types or [*default]
     if len(found) != layers:
         raise SettingsError(f"layer_types: has {len(found)} layers, but there are {layers}")
+    if window is None and "sliding_attention" in found:
+        needed = "use_sliding_window: true" if file.sliding_window else "sliding_window"
+        raise SettingsError(f"layer_types: layers with a window need {needed}")
     return window_fields([LAYER_TYPES[kind] for kind in found], window)
 
 
@@ -224,11 +231,7 @@ def layer_types(config: ModelConfig) -> list[str]:
 
 def window_fields(layers: list[str], window: int | None) -> Fields:
     """Our fields of the windows of layers, each "local" or "global"."""
-    if "local" not in layers:
-        return {}
-    if window is None:
-        raise SettingsError("sliding_window: missing, and some layers have a window")
-    return {"sliding_window": window, "window_pattern": repeated(layers)}
+    return {"sliding_window": window, "window_pattern": repeated(layers)} if "local" in layers else {}
 
 
 def repeated(layers: list[Any]) -> tuple[Any, ...]:

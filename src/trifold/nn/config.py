@@ -180,7 +180,7 @@ class ModelConfig(Settings):
     )
     sparse_blocks: parts.SparseBlocks | None = Field(None, description="encoder: attend to a few blocks")
     recurrence: parts.Recurrence | None = Field(None, description="decoder: segment recurrence")
-    window_pattern: tuple[Literal["local", "global"] | PositiveInt, ...] = Field(
+    window_pattern: tuple[Literal["local", "global"] | int, ...] = Field(
         ("local",), strict=False, min_length=1, description="repeated: the window, none, or one of that size"
     )
 

@@ -99,13 +99,17 @@ def _layers(config: ModelConfig) -> Iterator[str]:
         yield "gate_limit needs gated: true"
     if config.sliding_window is None and config.window_pattern != ("local",):
         yield "window_pattern needs sliding_window, the number of keys of a local layer"
+    if wrong := [own for own in config.window_pattern if isinstance(own, int) and own < 1]:
+        yield f"window_pattern: {wrong[0]} is neither local, global nor a positive number of keys"
     if "local" not in config.window_pattern and {*config.window_pattern} != {"global"}:
         yield "window_pattern has numbers, but no local layer, which has sliding_window: write local for one of them"
     if config.sliding_window is None and config.decoder_window is not None:
         yield "decoder_window needs sliding_window, that of the encoder"
     if (part := config.convolution) is not None:
-        if part.kernel % 2 == 0 or config.d_model % part.groups:
-            yield f"convolution: kernel {part.kernel} must be odd, and groups {part.groups} divide {config.d_model}"
+        if part.kernel % 2 == 0:
+            yield f"convolution: kernel {part.kernel} must be odd"
+        if config.d_model % part.groups:
+            yield f"convolution: groups {part.groups} does not divide d_model {config.d_model}"
         others = config.block_of_layer or config.query_stream or config.summary_block or config.patch_size
         if others or config.attention == "spans":
             yield "convolution excludes block_of_layer, query_stream, summary_block, patch_size and attention: spans"
@@ -116,10 +120,12 @@ def _experts(config: ModelConfig) -> Iterator[str]:
         return
     if config.residual != "sequential":
         yield f"experts need residual: sequential, not {config.residual}"
-    if experts.count % experts.groups or experts.groups_per_token > experts.groups:
-        yield f"experts: {experts.groups} groups, {experts.groups_per_token} per token, of {experts.count} experts"
-    elif experts.per_token > experts.count // experts.groups * experts.groups_per_token:
-        yield f"experts.per_token {experts.per_token} exceeds the experts that a token can reach"
+    if experts.count % experts.groups:
+        yield f"experts.groups {experts.groups} does not divide experts.count {experts.count}"
+    if experts.groups_per_token > experts.groups:
+        yield f"experts.groups_per_token {experts.groups_per_token} exceeds experts.groups {experts.groups}"
+    if experts.per_token > (most := experts.count // experts.groups * experts.groups_per_token):
+        yield f"experts.per_token {experts.per_token} exceeds {most}, the experts that a token can reach"
 
 
 def _linear_attention(config: ModelConfig) -> Iterator[str]:
@@ -148,10 +154,10 @@ def _sparse_attention(config: ModelConfig) -> Iterator[str]:
     for key in ("global_projections", "summary_block", "sparse_blocks", "recurrence"):
         if not getattr(config, key):
             continue
-        if config.attention != "softmax" or config.latent is not None:
-            yield f"{key} excludes latent and attention: {config.attention}"
-        if config.kv_heads != config.n_heads:
-            yield f"{key} excludes n_kv_heads"
+        if config.attention != "softmax":
+            yield f"{key} excludes attention: {config.attention}"
+        if config.latent is not None or config.kv_heads != config.n_heads:
+            yield f"{key} excludes {'latent' if config.latent else 'n_kv_heads'}"
     if config.global_projections:
         if not config.positions.startswith(("learned", "sinusoidal", "none")):
             yield f"global_projections excludes offsets of scores: choose other positions than {config.positions}"
