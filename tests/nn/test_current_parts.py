@@ -248,10 +248,10 @@ def test_experts_come_from_the_best_groups_and_a_correction_changes_the_choice_o
     config = ModelConfig.parse(BASE | {"experts": DEEPSEEK})
     router = randomize(Router(config, config.experts), 0.4)
     x = torch.randn(50, 32)
-    _, weights, chosen = router(x)
+    _, scores, weights, chosen = router(x)
     assert max(len({*(row // 2).tolist()}) for row in chosen) == 2
     torch.testing.assert_close(weights.sum(-1), torch.full((50,), 2.5))
-    scores = (x @ router.weight.T).sigmoid()
+    torch.testing.assert_close(scores, (x @ router.weight.T).sigmoid())
     torch.testing.assert_close(weights / weights.sum(-1, keepdim=True),
                                F.normalize(scores.gather(1, chosen), p=1, dim=-1))  # fmt: skip
     with torch.no_grad():
@@ -262,15 +262,19 @@ def test_experts_come_from_the_best_groups_and_a_correction_changes_the_choice_o
 def test_losses_of_routers():
     rows = torch.tensor([0, 0, 0, 0, 1, 1, -1])
     chosen = torch.tensor([[0, 1], [2, 3], [0, 1], [2, 3], [0, 1], [0, 1], [0, 0]])
-    even = Routing(torch.zeros(7, 4), torch.ones(7, 2), chosen)
+    even = Routing(torch.zeros(7, 4), torch.full((7, 4), 0.25), torch.ones(7, 2), chosen)
     torch.testing.assert_close(balance_loss(even, rows, 2), torch.tensor(2.0))  # 1 for each row
-    sharp = Routing(torch.tensor([[9.0, 9.0, 0.0, 0.0]]).expand(7, 4), torch.ones(7, 2), chosen)
+    logits = torch.tensor([[9.0, 9.0, 0.0, 0.0]]).expand(7, 4)
+    sharp = Routing(logits, logits.softmax(-1), torch.ones(7, 2), chosen)
     first, second = (
         balance_loss(Routing(*(x[rows == n] for x in sharp)), rows[rows == n] * 0, 1) for n in (0, 1)
     )
     torch.testing.assert_close(balance_loss(sharp, rows, 2), first + second)
     assert second > 1.9
     torch.testing.assert_close(z_loss(even, rows), 6 * torch.tensor(4.0).log() ** 2)
+    # DeepSeek-V3, equations 17 to 20: sigmoids, divided by their sum. Both rows choose 0 and 1 half or all of the time.
+    sigmoid = sharp._replace(scores=torch.tensor([[0.9, 0.6, 0.3, 0.2]]).expand(7, 4))
+    torch.testing.assert_close(balance_loss(sigmoid, rows, 2), torch.tensor(4 * (0.25 + 0.5 * 1.5 / 2.0)))
     decoder = model("groups of experts")
     with record_routers(decoder) as calls:
         decoder.decode(Inputs(torch.tensor([[1, 2, 3]])))

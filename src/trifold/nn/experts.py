@@ -24,9 +24,10 @@ from trifold.nn.layers import FeedForward
 
 
 class Routing(NamedTuple):
-    """logits (N, X) of the router; weights and chosen (N, k): the factors and the numbers of the experts."""
+    """logits and scores (N, X) of the router; weights and chosen (N, k): the factors and the numbers of the experts."""
 
     logits: Tensor
+    scores: Tensor
     weights: Tensor
     chosen: Tensor
 
@@ -57,7 +58,7 @@ class Router(nn.Module):
         weights = scores.gather(-1, chosen)
         if experts.normalize:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        return Routing(logits, weights * experts.scale, chosen)
+        return Routing(logits, scores, weights * experts.scale, chosen)
 
 
 class MixtureOfExperts(nn.Module):
@@ -76,7 +77,7 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (…, E) -> (…, E)."""
         tokens = x.flatten(0, -2)
-        _, weights, chosen = self.router(tokens)
+        *_, weights, chosen = self.router(tokens)
         weights = weights.to(x.dtype)
         out = torch.zeros_like(tokens)
         # Hook points in an expert have a batch axis, of size 1. In training all experts run, so that one that no token
@@ -103,21 +104,22 @@ def record_routers(model: nn.Module) -> Iterator[list[list[ModuleCall]]]:
 
 def balance_loss(routing: Routing, rows: Tensor, count: int) -> Tensor:
     """The sum over rows of X Σ_i f_i p_i: f_i is the share of the row's choices that are expert i, p_i its mean
-    probability. It is 1 if all experts are chosen equally     (Fedus et al. 2022, equations 4 to 6, for each row as in
-    DeepSeek-V3 2024, equations 17 to 20, so that it does not depend on the other rows of a batch).
+    score, after a token's scores were divided by their sum. It is 1 if all experts are chosen equally     (Fedus et al.
+    2022, equations 4 to 6, for each row as in DeepSeek-V3 2024, equations 17 to 20, so that it does not depend on the
+    other rows of a batch).
 
     rows: (N,) the row of each token, from 0 to count - 1; -1 for padding.
     """
-    logits, _, chosen = routing
+    _, scores, _, chosen = routing
     real = rows >= 0
-    rows, probabilities = rows[real], logits[real].softmax(-1)
+    rows, probabilities = rows[real], F.normalize(scores[real], p=1, dim=-1)
     lengths = torch.bincount(rows, minlength=count).clamp_min(1)[:, None]
-    choices = F.one_hot(chosen[real], logits.shape[-1]).sum(1).to(probabilities.dtype) / chosen.shape[-1]
+    choices = F.one_hot(chosen[real], scores.shape[-1]).sum(1).to(probabilities.dtype) / chosen.shape[-1]
     shares, means = (
-        probabilities.new_zeros(count, logits.shape[-1]).index_add(0, rows, x) / lengths
+        probabilities.new_zeros(count, scores.shape[-1]).index_add(0, rows, x) / lengths
         for x in (choices, probabilities)
     )
-    return logits.shape[-1] * (shares * means).sum()
+    return scores.shape[-1] * (shares * means).sum()
 
 
 def z_loss(routing: Routing, rows: Tensor) -> Tensor:
