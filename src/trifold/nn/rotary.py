@@ -46,20 +46,16 @@ class Rotary:
     def __init__(self, config: ModelConfig) -> None:
         self.width, self.theta = config.rotated_width, config.rotary_theta
         self.scaling = config.rotary_scaling
+        self.by_length = SCALINGS_BY_LENGTH.get(self.scaling.kind) if self.scaling else None
         self.interleaved = config.rotary_pairs == "interleaved"
         self.magnitude = magnitude(self.scaling)
         self._frequencies: dict[torch.device, Tensor] = {}
 
-    @property
-    def depends_on_length(self) -> bool:
-        """Whether the angles of a token change when others follow."""
-        return self.scaling is not None and self.scaling.kind in SCALINGS_BY_LENGTH
-
     def frequencies(self, mask: Mask, tokens: int, device: torch.device) -> Tensor:
         """(1, R/2), or (B or 1, R/2) if they depend on the length of a row: of so many new tokens and those before."""
-        if self.scaling is not None and self.scaling.kind in SCALINGS_BY_LENGTH:
+        if self.scaling is not None and self.by_length is not None:
             lengths = mask.positions(tokens, device)[:, -1:] + 1
-            return SCALINGS_BY_LENGTH[self.scaling.kind](self.width, self.theta, self.scaling, lengths)
+            return self.by_length(self.width, self.theta, self.scaling, lengths)
         if device not in self._frequencies:
             self._frequencies[device] = frequencies(self.width, self.theta, self.scaling).to(device)[None]
         return self._frequencies[device]

@@ -118,9 +118,7 @@ class SpanStep(Spans):
         ends = (self.own + 1) & -(self.own + 1)  # tokens of the longest span that ends
         self.levels = torch.arange(int(ends.max()).bit_length(), device=x.device)
         self.packing, self.starts, self.columns = None, (0, 1, len(self.levels)), self.own.new_zeros(1, 1, 1)
-        done = 1 << self.levels <= ends
-        if mask.keys is not None:
-            done = done & mask.keys[:, -1:]
+        done = (1 << self.levels <= ends) & (mask.keys is None or mask.keys[:, -1:])
         self.slots = span_slots(self.levels, self.own >> self.levels).where(done, 2 * count - 1)
         levels = torch.arange(len(level_starts(count, k)) - 1, device=x.device)[:, None]
         low, high, end = torch.stack([*walk(self.own, k, len(levels))], 2)  # (B or 1, levels, 1)

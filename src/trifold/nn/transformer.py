@@ -216,7 +216,7 @@ class Transformer(nn.Module):
         if self.config.attention == "lsh":
             return Cache([History()])
         rotary = self.decoder.rotary
-        inputs = StackInputs(rotary.frequencies) if rotary is not None and rotary.depends_on_length else None
+        inputs = StackInputs(rotary.frequencies) if rotary is not None and rotary.by_length else None
         special = {"elu": RunningSums, "favor": RunningSums, "spans": SpanKeys}
         if (keys := special.get(self.config.attention)) is not None:
             return Cache(keys() for _ in self.decoder.windows)
