@@ -112,9 +112,10 @@ class LowRankAttention(Attention):
         self.v_mix = nn.Parameter(torch.empty(config.rank, config.max_positions))
 
     def weigh(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
-        """See `Attention.weigh`. Padding is left out of the mixtures."""
+        """See `Attention.weigh`. Padding is left out of the mixtures, which count real tokens."""
         if (keys := inputs.mask.keys) is not None:
-            k, v = (x * keys[:, None, :, None] for x in (k, v))
+            order = keys.long().argsort(dim=1, descending=True, stable=True)[:, None, :, None]
+            k, v = ((x * keys[:, None, :, None]).gather(2, order.expand(x.shape)) for x in (k, v))
         k, v = (mix[:, : x.shape[2]].to(x.dtype) @ x for mix, x in ((self.k_mix, k), (self.v_mix, v)))
         return super().weigh(q, k, v, AttentionInputs(Mask()))
 
