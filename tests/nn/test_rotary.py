@@ -209,15 +209,16 @@ def test_a_text_is_read_again_when_its_length_changes_the_angles(kind: str, part
 @torch.no_grad()
 def test_removed_tokens_change_the_angles_back() -> None:
     model = scaled_decoder("longrope")
-    tokens = torch.randint(0, 20, (2, 7))
+    tokens, real = torch.randint(0, 20, (3, 7)), torch.arange(7) >= torch.tensor([[0], [1], [0]])
     held = model.new_cache()
-    model.decode(Inputs(tokens), cache=held)
+    model.decode(Inputs(tokens, real), cache=held)
     held.truncate(4)
     held.expand(2)
     held.select(torch.tensor([3, 0]), torch.tensor([1, 0]))
-    rows = tokens[[1, 0]]
-    step = model.decode(Inputs(rows[:, 4:5]), cache=held)
-    torch.testing.assert_close(step, model.decode(Inputs(rows[:, :5]))[:, 4:], rtol=1e-4, atol=1e-5)
+    rows, real = tokens[[1, 0]], real[[1, 0]]
+    step = model.decode(Inputs(rows[:, 4:5], real[:, :5]), cache=held)
+    whole = model.decode(Inputs(rows[:, :5], real[:, :5]))
+    torch.testing.assert_close(step, whole[:, 4:], rtol=1e-4, atol=1e-5)
     assert held.inputs is not None and held.inputs.buffers is not None
     stored = [x for own in (*(layer.own for layer in held.layers), held.inputs) for x in own.buffers or ()]
     assert sum(x[:, :, :5].numel() for x in stored) == 2 * cached_elements(model.config, 5)

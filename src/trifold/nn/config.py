@@ -76,7 +76,7 @@ class ModelConfig(Settings):
     embedding_scale_rounded: bool = Field(False, description="round the factor to the precision of the model")
     embedding_norm: bool = Field(False, description="normalize the sum of the embeddings")
     n_token_types: int = Field(0, ge=0, description="kinds of segments, each with an embedding")
-    separator_id: int | None = Field(None, ge=0, description="encoder: segments are 1 after the first one")
+    separator_id: int | None = Field(None, ge=0, description="segments are 1 after the first such token")
     rotary_width: int | None = Field(None, gt=0, description="rotated dimensions of a head; default: all")
     rotary_pairs: Literal["halves", "interleaved"] = Field(
         "halves", description="rotate dimension i with i + width / 2, or neighbours together"
