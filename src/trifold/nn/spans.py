@@ -110,7 +110,7 @@ class SpanStep(Spans):
     """Rows of one token more, for a decoder with a cache, and of the spans that end with it: (B, 1 + L, E).
 
     own: (B or 1, 1) the position of the token in its row. read: (B or 1, N), where in the cache the token finds its
-    keys, which of them exist, and their rows of b. Where fewer than L spans end, the others are read by nothing.
+    keys, which of them exist, and their rows of b. Where fewer than L spans end, nothing reads the others.
     """
 
     def __init__(self, mask: Mask, x: Tensor, k: int) -> None:

@@ -240,7 +240,7 @@ class Transformer(nn.Module):
         return real & (ends.cumsum(1) == 0 if kind == "question" else ends.cumsum(1) - ends.long() >= 2)
 
     def _segments(self, inputs: Inputs) -> Tensor | None:
-        """(B, T), or (1, N) packed, segments; if not given 1 after the first separator or, without any, first token."""
+        """(B, T) segments, packed (1, N); by default 1 after the first separator, or else after the first token."""
         separator, packing = self.config.separator_id, inputs.packing
         if separator is None or inputs.segments is not None or self.config.n_token_types < 2:
             return inputs.segments
