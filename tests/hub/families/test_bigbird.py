@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,11 +81,15 @@ def test_tokens_after_the_first_separator_have_another_type(tmp_path: Path) -> N
             torch.testing.assert_close(row[mask][-len(theirs) :], theirs, rtol=0, atol=1e-4)
 
 
-def test_answers_need_a_separator(saved: Saved) -> None:
-    folder = saved("big_bird", "ForQuestionAnswering")
-    edit(folder, sep_token_id=None)
+def test_answers_need_a_separator(tmp_path: Path) -> None:
+    make("big_bird", "ForQuestionAnswering", vocab_size=70).save_pretrained(tmp_path)
+    keys = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    del keys["sep_token_id"]
+    (tmp_path / "config.json").write_text(json.dumps(keys), encoding="utf-8")
+    assert load_model(tmp_path)[0].config.separator_id == transformers.BigBirdConfig().sep_token_id
+    edit(tmp_path, sep_token_id=None)
     with pytest.raises(CheckpointError, match="sep_token_id"):
-        load_model(folder)
+        load_model(tmp_path)
 
 
 def test_other_classes_may_have_any_separator(saved: Saved) -> None:
