@@ -1,14 +1,15 @@
-"""Compare the speed of this source tree with another commit: training and decoding, in alternating runs.
+"""Compare the speed of this source tree with another commit: training and decoding, in alternating
+runs.
 
     python benchmarks/compare_commits.py                        against 909037c, seven runs each
-    python benchmarks/compare_commits.py --reference HEAD~1     another commit, or a folder with src/
+    python benchmarks/compare_commits.py --reference HEAD~1    another commit, or a folder with src/
     python benchmarks/compare_commits.py --only train-demo      chosen measures; --list names them
 
-The two trees run in turn, and their order changes from run to run. A training run is a process of its own, and its
-figure is the median rate of the logged intervals after the first. In a decoding run two new processes load the model
-and generate in turn; its figure is the median of twelve calls after two uncounted ones. The last column is the median
-of the ratios of the pairs: below 1, this tree is slower.
-"""
+The two trees run in turn, and their order changes from run to run. A training run is a process of
+its own, and its figure is the median rate of the logged intervals after the first. In a decoding
+run two new processes load the model and generate in turn; its figure is the median of twelve calls
+after two uncounted ones. The last column is the median of the ratios of the pairs: below 1, this
+tree is slower."""
 
 from __future__ import annotations
 
@@ -26,10 +27,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 from compare_reference import DECODER, REFERENCE, sources_of  # noqa: E402
 
-SHORT = "train.steps={0} train.warmup=1 train.validate_every={0} train.save_every={0} train.log_every={1}"
+SHORT = (
+    "train.steps={0} train.warmup=1 train.validate_every={0} train.save_every={0} "
+    "train.log_every={1}"
+)
 TRAINING = {
     "train-demo": "demo generate.max_new_tokens=1 " + SHORT.format(96, 12),
-    "train-demo-bf16": "demo generate.max_new_tokens=1 train.precision=bfloat16 " + SHORT.format(96, 12),
+    "train-demo-bf16": "demo generate.max_new_tokens=1 train.precision=bfloat16 "
+    + SHORT.format(96, 12),
     "train-decoder": "decoder.yaml " + SHORT.format(42, 6),
     "train-characters": "shakespeare-char-tiny " + SHORT.format(96, 12),  # needs TRIFOLD_DATA
 }
@@ -57,7 +62,9 @@ CALLS_PER_RUN = 12
 
 def main() -> None:
     """Print one line per measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--reference", default=REFERENCE, help="a commit, or a folder with src/")
     parser.add_argument("--only", action="append", help="these measures; repeatable")
     parser.add_argument("--runs", type=int, default=7, help="runs of each tree")
@@ -73,7 +80,10 @@ def main() -> None:
         for each in folders.values():
             each.mkdir()
             (each / "decoder.yaml").write_text(DECODER)
-        print(f"{'tokens per second, median':24} {'reference':>10} {'here':>10} {'ratio':>7}", flush=True)
+        print(
+            f"{'tokens per second, median':24} {'reference':>10} {'here':>10} {'ratio':>7}",
+            flush=True,
+        )
         for measure in measures:
             rates = _training_rates if measure in TRAINING else _decoding_rates
             pairs = list(rates(measure, list(trees.values()), list(folders.values()), chosen.runs))
@@ -82,7 +92,9 @@ def main() -> None:
             print(f"{measure:24} {before:10.0f} {after:10.0f} {ratio:7.3f}", flush=True)
 
 
-def _training_rates(measure: str, trees: list[Path], folders: list[Path], runs: int) -> Iterator[list[float]]:
+def _training_rates(
+    measure: str, trees: list[Path], folders: list[Path], runs: int
+) -> Iterator[list[float]]:
     """The tokens per second of each run, of both trees."""
     for run in range(runs):
         rates = [0.0, 0.0]
@@ -96,13 +108,19 @@ def _training_rates(measure: str, trees: list[Path], folders: list[Path], runs: 
         yield rates
 
 
-def _decoding_rates(measure: str, trees: list[Path], folders: list[Path], runs: int) -> Iterator[list[float]]:
+def _decoding_rates(
+    measure: str, trees: list[Path], folders: list[Path], runs: int
+) -> Iterator[list[float]]:
     """The median tokens per second of each run, of both trees."""
     model, *options = DECODING[measure]
     for tree, folder in zip(trees, folders, strict=True):
         if not (folder / model).exists():
             recipe = {"decoder": "decoder.yaml", "demo": "demo"}[model]
-            _python(tree, folder, *f"-m trifold train {recipe} {SHORT.format(6, 6)} --out {model}".split())
+            _python(
+                tree,
+                folder,
+                *f"-m trifold train {recipe} {SHORT.format(6, 6)} --out {model}".split(),
+            )
     for _ in range(runs):
         processes = []
         for tree, folder in zip(trees, folders, strict=True):
@@ -129,7 +147,9 @@ def _environment(source: Path) -> dict[str, str]:
 
 def _python(source: Path, folder: Path, *words: str) -> str:
     command, environment = [sys.executable, *words], _environment(source)
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise SystemExit(f"{' '.join(words)} failed in {source}:\n{done.stderr[-3000:]}")
     return done.stdout

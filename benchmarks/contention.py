@@ -1,9 +1,9 @@
 """Compare how trifold and its peers keep their speed next to other processes on the same cores.
 
-Each runner of the benchmarks `generate`, `train` and `decoder` runs alone, next to one endless process of the same
-command, and next to two. A share is the speed divided by the speed alone in the same round. If all processes get equal
-parts of the cores and lose nothing, the shares are 1/2 and 1/3.
-"""
+Each runner of the benchmarks `generate`, `train` and `decoder` runs alone, next to one endless
+process of the same command, and next to two. A share is the speed divided by the speed alone in the
+same round. If all processes get equal parts of the cores and lose nothing, the shares are 1/2 and
+1/3."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ from typing import Any
 
 HERE = Path(__file__).parent
 FOLDERS = {"generate": "--folder", "train_translation": "--data", "train_decoder": None}
-SPEEDS = {"generate": "middle", "train_translation": "target_tokens_per_s", "train_decoder": "tokens_per_s"}
+SPEEDS = {
+    "generate": "middle",
+    "train_translation": "target_tokens_per_s",
+    "train_decoder": "tokens_per_s",
+}
 # name -> benchmark, toolkit, precision, further arguments
 RUNNERS = {
     f"{toolkit}-{task}-{precision}": (benchmark, toolkit, precision, more)
@@ -47,12 +51,18 @@ RUNNERS = {
 
 def main() -> int:
     """Print a table and write it to the folder of results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0, help="timed window of each run")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--beside", default="0,1,2", help="numbers of other processes, starting with 0")
-    parser.add_argument("--only", default=",".join(RUNNERS), help="comma-separated: " + ",".join(RUNNERS))
+    parser.add_argument(
+        "--beside", default="0,1,2", help="numbers of other processes, starting with 0"
+    )
+    parser.add_argument(
+        "--only", default=",".join(RUNNERS), help="comma-separated: " + ",".join(RUNNERS)
+    )
     parser.add_argument(
         "--trifold-python", default=sys.executable, help="interpreter with trifold's requirements"
     )
@@ -68,13 +78,17 @@ def main() -> int:
             try:
                 for beside in others:
                     speeds.setdefault((name, beside), []).append(speed := run(name, beside, args))
-                    print(f"round {number} {name} beside {beside}: {speed:,.0f} tokens/s", file=sys.stderr)
+                    print(
+                        f"round {number} {name} beside {beside}: {speed:,.0f} tokens/s",
+                        file=sys.stderr,
+                    )
             except RuntimeError as error:
                 print(f"round {number} {error}", file=sys.stderr)
                 names.remove(name)
                 failed.append(name)
     rows = [
-        f"Speed beside other processes, {date.today().isoformat()}: {args.rounds} interleaved rounds on "
+        f"Speed beside other processes, {date.today().isoformat()}: {args.rounds} interleaved "
+        "rounds on "
         f"{os.cpu_count()} cores with {args.threads} threads each, median.\n",
         "| runner | tokens/s alone |" + "".join(f" share beside {n} |" for n in others[1:]),
         "|---|---:|" + "---:|" * len(others[1:]),
@@ -85,7 +99,9 @@ def main() -> int:
             median(speed / base for speed, base in zip(speeds[name, n], alone, strict=True))
             for n in others[1:]
         ]
-        rows.append(f"| {name} | {median(alone):,.0f} |" + "".join(f" {share:.2f} |" for share in shares))
+        rows.append(
+            f"| {name} | {median(alone):,.0f} |" + "".join(f" {share:.2f} |" for share in shares)
+        )
     block = "\n".join(rows)
     print(block)
     (HERE / "results").mkdir(exist_ok=True)
@@ -95,7 +111,9 @@ def main() -> int:
 
 
 def run(name: str, beside: int, args: argparse.Namespace) -> float:
-    """The tokens per second of a runner while `beside` endless processes of the same command run."""
+    """The tokens per second of a runner while `beside` endless processes of the same command
+    run.
+    """
     with ExitStack() as stack:
         for _ in range(beside):
             other = start(name, 1e9, args)
@@ -113,7 +131,13 @@ def start(name: str, seconds: float, args: argparse.Namespace) -> subprocess.Pop
     """Start a runner. It prints a line of JSON after `seconds`."""
     benchmark, toolkit, precision, more = RUNNERS[name]
     python = args.trifold_python if toolkit == "trifold" else sys.executable
-    words: list[Any] = [python, HERE / benchmark / f"{toolkit}_runner.py", "--precision", precision, *more]
+    words: list[Any] = [
+        python,
+        HERE / benchmark / f"{toolkit}_runner.py",
+        "--precision",
+        precision,
+        *more,
+    ]
     words += ["--seconds", seconds, "--threads", args.threads]
     if option := FOLDERS[benchmark]:
         words += [option, prepared(benchmark)]
@@ -126,7 +150,9 @@ def prepared(benchmark: str) -> str:
     """The folder of a benchmark's data, which is created at the first call."""
     code = "import sys, pathlib, prepare; print(prepare.prepare(pathlib.Path(sys.argv[1])))"
     command = [sys.executable, "-c", code, str(HERE / ".cache" / benchmark)]
-    done = subprocess.run(command, cwd=HERE / benchmark, check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        command, cwd=HERE / benchmark, check=True, stdout=subprocess.PIPE, text=True
+    )
     return done.stdout.splitlines()[-1]
 
 

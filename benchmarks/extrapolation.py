@@ -1,14 +1,16 @@
 """Decoders trained on 128 tokens, tested on longer texts, for each kind of positions.
 
-    python benchmarks/extrapolation.py --out runs/extrapolation --seeds 1 2 --figure docs/images/extrapolation.png
+    python benchmarks/extrapolation.py --out runs/extrapolation --seeds 1 2 --figure
+    docs/images/extrapolation.png
 
-The text is the standard library of Python: every 20th module is held out. A model reads 128 tokens in training. The
-test text is the first 4,096 tokens of held-out modules, cut into windows of each length, so that the same tokens are
-predicted at each length and only their context grows. Finished measurements in --out are reused.
+The text is the standard library of Python: every 20th module is held out. A model reads 128 tokens
+in training. The test text is the first 4,096 tokens of held-out modules, cut into windows of each
+length, so that the same tokens are predicted at each length and only their context grows. Finished
+measurements in --out are reused.
 
-`learned` has a table of 4,096 positions, of which training reaches 128 rows; the others keep their initial values.
-Variants of a trained model differ at test time only: scalings of rotary positions, and a window of 128 keys.
-"""
+`learned` has a table of 4,096 positions, of which training reaches 128 rows; the others keep their
+initial values. Variants of a trained model differ at test time only: scalings of rotary positions,
+and a window of 128 keys."""
 
 from __future__ import annotations
 
@@ -61,9 +63,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "relative 32": {"positions": "relative", "relative_distance": 32},
     "none": {"positions": "none"},
 }
-"""Changes of the model. `relative` are the buckets of T5, of which the last one begins at a distance of 113; that of
-`relative 32` begins at 31.
-"""
+"""Changes of the model. `relative` are the buckets of T5, of which the last one begins at a
+distance of 113; that of `relative 32` begins at 31. """
 
 
 def scaled(kind: str, length: int, factor: float | None = None) -> dict[str, Any]:
@@ -83,7 +84,9 @@ def variants(kind: str, length: int) -> dict[str, dict[str, Any]]:
 
 
 def write_text(folder: Path) -> None:
-    """The modules of the standard library: every 20th in test.jsonl, a few of these in valid.jsonl."""
+    """The modules of the standard library: every 20th in test.jsonl, a few of these in
+    valid.jsonl.
+    """
     sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
     from stdlib_text import read_sources
 
@@ -101,7 +104,9 @@ def write_text(folder: Path) -> None:
 
 
 def train(folder: Path, kind: str, seed: int, steps: int) -> Path:
-    """Train a model, or continue; the folder of its run. All runs share the tokenizer of the first one."""
+    """Train a model, or continue; the folder of its run. All runs share the tokenizer of the first
+    one.
+    """
     import trifold
 
     run, first = folder / f"{kind}-{seed}".replace(" ", "-"), folder / "tokenizer"
@@ -133,7 +138,9 @@ def train(folder: Path, kind: str, seed: int, steps: int) -> Path:
 
 
 def measure(folder: Path, kind: str, seed: int, steps: int, segments: int) -> dict[str, Any]:
-    """Bits per byte by variant and length, and by variant and position in windows of 4,096 tokens."""
+    """Bits per byte by variant and length, and by variant and position in windows of 4,096
+    tokens.
+    """
     import torch
 
     import trifold
@@ -142,8 +149,12 @@ def measure(folder: Path, kind: str, seed: int, steps: int, segments: int) -> di
     start = time.process_time()
     pipe = trifold.load(train(folder, kind, seed, steps))
     seconds = time.process_time() - start
-    rows = [json.loads(line)["text"] for line in (folder / "test.jsonl").read_text("utf-8").splitlines()]
-    encoded = [ids[: LONGEST + 1] for ids in pipe.reader.encode(rows) if len(ids) > LONGEST][:segments]
+    rows = [
+        json.loads(line)["text"] for line in (folder / "test.jsonl").read_text("utf-8").splitlines()
+    ]
+    encoded = [ids[: LONGEST + 1] for ids in pipe.reader.encode(rows) if len(ids) > LONGEST][
+        :segments
+    ]
     tokens = torch.tensor(encoded)
     count = sum(len(text.encode()) for text in pipe.reader.decode(tokens[:, 1:].tolist()))
     bits = tokens[:, 1:].numel() / count / math.log(2)  # of a nat per token, in a byte
@@ -167,7 +178,9 @@ def measure(folder: Path, kind: str, seed: int, steps: int, segments: int) -> di
 
 
 def token_losses(model: Any, tokens: Any, length: int) -> Any:
-    """tokens (N, 4097) -> loss of each predicted token (N, 4096) in nats, read in windows of `length`."""
+    """tokens (N, 4097) -> loss of each predicted token (N, 4096) in nats, read in windows of
+    `length`.
+    """
     import torch
     from torch.nn import functional as F
 
@@ -182,7 +195,9 @@ def token_losses(model: Any, tokens: Any, length: int) -> Any:
     return torch.stack(found)
 
 
-def table(results: Iterable[dict[str, Any]], key: str, columns: list[str]) -> dict[str, list[float]]:
+def table(
+    results: Iterable[dict[str, Any]], key: str, columns: list[str]
+) -> dict[str, list[float]]:
     """Print the means over seeds, with the range of the seeds, and return the means."""
     found: dict[str, list[list[float]]] = {}
     for result in results:
@@ -190,15 +205,17 @@ def table(results: Iterable[dict[str, Any]], key: str, columns: list[str]) -> di
             found.setdefault(name, []).append(values)
     print(f"\n| positions | {' | '.join(columns)} |\n|---|{'---:|' * len(columns)}")
     for name, runs in found.items():
-        cells = (f"{mean(each):.3f} ± {(max(each) - min(each)) / 2:.3f}" for each in zip(*runs, strict=True))
+        cells = (
+            f"{mean(each):.3f} ± {(max(each) - min(each)) / 2:.3f}"
+            for each in zip(*runs, strict=True)
+        )
         print(f"| {name} | {' | '.join(cells)} |")
     return {name: [mean(each) for each in zip(*runs, strict=True)] for name, runs in found.items()}
 
 
 def draw(by_length: dict[str, list[float]], by_position: dict[str, list[float]], file: str) -> None:
-    """Curves by the length of the windows, and by the position in windows of 4,096 tokens, as differences from rotary
-    positions with a window of 128 keys.
-    """
+    """Curves by the length of the windows, and by the position in windows of 4,096 tokens, as
+    differences from rotary positions with a window of 128 keys."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -209,7 +226,9 @@ def draw(by_length: dict[str, list[float]], by_position: dict[str, list[float]],
         line = ":" if name.endswith("window") else "--" if " " in name else "-"
         style = {"color": color, "linestyle": line, "marker": "o", "markersize": 3, "label": name}
         left.plot(LENGTHS, values, **style)
-        differences = [value - other for value, other in zip(by_position[name], reference, strict=True)]
+        differences = [
+            value - other for value, other in zip(by_position[name], reference, strict=True)
+        ]
         right.plot([(a + b) / 2 for a, b in pairwise(EDGES)], differences, **style)
     for axis in (left, right):
         axis.axvline(TRAINED, color="gray", linewidth=0.8)
@@ -233,7 +252,11 @@ def main() -> None:
     if not (options.out / "test.jsonl").is_file():
         write_text(options.out)
     file = options.out / "results.jsonl"
-    results = [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.is_file() else []
+    results = (
+        [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+        if file.is_file()
+        else []
+    )
     done = {(result["kind"], result["seed"]) for result in results}
     for seed in options.seeds:
         for kind in options.kinds:

@@ -2,13 +2,13 @@
 
     python benchmarks/long_attention.py --lengths 1024 4096 16384 --out long.png
 
-Each measurement runs in a process of its own, all kinds one after the other, twice; the smaller time counts. The model
-has one layer, with a feed-forward network of width 8. `step` is the CPU time of forward and backward pass, `token` that
-of one generated token after a text of that length, and MB the growth of the peak memory of a step. `dense` is the plain
-definition of softmax attention, `softmax` the version that trifold uses. `projections` is a layer without attention:
-the four matrix products that all kinds share. The cache of `lsh` stores inputs: a token costs as much as the forward
-pass of the text. Kinds of encoders come last, after full attention in both directions.
-"""
+Each measurement runs in a process of its own, all kinds one after the other, twice; the smaller
+time counts. The model has one layer, with a feed-forward network of width 8. `step` is the CPU time
+of forward and backward pass, `token` that of one generated token after a text of that length, and
+MB the growth of the peak memory of a step. `dense` is the plain definition of softmax attention,
+`softmax` the version that trifold uses. `projections` is a layer without attention: the four matrix
+products that all kinds share. The cache of `lsh` stores inputs: a token costs as much as the
+forward pass of the text. Kinds of encoders come last, after full attention in both directions."""
 
 from __future__ import annotations
 
@@ -97,15 +97,29 @@ def draw(rows: list[dict[str, Any]], file: str) -> None:
     }
     for axis, (name, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
         for number, (kind, options) in enumerate(KINDS.items()):
-            points = [(row["length"], row[name]) for row in rows if row["kind"] == kind and name in row]
-            style = {"linestyle": "--" if options.get("shape") == "encoder" else "-" if number < 7 else ":"}
+            points = [
+                (row["length"], row[name]) for row in rows if row["kind"] == kind and name in row
+            ]
+            style = {
+                "linestyle": "--"
+                if options.get("shape") == "encoder"
+                else "-"
+                if number < 7
+                else ":"
+            }
             if points:
                 axis.loglog(
-                    *zip(*points, strict=True), marker="o", label=kind, color=f"C{number % 7}", **style
+                    *zip(*points, strict=True),
+                    marker="o",
+                    label=kind,
+                    color=f"C{number % 7}",
+                    **style,
                 )
         axis.set(title=title, xlabel="tokens")
         axis.grid(alpha=0.3)
-    figure.legend(*figure.get_axes()[0].get_legend_handles_labels(), loc="outside right", fontsize=8)
+    figure.legend(
+        *figure.get_axes()[0].get_legend_handles_labels(), loc="outside right", fontsize=8
+    )
     figure.savefig(file, dpi=130)
 
 
@@ -113,16 +127,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384])
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
-    parser.add_argument("--width", type=int, default=512, help="of the model; heads have 64 dimensions")
+    parser.add_argument(
+        "--width", type=int, default=512, help="of the model; heads have 64 dimensions"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--results", type=Path, help="file of results, whose measurements are not repeated")
+    parser.add_argument(
+        "--results", type=Path, help="file of results, whose measurements are not repeated"
+    )
     parser.add_argument("--out", help="file of a picture")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         print(
-            json.dumps(measure(arguments.one[0], int(arguments.one[1]), arguments.width, arguments.threads))
+            json.dumps(
+                measure(arguments.one[0], int(arguments.one[1]), arguments.width, arguments.threads)
+            )
         )
         return
     rows: list[dict[str, Any]] = []
@@ -134,10 +154,20 @@ def main() -> None:
             done = any((row["kind"], row["length"]) == (kind, length) for row in rows)
             if done or (kind == "dense" and length > LARGEST_DENSE):
                 continue
-            command = [sys.executable, __file__, "--one", kind, str(length), "--width", str(arguments.width)]
+            command = [
+                sys.executable,
+                __file__,
+                "--one",
+                kind,
+                str(length),
+                "--width",
+                str(arguments.width),
+            ]
             command += ["--threads", str(arguments.threads)]
             runs = [
-                json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+                json.loads(
+                    subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                )
                 for _ in range(arguments.rounds)
             ]
             best = {name: min(run[name] for run in runs) for name in runs[0]}
@@ -146,7 +176,9 @@ def main() -> None:
                 with arguments.results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(rows[-1]) + "\n")
             token = f"{1000 * best['token']:9.2f}" if "token" in best else ""
-            print(f"{kind:12} {length:7,} {best['step']:9.3f} {best['MB']:7.0f} {token}", flush=True)
+            print(
+                f"{kind:12} {length:7,} {best['step']:9.3f} {best['MB']:7.0f} {token}", flush=True
+            )
     if arguments.out:
         draw(rows, arguments.out)
 

@@ -1,21 +1,23 @@
-"""ListOps and bytes of long texts with each kind of attention, from scratch and after masked pretraining.
+"""ListOps and bytes of long texts with each kind of attention, from scratch and after masked
+pretraining.
 
-    TRIFOLD_DATA=… python benchmarks/long_range.py --out runs/long-range
-    TRIFOLD_DATA=… python benchmarks/long_range.py --tasks text --kinds favor --starts pretrained --seeds 2
-    python benchmarks/long_range.py --table
+    TRIFOLD_DATA=… python benchmarks/long_range.py --out runs/long-range TRIFOLD_DATA=… python
+    benchmarks/long_range.py --tasks text --kinds favor --starts pretrained --seeds 2 python
+    benchmarks/long_range.py --table
 
 The tasks follow Long Range Arena (Tay et al. 2021), in sizes for a CPU:
 
 listops-512   16 to 512 tokens, lists of 2 to 5 arguments       (tools/listops.py)
 listops-2000  501 to 2,000 tokens, lists of 2 to 10 arguments, as in Long Range Arena
-text          1,000 to 1,300 bytes of consecutive lines of one of five sources: abstracts of papers, captions of photos,
-              news, plays, and example sentences. Only lower-cased letters and spaces remain. This is not IMDb, which
-              Long Range Arena reads, and it is easier: a few words tell the source.
+text          1,000 to 1,300 bytes of consecutive lines of one of five sources: abstracts of papers,
+              captions of photos, news, plays, and example sentences. Only lower-cased letters and
+              spaces remain. This is not IMDb, which Long Range Arena reads, and it is easier: a few
+              words tell the source.
 
-All kinds have the same encoder and the same number of updates of the same number of tokens. With pretraining, the first
-half of the updates predicts masked tokens of the training texts, and the second half classifies. The last weights are
-measured on the test set once. Each finished run is a line of results.jsonl in --out, and is not repeated.
-"""
+All kinds have the same encoder and the same number of updates of the same number of tokens. With
+pretraining, the first half of the updates predicts masked tokens of the training texts, and the
+second half classifies. The last weights are measured on the test set once. Each finished run is a
+line of results.jsonl in --out, and is not repeated."""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ BYTES = {"kind": "byte-bpe", "vocab_size": 263, "special": ["cls", "sep", "mask"
 
 
 class Task(NamedTuple):
-    """A dataset: its tokenizer, the most tokens of a text with special tokens, updates and tokens of an update."""
+    """A dataset: its tokenizer, the most tokens of a text with special tokens, updates and tokens
+    of an update.
+    """
 
     tokenizer: dict[str, Any]
     longest: int
@@ -53,7 +57,11 @@ class Task(NamedTuple):
 TASKS = {
     "listops-512": Task(WORDS, 514, 200, 2048, (*"--rows 10000 50 1000".split(),)),
     "listops-2000": Task(
-        WORDS, 2002, 200, 4096, (*"--shortest 501 --longest 2000 --arguments 10 --rows 1000 20 400".split(),)
+        WORDS,
+        2002,
+        200,
+        4096,
+        (*"--shortest 501 --longest 2000 --arguments 10 --rows 1000 20 400".split(),),
     ),
     "text": Task(BYTES, LONGEST_DOCUMENT + 2, 250, 4096),
 }
@@ -84,9 +92,8 @@ TRAIN: dict[str, Any] = {
 
 
 class Kind(NamedTuple):
-    """A kind of attention: changes of the model, and the name and accuracy of ListOps and Text in Table 1 of Long Range
-    Arena.
-    """
+    """A kind of attention: changes of the model, and the name and accuracy of ListOps and Text in
+    Table 1 of Long Range Arena."""
 
     model: dict[str, Any]
     published: tuple[str, float, float] | None = None
@@ -106,7 +113,7 @@ KINDS = {
 STARTS = ("scratch", "pretrained")
 
 
-# --- data ------------------------------------------------------------------------------------------------
+# --- data -----------------------------------------------------------------------------------------
 
 
 def write_data(task: str, folder: Path) -> None:
@@ -119,10 +126,14 @@ def write_data(task: str, folder: Path) -> None:
 
 
 def write_sources(folder: Path, data: Path) -> None:
-    """Documents of each source. Test documents are from other files, or from the end of Shakespeare."""
+    """Documents of each source. Test documents are from other files, or from the end of
+    Shakespeare.
+    """
     plays = read(data / "tinyshakespeare/input.txt.gz")
     news = (read(data / f"newstest_ende/newstest{year}.en.gz") for year in range(2008, 2013))
-    captions = [read(data / f"multi30k/{name}.en.gz") for name in ("train", "val", "test_2016_flickr")]
+    captions = [
+        read(data / f"multi30k/{name}.en.gz") for name in ("train", "val", "test_2016_flickr")
+    ]
     papers = ([*abstracts(data / f"scitldr_a/{name}.jsonl.gz")] for name in ("train", "test"))
     sources = {
         "abstracts": (*papers,),
@@ -133,7 +144,11 @@ def write_sources(folder: Path, data: Path) -> None:
     }
     folder.mkdir(parents=True)
     for split, index, count in (("train", 0, 200), ("valid", 1, 10), ("test", 1, 60)):
-        found = ((text, name) for name in sources for text in islice(documents(sources[name][index]), count))
+        found = (
+            (text, name)
+            for name in sources
+            for text in islice(documents(sources[name][index]), count)
+        )
         rows = ["text\tlabel\n", *(f"{text}\t{name}\n" for text, name in found)]
         (folder / f"{split}.tsv").write_text("".join(rows), encoding="utf-8", newline="\n")
 
@@ -148,7 +163,9 @@ def abstracts(path: Path) -> Iterator[str]:
 
 
 def documents(lines: Iterable[str]) -> Iterator[str]:
-    """Texts of 1,000 bytes or a little more: consecutive lines, of which only lower-cased letters remain."""
+    """Texts of 1,000 bytes or a little more: consecutive lines, of which only lower-cased letters
+    remain.
+    """
     text = ""
     for line in lines:
         text = " ".join([text, *re.findall("[a-z]+", line.lower())]).strip()
@@ -157,11 +174,13 @@ def documents(lines: Iterable[str]) -> Iterator[str]:
             text = ""
 
 
-# --- runs ------------------------------------------------------------------------------------------------
+# --- runs -----------------------------------------------------------------------------------------
 
 
 def recipe(task: str, kind: str, start: str, seed: int, scale: float, data: Path) -> dict[str, Any]:
-    """Settings of the recipe `classify`. The only validation is that of the last weights, on the test set."""
+    """Settings of the recipe `classify`. The only validation is that of the last weights, on the
+    test set.
+    """
     updates = round(TASKS[task].updates * scale)
     stage = updates // 2 if start == "pretrained" else updates
     schedule = {"steps": stage, "warmup": stage // 10, "validate_every": stage, "save_every": stage}
@@ -183,18 +202,25 @@ def measure(task: str, kind: str, start: str, seed: int, scale: float, out: Path
 
     settings = recipe(task, kind, start, seed, scale, out / task)
     before = time.process_time()
-    outcome = trifold.train("classify", out=out / f"{task}-{kind}-{start}-{seed}", resume="auto", **settings)
+    outcome = trifold.train(
+        "classify", out=out / f"{task}-{kind}-{start}-{seed}", resume="auto", **settings
+    )
     if not outcome.finished:
         raise SystemExit(outcome.exit_code)
     found = {"task": task, "kind": kind, "start": start, "seed": seed, "scale": scale}
-    return found | {"accuracy": outcome.scores["accuracy"], "seconds": round(time.process_time() - before, 1)}
+    return found | {
+        "accuracy": outcome.scores["accuracy"],
+        "seconds": round(time.process_time() - before, 1),
+    }
 
 
-# --- tables ----------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 
 
 def baseline(task: str, folder: Path) -> str:
-    """Test accuracy without a network: of naive Bayes on words, or of the most frequent value of the outer operator."""
+    """Test accuracy without a network: of naive Bayes on words, or of the most frequent value of
+    the outer operator.
+    """
     train, test = (
         [line.split("\t") for line in (folder / f"{split}.tsv").read_text("utf-8").splitlines()[1:]]
         for split in ("train", "test")
@@ -212,14 +238,19 @@ def baseline(task: str, folder: Path) -> str:
         for text, value in train:
             values.setdefault(text.split()[0], Counter())[value] += 1
         best = {operator: counts.most_common(1)[0][0] for operator, counts in values.items()}
-        name, accuracy = "outer operator", mean(best[text.split()[0]] == value for text, value in test)
+        name, accuracy = (
+            "outer operator",
+            mean(best[text.split()[0]] == value for text, value in test),
+        )
     label = Counter(label for _, label in train).most_common(1)[0][0]
     constant = mean(own == label for _, own in test)
     return f"{len(test):,} test texts; most frequent label {constant:.1%}, {name} {accuracy:.1%}"
 
 
 def print_table(task: str, results: list[dict[str, Any]]) -> None:
-    """Mean accuracy over seeds, half the range of the seeds, CPU seconds, and the published accuracy."""
+    """Mean accuracy over seeds, half the range of the seeds, CPU seconds, and the published
+    accuracy.
+    """
     print(f"\n| {task} | from scratch | seconds | after pretraining | seconds | published |")
     print("|---|---:|---:|---:|---:|---:|")
     for name, kind in KINDS.items():
@@ -250,7 +281,11 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only print the tables")
     options = parser.parse_args()
     file = options.out / "results.jsonl"
-    results = [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.is_file() else []
+    results = (
+        [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+        if file.is_file()
+        else []
+    )
     done = {(each["task"], each["kind"], each["start"], each["seed"]) for each in results}
     wanted = (
         (task, kind, start, seed)

@@ -1,10 +1,11 @@
-"""Measure the page of `trifold look` in a browser, with an untrained model of the size of GPT-2 and 512 tokens.
+"""Measure the page of `trifold look` in a browser, with an untrained model of the size of GPT-2 and
+512 tokens.
 
     python benchmarks/look_page.py [--layers 12] [--tokens 512]
 
-Prints the seconds of the forward pass, those until the first view is drawn after it, the bytes that the page transfers
-for the first view and for all layers, and the frames per second while the pointer moves over a heat map.
-"""
+Prints the seconds of the forward pass, those until the first view is drawn after it, the bytes that
+the page transfers for the first view and for all layers, and the frames per second while the
+pointer moves over a heat map."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ FRAMES = """(box) => new Promise((done) => {
   let n = 0;
   const step = (now) => {
     times.push(now);
-    const at = {bubbles: true, clientX: box.x + (n * 7) % box.width, clientY: box.y + (n * 3) % box.height};
+    const [x, y] = [box.x + (n * 7) % box.width, box.y + (n * 3) % box.height];
+    const at = {bubbles: true, clientX: x, clientY: y};
     const under = document.elementFromPoint(at.clientX, at.clientY) || target;
     for (const name of ["pointermove", "mousemove"]) under.dispatchEvent(new MouseEvent(name, at));
     if (++n < 180) requestAnimationFrame(step);
@@ -44,10 +46,13 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=512)
     options = parser.parse_args()
-    codec = train_tokenizer([string.ascii_lowercase], TokenizerSettings(kind="char", min_frequency=1))
+    codec = train_tokenizer(
+        [string.ascii_lowercase], TokenizerSettings(kind="char", min_frequency=1)
+    )
     config = ModelConfig(
-        shape="decoder", heads=("lm",), vocab_size=codec.vocab_size, max_positions=1024, d_model=768, n_heads=12,
-        d_ff=3072, n_layers=options.layers, norm_placement="pre", positions="learned", activation="gelu",
+        shape="decoder", heads=("lm",), vocab_size=codec.vocab_size, max_positions=1024,
+        d_model=768, n_heads=12, d_ff=3072, n_layers=options.layers,
+        norm_placement="pre", positions="learned", activation="gelu",
     )  # fmt: skip
     torch.manual_seed(1)
     session = Session(Pipeline(Transformer(config).eval(), codec))
@@ -62,10 +67,17 @@ def main() -> None:
         time.sleep(0.05)
     time.sleep(0.5)
     with sync_playwright() as running:
-        arguments = {"executable_path": shutil.which("chromium"), "args": ["--no-sandbox", "--disable-gpu"]}
-        page = running.chromium.launch(**arguments).new_page(viewport={"width": 1280, "height": 900})
+        arguments = {
+            "executable_path": shutil.which("chromium"),
+            "args": ["--no-sandbox", "--disable-gpu"],
+        }
+        page = running.chromium.launch(**arguments).new_page(
+            viewport={"width": 1280, "height": 900}
+        )
         sizes: list[int] = []
-        page.on("requestfinished", lambda request: sizes.append(request.sizes()["responseBodySize"]))
+        page.on(
+            "requestfinished", lambda request: sizes.append(request.sizes()["responseBodySize"])
+        )
         began = time.perf_counter()
         page.goto(ready[0], wait_until="commit")
         page.wait_for_selector("svg.figure image")
@@ -74,7 +86,12 @@ def main() -> None:
         page.wait_for_timeout(1000)
         print(f"all thumbnails: {time.perf_counter() - began:.2f} s, {sum(sizes) / 1e6:.1f} MB")
         box = page.locator("svg.figure image").bounding_box()
-        seen = {"x": box["x"] + 2, "y": box["y"] + 2, "width": min(900, box["width"]) - 4, "height": 500}
+        seen = {
+            "x": box["x"] + 2,
+            "y": box["y"] + 2,
+            "width": min(900, box["width"]) - 4,
+            "height": 500,
+        }
         times = sorted(page.evaluate(FRAMES, seen))
         middle, worst = times[len(times) // 2], times[int(0.95 * len(times))]
         print(

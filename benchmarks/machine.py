@@ -62,7 +62,9 @@ def processor() -> str:
     """The name of the processor."""
     try:
         with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
-            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+            names = [
+                line.partition(":")[2].strip() for line in file if line.startswith("model name")
+            ]
     except OSError:
         names = []
     return names[0] if names else platform.processor() or platform.machine()

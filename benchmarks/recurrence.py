@@ -1,12 +1,12 @@
-"""Segment recurrence (Transformer-XL) on Python's standard library: bits per byte with and without it.
+"""Segment recurrence (Transformer-XL) on Python's standard library: bits per byte with and without
+it.
 
     python benchmarks/recurrence.py --steps 600
 
-Decoders of the same size, with the positions of Transformer-XL, read the same batches: rows of 1,024 tokens in segments
-of 128. `recurrent` also attends to the 128 states before a segment, in every layer; `without` does not. `short` reads
-as many tokens in rows of 128, so that a batch has eight times as many documents. The results are those of held-out
-modules.
-"""
+Decoders of the same size, with the positions of Transformer-XL, read the same batches: rows of
+1,024 tokens in segments of 128. `recurrent` also attends to the 128 states before a segment, in
+every layer; `without` does not. `short` reads as many tokens in rows of 128, so that a batch has
+eight times as many documents. The results are those of held-out modules."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ ROWS = {
     "short": ["model.max_positions=128"],
 }
 SETTINGS = """
-data.documents=line data.holdout=0.01 tokenizer.kind=byte-bpe tokenizer.vocab_size=512 batch.rows=null
-model.positions=relative-sinusoidal train.samples=0 train.save_every=1000000 train.validate_every=1000000
+data.documents=line data.holdout=0.01 tokenizer.kind=byte-bpe tokenizer.vocab_size=512
+batch.rows=null
+model.positions=relative-sinusoidal train.samples=0 train.save_every=1000000
+train.validate_every=1000000
 """.split()
 
 
@@ -34,7 +36,16 @@ def train(name: str, folder: Path, steps: int, seed: int) -> dict[str, float]:
     out, start = folder / f"{name}-{seed}", time.perf_counter()
     values = [f"data.train={folder / 'stdlib.jsonl'}", f"train.steps={steps}", f"train.seed={seed}"]
     values += ["batch.tokens=4096", *SETTINGS, *ROWS[name]]
-    command = [sys.executable, "-m", "trifold", "train", "shakespeare-char-tiny", *values, "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "trifold",
+        "train",
+        "shakespeare-char-tiny",
+        *values,
+        "--out",
+        str(out),
+    ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
     found = next(record for record in reversed(records) if "valid/bits_per_byte" in record)
@@ -56,7 +67,8 @@ def main() -> None:
         for name in arguments.kinds:
             found = train(name, arguments.out, arguments.steps, seed)
             print(
-                f"seed {seed}  {name:10} {found['bits_per_byte']:.4f} bits per byte  {found['seconds']:.0f} s",
+                f"seed {seed}  {name:10} {found['bits_per_byte']:.4f} bits per byte  "
+                f"{found['seconds']:.0f} s",
                 flush=True,
             )
 

@@ -1,4 +1,5 @@
-"""`python benchmarks/run.py BENCHMARK [options]`: run train, generate, decoder or contention with its peers.
+"""`python benchmarks/run.py BENCHMARK [options]`: run train, generate, decoder or contention with
+its peers.
 
 The environment `.bench-venv` is made on the first run, and again when `peers.txt` has changed.
 """
@@ -26,7 +27,9 @@ BENCHMARKS = {
 
 def main() -> int:
     if len(sys.argv) < 2 or sys.argv[1] not in BENCHMARKS:
-        print(f"usage: python benchmarks/run.py {{{','.join(BENCHMARKS)}}} [options]", file=sys.stderr)
+        print(
+            f"usage: python benchmarks/run.py {{{','.join(BENCHMARKS)}}} [options]", file=sys.stderr
+        )
         return 2
     python = peers_python()
     command = [python, BENCHMARKS[sys.argv[1]], *sys.argv[2:]]

@@ -1,11 +1,12 @@
-"""Write pairs of sentences of which one is changed, labelled by the words that they share, to pretrain for MRPC.
+"""Write pairs of sentences of which one is changed, labelled by the words that they share, to
+pretrain for MRPC.
 
     python examples/changed_sentences.py changed.tsv changed-valid.tsv sts.tsv
 
-The sentences are those of the training part of MRPC and of newstest 2008 to 2013 in TRIFOLD_DATA. The label is 1 if the
-words overlap as much as those of paraphrases in MRPC; the pairs of MRPC are added with this label, not with their own.
-The third file gets the rows of STS-B (training) without sentences of the validation and test parts of MRPC.
-"""
+The sentences are those of the training part of MRPC and of newstest 2008 to 2013 in TRIFOLD_DATA.
+The label is 1 if the words overlap as much as those of paraphrases in MRPC; the pairs of MRPC are
+added with this label, not with their own. The third file gets the rows of STS-B (training) without
+sentences of the validation and test parts of MRPC."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ def change(words: list[str], sentences: list[list[str]], rng: random.Random) -> 
     return changed
 
 
-def make_pairs(sentences: list[list[str]], count: int, rng: random.Random) -> list[tuple[int, str, str]]:
+def make_pairs(
+    sentences: list[list[str]], count: int, rng: random.Random
+) -> list[tuple[int, str, str]]:
     """Pairs with their labels, at most PER_BIN for each twentieth of the overlap."""
     rows, bins = list[tuple[int, str, str]](), Counter[int]()
     while len(rows) < count:
@@ -109,9 +112,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write(options.valid_table, [header, *rows[: options.holdout]])
 
     tested = {
-        key(text) for part in ("val", "test") for row in read_rows(f"mrpc/{part}.tsv") for text in row[3:5]
+        key(text)
+        for part in ("val", "test")
+        for row in read_rows(f"mrpc/{part}.tsv")
+        for text in row[3:5]
     }
-    similar = [row[1:4] for row in read_rows("stsb/train.tsv") if tested.isdisjoint(map(key, row[2:4]))]
+    similar = [
+        row[1:4] for row in read_rows("stsb/train.tsv") if tested.isdisjoint(map(key, row[2:4]))
+    ]
     write(options.similar_table, [("score", "sentence1", "sentence2"), *similar])
     print(f"{len(rows):,} pairs of sentences; {len(similar):,} rows of STS-B")
 

@@ -1,15 +1,16 @@
 """Make questions from plain text: the data of the first stages of the recipe `squad-subset`.
 
-    TRIFOLD_DATA=… python examples/cloze_questions.py cloze.json cloze-valid.json
-    python examples/cloze_questions.py cloze.json cloze-valid.json articles.txt more.json.gz --count 20000
+    TRIFOLD_DATA=… python examples/cloze_questions.py cloze.json cloze-valid.json python
+    examples/cloze_questions.py cloze.json cloze-valid.json articles.txt more.json.gz --count 20000
 
-A word or a name of a sentence is the answer. The question is the sentence with a question word in its place and
-without some of the other words, so that the answer is found by comparing question and context (in the manner of Lewis
-et al. 2019, without their translation). The output has the format of SQuAD.
+A word or a name of a sentence is the answer. The question is the sentence with a question word in
+its place and without some of the other words, so that the answer is found by comparing question and
+context (in the manner of Lewis et al. 2019, without their translation). The output has the format
+of SQuAD.
 
-A text is a file in the JSON of SQuAD, of which the contexts are read, JSONL with a list of sentences named `source`,
-or plain text with one sentence per line, of which five are a context. The default is the training data of
-squad_subset, scitldr_a and English newstest_ende (`trifold data`).
+A text is a file in the JSON of SQuAD, of which the contexts are read, JSONL with a list of
+sentences named `source`, or plain text with one sentence per line, of which five are a context. The
+default is the training data of squad_subset, scitldr_a and English newstest_ende (`trifold data`).
 """
 
 from __future__ import annotations
@@ -34,14 +35,18 @@ DEFAULT = [
 WORD = re.compile(r"\w[\w'-]*")
 SENTENCE_END = re.compile(r"[.!?] ")
 FUNCTION_WORDS = frozenset(
-    "the a an of in on at to for and or but by with from as is are was were be been it its this that these those he "
-    "she they his her their which who whom what when where there has have had not no do does did".split()
+    "the a an of in on at to for and or but by with from as is are was were be been it its this "
+    "that these those he she they his her their which who whom what when where there has have "
+    "had not no do does did".split()
 )
 ASK_NUMBER = ["when", "how many", "what"]
 ASK_NAME = ["who", "what", "where", "which"]
 ASK_OTHER = ["what", "what", "how", "why", "which"]
 LINES = 5  # of plain text that are a context
-LONGEST, LONGEST_PART = 1000, 900  # characters of a context, and of the part that is read of a longer one
+LONGEST, LONGEST_PART = (
+    1000,
+    900,
+)  # characters of a context, and of the part that is read of a longer one
 
 
 def read_contexts(path: str | Path) -> list[str]:
@@ -50,7 +55,9 @@ def read_contexts(path: str | Path) -> list[str]:
     text = (gzip.decompress(content) if str(path).endswith(".gz") else content).decode("utf-8")
     if ".jsonl" in Path(path).suffixes:
         text = "\n".join(
-            line.replace("\n", " ") for row in text.splitlines() for line in json.loads(row)["source"]
+            line.replace("\n", " ")
+            for row in text.splitlines()
+            for line in json.loads(row)["source"]
         )
     elif ".json" in Path(path).suffixes:
         return [
@@ -78,7 +85,9 @@ def draw_words(context: str, rng: random.Random) -> list[re.Match[str]]:
 
 
 def draw_question(context: str, rng: random.Random) -> tuple[str, str, int] | None:
-    """A question, its answer and the position of the answer in the context, or None if the draw is not usable."""
+    """A question, its answer and the position of the answer in the context, or None if the draw is
+    not usable.
+    """
     words = draw_words(context, rng)
     if len(words) < 6:
         return None
@@ -118,7 +127,10 @@ def make_rows(contexts: Sequence[str], rng: random.Random) -> Iterator[dict[str,
         if (drawn := draw_question(context, rng)) is not None:
             question, answer, start = drawn
             answers = [{"text": answer, "answer_start": start}]
-            yield {"context": context, "qas": [{"id": str(number), "question": question, "answers": answers}]}
+            yield {
+                "context": context,
+                "qas": [{"id": str(number), "question": question, "answers": answers}],
+            }
             number += 1
 
 
@@ -128,12 +140,18 @@ def write_squad(path: str | Path, paragraphs: list[dict[str, Any]]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Make questions from plain text, in the format of SQuAD.")
+    parser = argparse.ArgumentParser(
+        description="Make questions from plain text, in the format of SQuAD."
+    )
     parser.add_argument("train", help="JSON file of training questions to write")
     parser.add_argument("valid", help="JSON file of validation questions to write")
-    parser.add_argument("texts", nargs="*", help="SQuAD files, JSONL with a list `source`, or lines of text")
+    parser.add_argument(
+        "texts", nargs="*", help="SQuAD files, JSONL with a list `source`, or lines of text"
+    )
     parser.add_argument("--count", type=int, default=60_000, help="number of questions")
-    parser.add_argument("--holdout", type=int, default=500, help="how many of them are for validation")
+    parser.add_argument(
+        "--holdout", type=int, default=500, help="how many of them are for validation"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
     options = parser.parse_args(arguments)
 

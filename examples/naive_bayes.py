@@ -2,11 +2,12 @@
 
     python examples/naive_bayes.py
 
-P(class | text) ∝ P(class) Π P(word | class),    P(word | class) = (c(word, class) + α) / (c(class) + α V)
+P(class | text) ∝ P(class) Π P(word | class),
+                                           P(word | class) = (c(word, class) + α) / (c(class) + α V)
 
-α = 1 (Laplace) overestimates rare words in small classes, so α is selected on the validation split. Word pairs, which
-help on short texts (Wang & Manning 2012), are used if they improve the validation accuracy.
-"""
+α = 1 (Laplace) overestimates rare words in small classes, so α is selected on the validation split.
+Word pairs, which help on short texts (Wang & Manning 2012), are used if they improve the validation
+accuracy."""
 
 from __future__ import annotations
 
@@ -23,14 +24,23 @@ ALPHAS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 
 
 class NaiveBayes:
-    """A classifier fitted to texts and their labels; with `pairs`, adjacent words count as words too."""
+    """A classifier fitted to texts and their labels; with `pairs`, adjacent words count as words
+    too.
+    """
 
     def __init__(
-        self, texts: Sequence[str], labels: Sequence[str], *, alpha: float = 1.0, pairs: bool = False
+        self,
+        texts: Sequence[str],
+        labels: Sequence[str],
+        *,
+        alpha: float = 1.0,
+        pairs: bool = False,
     ) -> None:
         self.alpha, self.pairs = alpha, pairs
         self.class_counts = Counter(labels)
-        self.word_counts: dict[str, Counter[str]] = {label: Counter() for label in self.class_counts}
+        self.word_counts: dict[str, Counter[str]] = {
+            label: Counter() for label in self.class_counts
+        }
         for text, label in zip(texts, labels, strict=True):
             self.word_counts[label].update(self.words(text))
         self.vocabulary = set().union(*self.word_counts.values())
@@ -51,17 +61,22 @@ class NaiveBayes:
         return math.log(self.class_counts[label]) + likelihood
 
     def accuracy(self, texts: Sequence[str], labels: Sequence[str]) -> float:
-        return sum(self.predict(text) == label for text, label in zip(texts, labels, strict=True)) / len(
-            texts
-        )
+        return sum(
+            self.predict(text) == label for text, label in zip(texts, labels, strict=True)
+        ) / len(texts)
 
 
 def select(
-    texts: Sequence[str], labels: Sequence[str], valid_texts: Sequence[str], valid_labels: Sequence[str]
+    texts: Sequence[str],
+    labels: Sequence[str],
+    valid_texts: Sequence[str],
+    valid_labels: Sequence[str],
 ) -> NaiveBayes:
     """The model with the best validation accuracy, over all α, with and without word pairs."""
     models = (
-        NaiveBayes(texts, labels, alpha=alpha, pairs=pairs) for pairs in (False, True) for alpha in ALPHAS
+        NaiveBayes(texts, labels, alpha=alpha, pairs=pairs)
+        for pairs in (False, True)
+        for alpha in ALPHAS
     )
     return max(models, key=lambda model: model.accuracy(valid_texts, valid_labels))
 
@@ -77,7 +92,8 @@ def main() -> None:
     model = select(*train, *valid)
     features = "words and word pairs" if model.pairs else "words"
     print(
-        f"naive Bayes on {features}, α = {model.alpha:g}: {model.accuracy(*test):.1%} of {len(test[0])} pairs"
+        f"naive Bayes on {features}, α = {model.alpha:g}: {model.accuracy(*test):.1%} of "
+        f"{len(test[0])} pairs"
     )
 
 

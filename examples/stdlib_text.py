@@ -1,4 +1,5 @@
-"""Write the source of the Python standard library as text for a language model, a document per module.
+"""Write the source of the Python standard library as text for a language model, a document per
+module.
 
     python examples/stdlib_text.py stdlib.jsonl
     trifold study examples/scaling-stdlib.yaml

@@ -1,12 +1,12 @@
 """Write translations as tables of pairs: the data of the first stage of the recipe `stsb`.
 
-    TRIFOLD_DATA=… python examples/translation_pairs.py pairs.tsv pairs-valid.tsv
-    python examples/translation_pairs.py pairs.tsv pairs-valid.tsv --train a.en a.de --valid b.en b.de
+    TRIFOLD_DATA=… python examples/translation_pairs.py pairs.tsv pairs-valid.tsv python
+    examples/translation_pairs.py pairs.tsv pairs-valid.tsv --train a.en a.de --valid b.en b.de
 
-Ranking the translation of a sentence above other sentences brings sentences that mean the same near each other
-(Guo et al. 2018), also in one language, without labels. The default is the text of the datasets multi30k,
-tatoeba_ende and newstest_ende (`trifold data`). Pairs with an empty side are left out, the others are shuffled.
-"""
+Ranking the translation of a sentence above other sentences brings sentences that mean the same near
+each other (Guo et al. 2018), also in one language, without labels. The default is the text of the
+datasets multi30k, tatoeba_ende and newstest_ende (`trifold data`). Pairs with an empty side are
+left out, the others are shuffled."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def write_table(path: str | Path, pairs: Sequence[tuple[str, str]]) -> None:
     rows = [("sentence1", "sentence2"), *pairs]
     with Path(path).open("w", encoding="utf-8") as file:
         for row in rows:
-            print(*(text.replace("\t", " ").replace('"', "''") for text in row), sep="\t", file=file)
+            print(
+                *(text.replace("\t", " ").replace('"', "''") for text in row), sep="\t", file=file
+            )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -57,12 +59,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("train_table", help="TSV file of training pairs to write")
     parser.add_argument("valid_table", help="TSV file of validation pairs to write")
     files = {"nargs": 2, "metavar": ("SOURCE", "TARGET")}
-    parser.add_argument("--train", action="append", help="two files of lines; may be repeated", **files)
-    parser.add_argument("--valid", default=in_data_folder("multi30k/val"), help="two files of lines", **files)
-    parser.add_argument("--seed", type=int, default=0, help="seed of the order of the training pairs")
+    parser.add_argument(
+        "--train", action="append", help="two files of lines; may be repeated", **files
+    )
+    parser.add_argument(
+        "--valid", default=in_data_folder("multi30k/val"), help="two files of lines", **files
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the order of the training pairs"
+    )
     options = parser.parse_args(arguments)
 
-    pairs = [pair for files in options.train or map(in_data_folder, TRAIN) for pair in read_pairs(*files)]
+    pairs = [
+        pair for files in options.train or map(in_data_folder, TRAIN) for pair in read_pairs(*files)
+    ]
     random.Random(options.seed).shuffle(pairs)
     write_table(options.train_table, pairs)
     write_table(options.valid_table, valid := list(read_pairs(*options.valid)))

@@ -3,8 +3,8 @@
     trifold demo write
     python examples/trigram.py runs/demo-write
 
-Interpolation after Witten & Bell, as in Chen & Goodman 1999 (section 2.4). With c(h) tokens seen after the history h,
-t(h) of them distinct, and h' the history without its first token:
+Interpolation after Witten & Bell, as in Chen & Goodman 1999 (section 2.4). With c(h) tokens seen
+after the history h, t(h) of them distinct, and h' the history without its first token:
 
     P(w | h) = (c(h w) + t(h) P(w | h')) / (c(h) + t(h)),    P(w) is interpolated with 1 / V
 """
@@ -23,7 +23,9 @@ from trifold.data.stdlib import check_function
 
 
 class Trigram:
-    """A model fitted to documents of token ids below `vocab_size`; each begins and ends with a special token."""
+    """A model fitted to documents of token ids below `vocab_size`; each begins and ends with a
+    special token.
+    """
 
     def __init__(self, documents: Sequence[Sequence[int]], vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -44,7 +46,9 @@ class Trigram:
         return found
 
     def loss(self, documents: Sequence[Sequence[int]]) -> float:
-        """Mean negative log-likelihood per token, in nats; the first token of each document is not predicted."""
+        """Mean negative log-likelihood per token, in nats; the first token of each document is not
+        predicted.
+        """
         losses = [
             -np.log(self.probabilities(ids[max(0, position - 2) : position])[ids[position]])
             for ids in documents
@@ -53,8 +57,8 @@ class Trigram:
         return float(np.mean(losses))
 
     def sample(
-        self, prompt: Sequence[int], *, end: int, max_new_tokens: int, temperature: float, top_k: int,
-        rng: np.random.Generator,
+        self, prompt: Sequence[int], *, end: int, max_new_tokens: int, temperature: float,
+        top_k: int, rng: np.random.Generator,
     ) -> list[int]:  # fmt: skip
         """New tokens after the prompt, without the `end` token."""
         ids = list(prompt)
@@ -70,16 +74,25 @@ class Trigram:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Score a trigram model on the data of `trifold demo write`.")
-    parser.add_argument("run", nargs="?", default="runs/demo-write", help="the run whose tokenizer is used")
+    parser = argparse.ArgumentParser(
+        description="Score a trigram model on the data of `trifold demo write`."
+    )
+    parser.add_argument(
+        "run", nargs="?", default="runs/demo-write", help="the run whose tokenizer is used"
+    )
     pipeline = trifold.load(parser.parse_args().run)
     end = pipeline.config.eos_id
     train, valid = (
-        [[*ids, end] for ids in pipeline.read([row["text"] for row in load_rows("functions", split)])]
+        [
+            [*ids, end]
+            for ids in pipeline.read([row["text"] for row in load_rows("functions", split)])
+        ]
         for split in ("train", "valid")
     )
     model = Trigram(train, pipeline.reader.vocab_size)
-    signatures = list(dict.fromkeys(row["signature"] for row in load_rows("functions", "test")))[:100]
+    signatures = list(dict.fromkeys(row["signature"] for row in load_rows("functions", "test")))[
+        :100
+    ]
     rng = np.random.default_rng(1)
     bodies = pipeline.reader.decode(
         [
@@ -87,7 +100,9 @@ def main() -> None:
             for prompt in pipeline.read(signatures)
         ]
     )
-    checks = [check_function(signature + body) for signature, body in zip(signatures, bodies, strict=True)]
+    checks = [
+        check_function(signature + body) for signature, body in zip(signatures, bodies, strict=True)
+    ]
     print(f"loss on held-out functions: {model.loss(valid):.3f} nats per token")
     print(
         f"of {len(checks)} completions {sum(check.parses for check in checks)} parse and "

@@ -25,8 +25,8 @@ SMOKE = f"train smoke {TINY} --out {{here}}/run"
 class Case(NamedTuple):
     """Files of the folder, a command, its expected exit code and messages, and its standard input.
 
-    In the command, `{here}` is the folder, `{model}` a trained run, `{bare}` a copy of its model folder.
-    """
+    In the command, `{here}` is the folder, `{model}` a trained run, `{bare}` a copy of its model
+    folder."""
 
     files: Mapping[str, bytes]
     command: str
@@ -52,8 +52,11 @@ class Pipe(io.TextIOWrapper):
 
 def run_command(*arguments: str, stdin: bytes = b"", terminal: bool = False) -> Result:
     """Run a command."""
-    # Byte streams below the text streams, as in a process: commands reconfigure stdout and read bytes from stdin.
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True) for _ in range(2))
+    # Byte streams below the text streams, as in a process: commands reconfigure stdout and read
+    # bytes from stdin.
+    out, err = (
+        io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True) for _ in range(2)
+    )
     before, sys.stdin = sys.stdin, Pipe(io.BufferedReader(io.BytesIO(stdin)), encoding="utf-8")
     sys.stdin.terminal = terminal
     try:
@@ -77,7 +80,9 @@ def write_files(here: Path, files: Mapping[str, bytes]) -> None:
 
 
 def check(result: Result, code: int, words: tuple[str, ...]) -> None:
-    """Check the exit code and the words of the messages; a failure ends with one error line and has no traceback."""
+    """Check the exit code and the words of the messages; a failure ends with one error line and has
+    no traceback.
+    """
     assert "Traceback" not in result.err
     assert result.code == code, result.err
     assert [word for word in words if word not in result.err] == [], result.err

@@ -28,14 +28,20 @@ fast.enable()  # as `trifold.load` and `trifold.train` do; the tests of nn disab
 
 # The same examples every time, and no deadlines on a busy machine.
 settings.register_profile(
-    "trifold", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+    "trifold",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("trifold")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases of a test as slow, except for a sample: the quick tests run at most six, evenly spread."""
+    """Mark the cases of a test as slow, except for a sample: the quick tests run at most six,
+    evenly spread.
+    """
     cases = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         if not item.get_closest_marker("slow"):
@@ -58,7 +64,9 @@ def _messages_in_one_line() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _cheap_training_runs() -> Iterator[None]:
-    """Omit the wait for the disk, which costs more than a tiny training run. Tests of it use their own replacement."""
+    """Omit the wait for the disk, which costs more than a tiny training run. Tests of it use their
+    own replacement.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
         yield
@@ -74,7 +82,9 @@ def data_folder() -> Path:
     """The folder of public corpora that `TRIFOLD_DATA` names; without it, the test is skipped."""
     value = os.environ.get("TRIFOLD_DATA")
     if not value:
-        pytest.skip("TRIFOLD_DATA is not set: it names the folder of public corpora (see CONTRIBUTING.md)")
+        pytest.skip(
+            "TRIFOLD_DATA is not set: it names the folder of public corpora (see CONTRIBUTING.md)"
+        )
     folder = Path(value)
     if not folder.is_dir():
         pytest.fail(f"TRIFOLD_DATA={value}: no such folder")
@@ -85,5 +95,12 @@ def data_folder() -> Path:
 def make_model() -> Callable[..., Transformer]:
     """A small model in evaluation mode with the given values in its config."""
 
-    sizes = {"vocab_size": 29, "max_positions": 40, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
+    sizes = {
+        "vocab_size": 29,
+        "max_positions": 40,
+        "d_model": 16,
+        "n_layers": 2,
+        "n_heads": 4,
+        "d_ff": 24,
+    }
     return lambda **values: add_noise(Transformer(ModelConfig.parse(sizes | values)), 0.1)

@@ -1,4 +1,6 @@
-"""The tables of docs/architecture.md that follow a sentence through the code: their functions run in that order."""
+"""The tables of docs/architecture.md that follow a sentence through the code: their functions run
+in that order.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def read_tables() -> list[list[tuple[str, str]]]:
         elif line.startswith("| ") and line[2].isdigit():
             column = line.split("|")[2]
             found = re.findall(r"\[([\w/]+\.py)\]\(\.\./src/trifold/([\w/]+\.py)\) `(\w+)`", column)
-            assert len(found) == column.count("](") > 0, f"each file needs a link and a function: {line}"
+            assert len(found) == column.count("](") > 0, (
+                f"each file needs a link and a function: {line}"
+            )
             assert all(name == target for name, target, _ in found), line
             tables[-1] += [(name, function) for name, _, function in found]
     return tables
@@ -38,7 +42,9 @@ def test_a_sentence_passes_through_the_files_in_the_order_of_the_tables(tmp_path
     tables = read_tables()
     assert [len(table) >= 8 for table in tables] == [True, True]
     for name in ("a", "b"):
-        (tmp_path / name).write_text("".join(f"{name} {n} x y\n" for n in range(40)), encoding="utf-8")
+        (tmp_path / name).write_text(
+            "".join(f"{name} {n} x y\n" for n in range(40)), encoding="utf-8"
+        )
     commands = [TRAIN.format(tmp_path).split(), ["generate", f"{tmp_path}/run", "a 3 x"]]
     for table, command in zip(tables, commands, strict=True):
         calls = trace_calls(command, ROOT / "src", until_step=False)

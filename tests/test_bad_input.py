@@ -10,7 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.command_line import SMOKE, Case, check, parameters, run_command, split_command, write_files
+from tests.command_line import (
+    SMOKE,
+    Case,
+    check,
+    parameters,
+    run_command,
+    split_command,
+    write_files,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +35,7 @@ def pair(source: bytes, target: bytes = b"eins\nzwei\ndrei\n") -> dict[str, byte
 ONE = b"one\ntwo\nthree\n"
 LATIN = "fein\nschön\n".encode("latin-1")
 
-# --- text files ----------------------------------------------------------------------------------------------
+# --- text files -----------------------------------------------------------------------------------
 
 TEXT = {
     "missing file": Case({}, OWN, 1, ("a.en: no such file; check the path",)),
@@ -128,7 +136,7 @@ VALID = {
     ),
 }  # fmt: skip
 
-# --- recipes and settings ------------------------------------------------------------------------------------
+# --- recipes and settings -------------------------------------------------------------------------
 
 SETTINGS = {
     "unknown recipe": Case({}, "train multi30k-en-fr", 2, ("unknown recipe 'multi30k-en-fr'", "'multi30k-en-de'")),
@@ -194,7 +202,7 @@ SETTINGS = {
     "unknown device": Case({}, f"{SMOKE} train.device=gpu", 2, ("unknown device 'gpu'", "auto, cpu")),
 }  # fmt: skip
 
-# --- run folders ---------------------------------------------------------------------------------------------
+# --- run folders ----------------------------------------------------------------------------------
 
 FOLDERS = {
     "run folder exists": Case({"run/x": b""}, SMOKE, 2, ("run: contains files", "--resume auto", "--out")),
@@ -219,17 +227,25 @@ def here(tmp_path) -> Path:
 def test_training(case, here):
     write_files(here, GOOD | case.files)
     before = sorted(path.name for path in here.iterdir())
-    check(run_command(*split_command(case.command, here=here), stdin=case.stdin), case.code, case.words)
+    check(
+        run_command(*split_command(case.command, here=here), stdin=case.stdin),
+        case.code,
+        case.words,
+    )
     if case.code:
-        assert sorted(path.name for path in here.iterdir()) == before, "a failed command leaves no files"
+        assert sorted(path.name for path in here.iterdir()) == before, (
+            "a failed command leaves no files"
+        )
 
 
-# --- cases with several commands ------------------------------------------------------------------------------
+# --- cases with several commands ------------------------------------------------------------------
 
 
 def test_resuming_with_another_recipe(here):
     assert run_command(*split_command(SMOKE, here=here)).code == 0
-    result = run_command(*split_command(f"{SMOKE} model.d_ff=48 train.seed=7 --resume auto", here=here))
+    result = run_command(
+        *split_command(f"{SMOKE} model.d_ff=48 train.seed=7 --resume auto", here=here)
+    )
     message = "recipe.yaml: the run began with other values of"
     check(result, 2, (message, "model.d_ff", "train.seed", "--out"))
 
@@ -307,7 +323,11 @@ def test_no_permission_to_write(here):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["train", "smoke", "train.stpes=5"], 2, "error: train.stpes: unknown key; did you mean 'steps'?"),
+        (
+            ["train", "smoke", "train.stpes=5"],
+            2,
+            "error: train.stpes: unknown key; did you mean 'steps'?",
+        ),
         (["generate", "nowhere/at-all/x", "hello"], 1, "error: 'nowhere/at-all/x': no such folder"),
     ],
 )

@@ -8,7 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.command_line import SMOKE, TINY, Case, check, parameters, run_command, split_command, write_files
+from tests.command_line import (
+    SMOKE,
+    TINY,
+    Case,
+    check,
+    parameters,
+    run_command,
+    split_command,
+    write_files,
+)
 
 LATIN = "fein\nschön\n".encode("latin-1")
 GENERATE = "generate {model}"
@@ -18,7 +27,9 @@ USING = {
     "a file instead of a model": Case(
         {"m": b""}, "generate {here}/m hello", 1, ("m: a file, not the folder of a model",)
     ),
-    "an empty folder": Case({"m/x": b""}, "generate {here}/m hello", 1, ("config.json: no such file",)),
+    "an empty folder": Case(
+        {"m/x": b""}, "generate {here}/m hello", 1, ("config.json: no such file",)
+    ),
     "a run without a model yet": Case(
         {"r/recipe.yaml": b"{}", "r/checkpoints/x": b""},
         "generate {here}/r hello",
@@ -33,8 +44,12 @@ USING = {
         1,
         ("r: the run has no model yet", "trifold resume"),
     ),
-    "empty text": Case({}, f"{GENERATE} ''", 1, ("text 1 of 1 has no tokens", "nothing to translate")),
-    "text longer than the model's input": Case({}, f"{GENERATE} '{'one ' * 60}'", 1, ("241", "128")),
+    "empty text": Case(
+        {}, f"{GENERATE} ''", 1, ("text 1 of 1 has no tokens", "nothing to translate")
+    ),
+    "text longer than the model's input": Case(
+        {}, f"{GENERATE} '{'one ' * 60}'", 1, ("241", "128")
+    ),
     "a long line on standard input": Case(
         {},
         f"{GENERATE} -",
@@ -45,7 +60,9 @@ USING = {
     "standard input that is not UTF-8": Case(
         {}, f"{GENERATE} -", 1, ("standard input:2:4: byte 0xf6 is not valid UTF-8",), stdin=LATIN
     ),
-    "nothing on standard input": Case({}, f"{GENERATE} -", 1, ("standard input: the file is empty",)),
+    "nothing on standard input": Case(
+        {}, f"{GENERATE} -", 1, ("standard input: the file is empty",)
+    ),
     "contradictory generation": Case(
         {}, f"{GENERATE} hello --num-beams 4 --do-sample", 2, ("num_beams 4", "do_sample true")
     ),
@@ -54,7 +71,10 @@ USING = {
         {}, f"{GENERATE} hello --num-beams many", 2, ("--num-beams", "valid integer", "--help")
     ),
     "output cannot be written": Case(
-        {}, f"{GENERATE} hello --out {{here}}/no/where.txt", 2, ("--out", "where.txt: cannot be written")
+        {},
+        f"{GENERATE} hello --out {{here}}/no/where.txt",
+        2,
+        ("--out", "where.txt: cannot be written"),
     ),
     "output that is not UTF-8": Case(
         {}, f"{GENERATE} hello --out {{here}}/o\udcff", 2, ("--out: ", "is not valid UTF-8")
@@ -68,9 +88,14 @@ USING = {
         1,
         ("a.en has 2 lines", "a.de has 1"),
     ),
-    "eval without data": Case({}, "eval {bare}", 2, ("bare: no recipe.yaml next to it", "name the data")),
+    "eval without data": Case(
+        {}, "eval {bare}", 2, ("bare: no recipe.yaml next to it", "name the data")
+    ),
     "eval with an unknown tokenizer": Case(
-        {}, "eval {model} --tokenize moses", 2, ("--tokenize moses: not a sacreBLEU tokenizer", "13a")
+        {},
+        "eval {model} --tokenize moses",
+        2,
+        ("--tokenize moses: not a sacreBLEU tokenizer", "13a"),
     ),
     "look at an empty text": Case({}, "look {model} '' --out {here}/a.png", 1, ("no tokens",)),
     "look with an unknown image format": Case(
@@ -102,7 +127,7 @@ def test_using_a_model(case, tmp_path, model, bare, monkeypatch):
     check(run_command(*command, stdin=case.stdin), case.code, case.words)
 
 
-# --- damaged model folders --------------------------------------------------------------------------
+# --- damaged model folders ------------------------------------------------------------------------
 
 
 def edit(bare: Path, name: str, **values: object) -> None:
@@ -113,7 +138,9 @@ def edit(bare: Path, name: str, **values: object) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "no weights": (lambda m: (m / "model.safetensors").unlink(), ("no model.safetensors",)),
     "truncated weights": (
-        lambda m: (m / "model.safetensors").write_bytes((m / "model.safetensors").read_bytes()[:999]),
+        lambda m: (m / "model.safetensors").write_bytes(
+            (m / "model.safetensors").read_bytes()[:999]
+        ),
         ("model.safetensors: damaged or truncated", "copy the file again"),
     ),
     "weights of another size": (lambda m: edit(m, "config.json", d_model=32), ("bare",)),
@@ -130,7 +157,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         lambda m: edit(m, "config.json", model_type="rnn"),
         ("config.json: model_type: 'rnn' is not known",),
     ),
-    "no tokenizer": (lambda m: (m / "tokenizer.json").unlink(), ("the model folder has no tokenizer",)),
+    "no tokenizer": (
+        lambda m: (m / "tokenizer.json").unlink(),
+        ("the model folder has no tokenizer",),
+    ),
     "broken tokenizer": (
         lambda m: (m / "tokenizer.json").write_text("[]", encoding="utf-8"),
         ("tokenizer.json: holds a list, not an object of keys and values",),

@@ -30,7 +30,7 @@ from trifold.train.memory import TrainingMemory, estimate_memory, saved_elements
 
 slow = pytest.mark.slow
 
-# --- parameters ----------------------------------------------------------------------------------------
+# --- parameters -----------------------------------------------------------------------------------
 
 
 EXPERTS = {"count": 6, "per_token": 2, "d_ff": 7}
@@ -82,7 +82,11 @@ def configs(draw):
         values["transform_bias"] = draw(st.booleans())
         values["lm_head_transform"] = draw(st.sampled_from([None, "gelu"]))
         values["classifier_transform"] = draw(st.sampled_from([None, "tanh"]))
-        widths = [4, values["d_model"], None] if values["lm_head_transform"] else [values["d_model"], None]
+        widths = (
+            [4, values["d_model"], None]
+            if values["lm_head_transform"]
+            else [values["d_model"], None]
+        )
         values["d_embedding"] = draw(st.sampled_from(widths))
     if values["shape"] == "encoder-decoder":
         values["d_decoder_ff"] = draw(st.sampled_from([None, 9]))
@@ -95,7 +99,10 @@ def configs(draw):
     if values["n_decoder_layers"] is None:
         values["block_of_layer"] = draw(st.sampled_from([None, (0,) * values["n_layers"]]))
     if values["shape"] == "decoder" and draw(st.booleans()):
-        values |= {"d_embedding": draw(st.sampled_from([4, values["d_model"]])), "token_projection": True}
+        values |= {
+            "d_embedding": draw(st.sampled_from([4, values["d_model"]])),
+            "token_projection": True,
+        }
     part = draw(st.sampled_from([{}, *PARTS]))
     if values.get("residual", "sequential") == "sequential" or not SEQUENTIAL & part.keys():
         values |= part
@@ -109,7 +116,11 @@ def configs(draw):
         del values["recurrence"]
     if values["norm_placement"] != "pre":
         values.pop("first_norm", None)
-    if values["shape"] != "encoder" or values["norm_placement"] != "post" or values.get("block_of_layer"):
+    if (
+        values["shape"] != "encoder"
+        or values["norm_placement"] != "post"
+        or values.get("block_of_layer")
+    ):
         values.pop("convolution", None)
     if values["positions"] == "learned":
         values["position_offset"] = draw(st.sampled_from([0, 2]))
@@ -130,7 +141,9 @@ def built(config: ModelConfig) -> Transformer:
 def test_formulas_equal_the_parameter_counts(config):
     parts = parameter_table(config)
     assert (
-        sum(part.parameters for part in parts) == count_parameters(config) == built(config).count_parameters()
+        sum(part.parameters for part in parts)
+        == count_parameters(config)
+        == built(config).count_parameters()
     )
     assert len({part.name for part in parts}) == len(parts)
     assert all(part.formula for part in parts)
@@ -147,7 +160,10 @@ def test_parts_have_the_parameters_of_their_modules(config):
             sublayers = [getattr(block, part).sublayer for block in stack.blocks] if stack else []
             expected = sum(p.numel() for layer in sublayers for p in layer.parameters())
             found = parts.get(f"{side} {part.replace('_', '-')}", 0)
-            assert found + (parts.get(f"{side} experts", 0) if part == "feed_forward" else 0) == expected
+            assert (
+                found + (parts.get(f"{side} experts", 0) if part == "feed_forward" else 0)
+                == expected
+            )
 
 
 @settings(max_examples=40)
@@ -157,7 +173,9 @@ def test_attention_matrices_are_the_four_projections(config):
         ("encoder" if config.encoder_layers else "decoder") + ".blocks.0.self_attention"
     )
     named = attention.sublayer.named_parameters()
-    matrices = [p for name, p in named if p.dim() == 2 and name != "global_q_proj.weight"]  # of few tokens
+    matrices = [
+        p for name, p in named if p.dim() == 2 and name != "global_q_proj.weight"
+    ]  # of few tokens
     assert len(matrices) == 4 + 2 * config.global_projections or config.latent is not None
     assert sum(p.numel() for p in matrices) == attention_matrices(config)
 
@@ -183,7 +201,12 @@ def test_parameters_of_disentangled_positions_and_transformed_classes(shared, ki
 @pytest.mark.parametrize("gated", [False, True])
 def test_parameters_and_flops_of_a_layer_before_spans(placement, gated):
     config = ModelConfig(
-        **SIZES, shape="encoder", norm_placement=placement, gated=gated, heads=("span",), span_layer=True
+        **SIZES,
+        shape="encoder",
+        norm_placement=placement,
+        gated=gated,
+        heads=("span",),
+        span_layer=True,
     )
     assert count_parameters(config) == built(config).count_parameters()
     without = config.model_copy(update={"span_layer": False})
@@ -207,9 +230,16 @@ def test_the_formula_counts_the_presets(preset):
     assert count_parameters(PRESETS[preset]) == built(PRESETS[preset]).count_parameters()
 
 
-# --- FLOPs and memory ----------------------------------------------------------------------------------
+# --- FLOPs and memory -----------------------------------------------------------------------------
 
-SIZES = {"vocab_size": 100, "d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 160, "max_positions": 64}
+SIZES = {
+    "vocab_size": 100,
+    "d_model": 64,
+    "n_layers": 2,
+    "n_heads": 4,
+    "d_ff": 160,
+    "max_positions": 64,
+}
 VARIANTS = [
     {},
     {"shape": "encoder"},
@@ -290,23 +320,34 @@ def test_flops_of_other_attention_equal_the_counted_ones(options, length):
     with fast.disabled(), FlopCounterMode(display=False) as counter:
         model.lm_head(hidden(model, tokens, tokens))
     expected = 3 * length * sum(forward_flops(config, length, length))
-    if config.positions == "relative-sinusoidal":  # a batch projects the distances once, which is not counted
+    if (
+        config.positions == "relative-sinusoidal"
+    ):  # a batch projects the distances once, which is not counted
         distances = min(2 * length - 1, 2 * (config.relative_clamp or length) + 1)
         expected += 2 * config.n_layers * distances * config.d_model**2
     assert counter.get_total_flops() == expected
 
 
 def test_every_token_is_cached_with_recurrence_and_every_source_token_in_cross_attention():
-    recurrent = ModelConfig(**SIZES, shape="decoder", positions="none", recurrence={"size": 4, "reach": 2})
+    recurrent = ModelConfig(
+        **SIZES, shape="decoder", positions="none", recurrence={"size": 4, "reach": 2}
+    )
     model = Transformer(recurrent).eval()
     cache = model.new_cache()
     model.decode(Inputs(torch.ones(1, 40, dtype=torch.long)), cache=cache)
     assert cached_elements(recurrent, 40) == 2 * sum(
         layer.own.buffers[0][:, :, : cache.length].numel() for layer in cache.layers
     )
-    for options in ({"attention": "elu"}, {"attention": "lsh"}, {"positions": "rotary", "latent": LATENT}):
+    for options in (
+        {"attention": "elu"},
+        {"attention": "lsh"},
+        {"positions": "rotary", "latent": LATENT},
+    ):
         found = inference_memory(ModelConfig(**SIZES, **options))
-        assert found.cache_per_source_token == inference_memory(ModelConfig(**SIZES)).cache_per_source_token
+        assert (
+            found.cache_per_source_token
+            == inference_memory(ModelConfig(**SIZES)).cache_per_source_token
+        )
 
 
 def test_costs_of_unequal_windows_are_the_mean_of_equal_ones():
@@ -351,8 +392,15 @@ def test_flops_count_the_keys_that_are_read(name):
 
 @slow
 def test_flops_of_global_projections_are_counted():
-    options = {"shape": "encoder", "sliding_window": 9, "global_tokens": "first", "positions": "none"}
-    with_own, without = (ModelConfig(**SIZES, **options, global_projections=own) for own in (True, False))
+    options = {
+        "shape": "encoder",
+        "sliding_window": 9,
+        "global_tokens": "first",
+        "positions": "none",
+    }
+    with_own, without = (
+        ModelConfig(**SIZES, **options, global_projections=own) for own in (True, False)
+    )
     more = forward_flops(with_own, 40, 40).source - forward_flops(without, 40, 40).source
     assert more == 2 * 2 * (2 * 64 * 64)  # keys and values of two layers
 
@@ -398,7 +446,9 @@ def test_activation_memory_equals_the_tensors_that_autograd_saves(config, dropou
     with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
         states = hidden(model, inputs, inputs).flatten(0, 1)
         if model.lm_head is not None:
-            linear_cross_entropy(states, model.lm_head.weight, model.lm_head.bias, tokens.flatten(), 0.1)
+            linear_cross_entropy(
+                states, model.lm_head.weight, model.lm_head.bias, tokens.flatten(), 0.1
+            )
     measured = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
     found = count_saved(config, rows * length, length)
     assert 4 * found == pytest.approx(measured, rel=0.06)
@@ -430,7 +480,9 @@ def test_cache_memory_equals_the_real_size(config):
 def test_training_memory_by_part(config):
     parameters = count_parameters(config)
 
-    def estimate(dtype: torch.dtype = torch.float32, workers: int = 1, device: str = "cpu") -> TrainingMemory:
+    def estimate(
+        dtype: torch.dtype = torch.float32, workers: int = 1, device: str = "cpu"
+    ) -> TrainingMemory:
         machine = Machine(torch.device(device), dtype, workers)
         return estimate_memory(TrainSettings(), 100, config, 10, machine)[0]
 

@@ -35,14 +35,17 @@ EXPORTED = {
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [(module, name) for module, names in EXPORTED.items() for name in names.split()]
+    ("module", "name"),
+    [(module, name) for module, names in EXPORTED.items() for name in names.split()],
 )
 def test_every_name_of_version_0_1_can_be_imported(module: str, name: str) -> None:
     package = importlib.import_module(module)
     if name in getattr(package, "__all__", ()):
         assert getattr(package, name) is not None
     else:
-        with pytest.warns(DeprecationWarning, match=rf"^{module}\.{name} is deprecated; use trifold\.\S+$"):
+        with pytest.warns(
+            DeprecationWarning, match=rf"^{module}\.{name} is deprecated; use trifold\.\S+$"
+        ):
             assert getattr(package, name) is not None
 
 
@@ -58,7 +61,9 @@ def test_every_name_of_version_0_1_can_be_imported(module: str, name: str) -> No
 def test_names_in_old_modules(old: str, new: str) -> None:
     module, _, name = old.rpartition(".")
     place = MODULES.get(module, module)
-    with pytest.warns(DeprecationWarning, match=rf"{old} is deprecated; use {place}\.{new}$") as warned:
+    with pytest.warns(
+        DeprecationWarning, match=rf"{old} is deprecated; use {place}\.{new}$"
+    ) as warned:
         found = getattr(importlib.import_module(module), name)
     replacement = attrgetter(new)(importlib.import_module(place))
     assert found is replacement or old in REDEFINED
@@ -81,7 +86,11 @@ def test_functions_with_their_old_signatures(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("a\tx\n\nb\ty\n")
     text, table = str(tmp_path / "a.txt"), str(tmp_path / "a.tsv")
     assert data.read_lines(text) == ["", "a", "b", "", " ", "c"]
-    assert list(data.iter_rows(table, DataSettings())) == [("a", "x", 1), ("", "", 2), ("b", "y", 3)]
+    assert list(data.iter_rows(table, DataSettings())) == [
+        ("a", "x", 1),
+        ("", "", 2),
+        ("b", "y", 3),
+    ]
     for unit, expected in {
         "line": [("", 1), ("a", 2), ("b", 3), ("", 4), (" ", 5), ("c", 6)],
         "blank": [("a\nb", 2), ("c", 6)],
@@ -109,7 +118,9 @@ def test_attributes_of_objects() -> None:
     for old, new in NAMES.items():
         owner, _, name = old.rpartition(".")
         if owner in owners:
-            with pytest.warns(DeprecationWarning, match=rf"{old} is deprecated; use {owner}\.{new}"):
+            with pytest.warns(
+                DeprecationWarning, match=rf"{old} is deprecated; use {owner}\.{new}"
+            ):
                 assert getattr(owners[owner], name) == getattr(owners[owner], new)
     with pytest.raises(AttributeError, match="'Tokenizer' has no attribute 'nothing'"):
         owners["Tokenizer"].nothing  # noqa: B018

@@ -1,11 +1,10 @@
 """The commands in the documentation work: every block runs, in order, in its own folder.
 
-A ```bash block is run. A ```console block is run and must print the text shown (… matches anything). A ```python
-block is run. A ```yaml block is a recipe, or a part of one; with `<!-- file: NAME -->` before it, it is saved; with
-`<!-- study: NAME -->`, it is saved as a study.
-`<!-- not run: REASON -->` skips a block; its commands must still be well formed. `make` lines are not run, but
-their targets exist. Long training is shortened by the table below.
-"""
+A ```bash block is run. A ```console block is run and must print the text shown (… matches
+anything). A ```python block is run. A ```yaml block is a recipe, or a part of one; with `<!-- file:
+NAME -->` before it, it is saved; with `<!-- study: NAME -->`, it is saved as a study. `<!-- not
+run: REASON -->` skips a block; its commands must still be well formed. `make` lines are not run,
+but their targets exist. Long training is shortened by the table below."""
 
 from __future__ import annotations
 
@@ -123,7 +122,9 @@ class Reader:
                 command, _, shown = block.text.removeprefix("$ ").partition("\n")
                 _, output = self.type(command, block.place)
                 expected = ".*".join(re.escape(part) for part in shown.strip().split("…"))
-                assert re.fullmatch(expected, output.strip(), re.S), f"{block.place}: {command}\n{output}"
+                assert re.fullmatch(expected, output.strip(), re.S), (
+                    f"{block.place}: {command}\n{output}"
+                )
             case "python":
                 with self.monkeypatch.context() as patch:
                     _shorten_python(patch)
@@ -139,7 +140,9 @@ class Reader:
             return 0, ""
         before, pipe, last = command.rpartition(" | ")
         if not last.startswith("trifold"):
-            shortened = command.replace("trifold train smoke", f"trifold train smoke {SMALL} train.warmup=2")
+            shortened = command.replace(
+                "trifold train smoke", f"trifold train smoke {SMALL} train.warmup=2"
+            )
             done = subprocess.run(
                 ["bash", "-c", shortened],
                 capture_output=True,
@@ -160,7 +163,9 @@ class Reader:
         output = _take_redirection(words, ">")
         if source := _take_redirection(words, "<"):
             stdin = Path(source).read_bytes()
-        added = next((more for start, more in SHORTENED.items() if command.startswith(start)), "").split()
+        added = next(
+            (more for start, more in SHORTENED.items() if command.startswith(start)), ""
+        ).split()
         place = next((n for n, word in enumerate(words) if word.startswith("--")), len(words))
         words[place:place] = added
         self.capsys.readouterr()
@@ -188,7 +193,9 @@ def reader(
     return Reader(capsys, monkeypatch)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if runnable(page)], ids=lambda page: page.name
+)
 def test_commands_of_a_page_work(page: Path, reader: Reader) -> None:
     for block in blocks(page):
         reader.follow(block)
@@ -200,7 +207,9 @@ def test_example_program_translates(
     Path("a").write_text("".join(f"{n} a b c\n" for n in range(60)), encoding="utf-8", newline="\n")
     Path("b").write_text("".join(f"c b a {n}\n" for n in range(60)), encoding="utf-8", newline="\n")
     monkeypatch.setattr(
-        sys, "argv", ["translate_your_own.py", "a", "b", "1 a b c", "--steps", "2", "--holdout", "4"]
+        sys,
+        "argv",
+        ["translate_your_own.py", "a", "b", "1 a b c", "--steps", "2", "--holdout", "4"],
     )
     runpy.run_path(str(ROOT / "examples" / "translate_your_own.py"), run_name="__main__")
     *_, trained, translated = capsys.readouterr().out.splitlines()
@@ -219,7 +228,9 @@ def test_tables_of_keys_are_generated() -> None:
 def test_table_of_families_is_generated() -> None:
     page = ROOT / "docs" / "families.md"
     generator = runpy.run_path(str(ROOT / "docs" / "generate.py"))
-    assert page.read_text(encoding="utf-8") == generator["render_families"](), "run: python docs/generate.py"
+    assert page.read_text(encoding="utf-8") == generator["render_families"](), (
+        "run: python docs/generate.py"
+    )
 
 
 def test_the_walkthrough_is_generated() -> None:
@@ -261,7 +272,9 @@ def test_every_recipe_is_documented() -> None:
 
 def _commands(text: str) -> list[str]:
     joined = text.replace("\\\n", " ")
-    return [line.strip() for line in joined.splitlines() if line.strip() and not line.startswith("#")]
+    return [
+        line.strip() for line in joined.splitlines() if line.strip() and not line.startswith("#")
+    ]
 
 
 def _take_redirection(words: list[str], sign: str) -> str | None:
@@ -275,7 +288,9 @@ def _take_redirection(words: list[str], sign: str) -> str | None:
 
 
 def _environment() -> dict[str, str]:
-    """Environment variables that select the programs (sacrebleu, torchrun) and modules of this environment."""
+    """Environment variables that select the programs (sacrebleu, torchrun) and modules of this
+    environment.
+    """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return os.environ | {"PATH": path, "PYTHONPATH": os.pathsep.join(sys.path)}
 
@@ -287,7 +302,9 @@ def _shorten_python(patch: pytest.MonkeyPatch) -> None:
 
     def short(recipe: str, **changes: Any) -> Any:
         keys = {
-            key: value for key, value in SHORTENED_KEYS.items() if key != "data.holdout" or recipe != "smoke"
+            key: value
+            for key, value in SHORTENED_KEYS.items()
+            if key != "data.holdout" or recipe != "smoke"
         }
         return real(recipe, **(changes | keys))
 
@@ -349,7 +366,8 @@ def _check_form(command: str, place: str) -> None:
     plain = [word for word in rest if not word.startswith("-")]
     if verb == "train" and plain and plain[0] in recipe_names() and "stpes" not in command:
         load_recipe(
-            plain[0], [word for word in plain[1:] if re.match(r"[a-z_.]+=", word) and "…" not in word]
+            plain[0],
+            [word for word in plain[1:] if re.match(r"[a-z_.]+=", word) and "…" not in word],
         )
 
 

@@ -20,11 +20,16 @@ from trifold.recipe import load_recipe
         ("a\r\x7f\x00b\x85\u2028c", r"a\r\x7f\x00b\x85\u2028c"),
         ("\u202eright to left", r"\u202eright to left"),
         ("\ud800", r"\ud800"),
-        ("a\u200bb\u200ec\u061cd\u2060\ufeff\U000e0041", r"a\u200bb\u200ec\u061cd\u2060\ufeff\U000e0041"),
+        (
+            "a\u200bb\u200ec\u061cd\u2060\ufeff\U000e0041",
+            r"a\u200bb\u200ec\u061cd\u2060\ufeff\U000e0041",
+        ),
         ("a\tb\nc é 日 👩‍💻 می‌خواهم \\x1b", "a\tb\nc é 日 👩‍💻 می‌خواهم \\x1b"),
     ],
 )
-def test_control_characters_are_escaped_and_other_text_is_unchanged(text: str, expected: str) -> None:
+def test_control_characters_are_escaped_and_other_text_is_unchanged(
+    text: str, expected: str
+) -> None:
     assert printable(text) == expected
     assert printable(expected) == expected
 
@@ -41,11 +46,16 @@ def test_long_lines_lose_their_middle_and_long_messages_their_end() -> None:
 def test_thousands_of_unknown_keys_are_a_short_error() -> None:
     with pytest.raises(SettingsError, match=r"\n  and 9,981 more$") as caught:
         load_recipe("smoke", {"train": {f"{number}": 1 for number in range(10_000)}})
-    assert len(str(caught.value)) < 3_000 and str(caught.value).count("known keys: accumulate, ") == 1
+    assert (
+        len(str(caught.value)) < 3_000 and str(caught.value).count("known keys: accumulate, ") == 1
+    )
 
 
 def test_lines_are_wrapped_between_words_but_not_in_commands() -> None:
-    command, path = "`trifold resume 'runs/of this week/en-de' train.steps=3000`", "/data/" + "x" * 90
+    command, path = (
+        "`trifold resume 'runs/of this week/en-de' train.steps=3000`",
+        "/data/" + "x" * 90,
+    )
     text = f"error: {path}: no such file, so nothing was read; continue with {command} or leave it - {'a ' * 60}b"
     lines = wrapped(text, 40).split("\n")
     assert " ".join(line.strip() for line in lines) == text

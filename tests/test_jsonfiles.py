@@ -37,7 +37,10 @@ HOSTILE = {
     "a long integer": (b'{"a": ' + b"9" * 5000 + b"}", "largest integer"),
     "a large integer": (b'{"a": 9007199254740993}', "largest integer"),
     "not UTF-8": (b'{"a": "\xff"}', "byte 7 is not UTF-8"),
-    "half of a character": (b'{"a": ["x\\ud800"]}', r"a string contains U\+D800, an unpaired surrogate"),
+    "half of a character": (
+        b'{"a": ["x\\ud800"]}',
+        r"a string contains U\+D800, an unpaired surrogate",
+    ),
     "half of a character in a key": (b'{"\\udfff": 1}', r"a string contains U\+DFFF"),
     "deep": (b'{"a":' * 100_000, "nested too deeply"),
 }

@@ -1,4 +1,6 @@
-"""Multilingual translation, from text to text, with tokenizers and models as published, equals the reference."""
+"""Multilingual translation, from text to text, with tokenizers and models as published, equals the
+reference.
+"""
 
 from __future__ import annotations
 
@@ -65,15 +67,21 @@ CASES = [(name, *pair) for name, (_, pairs) in MODELS.items() for pair in pairs]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "source", "target"), CASES)
-def test_a_translation_equals_the_reference(name: str, source: str, target: str, saved: Saved) -> None:
+def test_a_translation_equals_the_reference(
+    name: str, source: str, target: str, saved: Saved
+) -> None:
     folder, tokenizer, model = saved(name)
     pipe = trifold.load(folder)
     tokenizer.src_lang = source
     theirs = tokenizer(TEXTS, padding=True, return_tensors="pt")
-    rows = [row[real] for row, real in zip(theirs.input_ids, theirs.attention_mask.bool(), strict=True)]
+    rows = [
+        row[real] for row, real in zip(theirs.input_ids, theirs.attention_mask.bool(), strict=True)
+    ]
     assert pipe.read(TEXTS, language=source) == [row.tolist() for row in rows]
     code = f"__{target}__" if name == "m2m" else target
-    first = {} if name == "mbart" else {"forced_bos_token_id": tokenizer.convert_tokens_to_ids(code)}
+    first = (
+        {} if name == "mbart" else {"forced_bos_token_id": tokenizer.convert_tokens_to_ids(code)}
+    )
     for options in ({}, {"num_beams": 3}):
         options = {"max_new_tokens": 8, **options}
         expected = model.generate(**theirs, do_sample=False, **first, **options)
@@ -108,8 +116,12 @@ def test_unknown_languages_are_errors(saved: Saved, tmp_path: Path) -> None:
             pipe.generate(TEXTS[0], **{key: "fr_Latn"})
     done = run_command("generate", str(folder), TEXTS[0], "--target-language", "klingon")
     assert done.code == 2
-    assert "target_language: 'klingon' is not a language of this tokenizer; did you mean" in done.err
-    with pytest.raises(SettingsError, match="target_language fra_Latn and forced_bos_token_id 3 contradict"):
+    assert (
+        "target_language: 'klingon' is not a language of this tokenizer; did you mean" in done.err
+    )
+    with pytest.raises(
+        SettingsError, match="target_language fra_Latn and forced_bos_token_id 3 contradict"
+    ):
         pipe.generate(TEXTS[0], target_language="fra_Latn", forced_bos_token_id=3)
     one = trifold.load(saved("mbart")[0])
     with pytest.raises(UsageError, match="this model writes ro_RO only"):

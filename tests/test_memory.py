@@ -67,7 +67,7 @@ def test_processes_share_the_available_memory(monkeypatch):
     assert available_memory(CPU, 4) == (GIB, "on this machine, shared by 4 ranks")
 
 
-# --- devices --------------------------------------------------------------------------------------------
+# --- devices --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("found", ["cuda", "mps", "cpu"])
@@ -81,7 +81,9 @@ def test_auto_prefers_an_accelerator_and_cpu_is_always_available(monkeypatch, fo
 def test_unavailable_device_error_lists_the_available_ones(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(UsageError, match=r"device 'cuda:3' is not available; available devices: cpu$"):
+    with pytest.raises(
+        UsageError, match=r"device 'cuda:3' is not available; available devices: cpu$"
+    ):
         find_device("cuda:3")
     with pytest.raises(UsageError, match=r"unknown device 'gpu'; use auto, cpu, cuda"):
         find_device("gpu")

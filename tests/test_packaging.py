@@ -71,7 +71,8 @@ print(json.dumps({{"seconds": seconds, "modules": sorted(sys.modules)}}), file=s
 def test_import_and_help_are_fast(action: str, limit: float) -> None:
     runs = [python(measured(action)) for _ in range(3)]
     assert not SLOW & set(runs[0]["modules"])
-    # The best processor time of three, twice the limit: fails with an eager import, not on a busy machine.
+    # The best processor time of three, twice the limit: fails with an eager import, not on a busy
+    # machine.
     assert min(run["seconds"] for run in runs) <= 2 * limit
 
 
@@ -141,5 +142,7 @@ def test_only_listed_files_are_long() -> None:
 def test_packages_import_only_lower_layers() -> None:
     pytest.importorskip("importlinter")
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -18,7 +18,13 @@ from trifold.pipeline import Pipeline, load
 from trifold.text import Tokenizer, TokenizerSettings, train_tokenizer
 
 TEXTS = ["the quick fox", "a dog", "jumps over it all"]
-SMALL: dict[str, Any] = {"max_positions": 64, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
+SMALL: dict[str, Any] = {
+    "max_positions": 64,
+    "d_model": 16,
+    "n_layers": 2,
+    "n_heads": 4,
+    "d_ff": 24,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "encoder-decoder": {},
     "decoder": {"shape": "decoder", "norm_placement": "pre", "positions": "rotary"},
@@ -52,7 +58,9 @@ def tokenizer() -> Tokenizer:
 def make_pipeline(shape: str, tokenizer: Tokenizer | None = None, **values: Any) -> Pipeline:
     torch.manual_seed(5)
     size = {"vocab_size": 40 if tokenizer is None else tokenizer.vocab_size}
-    model = Transformer(ModelConfig.parse(SMALL | size | (SHAPES | {"images": IMAGES})[shape] | values))
+    model = Transformer(
+        ModelConfig.parse(SMALL | size | (SHAPES | {"images": IMAGES})[shape] | values)
+    )
     return Pipeline(add_noise(model, 0.3), tokenizer)
 
 
@@ -61,7 +69,7 @@ def batch() -> tuple[Tensor, Tensor]:
     return tokens, torch.arange(7) < torch.tensor([7, 3, 5])[:, None]
 
 
-# --- logits -------------------------------------------------------------------------------------------
+# --- logits ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", ["encoder-decoder", "decoder", "encoder", "classifier"])
@@ -72,7 +80,9 @@ def test_logits_do_not_depend_on_padding(shape: str) -> None:
     both = (targets,) if shape == "encoder-decoder" else ()
     together = pipe.logits(tokens, attend, *both)
     for row, length in enumerate(attend.sum(1).tolist()):
-        alone = pipe.logits(tokens[row : row + 1, :length], None, *(w[row : row + 1] for w in both))[0]
+        alone = pipe.logits(
+            tokens[row : row + 1, :length], None, *(w[row : row + 1] for w in both)
+        )[0]
         here = together[row] if together.dim() == 2 or both else together[row, :length]
         torch.testing.assert_close(here, alone, rtol=0, atol=1e-5)
     if shape == "classifier":
@@ -101,10 +111,15 @@ def test_logits_do_not_depend_on_where_padding_is(case: str, layout: str) -> Non
     together, states = pipe.logits(tokens, attend), pipe.hidden_states(tokens, attend)
     for row, real in enumerate(attend):
         ids = tokens[row : row + 1, real]
-        alone, here = pipe.logits(ids)[0], together[row] if together.dim() == 2 else together[row, real]
+        alone, here = (
+            pipe.logits(ids)[0],
+            together[row] if together.dim() == 2 else together[row, real],
+        )
         torch.testing.assert_close(here, alone, rtol=0, atol=1e-5)
         for side, layers in pipe.hidden_states(ids).items():
-            torch.testing.assert_close(states[side][-1][row, real], layers[-1][0], rtol=0, atol=1e-5)
+            torch.testing.assert_close(
+                states[side][-1][row, real], layers[-1][0], rtol=0, atol=1e-5
+            )
 
 
 @torch.no_grad()
@@ -159,8 +174,16 @@ INVALID: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         DataError,
         "attend has the type torch.float32; give booleans",
     ),
-    "a mask of another shape": ({"attend": torch.ones(3, 6, dtype=torch.bool)}, DataError, r"\(3, 6\)"),
-    "an id too large": ({"tokens": torch.full((3, 7), 40)}, DataError, "id 40, but the vocabulary has 40"),
+    "a mask of another shape": (
+        {"attend": torch.ones(3, 6, dtype=torch.bool)},
+        DataError,
+        r"\(3, 6\)",
+    ),
+    "an id too large": (
+        {"tokens": torch.full((3, 7), 40)},
+        DataError,
+        "id 40, but the vocabulary has 40",
+    ),
     "an id below 0": ({"tokens": torch.full((3, 7), -1)}, DataError, "id -1"),
     "one row without its axis": ({"tokens": torch.arange(4)}, DataError, r"ids of shape \(B, T\)"),
     "fractions": ({"tokens": torch.rand(3, 7)}, DataError, "torch.float32; give ids"),
@@ -213,24 +236,44 @@ INVALID: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         DataError,
         "is empty, .*give pixels",
     ),
-    "no rows": ({"tokens": torch.ones(0, 7).long(), "attend": None}, DataError, "is empty, .*give ids"),
+    "no rows": (
+        {"tokens": torch.ones(0, 7).long(), "attend": None},
+        DataError,
+        "is empty, .*give ids",
+    ),
     "no texts": ({"tokens": [], "attend": None}, DataError, "is empty, .*give ids"),
     "no decoder rows": (
         {"decoder_tokens": torch.ones(0, 2).long(), "shape": "encoder-decoder"},
         DataError,
         "decoder_tokens is empty",
     ),
-    "sparse ids": ({"tokens": torch.ones(3, 7).long().to_sparse()}, DataError, "sparse .*give ids of shape"),
+    "sparse ids": (
+        {"tokens": torch.ones(3, 7).long().to_sparse()},
+        DataError,
+        "sparse .*give ids of shape",
+    ),
     "ids without values": (
         {"tokens": torch.ones(3, 7, device="meta").long()},
         DataError,
         "on the meta device",
     ),
-    "a sparse mask": ({"attend": torch.ones(3, 7).bool().to_sparse()}, DataError, "attend is .*sparse"),
+    "a sparse mask": (
+        {"attend": torch.ones(3, 7).bool().to_sparse()},
+        DataError,
+        "attend is .*sparse",
+    ),
     "complex ids": ({"tokens": torch.ones(3, 7) * 1j}, DataError, "torch.complex64; give ids"),
     "booleans": ({"tokens": torch.ones(3, 7).bool()}, DataError, "torch.bool; give ids"),
-    "a list of segments without types": ({"segments": [[0] * 7] * 3}, DataError, "does not use segments"),
-    "two inputs": ({"decoder_tokens": torch.ones(3, 2).long()}, UsageError, "require an encoder-decoder"),
+    "a list of segments without types": (
+        {"segments": [[0] * 7] * 3},
+        DataError,
+        "does not use segments",
+    ),
+    "two inputs": (
+        {"decoder_tokens": torch.ones(3, 2).long()},
+        UsageError,
+        "require an encoder-decoder",
+    ),
 }
 
 
@@ -240,7 +283,9 @@ def test_invalid_tensors_are_errors(case: str) -> None:
     values = {key: value for key, value in arguments.items() if key in ModelConfig.model_fields}
     pipe = make_pipeline(values.pop("shape", "decoder"), **values)
     tokens, attend = batch()
-    given = {"tokens": tokens, "attend": attend} | {k: v for k, v in arguments.items() if k not in values}
+    given = {"tokens": tokens, "attend": attend} | {
+        k: v for k, v in arguments.items() if k not in values
+    }
     given.pop("shape", None)
     for call in (pipe.logits, pipe.hidden_states):
         if case != "no end token" or call == pipe.logits:
@@ -248,7 +293,9 @@ def test_invalid_tensors_are_errors(case: str) -> None:
                 call(**given)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int16])
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int16]
+)
 def test_ids_of_every_integer_type_are_read(dtype: torch.dtype) -> None:
     pipe, (tokens, attend) = make_pipeline("decoder"), batch()
     assert torch.equal(pipe.logits(tokens.to(dtype), attend), pipe.logits(tokens, attend))
@@ -260,7 +307,9 @@ def test_a_long_text_is_an_error_without_options_of_predictions(tokenizer: Token
     pipe = make_pipeline("classifier", tokenizer)
     with pytest.raises(DataError, match=r"reads at most 64; shorten the text$"):
         pipe.logits("a dog " * 100)
-    with pytest.raises(DataError, match=r"reads at most 64; shorten .* \(on_overflow=\"truncate\"\)$"):
+    with pytest.raises(
+        DataError, match=r"reads at most 64; shorten .* \(on_overflow=\"truncate\"\)$"
+    ):
         pipe.classify("a dog " * 100)
 
 
@@ -277,7 +326,9 @@ def test_what_is_not_text_is_an_error(text: Any, tokenizer: Tokenizer) -> None:
             read(text)
 
 
-@pytest.mark.parametrize("ids", [None, 5, [4, 5], ["a"], [["a"]], [[4.5]], [[-1]], [[2**40]], [None], "abc"])
+@pytest.mark.parametrize(
+    "ids", [None, 5, [4, 5], ["a"], [["a"]], [[4.5]], [[-1]], [[2**40]], [None], "abc"]
+)
 def test_what_is_no_list_of_ids_cannot_be_decoded(ids: Any, tokenizer: Tokenizer) -> None:
     for decode in (make_pipeline("decoder", tokenizer).decode, tokenizer.decode):
         with pytest.raises(DataError, match="a list of lists of token ids is expected, not "):
@@ -291,7 +342,7 @@ def test_logits_require_a_head() -> None:
     assert len(pipe.hidden_states(tokens, attend)["encoder"]) == 3
 
 
-# --- generation -------------------------------------------------------------------------------------------
+# --- generation -----------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -362,7 +413,9 @@ def test_an_encoder_cannot_generate(shape: str, tokenizer: Tokenizer) -> None:
 
 def test_a_decoder_without_language_model_head_cannot_generate(tokenizer: Tokenizer) -> None:
     pipe = make_pipeline("decoder", tokenizer, heads=("sequence",), classifier_input="last")
-    with pytest.raises(UsageError, match=r"no language-model head \(its heads: sequence\); use `predict`"):
+    with pytest.raises(
+        UsageError, match=r"no language-model head \(its heads: sequence\); use `predict`"
+    ):
         pipe.generate(TEXTS[0])
 
 
@@ -374,9 +427,13 @@ def test_a_text_without_tokens_is_an_error(shape: str, tokenizer: Tokenizer) -> 
 
 def test_the_representation_describes_the_model(tokenizer: Tokenizer, tmp_path: Path) -> None:
     pipe = make_pipeline("classifier", tokenizer)
-    size, text = f"{sum(p.numel() for p in pipe.model.parameters()):,}", f"{tokenizer.vocab_size} tokens"
+    size, text = (
+        f"{sum(p.numel() for p in pipe.model.parameters()):,}",
+        f"{tokenizer.vocab_size} tokens",
+    )
     assert (
-        repr(pipe) == f"<Pipeline: trifold encoder; cpu; {size} parameters; heads: pooler, sequence; {text}>"
+        repr(pipe)
+        == f"<Pipeline: trifold encoder; cpu; {size} parameters; heads: pooler, sequence; {text}>"
     )
     pipe = make_pipeline("bare")
     pipe.save(tmp_path)
@@ -386,9 +443,7 @@ def test_the_representation_describes_the_model(tokenizer: Tokenizer, tmp_path: 
 def test_a_stream_of_beams_is_an_error_that_names_the_source(tokenizer: Tokenizer) -> None:
     pipe = make_pipeline("decoder", tokenizer)
     pipe.generation = pipe.generation.model_copy(update={"num_beams": 3})
-    message = (
-        r"^`stream` has a single output, and generation_config\.json .* sets num_beams to 3; add num_beams=1$"
-    )
+    message = r"^`stream` has a single output, and generation_config\.json .* sets num_beams to 3; add num_beams=1$"
     with pytest.raises(UsageError, match=message):
         list(pipe.stream(TEXTS[0]))
     with pytest.raises(UsageError, match=r"^num_beams 2: only one output"):
@@ -401,7 +456,7 @@ def test_unknown_arguments_are_errors(tokenizer: Tokenizer) -> None:
         make_pipeline("decoder", tokenizer).generate(TEXTS[0], num_beam=3)
 
 
-# --- folders -------------------------------------------------------------------------------------------
+# --- folders --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -446,7 +501,8 @@ def test_a_folder_without_a_tokenizer_accepts_ids(tmp_path: Path) -> None:
         tokens, attend, max_new_tokens=4
     )
     with pytest.raises(
-        UsageError, match="no tokenizer; load the model with tokenizer=FOLDER, or use generate_tokens"
+        UsageError,
+        match="no tokenizer; load the model with tokenizer=FOLDER, or use generate_tokens",
     ):
         again.generate("a dog")
 
@@ -460,7 +516,9 @@ def test_the_tokenizer_of_another_folder_is_read(tokenizer: Tokenizer, tmp_path:
     with pytest.raises(CheckpointError, match=r"bare: no tokenizer, but .*whole needs"):
         load(tmp_path / "whole", tokenizer=tmp_path / "bare")
     make_pipeline("decoder", vocab_size=5).save(tmp_path / "small")
-    with pytest.raises(CheckpointError, match=r"tokens, but .*small needs a tokenizer of at most 5"):
+    with pytest.raises(
+        CheckpointError, match=r"tokens, but .*small needs a tokenizer of at most 5"
+    ):
         load(tmp_path / "small", tokenizer=tmp_path / "whole")
 
 
@@ -505,7 +563,14 @@ def test_arguments_take_precedence_over_the_folder(tokenizer: Tokenizer, tmp_pat
 def test_generation_equals_that_of_transformers(tied: bool, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    sizes = {"vocab_size": 60, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    sizes = {
+        "vocab_size": 60,
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 48,
+        "num_layers": 2,
+        "num_heads": 4,
+    }
     reference = transformers.T5ForConditionalGeneration(
         transformers.T5Config(**sizes, decoder_start_token_id=0, tie_word_embeddings=tied)
     ).eval()

@@ -38,5 +38,9 @@ def test_an_empty_ragged():
 def test_joined_concatenates_the_beginnings_of_rows(sequences, data):
     rows = np.array(data.draw(st.lists(st.integers(0, len(sequences) - 1), min_size=1, max_size=8)))
     lengths = np.array([data.draw(st.integers(0, len(sequences[row]))) for row in rows])
-    expected = [token for row, length in zip(rows, lengths, strict=True) for token in sequences[row][:length]]
+    expected = [
+        token
+        for row, length in zip(rows, lengths, strict=True)
+        for token in sequences[row][:length]
+    ]
     assert Ragged.of(sequences).joined(rows, lengths).tolist() == expected

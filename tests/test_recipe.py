@@ -38,7 +38,7 @@ def write(tmp_path):
     return write
 
 
-# --- included recipes ----------------------------------------------------------------------------------------------
+# --- included recipes -----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -65,7 +65,9 @@ def test_transformers_loads_the_models_of_demos(name):
     assert describe_misfit(load_recipe(name).model) == ""
 
 
-@pytest.mark.parametrize("kind", ["translate", "causal", "classify", "tag", "masked", "pairs", "permutation"])
+@pytest.mark.parametrize(
+    "kind", ["translate", "causal", "classify", "tag", "masked", "pairs", "permutation"]
+)
 def test_transformers_loads_the_models_that_a_task_chooses(kind, write):
     recipe = load_recipe(write(f"task: {{kind: {kind}}}\ndata: {{train: a.tsv, holdout: 5}}\n"))
     assert describe_misfit(recipe.model) == ""
@@ -73,7 +75,13 @@ def test_transformers_loads_the_models_that_a_task_chooses(kind, write):
 
 def test_the_published_preset_has_the_published_size():
     tiny = load_recipe("multi30k-en-de").model
-    assert (tiny.n_layers, tiny.decoder_layers, tiny.d_model, tiny.d_ff, tiny.n_heads) == (4, 4, 128, 256, 4)
+    assert (tiny.n_layers, tiny.decoder_layers, tiny.d_model, tiny.d_ff, tiny.n_heads) == (
+        4,
+        4,
+        128,
+        256,
+        4,
+    )
 
 
 def test_recipes_command_lists_names_and_descriptions(capsys):
@@ -85,7 +93,7 @@ def test_recipes_command_lists_names_and_descriptions(capsys):
     assert {row["name"]: row["description"] for row in rows} == recipe_names()
 
 
-# --- overrides -----------------------------------------------------------------------------------------------
+# --- overrides ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -136,12 +144,18 @@ def test_decimal_and_hexadecimal_numbers_are_numbers(text, value):
     assert load(text) == value
 
 
-@pytest.mark.parametrize("key", ["train.seed", "train.steps", "train.learning_rate", "data.train", "train"])
+@pytest.mark.parametrize(
+    "key", ["train.seed", "train.steps", "train.learning_rate", "data.train", "train"]
+)
 def test_huge_integers_are_rejected(key):
     for value in (10**5000, -(10**5000), [10**5000]):
-        with pytest.raises(SettingsError, match=rf"^{re.escape(key)}: .*(beyond 2\^64|thousands of digits)"):
+        with pytest.raises(
+            SettingsError, match=rf"^{re.escape(key)}: .*(beyond 2\^64|thousands of digits)"
+        ):
             load_recipe("smoke", {key: value})
-    with pytest.raises(SettingsError, match=r"^train\.steps: an integer beyond 2\^64 is too large$"):
+    with pytest.raises(
+        SettingsError, match=r"^train\.steps: an integer beyond 2\^64 is too large$"
+    ):
         load_recipe("smoke", {"train.steps": 2**64 + 1})
 
 
@@ -158,9 +172,12 @@ def test_numbers_of_thousands_of_digits_are_not_integers(digits):
 
 def test_repeated_overrides_are_reported(capsys):
     load_recipe(
-        "smoke", ["train.steps=60", "train.seed=5", "train.steps=70", "task={}", "task.kind=translate"]
+        "smoke",
+        ["train.steps=60", "train.seed=5", "train.steps=70", "task={}", "task.kind=translate"],
     )
-    assert capsys.readouterr().err == ("warning: train.steps is set again; 70 replaces the earlier value\n")
+    assert capsys.readouterr().err == (
+        "warning: train.steps is set again; 70 replaces the earlier value\n"
+    )
     load_recipe("smoke", ["train.steps=60", "train={steps: 3, warmup: 1}"])
     assert capsys.readouterr().err.startswith("warning: train is set again; {'steps': 3")
     load_recipe("smoke", ["train.steps=60", "train.steps=60", "train.seed=5", "train.seed=0x5"])
@@ -184,11 +201,13 @@ def test_an_override_without_key_or_value_is_an_error(text):
 
 
 def test_an_override_below_a_value_is_an_error():
-    with pytest.raises(SettingsError, match=r"train\.steps\.more: steps is a value, not a group of keys"):
+    with pytest.raises(
+        SettingsError, match=r"train\.steps\.more: steps is a value, not a group of keys"
+    ):
         load_recipe("smoke", ["train.steps.more=5"])
 
 
-# --- presets -------------------------------------------------------------------------------------------------
+# --- presets --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -215,7 +234,7 @@ def test_the_default_model_is_the_base_model_of_the_paper(write):
     assert load_recipe(write("data: {train: a.tsv}\n")).model == PRESETS["transformer-base"]
 
 
-# --- what the task determines ----------------------------------------------------------------------------------
+# --- what the task determines ---------------------------------------------------------------------
 
 TASKS = {
     "causal": ("decoder", {"lm"}, ()),
@@ -231,7 +250,9 @@ TASKS = {
 
 @pytest.mark.parametrize("kind", TASKS)
 def test_the_task_chooses_the_shape_the_heads_and_the_special_tokens(write, kind):
-    recipe = load_recipe(write(f"task: {{kind: {kind}}}\ndata: {{train: a.txt}}\nmodel: {{n_layers: 2}}\n"))
+    recipe = load_recipe(
+        write(f"task: {{kind: {kind}}}\ndata: {{train: a.txt}}\nmodel: {{n_layers: 2}}\n")
+    )
     model = recipe.model
     assert (model.shape, set(model.chosen_heads), recipe.tokenizer.special) == TASKS[kind]
     assert (model.n_layers, model.d_model) == (2, 256)
@@ -247,7 +268,9 @@ def test_a_preset_gets_the_heads_of_the_task(write, preset):
     assert model.classifier_input == ("last" if preset == "gpt2" else "pooler")
     chosen = ["model.heads=[sequence, token]", "model.classifier_input=first"]
     assert load_recipe(write(text), chosen).model.heads == ("sequence", "token")
-    with pytest.raises(SettingsError, match=r"model\.heads: .*sequence is missing; set model\.heads="):
+    with pytest.raises(
+        SettingsError, match=r"model\.heads: .*sequence is missing; set model\.heads="
+    ):
         load_recipe(write(text), ["model.heads=[lm]"])
 
 
@@ -263,7 +286,9 @@ def test_a_shape_without_heads_gets_those_of_the_task(write, shape):
 def test_a_shape_that_the_task_does_not_support_is_an_error(write, kind):
     wrong = "encoder-decoder" if kind in TASKS else "decoder"
     text = f"task: {{kind: {kind}}}\ndata: {{train: a.txt}}\nmodel: {{shape: {wrong}}}\n"
-    with pytest.raises(SettingsError, match=rf"^model\.shape: {wrong} does not support task\.kind: {kind}"):
+    with pytest.raises(
+        SettingsError, match=rf"^model\.shape: {wrong} does not support task\.kind: {kind}"
+    ):
         load_recipe(write(text))
 
 
@@ -284,16 +309,19 @@ def test_start_from_is_a_key_of_the_recipe_with_an_alias(write, tmp_path):
     values = {"data.train": "a.csv"}
     recipe = load_recipe("classify", values | {"start_from": folder})
     assert recipe == load_recipe("classify", values | {"train.start_from": folder})
-    assert recipe == load_recipe("classify", values | {"start_from": folder, "train.start_from": folder})
+    assert recipe == load_recipe(
+        "classify", values | {"start_from": folder, "train.start_from": folder}
+    )
     assert (recipe.start_from, recipe.train.start_from) == (folder, None)
     assert load_recipe(write(recipe.resolved())).start_from == folder
     with pytest.raises(
-        SettingsError, match=rf"start_from: {folder} and train\.start_from: other differ; remove one"
+        SettingsError,
+        match=rf"start_from: {folder} and train\.start_from: other differ; remove one",
     ):
         load_recipe("classify", values | {"start_from": folder, "train.start_from": "other"})
 
 
-# --- files ---------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -322,11 +350,23 @@ def test_an_included_recipe_precedes_a_run_of_the_same_name(write, tmp_path, mon
 
 def test_missing_files_of_a_recipe_are_named(tmp_path, monkeypatch):
     recipe = {
-        "data": {"train": ["${TRIFOLD_DATA}/a.en", "${TRIFOLD_DATA}/a.de"], "valid": "embedded:smoke"},
-        "task": {"teacher": "runs/teacher", "parts": {"one": {"train": "hub:x:train", "valid": "b.tsv"}}},
+        "data": {
+            "train": ["${TRIFOLD_DATA}/a.en", "${TRIFOLD_DATA}/a.de"],
+            "valid": "embedded:smoke",
+        },
+        "task": {
+            "teacher": "runs/teacher",
+            "parts": {"one": {"train": "hub:x:train", "valid": "b.tsv"}},
+        },
         "tokenizer": {"file": "runs/other/model"},
     }
-    named = ["${TRIFOLD_DATA}/a.en", "${TRIFOLD_DATA}/a.de", "b.tsv", "runs/teacher", "runs/other/model"]
+    named = [
+        "${TRIFOLD_DATA}/a.en",
+        "${TRIFOLD_DATA}/a.de",
+        "b.tsv",
+        "runs/teacher",
+        "runs/other/model",
+    ]
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TRIFOLD_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -349,7 +389,10 @@ def test_the_default_name_is_the_stem_of_the_file(write):
     [
         ("a: [1", ["mine.yaml:1:6: not valid YAML"]),
         ("a: b: c", ["mine.yaml:1:5: not valid YAML"]),
-        ("train: {steps: 5}\ntrain: {steps: 6}", ["mine.yaml:1:1: not valid YAML", "duplicate key 'train'"]),
+        (
+            "train: {steps: 5}\ntrain: {steps: 6}",
+            ["mine.yaml:1:1: not valid YAML", "duplicate key 'train'"],
+        ),
         ("- a\n- b", ["mine.yaml: a recipe is a mapping"]),
         ("", ["mine.yaml: a recipe is a mapping"]),
         ("just text", ["mine.yaml: a recipe is a mapping"]),
@@ -386,7 +429,7 @@ def test_an_unknown_name_shows_the_nearest():
         load_recipe("smok")
 
 
-# --- resolved ------------------------------------------------------------------------------------------------
+# --- resolved -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -409,14 +452,15 @@ def test_text_and_numbers_survive_yaml(tmp_path_factory, text, number):
 
 
 @pytest.mark.parametrize(
-    "text", ["5e-4", "no", "yes", "true", "2017-06-12", "010", "1_000", "~", "null", "1:30", "=", "a: b"]
+    "text",
+    ["5e-4", "no", "yes", "true", "2017-06-12", "010", "1_000", "~", "null", "1:30", "=", "a: b"],
 )
 def test_text_that_looks_like_another_type_stays_text(write, text):
     recipe = load_recipe("smoke", {"description": text})
     assert load_recipe(write(recipe.resolved())).description == text
 
 
-# --- contradictions ------------------------------------------------------------------------------------------
+# --- contradictions -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -456,13 +500,22 @@ def test_text_that_looks_like_another_type_stays_text(write, text):
             {"optimizer": "adafactor", "learning_rate": 0.01, "beta2": 0.9},
             r"beta2 0\.9 has no effect with optimizer adafactor; remove it, or use adam or adamw or muon",
         ),
-        ({"momentum": 0.9}, r"momentum 0\.9 has no effect with optimizer adam; remove it, or use muon"),
+        (
+            {"momentum": 0.9},
+            r"momentum 0\.9 has no effect with optimizer adam; remove it, or use muon",
+        ),
         (
             {"optimizer": "muon", "muon_polynomial": "polar-express", "muon_iterations": 6},
             r"muon_iterations 6 exceeds the 5 of polar-express, .*; set it to 5 or less",
         ),
-        ({"optimizer": "adamw", "relative_step": False}, r"relative_step False has no effect with .* adamw"),
-        ({"weight_decay_on": "hidden"}, r"weight_decay_on hidden has no effect with optimizer adam"),
+        (
+            {"optimizer": "adamw", "relative_step": False},
+            r"relative_step False has no effect with .* adamw",
+        ),
+        (
+            {"weight_decay_on": "hidden"},
+            r"weight_decay_on hidden has no effect with optimizer adam",
+        ),
         (
             {"ema": 0.99, "average": 2},
             r"ema 0\.99 and average 2 both average the weights; choose one",
@@ -498,7 +551,13 @@ def test_contradictory_train_settings_are_errors(values, message):
     [
         {"schedule": "linear", "warmup": 0, "steps": 2},
         {"schedule": "linear", "warmup": 0, "steps": 1, "final_rate": 0.1},
-        {"schedule": "warmup-stable-decay", "warmup": 0, "steps": 12, "decay": 1, "final_rate": 0.1},
+        {
+            "schedule": "warmup-stable-decay",
+            "warmup": 0,
+            "steps": 12,
+            "decay": 1,
+            "final_rate": 0.1,
+        },
         {"schedule": "warmup-stable-decay", "warmup": 0, "steps": 12, "decay": 2},
         {"schedule": "constant", "warmup": 0, "steps": 1},
     ],

@@ -37,9 +37,10 @@ def test_one_process_answers_and_inherits_no_secrets(
         first, second = (sandbox.request({"é\n": [1, None]}, **LIMITS) for _ in range(2))
         assert first["echo"] == {"é\n": [1, None]} and first["pid"] == second["pid"]
         environment = first["environment"]
-        assert environment["MARK"] == "1" and not {"HF_TOKEN", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"} & set(
-            environment
-        )
+        assert environment["MARK"] == "1" and not {
+            "HF_TOKEN",
+            "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD",
+        } & set(environment)
         for message in ({"a": float("nan")}, {"a": object()}):
             with pytest.raises((TypeError, ValueError)):
                 sandbox.request(message, **LIMITS)

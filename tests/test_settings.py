@@ -42,10 +42,19 @@ GOOD = {"owner": "me"}
     [
         ({}, "cart.owner: a value is required"),
         (GOOD | {"laod": 2.0}, "cart.laod: unknown key; did you mean 'load'?"),
-        (GOOD | {"zzz": 2.0}, "cart.zzz: unknown key; known keys: load, owner, slope, spare, wheel"),
+        (
+            GOOD | {"zzz": 2.0},
+            "cart.zzz: unknown key; known keys: load, owner, slope, spare, wheel",
+        ),
         (GOOD | {"wheel": {"sise": 3}}, "cart.wheel.sise: unknown key; did you mean 'size'?"),
-        (GOOD | {"spare": {"matrial": 3}}, "cart.spare.matrial: unknown key; did you mean 'material'?"),
-        (GOOD | {"wheel": {"size": "3"}}, "cart.wheel.size: input should be a valid integer, got '3'"),
+        (
+            GOOD | {"spare": {"matrial": 3}},
+            "cart.spare.matrial: unknown key; did you mean 'material'?",
+        ),
+        (
+            GOOD | {"wheel": {"size": "3"}},
+            "cart.wheel.size: input should be a valid integer, got '3'",
+        ),
         (GOOD | {"wheel": {"size": -1}}, "cart.wheel.size: input should be greater than 0, got -1"),
         (
             GOOD | {"wheel": {"material": "tin"}},
@@ -56,8 +65,14 @@ GOOD = {"owner": "me"}
             {"owner": "m\ud800"},
             "cart.owner: 'm\\ud800' contains U+D800, an unpaired surrogate; remove it, or write the whole character",
         ),
-        (GOOD | {"slope": 1e-31}, "cart.slope: input should be greater than or equal to 1e-30, got 1e-31"),
-        (GOOD | {"slope": 1e31}, "cart.slope: input should be less than or equal to 1e+30, got 1e+31"),
+        (
+            GOOD | {"slope": 1e-31},
+            "cart.slope: input should be greater than or equal to 1e-30, got 1e-31",
+        ),
+        (
+            GOOD | {"slope": 1e31},
+            "cart.slope: input should be less than or equal to 1e+30, got 1e+31",
+        ),
         (GOOD | {"load": 99.0}, "cart: load 99.0 is too much for a wheel of 10"),
         (GOOD | {"load": True}, "cart.load: input should be a valid number, got True"),
     ],
@@ -125,7 +140,7 @@ def test_nearest_shows_one_or_all_names():
     assert nearest("xyz", ["train", "valid"], "splits") == "; known splits: train, valid"
 
 
-# --- one of several kinds ------------------------------------------------------------------------------------
+# --- one of several kinds -------------------------------------------------------------------------
 
 
 class Horse(Settings):
@@ -190,9 +205,17 @@ class Renamed(Settings):
 @pytest.mark.parametrize(
     ("values", "expected", "warning"),
     [
-        ({"colour": "blue"}, {"color": "blue", "cut": "chunks"}, "'colour' is deprecated; use 'color'"),
+        (
+            {"colour": "blue"},
+            {"color": "blue", "cut": "chunks"},
+            "'colour' is deprecated; use 'color'",
+        ),
         ({"trim": "drop"}, {"color": "red", "cut": "drop"}, "'trim' is deprecated; use 'cut'"),
-        ({"color": "blue", "colour": "green"}, {"color": "green", "cut": "chunks"}, "'colour' is deprecated"),
+        (
+            {"color": "blue", "colour": "green"},
+            {"color": "green", "cut": "chunks"},
+            "'colour' is deprecated",
+        ),
     ],
 )
 def test_deprecated_names_are_accepted_with_one_warning(values, expected, warning, capsys):

@@ -1,11 +1,14 @@
-"""Compare this source tree with a reference commit, bit by bit: losses, checkpoint tensors, generated text.
+"""Compare this source tree with a reference commit, bit by bit: losses, checkpoint tensors,
+generated text.
 
-    python tools/compare_reference.py                        against 909037c, the last commit before the refactoring
-    python tools/compare_reference.py --reference HEAD~1     against another commit, or a folder with its sources
+    python tools/compare_reference.py        against 909037c, the last commit before the refactoring
+    python tools/compare_reference.py --reference HEAD~1
+                                                against another commit, or a folder with its sources
     python tools/compare_reference.py --only smoke           chosen cases; --list names them
 
-Both trees execute the same commands with the same seeds, in one environment. Cases that need the public datasets read
-them from TRIFOLD_DATA and are skipped without it. Exit code 0: every digest is equal.
+Both trees execute the same commands with the same seeds, in one environment. Cases that need the
+public datasets read them from TRIFOLD_DATA and are skipped without it. Exit code 0: every digest is
+equal.
 """
 
 from __future__ import annotations
@@ -32,13 +35,17 @@ data: {train: "embedded:smoke", valid: "embedded:smoke", field: source}
 tokenizer: {kind: char, vocab_size: 60}
 model: {preset: gpt2, n_layers: 3, d_model: 384, n_heads: 6, d_ff: 1536, max_positions: 128}
 batch: {tokens: 1024}
-train: {steps: 6, learning_rate: 0.001, warmup: 2, validate_every: 6, save_every: 6, keep_last: 1, log_every: 1}
+train: {steps: 6, learning_rate: 0.001, warmup: 2, validate_every: 6, save_every: 6,
+  keep_last: 1, log_every: 1}
 """
-SHORT = "train.steps={0} train.warmup=1 train.validate_every={0} train.save_every={0} train.log_every=1"
+SHORT = (
+    "train.steps={0} train.warmup=1 train.validate_every={0} train.save_every={0} train.log_every=1"
+)
 TRAINING = {
     "smoke": "smoke " + SHORT.format(40),
     "smoke-workers": "smoke train.workers=2 train.accumulate=2 " + SHORT.format(20),
-    "smoke-muon": "smoke train.optimizer=muon train.learning_rate=0.01 train.ema=0.9 " + SHORT.format(20),
+    "smoke-muon": "smoke train.optimizer=muon train.learning_rate=0.01 train.ema=0.9 "
+    + SHORT.format(20),
     "smoke-adafactor": "smoke train.optimizer=adafactor train.recompute=blocks " + SHORT.format(20),
     "smoke-bf16": "smoke train.precision=bfloat16 " + SHORT.format(20),
     "demo": "demo " + SHORT.format(12),
@@ -46,7 +53,8 @@ TRAINING = {
     "shakespeare-char-tiny": "shakespeare-char-tiny " + SHORT.format(20),
     "mlm-plain": "mlm-plain " + SHORT.format(6),
     "denoise": "multi30k-denoise " + SHORT.format(3),
-    # Its position dropout draws different masks than 909037c (changelog, Numbers), so dropout is off.
+    # Its position dropout draws different masks than 909037c (changelog, Numbers), so dropout is
+    # off.
     "permutation": "permutation model.dropout=0 model.attention_dropout=0 " + SHORT.format(2),
     "sop": "sop " + SHORT.format(2),
     "span-corruption": "span-corruption " + SHORT.format(3),
@@ -66,13 +74,28 @@ GENERATION = {
     "translate-bf16": ("demo", "--dtype bfloat16"),
     "translate-int8": ("demo", "--weights int8"),
 }
-PROMPTS = ["one hundred and two", "seven", "I love dogs.", "She is sleeping in the garden of the house."]
-NEED_DATA = ("shakespeare", "mlm", "denoise", "permutation", "sop", "span-corruption", "text-to-text")
+PROMPTS = [
+    "one hundred and two",
+    "seven",
+    "I love dogs.",
+    "She is sleeping in the garden of the house.",
+]
+NEED_DATA = (
+    "shakespeare",
+    "mlm",
+    "denoise",
+    "permutation",
+    "sop",
+    "span-corruption",
+    "text-to-text",
+)
 
 
 def main() -> int:
     """Run the cases in both trees; 1 if any value differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--reference", default=REFERENCE, help="a commit, or a folder with src/")
     parser.add_argument("--only", action="append", help="these cases; repeatable")
     parser.add_argument("--list", action="store_true", help="list the cases")
@@ -133,7 +156,13 @@ def _trifold(source: Path, folder: Path, words: list[str], given: str = "") -> s
     environment = os.environ | single | {"PYTHONPATH": str(source)}
     command = [sys.executable, "-m", "trifold", *words]
     done = subprocess.run(
-        command, cwd=folder, env=environment, input=given, capture_output=True, text=True, check=False
+        command,
+        cwd=folder,
+        env=environment,
+        input=given,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(words)} failed in {source}:\n{done.stderr[-3000:]}")
@@ -152,11 +181,15 @@ def _losses(run: Path) -> dict[str, str]:
 
 def _tensors(run: Path) -> dict[str, str]:
     found = {}
-    for file in sorted([*run.glob("model/*.safetensors"), *run.glob("checkpoints/*/*.safetensors")]):
+    for file in sorted(
+        [*run.glob("model/*.safetensors"), *run.glob("checkpoints/*/*.safetensors")]
+    ):
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118
                 content = tensors.get_tensor(name).contiguous().view(-1).numpy(force=True).tobytes()
-                found[f"{file.parent.name}/{file.name}/{name}"] = hashlib.sha256(content).hexdigest()
+                found[f"{file.parent.name}/{file.name}/{name}"] = hashlib.sha256(
+                    content
+                ).hexdigest()
     return found
 
 

@@ -1,11 +1,13 @@
-"""Count the files of trifold in which a function runs before the first optimizer step of `trifold train smoke`.
+"""Count the files of trifold in which a function runs before the first optimizer step of `trifold
+train smoke`.
 
     python tools/count_train_files.py               this source tree
     python tools/count_train_files.py PATH/TO/src   another one
     python tools/count_train_files.py --list        with the names, in order of first use
 
-A profiler (`sys.setprofile`, in every thread) records each file on its first function call, until a function named
-`step` of a file with `optim` or `muon` in its path is called. Module-level code and class bodies do not count.
+A profiler (`sys.setprofile`, in every thread) records each file on its first function call, until a
+function named `step` of a file with `optim` or `muon` in its path is called. Module-level code and
+class bodies do not count.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ def profile(frame, event, argument):
     if code.co_flags & 2 == 0:  # CO_NEWLOCALS is not set: a class body
         return
     name = os.path.relpath(code.co_filename, source)
-    if until_step and code.co_name == "step" and any(part in name for part in ("optim", "muon", "adam")):
+    is_step = code.co_name == "step" and any(part in name for part in ("optim", "muon", "adam"))
+    if until_step and is_step:
         finish()
     seen.setdefault(f"{name} {code.co_name}", None)
 
@@ -59,7 +62,8 @@ SMOKE = ("train", "smoke", "train.workers=1", "train.steps=2", "train.warmup=1")
 
 
 def trace_calls(command: Sequence[str], source: Path, *, until_step: bool) -> list[str]:
-    """The functions that a command of the tree `source` runs, as "FILE FUNCTION" in order of first use.
+    """The functions that a command of the tree `source` runs, as "FILE FUNCTION" in order of first
+    use.
 
     until_step: only until the first optimizer step. Raises RuntimeError if the command fails.
     """
@@ -73,8 +77,12 @@ def trace_calls(command: Sequence[str], source: Path, *, until_step: bool) -> li
 
 def main() -> int:
     """Print the number of files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("source", nargs="?", type=Path, default=Path(__file__).resolve().parents[1] / "src")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "source", nargs="?", type=Path, default=Path(__file__).resolve().parents[1] / "src"
+    )
     parser.add_argument("--list", action="store_true", help="print the names of the files")
     chosen = parser.parse_args()
     calls = trace_calls(SMOKE, chosen.source.resolve(), until_step=True)

@@ -1,13 +1,15 @@
-"""Write ListOps (Nangia & Bowman 2018): nested lists with an operator, and the digit that each evaluates to.
+"""Write ListOps (Nangia & Bowman 2018): nested lists with an operator, and the digit that each
+evaluates to.
 
     python tools/listops.py listops-512 --longest 512 --arguments 5
     python tools/listops.py listops-2000 --shortest 501 --longest 2000 --arguments 10
     trifold train classify data.train=listops-512/train.tsv data.valid=listops-512/valid.tsv
 
-An expression is `[MAX 2 9 [MIN 4 7 ] 0 ]`; tokens are between spaces. MIN, MAX, MED (median, rounded down) and SM (sum
-modulo 10) take 2 or more arguments. An argument is a list with a probability of 1/4, otherwise a digit. Expressions
-that are too short or too long are drawn again, as in Long Range Arena (Tay et al. 2021), whose lengths and
-arguments are those of the second command. No expression occurs twice.
+An expression is `[MAX 2 9 [MIN 4 7 ] 0 ]`; tokens are between spaces. MIN, MAX, MED (median,
+rounded down) and SM (sum modulo 10) take 2 or more arguments. An argument is a list with a
+probability of 1/4, otherwise a digit. Expressions that are too short or too long are drawn again,
+as in Long Range Arena (Tay et al. 2021), whose lengths and arguments are those of the second
+command. No expression occurs twice.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ OPERATORS: dict[str, Callable[[list[int]], int]] = {
 def grow(
     rng: random.Random, tokens: list[str], longest: int, arguments: int, depth: int, level: int = 1
 ) -> int:
-    """Append a random expression to `tokens`, and return its value. Raises OverflowError beyond `longest` tokens.
+    """Append a random expression to `tokens`, and return its value. Raises OverflowError beyond
+    `longest` tokens.
 
     depth: levels of the tree; the last has digits only.
     """
@@ -53,7 +56,9 @@ def grow(
 def expressions(
     seed: int, shortest: int, longest: int, arguments: int, depth: int
 ) -> Iterator[tuple[str, int]]:
-    """Different expressions of `shortest` to `longest` tokens and their values; a function of the arguments."""
+    """Different expressions of `shortest` to `longest` tokens and their values; a function of the
+    arguments.
+    """
     rng, seen = random.Random(seed), set[str]()
     while True:
         tokens: list[str] = []
@@ -74,8 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, nargs=3, default=(20_000, 1_000, 1_000), metavar="N")
     parser.add_argument("--shortest", type=int, default=16, metavar="TOKENS")
     parser.add_argument("--longest", type=int, default=512, metavar="TOKENS")
-    parser.add_argument("--arguments", type=int, default=5, metavar="N", help="largest number of a list")
-    parser.add_argument("--depth", type=int, default=10, metavar="N", help="levels, digits included")
+    parser.add_argument(
+        "--arguments", type=int, default=5, metavar="N", help="largest number of a list"
+    )
+    parser.add_argument(
+        "--depth", type=int, default=10, metavar="N", help="levels, digits included"
+    )
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         lines = [f"{text}\t{value}\n" for text, value in islice(rows, count)]
         file = options.folder / f"{split}.tsv"
         file.write_text("".join(["text\tlabel\n", *lines]), encoding="utf-8", newline="\n")
-        print(f"{file}: {count:,} expressions, {sum(line.count(' ') + 1 for line in lines):,} tokens")
+        print(
+            f"{file}: {count:,} expressions, {sum(line.count(' ') + 1 for line in lines):,} tokens"
+        )
 
 
 if __name__ == "__main__":

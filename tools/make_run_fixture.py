@@ -5,8 +5,8 @@ Run it with that version of trifold:
     git worktree add ../reference 909037c
     PYTHONPATH=../reference/src python tools/make_run_fixture.py
 
-The folder holds the run as SIGTERM left it after step 50 of 60, and expected.json: the losses of the same run without
-an interruption, and what the saved model generates.
+The folder holds the run as SIGTERM left it after step 50 of 60, and expected.json: the losses of
+the same run without an interruption, and what the saved model generates.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "run"
         train("smoke", out=folder, **OVERRIDES)
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+        lines = [
+            json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()
+        ]
     keys = ("train/loss", "valid/loss")
     losses = [
         {"step": line["step"], key: line[key]}

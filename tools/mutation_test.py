@@ -1,15 +1,17 @@
 """Mutation testing across a refactoring: no bug that the old tests catch may escape the new tests.
 
-    python tools/mutation_test.py old  [--count 300] [--seed 1]    mutate the reference commit, run its tests
-    python tools/mutation_test.py new                              map each caught mutation to this tree, run its tests
-    python tools/mutation_test.py report                           list what only the old tests catch
+    python tools/mutation_test.py old  [--count 300] [--seed 1]    mutate the reference commit, run
+                                       its tests
+    python tools/mutation_test.py new           map each caught mutation to this tree, run its tests
+    python tools/mutation_test.py report                          list what only the old tests catch
 
-`old` draws mutations of single expressions (comparison, arithmetic, boolean and constant operators) from the sources
-of the reference commit. `new` finds the corresponding expression: equal up to the names of identifiers, in the most
-similar function; without results of `old` it takes those of mutation_baseline.json. Results are appended to
-build/mutations/*.jsonl, so an interrupted command continues. The tests of a module run first, then those that import
-it, then those of its package, until one fails or the budget is spent. Linux only (fork); a mutated tree is a copy in a
-temporary folder.
+`old` draws mutations of single expressions (comparison, arithmetic, boolean and constant operators)
+from the sources of the reference commit. `new` finds the corresponding expression: equal up to the
+names of identifiers, in the most similar function; without results of `old` it takes those of
+mutation_baseline.json. Results are appended to build/mutations/*.jsonl, so an interrupted command
+continues. The tests of a module run first, then those that import it, then those of its package,
+until one fails or the budget is spent. Linux only (fork); a mutated tree is a copy in a temporary
+folder.
 """
 
 from __future__ import annotations
@@ -37,9 +39,11 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "build" / "mutations"
 REFERENCE = "909037c"
-# The numbers of the 300 mutations of seed 1 that the tests of REFERENCE catch within 15 to 20 seconds each.
+# The numbers of the 300 mutations of seed 1 that the tests of REFERENCE catch within 15 to 20
+# seconds each.
 BASELINE = Path(__file__).with_name("mutation_baseline.json")
-# Not part of the package any more: the phrasebook's generator, the fault harness, the baselines of the demos.
+# Not part of the package any more: the phrasebook's generator, the fault harness, the baselines of
+# the demos.
 EXCLUDED = (
     "data/phrasebook/",
     "data/embedded.py",
@@ -59,13 +63,21 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
         ast.NotEq: ast.Eq,
     },
     **{ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In},
-    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult},
+    **{
+        ast.Add: ast.Sub,
+        ast.Sub: ast.Add,
+        ast.Mult: ast.FloorDiv,
+        ast.FloorDiv: ast.Mult,
+        ast.Div: ast.Mult,
+    },
     **{ast.And: ast.Or, ast.Or: ast.And},
 }
 
 
 class Site(NamedTuple):
-    """An expression that can be mutated: its place, the shapes of it, its statement and its function, the two texts."""
+    """An expression that can be mutated: its place, the shapes of it, its statement and its
+    function, the two texts.
+    """
 
     path: str
     line: int
@@ -93,7 +105,9 @@ def sites(source: Path) -> Iterator[Site]:
         for function in ast.walk(tree):
             if not isinstance(function, ast.FunctionDef):
                 continue
-            tokens = tuple(_shape(node) for node in ast.walk(function) if isinstance(node, ast.stmt))[1:60]
+            tokens = tuple(
+                _shape(node) for node in ast.walk(function) if isinstance(node, ast.stmt)
+            )[1:60]
             for top in function.body:
                 for statement, node in _expressions(top, top):
                     mutated = _mutated(node)
@@ -117,8 +131,8 @@ def sites(source: Path) -> Iterator[Site]:
 
 
 def _expressions(statement: ast.stmt, node: ast.AST) -> Iterator[tuple[ast.stmt, ast.AST]]:
-    """Like `ast.walk`, with the statement of each node, without the insides of f-strings (Python 3.11 does not know
-    their positions) and of functions.
+    """Like `ast.walk`, with the statement of each node, without the insides of f-strings (Python
+    3.11 does not know their positions) and of functions.
     """
     yield statement, node
     for child in ast.iter_child_nodes(node):
@@ -171,7 +185,9 @@ def _shape(node: ast.AST) -> str:
 
 
 def find(site: Site, candidates: dict[str, list[Site]]) -> Site | None:
-    """The corresponding expression of another tree: equal in shape, in the most similar function."""
+    """The corresponding expression of another tree: equal in shape, in the most similar
+    function.
+    """
     best, score = None, 0.45
     for other in candidates.get(site.shape, []):
         similarity = SequenceMatcher(None, site.function, other.function, autojunk=False).ratio()
@@ -194,16 +210,23 @@ def tests_of(path: str, tests: Path) -> list[str]:
     importing = [
         file
         for file in sorted(tests.rglob("test_*.py"))
-        if dotted in (text := file.read_text(encoding="utf-8")) or f"from trifold.{package} import" in text
+        if dotted in (text := file.read_text(encoding="utf-8"))
+        or f"from trifold.{package} import" in text
     ]
     rest = sorted((tests / package).rglob("test_*.py"))
-    whole = [tests / "test_pipeline.py", tests / "train" / "test_loop.py", tests / "cli" / "test_train.py"]
+    whole = [
+        tests / "test_pipeline.py",
+        tests / "train" / "test_loop.py",
+        tests / "cli" / "test_train.py",
+    ]
     found = dict.fromkeys(str(file) for file in (*own, *importing, *rest, *whole) if file.exists())
     return [file for file in found if "/faults/" not in file and "test_docs" not in file]
 
 
 class Runner:
-    """Runs tests against mutated copies of a tree, in forks of a process that has imported the libraries."""
+    """Runs tests against mutated copies of a tree, in forks of a process that has imported the
+    libraries.
+    """
 
     def __init__(self, tree: Path, budget: float) -> None:
         import pytest  # noqa: F401
@@ -220,7 +243,9 @@ class Runner:
                 shutil.copy(from_, to)
 
     def verdict(self, site: Site) -> tuple[str, float]:
-        """Whether the tests catch the mutation ("caught" or "survived"), and the seconds they take."""
+        """Whether the tests catch the mutation ("caught" or "survived"), and the seconds they
+        take.
+        """
         file = self.folder / "src" / site.path
         before = file.read_bytes()
         file.write_bytes(before[: site.start] + site.mutated.encode() + before[site.end :])
@@ -276,11 +301,15 @@ class Runner:
 
 def main() -> int:
     """Run one of the three commands."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("command", choices=("old", "new", "report"))
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds of processor time per mutation")
+    parser.add_argument(
+        "--budget", type=float, default=60.0, help="seconds of processor time per mutation"
+    )
     parser.add_argument(
         "--part", default="0/1", help="K/N: every Nth mutation from K, for N processes at once"
     )
@@ -290,13 +319,18 @@ def main() -> int:
     if chosen.command == "report":
         return _report()
     with tempfile.TemporaryDirectory() as folder:
-        archive = subprocess.run(["git", "archive", REFERENCE], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+        archive = subprocess.run(
+            ["git", "archive", REFERENCE], cwd=ROOT, stdout=subprocess.PIPE, check=True
+        )
         subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
         every = list(sites(Path(folder) / "src"))
         drawn = random.Random(chosen.seed).sample(every, chosen.count)
         if chosen.command == "old":
             _run(
-                Path(folder), dict(list(enumerate(drawn))[part::parts]), RESULTS / "old.jsonl", chosen.budget
+                Path(folder),
+                dict(list(enumerate(drawn))[part::parts]),
+                RESULTS / "old.jsonl",
+                chosen.budget,
             )
             return 0
     old = _read(RESULTS / "old.jsonl")
@@ -315,7 +349,12 @@ def main() -> int:
     for number, found in caught.items():
         if found is None:
             _append(RESULTS / "new.jsonl", number, drawn[number], "unmapped", 0.0)
-    _run(ROOT, {n: site for n, site in caught.items() if site}, RESULTS / "new.jsonl", 2 * chosen.budget)
+    _run(
+        ROOT,
+        {n: site for n, site in caught.items() if site},
+        RESULTS / "new.jsonl",
+        2 * chosen.budget,
+    )
     return 0
 
 
@@ -348,12 +387,17 @@ def _read(results: Path) -> dict[int, dict[str, Any]]:
 
 
 def _report() -> int:
-    """Count the verdicts on the mutations that the old tests catch, and print those that the new tests do not."""
+    """Count the verdicts on the mutations that the old tests catch, and print those that the new
+    tests do not.
+    """
     new = _read(RESULTS / "new.jsonl")
     print(dict(Counter(line["verdict"] for line in new.values())))
     for number, line in sorted(new.items()):
         if line["verdict"] != "caught":
-            print(f"{number:4} {line['verdict']} {line['place']}: {line['original']} -> {line['mutated']}")
+            print(
+                f"{number:4} {line['verdict']} {line['place']}: {line['original']} -> "
+                f"{line['mutated']}"
+            )
     return 1 if any(line["verdict"] == "survived" for line in new.values()) else 0
 
 

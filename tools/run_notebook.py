@@ -1,7 +1,8 @@
-"""Run the code cells of a notebook and store their outputs in it: python -m tools.run_notebook FILE.ipynb
+"""Run the code cells of a notebook and store their outputs in it: python -m tools.run_notebook
+FILE.ipynb
 
-The cells are plain Python and run in this process, in an empty folder. An output is what a cell prints on standard
-output, and the value of its last line.
+The cells are plain Python and run in this process, in an empty folder. An output is what a cell
+prints on standard output, and the value of its last line.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import Any
 
 
 def run(notebook: dict[str, Any]) -> dict[str, Any]:
-    """Run the cells in the current folder and replace their outputs. Returns the variables of the cells."""
+    """Run the cells in the current folder and replace their outputs. Returns the variables of the
+    cells.
+    """
     variables: dict[str, Any] = {"__name__": "__main__"}
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     for number, cell in enumerate(code, start=1):
@@ -34,7 +37,9 @@ def run(notebook: dict[str, Any]) -> dict[str, Any]:
             cell["outputs"].append({"output_type": "stream", "name": "stdout", "text": text})
         if value is not None:
             shown = {"data": {"text/plain": repr(value).splitlines(keepends=True)}, "metadata": {}}
-            cell["outputs"].append({"output_type": "execute_result", "execution_count": number, **shown})
+            cell["outputs"].append(
+                {"output_type": "execute_result", "execution_count": number, **shown}
+            )
     return variables
 
 
@@ -43,7 +48,9 @@ def main(file: Path) -> None:
     notebook = json.loads(file.read_text("utf-8"))
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         run(notebook)
-    file.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
+    file.write_text(
+        json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""Token caches of text larger than memory: write text, build a cache, open it, read it at random, count all tokens.
+"""Token caches of text larger than memory: write text, build a cache, open it, read it at random,
+count all tokens.
 
-    python benchmarks/data/big_corpus.py --size 10 --folder /somewhere/large [--tokenizer byte-bpe|bytes] [--count]
+    python benchmarks/data/big_corpus.py --size 10 --folder /somewhere/large [--tokenizer
+    byte-bpe|bytes] [--count]
 
-Every step runs in its own process, which measures its memory: the peak resident size (memory-mapped files included)
-minus the size after the imports. The text is random words with a Zipf distribution, in lines of 400 characters.
-`--count` also reads one epoch, first with two ranks, then with three after a resume, and compares the number of times
-every id was read with its number in the cache. Existing files are reused; remove the folder to start again.
-"""
+Every step runs in its own process, which measures its memory: the peak resident size (memory-mapped
+files included) minus the size after the imports. The text is random words with a Zipf distribution,
+in lines of 400 characters. `--count` also reads one epoch, first with two ranks, then with three
+after a resume, and compares the number of times every id was read with its number in the cache.
+Existing files are reused; remove the folder to start again."""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def make_words(rng: np.random.Generator) -> list[str]:
     syllables = [c + v for c in "bcdfghklmnprstvwz" for v in "aeiouäöü"]
     rows = rng.integers(0, len(syllables), (50_000, 4)).tolist()
     sizes = rng.integers(1, 5, 50_000).tolist()
-    found = {"".join(syllables[n] for n in row[:size]) for row, size in zip(rows, sizes, strict=True)}
+    found = {
+        "".join(syllables[n] for n in row[:size]) for row, size in zip(rows, sizes, strict=True)
+    }
     return sorted(found)
 
 
@@ -67,7 +71,9 @@ def write_text(folder: Path, size: float) -> dict[str, Any]:
             written = 0
             while written < total:
                 chosen = vocabulary[
-                    np.searchsorted(cumulative, rng.random(BLOCK_BYTES // 7)).clip(max=len(vocabulary) - 1)
+                    np.searchsorted(cumulative, rng.random(BLOCK_BYTES // 7)).clip(
+                        max=len(vocabulary) - 1
+                    )
                 ]
                 text = " ".join(chosen)
                 starts = range(0, len(text), DOCUMENT_CHARACTERS)
@@ -90,7 +96,9 @@ def make_encoder(folder: Path, kind: str) -> Encoder:
     if not file.is_file():
         _, documents = open_documents(str(folder / "corpus.txt"), DataSettings(), "train")
         sample = [next(documents) for _ in range(20_000)]
-        make_tokenizer(sample, TokenizerSettings(kind="byte-bpe", vocab_size=VOCABULARY)).save(folder)
+        make_tokenizer(sample, TokenizerSettings(kind="byte-bpe", vocab_size=VOCABULARY)).save(
+            folder
+        )
     tokenizer = Tokenizer.load(file)
 
     def encode(texts: Sequence[str]) -> tuple[Any, Any, int]:
@@ -105,7 +113,9 @@ def make_encoder(folder: Path, kind: str) -> Encoder:
 def open_cache(folder: Path, kind: str) -> TokenCache:
     settings = DataSettings(cache=str(folder / "cache"))
     report = partial(print, file=sys.stderr, flush=True)
-    return open_tokens(str(folder / "corpus.txt"), settings, make_encoder(folder, kind), report=report)
+    return open_tokens(
+        str(folder / "corpus.txt"), settings, make_encoder(folder, kind), report=report
+    )
 
 
 def build(folder: Path, kind: str) -> dict[str, Any]:
@@ -150,7 +160,9 @@ def read(folder: Path, kind: str, rows: int = 20_000) -> dict[str, Any]:
 
 
 def count(folder: Path, kind: str) -> dict[str, Any]:
-    """Read one epoch with two ranks for the first half and three for the rest; every id must be read once."""
+    """Read one epoch with two ranks for the first half and three for the rest; every id must be
+    read once.
+    """
     cache = open_cache(folder, kind)
     blocks = Blocks(cache.starts, WIDTH, shift=5)
     plan = ShuffledRows(len(blocks), 64, seed=1, epoch=0)
@@ -160,14 +172,20 @@ def count(folder: Path, kind: str) -> dict[str, Any]:
     for number in range(len(plan)):
         ranks, batch = 2 if number < 2 * steps else 3, plan[number]
         for rank in range(ranks):
-            share = deal_batch(blocks.lengths, batch, number, accumulate=ranks, rank=rank, world=ranks)
+            share = deal_batch(
+                blocks.lengths, batch, number, accumulate=ranks, rank=rank, world=ranks
+            )
             rows = np.concatenate([batch[:0], *share.parts])
             starts, lengths = blocks.select(rows)
             read += np.bincount(cache.ids[positions(starts, lengths)], minlength=1 << 16)
     for start in range(0, len(cache.ids), 1 << 22):
         expected += np.bincount(cache.ids[start : start + (1 << 22)], minlength=1 << 16)
     assert np.array_equal(read, expected), "an id was lost or read twice"
-    return {"tokens": int(read.sum()), "ids": int((read > 0).sum()), "seconds": time.perf_counter() - began}
+    return {
+        "tokens": int(read.sum()),
+        "ids": int((read > 0).sum()),
+        "seconds": time.perf_counter() - began,
+    }
 
 
 STEPS = {"build": build, "open": open_again, "read": read, "count": count}
@@ -180,7 +198,9 @@ def main() -> None:
     parser.add_argument("--size", type=float, default=1.0, help="GB of text")
     parser.add_argument("--folder", type=Path, default=Path("big-corpus"))
     parser.add_argument("--tokenizer", choices=["byte-bpe", "bytes"], default="byte-bpe")
-    parser.add_argument("--count", action="store_true", help="also read a whole epoch and count every id")
+    parser.add_argument(
+        "--count", action="store_true", help="also read a whole epoch and count every id"
+    )
     parser.add_argument("--step", choices=list(STEPS), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.step:
@@ -195,7 +215,10 @@ def main() -> None:
             continue
         command = [sys.executable, __file__, "--step", step, "--folder", str(options.folder)]
         done = subprocess.run(
-            [*command, "--tokenizer", options.tokenizer], check=False, stdout=subprocess.PIPE, text=True
+            [*command, "--tokenizer", options.tokenizer],
+            check=False,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         if done.returncode:
             sys.exit(f"{step}: failed")
@@ -204,7 +227,9 @@ def main() -> None:
 
 def format_values(values: dict[str, Any]) -> str:
     return ", ".join(
-        f"{name} {value:,.3g}" if isinstance(value, float) and value < 1000 else f"{name} {value:,.0f}"
+        f"{name} {value:,.3g}"
+        if isinstance(value, float) and value < 1000
+        else f"{name} {value:,.0f}"
         for name, value in values.items()
     )
 

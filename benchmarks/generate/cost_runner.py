@@ -1,8 +1,7 @@
 """Accuracy of bf16 and int8 against fp32: logits and perplexity.
 
-The models are a random one, whose logits are close together, and one trained briefly on a second-order Markov chain of
-words, on which it is then scored.
-"""
+The models are a random one, whose logits are close together, and one trained briefly on a
+second-order Markov chain of words, on which it is then scored."""
 
 from __future__ import annotations
 
@@ -43,7 +42,9 @@ def chain(generator: torch.Generator, rows: int, width: int) -> torch.Tensor:
     for t in range(2, width):
         state = (tokens[:, t - 1] * 31 + tokens[:, t - 2] * 17) % 1024
         # One of four candidates, half of the time the first: 1.75 bits per word.
-        draw = torch.multinomial(torch.tensor([0.5, 0.25, 0.125, 0.125]), rows, True, generator=generator)
+        draw = torch.multinomial(
+            torch.tensor([0.5, 0.25, 0.125, 0.125]), rows, True, generator=generator
+        )
         tokens[:, t] = successors[state, draw]
     return tokens
 
@@ -67,7 +68,9 @@ def train_small(folder: Path, steps: int) -> torch.Tensor:
 
 @torch.inference_mode()
 def compared(folder: Path, tokens: torch.Tensor) -> list[dict[str, object]]:
-    """For each precision: KL from fp32 (nats per token), largest logit change, perplexity, share of equal tokens."""
+    """For each precision: KL from fp32 (nats per token), largest logit change, perplexity, share of
+    equal tokens.
+    """
 
     def logits(**how: str) -> torch.Tensor:
         pipe = trifold.load(folder, **how)

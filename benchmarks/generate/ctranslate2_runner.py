@@ -15,7 +15,12 @@ def main() -> None:
 
     def writer(work: Work) -> Write:
         folder = str(args.folder / f"{work.model}-ctranslate2-{form}")
-        options = {"device": "cpu", "compute_type": form, "inter_threads": 1, "intra_threads": args.threads}
+        options = {
+            "device": "cpu",
+            "compute_type": form,
+            "inter_threads": 1,
+            "intra_threads": args.threads,
+        }
         if work.model == "gpt2":
             generator = ctranslate2.Generator(folder, **options)
 

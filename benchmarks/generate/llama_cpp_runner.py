@@ -1,4 +1,6 @@
-"""llama.cpp through llama-cpp-python, greedy, batch size 1. `run.py --llama` builds it in ten minutes."""
+"""llama.cpp through llama-cpp-python, greedy, batch size 1. `run.py --llama` builds it in ten
+minutes.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,14 @@ LAYER = {
 
 
 def write_gguf(folder: Path, out: Path, precision: str) -> Path:
-    """The same weights in the format of llama.cpp, without a vocabulary; norms, biases and positions stay fp32."""
+    """The same weights in the format of llama.cpp, without a vocabulary; norms, biases and
+    positions stay fp32.
+    """
     if out.is_file():
         return out
     theirs = {
-        name.removeprefix("transformer."): t for name, t in load_file(folder / "model.safetensors").items()
+        name.removeprefix("transformer."): t
+        for name, t in load_file(folder / "model.safetensors").items()
     }
     writer = gguf.GGUFWriter(out, "gpt2")
     writer.add_context_length(GPT2["n_positions"])
@@ -73,14 +78,23 @@ def main() -> None:
     args = arguments(__doc__)
 
     def writer(work: Work) -> Write:
-        path = write_gguf(args.folder / work.model, args.folder / f"{args.precision}.gguf", args.precision)
+        path = write_gguf(
+            args.folder / work.model, args.folder / f"{args.precision}.gguf", args.precision
+        )
         room = work.width + work.new + 8
         llama = llama_cpp.Llama(
-            str(path), n_ctx=room, n_threads=args.threads, n_threads_batch=args.threads, verbose=False
+            str(path),
+            n_ctx=room,
+            n_threads=args.threads,
+            n_threads_batch=args.threads,
+            verbose=False,
         )
 
         def write(rows: list[list[int]]) -> list[list[int]]:
-            return [list(islice(llama.generate(row, temp=0.0, repeat_penalty=1.0), work.new)) for row in rows]
+            return [
+                list(islice(llama.generate(row, temp=0.0, repeat_penalty=1.0), work.new))
+                for row in rows
+            ]
 
         return write
 

@@ -1,7 +1,7 @@
 """Time and memory from the call to the first logits, compared with reading the file once.
 
-The file is in the page cache. Each measurement is a separate process, so that only imports are warm.
-"""
+The file is in the page cache. Each measurement is a separate process, so that only imports are
+warm."""
 
 from __future__ import annotations
 

@@ -38,7 +38,9 @@ def arguments(description: str | None = None) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, required=True, help="folder written by prepare.py")
     parser.add_argument("--precision", required=True)
     parser.add_argument("--works", required=True, help="comma-separated: " + ",".join(WORKS))
-    parser.add_argument("--seconds", type=float, default=6.0, help="of warm calls, for each workload")
+    parser.add_argument(
+        "--seconds", type=float, default=6.0, help="of warm calls, for each workload"
+    )
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
 

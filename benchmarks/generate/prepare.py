@@ -1,4 +1,6 @@
-"""Random models of realistic size in the formats of the toolkits, created once in the peers' environment."""
+"""Random models of realistic size in the formats of the toolkits, created once in the peers'
+environment.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def prepare(folder: Path) -> Path:
 
 
 def for_ctranslate2(model: torch.nn.Module, name: str, out: Path, precision: str) -> None:
-    """Convert with CTranslate2's loaders; random models have no tokenizer, so the vocabulary is t0, t1, …"""
+    """Convert with CTranslate2's loaders; random models have no tokenizer, so the vocabulary is t0,
+    t1, …
+    """
     from ctranslate2.converters import transformers as converters
 
     loader = {"gpt2": converters.GPT2Loader, "marian": converters.MarianMTLoader}[name]()

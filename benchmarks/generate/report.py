@@ -64,7 +64,12 @@ def tables(lines: Lines, works: Sequence[str]) -> str:
     for work in works:
         rows = [
             (
-                *(name, precision, f"{median(values):,.0f}", f"{min(values):,.0f}–{max(values):,.0f}"),
+                *(
+                    name,
+                    precision,
+                    f"{median(values):,.0f}",
+                    f"{min(values):,.0f}–{max(values):,.0f}",
+                ),
                 f"{median(_all(lines, work, name, precision, 'middle')):,.0f}",
                 f"{median(_all(lines, work, name, precision, 'first')):,.0f}",
                 f"{max(_all(lines, work, name, precision, 'peak_rss_mb')):,.0f} MB",
@@ -73,10 +78,23 @@ def tables(lines: Lines, works: Sequence[str]) -> str:
                 speeds(lines, work).items(), key=lambda item: -median(item[1])
             )
         ]
-        titles = ("engine", "precision", "tokens/s", "min–max", "median call", "first call", "peak memory")
+        titles = (
+            "engine",
+            "precision",
+            "tokens/s",
+            "min–max",
+            "median call",
+            "first call",
+            "peak memory",
+        )
         parts.append(f"**{work}**\n\n{_table(titles, rows)}")
     rows = [
-        (target.work, target.label, f"{target.floor}×", "not measured" if ratio is None else f"{ratio:.2f}×")
+        (
+            target.work,
+            target.label,
+            f"{target.floor}×",
+            "not measured" if ratio is None else f"{ratio:.2f}×",
+        )
         for target, ratio in ratios(lines)
         if target.work in works
     ]

@@ -1,8 +1,8 @@
-"""Compare the speed of generation of trifold and its peers; then measure loading and the accuracy of smaller weights.
+"""Compare the speed of generation of trifold and its peers; then measure loading and the accuracy
+of smaller weights.
 
-Every runner is a separate process. The rounds are interleaved (A B C A B C), so that changes in the machine's speed
-affect all toolkits.
-"""
+Every runner is a separate process. The rounds are interleaved (A B C A B C), so that changes in the
+machine's speed affect all toolkits."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--works", default=",".join(ALL), help="comma-separated: " + ",".join(ALL))
-    parser.add_argument("--only", help="comma-separated: " + ",".join(runner.name for runner in RUNNERS))
+    parser.add_argument(
+        "--only", help="comma-separated: " + ",".join(runner.name for runner in RUNNERS)
+    )
     parser.add_argument(
         "--llama", action="store_true", help="measure llama.cpp too; building it takes ten minutes"
     )
@@ -66,12 +68,17 @@ def arguments() -> argparse.Namespace:
         "--no-cost", action="store_true", help="do not measure the accuracy of smaller weights"
     )
     parser.add_argument(
-        "--trifold-python", default=sys.executable, help="interpreter that has trifold's requirements"
+        "--trifold-python",
+        default=sys.executable,
+        help="interpreter that has trifold's requirements",
     )
     parser.add_argument("--results", type=Path, default=HERE.parent / "results")
     args = parser.parse_args()
     args.works = args.works.split(",")
-    for given, known in ((args.works, ALL), ((args.only or "").split(","), [r.name for r in RUNNERS])):
+    for given, known in (
+        (args.works, ALL),
+        ((args.only or "").split(","), [r.name for r in RUNNERS]),
+    ):
         if unknown := [name for name in given if name and name not in known]:
             parser.error(f"not known: {', '.join(unknown)}; there are {', '.join(known)}")
     return args
@@ -96,7 +103,9 @@ def main() -> int:
     machine: list[dict[str, Any]] = []
     failed: set[str] = set()
     for number in range(1, args.rounds + 1):
-        machine += run_json([sys.executable, HERE.parent / "machine.py", "--threads", args.threads], args)
+        machine += run_json(
+            [sys.executable, HERE.parent / "machine.py", "--threads", args.threads], args
+        )
         for runner in chosen:
             works = [work for work in runner.works if work in args.works]
             if not works:
@@ -120,12 +129,19 @@ def main() -> int:
     today = date.today().isoformat()
     read = [figures["read"] for figures in machine]
     parts = [
-        f"Generation, {today}: {args.rounds} interleaved rounds on {args.threads} threads; of each round the best "
-        f"warm call, and the median over the rounds. {machine[0]['processor']}, torch {machine[0]['torch']}; memory "
+        f"Generation, {today}: {args.rounds} interleaved rounds on {args.threads} threads; of "
+        "each round the best "
+        f"warm call, and the median over the rounds. {machine[0]['processor']}, torch "
+        f"{machine[0]['torch']}; memory "
         f"{min(read):.0f}–{max(read):.0f} GB/s read by two threads.",
         tables(lines, args.works),
     ]
-    record: dict[str, Any] = {"date": today, "threads": args.threads, "machine": machine, "lines": lines}
+    record: dict[str, Any] = {
+        "date": today,
+        "threads": args.threads,
+        "machine": machine,
+        "lines": lines,
+    }
     if not args.no_loading:
         record["loading"], text = loading(folder, args)
         parts.append(text)
@@ -141,7 +157,9 @@ def main() -> int:
 
     args.results.mkdir(parents=True, exist_ok=True)
     stem = args.results / f"generate-{today}"
-    stem.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8", newline="\n")
+    stem.with_suffix(".json").write_text(
+        json.dumps(record, indent=2) + "\n", encoding="utf-8", newline="\n"
+    )
     stem.with_suffix(".md").write_text(block + "\n", encoding="utf-8", newline="\n")
     say(f"Written: {stem}.json, {stem.name}.md")
     return 1 if failed else 0
@@ -159,8 +177,10 @@ def loading(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str
     size = found["load"][0]["megabytes"]
     peak = median(line["peak_mb_above_import"] for line in found["load"])
     text = (
-        f"Loading {size:,.0f} MB from the page cache: reading the file once {read * 1e3:,.0f} ms, from the call to "
-        f"the first logits {load * 1e3:,.0f} ms: {load / read:.2f}× (target at most 1.5×). Peak memory above the "
+        f"Loading {size:,.0f} MB from the page cache: reading the file once {read * 1e3:,.0f} "
+        "ms, from the call to "
+        f"the first logits {load * 1e3:,.0f} ms: {load / read:.2f}× (target at most 1.5×). Peak "
+        "memory above the "
         f"import {peak:,.0f} MB: {peak / size:.2f}× the weights (target at most 1.2×)."
     )
     return {"read": found["read"], "load": found["load"]}, text
@@ -173,15 +193,20 @@ def cost(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     text = ["What smaller weights cost, against fp32:"]
     for model, rows in found.items():
         text += [
-            f"- {model}, {row['precision']}: KL {row['kl']:.1e} nats a token, largest change of a logit "
-            f"{row['largest']:.2g} (their deviation is {row['deviation']:.2g}), the same best token "
-            f"{row['same_best']:.2%}, perplexity {row['perplexity_fp32']:.4f} → {row['perplexity']:.4f}"
+            f"- {model}, {row['precision']}: KL {row['kl']:.1e} nats a token, largest change of "
+            "a logit "
+            f"{row['largest']:.2g} (their deviation is {row['deviation']:.2g}), the same best "
+            "token "
+            f"{row['same_best']:.2%}, perplexity {row['perplexity_fp32']:.4f} → "
+            f"{row['perplexity']:.4f}"
             for row in rows
         ]
     return found, "\n".join(text)
 
 
-def command(runner: Runner, works: list[str], folder: Path, args: argparse.Namespace) -> list[object]:
+def command(
+    runner: Runner, works: list[str], folder: Path, args: argparse.Namespace
+) -> list[object]:
     python = args.trifold_python if runner.name.startswith("trifold") else sys.executable
     return [
         *(python, HERE / runner.file, "--folder", folder, "--precision", runner.precision),
@@ -190,10 +215,19 @@ def command(runner: Runner, works: list[str], folder: Path, args: argparse.Names
 
 
 def run_json(command: list[object], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run to the end and parse the lines of JSON; RuntimeError with the end of stderr without one."""
-    environment = os.environ | {"OMP_NUM_THREADS": str(args.threads), "PYTHONPATH": str(ROOT / "src")}
+    """Run to the end and parse the lines of JSON; RuntimeError with the end of stderr without
+    one.
+    """
+    environment = os.environ | {
+        "OMP_NUM_THREADS": str(args.threads),
+        "PYTHONPATH": str(ROOT / "src"),
+    }
     done = subprocess.run(
-        [str(part) for part in command], check=False, capture_output=True, text=True, env=environment
+        [str(part) for part in command],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment,
     )
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:

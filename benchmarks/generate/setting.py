@@ -28,7 +28,12 @@ MARIAN = {
     **{"vocab_size": 8000, "d_model": 512, "encoder_layers": 6, "decoder_layers": 6},
     **{"encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048},
     **{"encoder_attention_heads": 8, "decoder_attention_heads": 8, "max_position_embeddings": 512},
-    **{"pad_token_id": 7999, "eos_token_id": 0, "decoder_start_token_id": 7999, "forced_eos_token_id": None},
+    **{
+        "pad_token_id": 7999,
+        "eos_token_id": 0,
+        "decoder_start_token_id": 7999,
+        "forced_eos_token_id": None,
+    },
 }
 
 

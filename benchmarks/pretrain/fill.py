@@ -1,12 +1,13 @@
 """Accuracy of masked models and of a 5-gram model on one, two and three adjacent hidden words.
 
-    python benchmarks/pretrain/fill.py runs/mlm-plain [runs/mlm-whole-word …] [--count 500] [--seed 1]
+    python benchmarks/pretrain/fill.py runs/mlm-plain [runs/mlm-whole-word …] [--count 500] [--seed
+    1]
 
-The 5-gram model (ngram.py) is fitted to the training text of the first run, with the words of its tokenizer. All models
-fill the same gaps in its validation text, in words of letters only. They see both sides of a gap and the number of
-tokens of each hidden word: a masked model as the number of masks, the 5-gram model by choosing among words of that many
-tokens. A masked model fills the mask with the highest probability first, then reads the sentence again.
-"""
+The 5-gram model (ngram.py) is fitted to the training text of the first run, with the words of its
+tokenizer. All models fill the same gaps in its validation text, in words of letters only. They see
+both sides of a gap and the number of tokens of each hidden word: a masked model as the number of
+masks, the 5-gram model by choosing among words of that many tokens. A masked model fills the mask
+with the highest probability first, then reads the sentence again."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ def split_words(tokenizer: Tokenizer, texts: list[str], max_tokens: int) -> list
     return found
 
 
-def choose_gaps(tokenizer: Tokenizer, valid: list[list[Word]], size: int, count: int, seed: int) -> list[Gap]:
+def choose_gaps(
+    tokenizer: Tokenizer, valid: list[list[Word]], size: int, count: int, seed: int
+) -> list[Gap]:
     """At most one gap per sentence; at least size + 2 words of the sentence stay visible."""
     found = []
     for number in example_rng(seed, 0).permutation(len(valid)):
@@ -65,7 +68,9 @@ def choose_gaps(tokenizer: Tokenizer, valid: list[list[Word]], size: int, count:
         has_letters = [_is_alphabetic(tokenizer, word) for word in sentence]
         starts = [i for i in range(len(sentence) - size + 1) if all(has_letters[i : i + size])]
         if starts and len(sentence) >= 2 * size + 2:
-            found.append(Gap(sentence, int(example_rng(seed, int(number) + 1).choice(starts)), size))
+            found.append(
+                Gap(sentence, int(example_rng(seed, int(number) + 1).choice(starts)), size)
+            )
         if len(found) == count:
             break
     return found
@@ -95,7 +100,9 @@ def fill_with_model(pipe: Pipeline, gaps: list[Gap], batch: int = 64) -> list[li
             spans.append((len(prefix) + len(left), masks))
         lengths = torch.tensor([len(row) for row in rows])
         width = int(lengths.max())
-        tokens = torch.tensor([[*row, *[tokenizer.required("pad")] * (width - len(row))] for row in rows])
+        tokens = torch.tensor(
+            [[*row, *[tokenizer.required("pad")] * (width - len(row))] for row in rows]
+        )
         attend = padding_mask(lengths, width)
         while bool((masked := tokens == mask).any()):
             logits = model.lm_head(model(Inputs(tokens, attend))[masked])
@@ -111,13 +118,18 @@ def fill_with_model(pipe: Pipeline, gaps: list[Gap], batch: int = 64) -> list[li
         for gap, row, (first, _) in zip(chunk, tokens.tolist(), spans, strict=True):
             ends = np.cumsum([len(word) for word in gap.hidden]) + first
             answers.append(
-                [tuple(row[end - len(word) : end]) for word, end in zip(gap.hidden, ends, strict=True)]
+                [
+                    tuple(row[end - len(word) : end])
+                    for word, end in zip(gap.hidden, ends, strict=True)
+                ]
             )
     return answers
 
 
 def fill_with_ngrams(train: list[list[Word]], gaps: list[Gap]) -> list[list[Word]]:
-    """The words that a 5-gram model predicts; words that occur once in training are one unknown word."""
+    """The words that a 5-gram model predicts; words that occur once in training are one unknown
+    word.
+    """
     counts = Counter(word for sentence in train for word in sentence)
     known = [word for word, count in counts.items() if count > 1]
     number = {word: at for at, word in enumerate(known, start=3)}
@@ -161,13 +173,17 @@ def main() -> None:
         split_words(first.tokenizer, read_documents(source, data).texts, max_tokens)
         for source in (data.train, data.valid)
     )
-    gaps = {size: choose_gaps(first.tokenizer, valid, size, options.count, options.seed) for size in SIZES}
+    gaps = {
+        size: choose_gaps(first.tokenizer, valid, size, options.count, options.seed)
+        for size in SIZES
+    }
     everything = [gap for size in SIZES for gap in gaps[size]]
     table = {"5-gram": fill_with_ngrams(train, everything)}
     for name, pipe in pipes.items():
         if pipe.tokenizer.fingerprint != first.tokenizer.fingerprint:
             raise SystemExit(
-                f"{name}: its tokenizer differs from that of {options.runs[0].name}; the runs cannot be compared"
+                f"{name}: its tokenizer differs from that of {options.runs[0].name}; the runs "
+                "cannot be compared"
             )
         table[name] = fill_with_model(pipe, everything)
     head = " | ".join(f"{name} ({len(gaps[size])})" for size, name in SIZES.items())

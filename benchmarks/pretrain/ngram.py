@@ -1,9 +1,11 @@
-"""An interpolated Kneser-Ney model of words (Chen & Goodman 1999, equation 4.21: one discount) that fills gaps.
+"""An interpolated Kneser-Ney model of words (Chen & Goodman 1999, equation 4.21: one discount) that
+fills gaps.
 
-    p_n(w | h) = max(c(h w) - D, 0) / c(h ·) + D t(h) / c(h ·) · p_{n-1}(w | h without its first word)
+    p_n(w | h) = max(c(h w) - D, 0) / c(h ·) + D t(h) / c(h ·) · p_{n-1}(w | h without its first
+    word)
 
-c counts n-grams at the highest order, and distinct preceding words below it; t(h) is the number of distinct words
-after h. Words are numbers; n-grams are identified by 64-bit hashes in sorted arrays.
+c counts n-grams at the highest order, and distinct preceding words below it; t(h) is the number of
+distinct words after h. Words are numbers; n-grams are identified by 64-bit hashes in sorted arrays.
 """
 
 from __future__ import annotations
@@ -37,7 +39,11 @@ class KneserNey:
     """A model fitted to sentences of words in [2, vocabulary)."""
 
     def __init__(
-        self, sentences: Sequence[Sequence[int]], vocabulary: int, order: int = 5, discount: float = 0.75
+        self,
+        sentences: Sequence[Sequence[int]],
+        vocabulary: int,
+        order: int = 5,
+        discount: float = 0.75,
     ) -> None:
         self.order, self.vocabulary, self.discount = order, vocabulary, discount
         pad = [BEGIN] * (order - 1)
@@ -51,11 +57,14 @@ class KneserNey:
             for size in range(order + 1)
         ]
         contexts = [
-            _hashed([text[ends - back] for back in range(size, 0, -1)], like=ends) for size in range(order)
+            _hashed([text[ends - back] for back in range(size, 0, -1)], like=ends)
+            for size in range(order)
         ]
         _, seen, raw = np.unique(hashes[order], return_index=True, return_counts=True)
         for size in range(order, 0, -1):
-            grams, first, times = np.unique(hashes[size][seen], return_index=True, return_counts=True)
+            grams, first, times = np.unique(
+                hashes[size][seen], return_index=True, return_counts=True
+            )
             numbers = raw if size == order else times
             if size == order:
                 grams, numbers = hashes[size][seen], raw
@@ -105,7 +114,9 @@ class KneserNey:
             ranked = totals
             if position == len(allowed) - 1:
                 ranked = totals + np.log(self._bigrams(words, int(following[0])))
-            row, column = np.divmod(np.argsort(-ranked, axis=None, kind="stable")[:candidates], len(words))
+            row, column = np.divmod(
+                np.argsort(-ranked, axis=None, kind="stable")[:candidates], len(words)
+            )
             scores, chosen = totals[row, column], words[column]
             known = np.concatenate([known[row, 1:], chosen[:, None]], axis=1)
             filled = np.concatenate([filled[row], chosen[:, None]], axis=1)

@@ -1,12 +1,13 @@
-"""The effect of denoising pretraining on translation: the same recipe with and without it, for several seeds.
+"""The effect of denoising pretraining on translation: the same recipe with and without it, for
+several seeds.
 
-    TRIFOLD_DATA=… python benchmarks/pretrain/paired.py [--seeds 1,2,3] [--out runs/paired] [KEY=VALUE …]
+    TRIFOLD_DATA=… python benchmarks/pretrain/paired.py [--seeds 1,2,3] [--out runs/paired]
+    [KEY=VALUE …]
 
-`multi30k-denoise` is trained once (--pretraining KEY=VALUE changes it). Then `multi30k-en-de-pretrained` is trained
-twice per seed, from those weights and from random ones, with the same tokenizer, batches and steps. KEY=VALUE changes
-both. The weights with the best validation score translate test2016. Finished runs in --out are reused, and interrupted
-ones continue.
-"""
+`multi30k-denoise` is trained once (--pretraining KEY=VALUE changes it). Then
+`multi30k-en-de-pretrained` is trained twice per seed, from those weights and from random ones, with
+the same tokenizer, batches and steps. KEY=VALUE changes both. The weights with the best validation
+score translate test2016. Finished runs in --out are reused, and interrupted ones continue."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ TASK = "multi30k-en-de-pretrained"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="settings of both translation runs")
+    parser.add_argument(
+        "changes", nargs="*", metavar="KEY=VALUE", help="settings of both translation runs"
+    )
     parser.add_argument(
         "--pretraining",
         action="append",
@@ -54,7 +57,10 @@ def main() -> None:
         gains.append(scores[1] - scores[0])
         print(f"| {seed} | {scores[0]:.2f} | {scores[1]:.2f} | {gains[-1]:+.2f} |", flush=True)
     if len(gains) > 1:
-        print(f"| mean | | | {mean(gains):+.2f} (standard error {stdev(gains) / len(gains) ** 0.5:.2f}) |")
+        print(
+            f"| mean | | | {mean(gains):+.2f} (standard error "
+            f"{stdev(gains) / len(gains) ** 0.5:.2f}) |"
+        )
 
 
 def train(recipe: str, out: Path, changes: list[str]) -> Path:

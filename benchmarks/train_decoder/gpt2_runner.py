@@ -28,7 +28,9 @@ def main() -> None:
         attn_implementation="sdpa",
     )
     model = GPT2LMHeadModel(config).train()
-    train_plainly("Hugging Face GPT-2", args, setting, model, lambda read: model(input_ids=read).logits)
+    train_plainly(
+        "Hugging Face GPT-2", args, setting, model, lambda read: model(input_ids=read).logits
+    )
 
 
 if __name__ == "__main__":

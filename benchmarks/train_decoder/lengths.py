@@ -1,9 +1,10 @@
-"""Training memory by length: one forward and backward pass for each length, each in its own process.
+"""Training memory by length: one forward and backward pass for each length, each in its own
+process.
 
     python benchmarks/train_decoder/lengths.py [--lengths 4096,8192,16384,32768] [--precision bf16]
 
-Attention weights alone would be heads × length² numbers per layer: 17 GB in bf16 at 32,768 tokens and 8 heads.
-"""
+Attention weights alone would be heads × length² numbers per layer: 17 GB in bf16 at 32,768 tokens
+and 8 heads."""
 
 from __future__ import annotations
 
@@ -27,7 +28,14 @@ def main() -> int:
         return 0
     print("| tokens | peak above import, MB | MB a thousand tokens |\n|---:|---:|---:|")
     for length in map(int, args.lengths.split(",")):
-        command = [sys.executable, Path(__file__), "--one", str(length), "--precision", args.precision]
+        command = [
+            sys.executable,
+            Path(__file__),
+            "--one",
+            str(length),
+            "--precision",
+            args.precision,
+        ]
         done = subprocess.run([str(word) for word in command], check=True, stdout=subprocess.PIPE)
         peak = json.loads(done.stdout)["above_import_mb"]
         print(f"| {length:,} | {peak:,.0f} | {peak / length * 1000:.1f} |", flush=True)

@@ -32,7 +32,9 @@ def arguments(
     parser.add_argument("--seconds", type=float, default=30.0, help="length of the timed window")
     parser.add_argument("--warmup", type=int, default=4, help="steps before the clock starts")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--wide", action="store_true", help="a step of 16,384 tokens and 50,257 words")
+    parser.add_argument(
+        "--wide", action="store_true", help="a step of 16,384 tokens and 50,257 words"
+    )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)
@@ -50,22 +52,26 @@ def text() -> str:
 
 
 def windows(setting: Setting) -> Iterator[tuple[Tensor, Tensor]]:
-    """Random windows of the training text for the peers: tokens and the next token of each, (rows, context)."""
+    """Random windows of the training text for the peers: tokens and the next token of each, (rows,
+    context).
+    """
     letters = text()
     number = {letter: n for n, letter in enumerate(sorted(set(letters)))}
     ids = np.array([number[letter] for letter in letters[: len(letters) * 9 // 10]], dtype=np.int64)
     drawn = np.random.default_rng(1)
     while True:
-        places = drawn.integers(0, len(ids) - setting.context - 1, setting.rows)[:, None] + np.arange(
-            setting.context + 1
-        )
+        places = drawn.integers(0, len(ids) - setting.context - 1, setting.rows)[
+            :, None
+        ] + np.arange(setting.context + 1)
         stretch = torch.from_numpy(ids[places])
         yield stretch[:, :-1], stretch[:, 1:]
 
 
 def peak_mb() -> float:
     """Largest resident memory of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        2**20 if sys.platform == "darwin" else 2**10
+    )
 
 
 def say(**line: object) -> None:
@@ -73,7 +79,9 @@ def say(**line: object) -> None:
 
 
 def run_timed(name: str, args: argparse.Namespace, step: Callable[[], tuple[float, int]]) -> None:
-    """Call `step`, which returns the loss in nats and its tokens, until the timed window ends; print the result."""
+    """Call `step`, which returns the loss in nats and its tokens, until the timed window ends;
+    print the result.
+    """
     losses, tokens = [], 0
     start = end = time.perf_counter()
     while end - start < args.seconds or len(losses) <= args.warmup:

@@ -1,4 +1,6 @@
-"""The plain training loop of both peers: forward pass under autocast, full logits, clipping, fused AdamW."""
+"""The plain training loop of both peers: forward pass under autocast, full logits, clipping, fused
+AdamW.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def train_plainly(
     model: nn.Module,
     logits: Callable[[Tensor], Tensor],
 ) -> None:
-    """Train `model`, whose `logits` are (rows, context, V), until the timed window ends; print the result."""
+    """Train `model`, whose `logits` are (rows, context, V), until the timed window ends; print the
+    result.
+    """
     optimizer = torch.optim.AdamW(
         model.parameters(),
         setting.learning_rate,

@@ -1,8 +1,7 @@
 """Train the same decoder with trifold and its peers, and compare speed and memory.
 
-Every runner is a separate process. The rounds are interleaved (A B C A B C), so that changes in the machine's speed
-affect all toolkits.
-"""
+Every runner is a separate process. The rounds are interleaved (A B C A B C), so that changes in the
+machine's speed affect all toolkits."""
 
 from __future__ import annotations
 
@@ -43,10 +42,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=30.0, help="timed window of each run")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", default=",".join(RUNNERS), help="comma-separated: " + ",".join(RUNNERS))
-    parser.add_argument("--no-memory", action="store_true", help="do not measure memory with 50,257 words")
     parser.add_argument(
-        "--trifold-python", default=sys.executable, help="interpreter that has trifold's requirements"
+        "--only", default=",".join(RUNNERS), help="comma-separated: " + ",".join(RUNNERS)
+    )
+    parser.add_argument(
+        "--no-memory", action="store_true", help="do not measure memory with 50,257 words"
+    )
+    parser.add_argument(
+        "--trifold-python",
+        default=sys.executable,
+        help="interpreter that has trifold's requirements",
     )
     parser.add_argument("--results", type=Path, default=HERE.parent / "results")
     args = parser.parse_args()
@@ -64,19 +69,29 @@ def main() -> int:
         )
         for name in args.only.split(","):
             lines.append(line := run_json(command(name, args, "--seconds", args.seconds), args))
-            say(f"round {number} {name}: {line['tokens_per_s']:,.0f} tokens/s, loss {line['loss_last']:.2f}")
+            say(
+                f"round {number} {name}: {line['tokens_per_s']:,.0f} tokens/s, loss "
+                f"{line['loss_last']:.2f}"
+            )
     for name in () if args.no_memory else args.only.split(","):
         if name.startswith("trifold-") and "adamw" not in name:
             continue  # that step always learns by AdamW
-        memory.append(line := run_json(command(name, args, "--wide", "--seconds", 1, "--warmup", 1), args))
-        say(f"50,257 words, 16,384 tokens a step, {name}: {line['above_import_mb']:,.0f} MB above import")
+        memory.append(
+            line := run_json(command(name, args, "--wide", "--seconds", 1, "--warmup", 1), args)
+        )
+        say(
+            f"50,257 words, 16,384 tokens a step, {name}: {line['above_import_mb']:,.0f} MB "
+            "above import"
+        )
     today = date.today().isoformat()
     block = "\n\n".join([heading(args, machine, today), speeds(lines, machine), *memories(memory)])
     print(block)
     args.results.mkdir(parents=True, exist_ok=True)
     stem = args.results / f"train_decoder-{today}"
     record = {"date": today, "machine": machine, "lines": lines, "memory": memory}
-    stem.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8", newline="\n")
+    stem.with_suffix(".json").write_text(
+        json.dumps(record, indent=2) + "\n", encoding="utf-8", newline="\n"
+    )
     stem.with_suffix(".md").write_text(block + "\n", encoding="utf-8", newline="\n")
     say(f"Written: {stem}.json, {stem.name}.md")
     return 0
@@ -89,13 +104,19 @@ def command(name: str, args: argparse.Namespace, *more: object) -> list[object]:
 
 
 def run_json(command: Sequence[object], args: argparse.Namespace) -> dict[str, Any]:
-    """Run to the end and parse the last line of output; raises RuntimeError with the end of stderr without one."""
+    """Run to the end and parse the last line of output; raises RuntimeError with the end of stderr
+    without one.
+    """
     environment = os.environ | {
         "OMP_NUM_THREADS": str(args.threads),
         "PYTHONPATH": str(HERE.parent.parent / "src"),
     }
     done = subprocess.run(
-        [str(part) for part in command], check=False, capture_output=True, text=True, env=environment
+        [str(part) for part in command],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment,
     )
     if done.returncode or not done.stdout.strip():
         tail = "\n".join(done.stderr.strip().splitlines()[-5:])
@@ -105,16 +126,22 @@ def run_json(command: Sequence[object], args: argparse.Namespace) -> dict[str, A
 
 def heading(args: argparse.Namespace, machine: Sequence[Mapping[str, Any]], today: str) -> str:
     return (
-        f"Training a decoder of 10.6 M parameters, {today}: {args.rounds} interleaved rounds of {args.seconds:.0f} s "
-        f"on {args.threads} threads, median. {machine[0]['processor']}, torch {machine[0]['torch']}, matrix peak in "
-        f"GFLOP/s {peak(machine, 'fp32'):,.0f} fp32 and {peak(machine, 'bf16'):,.0f} bf16. By formula "
+        f"Training a decoder of 10.6 M parameters, {today}: {args.rounds} interleaved rounds of "
+        f"{args.seconds:.0f} s "
+        f"on {args.threads} threads, median. {machine[0]['processor']}, torch "
+        f"{machine[0]['torch']}, matrix peak in "
+        f"GFLOP/s {peak(machine, 'fp32'):,.0f} fp32 and {peak(machine, 'bf16'):,.0f} bf16. By "
+        "formula "
         f"{flops_per_token(Setting()) / 1e6:.1f} MFLOP a token."
     )
 
 
 def peak(machine: Sequence[Mapping[str, Any]], precision: str) -> float:
     return max(
-        value for figures in machine for name, value in figures.items() if name.startswith(f"{precision} ")
+        value
+        for figures in machine
+        for name, value in figures.items()
+        if name.startswith(f"{precision} ")
     )
 
 
@@ -131,7 +158,8 @@ def speeds(lines: Sequence[Mapping[str, Any]], machine: Sequence[Mapping[str, An
         for precision in ("bf16", "fp32")
     }
     rows = [
-        "| toolkit | precision | tokens/s | min–max | to best bf16 peer | to best fp32 peer | of bf16 peak |",
+        "| toolkit | precision | tokens/s | min–max | to best bf16 peer | to best fp32 peer | "
+        "of bf16 peak |",
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     for (name, precision), values in sorted(runs.items(), key=lambda item: -median(item[1])):
@@ -145,12 +173,18 @@ def speeds(lines: Sequence[Mapping[str, Any]], machine: Sequence[Mapping[str, An
 
 
 def memories(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A table of the peak memory above import for steps of 16,384 tokens and 50,257 words, if it was measured."""
+    """A table of the peak memory above import for steps of 16,384 tokens and 50,257 words, if it
+    was measured.
+    """
     if not lines:
         return []
-    rows = ["| 50,257 words, 16,384 tokens a step | precision | peak above import |", "|---|---|---:|"]
+    rows = [
+        "| 50,257 words, 16,384 tokens a step | precision | peak above import |",
+        "|---|---|---:|",
+    ]
     rows += [
-        f"| {line['name']} | {line['precision']} | {line['above_import_mb']:,.0f} MB |" for line in lines
+        f"| {line['name']} | {line['precision']} | {line['above_import_mb']:,.0f} MB |"
+        for line in lines
     ]
     return ["\n".join(rows)]
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Setting:
-    """nanoGPT's "baby GPT" on the characters of tinyshakespeare, which is the recipe `shakespeare-char`."""
+    """nanoGPT's "baby GPT" on the characters of tinyshakespeare, which is the recipe
+    `shakespeare-char`.
+    """
 
     vocab_size: int = 65
     d_model: int = 384
@@ -25,9 +27,9 @@ class Setting:
 
 
 def flops_per_token(setting: Setting) -> float:
-    """Floating-point operations of one forward and backward pass per token: 6 per weight of the products, and attention
-    to (context + 1) / 2 tokens on average (Kaplan et al. 2020, section 2.1, with the causal half only).
-    """
+    """Floating-point operations of one forward and backward pass per token: 6 per weight of the
+    products, and attention to (context + 1) / 2 tokens on average (Kaplan et al. 2020, section 2.1,
+    with the causal half only)."""
     d = setting.d_model
     weights = setting.n_layers * 12 * d * d + d * setting.vocab_size
     return 6 * weights + 6 * setting.n_layers * 2 * d * (setting.context + 1) / 2

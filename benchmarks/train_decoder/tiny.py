@@ -1,12 +1,13 @@
-"""nanoGPT's CPU command in a plain loop, and the recipe `shakespeare-char-tiny`, one after the other.
+"""nanoGPT's CPU command in a plain loop, and the recipe `shakespeare-char-tiny`, one after the
+other.
 
     TRIFOLD_DATA=… python benchmarks/train_decoder/tiny.py
 
-The command is that of nanoGPT's README for machines without a GPU (4 layers, 4 heads, width 128, context 64, 12 windows
-per step, 2,000 steps, no biases, no dropout, cosine schedule, fp32, not compiled), reimplemented here with its loss
-estimates on 20 batches every 250 steps and its checkpoints. Both are separate processes, timed from start to end; the
-time of the plain one excludes its final validation on the last tenth of the text, that of the recipe includes it.
-"""
+The command is that of nanoGPT's README for machines without a GPU (4 layers, 4 heads, width 128,
+context 64, 12 windows per step, 2,000 steps, no biases, no dropout, cosine schedule, fp32, not
+compiled), reimplemented here with its loss estimates on 20 batches every 250 steps and its
+checkpoints. Both are separate processes, timed from start to end; the time of the plain one
+excludes its final validation on the last tenth of the text, that of the recipe includes it."""
 
 from __future__ import annotations
 
@@ -39,23 +40,45 @@ STEPS, WARMUP, EVALUATE_EVERY, EVALUATED = 2000, 100, 250, 20
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--steps", type=int, default=STEPS, help="of the plain loop")
-    parser.add_argument("--change", action="append", default=[], help="a setting of the recipe, KEY=VALUE")
+    parser.add_argument(
+        "--change", action="append", default=[], help="a setting of the recipe, KEY=VALUE"
+    )
     parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.plain:
         train_plainly(args.steps)
         return
-    print("| what | seconds | characters read | validation, nats a character |\n|---|---:|---:|---:|")
+    print(
+        "| what | seconds | characters read | validation, nats a character |\n|---|---:|---:|---:|"
+    )
     start = time.perf_counter()
-    plain = json.loads(ran([sys.executable, __file__, "--plain", "--steps", args.steps]).splitlines()[-1])
+    plain = json.loads(
+        ran([sys.executable, __file__, "--plain", "--steps", args.steps]).splitlines()[-1]
+    )
     seconds = time.perf_counter() - start - plain["judging"]
-    print(f"| nanoGPT's CPU command | {seconds:.0f} | {plain['read']:,} | {plain['nats']:.3f} |", flush=True)
+    print(
+        f"| nanoGPT's CPU command | {seconds:.0f} | {plain['read']:,} | {plain['nats']:.3f} |",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         start = time.perf_counter()
-        ran([sys.executable, "-m", "trifold", "train", "shakespeare-char-tiny", *args.change, "--out", out])
+        ran(
+            [
+                sys.executable,
+                "-m",
+                "trifold",
+                "train",
+                "shakespeare-char-tiny",
+                *args.change,
+                "--out",
+                out,
+            ]
+        )
         seconds = time.perf_counter() - start
-        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
+        lines = [
+            json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()
+        ]
         recipe = yaml.safe_load((out / "recipe.yaml").read_text("utf-8"))
     nats = [line["valid/loss"] for line in lines if "valid/loss" in line][-1]
     read = recipe["train"]["steps"] * recipe["batch"]["rows"] * TINY.context
@@ -83,7 +106,10 @@ def train_plainly(steps: int) -> None:
     train, valid = ids[: len(ids) * 9 // 10], ids[len(ids) * 9 // 10 :]
     model = as_nanogpt(GPT(TINY))
     groups = [
-        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": TINY.weight_decay},
+        {
+            "params": [p for p in model.parameters() if p.dim() >= 2],
+            "weight_decay": TINY.weight_decay,
+        },
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=TINY.learning_rate, betas=TINY.betas)
@@ -91,11 +117,16 @@ def train_plainly(steps: int) -> None:
     for step in range(steps + 1):
         if step % EVALUATE_EVERY == 0:
             guess = [estimated(model, split) for split in (train, valid)]
-            print(f"step {step}: loss {guess[0]:.3f} in training, {guess[1]:.3f} held out", file=sys.stderr)
+            print(
+                f"step {step}: loss {guess[0]:.3f} in training, {guess[1]:.3f} held out",
+                file=sys.stderr,
+            )
             if guess[1] < best and step > 0:
                 best = guess[1]
                 with tempfile.TemporaryFile() as file:
-                    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+                    torch.save(
+                        {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file
+                    )
         for group in optimizer.param_groups:
             group["lr"] = rate(step, steps)
         loss = loss_of(model, *next(batches))
@@ -107,7 +138,11 @@ def train_plainly(steps: int) -> None:
     before = time.perf_counter()
     nats = judged(model, valid)
     judging = time.perf_counter() - before
-    print(json.dumps({"nats": nats, "judging": judging, "read": (steps + 1) * TINY.rows * TINY.context}))
+    print(
+        json.dumps(
+            {"nats": nats, "judging": judging, "read": (steps + 1) * TINY.rows * TINY.context}
+        )
+    )
 
 
 def as_nanogpt(model: GPT) -> GPT:
@@ -132,7 +167,9 @@ def rate(step: int, steps: int) -> float:
 def drawn(ids: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
     """Random windows: characters and the next character of each, (rows, context)."""
     while True:
-        places = torch.randint(len(ids) - TINY.context, (TINY.rows, 1)).numpy() + np.arange(TINY.context + 1)
+        places = torch.randint(len(ids) - TINY.context, (TINY.rows, 1)).numpy() + np.arange(
+            TINY.context + 1
+        )
         stretch = torch.from_numpy(ids[places])
         yield stretch[:, :-1], stretch[:, 1:]
 

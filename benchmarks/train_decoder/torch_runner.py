@@ -22,7 +22,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (
-            y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.qkv(self.norm1(x)).chunk(3, -1)
+            y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for y in self.qkv(self.norm1(x)).chunk(3, -1)
         )
         seen = F.scaled_dot_product_attention(q, k, v, dropout_p=self.p, is_causal=True)
         x = x + self.drop(self.out(seen.transpose(1, 2).flatten(2)))

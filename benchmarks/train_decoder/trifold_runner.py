@@ -1,4 +1,6 @@
-"""trifold with the recipe `shakespeare-char`, including its windows, learning rate, warm-up, clipping and decay."""
+"""trifold with the recipe `shakespeare-char`, including its windows, learning rate, warm-up,
+clipping and decay.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,9 @@ def wide(device: torch.device, precision: Precision) -> tuple[Trainer, Iterator[
 
     def packed(tokens: Tensor, wanted: Tensor) -> Batch:
         packing = Packing.of(torch.from_numpy(np.full(len(tokens), WIDE.context)), always_pad=False)
-        return Batch(Inputs(tokens.reshape(1, -1), packing=packing), wanted.reshape(-1), wanted.numel())
+        return Batch(
+            Inputs(tokens.reshape(1, -1), packing=packing), wanted.reshape(-1), wanted.numel()
+        )
 
     batches = (
         [packed(*pair) for pair in zip(read.chunk(workers), wanted.chunk(workers), strict=True)]

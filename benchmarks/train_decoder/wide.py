@@ -1,4 +1,6 @@
-"""A step dominated by logits: the same decoder with the vocabulary of GPT-2 and 16,384 tokens per step."""
+"""A step dominated by logits: the same decoder with the vocabulary of GPT-2 and 16,384 tokens per
+step.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Batches for the plain loops: similar lengths together, limited padded tokens, a new order in each epoch."""
+"""Batches for the plain loops: similar lengths together, limited padded tokens, a new order in each
+epoch.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,8 @@ class Batch:
 def plan(lengths: Sequence[tuple[int, int]], batch_tokens: int, seed: int) -> list[list[int]]:
     """Indices of the pairs of each batch of one epoch: every pair once, similar lengths together.
 
-    Sentences times longest side stay within `batch_tokens`. The target is sorted first, since the vocabulary makes
-    a padded target position the dearest.
-    """
+    Sentences times longest side stay within `batch_tokens`. The target is sorted first, since the
+    vocabulary makes a padded target position the dearest."""
     chance = random.Random(seed)
     order = list(range(len(lengths)))
     chance.shuffle(order)
@@ -55,7 +56,9 @@ def endless_batches(folder: Path, batch_tokens: int, seed: int = 1) -> Iterator[
     """Batches of the prepared data set, epoch after epoch."""
     ids = json.loads((folder / "pairs.json").read_text(encoding="utf-8"))
     sources, targets = ids["source"], ids["target"]
-    lengths = [(len(source), len(target) + 1) for source, target in zip(sources, targets, strict=True)]
+    lengths = [
+        (len(source), len(target) + 1) for source, target in zip(sources, targets, strict=True)
+    ]
     while True:
         for chosen in plan(lengths, batch_tokens, seed):
             yield Batch(

@@ -1,8 +1,8 @@
 """EOLE's own command line, `eole train -config FILE`, with a clock around its training step.
 
-The step is EOLE's, called by EOLE's loop over EOLE's batches; the clock only reads the batches that pass and
-ends the run when the window is full. What EOLE's log says of its speed is printed beside our own count.
-"""
+The step is EOLE's, called by EOLE's loop over EOLE's batches; the clock only reads the batches that
+pass and ends the run when the window is full. What EOLE's log says of its speed is printed beside
+our own count."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def configuration(args: Namespace, setting: Setting, folder: Path) -> dict[str, 
     return {
         "seed": 1,
         "data": {
-            "corpus": {"path_src": f"{args.data}/train.source", "path_tgt": f"{args.data}/train.target"}
+            "corpus": {
+                "path_src": f"{args.data}/train.source",
+                "path_tgt": f"{args.data}/train.target",
+            }
         },
         "src_vocab": f"{args.data}/vocab.txt",
         "share_vocab": True,
@@ -51,12 +54,16 @@ def configuration(args: Namespace, setting: Setting, folder: Path) -> dict[str, 
             "generator_bias": False,
             "add_ffnbias": True,
             "add_qkvbias": False,
-            "embeddings": {"position_encoding": True, "position_encoding_type": "SinusoidalInterleaved"},
+            "embeddings": {
+                "position_encoding": True,
+                "position_encoding_type": "SinusoidalInterleaved",
+            },
         },
         "training": {
             "model_path": str(folder / "model"),
             "compute_dtype": args.precision,
-            # Without it bf16 is bf16 throughout, EOLE's fastest; fp32 would only get another optimizer.
+            # Without it bf16 is bf16 throughout, EOLE's fastest; fp32 would only get another
+            # optimizer.
             "use_amp": args.precision == "fp32",
             "batch_type": "tokens",
             "batch_size": setting.batch_tokens,
@@ -84,7 +91,9 @@ def configuration(args: Namespace, setting: Setting, folder: Path) -> dict[str, 
 
 
 def put_clock(clock: Clock) -> None:
-    """Wrap EOLE's training step: count what each batch holds, and read its loss from EOLE's statistics."""
+    """Wrap EOLE's training step: count what each batch holds, and read its loss from EOLE's
+    statistics.
+    """
     train_step = eole.trainer.Trainer._train_step
 
     def timed_step(
@@ -130,7 +139,10 @@ def main() -> None:
         logging.getLogger("eole").addFilter(lambda record: log.emit(record) or True)
         with contextlib.suppress(WindowFull):
             eole.bin.main.main()
-    print(f"EOLE's log: {' '.join(f'{speed:.0f}' for speed in log.speeds)} target tok/s", file=sys.stderr)
+    print(
+        f"EOLE's log: {' '.join(f'{speed:.0f}' for speed in log.speeds)} target tok/s",
+        file=sys.stderr,
+    )
     print_line(clock.line())
 
 

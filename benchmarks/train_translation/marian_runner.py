@@ -43,7 +43,11 @@ def main() -> None:
     )
     model = MarianMTModel(config).train()
     optimizer = torch.optim.Adam(
-        model.parameters(), lr=setting.learning_rate, betas=setting.betas, eps=setting.eps, fused=True
+        model.parameters(),
+        lr=setting.learning_rate,
+        betas=setting.betas,
+        eps=setting.eps,
+        fused=True,
     )
 
     def train_step(batch: Batch) -> float:
@@ -65,7 +69,9 @@ def main() -> None:
         return loss.item()
 
     run_timed(
-        Clock("Hugging Face Marian", args), endless_batches(args.data, setting.batch_tokens), train_step
+        Clock("Hugging Face Marian", args),
+        endless_batches(args.data, setting.batch_tokens),
+        train_step,
     )
 
 

@@ -18,7 +18,9 @@ from setting import Setting
 
 @dataclass(frozen=True)
 class Line:
-    """The last line of a runner's output; tokens are real, including the end token of the target."""
+    """The last line of a runner's output; tokens are real, including the end token of the
+    target.
+    """
 
     name: str
     precision: str
@@ -63,7 +65,9 @@ class Clock:
         self.start = self.end = time.perf_counter()
 
     def step(self, *, loss: float, source_tokens: int, target_tokens: int, positions: int) -> bool:
-        """Record a finished step (loss in nats per target token); False at the end of the timed window."""
+        """Record a finished step (loss in nats per target token); False at the end of the timed
+        window.
+        """
         self.losses.append(loss)
         self.end = time.perf_counter()
         if len(self.losses) <= self.args.warmup:

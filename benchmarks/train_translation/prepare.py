@@ -23,11 +23,13 @@ Pairs = list[tuple[str, str]]
 def prepare(cache: Path) -> Path:
     """Write the data set under `cache`, unless it is there already, and give its folder.
 
-    `pairs.json` holds token ids without start and end tokens; `train.source`, `train.target` and `vocab.txt` hold
-    the same pieces as text, for toolkits that read files; `tokenizer.json` made them; `meta.json` describes them.
-    """
+    `pairs.json` holds token ids without start and end tokens; `train.source`, `train.target` and
+    `vocab.txt` hold the same pieces as text, for toolkits that read files; `tokenizer.json` made
+    them; `meta.json` describes them."""
     multi30k = Path(os.environ.get("TRIFOLD_DATA", "")) / "multi30k" / "tok"
-    name, read = ("multi30k-en-de", read_multi30k) if multi30k.is_dir() else ("synthetic", write_synthetic)
+    name, read = (
+        ("multi30k-en-de", read_multi30k) if multi30k.is_dir() else ("synthetic", write_synthetic)
+    )
     folder = cache / name
     if (folder / "meta.json").is_file():
         return folder
@@ -56,7 +58,9 @@ def prepare(cache: Path) -> Path:
         "target_tokens": target_tokens,
         "flops_per_target_token": training_flops(Setting(len(vocabulary)), lengths) / target_tokens,
     }
-    (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8", newline="\n")
+    (folder / "meta.json").write_text(
+        json.dumps(meta, indent=2) + "\n", encoding="utf-8", newline="\n"
+    )
     return folder
 
 
@@ -71,7 +75,9 @@ def read_multi30k(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def write_synthetic(_: Path) -> Iterator[tuple[str, str]]:
-    """Random words in sentences as long as captions, translated word by word with neighbours swapped."""
+    """Random words in sentences as long as captions, translated word by word with neighbours
+    swapped.
+    """
     chance = random.Random(1)
     syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
 
@@ -95,7 +101,10 @@ def train_tokenizer(pairs: Pairs) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE, special_tokens=SPECIALS, end_of_word_suffix="</w>", show_progress=False
+        vocab_size=VOCAB_SIZE,
+        special_tokens=SPECIALS,
+        end_of_word_suffix="</w>",
+        show_progress=False,
     )
     tokenizer.train_from_iterator((line for pair in pairs for line in pair), trainer)
     return tokenizer

@@ -1,4 +1,6 @@
-"""trifold with the recipe `multi30k-en-de`, including its BPE-dropout, learning rate, warm-up and clipping."""
+"""trifold with the recipe `multi30k-en-de`, including its BPE-dropout, learning rate, warm-up and
+clipping.
+"""
 
 from __future__ import annotations
 

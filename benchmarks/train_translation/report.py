@@ -1,4 +1,6 @@
-"""Turn the results of the runners into a table: medians over rounds, ratios to the best peer, shares of the peak."""
+"""Turn the results of the runners into a table: medians over rounds, ratios to the best peer,
+shares of the peak.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,14 @@ class Row:
 
 
 def summarise(
-    lines: Sequence[Mapping[str, Any]], machine: Sequence[Mapping[str, Any]], flops_per_target_token: float
+    lines: Sequence[Mapping[str, Any]],
+    machine: Sequence[Mapping[str, Any]],
+    flops_per_target_token: float,
 ) -> list[Row]:
     """Rows from the fastest to the slowest; the best peer is the fastest that is not trifold.
 
-    `lines` are the runners' JSON lines of all rounds, `machine` the figures of machine.py, one a round; a peak is
-    the highest figure of any shape in any round.
-    """
+    `lines` are the runners' JSON lines of all rounds, `machine` the figures of machine.py, one a
+    round; a peak is the highest figure of any shape in any round."""
     runs: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for line in lines:
         runs.setdefault((line["name"], line["precision"]), []).append(line)
@@ -72,7 +75,10 @@ def summarise(
 
 def peak_flops(machine: Sequence[Mapping[str, Any]], precision: str) -> float:
     return 1e9 * max(
-        value for figures in machine for name, value in figures.items() if name.startswith(f"{precision} ")
+        value
+        for figures in machine
+        for name, value in figures.items()
+        if name.startswith(f"{precision} ")
     )
 
 
@@ -103,17 +109,23 @@ def markdown_table(rows: Sequence[Row]) -> str:
 
     rule = (
         "|"
-        + "|".join("-" * (width + 2) if i < 2 else "-" * (width + 1) + ":" for i, width in enumerate(widths))
+        + "|".join(
+            "-" * (width + 2) if i < 2 else "-" * (width + 1) + ":"
+            for i, width in enumerate(widths)
+        )
         + "|"
     )
     return "\n".join([joined(cells[0]), rule, *(joined(line) for line in cells[1:])])
 
 
 def machine_line(machine: Sequence[Mapping[str, Any]]) -> str:
-    """One sentence about the machine: peak speeds, and the range of memory bandwidth over the rounds."""
+    """One sentence about the machine: peak speeds, and the range of memory bandwidth over the
+    rounds.
+    """
     read = [figures["read"] for figures in machine]
     return (
         f"{machine[0]['processor']}, torch {machine[0]['torch']}, matrix peak in GFLOP/s "
-        f"{peak_flops(machine, 'fp32') / 1e9:,.0f} fp32 and {peak_flops(machine, 'bf16') / 1e9:,.0f} bf16, "
+        f"{peak_flops(machine, 'fp32') / 1e9:,.0f} fp32 and "
+        f"{peak_flops(machine, 'bf16') / 1e9:,.0f} bf16, "
         f"memory {min(read):.0f}–{max(read):.0f} GB/s read by two threads"
     )

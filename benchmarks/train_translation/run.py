@@ -1,8 +1,7 @@
 """Train the same translator with trifold and its peers, and compare their speed.
 
-Every runner is a separate process. The rounds are interleaved (A B C A B C), so that changes in the machine's speed
-affect all toolkits.
-"""
+Every runner is a separate process. The rounds are interleaved (A B C A B C), so that changes in the
+machine's speed affect all toolkits."""
 
 from __future__ import annotations
 
@@ -43,8 +42,9 @@ RUNNERS = (
     Runner("torch-bf16", "torch_runner.py", "bf16"),
 )
 
-# glibc returns large blocks to the system and maps them again soon after; with logits of 150 MB per step that costs
-# time. trifold configures glibc to keep them; the peers do not, but --keep-memory does it for all toolkits.
+# glibc returns large blocks to the system and maps them again soon after; with logits of 150 MB per
+# step that costs time. trifold configures glibc to keep them; the peers do not, but --keep-memory
+# does it for all toolkits.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**33), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
 
 
@@ -57,9 +57,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--keep-memory", action="store_true", help="make glibc keep freed blocks for every toolkit"
     )
-    parser.add_argument("--only", help="comma-separated: " + ",".join(runner.name for runner in RUNNERS))
     parser.add_argument(
-        "--trifold-python", default=sys.executable, help="interpreter that has trifold's requirements"
+        "--only", help="comma-separated: " + ",".join(runner.name for runner in RUNNERS)
+    )
+    parser.add_argument(
+        "--trifold-python",
+        default=sys.executable,
+        help="interpreter that has trifold's requirements",
     )
     parser.add_argument("--results", type=Path, default=HERE.parent / "results")
     args = parser.parse_args()
@@ -95,7 +99,8 @@ def main() -> int:
                 continue
             lines.append({"round": number, **line})
             say(
-                f"round {number} {runner.name}: {line['target_tokens_per_s']:,.0f} target tokens/s, "
+                f"round {number} {runner.name}: {line['target_tokens_per_s']:,.0f} target "
+                "tokens/s, "
                 f"{line['steps']} steps in {line['seconds']:.0f} s, "
                 f"loss {line['loss_first']:.2f} → {line['loss_last']:.2f}"
             )
@@ -106,9 +111,11 @@ def main() -> int:
     rows = summarise(lines, machine, meta["flops_per_target_token"])
     today = date.today().isoformat()
     block = (
-        f"Training speed on {meta['text']}, {today}: {args.rounds} interleaved rounds of {args.seconds:.0f} s "
+        f"Training speed on {meta['text']}, {today}: {args.rounds} interleaved rounds of "
+        f"{args.seconds:.0f} s "
         f"on {args.threads} threads, median. {machine_line(machine)}. "
-        f"By formula {meta['flops_per_target_token'] / 1e6:.1f} MFLOP a target token.\n\n{markdown_table(rows)}"
+        f"By formula {meta['flops_per_target_token'] / 1e6:.1f} MFLOP a target "
+        f"token.\n\n{markdown_table(rows)}"
     )
     print(block)
 
@@ -125,7 +132,9 @@ def main() -> int:
         "failed": sorted(failed),
     }
     stem = args.results / f"train_translation-{today}"
-    stem.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8", newline="\n")
+    stem.with_suffix(".json").write_text(
+        json.dumps(record, indent=2) + "\n", encoding="utf-8", newline="\n"
+    )
     stem.with_suffix(".md").write_text(block + "\n", encoding="utf-8", newline="\n")
     say(f"Written: {stem}.json, {stem.name}.md")
     return 1 if failed else 0
@@ -140,12 +149,21 @@ def command(runner: Runner, folder: Path, args: argparse.Namespace) -> list[obje
 
 
 def run_json(command: list[object], args: argparse.Namespace) -> dict[str, Any]:
-    """Run to the end and parse the last line of output; RuntimeError with the end of stderr without one."""
-    environment = os.environ | {"OMP_NUM_THREADS": str(args.threads), "PYTHONPATH": str(ROOT / "src")}
+    """Run to the end and parse the last line of output; RuntimeError with the end of stderr without
+    one.
+    """
+    environment = os.environ | {
+        "OMP_NUM_THREADS": str(args.threads),
+        "PYTHONPATH": str(ROOT / "src"),
+    }
     if args.keep_memory:
         environment |= KEEP_MEMORY
     done = subprocess.run(
-        [str(part) for part in command], check=False, capture_output=True, text=True, env=environment
+        [str(part) for part in command],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment,
     )
     if done.returncode or not done.stdout.strip():
         raise RuntimeError(

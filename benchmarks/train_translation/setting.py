@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Setting:
-    """Transformer-Tiny (Wu et al. 2021) as trained on Multi30k; `vocab_size` comes with the data."""
+    """Transformer-Tiny (Wu et al. 2021) as trained on Multi30k; `vocab_size` comes with the
+    data.
+    """
 
     vocab_size: int
     d_model: int = 128
@@ -25,11 +27,12 @@ class Setting:
 
 
 def training_flops(setting: Setting, lengths: Iterable[tuple[int, int]]) -> int:
-    """Floating-point operations of one forward and backward pass over real tokens, padding left out.
+    """Floating-point operations of one forward and backward pass over real tokens, padding left
+    out.
 
-    `lengths` are (source, target) token counts a pair, the target with its end token. A matrix of w weights
-    costs 6·w a token; attention costs 12·d_model a layer for each (query, key) pair that is allowed.
-    """
+    `lengths` are (source, target) token counts a pair, the target with its end token. A matrix of w
+    weights costs 6·w a token; attention costs 12·d_model a layer for each (query, key) pair that is
+    allowed."""
     d, ff = setting.d_model, setting.d_ff
     encoder = setting.n_layers * (4 * d * d + 2 * d * ff)
     cross_keys_and_values = setting.n_layers * 2 * d * d

@@ -40,7 +40,9 @@ class Translator(nn.Module):
         angles = torch.arange(max_positions)[:, None] * torch.exp(
             -math.log(10_000) / setting.d_model * torch.arange(0, setting.d_model, 2)
         )
-        self.register_buffer("positions", torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1))
+        self.register_buffer(
+            "positions", torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
+        )
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.dropout(self.embedding(tokens) * self.scale + self.positions[: tokens.size(1)])
@@ -64,7 +66,11 @@ def main() -> None:
     setting = setting_of(args.data)
     model = Translator(setting).train()
     optimizer = torch.optim.Adam(
-        model.parameters(), lr=setting.learning_rate, betas=setting.betas, eps=setting.eps, fused=True
+        model.parameters(),
+        lr=setting.learning_rate,
+        betas=setting.betas,
+        eps=setting.eps,
+        fused=True,
     )
 
     def train_step(batch: Batch) -> float:
@@ -81,10 +87,13 @@ def main() -> None:
         optimizer.step()
         return loss.item()
 
-    # Two products and a softmax: faster than the fused kernel for such short sentences, especially in bf16.
+    # Two products and a softmax: faster than the fused kernel for such short sentences, especially
+    # in bf16.
     with sdpa_kernel(SDPBackend.MATH):
         run_timed(
-            Clock("torch.nn.Transformer", args), endless_batches(args.data, setting.batch_tokens), train_step
+            Clock("torch.nn.Transformer", args),
+            endless_batches(args.data, setting.batch_tokens),
+            train_step,
         )
 
 

@@ -66,8 +66,13 @@ def main() -> None:
 
     def batches() -> Iterator[tuple[NDArray[np.int64], list[Batch]]]:
         for epoch in range(1_000_000):
-            for rows in plan_epoch(lengths, BatchSettings(tokens=setting.batch_tokens), seed=1, epoch=epoch):
-                yield rows, [task.batch(examples, share) for share in split_batch(lengths, rows, workers)]
+            for rows in plan_epoch(
+                lengths, BatchSettings(tokens=setting.batch_tokens), seed=1, epoch=epoch
+            ):
+                yield (
+                    rows,
+                    [task.batch(examples, share) for share in split_batch(lengths, rows, workers)],
+                )
 
     clock = Clock("trifold", args)
     for step, (rows, batch) in enumerate(prefetch(batches()), start=1):

@@ -1,14 +1,15 @@
 """What the models of this folder share: the text, the training loop, the score and the samples.
 
-A window has 128 characters: 64 that a model reads, then 64 that it predicts, each from all characters before it.
-A model is an object with
+A window has 128 characters: 64 that a model reads, then 64 that it predicts, each from all
+characters before it. A model is an object with
 
-    log_probabilities(windows (B, 128) of ids) -> (B, 64, V)     log P of each predicted character, in nats
+    log_probabilities(windows (B, 128) of ids) -> (B, 64, V)
+                                                          log P of each predicted character, in nats
     size                                                         counts or parameters that it keeps
 
-The score is the mean of -log2 P over the characters of the held-out text in bits per character: the length of that
-text when it is compressed with the model (Shannon 1948). The uniform distribution has log2 V.
-"""
+The score is the mean of -log2 P over the characters of the held-out text in bits per character: the
+length of that text when it is compressed with the model (Shannon 1948). The uniform distribution
+has log2 V."""
 
 from __future__ import annotations
 
@@ -50,11 +51,11 @@ class Model(Protocol):
 
 
 def load_text(file: str | None = None) -> Text:
-    """A text file, also `.gz`, of which the last tenth is held out; by default tinyshakespeare or the phrasebook.
+    """A text file, also `.gz`, of which the last tenth is held out; by default tinyshakespeare or
+    the phrasebook.
 
-    tinyshakespeare is read from the folder $TRIFOLD_DATA; the phrasebook is part of trifold. Raises DataError if the
-    text is too short.
-    """
+    tinyshakespeare is read from the folder $TRIFOLD_DATA; the phrasebook is part of trifold. Raises
+    DataError if the text is too short."""
     shakespeare = Path(os.environ.get("TRIFOLD_DATA", "")) / "tinyshakespeare" / "input.txt.gz"
     path = Path(file) if file else shakespeare
     if file or shakespeare.is_file():
@@ -69,16 +70,18 @@ def load_text(file: str | None = None) -> Text:
         )
     if min(len(train), len(held_out)) < WINDOW:
         raise DataError(
-            f"{path}: {len(train) + len(held_out)} characters; give a text of at least {10 * WINDOW}"
+            f"{path}: {len(train) + len(held_out)} characters; give a text of at least "
+            f"{10 * WINDOW}"
         )
     alphabet = "".join(sorted({*train, *held_out}))
     ids = {character: index for index, character in enumerate(alphabet)}
     return Text(
-        alphabet, *(torch.tensor([ids[character] for character in part]) for part in (train, held_out))
+        alphabet,
+        *(torch.tensor([ids[character] for character in part]) for part in (train, held_out)),
     )
 
 
-# --- training ----------------------------------------------------------------------------------------------
+# --- training -------------------------------------------------------------------------------------
 
 
 class Budget(NamedTuple):
@@ -93,11 +96,17 @@ class Budget(NamedTuple):
         while share < 1:
             yield share
             step += 1
-            share = step / self.steps if self.steps else (time.monotonic() - start) / (self.seconds or 60.0)
+            share = (
+                step / self.steps
+                if self.steps
+                else (time.monotonic() - start) / (self.seconds or 60.0)
+            )
 
 
 class Network(nn.Module):
-    """A model that is trained: `forward` returns the logits (B, n, V) of the last n characters of each window."""
+    """A model that is trained: `forward` returns the logits (B, n, V) of the last n characters of
+    each window.
+    """
 
     @property
     def size(self) -> int:
@@ -110,13 +119,15 @@ class Network(nn.Module):
     def fit(self, ids: Tensor, budget: Budget, *, rate: float, rows: int = 32) -> int:
         """Train with AdamW on random windows of the text; the number of steps.
 
-        The learning rate rises during the first twentieth of the budget and falls linearly to 0 at its end.
-        """
+        The learning rate rises during the first twentieth of the budget and falls linearly to 0 at
+        its end."""
         generator = torch.Generator().manual_seed(1)
         optimizer = torch.optim.AdamW(self.parameters(), betas=(0.9, 0.99), weight_decay=0.1)
         steps = 0
         for share in budget.shares():
-            optimizer.param_groups[0]["lr"] = rate * min((share + 1e-3) / 0.05, (1 - share) / 0.95, 1.0)
+            optimizer.param_groups[0]["lr"] = rate * min(
+                (share + 1e-3) / 0.05, (1 - share) / 0.95, 1.0
+            )
             starts = torch.randint(len(ids) - WINDOW + 1, (rows, 1), generator=generator)
             windows = ids[starts + torch.arange(WINDOW)]
             logits = self(windows)
@@ -130,7 +141,7 @@ class Network(nn.Module):
         return steps
 
 
-# --- evaluation --------------------------------------------------------------------------------------------
+# --- evaluation -----------------------------------------------------------------------------------
 
 
 def bits_per_character(model: Model, ids: Tensor) -> float:
@@ -149,7 +160,9 @@ def sample(model: Model, prompt: Tensor, length: int = 80) -> list[int]:
     ids = prompt[-READ:].tolist()
     for position in range(length):
         place = position % PREDICTED
-        window = ids[-READ - place :] + [0] * (PREDICTED - place)  # characters that follow have no influence
+        window = ids[-READ - place :] + [0] * (
+            PREDICTED - place
+        )  # characters that follow have no influence
         probabilities = model.log_probabilities(torch.tensor([window]))[0, place].exp()
         ids.append(int(torch.multinomial(probabilities, 1, generator=generator)))
     return ids[-length:]

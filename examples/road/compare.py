@@ -1,10 +1,11 @@
-"""From Markov chains to the Transformer: every model of this folder on the same text with the same budget.
+"""From Markov chains to the Transformer: every model of this folder on the same text with the same
+budget.
 
     python examples/road/compare.py --seconds 30
     python examples/road/compare.py --steps 20 my-novel.txt
 
-Models that only count take the time that they need. `learned` is the number of counts that are not 0, or of parameters.
-"""
+Models that only count take the time that they need. `learned` is the number of counts that are not
+0, or of parameters."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def compare(text: Text, budget: Budget) -> None:
     """Print the table, then a sample of each model."""
     size, samples = len(text.alphabet), {}
     print(
-        f"{len(text.train):,} characters to learn, {len(text.held_out):,} held out; uniform {math.log2(size):.3f} bits"
+        f"{len(text.train):,} characters to learn, {len(text.held_out):,} held out; uniform "
+        f"{math.log2(size):.3f} bits"
     )
     print(f"\n{'model':<26}{'learned':>10}{'steps':>8}{'seconds':>9}{'bits per character':>20}")
     for name in [*COUNTING, *TRAINED]:
@@ -58,7 +60,9 @@ def compare(text: Text, budget: Budget) -> None:
             network.eval()
         seconds = time.monotonic() - start
         score = bits_per_character(model, text.held_out)
-        print(f"{name:<26}{model.size:>10,}{steps or '':>8}{seconds:>9.1f}{score:>20.3f}", flush=True)
+        print(
+            f"{name:<26}{model.size:>10,}{steps or '':>8}{seconds:>9.1f}{score:>20.3f}", flush=True
+        )
         samples[name] = text.decode(sample(model, text.held_out[:READ]))
     for name, written in samples.items():
         print(f"\n{name}:\n{written}")
@@ -67,7 +71,9 @@ def compare(text: Text, budget: Budget) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "file", nargs="?", help="a text; by default tinyshakespeare in $TRIFOLD_DATA, or the phrasebook"
+        "file",
+        nargs="?",
+        help="a text; by default tinyshakespeare in $TRIFOLD_DATA, or the phrasebook",
     )
     parser.add_argument("--seconds", type=float, default=30.0, help="of training, for each model")
     parser.add_argument("--steps", type=int, help="of 32 windows, instead of seconds")

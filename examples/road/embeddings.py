@@ -1,14 +1,16 @@
 """Embeddings: a character is a row of a matrix, and similar characters have similar rows.
 
-As a one-hot vector, every character is as far from every other one, and a table has one row per history. A product of
-a one-hot vector with a matrix C is a row of C, so looking up a row is the same as a linear layer (`look_up`). Bengio
-et al. (2003) train C with the network that predicts the next character from the rows of the last n:
+As a one-hot vector, every character is as far from every other one, and a table has one row per
+history. A product of a one-hot vector with a matrix C is a row of C, so looking up a row is the
+same as a linear layer (`look_up`). Bengio et al. (2003) train C with the network that predicts the
+next character from the rows of the last n:
 
-    x = [C(w_(t-n)); …; C(w_(t-1))],    y = b + W x + U tanh(d + H x),    P = softmax(y)      (section 2, equation 1)
+    x = [C(w_(t-n)); …; C(w_(t-1))],    y = b + W x + U tanh(d + H x),    P = softmax(y)
+                                                                             (section 2, equation 1)
 
-Without U and H it is a log-bilinear model (Mnih & Hinton 2007): every earlier character adds its own vote to the
-logits, as the pairs of skip_grams.py do, but the votes are learned together. The table of a chain grows as V^n, the
-matrices here as n.
+Without U and H it is a log-bilinear model (Mnih & Hinton 2007): every earlier character adds its
+own vote to the logits, as the pairs of skip_grams.py do, but the votes are learned together. The
+table of a chain grows as V^n, the matrices here as n.
 
     python examples/road/embeddings.py [FILE]
 """
@@ -24,14 +26,18 @@ from torch.nn import functional
 
 
 def look_up(table: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """(V, E), (…) -> (…, E) twice: one-hot vectors times the table, and rows of the table. They are equal."""
+    """(V, E), (…) -> (…, E) twice: one-hot vectors times the table, and rows of the table. They are
+    equal.
+    """
     return functional.one_hot(ids, len(table)).to(table.dtype) @ table, table[ids]
 
 
 class FeedForward(Network):
     """`hidden` is the width of the tanh layer; 0 is the log-bilinear model."""
 
-    def __init__(self, vocabulary: int, *, characters: int = 16, width: int = 32, hidden: int = 512) -> None:
+    def __init__(
+        self, vocabulary: int, *, characters: int = 16, width: int = 32, hidden: int = 512
+    ) -> None:
         super().__init__()
         self.characters = characters
         self.rows = nn.Parameter(torch.randn(vocabulary, width) * 0.1)  # C

@@ -1,10 +1,11 @@
 """The Transformer: attention without recurrence (Vaswani et al. 2017), from the parts of trifold.
 
-    Attention(Q, K, V) = softmax(Q Kᵀ / √d) V                                              (equation 1)
+    Attention(Q, K, V) = softmax(Q Kᵀ / √d) V                                           (equation 1)
 
-Every character attends to itself and to all characters before it, in each of four layers. Scores are products instead
-of the additive form, and a query does not depend on the output before it, so all characters of a window are computed
-at once. `trifold train shakespeare-char-tiny` trains nearly the same model with a better optimizer.
+Every character attends to itself and to all characters before it, in each of four layers. Scores
+are products instead of the additive form, and a query does not depend on the output before it, so
+all characters of a window are computed at once. `trifold train shakespeare-char-tiny` trains nearly
+the same model with a better optimizer.
 
     python examples/road/transformer.py [FILE]
 """
@@ -27,8 +28,10 @@ class TransformerModel(Network):
     def __init__(self, vocabulary: int, *, width: int = 128, layers: int = 4) -> None:
         super().__init__()
         config = ModelConfig(
-            shape="decoder", vocab_size=vocabulary, max_positions=WINDOW, positions="rotary", norm_placement="pre",
-            d_model=width, n_layers=layers, n_heads=4, d_ff=4 * width, dropout=0.0, attention_dropout=0.0,
+            shape="decoder", vocab_size=vocabulary, max_positions=WINDOW,
+            positions="rotary", norm_placement="pre",
+            d_model=width, n_layers=layers, n_heads=4, d_ff=4 * width,
+            dropout=0.0, attention_dropout=0.0,
         )  # fmt: skip
         self.model = Transformer(config)
 

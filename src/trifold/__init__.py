@@ -39,10 +39,12 @@ _MODULES = {
 
 
 class _Package(ModuleType):
-    """Keeps `trifold.train` and `trifold.generate` functions, although there are packages of the same names.
+    """Keeps `trifold.train` and `trifold.generate` functions, although there are packages of the
+    same names.
 
-    Importing a subpackage binds its name in this module, so without this class the meaning of `trifold.train` would
-    depend on earlier imports. `from trifold.train.loop import …` is not affected.
+    Importing a subpackage binds its name in this module, so without this class the meaning of
+    `trifold.train` would depend on earlier imports. `from trifold.train.loop import …` is not
+    affected.
     """
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -67,7 +69,9 @@ sys.meta_path.append(_OldModules)
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        raise AttributeError(f"module 'trifold' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(
+            f"module 'trifold' has no attribute {name!r}; it has {', '.join(__all__)}"
+        )
     value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
     if _MODULES[name] == "trifold.nn":
         importlib.import_module("trifold.fast").enable()

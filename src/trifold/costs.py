@@ -1,19 +1,22 @@
 """What a model costs: parameters by formula, arithmetic per token, and memory for inference.
 
-Letters of the formulas: V vocabulary, E width (d_model), F feed-forward width, H heads, G key/value heads, D head size,
-L blocks, P positions; W embedding width where it differs, C classes. Experts: X of width J, K shared ones. Latent
-attention: widths R of keys and values, Q of queries, Z of rotated dimensions, Y of a value. U width of the memory that
-cross-attention reads, if it is not E.
+Letters of the formulas: V vocabulary, E width (d_model), F feed-forward width, H heads, G key/value
+heads, D head size, L blocks, P positions; W embedding width where it differs, C classes. Experts: X
+of width J, K shared ones. Latent attention: widths R of keys and values, Q of queries, Z of rotated
+dimensions, Y of a value. U width of the memory that cross-attention reads, if it is not E.
 
-A product of (m, k) and (k, n) takes 2·m·k·n floating-point operations; nothing else is counted. For one token
+A product of (m, k) and (k, n) takes 2·m·k·n floating-point operations; nothing else is counted. For
+one token
 
     a matrix with P elements   2·P
-    attention to S keys        2·(2·S·H·D): the scores q·k, and the weighted sum of v     (Kaplan et al. 2020, table 1)
-    backward                   twice the forward: each product has two gradients      (Kaplan et al. 2020, section 2.1)
+    attention to S keys        2·(2·S·H·D): the scores q·k, and the weighted sum of v
+                                                                   (Kaplan et al. 2020, table 1)
+    backward                   twice the forward: each product has two gradients
+                                                                 (Kaplan et al. 2020, section 2.1)
 
-S counts every key of the batch's width, because the kernels compute masked keys too; with windows, segments and sparse
-blocks it counts the keys that a query may read. Look-ups, norms, softmax and dropout are not counted: they cost memory
-traffic, not products.
+S counts every key of the batch's width, because the kernels compute masked keys too; with windows,
+segments and sparse blocks it counts the keys that a query may read. Look-ups, norms, softmax and
+dropout are not counted: they cost memory traffic, not products.
 """
 
 from collections.abc import Iterator
@@ -31,7 +34,7 @@ from trifold.nn.spans import level_starts, offset_rows
 SINUSOIDAL = ("sinusoidal", "sinusoidal-halves", "sinusoidal-tensor2tensor")
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
-# --- parameters ------------------------------------------------------------------------------------------
+# --- parameters -----------------------------------------------------------------------------------
 
 
 class Part(NamedTuple):
@@ -55,20 +58,28 @@ def count_parameters(config: ModelConfig) -> int:
 
 
 def position_table(config: ModelConfig) -> int:
-    """Elements of the table of sinusoidal positions, which is computed and not stored; 0 for other positions."""
+    """Elements of the table of sinusoidal positions, which is computed and not stored; 0 for other
+    positions.
+    """
     return config.max_positions * config.sum_width if config.positions in SINUSOIDAL else 0
 
 
 def _part(config: ModelConfig, name: str, formula: str, **letters: int) -> Part:
     """A part with the value of its formula; `letters` are added to those of the config."""
     sizes = {
-        "V": config.vocab_size, "E": config.d_model, "F": config.d_ff, "H": config.n_heads, "G": config.kv_heads,
-        "D": config.head_width, "P": config.max_positions, "W": config.embedding_width, "C": config.n_labels,
+        "V": config.vocab_size, "E": config.d_model, "F": config.d_ff,
+        "H": config.n_heads, "G": config.kv_heads, "D": config.head_width,
+        "P": config.max_positions, "W": config.embedding_width, "C": config.n_labels,
     }  # fmt: skip
     if (experts := config.experts) is not None:
         sizes |= {"X": experts.count, "J": experts.d_ff or config.d_ff, "K": experts.shared}
     if (latent := config.latent) is not None:
-        sizes |= {"R": latent.width, "Q": latent.query_width or 0, "Z": latent.d_rotary, "Y": latent.d_value}
+        sizes |= {
+            "R": latent.width,
+            "Q": latent.query_width or 0,
+            "Z": latent.d_rotary,
+            "Y": latent.d_value,
+        }
     return Part(name, formula, eval(formula.replace("·", "*"), {}, sizes | letters))
 
 
@@ -94,7 +105,9 @@ def _embeddings(config: ModelConfig) -> Iterator[Part]:
         yield _part(config, "embeddings", f"V·{letter}")
     else:
         yield _part(config, "source embeddings", f"V·{letter}")
-        yield _part(config.decoder_side, "target embeddings", f"V·{letter}", V=config.target_vocab_size)
+        yield _part(
+            config.decoder_side, "target embeddings", f"V·{letter}", V=config.target_vocab_size
+        )
     projection = "2·W·E" if config.token_projection else "W·E + E"  # of states too
     for side, sized in config.stacks.items():
         letter = "E" if sized.sum_width == sized.d_model else "W"
@@ -102,7 +115,9 @@ def _embeddings(config: ModelConfig) -> Iterator[Part]:
             places = f"(P+{config.position_offset})" if config.position_offset else "P"
             yield _part(sized, f"{side} positions", f"{places}·{letter}")
         if config.axial_shape and config.axial_widths:
-            terms = (f"{n}·{w}" for n, w in zip(config.axial_shape, config.axial_widths, strict=True))
+            terms = (
+                f"{n}·{w}" for n, w in zip(config.axial_shape, config.axial_widths, strict=True)
+            )
             yield _part(config, f"{side} positions", " + ".join(terms))
         yield _part(sized, f"{side} token types", f"{config.n_token_types}·{letter}")
         if config.query_stream:
@@ -114,14 +129,19 @@ def _embeddings(config: ModelConfig) -> Iterator[Part]:
 
 
 def _stack(side: str, config: ModelConfig, memory_width: int) -> Iterator[Part]:
-    """The blocks of a stack, with its sizes in the config; memory_width: of the states that cross-attention reads."""
+    """The blocks of a stack, with its sizes in the config; memory_width: of the states that
+    cross-attention reads.
+    """
     blocks = max(config.block_of_layer or (config.n_layers - 1,)) + 1
     crosses = side == "decoder" and config.shape == "encoder-decoder"
     if config.positions == "relative":
         tables = 2 if config.summary_block else 1
-        yield _part(config, f"{side} relative offsets", _times(tables, "b·H"), b=config.relative_buckets)
+        yield _part(
+            config, f"{side} relative offsets", _times(tables, "b·H"), b=config.relative_buckets
+        )
     if config.positions == "relative-sinusoidal":
-        # A matrix for the distance encodings, a vector each for content and distance; three for segments.
+        # A matrix for the distance encodings, a vector each for content and distance; three for
+        # segments.
         vectors = 5 if config.segment_offsets else 2
         yield _part(config, f"{side} relative scores", f"L·(E·H·D + {vectors}·H·D)", L=blocks)
     if config.positions == "disentangled":
@@ -129,11 +149,15 @@ def _stack(side: str, config: ModelConfig, memory_width: int) -> Iterator[Part]:
         yield _part(config, f"{side} relative vectors", f"b·E{norm}", b=config.relative_buckets)
         if not config.relative_shared:
             each = f"(E·H·D{' + H·D' if config.attention_bias else ''})"
-            yield _part(config, f"{side} relative scores", f"L·{config.position_terms}·{each}", L=blocks)
+            yield _part(
+                config, f"{side} relative scores", f"L·{config.position_terms}·{each}", L=blocks
+            )
     own = f"L·{_attention(config) if config.latent is None else _latent_attention(config)}"
     if config.attention == "lsh":  # M layers lack a projection
         own += f" - M·{'(E·H·D + H·D)' if config.attention_bias else 'E·H·D'}"
-    yield _part(config, f"{side} self-attention", own, L=blocks, M=sum(map(config.lsh.sorts, range(blocks))))
+    yield _part(
+        config, f"{side} self-attention", own, L=blocks, M=sum(map(config.lsh.sorts, range(blocks)))
+    )
     if crosses:
         cross = _attention(config, reads="E" if memory_width == config.d_model else "U")
         yield _part(config, "decoder cross-attention", f"L·{cross}", L=blocks, U=memory_width)
@@ -143,7 +167,9 @@ def _stack(side: str, config: ModelConfig, memory_width: int) -> Iterator[Part]:
         router = f"E·X{' + X' * (experts.bias + experts.correction)}"
         every = _feed_forward(config, "J")
         shared = f" + {_feed_forward(config, 'K·J')}" if experts.shared else ""
-        yield _part(config, f"{side} experts", f"L·({router} + X·{every}{shared})", L=blocks - dense)
+        yield _part(
+            config, f"{side} experts", f"L·({router} + X·{every}{shared})", L=blocks - dense
+        )
     yield _part(config, f"{side} feed-forward", f"L·{_feed_forward(config)}", L=dense)
     if (part := config.convolution) is not None:
         letters = {"k": part.kernel, "c": config.d_model // part.groups}
@@ -159,7 +185,8 @@ def _stack(side: str, config: ModelConfig, memory_width: int) -> Iterator[Part]:
 
 
 def _attention(config: ModelConfig, reads: str = "E") -> str:
-    """Four projections: E·H·D for q and o, E·G·D for k and v; biases of q, k and v, and of o; and further parts.
+    """Four projections: E·H·D for q and o, E·G·D for k and v; biases of q, k and v, and of o; and
+    further parts.
 
     reads: the letter of the width that k and v read.
     """
@@ -182,7 +209,9 @@ def _attention(config: ModelConfig, reads: str = "E") -> str:
 
 
 def _latent_attention(config: ModelConfig, *, vectors: bool = True) -> str:
-    """Matrices of queries, of the latent vector, of keys and values from it, and of the output; norms and biases."""
+    """Matrices of queries, of the latent vector, of keys and values from it, and of the output;
+    norms and biases.
+    """
     narrow = config.latent is not None and config.latent.query_width
     terms = ["E·Q + Q·H·(D+Z)" if narrow else "E·H·(D+Z)", "E·(R+Z) + R·H·(D+Y) + H·Y·E"]
     if vectors:
@@ -208,7 +237,8 @@ def _heads(config: ModelConfig) -> list[Part]:
     dense = _transform(config) if config.token_transform else ""
     norms = "2·" if config.norm_placement == "sandwich" else ""
     layer = f"{_feed_forward(config)} + {norms}{_norm(config, 'E')} + " if config.span_layer else ""
-    # p positions of width q; from the states at both boundaries and a position to the width W; the bias.
+    # p positions of width q; from the states at both boundaries and a position to the width W; the
+    # bias.
     boundary = f"p·q + (2·E + q)·W + W + W·W + W + 2·{_norm(config, 'W')} + V"
     width = config.embedding_width if config.tie_lm_head or config.lm_head_transform else states
     places = {"p": config.boundary_positions, "q": config.boundary_width, "W": width}
@@ -244,7 +274,7 @@ def _lm_head(config: ModelConfig) -> str:
     return " + ".join(terms) or "0"
 
 
-# --- arithmetic and memory -------------------------------------------------------------------------------
+# --- arithmetic and memory ------------------------------------------------------------------------
 
 
 class Flops(NamedTuple):
@@ -268,9 +298,11 @@ class InferenceMemory(NamedTuple):
 
 
 def forward_flops(config: ModelConfig, source_length: int, target_length: int) -> Flops:
-    """FLOPs per source token (encoder, and its keys and values in cross-attention) and per target token.
+    """FLOPs per source token (encoder, and its keys and values in cross-attention) and per target
+    token.
 
-    Sequences have `source_length` and `target_length` tokens. A model with one stack has only the tokens of that side.
+    Sequences have `source_length` and `target_length` tokens. A model with one stack has only the
+    tokens of that side.
     """
     lengths = {"encoder": source_length, "decoder": target_length}
     elements = dict.fromkeys(lengths, 0) | {
@@ -280,15 +312,21 @@ def forward_flops(config: ModelConfig, source_length: int, target_length: int) -
     if config.shape == "encoder-decoder":
         sized = config.decoder_side.model_copy(update={"latent": None})  # of self-attention only
         queries = attention_matrices(sized) - _keys_values(sized) + _per_key(sized) * source_length
-        keys_values = _keys_values(sized) * config.d_model // sized.d_model  # they read states of the encoder
+        keys_values = (
+            _keys_values(sized) * config.d_model // sized.d_model
+        )  # they read states of the encoder
         elements["encoder"] += config.decoder_layers * keys_values
         elements["decoder"] += config.decoder_layers * queries
-    elements["decoder" if config.decoder_layers else "encoder"] += _head_elements(config.output_side)
+    elements["decoder" if config.decoder_layers else "encoder"] += _head_elements(
+        config.output_side
+    )
     return Flops(2 * elements["encoder"], 2 * elements["decoder"])
 
 
 def attention_matrices(config: ModelConfig) -> int:
-    """Elements of the projections of one attention that every token passes; of the global ones, keys and values."""
+    """Elements of the projections of one attention that every token passes; of the global ones,
+    keys and values.
+    """
     if config.latent is not None:
         return _part(config, "", _latent_attention(config, vectors=False)).parameters
     heads = config.n_heads + config.kv_heads + (config.n_heads if config.global_projections else 0)
@@ -308,7 +346,9 @@ def _per_key(config: ModelConfig) -> int:
 
 
 def feed_forward_elements(config: ModelConfig, layer: int) -> int:
-    """Elements of the matrices that a token passes in the network of a layer: of its experts only, and the router."""
+    """Elements of the matrices that a token passes in the network of a layer: of its experts only,
+    and the router.
+    """
     experts, matrices = config.experts, (3 if config.gated else 2) * config.d_model
     if experts is None or layer < experts.dense_layers:
         return matrices * config.d_ff
@@ -317,18 +357,25 @@ def feed_forward_elements(config: ModelConfig, layer: int) -> int:
 
 
 def keys_read(config: ModelConfig, layer: int, keys: int, side: str) -> int:
-    """How many of the keys a query may read in self-attention, without single global tokens. Of blocks in training:
-    its own, two beside it, the first, the last and random ones; the queries of two blocks read all keys.
+    """How many of the keys a query may read in self-attention, without single global tokens. Of
+    blocks in training: its own, two beside it, the first, the last and random ones; the queries of
+    two blocks read all keys.
     """
     if (blocks := config.sparse_blocks) is not None and side == "encoder":
         is_full = keys <= (5 + 2 * blocks.random) * blocks.size
         return keys if is_full else min(keys, (7 + blocks.random) * blocks.size)
     if (recurrence := config.recurrence) is not None:
         return min(keys, recurrence.size + recurrence.reach)
-    if config.attention == "spans":  # itself, k of each level and side; every other level reads it once
+    if (
+        config.attention == "spans"
+    ):  # itself, k of each level and side; every other level reads it once
         levels = len(level_starts(keys, config.span_keys)) - 1
-        return min(keys, (2 if side == "encoder" else 1) * levels * config.span_keys + 1) + levels - 1
-    if config.attention == "lsh" and keys > (chunk := config.lsh.size(layer)):  # two chunks in each round
+        return (
+            min(keys, (2 if side == "encoder" else 1) * levels * config.span_keys + 1) + levels - 1
+        )
+    if config.attention == "lsh" and keys > (
+        chunk := config.lsh.size(layer)
+    ):  # two chunks in each round
         return 2 * chunk * (config.lsh.hashes if config.lsh.sorts(layer) else 1)
     window = config.window(layer) or keys
     summaries = keys // config.summary_block if config.summary_block else 0
@@ -336,14 +383,19 @@ def keys_read(config: ModelConfig, layer: int, keys: int, side: str) -> int:
 
 
 def _layer_elements(config: ModelConfig, keys: int, side: str) -> int:
-    """Elements of the matrices that a token passes in all layers of a stack, without cross-attention."""
+    """Elements of the matrices that a token passes in all layers of a stack, without
+    cross-attention.
+    """
     read = [keys_read(config, layer, keys, side) for layer in range(config.n_layers)]
     feed_forward = sum(feed_forward_elements(config, layer) for layer in range(config.n_layers))
-    # Relative and disentangled scores: products of queries, and of keys, with the vectors of at most so many distances.
-    # Each batch projects these vectors once, which is not counted.
+    # Relative and disentangled scores: products of queries, and of keys, with the vectors of at
+    # most so many distances. Each batch projects these vectors once, which is not counted.
     terms, distances = config.position_terms, config.relative_buckets
     if config.positions == "relative-sinusoidal":
-        terms, distances = 1, 2 * (keys if config.relative_clamp is None else config.relative_clamp) + 1
+        terms, distances = (
+            1,
+            2 * (keys if config.relative_clamp is None else config.relative_clamp) + 1,
+        )
     terms *= sum(min(2 * each - 1, distances) for each in read)
     scores = _per_key(config) * sum(read) + terms * config.n_heads * config.head_width
     if config.summary_block:
@@ -354,9 +406,13 @@ def _layer_elements(config: ModelConfig, keys: int, side: str) -> int:
     if config.attention == "spans":
         matrices = matrices * level_starts(keys, config.span_keys)[-1] // keys
     elif config.attention == "lsh":
-        matrices += sum(_hashing(config, keys) for layer in range(config.n_layers) if config.lsh.sorts(layer))
+        matrices += sum(
+            _hashing(config, keys) for layer in range(config.n_layers) if config.lsh.sorts(layer)
+        )
     elif config.attention != "softmax":
-        scores = config.n_layers * _linear_attention(config, min(keys, CHUNK) if side == "decoder" else 0)
+        scores = config.n_layers * _linear_attention(
+            config, min(keys, CHUNK) if side == "decoder" else 0
+        )
     return matrices + scores
 
 
@@ -369,25 +425,35 @@ def _hashing(config: ModelConfig, keys: int) -> int:
 
 
 def _linear_attention(config: ModelConfig, chunk: int) -> int:
-    """Elements that a token uses in attention of linear cost, besides its projections; chunk: the keys of its chunk."""
+    """Elements that a token uses in attention of linear cost, besides its projections; chunk: the
+    keys of its chunk.
+    """
     if config.attention == "low-rank":  # mixtures of keys and values, and attention to them
         return 2 * config.rank * config.head_width * (config.kv_heads + config.n_heads)
     features = config.n_features if config.attention == "favor" else config.head_width
     maps = 2 * config.n_features * config.head_width if config.attention == "favor" else 0
     # Into the sums, and out of them; the products of the chunk, and their sums of values.
-    return config.n_heads * (maps + (2 * features + chunk) * (config.head_width + 1) + chunk * features)
+    return config.n_heads * (
+        maps + (2 * features + chunk) * (config.head_width + 1) + chunk * features
+    )
 
 
 def _embedding_elements(config: ModelConfig) -> int:
-    """Elements of the projections of a factorized embedding, or of the patch projection without the class token."""
+    """Elements of the projections of a factorized embedding, or of the patch projection without the
+    class token.
+    """
     if config.patch_size is not None:
-        return prod(config.patch_shape) * config.d_model * config.n_patches // (config.n_patches + 1)
+        return (
+            prod(config.patch_shape) * config.d_model * config.n_patches // (config.n_patches + 1)
+        )
     projections = 2 if config.token_projection else 1 if config.has_embedding_projection else 0
     return projections * config.embedding_width * config.d_model
 
 
 def _head_elements(config: ModelConfig) -> int:
-    """Elements that a token passes in the language-model head or the layer of spans; other heads are negligible."""
+    """Elements that a token passes in the language-model head or the layer of spans; other heads
+    are negligible.
+    """
     if "lm" not in config.chosen_heads:
         return (3 if config.gated else 2) * config.d_model * config.d_ff * config.span_layer
     if config.lm_head_transform:
@@ -396,8 +462,8 @@ def _head_elements(config: ModelConfig) -> int:
 
 
 def cached_elements(config: ModelConfig, tokens: int = 1) -> int:
-    """Elements of the keys and values of a row of `tokens` tokens in the decoder; windows limit them. Linear attention
-    stores sums, whose size does not depend on the tokens.
+    """Elements of the keys and values of a row of `tokens` tokens in the decoder; windows limit
+    them. Linear attention stores sums, whose size does not depend on the tokens.
     """
     sized, layers = config.decoder_side, range(config.decoder_layers)
     if config.attention in ("elu", "favor"):
@@ -409,15 +475,27 @@ def cached_elements(config: ModelConfig, tokens: int = 1) -> int:
     if config.attention == "spans":
         kept = 2 * tokens * config.decoder_layers
     scaling = config.rotary_scaling
-    inputs = tokens * sized.d_model if scaling is not None and scaling.kind in SCALINGS_BY_LENGTH else 0
+    inputs = (
+        tokens * sized.d_model if scaling is not None and scaling.kind in SCALINGS_BY_LENGTH else 0
+    )
     each = 2 * sized.kv_heads * sized.head_width
-    return inputs + kept * (each if config.latent is None else config.latent.width + config.latent.d_rotary)
+    return inputs + kept * (
+        each if config.latent is None else config.latent.width + config.latent.d_rotary
+    )
 
 
 def inference_memory(config: ModelConfig, precision: str = "float32") -> InferenceMemory:
-    """Bytes of the weights, and of the cache per token: keys and values, 2·L·G·D elements in the decoder."""
+    """Bytes of the weights, and of the cache per token: keys and values, 2·L·G·D elements in the
+    decoder.
+    """
     side, size = config.decoder_side, BYTES[precision]
     crosses = (
-        2 * config.decoder_layers * side.kv_heads * side.head_width * (config.shape == "encoder-decoder")
+        2
+        * config.decoder_layers
+        * side.kv_heads
+        * side.head_width
+        * (config.shape == "encoder-decoder")
     )
-    return InferenceMemory(size * count_parameters(config), size * crosses, size * cached_elements(config))
+    return InferenceMemory(
+        size * count_parameters(config), size * crosses, size * cached_elements(config)
+    )

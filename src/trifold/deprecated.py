@@ -47,7 +47,8 @@ NAMES = {
     "Tokenizer.tells_segments": "has_token_types",
 }
 
-# Old name, which the module `deprecated` of its package defines -> new name, which has another signature.
+# Old name, which the module `deprecated` of its package defines -> new name, which has another
+# signature.
 REDEFINED = {
     "trifold.data.iter_documents": "read_documents",
     "trifold.data.iter_rows": "read_pairs",
@@ -83,9 +84,13 @@ def has_old_names(cls: type[T]) -> type[T]:
 
 
 def renamed(owner: Any, old_owner: str, name: str) -> Any:
-    """`__getattr__` of a module or object: the attribute whose old name is `old_owner.name`, else AttributeError."""
+    """`__getattr__` of a module or object: the attribute whose old name is `old_owner.name`, else
+    AttributeError.
+    """
     old = f"{old_owner}.{name}"
-    new = (NAMES | REDEFINED).get(old, name if old_owner in MODULES and not name.startswith("_") else None)
+    new = (NAMES | REDEFINED).get(
+        old, name if old_owner in MODULES and not name.startswith("_") else None
+    )
     if new is None or not hasattr(owner, new.partition(".")[0]):
         raise AttributeError(f"{old_owner!r} has no attribute {name!r}")
     place = MODULES.get(old_owner, old_owner)

@@ -1,7 +1,8 @@
 """All durable writes: files are flushed to disk before their names become visible.
 
-Every byte, flush and rename of a run passes through these functions. Callers write `disk.flush`, never
-`from trifold.disk import flush`, so that tests can replace them to simulate a power cut, or a full or slow disk.
+Every byte, flush and rename of a run passes through these functions. Callers write `disk.flush`,
+never `from trifold.disk import flush`, so that tests can replace them to simulate a power cut, or a
+full or slow disk.
 """
 
 import errno
@@ -31,7 +32,9 @@ def remedy(error: OSError) -> str:
 
 
 def write(path: Path, chunks: Iterable[Bytes]) -> str:
-    """Write and flush a new file. Returns the SHA-256 (hexadecimal) of the intended content. Raises OSError."""
+    """Write and flush a new file. Returns the SHA-256 (hexadecimal) of the intended content. Raises
+    OSError.
+    """
     digest = hashlib.sha256()
     with path.open("wb") as file:
         for chunk in chunks:

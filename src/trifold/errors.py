@@ -1,7 +1,7 @@
 """Errors that a user can fix; the command line prints them as `error: …`.
 
-A message states the value, the place (file:line:byte for data, dotted key for settings) and the remedy.
-Internal errors stay `AssertionError`s with a traceback.
+A message states the value, the place (file:line:byte for data, dotted key for settings) and the
+remedy. Internal errors stay `AssertionError`s with a traceback.
 """
 
 import re
@@ -9,7 +9,8 @@ from textwrap import wrap
 
 MAX_LINE, MAX_LINES = 2_000, 20  # characters of a line and lines of a message
 COLUMNS = 80  # of lines for files and pipes
-# Control characters except tab and line feed; line separators, marks of direction, invisible marks; lone surrogates.
+# Control characters except tab and line feed; line separators, marks of direction, invisible marks;
+# lone surrogates.
 _INVISIBLE = r"\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f"
 UNPRINTABLE = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_INVISIBLE}\ud800-\udfff]")
 
@@ -20,7 +21,9 @@ def escape(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The escaped text of a message with untrusted values; long lines lose their middle, and many lines their end."""
+    """The escaped text of a message with untrusted values; long lines lose their middle, and many
+    lines their end.
+    """
     lines = escape(text).split("\n")
     if len(lines) > MAX_LINES:
         lines[MAX_LINES - 1 :] = [f"  and {len(lines) - MAX_LINES + 1:,} more"]
@@ -28,27 +31,45 @@ def printable(text: str) -> str:
 
 
 def wrapped(text: str, columns: int | None = None) -> str:
-    """The `printable` text in lines of `columns` (80) characters; words, and commands in backticks, stay whole."""
+    """The `printable` text in lines of `columns` (80) characters; words, and commands in backticks,
+    stay whole.
+    """
     lines, size = [], columns or COLUMNS
     for line in printable(text).split("\n"):
-        line = re.sub("^(?:error|warning): |`[^`]*`", lambda found: found[0].replace(" ", "\0"), line)
+        line = re.sub(
+            "^(?:error|warning): |`[^`]*`", lambda found: found[0].replace(" ", "\0"), line
+        )
         rest = " " * (len(line) - len(line.lstrip()) + 4)
-        found = wrap(line, size, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False)
+        found = wrap(
+            line, size, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+        )
         lines += found or [""]
     return "\n".join(lines).replace("\0", " ")
 
 
 # Options and commands in messages -> their names in Python.
-PYTHON_NAMES = {"--resume auto": 'resume="auto"', "--data-changed": "data_changed=True", "--out": "`out`"}
+PYTHON_NAMES = {
+    "--resume auto": 'resume="auto"',
+    "--data-changed": "data_changed=True",
+    "--out": "`out`",
+}
 PYTHON_NAMES |= {"`trifold predict`": "`predict`", "`trifold generate`": "`generate`"}
-PYTHON_NAMES |= {"trifold recipes": "trifold.recipe.recipe_names()", "leave out --to ": "leave out `to` "}
-PYTHON_NAMES |= {"--num-beams 1": "num_beams=1", "--num-return-sequences 1": "num_return_sequences=1"}
+PYTHON_NAMES |= {
+    "trifold recipes": "trifold.recipe.recipe_names()",
+    "leave out --to ": "leave out `to` ",
+}
+PYTHON_NAMES |= {
+    "--num-beams 1": "num_beams=1",
+    "--num-return-sequences 1": "num_return_sequences=1",
+}
 PYTHON_NAMES |= {"--stream ": "`stream` ", "--on-overflow truncate": 'on_overflow="truncate"'}
 PYTHON_NAMES |= {"--pooling mean": 'pooling="mean"', "--corpus FILE": "`texts`"}
 
 
 class TrifoldError(Exception):
-    """An error that a user can fix; `message` names options of the command line, and `str` arguments of Python."""
+    """An error that a user can fix; `message` names options of the command line, and `str`
+    arguments of Python.
+    """
 
     exit_code = 1
 
@@ -66,9 +87,13 @@ class UsageError(TrifoldError):
 
 
 def check_utf8(text: str, name: str) -> None:
-    """Raise UsageError if the text, which `name` describes, contains bytes or characters that are not UTF-8."""
+    """Raise UsageError if the text, which `name` describes, contains bytes or characters that are
+    not UTF-8.
+    """
     if found := re.search("[\ud800-\udfff]", text):
-        raise UsageError(f"{name}: character {found.start() + 1} is not valid UTF-8; correct or remove it")
+        raise UsageError(
+            f"{name}: character {found.start() + 1} is not valid UTF-8; correct or remove it"
+        )
 
 
 class SettingsError(UsageError):
@@ -84,7 +109,9 @@ class CheckpointError(TrifoldError):
 
 
 class OtherRankError(TrifoldError):
-    """Another process of the run has failed, and this one exits too; reported: whether that one reports the error."""
+    """Another process of the run has failed, and this one exits too; reported: whether that one
+    reports the error.
+    """
 
     def __init__(self, message: str, exit_code: int = 1, *, reported: bool = True) -> None:
         super().__init__(message)

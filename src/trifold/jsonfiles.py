@@ -1,4 +1,5 @@
-"""Read untrusted JSON and text files: bounded in size, without duplicate keys or numbers that other readers round.
+"""Read untrusted JSON and text files: bounded in size, without duplicate keys or numbers that other
+readers round.
 
 `json_line` writes JSON that every reader accepts.
 """
@@ -19,7 +20,9 @@ MAX_INTEGER = 2**53  # larger integers are rounded by other JSON readers
 
 
 def json_line(value: Any, *, ensure_ascii: bool = False) -> str:
-    """The value as one line of JSON. NaN and infinity become null; control characters and marks are escaped."""
+    """The value as one line of JSON. NaN and infinity become null; control characters and marks are
+    escaped.
+    """
     try:
         text = json.dumps(value, ensure_ascii=ensure_ascii, allow_nan=False)
     except ValueError:
@@ -29,7 +32,9 @@ def json_line(value: Any, *, ensure_ascii: bool = False) -> str:
 
 
 def iter_json_lines(file: Path) -> Iterator[dict[str, Any]]:
-    """The objects in the lines of a file, if it exists, without a line that is incomplete or being written."""
+    """The objects in the lines of a file, if it exists, without a line that is incomplete or being
+    written.
+    """
     with suppress(FileNotFoundError), file.open("rb") as lines:
         for line in lines:
             with suppress(ValueError):
@@ -37,27 +42,36 @@ def iter_json_lines(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def lone_surrogate(text: str) -> str | None:
-    """A description of the first unpaired surrogate (half of a character) in a text; None if it has none."""
+    """A description of the first unpaired surrogate (half of a character) in a text; None if it has
+    none.
+    """
     found = re.search("[\ud800-\udfff]", text)
-    return found and f"U+{ord(found[0]):04X}, an unpaired surrogate; remove it, or write the whole character"
+    return (
+        found
+        and f"U+{ord(found[0]):04X}, an unpaired surrogate; remove it, or write the whole character"
+    )
 
 
 def read_json(path: Path, *, largest: int = MAX_INTEGER) -> dict[str, Any]:
     """The object in a JSON file of at most MAX_JSON bytes.
 
-    Raises CheckpointError if the file is missing, too large, not UTF-8 or not JSON, if a key occurs twice in an
-    object, or if a number is not finite or beyond `largest`.
+    Raises CheckpointError if the file is missing, too large, not UTF-8 or not JSON, if a key occurs
+    twice in an object, or if a number is not finite or beyond `largest`.
     """
     return parse_json(read_bytes(path, MAX_JSON), str(path), largest=largest)
 
 
 def read_text(path: Path, limit: int) -> str:
-    """The content of a UTF-8 file of at most `limit` bytes. Raises CheckpointError like `read_bytes`."""
+    """The content of a UTF-8 file of at most `limit` bytes. Raises CheckpointError like
+    `read_bytes`.
+    """
     return _decode(read_bytes(path, limit), str(path))
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """The content of a file. Raises CheckpointError if it is missing, over the limit, or a link out of its folder."""
+    """The content of a file. Raises CheckpointError if it is missing, over the limit, or a link out
+    of its folder.
+    """
     check_inside(path)
     try:
         if not path.is_file() and path.exists():
@@ -66,7 +80,9 @@ def read_bytes(path: Path, limit: int) -> bytes:
             content = file.read(limit + 1)
         if len(content) > limit:
             size = path.stat().st_size
-            raise CheckpointError(f"{path}: {size:,} bytes is too large; at most {limit:,} are read")
+            raise CheckpointError(
+                f"{path}: {size:,} bytes is too large; at most {limit:,} are read"
+            )
         return content
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file; is this the folder of a model?") from None
@@ -75,7 +91,8 @@ def read_bytes(path: Path, limit: int) -> bytes:
 
 
 def check_inside(path: Path) -> None:
-    """Raise CheckpointError for a link that leads out of its folder: it could expose any file of this machine.
+    """Raise CheckpointError for a link that leads out of its folder: it could expose any file of
+    this machine.
 
     Files in the hub cache are links from `snapshots` to `blobs`, which is allowed.
     """
@@ -85,7 +102,10 @@ def check_inside(path: Path) -> None:
     caches = [up.parent / "blobs" for up in (folder, *folder.parents) if up.name == "snapshots"]
     try:
         target = path.resolve(strict=True)
-    except (OSError, RuntimeError):  # some versions of Python raise RuntimeError for a circular link
+    except (
+        OSError,
+        RuntimeError,
+    ):  # some versions of Python raise RuntimeError for a circular link
         raise CheckpointError(f"{path}: a link that leads nowhere; copy the file itself") from None
     if not any(target.is_relative_to(allowed) for allowed in (folder, *caches)):
         raise CheckpointError(f"{path}: a link that leads out of its folder; copy the file itself")
@@ -112,15 +132,21 @@ def parse_json(content: bytes, place: str, *, largest: int = MAX_INTEGER) -> dic
             json.dumps(value, ensure_ascii=False).encode("utf-8")  # fails for an unpaired surrogate
     except json.JSONDecodeError as error:
         where = f"{place}:{error.lineno}:{error.colno}"
-        raise CheckpointError(f"{where}: not JSON ({error.msg.lower()}); copy the file again") from None
+        raise CheckpointError(
+            f"{where}: not JSON ({error.msg.lower()}); copy the file again"
+        ) from None
     except UnicodeEncodeError as error:
-        raise CheckpointError(f"{place}: a string contains {lone_surrogate(error.object)}") from None
+        raise CheckpointError(
+            f"{place}: a string contains {lone_surrogate(error.object)}"
+        ) from None
     except RecursionError:
         raise CheckpointError(f"{place}: nested too deeply to be a config") from None
     except ValueError as error:
         raise CheckpointError(f"{place}: {error}") from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{place}: holds a {type(value).__name__}, not an object of keys and values")
+        raise CheckpointError(
+            f"{place}: holds a {type(value).__name__}, not an object of keys and values"
+        )
     return value
 
 
@@ -128,7 +154,9 @@ def _decode(content: bytes, place: str) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"{place}: byte {error.start} is not UTF-8; copy the file again") from None
+        raise CheckpointError(
+            f"{place}: byte {error.start} is not UTF-8; copy the file again"
+        ) from None
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""The devices, and the memory that this process may use: of the machine, the container and the shell, or of a GPU."""
+"""The devices, and the memory that this process may use: of the machine, the container and the
+shell, or of a GPU.
+"""
 
 import os
 from collections.abc import Iterator
@@ -12,8 +14,14 @@ Limit = tuple[int, str]  # available bytes, and the origin of the limit
 
 
 def find_device(name: str = "auto") -> torch.device:
-    """The named device, or the first of CUDA, MPS and CPU. Raises UsageError if there is no such device."""
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    """The named device, or the first of CUDA, MPS and CPU. Raises UsageError if there is no such
+    device.
+    """
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
     if name == "auto":
         return torch.device(next(key for key, value in available.items() if value))
     try:
@@ -27,12 +35,19 @@ def find_device(name: str = "auto") -> torch.device:
 
 
 def available_memory(device: torch.device, processes: int = 1) -> Limit:
-    """The memory of a device that each of `processes` equal processes may use; they share that of a CPU."""
+    """The memory of a device that each of `processes` equal processes may use; they share that of a
+    CPU.
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0], f"free on {device}"
-    limits = [limit for find in (_system_limits, _container_limits, _shell_limits) for limit in find()]
+    limits = [
+        limit for find in (_system_limits, _container_limits, _shell_limits) for limit in find()
+    ]
     limit, origin = min(limits, default=(2**62, "unlimited"))
-    return limit // processes, origin if processes == 1 else f"{origin}, shared by {processes} ranks"
+    return (
+        limit // processes,
+        origin if processes == 1 else f"{origin}, shared by {processes} ranks",
+    )
 
 
 def _system_limits() -> Iterator[Limit]:
@@ -44,7 +59,8 @@ def _system_limits() -> Iterator[Limit]:
 
 
 CGROUPS = Path("/sys/fs/cgroup")
-# By cgroup version: the files with the limit and the usage, and the line of memory.stat that can be reclaimed.
+# By cgroup version: the files with the limit and the usage, and the line of memory.stat that can be
+# reclaimed.
 _FILES = {
     "2": ("memory.max", "memory.current", "inactive_file"),
     "1": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -52,7 +68,9 @@ _FILES = {
 
 
 def _container_limits(own: Path = Path("/proc/self/cgroup")) -> Iterator[Limit]:
-    """The limits of all control groups of this process; the path may be relative to another container."""
+    """The limits of all control groups of this process; the path may be relative to another
+    container.
+    """
     for line in _read_text(own).splitlines():
         number, controllers, path = line.split(":", 2)
         version = "2" if number == "0" and not controllers else "1"

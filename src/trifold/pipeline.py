@@ -1,4 +1,6 @@
-"""Pipeline: what `trifold.load` returns. Generation, logits and states; predictions are in predict/predict.py."""
+"""Pipeline: what `trifold.load` returns. Generation, logits and states; predictions are in
+predict/predict.py.
+"""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -41,8 +43,9 @@ TokensOrText: TypeAlias = Tensor | str | Sequence[str]
 class Pipeline(PredictMixin):
     """A model with its tokenizer, if it has one.
 
-    target_tokenizer: tokenizer of the output, if it differs. generation: generation_config.json of the model; arguments
-    take precedence. pictures: preprocessing of images, or None. modules: how embeddings are pooled, or None.
+    target_tokenizer: tokenizer of the output, if it differs. generation: generation_config.json of
+    the model; arguments take precedence. pictures: preprocessing of images, or None. modules: how
+    embeddings are pooled, or None.
     """
 
     def __init__(
@@ -82,7 +85,7 @@ class Pipeline(PredictMixin):
         """The tokenizer of the output. Raises UsageError if there is none."""
         return require_tokenizer(self.target_tokenizer, "generate_tokens and logits")
 
-    # --- tensors ---------------------------------------------------------------------------------------
+    # --- tensors ----------------------------------------------------------------------------------
 
     def logits(
         self,
@@ -92,15 +95,17 @@ class Pipeline(PredictMixin):
         *,
         segments: Tensor | None = None,
     ) -> Tensor:
-        """Output of the model's head: (B, T, V) for a language model, (B, classes) for a classifier, in float32.
+        """Output of the model's head: (B, T, V) for a language model, (B, classes) for a
+        classifier, in float32.
 
-        tokens: (B, T) ids; a text or several, which get special tokens and are padded at the end; or (B, channels,
-        height, width) pixels for an image model. attend: (B, T) boolean, True at real tokens; all by default; padding
-        may be anywhere. decoder_tokens: (B, T') input of the decoder of an encoder-decoder, including the start token;
-        by default `tokens` shifted by one, as in classifiers. segments: (B, T) token types.
-        Gradients are enabled; use torch.no_grad() to disable them.
-        Raises DataError for ids out of range, mismatched shapes and too many tokens, UsageError if the model has no
-        head, and for text if it has no tokenizer.
+        tokens: (B, T) ids; a text or several, which get special tokens and are padded at the end;
+        or (B, channels, height, width) pixels for an image model. attend: (B, T) boolean, True at
+        real tokens; all by default; padding may be anywhere. decoder_tokens: (B, T') input of the
+        decoder of an encoder-decoder, including the start token; by default `tokens` shifted by
+        one, as in classifiers. segments: (B, T) token types. Gradients are enabled; use
+        torch.no_grad() to disable them. Raises DataError for ids out of range, mismatched shapes
+        and too many tokens, UsageError if the model has no head, and for text if it has no
+        tokenizer.
         """
         head = next((name for name in self.config.chosen_heads if name != "pooler"), None)
         if head is None:
@@ -116,9 +121,11 @@ class Pipeline(PredictMixin):
         *,
         segments: Tensor | None = None,
     ) -> dict[str, list[Tensor]]:
-        """States of each stack under "encoder" and "decoder": n_layers + 1 tensors (B, T, E), embeddings first.
+        """States of each stack under "encoder" and "decoder": n_layers + 1 tensors (B, T, E),
+        embeddings first.
 
-        Arguments and errors are those of `logits`; no gradients. The last tensor includes the final norm, if any.
+        Arguments and errors are those of `logits`; no gradients. The last tensor includes the final
+        norm, if any.
         """
         with self._inputs(tokens, attend, decoder_tokens, segments) as inputs:
             return self.model.hidden_states(*inputs)
@@ -129,18 +136,27 @@ class Pipeline(PredictMixin):
     ) -> list[list[int]]:
         """The best output for each row of ids (B, T), without start token, prompt and end token.
 
-        attend: (B, T) boolean, True at real tokens. Other arguments and errors are those of `generate`.
+        attend: (B, T) boolean, True at real tokens. Other arguments and errors are those of
+        `generate`.
         """
         draft, config = self._options(**arguments)
         with self._inputs(tokens, attend, None, None) as (inputs, _):
-            found = generate_tokens(self.model, inputs, config, codec=self.target_tokenizer, draft=draft)
+            found = generate_tokens(
+                self.model, inputs, config, codec=self.target_tokenizer, draft=draft
+            )
         return [outputs[0].tokens for outputs in found]
 
     @contextmanager
     def _inputs(
-        self, tokens: TokensOrText, attend: Tensor | None, other: Tensor | None, segments: Tensor | None
+        self,
+        tokens: TokensOrText,
+        attend: Tensor | None,
+        other: Tensor | None,
+        segments: Tensor | None,
     ) -> Iterator[tuple[Inputs, Inputs | None]]:
-        """The inputs of the encoder and the decoder; a ValueError of the model becomes a DataError."""
+        """The inputs of the encoder and the decoder; a ValueError of the model becomes a
+        DataError.
+        """
         first = self._first_inputs(tokens, attend, segments)
         second = None if other is None else self._decoder_inputs(other, len(first.tokens))
         try:
@@ -148,7 +164,9 @@ class Pipeline(PredictMixin):
         except ValueError as error:
             raise DataError(str(error)) from error
 
-    def _first_inputs(self, tokens: TokensOrText, attend: Tensor | None, segments: Tensor | None) -> Inputs:
+    def _first_inputs(
+        self, tokens: TokensOrText, attend: Tensor | None, segments: Tensor | None
+    ) -> Inputs:
         config, weight = self.config, next(self.model.parameters())
         if config.patch_size is not None:
             pixels = _tensor("tokens", tokens, "pixels of shape (B, channels, height, width)")
@@ -161,24 +179,34 @@ class Pipeline(PredictMixin):
             return reader.inputs(reader.encode(texts)).to(weight.device)
         tokens = _ids("tokens", tokens, config.vocab_size)
         if segments is not None:
-            segments = _ids("segments", segments, config.n_token_types or 2**31, "model has {:,} token types")
+            segments = _ids(
+                "segments", segments, config.n_token_types or 2**31, "model has {:,} token types"
+            )
         attend = None if attend is None else _tensor("attend", attend, "booleans of shape (B, T)")
         for name, given in (("attend", attend), ("segments", segments)):
             if given is not None and given.shape != tokens.shape:
-                raise DataError(f"{name} has the shape {tuple(given.shape)}, not {tuple(tokens.shape)}")
+                raise DataError(
+                    f"{name} has the shape {tuple(given.shape)}, not {tuple(tokens.shape)}"
+                )
         if attend is not None and attend.dtype != torch.bool:
-            raise DataError(f"attend has the type {attend.dtype}; give booleans, True at real tokens")
+            raise DataError(
+                f"attend has the type {attend.dtype}; give booleans, True at real tokens"
+            )
         return Inputs(tokens, attend, segments=segments).to(weight.device)
 
     def _decoder_inputs(self, tokens: Tensor, rows: int) -> Inputs:
         if (shape := self.config.shape) != "encoder-decoder":
-            raise UsageError(f"decoder_tokens require an encoder-decoder; this model has the shape {shape}")
+            raise UsageError(
+                f"decoder_tokens require an encoder-decoder; this model has the shape {shape}"
+            )
         tokens = _ids("decoder_tokens", tokens, self.config.output_vocab_size).to(self.device)
         if len(tokens) != rows:
-            raise DataError(f"decoder_tokens has {len(tokens)} rows, tokens {rows}; they must be equal")
+            raise DataError(
+                f"decoder_tokens has {len(tokens)} rows, tokens {rows}; they must be equal"
+            )
         return Inputs(tokens)
 
-    # --- text ------------------------------------------------------------------------------------------
+    # --- text -------------------------------------------------------------------------------------
 
     @overload
     def generate(self, text: str, **arguments: Any) -> str: ...
@@ -187,16 +215,20 @@ class Pipeline(PredictMixin):
 
     @with_generation_options
     def generate(self, text: str | Sequence[str], **arguments: Any) -> str | list[str]:
-        """The best output for a text, or for each of several texts, in their order; a decoder continues its prompt.
+        """The best output for a text, or for each of several texts, in their order; a decoder
+        continues its prompt.
 
-        The arguments are those of GenerationConfig (num_beams, max_new_tokens, …) and `draft`, a model for speculative
-        decoding. An output ends before the first of its stop_strings. Raises DataError for a text without tokens or
-        with more tokens than the model has positions, SettingsError for unknown or contradictory arguments, UsageError
-        for a model that cannot generate or has no tokenizer.
+        The arguments are those of GenerationConfig (num_beams, max_new_tokens, …) and `draft`, a
+        model for speculative decoding. An output ends before the first of its stop_strings. Raises
+        DataError for a text without tokens or with more tokens than the model has positions,
+        SettingsError for unknown or contradictory arguments, UsageError for a model that cannot
+        generate or has no tokenizer.
         """
         single = isinstance(text, str) or not hasattr(text, "__iter__")
         texts: list[Any] = [text] if single else [*text]
-        outputs = self.decode([found[0].tokens for found in self.hypotheses(texts, **arguments)], **arguments)
+        outputs = self.decode(
+            [found[0].tokens for found in self.hypotheses(texts, **arguments)], **arguments
+        )
         return outputs[0] if single else outputs
 
     translate = generate
@@ -213,76 +245,99 @@ class Pipeline(PredictMixin):
     ) -> list[list[Hypothesis]]:
         """All outputs of each text (num_return_sequences) with their scores.
 
-        first: number of texts[0] in the whole input, so that sampling part by part draws the same as a single call.
-        on_done: called with the number of texts that were finished. max_source: tokens to which texts are truncated.
+        first: number of texts[0] in the whole input, so that sampling part by part draws the same
+            as a single call.
+        on_done: called with the number of texts that were finished. max_source: tokens to which
+        texts are truncated.
         """
         draft, config = self._options(**arguments)
         rows = self.read(texts, max_source or sys.maxsize, language=config.source_language)
         options: dict[str, Any] = {"first": first, "on_done": on_done, "draft": draft}
-        return generate_rows(self.model, Ragged.of(rows), config, codec=self.target_tokenizer, **options)
+        return generate_rows(
+            self.model, Ragged.of(rows), config, codec=self.target_tokenizer, **options
+        )
 
     @with_generation_options
     def stream(
         self, text: str, *, on_end: Callable[[Hypothesis], None] | None = None, **arguments: Any
     ) -> Iterator[str]:
-        """The output of `generate` for one text, in parts of whole characters as soon as they are final.
+        """The output of `generate` for one text, in parts of whole characters as soon as they are
+        final.
 
-        on_end: called with the whole output and the reason why it ended. Raises UsageError for several outputs and for
-        beam search, whose output is only known at the end.
+        on_end: called with the whole output and the reason why it ended. Raises UsageError for
+        several outputs and for beam search, whose output is only known at the end.
         """
         draft, config = self._options(**arguments)
         for name in ("num_beams", "num_return_sequences"):
             if name not in arguments and (value := getattr(config, name)) > 1:
                 raise UsageError(
-                    "--stream has a single output, and generation_config.json of the model (the recipe's `generate`) "
+                    "--stream has a single output, and generation_config.json of the model (the "
+                    "recipe's `generate`) "
                     f"sets {name} to {value}; add --{name.replace('_', '-')} 1"
                 )
-        inputs = Inputs(torch.tensor(self.read([text], language=config.source_language), device=self.device))
+        inputs = Inputs(
+            torch.tensor(self.read([text], language=config.source_language), device=self.device)
+        )
         ended = None if on_end is None else lambda outputs: on_end(outputs[0])
         parts = stream_text(self.model, inputs, config, self.writer, draft=draft, on_end=ended)
         yield from (part for _, part in parts)
 
     def limit(self, text: str, **arguments: Any) -> OutputLimit:
-        """The largest number of output tokens for this text and what sets it; the arguments are those of `generate`."""
+        """The largest number of output tokens for this text and what sets it; the arguments are
+        those of `generate`.
+        """
         _, config = self._options(**arguments)
         return output_limit(config, self.config, len(self.read([text])[0]))
 
     def read(
         self, texts: Sequence[str], limit: int = sys.maxsize, *, language: str | None = None
     ) -> list[list[int]]:
-        """The ids of each text, with special tokens, and with an end token for an encoder, truncated to `limit`.
+        """The ids of each text, with special tokens, and with an end token for an encoder,
+        truncated to `limit`.
 
-        language: that of the texts, for a tokenizer that adds its token; default: the tokenizer's. Raises DataError for
-        a text without tokens, UsageError for an unknown language.
+        language: that of the texts, for a tokenizer that adds its token; default: the tokenizer's.
+        Raises DataError for a text without tokens, UsageError for an unknown language.
         """
         encoded, both = self.reader.rows(texts), self.config.shape == "encoder-decoder"
         empty = [all(text is None for text in row.texts) for row in encoded]
         if any(empty):
             place = f"text {empty.index(True) + 1} of {len(texts)}"
-            raise DataError(f"{place} has no tokens: nothing to {'translate' if both else 'continue'}")
+            raise DataError(
+                f"{place} has no tokens: nothing to {'translate' if both else 'continue'}"
+            )
         end, appends = self.config.eos_id, both and self.config.eos_id < self.config.vocab_size
-        found = [[*row.ids, end] if appends and end not in row.ids else list(row.ids) for row in encoded]
+        found = [
+            [*row.ids, end] if appends and end not in row.ids else list(row.ids) for row in encoded
+        ]
         if language is not None:
             found = set_language(found, language, self.reader.languages)
         return [truncate_ids(ids, limit, end if both else None) for ids in found]
 
     def decode(self, outputs: Sequence[Sequence[int]], **arguments: Any) -> list[str]:
-        """The text of each output, up to the first of the stop strings in these arguments of `generate`."""
+        """The text of each output, up to the first of the stop strings in these arguments of
+        `generate`.
+        """
         stops = self._options(**arguments)[1].stop_strings or ()
         return [truncate_at_stop(text, stops) for text in self.writer.decode(outputs)]
 
-    # --- disk ------------------------------------------------------------------------------------------
+    # --- disk -------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path, *, max_shard_size: int | str = "5GB") -> None:
-        """Write a Hugging Face folder: config, weights, tokenizers; settings of generation, images, embeddings, if any.
+        """Write a Hugging Face folder: config, weights, tokenizers; settings of generation, images,
+        embeddings, if any.
 
-        Weights above `max_shard_size` (bytes, or a string such as 500MB) are split into several files.
+        Weights above `max_shard_size` (bytes, or a string such as 500MB) are split into several
+        files.
         """
         if any(isinstance(module, Int8Weight) for module in self.model.modules()):
-            raise UsageError("int8 weights are for inference only; load the model without them to save it")
+            raise UsageError(
+                "int8 weights are for inference only; load the model without them to save it"
+            )
         path, dtype = Path(folder), next(self.model.parameters()).dtype
         generation = self.generation.model_dump(exclude_defaults=True)
-        save_model(path, self.model, generation=generation, dtype=dtype, max_shard_size=max_shard_size)
+        save_model(
+            path, self.model, generation=generation, dtype=dtype, max_shard_size=max_shard_size
+        )
         if self.pictures is not None:
             write_image_settings(path, self.pictures)
         if self.modules is not None:
@@ -290,16 +345,24 @@ class Pipeline(PredictMixin):
         if self.tokenizer is None:
             return
         # Sources end with </s>; a post-processor of its own stays.
-        ends = self.config.shape == "encoder-decoder" and self.tokenizer.library.post_processor is None
+        ends = (
+            self.config.shape == "encoder-decoder" and self.tokenizer.library.post_processor is None
+        )
         self.tokenizer.save(path, append_eos=ends)
         if self.target_tokenizer is not None and self.target_tokenizer is not self.tokenizer:
             self.target_tokenizer.save(path, "target_tokenizer.json")
 
-    def _options(self, *, draft: Any = None, **arguments: Any) -> tuple[Transformer | None, GenerationConfig]:
-        """The draft model, if any, and the generation options. Raises UsageError if the model cannot generate."""
+    def _options(
+        self, *, draft: Any = None, **arguments: Any
+    ) -> tuple[Transformer | None, GenerationConfig]:
+        """The draft model, if any, and the generation options. Raises UsageError if the model
+        cannot generate.
+        """
         options = resolve(self.generation, arguments)
         if not self.config.decoder_layers:
-            raise UsageError("an encoder cannot generate text; use `trifold predict`, or another model")
+            raise UsageError(
+                "an encoder cannot generate text; use `trifold predict`, or another model"
+            )
         if "lm" not in self.config.chosen_heads:
             heads = ", ".join(self.config.chosen_heads) or "none"
             raise UsageError(
@@ -321,7 +384,12 @@ def _tensor(name: str, values: Any, expected: str) -> Tensor:
 def _ids(name: str, values: Any, count: int, limit: str = "vocabulary has {:,} tokens") -> Tensor:
     """values (B, T) as integers below `count`; `limit` describes it."""
     tokens = _tensor(name, values, "ids of shape (B, T)")
-    if tokens.dim() != 2 or tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+    if (
+        tokens.dim() != 2
+        or tokens.is_floating_point()
+        or tokens.is_complex()
+        or tokens.dtype == torch.bool
+    ):
         given = f"shape {tuple(tokens.shape)} and the type {tokens.dtype}"
         raise DataError(f"{name} has the {given}; give ids of shape (B, T)")
     tokens = tokens.long()  # other types lack operations
@@ -339,21 +407,30 @@ def load(
     weights: Stored | None = None,
     tokenizer: str | Path | None = None,
 ) -> Pipeline:
-    """Load a run folder, a model folder or a hub id on `device` (cpu, cuda, cuda:1, mps, auto: a GPU if there is one).
+    """Load a run folder, a model folder or a hub id on `device` (cpu, cuda, cuda:1, mps, auto: a
+    GPU if there is one).
 
-    dtype: type of the computation and the weights. weights: "int8" stores matrices with one byte per weight, which is
-    faster, slightly less accurate, and can neither be trained nor saved. tokenizer: the folder of the tokenizer, if it
-    is not that of the model. Raises CheckpointError if there is no model or no such tokenizer, if it is damaged or of
-    an unknown family, and if the tokenizer has more tokens than the model; UsageError for another argument or device.
+    dtype: type of the computation and the weights. weights: "int8" stores matrices with one byte
+    per weight, which is faster, slightly less accurate, and can neither be trained nor saved.
+    tokenizer: the folder of the tokenizer, if it is not that of the model. Raises CheckpointError
+    if there is no model or no such tokenizer, if it is damaged or of an unknown family, and if the
+    tokenizer has more tokens than the model; UsageError for another argument or device.
     """
-    for option, value, known in (("dtype", dtype, get_args(Dtype)), ("weights", weights, (None, "int8"))):
+    for option, value, known in (
+        ("dtype", dtype, get_args(Dtype)),
+        ("weights", weights, (None, "int8")),
+    ):
         if value not in known:
-            raise UsageError(f"{option} {value!r} is not known; give {' or '.join(map(repr, known))}")
+            raise UsageError(
+                f"{option} {value!r} is not known; give {' or '.join(map(repr, known))}"
+            )
     best = "cuda" if torch.cuda.is_available() else "cpu"
     place = find_device(best if device is None or device == "auto" else device)
     fast.enable()
     folder = find_folder(str(name))
-    model, generation = load_model(folder, dtype=getattr(torch, dtype), device=place, stored=weights)
+    model, generation = load_model(
+        folder, dtype=getattr(torch, dtype), device=place, stored=weights
+    )
     folder = folder_with("tokenizer_config.json", folder)
     if tokenizer is None:
         reader, writer = read_tokenizers(folder)
@@ -361,23 +438,31 @@ def load(
         reader, writer = read_fitting_tokenizers(tokenizer, model.config, name)
     file = folder / "generation_config.json"
     with naming(file if file.is_file() else folder / "config.json"):
-        return Pipeline(model, reader, writer, generation, read_image_settings(folder), read_modules(folder))
+        return Pipeline(
+            model, reader, writer, generation, read_image_settings(folder), read_modules(folder)
+        )
 
 
 def read_fitting_tokenizers(
     name: str | Path, config: ModelConfig, model: str | Path
 ) -> tuple[Tokenizer | None, Tokenizer | None]:
-    """The tokenizers of a folder or hub id for another model. Raises CheckpointError if it has none, or more tokens."""
+    """The tokenizers of a folder or hub id for another model. Raises CheckpointError if it has
+    none, or more tokens.
+    """
     reader, writer = read_tokenizers(find_folder(str(name)))
     for codec, size in ((reader, config.vocab_size), (writer or reader, config.output_vocab_size)):
         if codec is None or codec.vocab_size > size:
             has = "no tokenizer" if codec is None else f"{codec.vocab_size:,} tokens"
-            raise CheckpointError(f"{name}: {has}, but {model} needs a tokenizer of at most {size:,}")
+            raise CheckpointError(
+                f"{name}: {has}, but {model} needs a tokenizer of at most {size:,}"
+            )
     return reader, writer
 
 
 @with_generation_options
 def generate(model: str | Path | Pipeline, text: str, **arguments: Any) -> str:
-    """The best output for a text, of a model or of the model to load: `trifold.generate("runs/demo", "…")`."""
+    """The best output for a text, of a model or of the model to load:
+    `trifold.generate("runs/demo", "…")`.
+    """
     pipeline = model if isinstance(model, Pipeline) else load(model)
     return pipeline.generate(text, **arguments)

@@ -1,4 +1,6 @@
-"""Token sequences of different lengths in one array, with the offset of each; splitting them into chunks."""
+"""Token sequences of different lengths in one array, with the offset of each; splitting them into
+chunks.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Ragged:
 
     def tolist(self) -> list[list[int]]:
         """The sequences as lists."""
-        return [part.tolist() for part in np.split(self.ids, self.starts[1:-1])] if len(self) else []
+        return (
+            [part.tolist() for part in np.split(self.ids, self.starts[1:-1])] if len(self) else []
+        )
 
     def joined(self, rows: Integers, lengths: Integers) -> NDArray[np.int32]:
         """The first `lengths` tokens of each of `rows`, concatenated: (sum of lengths,)."""
@@ -65,7 +69,9 @@ class Ragged:
 
 
 def positions(starts: Integers, lengths: Integers) -> Integers:
-    """The positions start, start + 1, … start + length - 1 of every range, concatenated: (sum of lengths,)."""
+    """The positions start, start + 1, … start + length - 1 of every range, concatenated: (sum of
+    lengths,).
+    """
     firsts = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
     return firsts + np.arange(len(firsts))
 
@@ -78,11 +84,17 @@ class Chunks(NamedTuple):
 
 
 def split_into_chunks(
-    starts: Integers, lengths: Integers, size: int, *, first: Integers | None = None, drop: bool = False
+    starts: Integers,
+    lengths: Integers,
+    size: int,
+    *,
+    first: Integers | None = None,
+    drop: bool = False,
 ) -> Chunks:
     """Split sequences into chunks of at most `size` tokens, in order and without overlap.
 
-    first: (N,) the size of the first chunk of each sequence that is longer than `size`; `size` by default.
+    first: (N,) the size of the first chunk of each sequence that is longer than `size`; `size` by
+        default.
     drop: leave out the longer sequences instead of splitting them.
     """
     long = lengths > size
@@ -90,7 +102,9 @@ def split_into_chunks(
         head = lengths = np.where(long, 0, lengths)
     else:
         head = np.where(long, size if first is None else first, lengths)
-    count = (lengths > 0) - (head - lengths) // size  # the head, and the rest divided by size and rounded up
+    count = (lengths > 0) - (
+        head - lengths
+    ) // size  # the head, and the rest divided by size and rounded up
     sequence = np.repeat(np.arange(len(lengths)), count)
     number = np.arange(len(sequence)) - np.repeat(np.cumsum(count) - count, count)
     begins = np.where(number == 0, 0, head[sequence] + (number - 1) * size)

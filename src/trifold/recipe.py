@@ -1,7 +1,9 @@
-"""Recipes: a whole experiment as typed values: data, tokenizer, model, task, batches, training, generation.
+"""Recipes: a whole experiment as typed values: data, tokenizer, model, task, batches, training,
+generation.
 
-A recipe is a YAML file with the settings of each package; this module assembles them. On the command line,
-`train.steps=200` sets the value of a dotted key. A recipe sets typed values and nothing else.
+A recipe is a YAML file with the settings of each package; this module assembles them. On the
+command line, `train.steps=200` sets the value of a dotted key. A recipe sets typed values and
+nothing else.
 """
 
 import importlib.resources
@@ -32,7 +34,8 @@ from trifold.yaml_dialect import YAMLError, dump, load, parse
 INCLUDED = importlib.resources.files("trifold") / "recipes"
 # Schedules whose rates depend on the number of steps -> the length of their decay.
 FINITE_SCHEDULES = {"linear": "steps", "cosine": "steps", "warmup-stable-decay": "decay_steps"}
-# Keys that have an effect only with certain values of another key: key -> (the other key, these values).
+# Keys that have an effect only with certain values of another key: key -> (the other key, these
+# values).
 DEPENDENT_KEYS: dict[str, tuple[str, tuple[str, ...]]] = {
     "final_rate": ("schedule", tuple(FINITE_SCHEDULES)),
     **dict.fromkeys(("decay", "decay_form"), ("schedule", ("warmup-stable-decay",))),
@@ -49,23 +52,34 @@ class TrainSettings(Settings):
 
     renamed: ClassVar = {"on_nonsense": "on_nonfinite", "save_behind": "async_save"}
 
-    seed: int = Field(1, ge=0, lt=2**64, description="seed of weights, data order, dropout and held-out data")
+    seed: int = Field(
+        1, ge=0, lt=2**64, description="seed of weights, data order, dropout and held-out data"
+    )
     steps: int = Field(10_000, gt=0)
     minutes: float | None = Field(None, gt=0, description="stop after this wall time")
     accumulate: int = Field(1, gt=0, description="batches per update")
 
-    schedule: Literal["inverse-sqrt", "linear", "cosine", "constant", "warmup-stable-decay"] = "inverse-sqrt"
+    schedule: Literal["inverse-sqrt", "linear", "cosine", "constant", "warmup-stable-decay"] = (
+        "inverse-sqrt"
+    )
     learning_rate: float | None = Field(
         None, gt=0, description="peak rate; by default d_model^-0.5 · warmup^-0.5"
     )
     warmup: int = Field(4000, ge=0, description="steps of linear warmup")
     final_rate: float = Field(
-        0.0, ge=0, le=1, description="linear, cosine, warmup-stable-decay: last rate, as a share of the peak"
+        0.0,
+        ge=0,
+        le=1,
+        description="linear, cosine, warmup-stable-decay: last rate, as a share of the peak",
     )
     decay: float = Field(
-        0.1, gt=0, description="warmup-stable-decay: steps of the decay; below 1, a share of all steps"
+        0.1,
+        gt=0,
+        description="warmup-stable-decay: steps of the decay; below 1, a share of all steps",
     )
-    decay_form: Literal["linear", "1-sqrt"] = Field("linear", description="warmup-stable-decay: decay form")
+    decay_form: Literal["linear", "1-sqrt"] = Field(
+        "linear", description="warmup-stable-decay: decay form"
+    )
 
     optimizer: Literal["adam", "adamw", "adafactor", "muon"] = Field(
         "adam", description="see below the tables"
@@ -76,56 +90,81 @@ class TrainSettings(Settings):
     weight_decay: float = Field(0.0, ge=0)
     weight_decay_on: Literal["everything", "matrices", "hidden"] | None = Field(
         None,
-        description="parameters with weight decay: all; matrices (no biases, no norms); or matrices of the layers only "
+        description="parameters with weight decay: all; matrices (no biases, no norms); or "
+        "matrices of the layers only "
         "(no embeddings, no heads). By default matrices, and everything with adam",
     )
-    relative_step: bool = Field(True, description="adafactor: multiply rates by the RMS of each parameter")
-    update_clip: float = Field(1.0, gt=0, description="adafactor: largest RMS of an update, before the rate")
+    relative_step: bool = Field(
+        True, description="adafactor: multiply rates by the RMS of each parameter"
+    )
+    update_clip: float = Field(
+        1.0, gt=0, description="adafactor: largest RMS of an update, before the rate"
+    )
     momentum: float = Field(0.95, ge=0, lt=1, description="muon: momentum of hidden matrices")
-    muon_rate: float = Field(1.0, gt=0, description="muon: rate of hidden matrices, relative to the others")
+    muon_rate: float = Field(
+        1.0, gt=0, description="muon: rate of hidden matrices, relative to the others"
+    )
     muon_scale: Literal["match-rms", "original", "none"] = Field(
         "match-rms",
-        description="muon: scale of an n × m update: 0.2 · sqrt(max(n, m)), which matches AdamW; sqrt(max(1, n / m)); "
+        description="muon: scale of an n × m update: 0.2 · sqrt(max(n, m)), which matches "
+        "AdamW; sqrt(max(1, n / m)); "
         "or 1",
     )
-    muon_iterations: int = Field(5, ge=1, description="muon: Newton–Schulz iterations; fewer are faster")
+    muon_iterations: int = Field(
+        5, ge=1, description="muon: Newton–Schulz iterations; fewer are faster"
+    )
     muon_polynomial: Literal["jordan", "polar-express"] = Field(
         "jordan",
-        description="muon: polynomial of an iteration: the same quintic in each; or the optimal one for the number of "
+        description="muon: polynomial of an iteration: the same quintic in each; or the optimal "
+        "one for the number of "
         "iterations (at most 5), two of which do about as much as three of the other",
     )
     freeze: tuple[str, ...] = Field(
         (), strict=False, description="parts, or patterns of parameter names, that are not trained"
     )
-    lora: LoRASettings | None = Field(None, description="train only low-rank adapters, and new heads")
+    lora: LoRASettings | None = Field(
+        None, description="train only low-rank adapters, and new heads"
+    )
     layer_decay: float = Field(
-        1.0, gt=0, le=1, description="factor of the learning rate from each layer to the one before it"
+        1.0,
+        gt=0,
+        le=1,
+        description="factor of the learning rate from each layer to the one before it",
     )
     clip: float | None = Field(None, gt=0, description="largest gradient norm")
     ema: float | None = Field(
-        None, gt=0, lt=1, description="decay of the moving average of weights that is validated and saved"
+        None,
+        gt=0,
+        lt=1,
+        description="decay of the moving average of weights that is validated and saved",
     )
 
-    start_from: str | None = Field(None, description="the same as the key `start_from` of the recipe")
+    start_from: str | None = Field(
+        None, description="the same as the key `start_from` of the recipe"
+    )
     precision: Literal["auto", "float32", "bfloat16", "int8", "float64"] = "auto"
     recompute: Literal["none", "blocks"] = Field(
         "none",
-        description="blocks: recompute blocks in the backward pass; less memory, more time, bit-identical results",
+        description="blocks: recompute blocks in the backward pass; less memory, more time, "
+        "bit-identical results",
     )
     compile: Literal["none", "blocks"] = Field(
         "none",
-        description="blocks: compile the blocks (torch.compile) with a C++ compiler or, on a GPU, Triton; requires "
+        description="blocks: compile the blocks (torch.compile) with a C++ compiler or, on a "
+        "GPU, Triton; requires "
         "workers: 1",
     )
     device: str = "auto"
     sharding: Literal["none", "full"] = Field(
         "none",
-        description="with several processes (`torchrun`), each has all weights and optimizer states, or (full) a shard",
+        description="with several processes (`torchrun`), each has all weights and optimizer "
+        "states, or (full) a shard",
     )
     workers: int | None = Field(
         None,
         gt=0,
-        description="parts of a batch that are processed in parallel on a CPU; by default one per thread, with at "
+        description="parts of a batch that are processed in parallel on a CPU; by default one "
+        "per thread, with at "
         "least 1,024 tokens each",
     )
 
@@ -133,11 +172,19 @@ class TrainSettings(Settings):
     validate_every: int = Field(500, gt=0)
     save_every: int = Field(500, gt=0)
     keep_last: int = Field(5, gt=0, description="number of latest checkpoints to keep")
-    keep_every: int | None = Field(None, gt=0, description="also keep checkpoints at multiples of this step")
+    keep_every: int | None = Field(
+        None, gt=0, description="also keep checkpoints at multiples of this step"
+    )
     keep_best: bool = Field(False, description="also keep the checkpoint of the best validation")
-    async_save: bool = Field(False, description="save in the background, from a copy; as durable and exact")
-    average: int = Field(1, gt=0, description="validate and save the mean of this many latest checkpoints")
-    patience: int | None = Field(None, gt=0, description="validations without improvement before a run stops")
+    async_save: bool = Field(
+        False, description="save in the background, from a copy; as durable and exact"
+    )
+    average: int = Field(
+        1, gt=0, description="validate and save the mean of this many latest checkpoints"
+    )
+    patience: int | None = Field(
+        None, gt=0, description="validations without improvement before a run stops"
+    )
     samples: int = Field(5, ge=0, description="texts to show at a validation")
 
     on_nonfinite: Literal["stop", "skip"] = Field(
@@ -145,17 +192,24 @@ class TrainSettings(Settings):
     )
     on_spike: Literal["accept", "skip", "rewind"] = Field(
         "accept",
-        description="at a loss spike: accept the update, skip it, or return to the last checkpoint and continue after "
+        description="at a loss spike: accept the update, skip it, or return to the last "
+        "checkpoint and continue after "
         "the batch",
     )
-    spike_factor: float = Field(2.0, gt=1, description="a spike exceeds this multiple of the recent median")
+    spike_factor: float = Field(
+        2.0, gt=1, description="a spike exceeds this multiple of the recent median"
+    )
     spike_window: int = Field(50, ge=5, description="number of recent losses")
     skip_limit: int = Field(10, ge=0, description="skipped updates of a run before it stops")
-    check_memory: bool = Field(True, description="reject a run that is predicted not to fit into memory")
+    check_memory: bool = Field(
+        True, description="reject a run that is predicted not to fit into memory"
+    )
 
     @property
     def worker_count(self) -> int | None:
-        """`workers`; 1 with compiled blocks, whose random numbers come from a generator that all threads share."""
+        """`workers`; 1 with compiled blocks, whose random numbers come from a generator that all
+        threads share.
+        """
         return 1 if self.compile == "blocks" else self.workers
 
     @property
@@ -173,16 +227,26 @@ class TrainSettings(Settings):
         for key, (chooser, values) in DEPENDENT_KEYS.items():
             value, chosen = getattr(self, key), getattr(self, chooser)
             if value != type(self).model_fields[key].default and chosen not in values:
-                yield f"{key} {value} has no effect with {chooser} {chosen}; remove it, or use {' or '.join(values)}"
+                yield (
+                    f"{key} {value} has no effect with {chooser} {chosen}; remove it, or use "
+                    f"{' or '.join(values)}"
+                )
         if self.average > self.keep_last:
-            yield f"average {self.average} requires keep_last of at least {self.average}, not {self.keep_last}"
+            yield (
+                f"average {self.average} requires keep_last of at least {self.average}, not "
+                f"{self.keep_last}"
+            )
         if self.average > 1 and self.validate_every % self.save_every:
             yield (
-                f"with average > 1, validate_every ({self.validate_every}) must be a multiple of save_every "
+                f"with average > 1, validate_every ({self.validate_every}) must be a multiple "
+                "of save_every "
                 f"({self.save_every}), so that every validation has a new checkpoint to average"
             )
         if self.schedule in FINITE_SCHEDULES and self.warmup >= self.steps:
-            yield f"warmup {self.warmup} leaves none of the {self.steps} steps for the decay; lower it"
+            yield (
+                f"warmup {self.warmup} leaves none of the {self.steps} steps for the decay; "
+                "lower it"
+            )
         if self.decay > 1 and self.decay % 1:
             yield f"decay {self.decay} is neither a share below 1 nor a whole number of steps"
         if self.schedule == "warmup-stable-decay" and self.warmup + self.decay_steps > self.steps:
@@ -190,21 +254,24 @@ class TrainSettings(Settings):
         length = FINITE_SCHEDULES.get(self.schedule)
         if length is not None and getattr(self, length) == 1 and not self.final_rate:
             yield (
-                f"schedule {self.schedule} decays to rate 0 in a single step, which learns nothing; set "
+                f"schedule {self.schedule} decays to rate 0 in a single step, which learns "
+                "nothing; set "
                 f"{length.removesuffix('_steps')} to 2 or more, or final_rate above 0"
             )
         if self.ema is not None and self.average > 1:
             yield f"ema {self.ema} and average {self.average} both average the weights; choose one"
         if self.muon_polynomial == "polar-express" and self.muon_iterations > 5:
             yield (
-                f"muon_iterations {self.muon_iterations} exceeds the 5 of polar-express, after which singular values "
+                f"muon_iterations {self.muon_iterations} exceeds the 5 of polar-express, after "
+                "which singular values "
                 "of about 0.0006 of the largest are already near 1; set it to 5 or less"
             )
         if self.optimizer == "adafactor" and self.learning_rate is None:
             yield "adafactor requires learning_rate; its paper uses 0.01 with relative_step"
         if self.compile == "blocks" and self.workers not in (None, 1):
             yield (
-                f"compile: blocks does not support workers {self.workers}, because all threads share one random "
+                f"compile: blocks does not support workers {self.workers}, because all threads "
+                "share one random "
                 "generator; set workers to 1"
             )
         if self.compile == "blocks" and self.precision == "int8":
@@ -217,10 +284,16 @@ class Recipe(Settings):
     name: str
     description: str = ""
     start_from: str | None = Field(
-        None, description="folder, run or hub id of weights (and model, tokenizer if unset); heads may differ"
+        None,
+        description="folder, run or hub id of weights (and model, tokenizer if unset); heads "
+        "may differ",
     )
-    pretrain: dict[str, Any] | None = Field(None, description="settings of a first stage (task.kind: masked)")
-    task: SerializeAsAny[ObjectiveSettings] = Field({}, validate_default=True)  # its `kind` selects the class
+    pretrain: dict[str, Any] | None = Field(
+        None, description="settings of a first stage (task.kind: masked)"
+    )
+    task: SerializeAsAny[ObjectiveSettings] = Field(
+        {}, validate_default=True
+    )  # its `kind` selects the class
     data: DataSettings
     tokenizer: TokenizerSettings = TokenizerSettings()
     model: ModelConfig = ModelConfig()
@@ -236,14 +309,18 @@ class Recipe(Settings):
         if not isinstance(train, Mapping) or (inner := train.get("start_from")) is None:
             return values
         if (outer := values.get("start_from")) not in (None, inner):
-            raise ValueError(f"start_from: {outer} and train.start_from: {inner} differ; remove one of them")
+            raise ValueError(
+                f"start_from: {outer} and train.start_from: {inner} differ; remove one of them"
+            )
         return {**values, "start_from": inner, "train": {**train, "start_from": None}}
 
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
         if not name.strip(".") or any(sign in "/\\:" or not sign.isprintable() for sign in name):
-            raise ValueError(f"{name!r:.100} cannot be the name of a folder in runs/; choose another")
+            raise ValueError(
+                f"{name!r:.100} cannot be the name of a folder in runs/; choose another"
+            )
         return name
 
     @field_validator("task", mode="before")
@@ -278,14 +355,17 @@ class Recipe(Settings):
         task: Any = self.task
         if self.train.compile != "none" and task.kind == "distill" and task.relations.weights:
             raise ValueError(
-                "task.relations reads activations inside blocks, which train.compile: blocks does not support; set "
+                "task.relations reads activations inside blocks, which train.compile: blocks "
+                "does not support; set "
                 "train.compile to none, or the weights of the relations to 0"
             )
         return self
 
     @cached_property
     def overrides(self) -> dict[str, Any]:
-        """The overrides that `load_recipe` applied: dotted key -> value. They are not part of the settings."""
+        """The overrides that `load_recipe` applied: dotted key -> value. They are not part of the
+        settings.
+        """
         return {}
 
     def resolved(self) -> str:
@@ -295,7 +375,9 @@ class Recipe(Settings):
 
 def included_recipes() -> dict[str, dict[str, Any]]:
     """Name -> content of the included recipes."""
-    found = sorted((f for f in INCLUDED.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
+    found = sorted(
+        (f for f in INCLUDED.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name
+    )
     return {f.name.removesuffix(".yaml"): parse(f.read_text("utf-8"), f.name) for f in found}
 
 
@@ -305,7 +387,9 @@ def recipe_names() -> dict[str, str]:
 
 
 def missing_files(recipe: Mapping[str, Any]) -> list[str]:
-    """The missing files and folders that an included recipe names, or `data.train=FILE` if it names no data."""
+    """The missing files and folders that an included recipe names, or `data.train=FILE` if it names
+    no data.
+    """
     task, data = recipe.get("task", {}), recipe["data"]
     if not data.get("train") and not task.get("parts"):
         return ["data.train=FILE"]
@@ -317,9 +401,11 @@ def missing_files(recipe: Mapping[str, Any]) -> list[str]:
 
 
 def load_recipe(name: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:
-    """Load an included recipe, a YAML file or the recipe of a run folder, and apply dotted `key=value` overrides.
+    """Load an included recipe, a YAML file or the recipe of a run folder, and apply dotted
+    `key=value` overrides.
 
-    `model: {preset: transformer-base, dropout: 0.2}` starts from a preset. Raises SettingsError or UsageError.
+    `model: {preset: transformer-base, dropout: 0.2}` starts from a preset. Raises SettingsError or
+    UsageError.
     """
     values, default_name = _read(name)
     pairs = overrides.items() if isinstance(overrides, Mapping) else map(split_override, overrides)

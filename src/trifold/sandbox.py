@@ -1,8 +1,8 @@
 """A child process for untrusted input: one JSON object per line in, one JSON object per line out.
 
-The child is this file, run as a program. It imports a handler, a Python file with a function `answer(request)`, and
-nothing of trifold. It inherits only harmless environment variables, may use a limited amount of memory where the
-system can limit it, and is killed when it exceeds its time.
+The child is this file, run as a program. It imports a handler, a Python file with a function
+`answer(request)`, and nothing of trifold. It inherits only harmless environment variables, may use
+a limited amount of memory where the system can limit it, and is killed when it exceeds its time.
 
     python -P sandbox.py HANDLER
 """
@@ -36,7 +36,9 @@ class SandboxStartError(SandboxError):
 
 
 class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
-    """A child process for one handler, started by the first request and again after it was stopped. Thread-safe."""
+    """A child process for one handler, started by the first request and again after it was stopped.
+    Thread-safe.
+    """
 
     def __init__(self, handler: Path, environment: Mapping[str, str] | None = None) -> None:
         self._handler, self._environment = handler, dict(environment or {})
@@ -50,8 +52,9 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
     def request(self, message: Mapping[str, Any], *, timeout: float, memory: int) -> dict[str, Any]:
         """The handler's answer to `message`.
 
-        memory: bytes that the request may use on top of what the child uses before it. Raises TypeError or ValueError
-        if JSON cannot hold the message, SandboxError if there is no answer; then the child is stopped.
+        memory: bytes that the request may use on top of what the child uses before it. Raises
+        TypeError or ValueError if JSON cannot hold the message, SandboxError if there is no answer;
+        then the child is stopped.
         """
         line = json.dumps({"memory": memory, "message": message}, allow_nan=False)
         with self._lock:
@@ -119,7 +122,7 @@ def _read_lines(process: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -
     lines.put("")
 
 
-# --- in the child ---------------------------------------------------------------------------------------
+# --- in the child ---------------------------------------------------------------------------------
 
 
 def _limit_memory(allowance: int) -> None:
@@ -127,8 +130,13 @@ def _limit_memory(allowance: int) -> None:
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
-        used = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + allowance, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        used = (
+            int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
+            * resource.getpagesize()
+        )
+        resource.setrlimit(
+            resource.RLIMIT_AS, (used + allowance, resource.getrlimit(resource.RLIMIT_AS)[1])
+        )
 
 
 def _serve(handler: str) -> None:

@@ -1,4 +1,6 @@
-"""Base of all settings classes: frozen, typed; an unknown key is an error that names the nearest valid one."""
+"""Base of all settings classes: frozen, typed; an unknown key is an error that names the nearest
+valid one.
+"""
 
 import difflib
 import re
@@ -17,10 +19,14 @@ Location: TypeAlias = tuple[int | str, ...]
 
 
 class Settings(BaseModel):
-    """Base of every settings class. Instances are immutable, have no unknown keys, and their numbers are finite."""
+    """Base of every settings class. Instances are immutable, have no unknown keys, and their
+    numbers are finite.
+    """
 
     # The minimum length makes pydantic check that strings are valid Unicode.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, str_min_length=0)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, str_min_length=0
+    )
 
     # Keys of the previous release, accepted with a warning: {"old_key": "new_key"}.
     renamed: ClassVar[Mapping[str, str]] = {}
@@ -46,7 +52,8 @@ class Settings(BaseModel):
     def parse(cls, values: Mapping[str, Any], at: str = "") -> Self:
         """Validate plain values, as read from YAML; `at` is the dotted key of the group.
 
-        Raises SettingsError with one line per wrong key: its dotted name, what is wrong, and the remedy.
+        Raises SettingsError with one line per wrong key: its dotted name, what is wrong, and the
+        remedy.
         """
         try:
             return cls.model_validate(values)
@@ -54,7 +61,9 @@ class Settings(BaseModel):
             lines: dict[str, str] = {}
             for problem in error.errors():  # a union reports an error for each of its members
                 key = ".".join(filter(None, [at, *_walk(cls, problem["loc"])[0]]))
-                explanation = _explain(cls, problem) if len(lines) < MAX_LINES else ""  # not printed
+                explanation = (
+                    _explain(cls, problem) if len(lines) < MAX_LINES else ""
+                )  # not printed
                 explanation, label, known = explanation.partition("; known keys: ")
                 if known and not any(line.endswith(known) for line in lines.values()):
                     explanation += label + known
@@ -81,7 +90,9 @@ def nearest(value: str, known: list[str], kind: str = "names") -> str:
 
 
 def similar(value: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """End of an error message about an unknown value: the name that it begins, or a similar one; empty without one."""
+    """End of an error message about an unknown value: the name that it begins, or a similar one;
+    empty without one.
+    """
     names = sorted(known, key=lambda name: (len(name), name))
     begun = [name for name in names if len(value) > 1 and name.startswith(value)]
     close = begun or difflib.get_close_matches(value, names, n=1, cutoff=0.8)
@@ -114,7 +125,9 @@ def _explain(cls: type[Settings], problem: Any) -> str:
     match problem["type"]:
         case "extra_forbidden":
             inner = _walk(cls, problem["loc"][:-1])[1] or cls
-            return f"unknown key{nearest(str(problem['loc'][-1]), list(inner.model_fields), 'keys')}"
+            return (
+                f"unknown key{nearest(str(problem['loc'][-1]), list(inner.model_fields), 'keys')}"
+            )
         case "missing":
             return "a value is required"
         case "model_type" | "model_attributes_type":
@@ -126,11 +139,15 @@ def _explain(cls: type[Settings], problem: Any) -> str:
         case "union_tag_invalid":
             tag, (*path, group) = problem["ctx"]["tag"], problem["loc"]
             owner = _walk(cls, tuple(path))[1] or cls
-            kinds = [_kind(each) for each in _settings_classes(owner.model_fields[str(group)].annotation)]
+            kinds = [
+                _kind(each) for each in _settings_classes(owner.model_fields[str(group)].annotation)
+            ]
             return f"kind {tag!r} is not known{nearest(tag, kinds, 'kinds')}"
         case _:
             # Bounds such as 1e-30 are printed with all their digits.
-            message = re.sub(r"\d[\d.]{20,}", lambda bound: f"{float(bound[0]):g}", problem["msg"].lower())
+            message = re.sub(
+                r"\d[\d.]{20,}", lambda bound: f"{float(bound[0]):g}", problem["msg"].lower()
+            )
             return f"{message}, got {_represent(problem['input'])}"
 
 
@@ -150,4 +167,6 @@ def _settings_classes(annotation: Any) -> list[type[Settings]]:
     """The settings classes in an annotation, in order."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
-    return [found for part in getattr(annotation, "__args__", ()) for found in _settings_classes(part)]
+    return [
+        found for part in getattr(annotation, "__args__", ()) for found in _settings_classes(part)
+    ]

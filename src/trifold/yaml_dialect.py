@@ -1,4 +1,6 @@
-"""The YAML dialect of recipes: plain values only, with the differences from YAML 1.1 listed in `_Loader`."""
+"""The YAML dialect of recipes: plain values only, with the differences from YAML 1.1 listed in
+`_Loader`.
+"""
 
 import re
 from collections.abc import Mapping
@@ -42,14 +44,22 @@ def parse(text: str, place: str) -> dict[str, Any]:
 
 
 # Strings that YAML 1.1 reads as numbers to the base 60 (1:30 is 90) or 8 (010 is 8).
-_OLD_NUMBER = ("tag:yaml.org,2002:str", re.compile(r"^[-+]?(?:[0-9_]+(?::[0-9]+)+(?:\.[0-9_]*)?|0[0-9_]+)$"))
+_OLD_NUMBER = (
+    "tag:yaml.org,2002:str",
+    re.compile(r"^[-+]?(?:[0-9_]+(?::[0-9]+)+(?:\.[0-9_]*)?|0[0-9_]+)$"),
+)
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 except that 5e-4 is a number, `no`, 1:30 and 010 are strings, and duplicate keys are errors."""
+    """YAML 1.1 except that 5e-4 is a number, `no`, 1:30 and 010 are strings, and duplicate keys are
+    errors.
+    """
 
     yaml_implicit_resolvers = {  # noqa: RUF012 (declared like this in the library)
-        first: [_OLD_NUMBER, *(each for each in known if not each[0].endswith((":bool", ":timestamp")))]
+        first: [
+            _OLD_NUMBER,
+            *(each for each in known if not each[0].endswith((":bool", ":timestamp"))),
+        ]
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 

@@ -20,8 +20,12 @@ def offsets_of(lengths: list[int]) -> np.ndarray:
 LENGTHS = st.lists(st.one_of(st.integers(1, 4), st.integers(1, 60)), min_size=1, max_size=40)
 
 
-@given(lengths=LENGTHS, width=st.integers(1, 30), shift=st.integers(0, 29), skip_last=st.integers(0, 1))
-def test_every_token_is_in_one_row(lengths: list[int], width: int, shift: int, skip_last: int) -> None:
+@given(
+    lengths=LENGTHS, width=st.integers(1, 30), shift=st.integers(0, 29), skip_last=st.integers(0, 1)
+)
+def test_every_token_is_in_one_row(
+    lengths: list[int], width: int, shift: int, skip_last: int
+) -> None:
     starts = offsets_of(lengths)
     blocks = Blocks(starts, width, shift % width, skip_last)
     if not blocks.tokens:
@@ -40,7 +44,9 @@ def test_every_token_is_in_one_row(lengths: list[int], width: int, shift: int, s
 
 
 @given(
-    lengths=LENGTHS, width=st.integers(1, 30), rows=st.lists(st.integers(0, 10**6), min_size=1, max_size=9)
+    lengths=LENGTHS,
+    width=st.integers(1, 30),
+    rows=st.lists(st.integers(0, 10**6), min_size=1, max_size=9),
 )
 def test_chunks_of_several_rows_equal_those_of_each_row(
     lengths: list[int], width: int, rows: list[int]
@@ -55,7 +61,12 @@ def test_chunks_of_several_rows_equal_those_of_each_row(
         assert found.tolist() == [value for one in alone for value in one[number]]
 
 
-@given(rows=st.integers(1, 600), size=st.integers(1, 70), seed=st.integers(0, 9), epoch=st.integers(0, 9))
+@given(
+    rows=st.integers(1, 600),
+    size=st.integers(1, 70),
+    seed=st.integers(0, 9),
+    epoch=st.integers(0, 9),
+)
 def test_the_order_is_a_permutation(rows: int, size: int, seed: int, epoch: int) -> None:
     plan = ShuffledRows(rows, size, seed=seed, epoch=epoch)
     assert sorted(row for batch in plan for row in batch.tolist()) == list(range(rows))
@@ -68,7 +79,9 @@ def test_the_order_is_a_permutation(rows: int, size: int, seed: int, epoch: int)
 def test_the_order_looks_random() -> None:
     """Fixed points, descents and matches between epochs are as frequent as in a random shuffle."""
     count = 20_000
-    first, second = (np.concatenate(list(ShuffledRows(count, 500, seed=1, epoch=epoch))) for epoch in (0, 1))
+    first, second = (
+        np.concatenate(list(ShuffledRows(count, 500, seed=1, epoch=epoch))) for epoch in (0, 1)
+    )
     assert np.count_nonzero(first == np.arange(count)) < 8
     assert np.count_nonzero(first == second) < 8
     assert abs(np.count_nonzero(np.diff(first) < 0) / count - 0.5) < 0.02

@@ -45,7 +45,9 @@ def test_every_row_is_in_exactly_one_batch_and_limits_are_kept(
     lengths: Any, settings: BatchSettings, seed: int, epoch: int, shuffle: bool
 ) -> None:
     plan = plan_epoch(lengths, settings, seed=seed, epoch=epoch, shuffle=shuffle)
-    assert sorted(np.concatenate([np.empty(0, np.int64), *plan]).tolist()) == list(range(len(lengths)))
+    assert sorted(np.concatenate([np.empty(0, np.int64), *plan]).tolist()) == list(
+        range(len(lengths))
+    )
     for batch in plan:
         assert len(batch) == 1 or packed_size(lengths, batch) <= settings.tokens
         assert 1 <= len(batch) <= (settings.rows or len(lengths))
@@ -56,7 +58,9 @@ def test_batches_are_as_large_as_the_order_allows(lengths: Any, settings: BatchS
     plan = plan_epoch(lengths, settings, seed=0, epoch=0, shuffle=False)
     for batch, following in pairwise(plan):
         more = np.append(batch, following[0])
-        assert packed_size(lengths, more) > settings.tokens or len(more) > (settings.rows or len(lengths))
+        assert packed_size(lengths, more) > settings.tokens or len(more) > (
+            settings.rows or len(lengths)
+        )
 
 
 @given(LENGTHS, SETTINGS, st.integers(0, 2**40))
@@ -76,18 +80,23 @@ def many(rows: int) -> Any:
 def test_epochs_and_seeds_differ_in_order_and_in_composition() -> None:
     lengths, settings = many(3000), BatchSettings(tokens=512)
     plans = [
-        plan_epoch(lengths, settings, seed=seed, epoch=epoch) for seed, epoch in [(0, 0), (0, 1), (1, 0)]
+        plan_epoch(lengths, settings, seed=seed, epoch=epoch)
+        for seed, epoch in [(0, 0), (0, 1), (1, 0)]
     ]
     for i, plan in enumerate(plans):
         for other in plans[:i]:
             assert [len(batch) for batch in plan] != [len(batch) for batch in other]
-            shared = {frozenset(batch.tolist()) for batch in plan} & {frozenset(b.tolist()) for b in other}
+            shared = {frozenset(batch.tolist()) for batch in plan} & {
+                frozenset(b.tolist()) for b in other
+            }
             assert len(shared) < len(plan) / 10
 
 
 def test_without_shuffling_rows_are_sorted_by_length() -> None:
     lengths = many(500)
-    order = np.concatenate(plan_epoch(lengths, BatchSettings(tokens=300), seed=0, epoch=0, shuffle=False))
+    order = np.concatenate(
+        plan_epoch(lengths, BatchSettings(tokens=300), seed=0, epoch=0, shuffle=False)
+    )
     assert (np.diff(lengths[order, 1]) >= 0).all()
     equal = (np.diff(lengths[order], axis=0) == 0).all(axis=1)
     assert (np.diff(order)[equal] > 0).all()
@@ -117,7 +126,7 @@ def test_padding_is_counted_per_side() -> None:
     assert padding_share(lengths, []) == 0
 
 
-# --- overlong rows -----------------------------------------------------------------------------------------
+# --- overlong rows --------------------------------------------------------------------------------
 
 LONG = np.array([[5, 5], [11, 2], [3, 12], [10, 10]])
 
@@ -132,14 +141,18 @@ def test_overlong_rows_are_dropped_truncated_or_rejected() -> None:
     plan = plan_epoch(LONG, truncate, seed=0, epoch=0)
     assert sorted(np.concatenate(plan)) == [0, 1, 2, 3]
     assert all(packed_size(np.minimum(LONG, 10), batch) <= 20 or len(batch) == 1 for batch in plan)
-    with pytest.raises(DataError, match=r"row 2: 12 tokens, more than batch\.max_length=10 \(2 such rows\)"):
+    with pytest.raises(
+        DataError, match=r"row 2: 12 tokens, more than batch\.max_length=10 \(2 such rows\)"
+    ):
         plan_epoch(LONG, fail, seed=0, epoch=0)
 
 
 def test_a_row_longer_than_a_batch_forms_its_own_batch_or_is_rejected() -> None:
     plan = plan_epoch(LONG, BatchSettings(tokens=11), seed=0, epoch=0)
     assert sorted(map(len, plan)) == [1, 1, 1, 1]
-    with pytest.raises(DataError, match=r"row 2: 12 tokens, more than batch\.tokens=11 \(1 such rows\)"):
+    with pytest.raises(
+        DataError, match=r"row 2: 12 tokens, more than batch\.tokens=11 \(1 such rows\)"
+    ):
         plan_epoch(LONG, BatchSettings(tokens=11, on_overflow="error"), seed=0, epoch=0)
 
 
@@ -149,7 +162,9 @@ def test_a_plan_without_rows_is_an_error() -> None:
     assert plan_epoch(LONG[:0], BatchSettings(max_length=2), seed=0, epoch=0) == []
 
 
-@pytest.mark.parametrize("values", [{"tokens": 0}, {"rows": 0}, {"on_overflow": "cut"}, {"token": 5}])
+@pytest.mark.parametrize(
+    "values", [{"tokens": 0}, {"rows": 0}, {"on_overflow": "cut"}, {"token": 5}]
+)
 def test_errors_name_the_key(values: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match=rf"batches\.{next(iter(values))}: "):
         BatchSettings.parse(values, at="batches")
@@ -168,7 +183,7 @@ def test_a_plan_for_165_000_rows_takes_less_than_a_second() -> None:
     assert time.process_time() - start < 1
 
 
-# --- ranks and workers ----------------------------------------------------------------------------------------
+# --- ranks and workers ----------------------------------------------------------------------------
 
 
 @given(

@@ -9,7 +9,14 @@ report, setting = (load("generate", name) for name in ("report", "setting"))
 
 def line(name: str, precision: str, best: float, work: str = "greedy-1") -> dict[str, object]:
     return {
-        **{"name": name, "precision": precision, "work": work, "best": best, "middle": best, "first": best},
+        **{
+            "name": name,
+            "precision": precision,
+            "work": work,
+            "best": best,
+            "middle": best,
+            "first": best,
+        },
         "peak_rss_mb": 1.0,
     }
 
@@ -38,7 +45,9 @@ def test_a_ratio_compares_the_best_medians_of_both_sides() -> None:
 def test_the_table_has_all_engines_and_all_requested_ratios() -> None:
     text = report.tables(LINES, ["greedy-1"])
     rows = [
-        [cell.strip() for cell in row.split("|")[1:4]] for row in text.splitlines() if row.startswith("| ")
+        [cell.strip() for cell in row.split("|")[1:4]]
+        for row in text.splitlines()
+        if row.startswith("| ")
     ]
     assert rows[1:4] == [
         ["trifold", "int8", "250"],

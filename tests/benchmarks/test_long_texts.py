@@ -1,4 +1,6 @@
-"""The experiments with long texts: every kind that they name is a valid model, and their texts are as described."""
+"""The experiments with long texts: every kind that they name is a valid model, and their texts are
+as described.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,18 @@ def test_both_starts_have_the_same_number_of_updates(task: str, kind: str, tmp_p
         for start in long_range.STARTS
     )
     assert scratch.model == second.model and scratch.batch == second.batch
-    assert scratch.train.steps == 2 * second.train.steps  # the stage before it takes the values of `second`
+    assert (
+        scratch.train.steps == 2 * second.train.steps
+    )  # the stage before it takes the values of `second`
     assert second.pretrain is not None and "train" not in second.pretrain
 
 
 def test_documents_have_only_letters_and_at_least_1000_bytes() -> None:
     found = [*long_range.documents(["Don't PANIC: 42 ways!", "ü and more", ""] * 200)]
     assert found and all(1000 <= len(text) <= long_range.LONGEST_DOCUMENT for text in found)
-    assert all(text.startswith(("don t panic ways and more don", "and more don t panic")) for text in found)
+    assert all(
+        text.startswith(("don t panic ways and more don", "and more don t panic")) for text in found
+    )
 
 
 @pytest.mark.slow
@@ -37,7 +43,14 @@ def test_documents_have_only_letters_and_at_least_1000_bytes() -> None:
 def test_the_first_tokens_of_a_window_do_not_depend_on_its_length(kind: str) -> None:
     """For each variant at test time, except those whose rotations depend on the length."""
     torch.manual_seed(0)
-    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 16, "max_positions": 512, "vocab_size": 20}
+    sizes = {
+        "d_model": 16,
+        "n_heads": 2,
+        "n_layers": 1,
+        "d_ff": 16,
+        "max_positions": 512,
+        "vocab_size": 20,
+    }
     values = {"shape": "decoder", "norm_placement": "pre", **sizes, "dropout": 0.0}
     values |= extrapolation.KINDS[kind]
     tokens = torch.randint(20, (2, 257))

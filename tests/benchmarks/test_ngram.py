@@ -29,7 +29,9 @@ def text():
 def reference_model(text, order, discount, vocabulary):
     """The same model with dictionaries of tuples."""
     padded = [[0] * (order - 1) + sentence + [1] for sentence in text]
-    counts = {order: Counter(tuple(s[e - order : e]) for s in padded for e in range(order, len(s) + 1))}
+    counts = {
+        order: Counter(tuple(s[e - order : e]) for s in padded for e in range(order, len(s) + 1))
+    }
     for size in range(order - 1, 0, -1):
         counts[size] = Counter(gram[1:] for gram in counts[size + 1])
 
@@ -37,10 +39,14 @@ def reference_model(text, order, discount, vocabulary):
         value = 1 / vocabulary
         for size in range(1, order + 1):
             context = tuple(history[len(history) - size + 1 :])
-            after = {gram[-1]: count for gram, count in counts[size].items() if gram[:-1] == context}
+            after = {
+                gram[-1]: count for gram, count in counts[size].items() if gram[:-1] == context
+            }
             total = sum(after.values())
             if total:
-                value = (max(after.get(word, 0) - discount, 0) + discount * len(after) * value) / total
+                value = (
+                    max(after.get(word, 0) - discount, 0) + discount * len(after) * value
+                ) / total
         return value
 
     return p

@@ -33,7 +33,9 @@ def test_a_pair_of_runs_shares_the_tokenizer_but_not_the_initial_weights(tmp_pat
             )
     changes = [*SMALL, *SIZES, "generate.num_beams=1", "generate.early_stopping=false"]
     pretraining = [
-        word for change in [*SMALL, *SIZES, "tokenizer.vocab_size=60"] for word in ("--pretraining", change)
+        word
+        for change in [*SMALL, *SIZES, "tokenizer.vocab_size=60"]
+        for word in ("--pretraining", change)
     ]
     lines = run(
         "pretrain/paired.py",

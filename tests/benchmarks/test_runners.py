@@ -34,9 +34,13 @@ def test_the_runner_of_trifold_reports_its_speed(tmp_path: Path, precision: str)
 
 def test_the_plain_loop_trains_the_smallest_decoder(tmp_path: Path) -> None:
     """Its loss is lower than the entropy of single letters."""
-    words = random.Random(1).choices(("to", "be", "or", "not", "that", "is", "the", "question"), k=6000)
+    words = random.Random(1).choices(
+        ("to", "be", "or", "not", "that", "is", "the", "question"), k=6000
+    )
     (tmp_path / "tinyshakespeare").mkdir()
-    (tmp_path / "tinyshakespeare" / "input.txt.gz").write_bytes(gzip.compress(" ".join(words).encode()))
+    (tmp_path / "tinyshakespeare" / "input.txt.gz").write_bytes(
+        gzip.compress(" ".join(words).encode())
+    )
     lines = run("train_decoder/tiny.py", "--plain", "--steps", 120, TRIFOLD_DATA=str(tmp_path))
     line = json.loads(lines[-1])
     assert line["read"] == 121 * 12 * 64

@@ -46,7 +46,8 @@ def test_flops_by_formula_equal_the_counted_ones() -> None:
         return torch.randn(rows, inside) @ torch.randn(inside, out)
 
     with FlopCounterMode(display=False) as counted:
-        # queries, keys, values, output: of the encoder, of the decoder, and of the decoder over the source
+        # queries, keys, values, output: of the encoder, of the decoder, and of the decoder over the
+        # source
         for rows in (*[source] * 4, *[target] * 4, target, source, source, target):
             linear(rows, d, d)
         for rows in (source, target):
@@ -91,7 +92,13 @@ def test_rows_have_medians_ratios_to_the_best_peer_and_shares_of_the_peak(
     lines: list[dict[str, object]],
 ) -> None:
     ours, best, other = report.summarise(lines, MACHINE, flops_per_target_token=1e6)
-    assert (ours.name, ours.speed, ours.slowest, ours.fastest, ours.rounds) == ("trifold", 1000, 900, 1200, 3)
+    assert (ours.name, ours.speed, ours.slowest, ours.fastest, ours.rounds) == (
+        "trifold",
+        1000,
+        900,
+        1200,
+        3,
+    )
     assert (ours.ratio, best.ratio, other.ratio) == (5.0, 1.0, 0.75)
     assert ours.bf16_share == pytest.approx(1000 * 1e6 / 8e9)
     assert ours.fp32_share == pytest.approx(1000 * 1e6 / 2e9)

@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from tests.command_line import run_command
-from tests.recipes import BERT, GPT2, MASKS, PRETRAINED_BERT, SENTINELS, SIZES, WORDS, XLNET, weather_text
+from tests.recipes import (
+    BERT,
+    GPT2,
+    MASKS,
+    PRETRAINED_BERT,
+    SENTINELS,
+    SIZES,
+    WORDS,
+    XLNET,
+    weather_text,
+)
 
 TRAIN = {
     "schedule": "constant", "learning_rate": 0.005, "warmup": 2, "precision": "float32", "device": "cpu",

@@ -35,7 +35,11 @@ HEADS: dict[str, dict[str, Any]] = {
         "n_labels": 3,
         "label_names": ["bad", "so so", "good"],
     },
-    "tag": {"heads": ["token"], "n_labels": 5, "label_names": ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]},
+    "tag": {
+        "heads": ["token"],
+        "n_labels": 5,
+        "label_names": ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"],
+    },
     "answer": {"heads": ["span"]},
     "next-sentence": {"heads": ["pooler", "next-sentence"]},
     "embed": {"heads": ["pooler"]},
@@ -86,5 +90,7 @@ def pictures_folder(folder: Path, **settings: Any) -> Path:
     """The folder of a small model of pictures."""
     torch.manual_seed(8)
     save_model(folder, add_noise(Transformer(ModelConfig.parse(VIT)), 0.4))
-    folders.write(folder, preprocessor_config__json={"size": {"height": 8, "width": 12}, **settings})
+    folders.write(
+        folder, preprocessor_config__json={"size": {"height": 8, "width": 12}, **settings}
+    )
     return folder

@@ -36,7 +36,10 @@ def other(tmp_path_factory):
 def classifiers(tmp_path_factory):
     """Two classifiers of one validation set, and that file."""
     here = tmp_path_factory.mktemp("classify")
-    rows = [f"{'sunny' if n % 3 else 'rainy'} day {n % 7}\t{'good' if n % 3 else 'bad'}" for n in range(60)]
+    rows = [
+        f"{'sunny' if n % 3 else 'rainy'} day {n % 7}\t{'good' if n % 3 else 'bad'}"
+        for n in range(60)
+    ]
     (here / "a.tsv").write_text("text\tlabel\n" + "\n".join(rows) + "\n", encoding="utf-8")
     (here / "r.yaml").write_text(CLASSIFY, encoding="utf-8")
     data = [f"data.train={here}/a.tsv", f"data.valid={here}/a.tsv"]
@@ -72,13 +75,20 @@ def test_classifiers_have_the_scores_of_eval(classifiers):
     expected = [report["scores"] | {"loss": report["loss"]} for report in reports]
     assert found["scores"].keys() == expected[0].keys() >= {"accuracy", "macro_f1", "loss"}
     for name, score in found["scores"].items():
-        assert [score["a"], score["b"]] == pytest.approx([values[name] for values in expected], rel=1e-4)
+        assert [score["a"], score["b"]] == pytest.approx(
+            [values[name] for values in expected], rel=1e-4
+        )
 
 
 def test_a_model_does_not_differ_from_itself(run, classifiers, kinds):
     for model in (run, classifiers[0], kinds["causal"], kinds["text-to-text"]):
         for score in compare(model, model, "--samples", 100)["scores"].values():
-            assert (score["difference"], score["low"], score["high"], score["p_value"]) == (0, 0, 0, 1)
+            assert (score["difference"], score["low"], score["high"], score["p_value"]) == (
+                0,
+                0,
+                0,
+                1,
+            )
 
 
 def test_the_data_is_reported_once(classifiers):
@@ -126,9 +136,12 @@ def check_refused(done, *words):
 
 
 def test_other_tasks_are_refused(run, kinds, classifiers):
-    check_refused(run_command("compare", str(kinds["causal"]), str(kinds["masked"])), "task.kind is 'masked'")
     check_refused(
-        run_command("compare", str(run), str(classifiers[0])), "task.kind is 'classify', not 'translate'"
+        run_command("compare", str(kinds["causal"]), str(kinds["masked"])), "task.kind is 'masked'"
+    )
+    check_refused(
+        run_command("compare", str(run), str(classifiers[0])),
+        "task.kind is 'classify', not 'translate'",
     )
     bare = kinds["masked"] / "model"
     moved = shutil.copytree(bare, kinds.here / "bare-masked")
@@ -141,11 +154,15 @@ def test_other_data_is_refused_by_name(run, classifiers, tmp_path):
     copy = shutil.copytree(b, tmp_path / "copy")
     recipe = (copy / "recipe.yaml").read_text("utf-8").replace("valid: ", "valid: other-")
     (copy / "recipe.yaml").write_text(recipe, encoding="utf-8")
-    check_refused(run_command("compare", str(a), str(copy)), "data.valid is ", "other-", "name the data")
+    check_refused(
+        run_command("compare", str(a), str(copy)), "data.valid is ", "other-", "name the data"
+    )
     held_out = shutil.copytree(run, tmp_path / "held-out")
     recipe = (held_out / "recipe.yaml").read_text("utf-8")
     for folder, seed in ((run, 1), (held_out, 2)):
-        text = recipe.replace("valid: embedded:smoke", "valid: null").replace("holdout: 0", "holdout: 20")
+        text = recipe.replace("valid: embedded:smoke", "valid: null").replace(
+            "holdout: 0", "holdout: 20"
+        )
         text = text.replace("seed: 1\n", f"seed: {seed}\n")
         target = shutil.copytree(folder, tmp_path / f"seed-{seed}")
         (target / "recipe.yaml").write_text(text, encoding="utf-8")

@@ -31,7 +31,9 @@ def test_convert_precision_and_shard_size(trifold, run, tmp_path):
 
 
 def test_convert_round_trip(trifold, run, tmp_path):
-    native = json.loads(trifold("convert", str(run), str(tmp_path / "a"), "--to", "native", "--json").out)
+    native = json.loads(
+        trifold("convert", str(run), str(tmp_path / "a"), "--to", "native", "--json").out
+    )
     assert (native["was"], native["family"], native["dtype"]) == (family(run), "trifold", "float32")
     assert native["old"] == str(run) and native["new"] == str(tmp_path / "a")
     back = json.loads(trifold("convert", str(tmp_path / "a"), str(tmp_path / "b"), "--json").out)
@@ -68,7 +70,9 @@ WRONG = {
 def test_errors_leave_no_files(name, trifold, run, tmp_path):
     for folder in ("old", "bare"):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "config.json").write_bytes((run / "model" / "config.json").read_bytes())
+        (tmp_path / folder / "config.json").write_bytes(
+            (run / "model" / "config.json").read_bytes()
+        )
     (tmp_path / "old" / "pytorch_model.bin").write_bytes(b"\x80")
     words, code, message = WRONG[name]
     done = trifold("convert", *(word.format(run=run, tmp=tmp_path) for word in words))

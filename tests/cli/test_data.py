@@ -42,7 +42,9 @@ def test_datasets_are_listed_with_size_licence_source_and_place(trifold, folder)
     done = trifold("data")
     assert done.code == 0 and str(folder) in done.err and "TRIFOLD_DATA" in done.err
     rows = {
-        line.split()[0]: line for line in done.out.splitlines() if line and not line.startswith((" ", "─"))
+        line.split()[0]: line
+        for line in done.out.splitlines()
+        if line and not line.startswith((" ", "─"))
     }
     assert set(catalog.datasets()) == set(rows) - {"dataset"}
     assert "2 of 3" in rows["stsb"] and " yes " in rows["xquad"] and " no " in rows["mnist"]
@@ -85,14 +87,22 @@ def test_a_download_that_fails_is_an_error(trifold, folder, server):
 def test_a_dataset_without_a_download_says_how_to_obtain_it(trifold, folder):
     done = trifold("data", "tatoeba_ende")
     assert (done.code, done.out) == (1, "")
-    assert "cannot be downloaded: download deu-eng.zip" in done.err and "tatoeba_ende/dev.de.gz" in done.err
+    assert (
+        "cannot be downloaded: download deu-eng.zip" in done.err
+        and "tatoeba_ende/dev.de.gz" in done.err
+    )
     for file in catalog.datasets()["tatoeba_ende"].files:
         (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
         (folder / file.path).touch()
-    assert trifold("data", "tatoeba_ende").out == f"tatoeba_ende: 4 of 4 files in {folder / 'tatoeba_ende'}\n"
+    assert (
+        trifold("data", "tatoeba_ende").out
+        == f"tatoeba_ende: 4 of 4 files in {folder / 'tatoeba_ende'}\n"
+    )
 
 
-def test_an_unknown_dataset_gets_a_suggestion_before_anything_is_downloaded(trifold, folder, server):
+def test_an_unknown_dataset_gets_a_suggestion_before_anything_is_downloaded(
+    trifold, folder, server
+):
     done = trifold("data", "small", "smal")
     assert done.code == 2 and "unknown dataset 'smal'; did you mean 'small'?" in done.err
     assert server.log == []

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.slow
 def _small(monkeypatch):
     def small(name, overrides=()):
         assert name == "demo"
-        return load_recipe("smoke", {"train.steps": 3, "generate.max_new_tokens": 8, **dict(overrides)})
+        return load_recipe(
+            "smoke", {"train.steps": 3, "generate.max_new_tokens": 8, **dict(overrides)}
+        )
 
     monkeypatch.setattr("trifold.recipe.load_recipe", small)
 
@@ -31,7 +33,15 @@ def test_trains_and_prints_examples_and_next_commands(trifold, tmp_path):
     folder = tmp_path / "demo"
     done = trifold("demo", "--out", str(folder))
     assert done.code == 0
-    for expected in ("source", "reference", "output", "exact match", "BLEU", "tok:13a", str(folder)):
+    for expected in (
+        "source",
+        "reference",
+        "output",
+        "exact match",
+        "BLEU",
+        "tok:13a",
+        str(folder),
+    ):
         assert expected in done.out
     assert f'trifold generate {folder} "I love dogs."' in done.out
     assert len([line for line in done.out.splitlines() if line.endswith(("✓", "✗"))]) == 12
@@ -41,7 +51,15 @@ def test_json_is_the_last_line(trifold, tmp_path):
     folder = tmp_path / "demo"
     done = trifold("demo", "--out", str(folder), "--json", "--minutes", "5")
     report = json.loads(done.out.splitlines()[-1])
-    assert {*report} == {"seconds", "steps", "exact_match", "bleu", "signature", "examples", "folder"}
+    assert {*report} == {
+        "seconds",
+        "steps",
+        "exact_match",
+        "bleu",
+        "signature",
+        "examples",
+        "folder",
+    }
     assert (report["steps"], report["folder"]) == (3, str(folder))
     assert {*report["examples"][0]} == {"source", "reference", "ours"}
 
@@ -138,7 +156,7 @@ def test_spread_covers_the_list(rows, count):
     assert rows <= count or shown[-1] >= rows * (count - 1) // count
 
 
-# --- which one -----------------------------------------------------------------------------------------------
+# --- which one ------------------------------------------------------------------------------------
 
 
 def answering(monkeypatch, *answers):

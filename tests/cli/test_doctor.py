@@ -11,7 +11,16 @@ pytestmark = pytest.mark.slow
 def test_doctor_reports_versions_and_resources(trifold):
     done = trifold("doctor")
     assert done.code == 0
-    for word in ("torch", torch.__version__, "numba", "threads", "device", "memory free", "disk free", "GiB"):
+    for word in (
+        "torch",
+        torch.__version__,
+        "numba",
+        "threads",
+        "device",
+        "memory free",
+        "disk free",
+        "GiB",
+    ):
         assert word in done.out
     report = json.loads(trifold("doctor", "--json").out)
     assert report["threads"] == torch.get_num_threads()

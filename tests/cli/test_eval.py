@@ -24,7 +24,11 @@ def test_default_data_is_the_test_set_of_the_run(trifold, run):
 
 
 def test_the_scores_are_those_of_the_outputs(trifold, run, tmp_path):
-    sources, references, ours = ["one", "two", "", "forty two"], ["1", "2", "3", "4 2"], tmp_path / "ours.txt"
+    sources, references, ours = (
+        ["one", "two", "", "forty two"],
+        ["1", "2", "3", "4 2"],
+        tmp_path / "ours.txt",
+    )
     files = [tmp_path / "a.src", tmp_path / "a.ref"]
     for file, lines in zip(files, (sources, references), strict=True):
         file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -45,7 +49,9 @@ def test_the_scores_are_those_of_the_outputs(trifold, run, tmp_path):
 def test_columns_of_a_table_are_chosen_by_name(trifold, run, tmp_path):
     table = tmp_path / "pairs.tsv"
     table.write_text("digits\twords\n1\tone\n2\ttwo\n", encoding="utf-8")
-    done = trifold("eval", str(run), str(table), "--source", "words", "--target", "digits", "--json")
+    done = trifold(
+        "eval", str(run), str(table), "--source", "words", "--target", "digits", "--json"
+    )
     assert (done.code, json.loads(done.out)["sentences"]) == (0, 2)
 
 

@@ -1,4 +1,6 @@
-"""Every command works on the runs of every task, or fails with one line that names the right command."""
+"""Every command works on the runs of every task, or fails with one line that names the right
+command.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def check_rejected(done, *words):
     assert last.startswith("error: ") and [word for word in words if word not in last] == []
 
 
-# --- eval ----------------------------------------------------------------------------------------------------
+# --- eval -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "translate"])
@@ -46,12 +48,18 @@ def test_eval_measures_what_the_validation_measured(trifold, runs, kind):
     report = json.loads(done.out)
     (metrics,) = (line for line in lines_of(folder) if "valid/loss" in line)
     assert report["loss"] == pytest.approx(metrics["valid/loss"], rel=1e-4)
-    scores = {key.removeprefix("valid/"): score for key, score in metrics.items() if key.startswith("valid/")}
+    scores = {
+        key.removeprefix("valid/"): score
+        for key, score in metrics.items()
+        if key.startswith("valid/")
+    }
     del scores["loss"]
     assert report["scores"] == pytest.approx(scores, rel=1e-3, abs=1e-6)
     shown = trifold("eval", str(folder)).out
     unit = "masked token" if kind in MASKED else "target token" if kind in WRITTEN else "token"
-    assert shown.splitlines()[0].endswith(f" nats per {unit}") and len(shown.splitlines()) == 1 + len(scores)
+    assert shown.splitlines()[0].endswith(f" nats per {unit}") and len(
+        shown.splitlines()
+    ) == 1 + len(scores)
 
 
 def test_eval_of_a_translator_without_test_data_measures_its_validation_pairs(trifold, runs):
@@ -65,7 +73,9 @@ def test_eval_of_another_text(trifold, runs, kind):
     folder = runs[kind]
     done = trifold("eval", str(folder), str(runs.here / "text.txt"), "--json")
     assert done.code == 0 and json.loads(done.out)["loss"] > 0
-    assert done.err.count("text.txt: 60 documents") == 1  # though it also replaces the training text
+    assert (
+        done.err.count("text.txt: 60 documents") == 1
+    )  # though it also replaces the training text
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -73,15 +83,23 @@ def test_eval_rejects_options_of_other_tasks(trifold, runs, kind):
     folder = str(runs[kind])
     if kind in RAW_TEXT:
         check_rejected(
-            trifold("eval", folder, "--num-beams", "2"), "--num-beams is for translations", "leave it out"
+            trifold("eval", folder, "--num-beams", "2"),
+            "--num-beams is for translations",
+            "leave it out",
         )
-        check_rejected(trifold("eval", folder, "--split", "test"), "names no test data", "name the data")
+        check_rejected(
+            trifold("eval", folder, "--split", "test"), "names no test data", "name the data"
+        )
         return
     check_rejected(
-        trifold("eval", folder, "--documents", "line"), "--documents is for raw text", "leave it out"
+        trifold("eval", folder, "--documents", "line"),
+        "--documents is for raw text",
+        "leave it out",
     )
     if kind == "text-to-text":
-        check_rejected(trifold("eval", folder, str(runs.here / "text.txt")), "names its own validation rows")
+        check_rejected(
+            trifold("eval", folder, str(runs.here / "text.txt")), "names its own validation rows"
+        )
         check_rejected(trifold("eval", folder, "--split", "test"), "names its own validation rows")
 
 
@@ -124,7 +142,7 @@ def test_printed_usage_command_works(trifold, runs, kind):
     assert words[0] == "trifold" and words[2] == str(runs[kind]) and done.code == 0, done.err
 
 
-# --- the other commands ---------------------------------------------------------------------------------------
+# --- the other commands ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -149,7 +167,9 @@ def test_output_cut_off_at_the_last_position_is_reported_once(trifold, runs, kin
     assert "stopped" not in requested.err
     more = ["--max-new-tokens", "99", "--min-new-tokens", "99"]
     cut = trifold("generate", folder, "-", "--json", *more, stdin=lines)
-    assert {json.loads(line)["outputs"][0]["limit"] for line in cut.out.splitlines()} == {"positions"}
+    assert {json.loads(line)["outputs"][0]["limit"] for line in cut.out.splitlines()} == {
+        "positions"
+    }
     reason = "stopped at the last position of the model (max_positions 24)\n"
     assert cut.err.endswith(f"warning: 2 of 2 outputs {reason}")
     for way in ([], ["--stream"]):
@@ -160,7 +180,9 @@ def test_output_cut_off_at_the_last_position_is_reported_once(trifold, runs, kin
 @pytest.mark.parametrize("kind", KINDS)
 def test_predict_fill_mask_works_or_is_rejected(trifold, runs, kind):
     folder, masked = str(runs[kind]), "Today <mask> ."
-    plain, requested = (trifold("predict", folder, masked, *task) for task in ([], ["--task", "fill-mask"]))
+    plain, requested = (
+        trifold("predict", folder, masked, *task) for task in ([], ["--task", "fill-mask"])
+    )
     if kind in MASKS:
         assert requested.code == 0 and requested.out.count("\t") == 4
     else:
@@ -178,7 +200,14 @@ def test_predict_fill_mask_works_or_is_rejected(trifold, runs, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_predict_next_sentence_works_or_is_rejected(trifold, runs, kind):
     done = trifold(
-        "predict", str(runs[kind]), TEXT, "--pair", "Today fog .", "--task", "next-sentence", "--json"
+        "predict",
+        str(runs[kind]),
+        TEXT,
+        "--pair",
+        "Today fog .",
+        "--task",
+        "next-sentence",
+        "--json",
     )
     if kind in ("pairs", "order"):
         assert done.code == 0 and 0 <= json.loads(done.out)["outputs"]["score"] <= 1
@@ -190,7 +219,8 @@ def test_predict_next_sentence_works_or_is_rejected(trifold, runs, kind):
 def test_show_works_for_every_kind(trifold, runs, kind):
     report = json.loads(trifold("show", str(runs[kind]), "--json").out)
     assert (
-        report["shape"] == ("encoder" if kind in ENCODERS else report["shape"]) and report["parameters"] > 0
+        report["shape"] == ("encoder" if kind in ENCODERS else report["shape"])
+        and report["parameters"] > 0
     )
     assert trifold("show", str(runs[kind])).code == 0
 
@@ -211,7 +241,9 @@ def test_look_returns_every_kind_of_attention(trifold, runs, kind):
                 assert [len(row) for row in pattern] == [len(columns)] * len(rows)
                 assert all(sum(row) == pytest.approx(1, abs=1e-3) for row in pattern)
     if kind in ENCODERS:
-        check_rejected(trifold("look", str(runs[kind]), TEXT, "--target", "rain"), "leave the target out")
+        check_rejected(
+            trifold("look", str(runs[kind]), TEXT, "--target", "rain"), "leave the target out"
+        )
 
 
 @pytest.mark.parametrize("kind", ["masked", "causal"])
@@ -220,5 +252,6 @@ def test_look_draws_a_picture_of_one_stack(trifold, runs, tmp_path, kind):
     picture = tmp_path / "a.png"
     assert trifold("look", str(runs[kind]), TEXT, "--out", str(picture)).out == f"{picture}\n"
     check_rejected(
-        trifold("look", str(runs[kind]), TEXT, "--kind", "cross", "--out", str(picture)), "this model has"
+        trifold("look", str(runs[kind]), TEXT, "--kind", "cross", "--out", str(picture)),
+        "this model has",
     )

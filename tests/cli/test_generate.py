@@ -24,10 +24,14 @@ def test_one_text_gives_one_line(trifold, run):
     assert done.err == ""
 
 
-@pytest.mark.parametrize("options", [(), ("--stream",), ("--num-beams", "2", "--num-return-sequences", "2")])
+@pytest.mark.parametrize(
+    "options", [(), ("--stream",), ("--num-beams", "2", "--num-return-sequences", "2")]
+)
 def test_control_characters_are_escaped_on_a_terminal_only(trifold, run, monkeypatch, options):
     text = "\x1b[2J\u202e\ttwo"
-    monkeypatch.setattr(Tokenizer, "decode", lambda self, rows, **_: [text if row else "" for row in rows])
+    monkeypatch.setattr(
+        Tokenizer, "decode", lambda self, rows, **_: [text if row else "" for row in rows]
+    )
     count = 2 if "2" in options else 1
     assert trifold("generate", str(run), "one", *options).out == f"{text}\n" * count
     terminal = type("Terminal", (io.TextIOWrapper,), {"isatty": lambda self: True})
@@ -39,7 +43,11 @@ def test_unknown_words_are_reported_in_one_line(trifold, run):
     one = trifold("generate", str(run), "twenty Ωmega, seven")
     assert (one.code, one.err) == (0, "warning: unknown words (1) are read as <unk>: 'Ωmega'\n")
     many = " ".join(chr(0x3B1 + number) for number in range(24))
-    for arguments, stdin in (((many,), None), ((many, "--stream"), None), ((), f"{many}\nnine\n".encode())):
+    for arguments, stdin in (
+        ((many,), None),
+        ((many, "--stream"), None),
+        ((), f"{many}\nnine\n".encode()),
+    ):
         done = trifold("generate", str(run), *arguments, stdin=stdin)
         (line,) = (line for line in done.err.splitlines() if "unknown" in line)
         assert line.startswith("warning: unknown words (24) are read as <unk>: 'α', 'β', 'γ'")
@@ -53,14 +61,19 @@ def test_each_input_line_gives_one_output_line(trifold, run):
     written = done.out.removesuffix("\n").split("\n")
     assert len(written) == len(LINES)
     for line, output in zip(LINES, written, strict=True):
-        assert output == (trifold("generate", str(run), line).out.rstrip("\n") if line.strip() else output)
+        assert output == (
+            trifold("generate", str(run), line).out.rstrip("\n") if line.strip() else output
+        )
     assert written[1] == ""
     assert "blank" in done.err
 
 
 def test_pipe_needs_no_dash_and_batch_size_does_not_matter(trifold, run):
     stdin = "\n".join(LINES).encode()
-    outputs = {trifold("generate", str(run), *size, stdin=stdin).out for size in ((), ("--batch-size", "1"))}
+    outputs = {
+        trifold("generate", str(run), *size, stdin=stdin).out
+        for size in ((), ("--batch-size", "1"))
+    }
     assert len(outputs) == 1
 
 
@@ -68,7 +81,9 @@ def test_json_has_every_output_with_its_score_best_first(trifold, run):
     options = ("--num-beams", "4", "--num-return-sequences", "3", "--json")
     rows = [
         json.loads(line)
-        for line in trifold("generate", str(run), "-", *options, stdin=b"one\ntwo\n").out.splitlines()
+        for line in trifold(
+            "generate", str(run), "-", *options, stdin=b"one\ntwo\n"
+        ).out.splitlines()
     ]
     assert [row["source"] for row in rows] == ["one", "two"]
     for row in rows:
@@ -86,13 +101,17 @@ def test_n_best_prints_n_lines_for_each_input_line(trifold, run):
     assert len(lines) == 3 * 40
     assert 1 < len([line for line in lines[:40] if line]) < 40
     assert not any(lines[40:80])
-    assert lines[:40] == trifold("generate", str(run), "one", *options).out.removesuffix("\n").split("\n")
+    assert lines[:40] == trifold("generate", str(run), "one", *options).out.removesuffix(
+        "\n"
+    ).split("\n")
 
 
 def test_streaming_with_stored_beams_names_their_source_and_the_flag(trifold, run, tmp_path):
     folder = shutil.copytree(run / "model", tmp_path / "model")
     stored = json.loads((folder / "generation_config.json").read_text("utf-8"))
-    (folder / "generation_config.json").write_text(json.dumps(stored | {"num_beams": 4}), encoding="utf-8")
+    (folder / "generation_config.json").write_text(
+        json.dumps(stored | {"num_beams": 4}), encoding="utf-8"
+    )
     done = trifold("generate", str(folder), "one", "--stream")
     assert (done.code, done.out) == (2, "")
     assert "generation_config.json" in done.err
@@ -122,7 +141,8 @@ def test_options_reach_the_search(trifold, run):
     done = trifold("generate", str(run), "one", "--max-new-tokens", "2", "--json")
     assert len(json.loads(done.out)["outputs"][0]["text"].replace(" ", "")) <= 2
     draws = [
-        trifold("generate", str(run), "one", "--temperature", "5.0", "--seed", seed).out for seed in "112"
+        trifold("generate", str(run), "one", "--temperature", "5.0", "--seed", seed).out
+        for seed in "112"
     ]
     assert draws[0] == draws[1] != draws[2]
 
@@ -147,7 +167,9 @@ def test_word_options(trifold, run):
     )  # fmt: skip
     assert "nine" in forced.out
     assert "x" in forced.out
-    stopped = trifold("generate", str(run), "one", "--max-new-tokens", "8", "--stop-strings", letter)
+    stopped = trifold(
+        "generate", str(run), "one", "--max-new-tokens", "8", "--stop-strings", letter
+    )
     assert stopped.out.rstrip("\n") == plain[: plain.index(letter)]
 
 
@@ -168,7 +190,9 @@ def test_stream_option_prints_the_same_text(trifold, run, options):
 def test_speculation_gives_the_same(trifold, run):
     plain = trifold("generate", str(run), "twenty one").out
     assert trifold("generate", str(run), "twenty one", "--draft", str(run)).out == plain
-    assert trifold("generate", str(run), "twenty one", "--prompt-lookup-num-tokens", "4").out == plain
+    assert (
+        trifold("generate", str(run), "twenty one", "--prompt-lookup-num-tokens", "4").out == plain
+    )
 
 
 @pytest.mark.parametrize(
@@ -217,7 +241,15 @@ def test_options_are_the_settings_and_their_help_is_the_description(trifold):
 
 
 def test_options_have_the_types_of_the_settings(trifold, run):
-    options = ["--early-stopping", "true", "--num-beams", "2", "--no-renormalize-logits", "--min-length", "1"]
+    options = [
+        "--early-stopping",
+        "true",
+        "--num-beams",
+        "2",
+        "--no-renormalize-logits",
+        "--min-length",
+        "1",
+    ]
     assert trifold("generate", str(run), "one", *options).code == 0
     for wrong in (["--early-stopping", "maybe"], ["--num-beams", "two"], ["--temperature", "warm"]):
         assert trifold("generate", str(run), "one", *wrong).code == 2
@@ -237,7 +269,12 @@ BAD = {
     "a contradiction": (("x", "--num-beams", "3", "--top-k", "2"), b"", 2, "contradict"),
     "a value out of range": (("x", "--top-p", "1.5"), b"", 2, "top_p"),
     "an unknown device": (("x", "--device", "abacus"), b"", 2, "abacus"),
-    "a file that cannot be written": (("x", "--out", "/no/such/folder/x"), b"", 2, "/no/such/folder/x"),
+    "a file that cannot be written": (
+        ("x", "--out", "/no/such/folder/x"),
+        b"",
+        2,
+        "/no/such/folder/x",
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""`trifold generate` with a folder of every family that writes: the text of the reference's own tokens."""
+"""`trifold generate` with a folder of every family that writes: the text of the reference's own
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]
 TEXT = "the quick brown fox"
 LIMIT = 8
 
-# Which tokenizer lies in the folder: files of its own layout, or those of the first as a tokenizer.json.
+# Which tokenizer lies in the folder: files of its own layout, or those of the first as a
+# tokenizer.json.
 LAYOUTS: dict[str, tuple[str, bool]] = {
     "openai-gpt": ("gpt 2018", False),
     "gpt2": ("gpt2", False),
@@ -104,7 +107,11 @@ def expected(case: Case, text: str, **requested: Any) -> list[str]:
         requested["global_attention_mask"] = (torch.arange(tokens.shape[1]) == 0).long()[None]
     with torch.no_grad():
         rows = case.reference.generate(
-            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=LIMIT, do_sample=False, **requested
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            max_new_tokens=LIMIT,
+            do_sample=False,
+            **requested,
         )
     start = 1 if case.reference.config.is_encoder_decoder else tokens.shape[1]
     end = case.pipeline.config.eos_id
@@ -127,7 +134,15 @@ def test_every_family_generates_the_reference_text(trifold, case, family):
 
     # Lines of different lengths, in batches, one of them blank.
     lines = [text, "a dog", "", "jumps over the lazy dog", "hello world"]
-    beams = ("--num-beams", "3", "--num-return-sequences", "2", "--repetition-penalty", "1.3", "--json")
+    beams = (
+        "--num-beams",
+        "3",
+        "--num-return-sequences",
+        "2",
+        "--repetition-penalty",
+        "1.3",
+        "--json",
+    )
     stdin = "".join(f"{line}\n" for line in lines).encode()
     done = trifold("generate", str(it.folder), "-", *LENGTH, *beams, stdin=stdin)
     assert done.code == 0, done.err
@@ -143,7 +158,11 @@ def test_every_family_generates_the_reference_text(trifold, case, family):
 @pytest.mark.parametrize("family", DECODERS)
 def test_decoders_stream(trifold, case, family):
     it = case(family)
-    for options in ((), ("--temperature", "1.5", "--seed", "3"), ("--prompt-lookup-num-tokens", "3")):
+    for options in (
+        (),
+        ("--temperature", "1.5", "--seed", "3"),
+        ("--prompt-lookup-num-tokens", "3"),
+    ):
         whole = trifold("generate", str(it.folder), TEXT, *LENGTH, *options)
         stream = trifold("generate", str(it.folder), TEXT, *LENGTH, *options, "--stream")
         assert (stream.code, stream.err) == (0, "")
@@ -153,7 +172,9 @@ def test_decoders_stream(trifold, case, family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_reports_wrong_input(trifold, case, family):
     it = case(family)
-    long = trifold("generate", str(it.folder), "-", *LENGTH, stdin=f"{TEXT}\n{'a b ' * 60}\n".encode())
+    long = trifold(
+        "generate", str(it.folder), "-", *LENGTH, stdin=f"{TEXT}\n{'a b ' * 60}\n".encode()
+    )
     if it.pipeline.config.max_positions == 48:
         assert long.code == 1
         assert long.err.startswith("error: line 2: ")
@@ -173,9 +194,16 @@ def test_every_family_reports_wrong_input(trifold, case, family):
 
 def test_generate_with_an_encoder_is_rejected(trifold, tmp_path):
     transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+    }
     folders.bert(tmp_path)
-    transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=500)).save_pretrained(tmp_path)
+    transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=500)).save_pretrained(
+        tmp_path
+    )
     done = trifold("generate", str(tmp_path), TEXT)
     assert (done.code, done.out) == (2, "")
     assert "an encoder cannot generate text; use `trifold predict`" in done.err

@@ -27,7 +27,17 @@ def test_out_sets_the_path_of_the_picture(trifold, run, tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "pictures" / "one.png"
     done = trifold(
-        "look", str(run), "one", "--kind", "cross", "--layer", "2", "--head", "1", "--out", str(picture)
+        "look",
+        str(run),
+        "one",
+        "--kind",
+        "cross",
+        "--layer",
+        "2",
+        "--head",
+        "1",
+        "--out",
+        str(picture),
     )
     assert (done.code, done.out) == (0, f"{picture}\n")
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -78,7 +88,12 @@ def test_roles_over_a_corpus(trifold, run, tmp_path):
     done = trifold("look", str(run), "--roles", str(corpus), "--align", str(align), "--json")
     report = json.loads(done.out)
     assert (done.code, report["lines"], report["skipped"], report["pruned"]) == (0, 3, 0, None)
-    assert {each["role"] for each in report["heads"]} >= {"positional", "separator", "rare", "alignment"}
+    assert {each["role"] for each in report["heads"]} >= {
+        "positional",
+        "separator",
+        "rare",
+        "alignment",
+    }
     role = next(each["role"] for each in report["heads"] if each["found"])
     done = trifold("look", str(run), "--roles", str(corpus), "--prune", role, "--out", str(out))
     assert done.code == 0 and out.is_file()

@@ -18,7 +18,11 @@ from trifold import __version__, errors
 from trifold.cli import COMMANDS, _app, main
 from trifold.errors import CheckpointError, DataError, SettingsError, TrifoldError, UsageError
 
-EXAMPLES = [(name, example) for name in COMMANDS for example in import_module(f"trifold.cli.{name}").EXAMPLES]
+EXAMPLES = [
+    (name, example)
+    for name in COMMANDS
+    for example in import_module(f"trifold.cli.{name}").EXAMPLES
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -53,7 +57,10 @@ def test_standard_output_on_a_full_disk_is_named():
         done = subprocess.run(
             command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
         )
-    assert (done.returncode, done.stderr) == (1, "error: standard output: No space left on device\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: standard output: No space left on device\n",
+    )
 
 
 NARROW = [
@@ -73,13 +80,23 @@ NARROW = [
     ["generate", "{run}", "one", "--min-new-tokens", "90"],
     ["generate", "{run}", "one", "--num-beams", "2", "--num-return-sequences", "2", "--stream"],
     ["show", "no-such-model"],
-    ["train", "smoke", "train.steps=4", "train.validate_every=2", "train.warmup=9", "--out", "{out}"],
+    [
+        "train",
+        "smoke",
+        "train.steps=4",
+        "train.validate_every=2",
+        "train.warmup=9",
+        "--out",
+        "{out}",
+    ],
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", NARROW, ids=" ".join)
-def test_output_fits_80_columns_except_paths_and_user_data(trifold, run, tmp_path, monkeypatch, arguments):
+def test_output_fits_80_columns_except_paths_and_user_data(
+    trifold, run, tmp_path, monkeypatch, arguments
+):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(errors, "COLUMNS", 80)
     done = trifold(*[word.format(run=run, out=tmp_path / "out") for word in arguments])
@@ -140,13 +157,19 @@ RAISED = [
         1,
         "error: model.bin: No space left on device\n",
     ),
-    (PermissionError(errno.EACCES, "Permission denied", "runs"), 1, "error: runs: Permission denied\n"),
+    (
+        PermissionError(errno.EACCES, "Permission denied", "runs"),
+        1,
+        "error: runs: Permission denied\n",
+    ),
     (KeyboardInterrupt(), 130, ""),
     (typer.Exit(143), 143, ""),
 ]
 
 
-@pytest.mark.parametrize(("error", "code", "message"), RAISED, ids=[repr(error) for error, _, _ in RAISED])
+@pytest.mark.parametrize(
+    ("error", "code", "message"), RAISED, ids=[repr(error) for error, _, _ in RAISED]
+)
 def test_the_table_of_exit_codes(trifold, monkeypatch, error, code, message):
     def fail():
         raise error
@@ -176,7 +199,10 @@ def test_output_is_utf8_in_any_locale(monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", newline="\r\n")
     monkeypatch.setattr(sys, "stdout", stream)
     assert main(["recipes", "--json"]) == 0
-    assert stream.buffer.getvalue() == '[{"name": "été", "missing": [], "description": "≥ 3 ✓"}]\n'.encode()
+    assert (
+        stream.buffer.getvalue()
+        == '[{"name": "été", "missing": [], "description": "≥ 3 ✓"}]\n'.encode()
+    )
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes close differently there")

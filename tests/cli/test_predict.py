@@ -75,7 +75,9 @@ def test_json_equals_the_python_result(trifold, models, task):
     assert [[row["source"], *([row["pair"]] if "pair" in row else [])] for row in rows] == texts
     assert {row["task"] for row in rows} == {task}
     pairs = [text[1] for text in texts] if len(texts[0]) > 1 else None
-    for row, message in zip(rows, pipe.predict([text[0] for text in texts], pairs, task=task), strict=True):
+    for row, message in zip(
+        rows, pipe.predict([text[0] for text in texts], pairs, task=task), strict=True
+    ):
         from trifold.cli.predict import to_json
 
         assert row["outputs"] == json.loads(json.dumps(to_json(message)))
@@ -109,7 +111,9 @@ def test_top_k_results_are_sorted(trifold, models):
 
 
 def test_labels_have_the_names_of_the_folder(trifold, models):
-    outputs = json.loads(trifold("predict", str(models["classify"]), LINES[0], "--json").out)["outputs"]
+    outputs = json.loads(trifold("predict", str(models["classify"]), LINES[0], "--json").out)[
+        "outputs"
+    ]
     assert {one["label"] for one in outputs} == {"bad", "so so", "good"}
     assert sum(one["score"] for one in outputs) == pytest.approx(1)
 
@@ -121,7 +125,9 @@ def test_pictures_are_classified(trifold, models, photos):
     assert {one["label"] for one in rows[0]["outputs"]} == {"cat", "dog", "owl"}
     stdin = "".join(f"{path}\n" for path in photos).encode()
     assert trifold("predict", str(models["pictures"]), "-", "--json", stdin=stdin).out == done.out
-    vectors = trifold("predict", str(models["pictures"]), photos[0], "--task", "embed", "--json").out
+    vectors = trifold(
+        "predict", str(models["pictures"]), photos[0], "--task", "embed", "--json"
+    ).out
     assert len(json.loads(vectors)["outputs"]) == 16
 
 
@@ -177,7 +183,9 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input(trifold, models, case):
     task, arguments, stdin, code, message = BAD[case]
-    done = trifold("predict", str(models[task]), *arguments, stdin=stdin or b"", terminal=stdin is None)
+    done = trifold(
+        "predict", str(models[task]), *arguments, stdin=stdin or b"", terminal=stdin is None
+    )
     assert done.code == code, done.err
     assert done.err.startswith("error: ")
     assert message in done.err
@@ -189,7 +197,9 @@ def test_predict_with_a_translator(trifold, run):
     assert (done.code, done.out) == (2, "")
     assert "this is a generation model; use `trifold generate`" in done.err
     done = trifold("predict", str(run), "one", "--task", "embed", "--normalise", "--json")
-    assert sum(number**2 for number in json.loads(done.out)["outputs"]) == pytest.approx(1, abs=1e-5)
+    assert sum(number**2 for number in json.loads(done.out)["outputs"]) == pytest.approx(
+        1, abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("json", [(), ("--json",)])
@@ -206,14 +216,19 @@ def test_predictions_that_are_not_finite_are_errors(trifold, photos, tmp_path, j
         done = trifold("predict", str(folder), text, *json)
         assert (done.code, done.out) == (1, "")
         assert message in done.err
-    assert "correct rescale_factor, image_mean and image_std in preprocessor_config.json" in done.err
+    assert (
+        "correct rescale_factor, image_mean and image_std in preprocessor_config.json" in done.err
+    )
 
 
 def test_images_that_become_larger_than_those_of_the_model_are_rejected(trifold, photos, tmp_path):
     folder = pictures_folder(tmp_path, size={"shortest_edge": 10_000})
     done = trifold("predict", str(folder), photos[0])
     assert (done.code, done.out) == (1, "")
-    assert "size: images become (10000, 10000) pixels high and wide, but the model reads (8, 12)" in done.err
+    assert (
+        "size: images become (10000, 10000) pixels high and wide, but the model reads (8, 12)"
+        in done.err
+    )
 
 
 DAMAGED = {
@@ -221,18 +236,30 @@ DAMAGED = {
         {"id2label": ["a", "b"]},
         "id2label: an object of numbers and names is required",
     ),
-    "a missing name": ({"id2label": {"0": "a", "2": "c"}}, "id2label: its keys are not the numbers 0 to 1"),
+    "a missing name": (
+        {"id2label": {"0": "a", "2": "c"}},
+        "id2label: its keys are not the numbers 0 to 1",
+    ),
     "a key that is not a number": (
         {"id2label": {"a": "0", "b": "1"}},
         "id2label: its keys are not the numbers 0 to 1",
     ),
-    "a name that is null": ({"id2label": {"0": "a", "1": None}}, "id2label.1: None is not a class name"),
-    "names and weights that disagree": ({"id2label": {"0": "a", "1": "b"}}, "wrong shape: classifier"),
+    "a name that is null": (
+        {"id2label": {"0": "a", "1": None}},
+        "id2label.1: None is not a class name",
+    ),
+    "names and weights that disagree": (
+        {"id2label": {"0": "a", "1": "b"}},
+        "wrong shape: classifier",
+    ),
     "half of a character": (
         {"id2label": {"0": "a", "1": "\ud800", "2": "c"}},
         "config.json: a string contains U+D800",
     ),
-    "an unknown problem type": ({"problem_type": "ranking"}, "problem_type: 'ranking' is not known"),
+    "an unknown problem type": (
+        {"problem_type": "ranking"},
+        "problem_type: 'ranking' is not known",
+    ),
 }
 
 

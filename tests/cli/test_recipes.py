@@ -41,7 +41,9 @@ def test_data_in_the_cache_folder_is_found(trifold, no_data, tmp_path):
         path = tmp_path / "trifold" / "data" / "stsb" / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    (row,) = (row for row in json.loads(trifold("recipes", "--json").out) if row["name"] == "text-to-text")
+    (row,) = (
+        row for row in json.loads(trifold("recipes", "--json").out) if row["name"] == "text-to-text"
+    )
     assert row["missing"] == ["${TRIFOLD_DATA}/mrpc/train.tsv", "${TRIFOLD_DATA}/mrpc/val.tsv"]
 
 

@@ -20,7 +20,9 @@ WORDS = ["sun", "rain", "fog", "snow", "hail"]
 TEXTS = [f"{WORDS[n % 5]} and\t{WORDS[n // 5 % 5]}\u2028{n}" for n in range(70)]
 
 
-def report(folder: Path, task: str, rows: list[dict], *settings: str) -> tuple[dict, list[dict[str, str]]]:
+def report(
+    folder: Path, task: str, rows: list[dict], *settings: str
+) -> tuple[dict, list[dict[str, str]]]:
     """The scores of a trained model on its rows, and its mistakes."""
     path = folder / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
@@ -60,7 +62,9 @@ def test_the_tables_of_a_classification_have_the_counts_of_its_scores(tmp_path):
         assert row["text"] == TEXTS[int(row["line"]) - 1].replace("\t", " ").replace("\u2028", " ")
     bins = read(tmp_path / "out" / "calibration.tsv")
     assert sum(int(row["count"]) for row in bins) == len(rows)
-    assert sum(int(row["count"]) * float(row["accuracy"]) for row in bins) == pytest.approx(correct, abs=0.01)
+    assert sum(int(row["count"]) * float(row["accuracy"]) for row in bins) == pytest.approx(
+        correct, abs=0.01
+    )
     assert all(float(row["from"]) < float(row["confidence"]) for row in bins)
     for name in ("confusion.png", "calibration.png"):
         assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
@@ -139,7 +143,9 @@ def test_images_have_the_tables_of_a_classification(tmp_path):
     assert done.code == 0 and "vocabulary" not in done.err, done.err
     done = run_command("eval", str(tmp_path / "run"), "--report", str(tmp_path / "out"), "--json")
     assert done.code == 0, done.err
-    confusion, mistakes = (read(tmp_path / "out" / f"{name}.tsv") for name in ("confusion", "mistakes"))
+    confusion, mistakes = (
+        read(tmp_path / "out" / f"{name}.tsv") for name in ("confusion", "mistakes")
+    )
     correct = sum(int(row[row["expected"]]) for row in confusion)
     assert json.loads(done.out)["scores"]["accuracy"] == pytest.approx(100 * correct / 24)
     assert len(mistakes) == 24 - correct > 0

@@ -25,7 +25,9 @@ def make_run(tmp_path):
     def make(name, *, best_by="accuracy", steps=(20, 30, 40), recipe="smoke", **session):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
-        (folder / "recipe.yaml").write_text(RECIPE.format(name=recipe, best_by=best_by), encoding="utf-8")
+        (folder / "recipe.yaml").write_text(
+            RECIPE.format(name=recipe, best_by=best_by), encoding="utf-8"
+        )
         lines = [
             {"step": step, "valid/loss": loss, "valid/accuracy": accuracy, "seconds": 6 * step}
             for step, accuracy, loss in VALID
@@ -35,7 +37,9 @@ def make_run(tmp_path):
             "".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8"
         )
         sessions = [{"from_step": 0, **session}]
-        (folder / "environment.json").write_text(json.dumps({"sessions": sessions}), encoding="utf-8")
+        (folder / "environment.json").write_text(
+            json.dumps({"sessions": sessions}), encoding="utf-8"
+        )
         return folder
 
     return make
@@ -66,7 +70,9 @@ def test_a_trained_run_is_listed_with_its_recipe_changes_score_and_time(trifold,
     )
     assert (facts["step"], facts["best_step"], facts["error"]) == (4, 4, None)
     assert facts["seconds"] == pytest.approx(trained["seconds"], abs=0.02)
-    assert facts["score"] == "loss" or facts["value"] == pytest.approx(trained["scores"][facts["score"]])
+    assert facts["score"] == "loss" or facts["value"] == pytest.approx(
+        trained["scores"][facts["score"]]
+    )
     resumed = trifold("resume", str(folder), "train.steps=6")
     assert resumed.code == 0, resumed.err
     (facts,) = json.loads(trifold("runs", str(tmp_path / "runs"), "--json").out)
@@ -124,10 +130,22 @@ DAMAGE = {
     "a task that is a number": ("recipe.yaml", b"name: a\ntask: 3\ntrain: 4\n", "does not write"),
     "a step that is a list": ("metrics.jsonl", b'{"step": []}\n', "does not write"),
     "a line without a step": ("metrics.jsonl", b"{}\n", "does not write"),
-    "a score that is a text": ("metrics.jsonl", b'{"step": 1, "valid/accuracy": "high"}\n', "does not write"),
+    "a score that is a text": (
+        "metrics.jsonl",
+        b'{"step": 1, "valid/accuracy": "high"}\n',
+        "does not write",
+    ),
     "sessions that are a number": ("environment.json", b'{"sessions": 3}', "does not write"),
-    "changes that are a list": ("environment.json", b'{"sessions": [{"changed": [1]}]}', "does not write"),
-    "an end that is a list": ("environment.json", b'{"sessions": [{"seconds": []}]}', "does not write"),
+    "changes that are a list": (
+        "environment.json",
+        b'{"sessions": [{"changed": [1]}]}',
+        "does not write",
+    ),
+    "an end that is a list": (
+        "environment.json",
+        b'{"sessions": [{"seconds": []}]}',
+        "does not write",
+    ),
 }
 
 
@@ -167,7 +185,9 @@ def test_a_folder_that_cannot_be_read_is_one_line(make_run, list_runs, monkeypat
         return real(place)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    monkeypatch.setattr(module, "_read_run", lambda path, facts: scandir(path) if path == closed else None)
+    monkeypatch.setattr(
+        module, "_read_run", lambda path, facts: scandir(path) if path == closed else None
+    )
     found = list_runs()
     assert set(found) == {"whole", "closed"}
     assert "Permission denied" in found["closed"]["error"]
@@ -178,9 +198,13 @@ def test_the_table_has_one_printable_line_of_80_columns_for_each_run(
 ):
     monkeypatch.setenv("COLUMNS", "80")
     make_run(
-        "a\x1b[31m\u202eb\nc", recipe="'名前名前名前名前名前名前'", changed={"data.train": "x\ty\x07" * 40}
+        "a\x1b[31m\u202eb\nc",
+        recipe="'名前名前名前名前名前名前'",
+        changed={"data.train": "x\ty\x07" * 40},
     )
-    make_run("long" * 30, recipe="recipe" * 30, best_by="loss", stopped_by="signal", to_step=12345678)
+    make_run(
+        "long" * 30, recipe="recipe" * 30, best_by="loss", stopped_by="signal", to_step=12345678
+    )
     lines = trifold("runs", str(tmp_path / "runs")).out.splitlines()
     assert len(lines) == 4
     assert lines[0].split() == ["run", "recipe", "changed", "best", "(step)", "min", "state"]

@@ -1,4 +1,6 @@
-"""`trifold train --seeds` and `--folds`: ordinary runs, and the mean and the deviation of their scores."""
+"""`trifold train --seeds` and `--folds`: ordinary runs, and the mean and the deviation of their
+scores.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ TINY = (
 def train(trifold, tmp_path):
     """Train a tiny classifier of 40 rows into `out`."""
     file = tmp_path / "a.csv"
-    lines = [f"{word} {number},{'ab'[number % 3 > 0]}" for number in range(20) for word in ("red", "blue")]
+    lines = [
+        f"{word} {number},{'ab'[number % 3 > 0]}"
+        for number in range(20)
+        for word in ("red", "blue")
+    ]
     file.write_text("\n".join(["text,label", *lines]) + "\n", encoding="utf-8")
 
     def train(*options, out="out"):

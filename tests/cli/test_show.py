@@ -13,7 +13,9 @@ from trifold.recipe import included_recipes, missing_files
 
 pytestmark = pytest.mark.slow
 
-NEEDS_DATA = [name for name, each in included_recipes().items() if missing_files(each) == ["data.train=FILE"]]
+NEEDS_DATA = [
+    name for name, each in included_recipes().items() if missing_files(each) == ["data.train=FILE"]
+]
 
 
 @pytest.mark.parametrize("name", NEEDS_DATA)
@@ -74,7 +76,9 @@ GIVEN = {
 def test_what_show_accepts_trains(trifold, tmp_path, kind, model):
     """A bare recipe of every kind of task, or one with a preset, and smaller sizes."""
     text = tmp_path / "text.tsv"
-    text.write_text("text\tlabel\n" + "A b c. C b a.\tgood\nC b a. A b.\tbad\n" * 20, encoding="utf-8")
+    text.write_text(
+        "text\tlabel\n" + "A b c. C b a.\tgood\nC b a. A b.\tbad\n" * 20, encoding="utf-8"
+    )
     table = kind in ("classify", "translate", "summarize", "embed")
     data = f"data: {{train: {text}, format: {'tsv' if table else 'text'}, holdout: 5}}"
     if kind == "answer":
@@ -101,12 +105,15 @@ def test_what_show_accepts_trains(trifold, tmp_path, kind, model):
         data = data.replace("text,", "conll,")
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(
-        f"task: {{kind: {kind}}}\n{data}\ntokenizer: {{kind: word}}\nmodel: {model}\n", encoding="utf-8"
+        f"task: {{kind: {kind}}}\n{data}\ntokenizer: {{kind: word}}\nmodel: {model}\n",
+        encoding="utf-8",
     )
     shown = trifold("show", str(recipe))
     sizes = "model.d_model=12 model.d_ff=32 model.n_layers=1 model.n_heads=4"
     train = "train.steps=1 train.warmup=0 train.device=cpu"
-    done = trifold("train", str(recipe), *f"{sizes} {train}".split(), "--out", str(tmp_path / "run"))
+    done = trifold(
+        "train", str(recipe), *f"{sizes} {train}".split(), "--out", str(tmp_path / "run")
+    )
     assert shown.code == done.code, done.err
     assert (shown.code == 0) == ((kind, model) not in REJECTED)
 
@@ -174,7 +181,8 @@ def test_show_recipe_agrees_with_the_memory_check_of_training(trifold, tmp_path)
     def bytes_of(*changes):
         recipe = tmp_path / "mine.yaml"
         recipe.write_text(
-            "\n".join(["data: {}", "model: {preset: transformer-base}", *changes]) + "\n", encoding="utf-8"
+            "\n".join(["data: {}", "model: {preset: transformer-base}", *changes]) + "\n",
+            encoding="utf-8",
         )
         return json.loads(trifold("show", str(recipe), "--json").out)["training_bytes"]
 
@@ -198,7 +206,9 @@ def test_show_every_published_model(trifold, name):
     assert max(map(len, lines)) <= 80
     for part in report["compared_with_2017"]:  # long cells are wrapped
         (line,) = (
-            line for line in lines if line.startswith(f"{part['part']} ") and f" {part['verdict']} " in line
+            line
+            for line in lines
+            if line.startswith(f"{part['part']} ") and f" {part['verdict']} " in line
         )
         assert part["what"].split()[0] in line
     assert {part["verdict"] for part in report["compared_with_2017"]} <= {"same", "differs"}
@@ -214,7 +224,9 @@ def test_folders_of_other_families_are_shown(trifold, tmp_path):
         report = json.loads(trifold("show", str(folder_of(task, tmp_path / task)), "--json").out)
         output = report["compared_with_2017"][-1]
         assert output["verdict"] == "differs"
-        assert (task in ("fill-mask", "both")) == ("additional layer before the logits" in output["what"])
+        assert (task in ("fill-mask", "both")) == (
+            "additional layer before the logits" in output["what"]
+        )
 
 
 def test_length_of_a_picture_is_fixed(trifold, tmp_path):

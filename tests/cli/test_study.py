@@ -29,7 +29,9 @@ tokens: [130, 260, 520]
 @pytest.fixture
 def file(tmp_path):
     text = tmp_path / "text.txt"
-    text.write_text("".join(f"line {n} of {n % 7} and {n % 3}\n" for n in range(150)), encoding="utf-8")
+    text.write_text(
+        "".join(f"line {n} of {n % 7} and {n % 3}\n" for n in range(150)), encoding="utf-8"
+    )
     file = tmp_path / "study.yaml"
     file.write_text(STUDY.format(text=text), encoding="utf-8")
     return file
@@ -37,9 +39,9 @@ def file(tmp_path):
 
 def without_seconds(done):
     found = json.loads(done.out)
-    return [{key: value for key, value in run.items() if key != "seconds"} for run in found["runs"]], found[
-        "law"
-    ]
+    return [
+        {key: value for key, value in run.items() if key != "seconds"} for run in found["runs"]
+    ], found["law"]
 
 
 @pytest.mark.slow
@@ -50,7 +52,9 @@ def test_an_interrupted_study_continues_to_the_numbers_of_an_uninterrupted_one(
     assert straight.code == 0, straight.err
     runs, law = without_seconds(straight)
     assert len(runs) == 9
-    assert law["estimates"].keys() == law["intervals"].keys() == {"E", "A", "alpha", "B", "beta", "a"}
+    assert (
+        law["estimates"].keys() == law["intervals"].keys() == {"E", "A", "alpha", "B", "beta", "a"}
+    )
 
     updates, signals, update = [], {9, 15}, loop.Trainer.update  # signals: in the middle of runs
 
@@ -67,14 +71,18 @@ def test_an_interrupted_study_continues_to_the_numbers_of_an_uninterrupted_one(
     while not codes or codes[-1]:
         done = trifold("study", str(file), "--out", out, "--json")
         codes.append(done.code)
-        assert len(codes) < 5 and (not done.code or "the same command continues the study" in done.err)
+        assert len(codes) < 5 and (
+            not done.code or "the same command continues the study" in done.err
+        )
     assert codes == [143, 143, 0]
     assert without_seconds(done) == (runs, law)
     steps = [2, 4, 8] * 3
     assert len(updates) == sum(steps)  # no update twice
 
     # The table has the tokens that were counted, and the parameters of the layers.
-    for run, planned in zip(runs, module.plan_runs(module.load_study(file), tmp_path / "out"), strict=True):
+    for run, planned in zip(
+        runs, module.plan_runs(module.load_study(file), tmp_path / "out"), strict=True
+    ):
         assert planned.is_complete and run["size"] == planned.size
         model = Transformer(read_config(planned.folder.model))
         named = {name: parameter.numel() for name, parameter in model.named_parameters()}
@@ -86,7 +94,9 @@ def test_an_interrupted_study_continues_to_the_numbers_of_an_uninterrupted_one(
     updates.clear()
     table = trifold("study", str(file), "--out", out)
     assert table.code == 0 and not updates
-    assert "L(N, D) = E + A/N^alpha + B/D^beta" in table.out and "9 runs, 100 resamples" in table.out
+    assert (
+        "L(N, D) = E + A/N^alpha + B/D^beta" in table.out and "9 runs, 100 resamples" in table.out
+    )
     assert max(map(len, table.out.splitlines())) <= 80
     assert (tmp_path / "out" / "study.png").stat().st_size > 1000
     lines = (tmp_path / "out" / "study.tsv").read_text("utf-8").splitlines()
@@ -105,11 +115,16 @@ def test_an_interrupted_study_continues_to_the_numbers_of_an_uninterrupted_one(
         (["tokens=[0,1,2]"], "tokens: input should be greater than 0"),
         (["sizes={../a: {d_model: 4}}"], "'../a' cannot be a folder"),
         (["recipe=smoke", "settings={}"], "a study requires task.kind causal, not"),
-        (["tokens=[100]", "sizes={a: {d_model: 4}}"], "1 sizes and 1 numbers of tokens do not determine"),
+        (
+            ["tokens=[100]", "sizes={a: {d_model: 4}}"],
+            "1 sizes and 1 numbers of tokens do not determine",
+        ),
         (["warmup=1"], "warmup: input should be less than 1"),
     ],
 )
-def test_wrong_studies_are_rejected_before_training(trifold, file, tmp_path, change, message, monkeypatch):
+def test_wrong_studies_are_rejected_before_training(
+    trifold, file, tmp_path, change, message, monkeypatch
+):
     monkeypatch.setattr(loop, "train", pytest.fail)
     done = trifold("study", str(file), *change, "--out", str(tmp_path / "out"))
     assert (done.code, done.out) == (2, "")

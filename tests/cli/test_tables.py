@@ -1,4 +1,6 @@
-"""`trifold predict` on tables: rows and their order are kept, and an interrupted output continues to the same bytes."""
+"""`trifold predict` on tables: rows and their order are kept, and an interrupted output continues
+to the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ FORMATS = [
 def test_rows_are_kept_in_order_with_their_predictions(trifold, models, tmp_path, source, target):
     rows = [row for row in ROWS if "\n" not in row["text"]] if ".tsv" in source else ROWS
     table, out = write(tmp_path / source, rows), tmp_path / target
-    done = trifold("predict", str(models["classify"]), str(table), "--out", str(out), "--batch-size", "4")
+    done = trifold(
+        "predict", str(models["classify"]), str(table), "--out", str(out), "--batch-size", "4"
+    )
     assert done.code == 0, done.err
     assert f"{source}: text 'text', label 'label'" in done.err.replace("\n    ", " ")
     assert f"2 of {len(rows)} lines are blank" in done.err
@@ -124,7 +128,9 @@ def test_an_interrupted_output_continues_to_the_same_bytes(
 
 
 @pytest.mark.parametrize("other", ["input", "model", "option"])
-def test_an_output_of_another_command_is_not_continued(trifold, models, tmp_path, monkeypatch, other):
+def test_an_output_of_another_command_is_not_continued(
+    trifold, models, tmp_path, monkeypatch, other
+):
     table, out, rename = write(tmp_path / "a.csv"), str(tmp_path / "b.csv"), disk.rename
 
     def interrupt(old, new):
@@ -141,13 +147,19 @@ def test_an_output_of_another_command_is_not_continued(trifold, models, tmp_path
     option = ["--batch-size", "3"] * (other == "option")
     before = (tmp_path / "b.csv.part").read_bytes()
     done = trifold("predict", str(model), str(table), "--out", out, *option)
-    assert done.code == 2 and "b.csv.part: has another input, model or option; remove it" in done.err
+    assert (
+        done.code == 2 and "b.csv.part: has another input, model or option; remove it" in done.err
+    )
     assert (tmp_path / "b.csv.part").read_bytes() == before
 
 
-def predictions(trifold, model: Path, tmp_path: Path, rows: list[dict[str, str]], *more: str) -> list[dict]:
+def predictions(
+    trifold, model: Path, tmp_path: Path, rows: list[dict[str, str]], *more: str
+) -> list[dict]:
     out = tmp_path / "out.jsonl"
-    done = trifold("predict", str(model), str(write(tmp_path / "in.jsonl", rows)), *more, "--out", str(out))
+    done = trifold(
+        "predict", str(model), str(write(tmp_path / "in.jsonl", rows)), *more, "--out", str(out)
+    )
     assert done.code == 0, done.err
     return [{key: row[key] for key in row if key not in rows[0]} for row in read(out)]
 
@@ -190,7 +202,9 @@ def test_pairs_are_read_from_two_columns_or_the_option(trifold, models, tmp_path
 def test_a_column_of_another_name_is_set(trifold, models, tmp_path):
     rows = [{"a": "x", "b": text, "c": "y"} for text in TEXTS[:3]]
     found = predictions(trifold, models["classify"], tmp_path, rows, "data.columns.text=b")
-    assert found == predictions(trifold, models["classify"], tmp_path, [{"text": text} for text in TEXTS[:3]])
+    assert found == predictions(
+        trifold, models["classify"], tmp_path, [{"text": text} for text in TEXTS[:3]]
+    )
 
 
 def test_a_table_of_one_column_keeps_blank_lines(trifold, models, tmp_path):
@@ -198,11 +212,16 @@ def test_a_table_of_one_column_keeps_blank_lines(trifold, models, tmp_path):
         b"\xef\xbb\xbftext\n" + "\n".join([TEXTS[0], "", TEXTS[1]]).encode() + b"\n"
     )
     done = trifold(
-        "predict", str(models["classify"]), str(tmp_path / "a.csv"), "--out", str(tmp_path / "b.csv")
+        "predict",
+        str(models["classify"]),
+        str(tmp_path / "a.csv"),
+        "--out",
+        str(tmp_path / "b.csv"),
     )
-    assert (done.code, [row["text"] for row in read(tmp_path / "b.csv")]) == (0, [TEXTS[0], "", TEXTS[1]]), (
-        done.err
-    )
+    assert (done.code, [row["text"] for row in read(tmp_path / "b.csv")]) == (
+        0,
+        [TEXTS[0], "", TEXTS[1]],
+    ), done.err
 
 
 # content of a table, options, exit code, words of the message
@@ -238,7 +257,11 @@ def test_invalid_tables_name_the_place_and_leave_no_output(trifold, models, tmp_
 
 def test_a_missing_table_is_no_text(trifold, models, tmp_path):
     done = trifold(
-        "predict", str(models["classify"]), str(tmp_path / "no.csv"), "--out", str(tmp_path / "b.csv")
+        "predict",
+        str(models["classify"]),
+        str(tmp_path / "no.csv"),
+        "--out",
+        str(tmp_path / "b.csv"),
     )
     assert (done.code, "no.csv: no such file" in done.err) == (1, True)
 
@@ -247,14 +270,24 @@ def test_the_input_is_not_overwritten(trifold, models, tmp_path, monkeypatch):
     table = write(tmp_path / "a.csv")
     before = table.read_bytes()
     monkeypatch.chdir(tmp_path)
-    done = trifold("predict", str(models["classify"]), "a.csv", "--out", str(tmp_path / "x/../a.csv"))
+    done = trifold(
+        "predict", str(models["classify"]), "a.csv", "--out", str(tmp_path / "x/../a.csv")
+    )
     assert done.code == 2 and "is the table that is read; name another file" in done.err
     assert table.read_bytes() == before and [*tmp_path.iterdir()] == [table]
 
 
-def test_an_output_that_stops_at_a_long_text_continues_with_texts_truncated(trifold, models, tmp_path):
+def test_an_output_that_stops_at_a_long_text_continues_with_texts_truncated(
+    trifold, models, tmp_path
+):
     rows = [{"text": text} for text in [*TEXTS[:5], "fox " * 99, TEXTS[0]]]
-    command = ["predict", str(models["classify"]), str(write(tmp_path / "a.csv", rows)), "--batch-size", "4"]
+    command = [
+        "predict",
+        str(models["classify"]),
+        str(write(tmp_path / "a.csv", rows)),
+        "--batch-size",
+        "4",
+    ]
     assert trifold(*command, "--out", str(tmp_path / "b.csv")).code == 1
     truncate = [*command, "--on-overflow", "truncate", "--out"]
     done = trifold(*truncate, str(tmp_path / "b.csv"))
@@ -267,11 +300,16 @@ def test_an_output_that_stops_at_a_long_text_continues_with_texts_truncated(trif
 def test_headers_with_one_known_name_or_an_index_are_recognized(trifold, models, tmp_path, header):
     columns = header.split(",")
     lines = [
-        ",".join(TEXTS[n] if name in ("review", "text") else str(n) for name in columns) for n in range(3)
+        ",".join(TEXTS[n] if name in ("review", "text") else str(n) for name in columns)
+        for n in range(3)
     ]
     (tmp_path / "a.csv").write_text("\n".join([header, *lines, ""]), "utf-8")
     done = trifold(
-        "predict", str(models["classify"]), str(tmp_path / "a.csv"), "--out", str(tmp_path / "b.csv")
+        "predict",
+        str(models["classify"]),
+        str(tmp_path / "a.csv"),
+        "--out",
+        str(tmp_path / "b.csv"),
     )
     assert done.code == 0, done.err
     assert (tmp_path / "b.csv").read_text("utf-8").splitlines()[0] == f"{header},prediction,score"
@@ -280,7 +318,9 @@ def test_headers_with_one_known_name_or_an_index_are_recognized(trifold, models,
 
 def test_a_corpus_is_a_table_and_results_are_json_lines(trifold, models, tmp_path):
     table, out = write(tmp_path / "a.csv", ROWS[:10]), tmp_path / "b.jsonl"
-    done = trifold("predict", str(models["embed"]), TEXTS[9], "--corpus", str(table), "--out", str(out))
+    done = trifold(
+        "predict", str(models["embed"]), TEXTS[9], "--corpus", str(table), "--out", str(out)
+    )
     assert done.code == 0, done.err
     (best, *_) = read(out)[0]["outputs"]
     assert (best["number"], best["text"]) == (10, TEXTS[9])
@@ -294,7 +334,9 @@ def test_a_table_of_queries_needs_an_output(trifold, models, tmp_path):
 
 def test_the_texts_of_a_table_are_translated(trifold, run, tmp_path, monkeypatch):
     texts = ["one two", "", "two\nthree", "four", "three one two"]
-    table = write(tmp_path / "a.csv", [{"id": "1", "source": text, "target": "x"} for text in texts])
+    table = write(
+        tmp_path / "a.csv", [{"id": "1", "source": text, "target": "x"} for text in texts]
+    )
     command = ["predict", str(run), str(table), "--batch-size", "2", "--out"]
     done = trifold(*command, str(tmp_path / "whole.csv"))
     assert done.code == 0 and "1 of 5 lines are blank" in done.err

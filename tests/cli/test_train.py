@@ -14,11 +14,16 @@ pytestmark = pytest.mark.slow
 
 
 def test_train_prints_run_folder_and_usage(trifold, run, tmp_path):
-    done = trifold("train", "smoke", "train.steps=4", "train.log_every=2", "--out", str(tmp_path / "short"))
+    done = trifold(
+        "train", "smoke", "train.steps=4", "train.log_every=2", "--out", str(tmp_path / "short")
+    )
     assert done.code == 0
     assert f"trifold generate {tmp_path / 'short'}" in done.out
     assert f"{tmp_path / 'short' / 'model'} (for trifold only)" in done.out
-    assert "transformers cannot load this model" in done.err and "model.norm_placement=post" in done.err
+    assert (
+        "transformers cannot load this model" in done.err
+        and "model.norm_placement=post" in done.err
+    )
     assert "step 4/4" in done.err
     resolved = yaml.safe_load((tmp_path / "short" / "recipe.yaml").read_text("utf-8"))
     assert (resolved["train"]["steps"], resolved["train"]["log_every"]) == (4, 2)
@@ -27,7 +32,9 @@ def test_train_prints_run_folder_and_usage(trifold, run, tmp_path):
 def test_folder_with_a_space_is_quoted(trifold, monkeypatch, tmp_path):
     outcome = Outcome(tmp_path / "my run", 7, 1.0, {}, "steps", 0)
     (tmp_path / "my run" / "model").mkdir(parents=True)
-    (tmp_path / "my run" / "model" / "config.json").write_text('{"model_type": "marian"}', encoding="utf-8")
+    (tmp_path / "my run" / "model" / "config.json").write_text(
+        '{"model_type": "marian"}', encoding="utf-8"
+    )
     monkeypatch.setattr(sys.modules["trifold.train"], "train", lambda *_, **__: outcome)
     done = trifold("train", "smoke", "--out", str(tmp_path / "my run"))
     assert done.out.startswith(
@@ -40,7 +47,12 @@ def test_folder_with_a_space_is_quoted(trifold, monkeypatch, tmp_path):
 def test_json_is_the_only_thing_on_standard_output(trifold, tmp_path):
     done = trifold("train", "smoke", "train.steps=2", "--out", str(tmp_path / "r"), "--json")
     report = json.loads(done.out)
-    assert (done.code, report["steps"], report["stopped_by"], report["finished"]) == (0, 2, "steps", True)
+    assert (done.code, report["steps"], report["stopped_by"], report["finished"]) == (
+        0,
+        2,
+        "steps",
+        True,
+    )
     assert report["folder"] == str(tmp_path / "r")
 
 
@@ -54,7 +66,9 @@ def test_existing_run_is_never_replaced(trifold, tmp_path):
     assert (more.code, json.loads(more.out)["steps"]) == (0, 3)
 
 
-@pytest.mark.parametrize("command", ["resume {run}", "resume {run}/recipe.yaml", "train {run} --resume auto"])
+@pytest.mark.parametrize(
+    "command", ["resume {run}", "resume {run}/recipe.yaml", "train {run} --resume auto"]
+)
 def test_a_run_is_continued_by_its_folder(trifold, tmp_path, command):
     run = tmp_path / "r"
     assert trifold("train", "smoke", "train.steps=2", "train.warmup=1", "--out", str(run)).code == 0
@@ -88,7 +102,9 @@ def test_the_last_scores_fit_80_columns(trifold, run, monkeypatch):
     monkeypatch.setattr(sys.modules["trifold.train"], "train", lambda *_, **__: outcome)
     monkeypatch.setattr(errors, "COLUMNS", 80)
     first, second, *_ = trifold("train", "smoke").out.splitlines()
-    assert max(len(first), len(second)) <= 80 and f"{first} {second.strip()}".endswith(" at step 6, the best")
+    assert max(len(first), len(second)) <= 80 and f"{first} {second.strip()}".endswith(
+        " at step 6, the best"
+    )
 
 
 @pytest.mark.parametrize("code", [130, 143])
@@ -101,10 +117,14 @@ def test_interrupted_training_sets_the_exit_code(trifold, monkeypatch, tmp_path,
 def test_a_classifier_is_measured_on_named_columns(trifold, tmp_path):
     rows = [("good film", "pos"), ("bad film", "neg")] * 20
     for name, header in (("train.csv", "text,label"), ("other.csv", "Kommentar,Urteil")):
-        (tmp_path / name).write_text("\n".join([header, *map(",".join, rows)]) + "\n", encoding="utf-8")
+        (tmp_path / name).write_text(
+            "\n".join([header, *map(",".join, rows)]) + "\n", encoding="utf-8"
+        )
     (tmp_path / "c.yaml").write_text("task: {kind: classify}\n", encoding="utf-8")
     small = ["model.d_model=8", "model.n_layers=1", "train.steps=2", "tokenizer.vocab_size=40"]
     run, data = str(tmp_path / "c"), f"data.train={tmp_path / 'train.csv'}"
     assert trifold("train", str(tmp_path / "c.yaml"), data, "--out", run, *small).code == 0
-    done = trifold("eval", run, str(tmp_path / "other.csv"), "--source", "Kommentar", "--target", "Urteil")
+    done = trifold(
+        "eval", run, str(tmp_path / "other.csv"), "--source", "Kommentar", "--target", "Urteil"
+    )
     assert done.code == 0 and "header: text 'Kommentar', label 'Urteil'" in done.err

@@ -44,9 +44,13 @@ def texts_of(cache: TokenCache) -> list[str]:
 
 def open_cache(path: Path, folder: Path, **more: Any) -> TokenCache:
     options = {
-        key: more.pop(key) for key in ("side", "seed", "report", "workers", "part_bytes") if key in more
+        key: more.pop(key)
+        for key in ("side", "seed", "report", "workers", "part_bytes")
+        if key in more
     }
-    return open_tokens(str(path), settings_of(folder, **more), BYTES, **({"part_bytes": 20_000} | options))
+    return open_tokens(
+        str(path), settings_of(folder, **more), BYTES, **({"part_bytes": 20_000} | options)
+    )
 
 
 def contents(cache: TokenCache) -> dict[str, bytes]:

@@ -11,12 +11,18 @@ from pathlib import Path
 import pytest
 
 from trifold.data import conversions, expand_path, iter_lines
-from trifold.data.catalog import data_folder as default_folder, datasets, find_dataset, missing_remedy
+from trifold.data.catalog import (
+    data_folder as default_folder,
+    datasets,
+    find_dataset,
+    missing_remedy,
+)
 from trifold.errors import DataError
 from trifold.recipe import included_recipes
 
 FILES = [file for dataset in datasets().values() for file in dataset.files]
-# The authors' order of the images, where the folder of TRIFOLD_DATA has another; and a set that it does not have.
+# The authors' order of the images, where the folder of TRIFOLD_DATA has another; and a set that it
+# does not have.
 NOT_IN_FOLDER = ("mnist/", "squad/")
 
 
@@ -39,7 +45,9 @@ def test_sizes_and_digests_are_those_of_the_published_content(data_folder: Path)
     for file in compared:
         content = (data_folder / file.path).read_bytes()
         content = gzip.decompress(content) if file.path.endswith(".gz") else content
-        assert (len(content), hashlib.sha256(content).hexdigest()) == (file.size, file.sha256), file.path
+        assert (len(content), hashlib.sha256(content).hexdigest()) == (file.size, file.sha256), (
+            file.path
+        )
 
 
 def test_images_of_digits_have_the_published_sizes(data_folder: Path) -> None:
@@ -78,7 +86,9 @@ def test_the_data_folder_is_a_variable_or_a_cache(
     assert expand_path("$TRIFOLD_DATA/a") == expand_path("${TRIFOLD_DATA}/a") == expected / "a"
 
 
-def test_a_missing_file_of_a_dataset_has_a_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_file_of_a_dataset_has_a_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("TRIFOLD_DATA", str(tmp_path))
     assert missing_remedy(tmp_path / "multi30k" / "a") == "`trifold data multi30k` downloads it"
     assert (

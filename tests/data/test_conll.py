@@ -35,7 +35,10 @@ def test_sentences_of_words_and_tags(tmp_path: Path, sign: str, end: str) -> Non
         "a\xa0b|NN|O",
     ]
     records = read(tmp_path, end.join(lines).replace("|", sign))
-    assert records.columns == {"words": [["EU", "rejects"], ["a\xa0b"]], "tags": [["B-ORG", "O"], ["O"]]}
+    assert records.columns == {
+        "words": [["EU", "rejects"], ["a\xa0b"]],
+        "tags": [["B-ORG", "O"], ["O"]],
+    }
     assert records.lines == [4, 10]
     chosen = read(tmp_path, end.join(lines).replace("|", sign), columns={"tags": 1})
     assert chosen.columns["tags"] == [["NNP", "VBZ"], ["NN"]]
@@ -79,8 +82,12 @@ def test_invalid_lines_name_the_place(tmp_path: Path, content: str, message: str
         read(tmp_path, content)
 
 
-@pytest.mark.parametrize(("split", "count", "tokens"), [("dev", 3250, 51362), ("test", 3453, 46435)])
-def test_conll_2003_has_its_published_size(data_folder: Path, split: str, count: int, tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("split", "count", "tokens"), [("dev", 3250, 51362), ("test", 3453, 46435)]
+)
+def test_conll_2003_has_its_published_size(
+    data_folder: Path, split: str, count: int, tokens: int
+) -> None:
     settings = DataSettings(format="conll")
     records = read_records(str(data_folder / "conll2003" / f"{split}.txt"), settings, ROLES)
     assert (len(records), sum(map(len, records.columns["words"]))) == (count, tokens)

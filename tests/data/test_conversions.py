@@ -54,7 +54,9 @@ def test_bio_tags_stay_as_they_are(data_folder: Path) -> None:
 
 def test_the_pairs_of_sts_b_keep_four_columns_in_any_quoting() -> None:
     rows = 'g\tMSRvid\t2012\t0001\t5.000\tA plane, "one. \tAn air plane.\ng\tf\t2014\t0\t3\ta\tb\turl\turl'
-    expected = 'genre\tscore\tsentence1\tsentence2\ng\t5.000\tA plane, "one.\tAn air plane.\ng\t3\ta\tb\n'
+    expected = (
+        'genre\tscore\tsentence1\tsentence2\ng\t5.000\tA plane, "one.\tAn air plane.\ng\t3\ta\tb\n'
+    )
     assert conversions.similarities(rows.encode()).decode() == expected
 
 
@@ -67,7 +69,10 @@ def test_summaries_keep_their_texts_unchanged() -> None:
         "title": "T",
     }
     lines = conversions.summaries(f"{json.dumps(row)}\n{json.dumps(row)}".encode()).decode()
-    assert lines == 2 * '{"paper_id": "x", "source": ["A\\n", "é —  "], "target": ["t "], "title": "T"}\n'
+    assert (
+        lines
+        == 2 * '{"paper_id": "x", "source": ["A\\n", "é —  "], "target": ["t "], "title": "T"}\n'
+    )
 
 
 def test_joined_tables_have_one_header() -> None:

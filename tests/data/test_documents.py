@@ -36,7 +36,7 @@ def written(folder: Path, name: str, content: str | bytes) -> str:
     return str(path)
 
 
-# --- what a document is ---------------------------------------------------------------------------------
+# --- what a document is ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a", "a.unheard-of"])
@@ -99,7 +99,10 @@ def test_only_blanks_are_lost(tmp_path_factory: pytest.TempPathFactory, lines: l
 
 def test_duplicates_are_counted_and_can_be_dropped(tmp_path: Path) -> None:
     file = written(tmp_path, "a.txt", "a\nb\na\na\n")
-    kept, dropped = read_documents(file, PLAIN), read_documents(file, DataSettings(duplicates="drop"))
+    kept, dropped = (
+        read_documents(file, PLAIN),
+        read_documents(file, DataSettings(duplicates="drop")),
+    )
     assert (kept.texts, kept.report.duplicates) == (["a", "b", "a", "a"], 2)
     assert dropped.texts == ["a", "b"]
     assert "2 seen before (dropped); 2 used" in str(dropped.report)
@@ -146,7 +149,9 @@ def test_the_limit_of_a_line_does_not_apply_to_files(tmp_path: Path) -> None:
     file = written(tmp_path, "a.txt", "x" * 50)
     with pytest.raises(DataError, match=r"longer than 40 bytes; .*data\.max_line_bytes"):
         read_documents(file, DataSettings(max_line_bytes=40))
-    assert read_documents(file, DataSettings(max_line_bytes=40, documents="file")).texts == ["x" * 50]
+    assert read_documents(file, DataSettings(max_line_bytes=40, documents="file")).texts == [
+        "x" * 50
+    ]
 
 
 @pytest.mark.parametrize(
@@ -169,10 +174,18 @@ def test_invalid_settings(values: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("a.csv", {}, r"a\.csv is not raw text according to its suffix; name it \.txt .*data\.format"),
+        (
+            "a.csv",
+            {},
+            r"a\.csv is not raw text according to its suffix; name it \.txt .*data\.format",
+        ),
         ("a.json.gz", {}, "name it .* .jsonl if each"),
         ("a.txt", {"format": "tsv"}, "tsv holds rows"),
-        ("a.jsonl", {"documents": "blank"}, "blank applies to plain text, but in .*a.jsonl each row"),
+        (
+            "a.jsonl",
+            {"documents": "blank"},
+            "blank applies to plain text, but in .*a.jsonl each row",
+        ),
     ],
 )
 def test_invalid_sources(tmp_path: Path, name: str, settings: dict[str, Any], message: str) -> None:
@@ -185,7 +198,7 @@ def test_a_missing_table_is_a_missing_file(tmp_path: Path) -> None:
         read_documents(str(tmp_path / "a.tsv"), DataSettings())
 
 
-# --- files -------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def test_a_folder_means_its_text_files(tmp_path: Path) -> None:
@@ -253,7 +266,7 @@ def test_circular_links_are_not_followed(tmp_path: Path) -> None:
     assert read_documents(str(tmp_path), PLAIN).texts == ["a"]
 
 
-# --- tables -----------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 
 
 def test_jsonl_field(tmp_path: Path) -> None:
@@ -285,7 +298,9 @@ def test_jsonl_rows_without_text(tmp_path: Path, row: str, message: str) -> None
 
 def test_parquet_field(tmp_path: Path) -> None:
     why = "pyarrow is not installed: it comes with trifold[datasets]"
-    arrow, parquet = (pytest.importorskip(name, reason=why) for name in ("pyarrow", "pyarrow.parquet"))
+    arrow, parquet = (
+        pytest.importorskip(name, reason=why) for name in ("pyarrow", "pyarrow.parquet")
+    )
     rows = {"text": ["a\nb", "", "c"], "other": [1, 2, 3], "meta": [{"body": t} for t in "xyz"]}
     parquet.write_table(arrow.table(rows), tmp_path / "a.parquet", row_group_size=2)
     file = str(tmp_path / "a.parquet")
@@ -293,7 +308,9 @@ def test_parquet_field(tmp_path: Path) -> None:
     assert documents.texts == ["a\nb", "c"]
     assert documents.report.blank_dropped == 1
     assert read_documents(file, DataSettings(field="meta.body")).texts == ["x", "y", "z"]
-    with pytest.raises(DataError, match=r"a\.parquet, row 1: no value 'body'; found: text, other, meta"):
+    with pytest.raises(
+        DataError, match=r"a\.parquet, row 1: no value 'body'; found: text, other, meta"
+    ):
         read_documents(file, DataSettings(field="body"))
     with pytest.raises(DataError, match="not a readable Parquet file"):
         read_documents(written(tmp_path, "b.parquet", "no"), PLAIN)
@@ -320,7 +337,7 @@ def test_hub_and_embedded_text(monkeypatch: pytest.MonkeyPatch) -> None:
         read_documents("hub:books", PLAIN)
 
 
-# --- held-out text --------------------------------------------------------------------------------------
+# --- held-out text --------------------------------------------------------------------------------
 
 
 @given(
@@ -328,7 +345,9 @@ def test_hub_and_embedded_text(monkeypatch: pytest.MonkeyPatch) -> None:
     count=st.one_of(st.integers(1, 12), st.floats(0.01, 0.99)),
     seed=st.integers(0, 9),
 )
-def test_holding_out_keeps_every_document_once(texts: list[str], count: int | float, seed: int) -> None:
+def test_holding_out_keeps_every_document_once(
+    texts: list[str], count: int | float, seed: int
+) -> None:
     numbered = Documents.of([f"{number} {text}" for number, text in enumerate(texts)], "corpus")
     expected = count if isinstance(count, int) else max(1, round(count * len(texts)))
     if expected >= len(texts):
@@ -356,7 +375,9 @@ def test_the_end_of_a_single_document_is_held_out(text: str, share: float) -> No
 
 def test_a_single_document_needs_a_share(tmp_path: Path) -> None:
     file = written(tmp_path, "a.txt", "to be or not to be")
-    with pytest.raises(DataError, match=r"a single document; hold out a share of it \(data\.holdout=0\.1\)"):
+    with pytest.raises(
+        DataError, match=r"a single document; hold out a share of it \(data\.holdout=0\.1\)"
+    ):
         read_documents(file, PLAIN).hold_out(5, seed=0)
     train, valid, _ = read_splits(DataSettings(train=file, holdout=0.5), read=read_documents)
     assert (train.texts, valid.texts) == (["to be or "], ["not to be"])
@@ -365,7 +386,9 @@ def test_a_single_document_needs_a_share(tmp_path: Path) -> None:
 def test_tinyshakespeare_has_the_usual_split(data_folder: Path) -> None:
     """nanoGPT trains on the first nine tenths, 1,003,854 characters, and validates on 111,540."""
     file = data_folder / "tinyshakespeare" / "input.txt.gz"
-    splits = read_splits(DataSettings(train=str(file), documents="file", holdout=0.1), read=read_documents)
+    splits = read_splits(
+        DataSettings(train=str(file), documents="file", holdout=0.1), read=read_documents
+    )
     assert [len(part.texts[0]) for part in splits[:2]] == [1_003_854, 111_540]
     speeches = read_documents(str(file), BLANK)
     assert len(speeches) == 7222

@@ -33,7 +33,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         yield server
 
 
-def make_dataset(server: Server, name: str = "text.txt", content: bytes = CONTENT, **values: Any) -> Dataset:
+def make_dataset(
+    server: Server, name: str = "text.txt", content: bytes = CONTENT, **values: Any
+) -> Dataset:
     values = {"urls": (f"{server.url}/a",), "conversion": ""} | values
     digest = hashlib.sha256(content).hexdigest()
     return Dataset("set", "", "", "", "", (File(f"set/{name}", len(content), digest, **values),))
@@ -46,13 +48,25 @@ def fetch(dataset: Dataset, report: Callable[[str], None] = lambda line: None) -
 def stored(tmp_path: Path) -> dict[str, bytes]:
     """The files of the dataset."""
     folder = tmp_path / "data" / "set"
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())} if folder.exists() else {}
+    return (
+        {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+        if folder.exists()
+        else {}
+    )
 
 
 SURVIVED = [
     ["well"],
     ["aborts"],
-    ["aborts", "aborts", "aborts", "aborts", "aborts", "aborts", "aborts"],  # each brings something new
+    [
+        "aborts",
+        "aborts",
+        "aborts",
+        "aborts",
+        "aborts",
+        "aborts",
+        "aborts",
+    ],  # each brings something new
     ["aborts", "ignores range"],
     ["aborts", "ignores range", "aborts", "500", "well"],
     ["aborts", "another range"],
@@ -81,7 +95,10 @@ FAILED = {
     "wrong bytes": (["wrong bytes"], f"gives {SIZE:,} bytes with the SHA-256"),
     "too short": (["too short"], f"gives {SIZE - 10:,} bytes"),
     "huge": (["huge"], "so not the published file"),
-    "to another scheme": (["to ftp://127.0.0.1/a"], "is redirected to ftp://127.0.0.1/a, which is not http"),
+    "to another scheme": (
+        ["to ftp://127.0.0.1/a"],
+        "is redirected to ftp://127.0.0.1/a, which is not http",
+    ),
     "to a file": (["to file:///etc/passwd"], "file:///etc/passwd"),
     "to https": (["to https://127.0.0.1/a"], "which is not http"),
 }
@@ -105,7 +122,9 @@ def test_a_redirect_of_the_same_scheme_is_followed(server: Server, tmp_path: Pat
 def test_a_server_that_stays_down_is_tried_five_times(server: Server, tmp_path: Path) -> None:
     server.script = ["500"] * 9
     lines: list[str] = []
-    with pytest.raises(DataError, match=r"HTTP Error 500.*5 times in a row; check the network and repeat"):
+    with pytest.raises(
+        DataError, match=r"HTTP Error 500.*5 times in a row; check the network and repeat"
+    ):
         fetch(make_dataset(server), lines.append)
     assert len(server.log) == 5 and len(lines) == 4
     assert stored(tmp_path) == {}
@@ -133,7 +152,9 @@ def test_a_later_call_continues_where_the_earlier_one_ended(server: Server, tmp_
 
 
 @pytest.mark.parametrize("part", [b"of another file", CONTENT, CONTENT + b"more", b"x" * SIZE])
-def test_a_part_of_any_content_leads_to_the_right_file(server: Server, tmp_path: Path, part: bytes) -> None:
+def test_a_part_of_any_content_leads_to_the_right_file(
+    server: Server, tmp_path: Path, part: bytes
+) -> None:
     folder = tmp_path / "data" / "set"
     folder.mkdir(parents=True)
     (folder / "text.txt.part").write_bytes(part)
@@ -166,7 +187,9 @@ def test_progress_counts_the_bytes_that_are_left(server: Server, tmp_path: Path)
     assert sum(new for _, new in seen) == SIZE
 
 
-@pytest.mark.parametrize("published", [CONTENT, gzip.compress(CONTENT)], ids=["plain", "compressed"])
+@pytest.mark.parametrize(
+    "published", [CONTENT, gzip.compress(CONTENT)], ids=["plain", "compressed"]
+)
 def test_a_file_is_stored_compressed_if_its_name_says_so(
     server: Server, tmp_path: Path, published: bytes
 ) -> None:
@@ -176,7 +199,9 @@ def test_a_file_is_stored_compressed_if_its_name_says_so(
     assert stored(tmp_path) == {"text.gz": gzip.compress(CONTENT, 6, mtime=0), "text.txt": CONTENT}
 
 
-def test_a_compressed_file_that_grows_without_end_is_rejected(server: Server, tmp_path: Path) -> None:
+def test_a_compressed_file_that_grows_without_end_is_rejected(
+    server: Server, tmp_path: Path
+) -> None:
     server.files["/a"] = gzip.compress(bytes(50_000_000))
     with pytest.raises(DataError, match="nothing is stored"):
         fetch(make_dataset(server))

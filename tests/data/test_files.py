@@ -37,7 +37,11 @@ def test_digests_of_files(tmp_path):
     assert list(found) == names
     for name, each in found.items():
         status = Path(name).stat()
-        assert each == (status.st_size, status.st_mtime_ns, hashlib.sha256(name.encode()).hexdigest())
+        assert each == (
+            status.st_size,
+            status.st_mtime_ns,
+            hashlib.sha256(name.encode()).hexdigest(),
+        )
 
 
 def test_folders_and_patterns_are_expanded_in_order(tmp_path):
@@ -86,7 +90,9 @@ def test_the_source_of_a_cache_is_not_read(tmp_path, opened_files):
 
 def test_missing_and_damaged_caches_are_ignored(tmp_path):
     assert digests_in_caches(str(tmp_path / "nowhere")) == {}
-    for number, text in enumerate(("{", "[]", '{"sources": 5}', '{"sources": [{"file": "a"}]}', "")):
+    for number, text in enumerate(
+        ("{", "[]", '{"sources": 5}', '{"sources": [{"file": "a"}]}', "")
+    ):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "manifest.json").write_text(text, encoding="utf-8")
     assert digests_in_caches(str(tmp_path)) == {}

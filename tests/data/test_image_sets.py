@@ -36,10 +36,13 @@ def write_archive(folder: Path, mode: str, top: str = "train") -> Path:
     return path
 
 
-def write_idx(folder: Path, labels: bytes = b"\0\0\1\1", pack=gzip.compress, sign: str = "-") -> Path:
+def write_idx(
+    folder: Path, labels: bytes = b"\0\0\1\1", pack=gzip.compress, sign: str = "-"
+) -> Path:
     suffix = "" if pack is bytes else ".gz"
     images, names = (
-        folder / f"train-{part}-ubyte{suffix}" for part in (f"images{sign}idx3", f"labels{sign}idx1")
+        folder / f"train-{part}-ubyte{suffix}"
+        for part in (f"images{sign}idx3", f"labels{sign}idx1")
     )
     images.write_bytes(pack(b"\0\0\x08\x03" + struct.pack(">3I", *PIXELS.shape) + PIXELS.tobytes()))
     names.write_bytes(pack(b"\0\0\x08\x01" + struct.pack(">I", len(labels)) + labels))
@@ -138,7 +141,10 @@ def truncated_idx(folder: Path) -> Path:
         (damaged_archive, "not a readable tar archive"),
         (lambda folder: write_idx(folder, b"\0\0\1"), "4 images and 3 labels"),
         (truncated_idx, "not an IDX file of 3 dimensions, or truncated"),
-        (lambda folder: write_idx(folder).rename(folder / "x-idx3.gz"), r"x-idx1\.gz: no such file"),
+        (
+            lambda folder: write_idx(folder).rename(folder / "x-idx3.gz"),
+            r"x-idx1\.gz: no such file",
+        ),
     ],
 )
 def test_a_damaged_source_is_named(write, message, tmp_path):

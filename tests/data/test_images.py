@@ -50,7 +50,9 @@ def _png(width: int, height: int) -> bytes:
     """An image that declares a size and has no pixels."""
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     parts = [(b"IHDR", head), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
-    chunks = [struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in parts]
+    chunks = [
+        struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in parts
+    ]
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 

@@ -1,4 +1,6 @@
-"""Invalid labelled data: training ends with one error that names place and remedy, before anything is written."""
+"""Invalid labelled data: training ends with one error that names place and remedy, before anything
+is written.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ TINY = (
 
 
 class Case(NamedTuple):
-    """A task, the name and content of its training data, words of the message, more settings, and the exit code."""
+    """A task, the name and content of its training data, words of the message, more settings, and
+    the exit code.
+    """
 
     task: str
     name: str
@@ -84,7 +88,9 @@ TABLES = {
         GOOD.replace("fine", "schön").encode("latin-1"),
         ("a.csv:2:6: byte 0xf6", "iconv -f LATIN1"),
     ),
-    "a NUL byte": Case("classify", "a.csv", GOOD.replace("fine", "\0"), ("a.csv:2:3: a NUL byte", "tr -d")),
+    "a NUL byte": Case(
+        "classify", "a.csv", GOOD.replace("fine", "\0"), ("a.csv:2:3: a NUL byte", "tr -d")
+    ),
     "a huge field": Case(
         "classify",
         "a.csv",
@@ -119,7 +125,10 @@ TABLES = {
         2,
     ),
     "one label": Case(
-        "classify", "a.csv", "text,label\na,x\nb,x\n", ("the only label is 'x'", "data.columns.label")
+        "classify",
+        "a.csv",
+        "text,label\na,x\nb,x\n",
+        ("the only label is 'x'", "data.columns.label"),
     ),
     "swapped columns": Case(
         "classify",
@@ -169,7 +178,10 @@ TABLES = {
         "classify", "a.jsonl", '["a", "b"]\n', ("a.jsonl:1: a JSON list, expected an object",)
     ),
     "JSON cut off": Case(
-        "classify", "a.jsonl", '{"text": "a",\n', ("a.jsonl:1:", "not valid JSON", "one object per line")
+        "classify",
+        "a.jsonl",
+        '{"text": "a",\n',
+        ("a.jsonl:1:", "not valid JSON", "one object per line"),
     ),
     "JSON without the label": Case(
         "classify",
@@ -210,8 +222,12 @@ SPANS = {
         squad(question("Oslo")),
         ("question 'q1': the answer 'Oslo' is not at", "where 'Rome' stands"),
     ),
-    "a start beyond the end": Case("answer", "a.json", squad(question(start=99)), ("not at character 99",)),
-    "a negative start": Case("answer", "a.json", squad(question(start=-1)), ("not at character -1",)),
+    "a start beyond the end": Case(
+        "answer", "a.json", squad(question(start=99)), ("not at character 99",)
+    ),
+    "a negative start": Case(
+        "answer", "a.json", squad(question(start=-1)), ("not at character -1",)
+    ),
     "a start that is text": Case(
         "answer", "a.json", squad(question(start="0")), ("is '0', expected an integer",)
     ),
@@ -260,7 +276,9 @@ SPANS = {
     "words without tags": Case(
         "tag", "a.txt", "Ada\nruns\n", ("a.txt:1: 1 columns, but a word and its tag are required",)
     ),
-    "one tag": Case("tag", "a.txt", "Ada O\nruns O\n", ("a.txt: the only tag is 'O'", "data.columns.tags")),
+    "one tag": Case(
+        "tag", "a.txt", "Ada O\nruns O\n", ("a.txt: the only tag is 'O'", "data.columns.tags")
+    ),
     "a blank word": Case(
         "tag",
         "a.jsonl",
@@ -283,7 +301,9 @@ def test_the_error_names_place_and_remedy_and_nothing_is_written(tmp_path, name)
     case = (TABLES | SPANS)[name]
     valid = f"valid.{case.name.rpartition('.')[2]}"
     contents = {case.name: case.content, valid: case.content if case.valid is None else case.valid}
-    files = {name: raw if isinstance(raw, bytes) else raw.encode() for name, raw in contents.items()}
+    files = {
+        name: raw if isinstance(raw, bytes) else raw.encode() for name, raw in contents.items()
+    }
     write_files(tmp_path, files)
     data = [f"data.train={tmp_path / case.name}", f"data.valid={tmp_path / valid}"]
     run = tmp_path / "run"
@@ -302,7 +322,12 @@ REPORTED = {
         'text,label\n"a ""fine""\nfilm",good\ndull,bad\n',
         "2 rows",
     ),
-    "a byte order mark": ("classify", "a.csv", "\ufeff" + GOOD, "header: text 'text', label 'label'"),
+    "a byte order mark": (
+        "classify",
+        "a.csv",
+        "\ufeff" + GOOD,
+        "header: text 'text', label 'label'",
+    ),
     "labels that training lacks": (
         "classify",
         "a.csv",
@@ -342,7 +367,12 @@ def test_the_command_that_uses_a_model_of_pairs_has_a_second_text(tmp_path):
         write_files(tmp_path, {name: content.encode()})
         data = [f"data.train={tmp_path / name}", f"data.valid={tmp_path / name}"]
         done = run_command(
-            "train", "classify", *data, *TINY.split(), "--out", str(tmp_path / name.partition(".")[0])
+            "train",
+            "classify",
+            *data,
+            *TINY.split(),
+            "--out",
+            str(tmp_path / name.partition(".")[0]),
         )
         assert done.code == 0, done.err
         assert ("use it:" in done.out, '--pair "another text"' in done.out) == (True, has_pair)

@@ -47,7 +47,9 @@ def written(folder: Path, content: bytes, name: str = "text.en") -> Path:
         pytest.param("a\u2028b\nc\n".encode(), ["a\u2028b", "c"], id="U+2028"),
         pytest.param("a\u2029b\nc\n".encode(), ["a\u2029b", "c"], id="U+2029"),
         pytest.param("a\u0085b\nc\n".encode(), ["a\u0085b", "c"], id="U+0085"),
-        pytest.param(b"a\x0bb\x0cc\x1cd\x1de\x1ef\n", ["a\x0bb\x0cc\x1cd\x1de\x1ef"], id="VT FF FS GS RS"),
+        pytest.param(
+            b"a\x0bb\x0cc\x1cd\x1de\x1ef\n", ["a\x0bb\x0cc\x1cd\x1de\x1ef"], id="VT FF FS GS RS"
+        ),
         pytest.param("  a\u00a0b\t \n".encode(), ["  a\u00a0b\t "], id="white space is kept"),
         pytest.param("e\u0301 é 😀\n".encode(), ["e\u0301 é 😀"], id="no Unicode normalization"),
     ],
@@ -61,10 +63,13 @@ def test_only_line_feeds_end_lines(
 
 @given(
     st.lists(
-        st.text(st.characters(exclude_characters="\n\0", exclude_categories=["Cs"]), max_size=8), min_size=1
+        st.text(st.characters(exclude_characters="\n\0", exclude_categories=["Cs"]), max_size=8),
+        min_size=1,
     )
 )
-def test_any_lines_are_read_back(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
+def test_any_lines_are_read_back(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str]
+) -> None:
     lines = [line.rstrip("\r").lstrip("\ufeff") for line in lines]
     path = tmp_path_factory.getbasetemp() / "lines.txt"
     path.write_bytes("".join(line + "\n" for line in lines).encode())
@@ -77,25 +82,37 @@ def test_any_lines_are_read_back(tmp_path_factory: pytest.TempPathFactory, lines
         pytest.param(b"", "text.en: the file is empty", id="empty"),
         pytest.param(b"\xef\xbb\xbf", "text.en: the file is empty", id="only a BOM"),
         pytest.param(gzip.compress(b""), "text.en: the file is empty", id="empty inside gzip"),
-        pytest.param(b"ok\nab\xff\n", "text.en:2:3: byte 0xff is not valid UTF-8", id="invalid byte"),
-        pytest.param("fünf\n".encode("latin-1"), "text.en:1:2: byte 0xfc .*iconv -f LATIN1", id="Latin-1"),
+        pytest.param(
+            b"ok\nab\xff\n", "text.en:2:3: byte 0xff is not valid UTF-8", id="invalid byte"
+        ),
+        pytest.param(
+            "fünf\n".encode("latin-1"), "text.en:1:2: byte 0xfc .*iconv -f LATIN1", id="Latin-1"
+        ),
         pytest.param(b"a\n\xc3\n", "text.en:2:1: byte 0xc3", id="truncated character"),
         pytest.param(b"\xed\xa0\x80\n", "text.en:1:1: byte 0xed", id="encoded surrogate"),
         pytest.param(b"\xc0\xaf\n", "text.en:1:1: byte 0xc0", id="overlong encoding"),
         pytest.param("é\nab\0c\n".encode(), "text.en:2:3: a NUL byte", id="NUL"),
         pytest.param("é\0\n".encode(), "text.en:1:3: a NUL byte", id="NUL, counted in bytes"),
         pytest.param("a\n".encode("utf-16"), "text.en:1:1: this is UTF-16 .*iconv", id="UTF-16"),
-        pytest.param("\ufeffa\n".encode("utf-16-be"), "text.en:1:1: this is UTF-16", id="UTF-16 big-endian"),
-        pytest.param("\ufeffa\n".encode("utf-32-le"), "text.en:1:1: this is UTF-16 or UTF-32", id="UTF-32"),
+        pytest.param(
+            "\ufeffa\n".encode("utf-16-be"), "text.en:1:1: this is UTF-16", id="UTF-16 big-endian"
+        ),
+        pytest.param(
+            "\ufeffa\n".encode("utf-32-le"), "text.en:1:1: this is UTF-16 or UTF-32", id="UTF-32"
+        ),
         pytest.param(
             gzip.compress(b"a line\n" * 9999)[:-20],
             "text.en: the compressed file ends too early",
             id="truncated gzip",
         ),
         pytest.param(
-            gzip.compress(b"a\n")[:-8] + b"12345678", "text.en: the compressed file is damaged", id="CRC"
+            gzip.compress(b"a\n")[:-8] + b"12345678",
+            "text.en: the compressed file is damaged",
+            id="CRC",
         ),
-        pytest.param(b"\x1f\x8b\x08\x00" + b"\xff" * 60, "text.en: the compressed file", id="damaged gzip"),
+        pytest.param(
+            b"\x1f\x8b\x08\x00" + b"\xff" * 60, "text.en: the compressed file", id="damaged gzip"
+        ),
     ],
 )
 def test_errors_name_the_place(tmp_path: Path, content: bytes, message: str) -> None:
@@ -115,7 +132,9 @@ def test_a_missing_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_an_unset_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MY_TEXTS", raising=False)
     for path in ("${MY_TEXTS}/a.en", "$MY_TEXTS/a.en"):
-        with pytest.raises(DataError, match=r"variable MY_TEXTS is not set; set it to the folder .*hub:"):
+        with pytest.raises(
+            DataError, match=r"variable MY_TEXTS is not set; set it to the folder .*hub:"
+        ):
             read_lines(path)
 
 
@@ -150,10 +169,12 @@ def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_the_limit_of_a_line_is_exact(tmp_path: Path) -> None:
     for end in (b"", b"\n", b"\r\n"):
-        assert read_lines(written(tmp_path, b"\xef\xbb\xbf" + b"a" * 10 + end), max_line_bytes=10) == [
-            "a" * 10
-        ]
-        with pytest.raises(DataError, match=r"text.en:2: the line is longer than 10 bytes.*max_line_bytes"):
+        assert read_lines(
+            written(tmp_path, b"\xef\xbb\xbf" + b"a" * 10 + end), max_line_bytes=10
+        ) == ["a" * 10]
+        with pytest.raises(
+            DataError, match=r"text.en:2: the line is longer than 10 bytes.*max_line_bytes"
+        ):
             read_lines(written(tmp_path, b"ok\n" + b"a" * 11 + end), max_line_bytes=10)
 
 
@@ -169,7 +190,9 @@ def test_a_long_line_is_rejected_in_bounded_memory(tmp_path: Path) -> None:
         "try: list(iter_lines(sys.argv[1]))\n"
         "except DataError as error: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, error)\n"
     )
-    run = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", program, path], capture_output=True, text=True, check=True
+    )
     kilobytes, _, message = run.stdout.partition(" ")
     assert "long.en.gz:1: the line is longer than 1,000,000 bytes" in message
     assert int(kilobytes) < 30_000
@@ -201,12 +224,15 @@ def test_standard_input_has_the_same_rules(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_pipe_can_be_read(tmp_path: Path) -> None:
     program = "from trifold.data import iter_lines; print(list(iter_lines('/dev/stdin')))"
     run = subprocess.run(
-        [sys.executable, "-c", program], input=gzip.compress(b"a\nb\n"), capture_output=True, check=True
+        [sys.executable, "-c", program],
+        input=gzip.compress(b"a\nb\n"),
+        capture_output=True,
+        check=True,
     )
     assert run.stdout == b"['a', 'b']\n"
 
 
-# --- compressed files -----------------------------------------------------------------------------------
+# --- compressed files -----------------------------------------------------------------------------
 
 LINES = [f"{number} ü\u2028 {'x' * (number % 90)}" for number in range(3000)]
 RAW = "\n".join(LINES).encode()
@@ -261,7 +287,9 @@ def test_a_wrong_suffix_is_an_error(tmp_path: Path, suffix: str) -> None:
         read_lines(tmp_path / f"a{suffix}")
 
 
-def test_a_missing_zstd_library_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_zstd_library_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "a.zst").write_bytes(b"\x28\xb5\x2f\xfdxxxx")
     monkeypatch.setitem(sys.modules, "zstandard", None)
     monkeypatch.setitem(sys.modules, "compression.zstd", None)

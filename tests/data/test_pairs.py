@@ -38,7 +38,7 @@ def as_list(pairs: Pairs) -> list[tuple[str, str]]:
     return list(zip(pairs.sources, pairs.targets, strict=True))
 
 
-# --- two files ------------------------------------------------------------------------------------------
+# --- two files ------------------------------------------------------------------------------------
 
 
 def test_two_files_given_as_a_list_or_with_a_comma(tmp_path: Path) -> None:
@@ -50,7 +50,9 @@ def test_two_files_given_as_a_list_or_with_a_comma(tmp_path: Path) -> None:
     assert str(pairs.report) == "a.en + a.de: 2 pairs"
 
 
-@pytest.mark.parametrize(("left", "right", "counts"), [(3, 5, "3.*5"), (5, 3, "5.*3"), (1, 2000, "1.*2,000")])
+@pytest.mark.parametrize(
+    ("left", "right", "counts"), [(3, 5, "3.*5"), (5, 3, "5.*3"), (1, 2000, "1.*2,000")]
+)
 def test_different_lengths_are_an_error_that_names_both(
     tmp_path: Path, left: int, right: int, counts: str
 ) -> None:
@@ -106,17 +108,27 @@ def test_duplicates_are_counted_and_can_be_dropped(tmp_path: Path) -> None:
     assert str(dropped.report) == "a.en + a.de: 4 pairs, 1 seen before (dropped); 3 used"
 
 
-TEXTS = st.lists(st.tuples(*[st.sampled_from(["", " ", "a", "b", "a\u2028", "\x85", "ü"])] * 2), min_size=1)
+TEXTS = st.lists(
+    st.tuples(*[st.sampled_from(["", " ", "a", "b", "a\u2028", "\x85", "ü"])] * 2), min_size=1
+)
 
 
 @settings(max_examples=50)
-@given(rows=TEXTS, blank=st.sampled_from(["drop", "keep"]), duplicates=st.sampled_from(["drop", "keep"]))
+@given(
+    rows=TEXTS,
+    blank=st.sampled_from(["drop", "keep"]),
+    duplicates=st.sampled_from(["drop", "keep"]),
+)
 def test_counts_add_up(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], blank: Any, duplicates: Any
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[tuple[str, str]],
+    blank: Any,
+    duplicates: Any,
 ) -> None:
     folder = tmp_path_factory.getbasetemp()
     files = two_files(
-        folder, *("".join(f"{text}\n" for text in side).encode() for side in zip(*rows, strict=True))
+        folder,
+        *("".join(f"{text}\n" for text in side).encode() for side in zip(*rows, strict=True)),
     )
     expected = [row for row in rows if blank == "keep" or (row[0].strip() and row[1].strip())]
     blanks = len(rows) - len(expected)
@@ -133,7 +145,7 @@ def test_counts_add_up(
     assert report.duplicates == repeated
 
 
-# --- one table ------------------------------------------------------------------------------------------
+# --- one table ------------------------------------------------------------------------------------
 
 TABLES = {
     "plain.tsv": ('a\tx\nb, "c"\ty\'\n', {}),
@@ -144,7 +156,10 @@ TABLES = {
     "plain.csv": ('a,x\n"b, ""c""",y\'\n', {}),
     "crlf.csv": ('source,target\r\na,x\r\n"b, ""c""","y\'"\r\n', {}),
     "bom.csv.gz": ('\ufefftarget,source\nx,a\ny\',"b, ""c"""\n', {}),
-    "flat.jsonl": ('{"source": "a", "target": "x"}\n{"source": "b, \\"c\\"", "target": "y\'"}\n', {}),
+    "flat.jsonl": (
+        '{"source": "a", "target": "x"}\n{"source": "b, \\"c\\"", "target": "y\'"}\n',
+        {},
+    ),
     "nested.jsonl.gz": (
         '{"translation": {"en": "a", "de": "x"}}\n{"translation": {"en": "b, \\"c\\"", "de": "y\'"}}\n',
         {"source": "translation.en", "target": "translation.de"},
@@ -218,7 +233,9 @@ OTHERS = {
 
 @pytest.mark.parametrize("names", OTHERS)
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_a_text_and_a_label_are_chosen_among_other_columns(tmp_path: Path, names: str, kind: str) -> None:
+def test_a_text_and_a_label_are_chosen_among_other_columns(
+    tmp_path: Path, names: str, kind: str
+) -> None:
     keys, (source, target) = names.split(","), OTHERS[names]
     rows = [[f"{key} {number}" for key in keys] for number in range(2)]
     lines = [names, *map(",".join, rows)]
@@ -229,7 +246,9 @@ def test_a_text_and_a_label_are_chosen_among_other_columns(tmp_path: Path, names
     assert str(pairs.report).endswith(f"source {keys[source]!r}, target {keys[target]!r}")
 
 
-@pytest.mark.parametrize("names", ["sentence1,sentence2,label", "id,question,answer", "id,text,source"])
+@pytest.mark.parametrize(
+    "names", ["sentence1,sentence2,label", "id,question,answer", "id,text,source"]
+)
 def test_columns_without_a_text_and_a_label_must_be_named(tmp_path: Path, names: str) -> None:
     path = table(tmp_path, "a.csv", f"{names}\n1,2,3\n")
     with pytest.raises(DataError, match=r"no column '\w+'; its first row is"):
@@ -244,7 +263,9 @@ def test_chosen_labels_of_objects_may_be_numbers(tmp_path: Path) -> None:
 def test_pairs_of_a_parquet_file(tmp_path: Path) -> None:
     arrow, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
     path = tmp_path / "a.parquet"
-    parquet.write_table(arrow.table({"id": [1, 2], "source": ["a", "b"], "target": ["x", "y"]}), path)
+    parquet.write_table(
+        arrow.table({"id": [1, 2], "source": ["a", "b"], "target": ["x", "y"]}), path
+    )
     assert as_list(read_pairs(str(path), PLAIN)) == [("a", "x"), ("b", "y")]
 
 
@@ -256,10 +277,18 @@ def test_quoted_csv_fields_may_contain_line_ends(tmp_path: Path) -> None:
     assert pairs.report.blank_dropped == 1
 
 
-@given(st.lists(st.lists(st.text('a",\n \r', max_size=6), min_size=2, max_size=2), min_size=1, max_size=5))
-def test_any_quoted_csv_is_read_back(tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]]) -> None:
+@given(
+    st.lists(
+        st.lists(st.text('a",\n \r', max_size=6), min_size=2, max_size=2), min_size=1, max_size=5
+    )
+)
+def test_any_quoted_csv_is_read_back(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]]
+) -> None:
     rows = [[re.sub("\r+\n", "\n", text).rstrip("\r") for text in row] for row in rows]
-    quoted = "".join(",".join('"' + text.replace('"', '""') + '"' for text in row) + "\n" for row in rows)
+    quoted = "".join(
+        ",".join('"' + text.replace('"', '""') + '"' for text in row) + "\n" for row in rows
+    )
     path = table(tmp_path_factory.getbasetemp(), "any.csv", quoted)
     pairs = read_pairs(path, DataSettings(source=0, target=1, header=False, blank="keep"))
     assert [list(pair) for pair in zip(pairs.sources, pairs.targets, strict=True)] == rows
@@ -291,9 +320,21 @@ def test_any_quoted_csv_is_read_back(tmp_path_factory: pytest.TempPathFactory, r
             '{"source": "a", "traget": "x"}\n',
             r"a\.jsonl:1: no value 'target'; found: source, traget",
         ),
-        ("a.jsonl", '{"source": "a", "target": null}\n', r"a\.jsonl:1: 'target' is null, expected text"),
-        ("a.jsonl", '{"source": "a", "target": 3}\n', r"a\.jsonl:1: 'target' is a value of type int"),
-        ("a.jsonl", '{"source": "\\u0000", "target": "x"}\n', r"a\.jsonl:1: 'source' contains a NUL"),
+        (
+            "a.jsonl",
+            '{"source": "a", "target": null}\n',
+            r"a\.jsonl:1: 'target' is null, expected text",
+        ),
+        (
+            "a.jsonl",
+            '{"source": "a", "target": 3}\n',
+            r"a\.jsonl:1: 'target' is a value of type int",
+        ),
+        (
+            "a.jsonl",
+            '{"source": "\\u0000", "target": "x"}\n',
+            r"a\.jsonl:1: 'source' contains a NUL",
+        ),
         (
             "a.jsonl",
             '{"source": "\\ud800", "target": "x"}\n',
@@ -303,7 +344,9 @@ def test_any_quoted_csv_is_read_back(tmp_path_factory: pytest.TempPathFactory, r
         ("a.jsonl", '{"n": ' + "9" * 5000 + "}\n", r"a\.jsonl:1: not readable JSON"),
     ],
 )
-def test_malformed_tables_name_the_place(tmp_path: Path, name: str, content: str, message: str) -> None:
+def test_malformed_tables_name_the_place(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         read_pairs(table(tmp_path, name, content), PLAIN)
 
@@ -315,7 +358,9 @@ def test_an_unclosed_quote_is_found_early(tmp_path: Path) -> None:
 
 
 def test_many_quotes_take_linear_time(tmp_path: Path) -> None:
-    path = table(tmp_path, "a.csv", '"' + '""' * 200_000 + 'x",y\n' + '"' + '""' * 200_000 + '" z,y\n')
+    path = table(
+        tmp_path, "a.csv", '"' + '""' * 200_000 + 'x",y\n' + '"' + '""' * 200_000 + '" z,y\n'
+    )
     with pytest.raises(DataError, match=r"a\.csv:2: a quote in the wrong place"):
         read_pairs(path, PLAIN)
 
@@ -360,7 +405,7 @@ def test_invalid_settings_name_their_key(values: dict[str, Any], message: str) -
         DataSettings.parse(values, at="data")
 
 
-# --- splits, embedded text, the hub -------------------------------------------------------------------------
+# --- splits, embedded text, the hub ---------------------------------------------------------------
 
 
 def test_splits(tmp_path: Path) -> None:
@@ -394,7 +439,9 @@ def test_each_row_is_in_one_fold_of_a_seed(rows: int, folds: int, seed: int) -> 
         with pytest.raises(DataError, match=r"data\.holdout: \d folds of \d+ rows; use fewer"):
             hold_out_indices(rows, f"fold:1/{folds}", seed, "rows")
         return
-    parts = [hold_out_indices(rows, f"fold:{fold}/{folds}", seed, "rows") for fold in range(1, folds + 1)]
+    parts = [
+        hold_out_indices(rows, f"fold:{fold}/{folds}", seed, "rows") for fold in range(1, folds + 1)
+    ]
     assert sorted(row for _, held in parts for row in held) == [*range(rows)]
     assert all(sorted(train + held) == [*range(rows)] for train, held in parts)
     sizes = {len(held) for _, held in parts}
@@ -404,9 +451,13 @@ def test_each_row_is_in_one_fold_of_a_seed(rows: int, folds: int, seed: int) -> 
     ]
 
 
-@pytest.mark.parametrize("fold", ["fold:0/5", "fold:6/5", "fold:1/1", "fold:1", "2/5", "x", -1, 1.5])
+@pytest.mark.parametrize(
+    "fold", ["fold:0/5", "fold:6/5", "fold:1/1", "fold:1", "2/5", "x", -1, 1.5]
+)
 def test_other_values_than_numbers_and_folds_are_rejected(fold: Any) -> None:
-    with pytest.raises(SettingsError, match=r"holdout: .*(expected a number|a share lies|greater than)"):
+    with pytest.raises(
+        SettingsError, match=r"holdout: .*(expected a number|a share lies|greater than)"
+    ):
         DataSettings.parse({"train": "a.csv", "holdout": fold})
 
 
@@ -416,7 +467,9 @@ def test_embedded_smoke_splits_do_not_overlap() -> None:
     assert len({pair for pairs in splits for pair in as_list(pairs)}) == 300
     assert ("two hundred and forty seven", "2 4 7") in as_list(splits[2])
     known = {word for text in splits[0].sources for word in text.split()}
-    assert known >= {word for pairs in splits[1:] for text in pairs.sources for word in text.split()}
+    assert known >= {
+        word for pairs in splits[1:] for text in pairs.sources for word in text.split()
+    }
     assert as_list(read_pairs("embedded:smoke:test", PLAIN)) == as_list(splits[2])
 
 
@@ -454,14 +507,18 @@ def test_the_words_of_a_pair_tell_nothing_about_whether_it_is_a_translation(spli
 
 def test_the_phrasebook_can_be_read_in_both_directions() -> None:
     pairs = read_pairs("embedded:phrasebook:test", PLAIN)
-    reverse = read_pairs("embedded:phrasebook:test", DataSettings(source="french", target="english"))
+    reverse = read_pairs(
+        "embedded:phrasebook:test", DataSettings(source="french", target="english")
+    )
     assert (pairs.sources, pairs.targets) == (reverse.targets, reverse.sources)
     assert len(pairs) == 500
 
 
 def test_the_hub_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r'hub:wmt14@de-en:train: .*pip install "trifold\[datasets\]"'):
+    with pytest.raises(
+        DataError, match=r'hub:wmt14@de-en:train: .*pip install "trifold\[datasets\]"'
+    ):
         read_pairs("hub:wmt14@de-en:train", PLAIN)
 
 

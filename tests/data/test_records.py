@@ -1,4 +1,6 @@
-"""Labelled rows: every format gives the same rows, and the columns of the roles are found by their names."""
+"""Labelled rows: every format gives the same rows, and the columns of the roles are found by their
+names.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def as_csv(header: list[str], rows: list[tuple[str, ...]]) -> str:
     return out.getvalue()
 
 
-# --- formats ------------------------------------------------------------------------------------------------
+# --- formats --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet", "bom.csv", "a.csv.gz"])
@@ -66,7 +68,8 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, name: str) -> None:
 
 @given(
     st.lists(
-        st.tuples(*[st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1)] * 2), min_size=1
+        st.tuples(*[st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1)] * 2),
+        min_size=1,
     )
 )
 def test_a_table_is_read_back_with_its_duplicates_and_blanks(
@@ -83,7 +86,9 @@ def test_several_files_are_read_in_order(tmp_path: Path) -> None:
     records = read(files)
     assert records.columns["text"] == ["some 0", "some 1", "some 2"]
     assert records.lines == [2, 2, 2]
-    assert str(records.report) == "0.tsv and 2 more files: 3 rows, header: text 'text', label 'label'"
+    assert (
+        str(records.report) == "0.tsv and 2 more files: 3 rows, header: text 'text', label 'label'"
+    )
     assert read(str(tmp_path / "*.tsv")).columns == records.columns
 
 
@@ -93,11 +98,15 @@ def test_an_embedded_source_has_splits() -> None:
     assert valid.columns["label"][0] == "2 3"
 
 
-# --- columns ------------------------------------------------------------------------------------------------
+# --- columns --------------------------------------------------------------------------------------
 
 CHOICES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "names": ("id,sentence1,sentence2,label", {}, {"text": 1, "pair": 2, "label": 3}),
-    "case and signs": ("Quality,#1 ID,#2 ID,#1 String,#2 String", {}, {"text": 3, "pair": 4, "label": 0}),
+    "case and signs": (
+        "Quality,#1 ID,#2 ID,#1 String,#2 String",
+        {},
+        {"text": 3, "pair": 4, "label": 0},
+    ),
     "a name of two roles": ("question,sentence,label", {}, {"text": 0, "pair": 1, "label": 2}),
     "the same name alone": ("sentence,label", {}, {"text": 0, "label": 1}),
     "the only other column": ("review,topic", {}, {"text": 0, "label": 1}),
@@ -115,7 +124,9 @@ CHOICES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
 def test_the_columns_of_roles_are_found(tmp_path: Path, case: str, kind: str) -> None:
     header, settings, expected = CHOICES[case]
     sign = "," if kind == "csv" else "\t"
-    rows = [[f"value {row} {column}" for column in range(header.count(",") + 1)] for row in range(2)]
+    rows = [
+        [f"value {row} {column}" for column in range(header.count(",") + 1)] for row in range(2)
+    ]
     content = "\n".join([header.replace(",", sign), *map(sign.join, rows)]) + "\n"
     records = read(write(tmp_path, f"a.{kind}", content), **settings)
     for role in ROLES:
@@ -139,7 +150,7 @@ def test_keys_of_objects_may_be_dotted_and_absent(tmp_path: Path) -> None:
     assert records.columns == {"text": ["x", "z"], "pair": ["y", None], "label": [3, [1, 2]]}
 
 
-# --- counts and errors --------------------------------------------------------------------------------------
+# --- counts and errors ----------------------------------------------------------------------------
 
 
 def test_empty_texts_and_duplicates_are_counted(tmp_path: Path) -> None:
@@ -155,7 +166,9 @@ def test_empty_texts_and_duplicates_are_counted(tmp_path: Path) -> None:
 
 
 def test_held_out_rows_are_disjoint_and_depend_on_the_seed(tmp_path: Path) -> None:
-    path = write(tmp_path, "a.tsv", "text\tlabel\n" + "".join(f"text {n}\t{n % 2}\n" for n in range(50)))
+    path = write(
+        tmp_path, "a.tsv", "text\tlabel\n" + "".join(f"text {n}\t{n % 2}\n" for n in range(50))
+    )
     settings = DataSettings(train=path, holdout=10)
     splits = [
         read_splits(settings, seed, lambda *each: read_records(*each[:2], ROLES, each[2]))

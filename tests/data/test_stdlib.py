@@ -102,7 +102,9 @@ def test_whole_modules_with_unknown_signatures_are_held_out():
     assert all(modules.values())
     assert not modules["train"] & modules["test"]
     assert not modules["train"] & modules["valid"]
-    assert not {one["signature"] for one in parts["train"]} & {one["signature"] for one in parts["test"]}
+    assert not {one["signature"] for one in parts["train"]} & {
+        one["signature"] for one in parts["test"]
+    }
     again = stdlib.split_functions(found[::-1])
     assert {name: part[::-1] for name, part in again.items()} == parts
 

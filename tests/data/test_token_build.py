@@ -1,4 +1,6 @@
-"""Building a token cache: interruptions, concurrent processes, changed files, full disks, invalid text."""
+"""Building a token cache: interruptions, concurrent processes, changed files, full disks, invalid
+text.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ print(len(cache), cache.folder)
 
 def start_builder(path: Path, folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", SCRIPT, str(path), str(folder)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+    )
 
 
 def test_concurrent_processes_build_one_cache(tmp_path: Path) -> None:
@@ -111,15 +115,28 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_sigterm_stops_a_build_that_continues_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_stops_a_build_that_continues_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_corpus(tmp_path, 500)
     changes = {**TINY, "data.train": path, "data.cache": tmp_path / "cache", "train.steps": 2}
-    arguments = ["train", "shakespeare-char-tiny", "--out", str(tmp_path / "run"), "--resume", "auto"]
+    arguments = [
+        "train",
+        "shakespeare-char-tiny",
+        "--out",
+        str(tmp_path / "run"),
+        "--resume",
+        "auto",
+    ]
     command = [*arguments, *(f"{key}={value}" for key, value in changes.items())]
 
-    process = subprocess.Popen([sys.executable, "-c", TRAINING, *command], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", TRAINING, *command], stderr=subprocess.PIPE, text=True
+    )
     try:
-        while process.poll() is None and not list((tmp_path / "cache").glob(".*.partial/00002.json")):
+        while process.poll() is None and not list(
+            (tmp_path / "cache").glob(".*.partial/00002.json")
+        ):
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
         output = process.communicate(timeout=20)[1]
@@ -156,7 +173,9 @@ def test_a_file_that_changes_during_the_build_is_an_error(tmp_path: Path) -> Non
         return encode(texts)
 
     with pytest.raises(DataError, match=r"corpus\.txt: the file changed while it was read"):
-        open_tokens(str(path), settings_of(tmp_path), BYTES._replace(encode=encode_and_append), workers=1)
+        open_tokens(
+            str(path), settings_of(tmp_path), BYTES._replace(encode=encode_and_append), workers=1
+        )
 
 
 @pytest.mark.parametrize("kind", ["txt", "jsonl"])
@@ -185,12 +204,15 @@ def test_a_full_disk_is_an_error_and_complete_groups_are_kept(tmp_path: Path) ->
 
     encoder = BYTES._replace(encode=encode_and_fill)
     with pytest.raises(
-        DataError, match=r"cache: the cache cannot be written \(No space left.*complete parts are kept"
+        DataError,
+        match=r"cache: the cache cannot be written \(No space left.*complete parts are kept",
     ):
         open_tokens(str(path), settings_of(tmp_path), encoder, workers=1, part_bytes=2000)
     (seen[0] / "00002.ids").unlink()
     lines: list[str] = []
-    cache = open_tokens(str(path), settings_of(tmp_path), BYTES, part_bytes=2000, report=lines.append)
+    cache = open_tokens(
+        str(path), settings_of(tmp_path), BYTES, part_bytes=2000, report=lines.append
+    )
     assert "of them already done" in lines[0]
     cache.verify()
 
@@ -225,21 +247,29 @@ def test_a_blank_source_is_an_error(tmp_path: Path) -> None:
 def test_all_files_are_flushed_before_the_folder_is_renamed(tmp_path: Path) -> None:
     with recording() as events:
         cache = open_cache(write_corpus(tmp_path, 300), tmp_path, part_bytes=2000)
-    named = next(n for n, each in enumerate(events) if (each.what, each.more) == ("rename", cache.folder))
+    named = next(
+        n for n, each in enumerate(events) if (each.what, each.more) == ("rename", cache.folder)
+    )
     partial, before = events[named].path, events[:named]
     written = {each.path: n for n, each in enumerate(before) if each.what == "put"}
     assert {partial / name for name in ("ids.bin", "starts.bin")} < set(written)
     for file, last in written.items():
         assert any((each.what, each.path) == ("flush", file) for each in before[last:]), file
     manifest = next(n for n, each in enumerate(before) if each.more == partial / "manifest.json")
-    assert manifest > max(n for file, n in written.items() if file.name in ("ids.bin", "starts.bin"))
+    assert manifest > max(
+        n for file, n in written.items() if file.name in ("ids.bin", "starts.bin")
+    )
     # The folder is flushed before the files of the groups are removed.
-    flushed = next(n for n, each in enumerate(before) if n > manifest and each.what == "flush_folder")
+    flushed = next(
+        n for n, each in enumerate(before) if n > manifest and each.what == "flush_folder"
+    )
     removed = [
         n
         for n, each in enumerate(before)
         if each.what == "remove" and each.path.suffix == ".ids" and n > manifest
     ]
     assert before[flushed].path == partial and removed and min(removed) > flushed
-    assert ("flush_folder", cache.folder.parent) in [(each.what, each.path) for each in events[named:]]
+    assert ("flush_folder", cache.folder.parent) in [
+        (each.what, each.path) for each in events[named:]
+    ]
     assert sorted(contents(cache)) == ["ids.bin", "manifest.json", "plan.json", "starts.bin"]

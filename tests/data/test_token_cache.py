@@ -33,7 +33,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("documents", ["line", "blank", "file"])
 @pytest.mark.parametrize("part_bytes", [1000, 10**9])
-def test_a_cache_holds_the_documents_in_order(tmp_path: Path, documents: Any, part_bytes: int) -> None:
+def test_a_cache_holds_the_documents_in_order(
+    tmp_path: Path, documents: Any, part_bytes: int
+) -> None:
     path = write_corpus(tmp_path, 300)
     expected = read_documents(str(path), DataSettings(documents=documents))
     cache = open_cache(path, tmp_path, documents=documents, part_bytes=part_bytes)
@@ -62,7 +64,9 @@ LINE = st.sampled_from(["", " ", "a", "bb", "\u2028", "ü" * 9, "\r", "\t", "x\x
 
 
 @settings(max_examples=50)
-@given(lines=st.lists(LINE, max_size=30), ends=st.sampled_from(["\n", "\r\n"]), size=st.integers(1, 40))
+@given(
+    lines=st.lists(LINE, max_size=30), ends=st.sampled_from(["\n", "\r\n"]), size=st.integers(1, 40)
+)
 def test_parts_have_the_documents_of_the_file(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str], ends: str, size: int
 ) -> None:
@@ -70,7 +74,11 @@ def test_parts_have_the_documents_of_the_file(
     path.write_bytes(ends.join(["x", *lines]).encode())
     for documents in ("line", "blank"):
         settings = DataSettings(documents=documents, blank="keep")
-        parts = [part for group in group_parts(survey(str(path), settings), settings, size) for part in group]
+        parts = [
+            part
+            for group in group_parts(survey(str(path), settings), settings, size)
+            for part in group
+        ]
         assert list(iter_parts(parts, settings)) == read_documents(str(path), settings).texts
 
 
@@ -104,7 +112,9 @@ def test_large_vocabularies_use_four_bytes(tmp_path: Path) -> None:
 
 def test_documents_without_tokens_are_left_out_and_counted(tmp_path: Path) -> None:
     def vowels(texts: Sequence[str]) -> tuple[Any, Any, int]:
-        ids = [np.array([ord(sign) for sign in text if sign in "aeiou"], np.int64) for text in texts]
+        ids = [
+            np.array([ord(sign) for sign in text if sign in "aeiou"], np.int64) for text in texts
+        ]
         return np.concatenate(ids), np.array([len(one) for one in ids]), 1
 
     path = tmp_path / "a.txt"
@@ -121,7 +131,7 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(tmp_path: Path, worker
     assert one == contents(open_cache(path, tmp_path / "other", workers=workers))
 
 
-# --- opening --------------------------------------------------------------------------------------------
+# --- opening --------------------------------------------------------------------------------------
 
 
 def test_an_existing_cache_is_opened(tmp_path: Path) -> None:
@@ -131,7 +141,9 @@ def test_an_existing_cache_is_opened(tmp_path: Path) -> None:
     again = open_cache(path, tmp_path, report=lines.append)
     assert lines == []
     assert contents(again) == before
-    assert [entry.name for entry in (tmp_path / "cache").iterdir() if entry.is_dir()] == [again.folder.name]
+    assert [entry.name for entry in (tmp_path / "cache").iterdir() if entry.is_dir()] == [
+        again.folder.name
+    ]
 
 
 def test_the_format_of_0_1_is_unchanged(tmp_path: Path) -> None:
@@ -178,7 +190,10 @@ def test_a_touched_or_moved_source_is_recognized(tmp_path: Path) -> None:
     assert open_cache(path, tmp_path, report=lines.append).folder == folder
     path.with_name("moved").mkdir()
     shutil.move(path, path.with_name("moved") / "corpus.txt")
-    assert open_cache(path.with_name("moved") / "corpus.txt", tmp_path, report=lines.append).folder == folder
+    assert (
+        open_cache(path.with_name("moved") / "corpus.txt", tmp_path, report=lines.append).folder
+        == folder
+    )
     assert lines == []
 
 
@@ -198,7 +213,9 @@ def test_a_read_only_cache_is_opened(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ids.bin", "starts.bin", "manifest.json"])
 @pytest.mark.parametrize(
-    "change", [lambda raw: raw[:-1], lambda raw: raw + b"\0", lambda raw: b""], ids=["cut", "longer", "gone"]
+    "change",
+    [lambda raw: raw[:-1], lambda raw: raw + b"\0", lambda raw: b""],
+    ids=["cut", "longer", "gone"],
 )
 def test_files_of_another_size_are_an_error(tmp_path: Path, name: str, change: Any) -> None:
     path = write_corpus(tmp_path, 50)
@@ -234,7 +251,7 @@ def test_verify_finds_any_flipped_bit(tmp_path: Path, name: str) -> None:
     open_cache(path, tmp_path).verify()
 
 
-# --- splits and samples -----------------------------------------------------------------------------------
+# --- splits and samples ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("share", [0.02, 0.5])
@@ -242,7 +259,8 @@ def test_every_document_is_on_one_side(tmp_path: Path, share: float) -> None:
     path = write_corpus(tmp_path, 4000)
     texts = read_documents(str(path), DataSettings()).texts
     train, valid = (
-        texts_of(open_cache(path, tmp_path, holdout=share, side=side)) for side in ("train", "valid")
+        texts_of(open_cache(path, tmp_path, holdout=share, side=side))
+        for side in ("train", "valid")
     )
     assert sorted(train + valid) == sorted(texts)
     assert not set(train) & set(valid)
@@ -281,14 +299,16 @@ def test_a_resumed_epoch_with_other_ranks_reads_every_token_once(tmp_path: Path)
     counted: Counter[int] = Counter()
     for batch in batches:
         for place, length in zip(*blocks.select(batch), strict=True):
-            assert np.searchsorted(offsets, place, side="right") == np.searchsorted(offsets, place + length)
+            assert np.searchsorted(offsets, place, side="right") == np.searchsorted(
+                offsets, place + length
+            )
             read[place : place + length] += 1
             counted.update(cache.ids[place : place + length].tolist())
     assert (read == 1).all()
     assert counted == Counter(cache.ids[:].tolist())
 
 
-# --- memory-mapped arrays -----------------------------------------------------------------------------------
+# --- memory-mapped arrays -------------------------------------------------------------------------
 
 NUMBERS = np.arange(1000, dtype="<u2") * 61
 

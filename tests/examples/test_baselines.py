@@ -14,7 +14,9 @@ from examples.trigram import Trigram
 from hypothesis import given, settings, strategies as st
 
 SIZE = 6
-documents = st.lists(st.lists(st.integers(0, SIZE - 1), min_size=2, max_size=9), min_size=1, max_size=6)
+documents = st.lists(
+    st.lists(st.integers(0, SIZE - 1), min_size=2, max_size=9), min_size=1, max_size=6
+)
 histories = st.lists(st.integers(0, SIZE - 1), max_size=2)
 texts = st.lists(st.sampled_from("abcd"), max_size=6).map(" ".join)
 labelled = st.lists(st.tuples(texts, st.sampled_from("xyz")), min_size=1, max_size=8)
@@ -32,7 +34,9 @@ def interpolated(documents, history, word):
     shorter = interpolated(documents, history[1:] if history else None, word)
     distinct = len(set(following))
     return (
-        (following.count(word) + distinct * shorter) / (len(following) + distinct) if following else shorter
+        (following.count(word) + distinct * shorter) / (len(following) + distinct)
+        if following
+        else shorter
     )
 
 
@@ -47,7 +51,11 @@ def test_trigram_probabilities_follow_the_formula(documents, history):
 @settings(max_examples=20)
 def test_trigram_loss_is_the_mean_over_predicted_tokens(documents, held_out):
     model = Trigram(documents, SIZE)
-    losses = [-math.log(model.probabilities(ids[:i])[ids[i]]) for ids in held_out for i in range(1, len(ids))]
+    losses = [
+        -math.log(model.probabilities(ids[:i])[ids[i]])
+        for ids in held_out
+        for i in range(1, len(ids))
+    ]
     assert model.loss(held_out) == pytest.approx(sum(losses) / len(losses))
 
 
@@ -81,5 +89,9 @@ def test_naive_bayes_follows_the_formula(rows, text, alpha, pairs):
 @settings(max_examples=20)
 def test_the_model_with_the_best_validation_accuracy_is_selected(train, valid):
     train, valid = (list(zip(*rows, strict=True)) for rows in (train, valid))
-    models = [NaiveBayes(*train, alpha=alpha, pairs=pairs) for alpha in ALPHAS for pairs in (False, True)]
-    assert select(*train, *valid).accuracy(*valid) == max(model.accuracy(*valid) for model in models)
+    models = [
+        NaiveBayes(*train, alpha=alpha, pairs=pairs) for alpha in ALPHAS for pairs in (False, True)
+    ]
+    assert select(*train, *valid).accuracy(*valid) == max(
+        model.accuracy(*valid) for model in models
+    )

@@ -31,7 +31,9 @@ def rows(tmp_path, monkeypatch):
             gzip.compress(SENTENCES[0].encode())
         )
     scores = "g\t3.0\tIn TEST\tother\ng\t1.0\tkept one\tkept two\ng\t2.0\tother\talso in val\n"
-    (tmp_path / "stsb" / "train.tsv").write_text("genre\tscore\tsentence1\tsentence2\n" + scores, "utf-8")
+    (tmp_path / "stsb" / "train.tsv").write_text(
+        "genre\tscore\tsentence1\tsentence2\n" + scores, "utf-8"
+    )
     monkeypatch.setenv("TRIFOLD_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     changed_sentences.main([*OUTPUTS, "--count", "200", "--holdout", "20"])

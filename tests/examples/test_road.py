@@ -77,7 +77,9 @@ def test_a_chain_equals_a_plain_count():
 
     ids = make_ids(300)
     chain, plain = Markov(ids, SIZE, 2), Trigram([ids.tolist()], SIZE)
-    plain.counts[()][int(ids[0])] += 1  # a document of Trigram begins with a token that is not predicted
+    plain.counts[()][int(ids[0])] += (
+        1  # a document of Trigram begins with a token that is not predicted
+    )
     for a in range(SIZE):
         for b in range(SIZE):
             found = chain.probabilities(torch.tensor([a, b]))
@@ -91,7 +93,9 @@ def test_skip_grams_count_pairs_at_a_distance():
     ids = make_ids(500)
     model, first = SkipGrams(ids, SIZE, keep=1), Markov(ids, SIZE, 1)
     a, b, distance = 1, 2, 3
-    after = [int(ids[n]) for n in range(distance, len(ids)) if (ids[n - distance], ids[n - 1]) == (a, b)]
+    after = [
+        int(ids[n]) for n in range(distance, len(ids)) if (ids[n - distance], ids[n - 1]) == (a, b)
+    ]
     shorter = first.probabilities(torch.tensor([b]))
     expected = [
         (after.count(w) + len({*after}) * float(shorter[w])) / (len(after) + len({*after}))

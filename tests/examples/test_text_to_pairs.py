@@ -27,12 +27,16 @@ def write(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("write")
 def test_tables_hold_each_complete_pair_of_lines(tmp_path, capsys):
     files = ["a.en", "a.de.gz"]
-    translation_pairs.main(["out.tsv", "valid.tsv", "--train", *files, "--train", *files, "--valid", *files])
+    translation_pairs.main(
+        ["out.tsv", "valid.tsv", "--train", *files, "--train", *files, "--valid", *files]
+    )
     assert capsys.readouterr().out == "4 pairs in out.tsv, 2 in valid.tsv\n"
     rows = ["A ''dog'' runs.\tEin Hund rennt.", "The cat\tDie Katze"]
     head, *valid = (tmp_path / "valid.tsv").read_text(encoding="utf-8").splitlines()
     assert (head, valid) == ("sentence1\tsentence2", rows)
-    assert sorted((tmp_path / "out.tsv").read_text(encoding="utf-8").splitlines()[1:]) == sorted(rows * 2)
+    assert sorted((tmp_path / "out.tsv").read_text(encoding="utf-8").splitlines()[1:]) == sorted(
+        rows * 2
+    )
 
 
 @pytest.mark.usefixtures("write")
@@ -56,9 +60,14 @@ def test_answers_are_in_their_contexts_and_a_seed_draws_the_same_questions(tmp_p
     assert len({question["question"] for question in questions}) > 30
     for paragraph, question in zip(paragraphs, questions, strict=True):
         [answer] = question["answers"]
-        assert paragraph["context"][answer["answer_start"] :].startswith(answer["text"]) and answer["text"]
+        assert (
+            paragraph["context"][answer["answer_start"] :].startswith(answer["text"])
+            and answer["text"]
+        )
         assert question["question"].endswith(" ?") and len(paragraph["context"]) <= 1000
-    assert cloze_questions.read_contexts("out.json") == [each["context"] for each in paragraphs[:40]]
+    assert cloze_questions.read_contexts("out.json") == [
+        each["context"] for each in paragraphs[:40]
+    ]
 
 
 def test_a_question_keeps_the_order_of_the_words_that_it_keeps():
@@ -74,4 +83,7 @@ def test_a_question_keeps_the_order_of_the_words_that_it_keeps():
 @pytest.mark.parametrize(("name", "example"), [("stsb", "pairs"), ("squad-subset", "cloze")])
 def test_recipes_read_the_files_that_the_examples_write(name, example):
     data = load_recipe(name).pretrain["data"]
-    assert [data[key].partition(".")[0] for key in ("train", "valid")] == [example, f"{example}-valid"]
+    assert [data[key].partition(".")[0] for key in ("train", "valid")] == [
+        example,
+        f"{example}-valid",
+    ]

@@ -40,7 +40,9 @@ class Case:
         out = 0 * q.sum() + v.new_zeros(rows, heads, queries, width)
         bias = None if bias is None else bias.expand(rows, heads, queries, -1)
         allowed = self.allowed()
-        for b, h, t in torch.cartesian_prod(*(torch.arange(size) for size in out.shape[:3])).tolist():
+        for b, h, t in torch.cartesian_prod(
+            *(torch.arange(size) for size in out.shape[:3])
+        ).tolist():
             keys = allowed[b, t].nonzero().flatten()
             if len(keys):
                 scores = k[b, h, keys] @ q[b, h, t] / math.sqrt(width)
@@ -55,7 +57,9 @@ class Case:
         if self.mask.keys is not None:
             allowed &= self.mask.keys[:, None, :]
         if self.mask.causal:
-            allowed &= torch.arange(keys) <= torch.arange(self.q.shape[2])[:, None] + self.mask.offset
+            allowed &= (
+                torch.arange(keys) <= torch.arange(self.q.shape[2])[:, None] + self.mask.offset
+            )
         return allowed
 
 
@@ -83,11 +87,16 @@ def cases(draw: st.DrawFn) -> Case:
 @pytest.mark.parametrize("kernel", KERNELS)
 @given(cases())
 def test_attend_equals_equation_1_with_its_gradients(kernel: str, case: Case) -> None:
-    plain = kernel in ("plain", "chosen")  # the others cover neither soft caps nor gradients of the bias
+    plain = kernel in (
+        "plain",
+        "chosen",
+    )  # the others cover neither soft caps nor gradients of the bias
     soft_cap = case.soft_cap if plain else None
     results = []
     for dtype in (torch.float64, torch.float32):
-        q, k, v, bias = (None if x is None else x.to(dtype) for x in (case.q, case.k, case.v, case.bias))
+        q, k, v, bias = (
+            None if x is None else x.to(dtype) for x in (case.q, case.k, case.v, case.bias)
+        )
         leaves = [x.requires_grad_() for x in (q, k, v, bias if plain else None) if x is not None]
         if dtype is torch.float64:
             out = case.reference(q, k, v, bias, soft_cap)

@@ -29,22 +29,48 @@ CONFIGS: dict[str, dict[str, object]] = {
     "post, ReLU, sinusoidal": {"shape": "decoder", "activation": "relu"},
     "RMS, rotary, gated SiLU, shared keys": {
         **DECODER,
-        **{"norm": "rms", "positions": "rotary", "gated": True, "activation": "silu", "n_kv_heads": 2},
+        **{
+            "norm": "rms",
+            "positions": "rotary",
+            "gated": True,
+            "activation": "silu",
+            "n_kv_heads": 2,
+        },
         **{"feed_forward_bias": False, "d_head": 8},
     },
     "parallel, part of a head turns, neighbours": {
         **DECODER,
-        **{"residual": "parallel", "positions": "rotary", "rotary_width": 4, "rotary_pairs": "interleaved"},
+        **{
+            "residual": "parallel",
+            "positions": "rotary",
+            "rotary_width": 4,
+            "rotary_pairs": "interleaved",
+        },
         **{"d_head": 8, "n_kv_heads": 1, "norm_bias": False},
     },
     "parallel with two norms, GELU, ALiBi": {
         **DECODER,
-        **{"residual": "parallel-two-norms", "positions": "alibi", "activation": "gelu", "n_layers": 3},
+        **{
+            "residual": "parallel-two-norms",
+            "positions": "alibi",
+            "activation": "gelu",
+            "n_layers": 3,
+        },
     },
     "sandwich, soft caps, another scale": {
         **DECODER,
-        **{"norm_placement": "sandwich", "norm": "rms", "score_soft_cap": 2.0, "logit_soft_cap": 5.0},
-        **{"attention_scale": 0.3, "attention_scale_by_layer": True, "positions": "learned", "gated": True},
+        **{
+            "norm_placement": "sandwich",
+            "norm": "rms",
+            "score_soft_cap": 2.0,
+            "logit_soft_cap": 5.0,
+        },
+        **{
+            "attention_scale": 0.3,
+            "attention_scale_by_layer": True,
+            "positions": "learned",
+            "gated": True,
+        },
         **{"activation": "gelu"},
     },
     "windows in two of three layers": {
@@ -57,7 +83,12 @@ CONFIGS: dict[str, dict[str, object]] = {
         },
         **{"activation": "quick-gelu"},
     },
-    "one block for all layers": {**DECODER, "block_of_layer": (0, 0, 0), "n_layers": 3, "activation": "tanh"},
+    "one block for all layers": {
+        **DECODER,
+        "block_of_layer": (0, 0, 0),
+        "n_layers": 3,
+        "activation": "tanh",
+    },
     "norms of heads, shared keys": {
         **DECODER,
         **{"norm": "rms", "positions": "rotary", "qk_norm": "head", "n_kv_heads": 2, "d_head": 8},
@@ -85,7 +116,13 @@ CONFIGS: dict[str, dict[str, object]] = {
     },
     "norms with 1 + weight, two bases, no positions in some layers": {
         **DECODER,
-        **{"norm": "rms", "norm_weight": "plus-one", "qk_norm": "head", "positions": "rotary", "n_layers": 4},
+        **{
+            "norm": "rms",
+            "norm_weight": "plus-one",
+            "qk_norm": "head",
+            "positions": "rotary",
+            "n_layers": 4,
+        },
         **{"rotary_local_theta": 7.0, "sliding_window": 3, "window_pattern": ("local", "global")},
         **{"rotary_pattern": ("rotary", "rotary", "none")},
     },
@@ -104,7 +141,12 @@ CONFIGS: dict[str, dict[str, object]] = {
             "n_decoder_kv_heads": 2,
             "norm_placement": "sandwich",
         },
-        **{"positions": "rotary", "target_vocab_size": 40, "gated": True, "activation": "gelu-tanh"},
+        **{
+            "positions": "rotary",
+            "target_vocab_size": 40,
+            "gated": True,
+            "activation": "gelu-tanh",
+        },
     },
     "encoder-decoder, pre, relative": {
         **{"norm_placement": "pre", "norm": "rms", "positions": "relative", "gated": True},
@@ -130,10 +172,14 @@ def decode_steps(
     beams: int = 1,
     plain: bool = False,
 ) -> tuple[Tensor, Cache]:
-    """Hidden states (R, steps, E) of tokens decoded one by one after a prompt; beams are reordered once."""
+    """Hidden states (R, steps, E) of tokens decoded one by one after a prompt; beams are reordered
+    once.
+    """
     generator = torch.Generator().manual_seed(3)
     config = model.config
-    tokens = torch.randint(3, config.output_vocab_size, (rows * beams, 5 + steps), generator=generator)
+    tokens = torch.randint(
+        3, config.output_vocab_size, (rows * beams, 5 + steps), generator=generator
+    )
     memory = None
     before, step.MIN_WEIGHTS = step.MIN_WEIGHTS, 10**12 if plain else step.MIN_WEIGHTS
     try:
@@ -159,7 +205,9 @@ def decode_steps(
 
 def assert_close(got: Tensor, expected: Tensor, limit: float) -> None:
     assert got.dtype == expected.dtype
-    assert float((got.float() - expected.float()).abs().max()) <= limit * float(expected.float().std())
+    assert float((got.float() - expected.float()).abs().max()) <= limit * float(
+        expected.float().std()
+    )
 
 
 def is_compiled(cache: Cache) -> bool:
@@ -244,10 +292,14 @@ def to_int8(model: Transformer) -> None:
             module.weight = made[weight]
 
 
-@pytest.mark.parametrize("name", ["learned, tanh-GELU, biases", "relative offsets", "encoder-decoder, post"])
+@pytest.mark.parametrize(
+    "name", ["learned, tanh-GELU, biases", "relative offsets", "encoder-decoder, post"]
+)
 def test_padding_is_ignored(make_model: Make, name: str) -> None:
     model = make_model(**CONFIGS[name])
-    attend = torch.tensor([[True] * 5, [True, True, True, False, False], [False, True, True, True, False]])
+    attend = torch.tensor(
+        [[True] * 5, [True, True, True, False, False], [False, True, True, True, False]]
+    )
     got, cache = decode_steps(model, 3, attend)
     expected, _ = decode_steps(model, 3, attend, plain=True)
     assert is_compiled(cache)
@@ -263,7 +315,9 @@ def test_reordered_beams_share_a_memory(make_model: Make, name: str) -> None:
     assert_close(got, expected, 1e-5)
 
 
-def test_rows_can_be_removed_between_steps(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_can_be_removed_between_steps(
+    make_model: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before the last removal the rows are reordered; the step after it reads no beam index."""
     model = make_model(**CONFIGS["learned, tanh-GELU, biases"])
     tokens = torch.randint(3, 29, (3, 9))
@@ -278,7 +332,9 @@ def test_rows_can_be_removed_between_steps(make_model: Make, monkeypatch: pytest
                     cache.select(keep, keep)
                 if t == 7:
                     cache.reorder(torch.tensor([1, 0]))
-                    indices.append(cache.beam_index)  # kept alive, so that an error reads no freed memory
+                    indices.append(
+                        cache.beam_index
+                    )  # kept alive, so that an error reads no freed memory
                 out.append(model.decode(Inputs(tokens[rows, t : t + 1]), None, cache))
         return out
 
@@ -322,12 +378,16 @@ def test_unsupported_cases_use_the_plain_step(make_model: Make) -> None:
     assert not is_compiled(decode_steps(model, 1)[1])
 
 
-def test_a_small_stack_uses_the_plain_step(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_stack_uses_the_plain_step(
+    make_model: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(step, "MIN_WEIGHTS", 4 * 10**6)
     assert not is_compiled(decode_steps(make_model(**CONFIGS["learned, tanh-GELU, biases"]), 1)[1])
 
 
-def test_a_fully_masked_row_gives_finite_results(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fully_masked_row_gives_finite_results(
+    make_model: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = make_model(**CONFIGS["encoder-decoder, post"])
     source = torch.randint(3, 29, (2, 4))
     with torch.no_grad():
@@ -343,7 +403,7 @@ def test_a_fully_masked_row_gives_finite_results(make_model: Make, monkeypatch: 
     assert_close(*found, 1e-5)
 
 
-# --- generation ----------------------------------------------------------------------------------------
+# --- generation -----------------------------------------------------------------------------------
 
 MODELS: dict[str, dict[str, object]] = {
     "decoder": {"shape": "decoder", "positions": "rotary", "norm_placement": "pre"},
@@ -365,9 +425,18 @@ def test_compiled_steps_generate_the_same_tokens(
     shape: str, search: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(1)
-    sizes = {"vocab_size": 41, "max_positions": 60, "d_model": 32, "n_layers": 2, "n_heads": 4, "d_ff": 48}
+    sizes = {
+        "vocab_size": 41,
+        "max_positions": 60,
+        "d_model": 32,
+        "n_layers": 2,
+        "n_heads": 4,
+        "d_ff": 48,
+    }
     model = randomize(Transformer(ModelConfig.parse(sizes | MODELS[shape])).eval(), 0.4)
-    inputs = Inputs(torch.randint(3, 41, (2, 7)), torch.tensor([[True] * 7, [True] * 4 + [False] * 3]))
+    inputs = Inputs(
+        torch.randint(3, 41, (2, 7)), torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
+    )
     config = GenerationConfig.parse(SEARCHES[search] | {"max_new_tokens": 14})
     runs: list[bool] = []
     run = step.CompiledDecoder.run
@@ -385,4 +454,6 @@ def test_compiled_steps_generate_the_same_tokens(
     assert runs
     for got, expected in zip(compiled, plain, strict=True):
         assert [output.tokens for output in got] == [output.tokens for output in expected]
-        assert [output.score for output in got] == pytest.approx([o.score for o in expected], abs=1e-4)
+        assert [output.score for output in got] == pytest.approx(
+            [o.score for o in expected], abs=1e-4
+        )

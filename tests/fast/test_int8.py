@@ -1,4 +1,6 @@
-"""Int8 weights: rounding error, and use in place of a parameter; int8 matmul of quantized activations."""
+"""Int8 weights: rounding error, and use in place of a parameter; int8 matmul of quantized
+activations.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ has_interpreter = pytest.mark.skipif(
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**31), st.floats(1e-6, 1e6))
-def test_the_rounding_error_is_at_most_half_a_step(rows: int, width: int, seed: int, size: float) -> None:
+def test_the_rounding_error_is_at_most_half_a_step(
+    rows: int, width: int, seed: int, size: float
+) -> None:
     matrix = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed)) * size
     weight = Int8Weight.quantize(matrix)
     assert weight.values.dtype is torch.int8 and int(weight.values.abs().max()) <= 127
@@ -42,7 +46,9 @@ def test_rows_of_zeros_remain_zeros() -> None:
     assert torch.equal(dequantized[0], torch.zeros(4)) and float(dequantized[1, 1]) == -2.0
 
 
-def test_quantization_in_chunks_equals_quantization_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantization_in_chunks_equals_quantization_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     matrix = torch.randn(50, 7)
     whole = Int8Weight.quantize(matrix)
     monkeypatch.setattr(int8, "CHUNK", 30)
@@ -58,7 +64,9 @@ def test_linear_and_rows_equal_those_of_the_dequantized_matrix(dtype: torch.dtyp
     assert torch.equal(weight.rows(indices), weight.dequantize()[indices])
     exact = x.double() @ (weight.values.double() * weight.scales.double()[:, None]).T
     limit = 1e-5 if dtype is torch.float32 else 3e-2
-    assert torch.allclose(ops.linear(x, weight).double(), exact, atol=limit * float(exact.abs().max()))
+    assert torch.allclose(
+        ops.linear(x, weight).double(), exact, atol=limit * float(exact.abs().max())
+    )
     assert ops.linear(x, weight, bias).dtype is dtype
 
 
@@ -103,12 +111,16 @@ def test_int8_matmul_equals_that_of_the_quantized_activations(biased: bool) -> N
     expected = Int8Weight.quantize(x[:, 0].float())
     assert torch.allclose(scales, expected.scales)
     difference = (x_int8.int() - expected.values.int()).abs()
-    assert int(difference.max()) <= 1 and float(difference.float().mean()) < 0.05, "only ties may differ"
+    assert int(difference.max()) <= 1 and float(difference.float().mean()) < 0.05, (
+        "only ties may differ"
+    )
     exact = (x_int8.double() * scales.double()[:, None]) @ weight.dequantize().double().T
     exact = exact if bias is None else exact + bias.double()
     assert ours.shape == (33, 1, 96) and ours.dtype is torch.bfloat16
     assert torch.allclose(ours[:, 0].double(), exact, rtol=2**-8, atol=1e-3)
-    assert torch.equal(ours[7:29], int8_linear(x[7:29], weight, bias)), "a row does not depend on the others"
+    assert torch.equal(ours[7:29], int8_linear(x[7:29], weight, bias)), (
+        "a row does not depend on the others"
+    )
 
 
 @has_interpreter

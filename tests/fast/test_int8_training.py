@@ -39,7 +39,9 @@ def reference_quantize(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return (x.float() / scales.clamp_min(1e-37)).round(), scales.squeeze(dim)
 
 
-def random_tensors(rows: int, inputs: int, outputs: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def random_tensors(
+    rows: int, inputs: int, outputs: int, dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
     """x, weight, bias, and the gradient of the output."""
     sizes = (rows, inputs), (outputs, inputs), (outputs,), (rows, outputs)
     generator = torch.Generator().manual_seed(rows + inputs + outputs)
@@ -65,7 +67,9 @@ def test_quantization_rounds_to_the_nearest_integer(dtype, dim):
     assert torch.allclose(scales, expected_scales)
     difference = (quantized.float() - expected).abs()
     assert difference.max() <= 1 and difference.mean() < 0.01  # a tie may go to either side
-    assert quantized.abs().amax(dim).eq(127).sum() == quantized.shape[1 - dim] - 1  # all but the zeros
+    assert (
+        quantized.abs().amax(dim).eq(127).sum() == quantized.shape[1 - dim] - 1
+    )  # all but the zeros
 
 
 @pytest.mark.slow
@@ -90,11 +94,15 @@ def test_output_and_gradients_are_close_to_those_of_the_fp32_matmul(rows, inputs
 @pytest.mark.parametrize("rows", [MIN_ROWS, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 70])
 def test_matmuls_of_int8_values_are_exact(rows):
     """Integers with a 127 in every row and column that has a scale of its own."""
-    x, weight, bias, g = (each.mul(20).round().clamp(-126, 126) for each in random_tensors(rows, 80, 96))
+    x, weight, bias, g = (
+        each.mul(20).round().clamp(-126, 126) for each in random_tensors(rows, 80, 96)
+    )
     for each in (x, weight, g):
         diagonal = torch.arange(max(each.shape))
         each[diagonal % each.shape[0], diagonal % each.shape[1]] = 127
-    for start in range(0, rows, CHUNK):  # each column of a chunk has one, also in a short last chunk
+    for start in range(
+        0, rows, CHUNK
+    ):  # each column of a chunk has one, also in a short last chunk
         for each in (x, g):
             columns = torch.arange(each.shape[1])
             each[start + columns % (min(rows, start + CHUNK) - start), columns] = 127
@@ -143,7 +151,9 @@ def test_few_rows_and_inference_use_the_plain_matmul():
     x, weight, bias, _ = random_tensors(MIN_ROWS, 64, 64)
     assert torch.equal(int8_training_linear(x, weight, bias), F.linear(x, weight, bias))
     with torch.no_grad():
-        assert torch.equal(int8_training_linear(x.requires_grad_(), weight, bias), F.linear(x, weight, bias))
+        assert torch.equal(
+            int8_training_linear(x.requires_grad_(), weight, bias), F.linear(x, weight, bias)
+        )
 
 
 @needs_exact_int8
@@ -151,7 +161,9 @@ def test_strides_and_frozen_tensors_do_not_change_the_results():
     x, weight, bias, g = random_tensors(MIN_ROWS, 96, 64)
     y, dx, dw, db = train_step(x, weight, bias, g)
     strided = [each.t().contiguous().t() for each in (x, weight)]
-    for ours, same in zip(train_step(*strided, bias, g.t().contiguous().t()), (y, dx, dw, db), strict=True):
+    for ours, same in zip(
+        train_step(*strided, bias, g.t().contiguous().t()), (y, dx, dw, db), strict=True
+    ):
         assert torch.equal(ours, same)
     unbiased = train_step(x, weight, None, g)
     assert torch.allclose(unbiased[0] + bias, y, atol=1e-5) and torch.equal(unbiased[1], dx)
@@ -166,7 +178,9 @@ def test_strides_and_frozen_tensors_do_not_change_the_results():
 
 def test_a_second_derivative_is_rejected():
     x, weight, bias, _ = (each.requires_grad_() for each in random_tensors(MIN_ROWS, 64, 64))
-    (dx,) = torch.autograd.grad(int8_training_linear(x, weight, bias).square().sum(), x, create_graph=True)
+    (dx,) = torch.autograd.grad(
+        int8_training_linear(x, weight, bias).square().sum(), x, create_graph=True
+    )
     with pytest.raises(RuntimeError, match="once_differentiable"):
         dx.sum().backward()
 
@@ -174,7 +188,14 @@ def test_a_second_derivative_is_rejected():
 def plain_and_int8_models(monkeypatch, **values) -> tuple[Transformer, Transformer]:
     """The same model twice; the second trains all layers of its stacks with int8 matmul."""
     monkeypatch.setattr(int8_training, "MIN_WEIGHTS", 0)
-    shared = {"vocab_size": 70, "d_model": 64, "d_ff": 128, "n_layers": 2, "n_heads": 2, "dropout": 0.0}
+    shared = {
+        "vocab_size": 70,
+        "d_model": 64,
+        "d_ff": 128,
+        "n_layers": 2,
+        "n_heads": 2,
+        "dropout": 0.0,
+    }
     torch.manual_seed(1)
     plain, model = (Transformer(ModelConfig.parse(shared | values)) for _ in range(2))
     model.load_state_dict(plain.state_dict())
@@ -193,7 +214,9 @@ def test_int8_training_covers_the_layers_of_stacks_only(monkeypatch):
     """Gradients differ from the plain ones by rounding. Inference is bit-identical."""
     plain, model = plain_and_int8_models(monkeypatch, shape="decoder")
     changed = {n for n, m in model.named_modules() if isinstance(m, Int8TrainedLinear)}
-    assert len(changed) == count_int8_layers(model) == 2 * 6 and all("blocks" in name for name in changed)
+    assert len(changed) == count_int8_layers(model) == 2 * 6 and all(
+        "blocks" in name for name in changed
+    )
     assert count_int8_layers(plain) == 0
     tokens = torch.randint(70, (8, MIN_ROWS // 8))
     with torch.no_grad():
@@ -240,4 +263,7 @@ def test_concatenated_layers_use_int8_if_one_of_them_does():
     large.__class__ = Int8TrainedLinear
     x = torch.randn(MIN_ROWS, 256, requires_grad=True)
     for layers in ((large, small), (small, large)):
-        assert "Int8Linear" in type(concatenated_linears(x, layers).grad_fn.next_functions[0][0]).__name__
+        assert (
+            "Int8Linear"
+            in type(concatenated_linears(x, layers).grad_fn.next_functions[0][0]).__name__
+        )

@@ -58,9 +58,16 @@ def test_a_recomputed_activation_has_the_gradients_of_a_saved_one(
 
 
 def test_the_recomputed_activation_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled loops and the operators of PyTorch differ in the last bits; both passes use the same ones."""
-    pytest.importorskip("numba", reason="the compiled loops need numba: pip install 'trifold[fast]'")
-    layer, outputs = randomize(FeedForward(CONFIG.model_copy(update={"activation": "gelu-tanh"}))), []
+    """Compiled loops and the operators of PyTorch differ in the last bits; both passes use the same
+    ones.
+    """
+    pytest.importorskip(
+        "numba", reason="the compiled loops need numba: pip install 'trifold[fast]'"
+    )
+    layer, outputs = (
+        randomize(FeedForward(CONFIG.model_copy(update={"activation": "gelu-tanh"}))),
+        [],
+    )
     activation = layer.activation
     monkeypatch.setattr(layer, "activation", lambda x: outputs.append(activation(x)) or outputs[-1])
     layer(torch.randn(40, 12)).sum().backward()
@@ -71,8 +78,13 @@ def test_the_recomputed_activation_has_the_same_bits(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_the_activation_is_freed_after_the_forward_pass(activation: str, gated: bool) -> None:
-    """An operator that saves its own output must not keep it alive in a graph without a backward pass."""
-    layer, outputs = FeedForward(CONFIG.model_copy(update={"activation": activation, "gated": gated})), []
+    """An operator that saves its own output must not keep it alive in a graph without a backward
+    pass.
+    """
+    layer, outputs = (
+        FeedForward(CONFIG.model_copy(update={"activation": activation, "gated": gated})),
+        [],
+    )
     activate = layer.activation
 
     def watched(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,6 @@
-"""Properties of the compiled loops beyond those in test_plain.py: rounding, random bits, NaN, odd sizes."""
+"""Properties of the compiled loops beyond those in test_plain.py: rounding, random bits, NaN, odd
+sizes.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,19 @@ def test_rounding_to_bf16_equals_that_of_pytorch(name: str) -> None:
             out[j] = function(out[j], x[j])
 
     ties = [0x8000, 0x18000, 0x7F8000]
-    mantissas = [0, 1, 0x7FFF, 0x8001, 0xFFFF, 0x10000, 0x3A7FFF, 0x400000, 0x7F0000, 0x7FFFFF, *ties]
+    mantissas = [
+        0,
+        1,
+        0x7FFF,
+        0x8001,
+        0xFFFF,
+        0x10000,
+        0x3A7FFF,
+        0x400000,
+        0x7F0000,
+        0x7FFFFF,
+        *ties,
+    ]
     exponents = np.arange(512, dtype=np.uint32) << np.uint32(23)
     # The size is not a multiple of a vector, so that the loop has a remainder.
     bits = (exponents[:, None] | np.array(mantissas, np.uint32)).reshape(-1)[:-5]
@@ -69,21 +83,32 @@ def test_gelu_is_accurate_over_its_range(dtype: torch.dtype) -> None:
     ours = gelu_tanh(x)
     exact_x = x.detach().double().requires_grad_()
     exact = F.gelu(exact_x, approximate="tanh")
-    d_ours, d_exact = torch.autograd.grad(ours, x, g)[0], torch.autograd.grad(exact, exact_x, g.double())[0]
+    d_ours, d_exact = (
+        torch.autograd.grad(ours, x, g)[0],
+        torch.autograd.grad(exact, exact_x, g.double())[0],
+    )
     limit = 2**-8 if dtype is torch.bfloat16 else 1e-5
     for a, b in ((ours, exact), (d_ours, d_exact)):
-        assert float(((a.detach().double() - b.detach()).abs() / (b.detach().abs() + 1e-2)).max()) <= limit
+        assert (
+            float(((a.detach().double() - b.detach()).abs() / (b.detach().abs() + 1e-2)).max())
+            <= limit
+        )
 
 
 @both
 @pytest.mark.parametrize("p", [0.05, 0.3, 0.5, 0.9])
-def test_dropout_has_its_rate_and_the_same_mask_in_the_backward_pass(dtype: torch.dtype, p: float) -> None:
+def test_dropout_has_its_rate_and_the_same_mask_in_the_backward_pass(
+    dtype: torch.dtype, p: float
+) -> None:
     y = torch.ones(40_001, dtype=dtype, requires_grad=True)
     torch.manual_seed(7)
     out = dropout(y, p)
     (gradient,) = torch.autograd.grad(out, y, torch.ones_like(out))
     assert torch.equal(out, gradient)
-    assert set(out.detach().float().unique().tolist()) == {0.0, float(torch.tensor(1 / (1 - p), dtype=dtype))}
+    assert set(out.detach().float().unique().tolist()) == {
+        0.0,
+        float(torch.tensor(1 / (1 - p), dtype=dtype)),
+    }
     deviation = (p * (1 - p) / len(y)) ** 0.5
     assert abs(float((out == 0).float().mean()) - p) < 5 * deviation
     x = torch.randn(40_001).to(dtype).requires_grad_()
@@ -116,7 +141,9 @@ def test_dropout_draws_from_the_generator_of_the_thread() -> None:
 @both
 @given(
     lengths=st.lists(
-        st.tuples(st.integers(1, 40) | st.integers(QUERY_BLOCK, 3 * QUERY_BLOCK), st.integers(1, 40)),
+        st.tuples(
+            st.integers(1, 40) | st.integers(QUERY_BLOCK, 3 * QUERY_BLOCK), st.integers(1, 40)
+        ),
         min_size=1,
         max_size=9,
     ),
@@ -124,7 +151,9 @@ def test_dropout_draws_from_the_generator_of_the_thread() -> None:
     causal=st.booleans(),
     seed=st.integers(0, 1000),
 )
-@example(lengths=[(500, 3), *[(200, 1)] * 16], is_self=True, causal=True, seed=0)  # 17 rows in a grid of 18
+@example(
+    lengths=[(500, 3), *[(200, 1)] * 16], is_self=True, causal=True, seed=0
+)  # 17 rows in a grid of 18
 @settings(max_examples=12, deadline=None)
 def test_packed_attention_equals_attention_of_each_row(
     dtype: torch.dtype, lengths: list[tuple[int, int]], is_self: bool, causal: bool, seed: int
@@ -143,7 +172,11 @@ def test_packed_attention_equals_attention_of_each_row(
     gradients = torch.autograd.grad(ours, leaves, g)
 
     exact_leaves = [x.detach().double().requires_grad_() for x in leaves]
-    qkv = exact_leaves[0].split(size, 1) if is_self else (exact_leaves[0], *exact_leaves[1].split(size, 1))
+    qkv = (
+        exact_leaves[0].split(size, 1)
+        if is_self
+        else (exact_leaves[0], *exact_leaves[1].split(size, 1))
+    )
     rows = []
     for row in range(len(lengths)):
         q_part = slice(int(queries.starts[row]), int(queries.starts[row + 1]))

@@ -83,7 +83,11 @@ def gelu_tanh(dtype: torch.dtype) -> Case:
 
 def layer_norm(dtype: torch.dtype) -> Case:
     x, weight, bias = leaf(7, 48), leaf(48), leaf(48)
-    return lambda: ops.layer_norm(x.to(dtype), weight.to(dtype), bias.to(dtype), 1e-5), (x, weight, bias)
+    return lambda: ops.layer_norm(x.to(dtype), weight.to(dtype), bias.to(dtype), 1e-5), (
+        x,
+        weight,
+        bias,
+    )
 
 
 def dropout(dtype: torch.dtype) -> Case:
@@ -96,13 +100,19 @@ def add_dropout(dtype: torch.dtype) -> Case:
     return lambda: ops.dropout(y.to(dtype), 0.3, x.to(dtype)), (x, y)
 
 
-def attend(queries: int, groups: int = 1, beams: int = 1, **options: Any) -> Callable[[torch.dtype], Case]:
+def attend(
+    queries: int, groups: int = 1, beams: int = 1, **options: Any
+) -> Callable[[torch.dtype], Case]:
     def case(dtype: torch.dtype) -> Case:
         q, keys = leaf(2 * beams, 4, queries, 8), 200 if queries > 100 else 9
         k, v = leaf(2, 4 // groups, keys, 8), leaf(2, 4 // groups, keys, 8)
         real = torch.rand(2, keys) < 0.7
         real[1] = False  # the second row may attend to nothing
-        return lambda: ops.attend(*(x.to(dtype) for x in (q, k, v)), Mask(real), **options), (q, k, v)
+        return lambda: ops.attend(*(x.to(dtype) for x in (q, k, v)), Mask(real), **options), (
+            q,
+            k,
+            v,
+        )
 
     return case
 
@@ -114,7 +124,10 @@ def one_query(
 
     def case(dtype: torch.dtype) -> Case:
         q, keys = torch.randn(6, 4, 1, 8).to(dtype), 9
-        k, v = (torch.randn(rows, 12, 4 // groups, 8).to(dtype).transpose(1, 2)[:, :, :keys] for _ in "kv")
+        k, v = (
+            torch.randn(rows, 12, 4 // groups, 8).to(dtype).transpose(1, 2)[:, :, :keys]
+            for _ in "kv"
+        )
         real = None if window else torch.rand(rows, keys) < 0.7
         mask = Mask(real, causal=rows == 6, offset=keys - 1 + evicted, window=window)
         bias = torch.randn(1, 4, 1, keys + evicted)
@@ -130,7 +143,9 @@ def one_query(
 
 def packed_attention(crosses: bool) -> Callable[[torch.dtype], Case]:
     def case(dtype: torch.dtype) -> Case:
-        layer = Attention(ModelConfig(d_model=32, n_heads=4), memory_width=32 if crosses else None).to(dtype)
+        layer = Attention(
+            ModelConfig(d_model=32, n_heads=4), memory_width=32 if crosses else None
+        ).to(dtype)
         weights = parameters(layer)
         queries, keys = Packing.of(torch.tensor([7, 4, 9])), Packing.of(torch.tensor([3, 8, 5]))
         x, memory = leaf(1, queries.length, 32), leaf(1, keys.length, 32)
@@ -142,7 +157,9 @@ def packed_attention(crosses: bool) -> Callable[[torch.dtype], Case]:
                 packing=queries,
                 key_packing=keys if crosses else None,
             )
-            return layer(x.to(dtype), memory.to(dtype) if crosses else None, mask=mask)[:, : queries.real]
+            return layer(x.to(dtype), memory.to(dtype) if crosses else None, mask=mask)[
+                :, : queries.real
+            ]
 
         return compute, (x, *([memory] if crosses else []), *weights)
 
@@ -155,7 +172,9 @@ def cross_entropy(smoothing: float, *, trains: bool = True) -> Callable[[torch.d
         targets = torch.randint(-1, 90, (700,))
 
         def compute() -> tuple[Tensor, Tensor]:
-            inputs = [x.to(dtype) if trains else x.detach().to(dtype) for x in (hidden, weight, bias)]
+            inputs = [
+                x.to(dtype) if trains else x.detach().to(dtype) for x in (hidden, weight, bias)
+            ]
             return ops.cross_entropy(*inputs, targets, smoothing)
 
         return compute, (hidden, weight, bias) if trains else ()
@@ -172,7 +191,9 @@ def step(dtype: torch.dtype) -> Case:
         with torch.no_grad():
             cache = model.new_cache()
             model.decode(Inputs(tokens[:, :6]), cache=cache)
-            return torch.cat([model.decode(Inputs(tokens[:, t : t + 1]), cache=cache) for t in (6, 7)], 1)
+            return torch.cat(
+                [model.decode(Inputs(tokens[:, t : t + 1]), cache=cache) for t in (6, 7)], 1
+            )
 
     return compute, ()
 
@@ -183,7 +204,10 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "linear": linear,
     "linear of few rows": linear_of_few_rows,
     "linears": linears,
-    **{f"activation_linear {name}": activation_linear(name, False) for name in ("relu", "gelu", "gelu-tanh")},
+    **{
+        f"activation_linear {name}": activation_linear(name, False)
+        for name in ("relu", "gelu", "gelu-tanh")
+    },
     "activation_linear silu gated": activation_linear("silu", True),
     "gelu_tanh": gelu_tanh,
     "layer_norm": layer_norm,
@@ -237,8 +261,12 @@ def test_fast_operations_equal_plain_operations(
         assert float((x.float() - y.float()).abs().max()) <= limit
 
 
-@pytest.mark.parametrize(("case", "node"), [(dropout, "_DropoutBackward"), (gelu_tanh, "_GeluTanhBackward")])
-def test_training_on_a_cpu_uses_the_compiled_loops(case: Callable[[torch.dtype], Case], node: str) -> None:
+@pytest.mark.parametrize(
+    ("case", "node"), [(dropout, "_DropoutBackward"), (gelu_tanh, "_GeluTanhBackward")]
+)
+def test_training_on_a_cpu_uses_the_compiled_loops(
+    case: Callable[[torch.dtype], Case], node: str
+) -> None:
     pytest.importorskip("numba")
     assert case(torch.float32)[0]().grad_fn.name() == node
 

@@ -66,7 +66,8 @@ def outputs(
     generator = torch.Generator().manual_seed(0)
     shapes = (2, HEADS, LENGTH, WIDTH), (2, kv_heads, LENGTH, WIDTH), (2, kv_heads, LENGTH, WIDTH)
     inputs = [
-        torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes
+        torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+        for shape in shapes
     ]
     weights = [x for x in options.values() if isinstance(x, Tensor)]
     out = function(*inputs, mask, **options)
@@ -94,7 +95,9 @@ def test_options_pass_to_each_block() -> None:
 
 @pytest.mark.parametrize("chosen", [None, some_globals((0, 40), (1,))])
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_learned_bias_is_computed_for_the_pairs_of_a_block(causal: bool, chosen: Tensor | None) -> None:
+def test_a_learned_bias_is_computed_for_the_pairs_of_a_block(
+    causal: bool, chosen: Tensor | None
+) -> None:
     config = ModelConfig(
         d_model=32,
         n_heads=HEADS,
@@ -118,7 +121,7 @@ def test_a_learned_bias_is_computed_for_the_pairs_of_a_block(causal: bool, chose
         torch.testing.assert_close(mine, other)
 
 
-# --- memory --------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 STEP = """
 import re, sys, torch, trifold.fast
@@ -156,8 +159,19 @@ def test_a_text_of_64_k_tokens_fits_in_memory(name: str) -> None:
 @pytest.mark.parametrize("keys", [None, padding(83, 30), padding(83, 7).flip(1)])
 def test_summaries_of_blocks_are_read_by_all(keys: Tensor | None) -> None:
     config = ModelConfig(
-        **{"d_model": 32, "n_heads": HEADS, "shape": "encoder", "positions": "relative", "dropout": 0.0},
-        **{"relative_buckets": 8, "relative_distance": 20, "sliding_window": 4, "summary_block": 10},
+        **{
+            "d_model": 32,
+            "n_heads": HEADS,
+            "shape": "encoder",
+            "positions": "relative",
+            "dropout": 0.0,
+        },
+        **{
+            "relative_buckets": 8,
+            "relative_distance": 20,
+            "sliding_window": 4,
+            "summary_block": 10,
+        },
     )
     torch.manual_seed(0)
     encoder, found = Stack(config, "encoder").double(), []
@@ -198,7 +212,9 @@ def test_learned_biases_of_layers_with_unequal_windows(side: str) -> None:
     for parameter in stack.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     for length, kind in ((20, Tensor), (21, PairBias)):
-        assert type(stack.offsets(Mask(causal=mask.causal), length, torch.device("cpu"), None)) is kind
+        assert (
+            type(stack.offsets(Mask(causal=mask.causal), length, torch.device("cpu"), None)) is kind
+        )
     x, found = torch.randn(2, LENGTH, 32, dtype=torch.float64), []
     for context in (nullcontext(), fast.disabled()):
         with context:
@@ -214,4 +230,6 @@ def test_rows_of_padding_do_not_widen_what_a_block_reads(causal: bool) -> None:
     for keys in (padding(83, 5), LEFT.roll(1, 0), padding(83, 5).flip(1)):
         mask = Mask(keys, causal=causal, window=5)
         blocks = sparse._blocks(mask, LENGTH, LENGTH, mask.positions(LENGTH, torch.device("cpu")))
-        assert max(block.keys.stop - block.keys.start for block in blocks) <= 4 + (4 if causal else 8)
+        assert max(block.keys.stop - block.keys.start for block in blocks) <= 4 + (
+            4 if causal else 8
+        )

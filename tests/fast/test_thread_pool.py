@@ -1,4 +1,6 @@
-"""A matmul by instructions equals that of PyTorch, for any caller, number of threads and memory address."""
+"""A matmul by instructions equals that of PyTorch, for any caller, number of threads and memory
+address.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ def multiply(x: Tensor, weight: Weight) -> Tensor:
 
 @pytest.mark.parametrize(
     ("rows", "kind", "threads"),
-    [*((rows, "fp32", 2) for rows in (1, 2, 4, 7, 8)), *((5, kind, n) for kind in KINDS for n in (1, 3))],
+    [
+        *((rows, "fp32", 2) for rows in (1, 2, 4, 7, 8)),
+        *((5, kind, n) for kind in KINDS for n in (1, 3)),
+    ],
 )
 def test_a_matmul_of_few_rows_equals_that_of_pytorch(rows: int, kind: str, threads: int) -> None:
     x, weight, bias = torch.randn(rows, 1, 200), torch.randn(333, 200), torch.randn(333)

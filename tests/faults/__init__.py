@@ -1,9 +1,8 @@
 """Fault injection: promises about training, and trials that try to break them.
 
-A promise is a property of a tiny but real run (`promises.py`). A trial breaks something at random and checks the
-property. A plant (`plants.py`) is a bug that violates a promise: the harness must find it. `python -m tests.faults`
-runs the trials.
-"""
+A promise is a property of a tiny but real run (`promises.py`). A trial breaks something at random
+and checks the property. A plant (`plants.py`) is a bug that violates a promise: the harness must
+find it. `python -m tests.faults` runs the trials."""
 
 from __future__ import annotations
 
@@ -35,7 +34,9 @@ def try_all(
     trials: int | None = None,
     trying: Trying = lambda name, number, trials: None,
 ) -> Iterator[Verdict]:
-    """Try promises in `folder`, one after the other; `command` is the command line `trifold` as a function."""
+    """Try promises in `folder`, one after the other; `command` is the command line `trifold` as a
+    function.
+    """
     _warm(folder)
     for name in names:
         promise = PROMISES[name]
@@ -44,9 +45,8 @@ def try_all(
 
 
 def plant_all(names: Sequence[str], folder: Path, command: Command) -> Iterator[Verdict]:
-    """Plant one bug after the other and try the promise that it breaks until a trial fails; a verdict without failures
-    means that the bug was not found.
-    """
+    """Plant one bug after the other and try the promise that it breaks until a trial fails; a
+    verdict without failures means that the bug was not found."""
     _warm(folder)
     for name in names:
         plant = PLANTS[name]

@@ -3,7 +3,7 @@
 python -m tests.faults                              every promise, minutes
 python -m tests.faults --size full                  every promise, hours
 python -m tests.faults --only kills --only damage   chosen promises
-python -m tests.faults --plant all                  put in one bug after the other; each must be found
+python -m tests.faults --plant all                put in one bug after the other; each must be found
 """
 
 from __future__ import annotations
@@ -26,14 +26,20 @@ SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def run() -> int:
-    """Parse the command line and run the trials; 0 if every promise was kept, or every planted bug found."""
+    """Parse the command line and run the trials; 0 if every promise was kept, or every planted bug
+    found.
+    """
     parser = argparse.ArgumentParser(
-        prog="python -m tests.faults", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="python -m tests.faults",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument(
         "--size", choices=("sample", "short", "full"), default="short", help="number of trials"
     )
-    parser.add_argument("--only", action="append", choices=list(PROMISES), help="this promise; repeatable")
+    parser.add_argument(
+        "--only", action="append", choices=list(PROMISES), help="this promise; repeatable"
+    )
     parser.add_argument("--trials", type=int, help="trials of each promise")
     parser.add_argument("--plant", choices=["all", *PLANTS], help="put this bug into the code")
     parser.add_argument(
@@ -65,22 +71,30 @@ def run() -> int:
 
 def _trials(chosen: argparse.Namespace, folder: Path, *, every: bool) -> Iterator[Verdict]:
     if every:
-        names = [name for name, plant in PLANTS.items() if not chosen.only or plant.breaks in chosen.only]
+        names = [
+            name for name, plant in PLANTS.items() if not chosen.only or plant.breaks in chosen.only
+        ]
         return plant_all(names, folder, main)
     names = chosen.only or ([PLANTS[chosen.plant].breaks] if chosen.plant else list(PROMISES))
     return try_all(names, chosen.size, folder, main, trials=chosen.trials, trying=_progress)
 
 
 def _progress(name: str, number: int, trials: int) -> None:
-    """Overwrite one line. A progress bar would need a thread, and this process is forked all the time."""
+    """Overwrite one line. A progress bar would need a thread, and this process is forked all the
+    time.
+    """
     if sys.stderr.isatty():
-        print(f"\r\033[K{name} {number + 1:,} of {trials:,} … ", end="", file=sys.stderr, flush=True)
+        print(
+            f"\r\033[K{name} {number + 1:,} of {trials:,} … ", end="", file=sys.stderr, flush=True
+        )
 
 
 def _print(verdict: Verdict) -> None:
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
-    count = f"{verdict.trials:6,} trials {len(verdict.failures):4} failures {verdict.seconds:7.1f} s"
+    count = (
+        f"{verdict.trials:6,} trials {len(verdict.failures):4} failures {verdict.seconds:7.1f} s"
+    )
     print(f"{verdict.name:17}{verdict.about:76}{count}", flush=True)
     for failure in verdict.failures[:3]:
         print(f"  {failure}", file=sys.stderr)

@@ -26,7 +26,9 @@ from trifold.train.checkpoint import Checkpoint, load_newest, step_of
 
 
 def damage_is_rejected(box: Box) -> None:
-    """Bytes changed, removed, zeroed or added in any file of a checkpoint: rejected with the name of the file."""
+    """Bytes changed, removed, zeroed or added in any file of a checkpoint: rejected with the name
+    of the file.
+    """
     path = checkpoint.save(box.folder, _state(3, box.rng.randrange(2**32)))
     for _ in range(100):
         file = box.rng.choice(sorted(path.iterdir()))
@@ -38,7 +40,9 @@ def damage_is_rejected(box: Box) -> None:
         try:
             checkpoint.load(path)
         except CheckpointError as error:
-            box.expect(file.name in str(error), f"{file.name} is damaged, and the error is: {error}")
+            box.expect(
+                file.name in str(error), f"{file.name} is damaged, and the error is: {error}"
+            )
         else:
             box.expect(False, f"{file.name} is damaged and was loaded")
         file.write_bytes(before)
@@ -50,7 +54,9 @@ def _mutated(content: bytes, rng: Any) -> bytes:
     length = rng.randrange(1, 1 + min(64, len(content) - place))
     rest = content[place + length :]
     ways: dict[str, bytes] = {
-        "bit": content[:place] + bytes([content[place] ^ (1 << rng.randrange(8))]) + content[place + 1 :],
+        "bit": content[:place]
+        + bytes([content[place] ^ (1 << rng.randrange(8))])
+        + content[place + 1 :],
         "byte": content[:place] + bytes([rng.randrange(256)]) + content[place + 1 :],
         "cut": content[:place],
         "zeros": content[:place] + bytes(length) + rest,
@@ -62,13 +68,18 @@ def _mutated(content: bytes, rng: Any) -> bytes:
 
 def _state(step: int, seed: int) -> Checkpoint:
     random = torch.Generator().manual_seed(seed)
-    weights = {"a.weight": torch.randn(3, 5, generator=random), "b": torch.randn(7, generator=random)}
+    weights = {
+        "a.weight": torch.randn(3, 5, generator=random),
+        "b": torch.randn(7, generator=random),
+    }
     moments = {f"exp_avg.{name}": value * 2 for name, value in weights.items()}
     return Checkpoint(weights, moments, {"step": step, "epoch": 0, "batch": seed})
 
 
 def falls_back_by_itself(box: Box) -> None:
-    """The newest one or two checkpoints are damaged: the newest intact one is used, with one warning."""
+    """The newest one or two checkpoints are damaged: the newest intact one is used, with one
+    warning.
+    """
     changes, reference = box.config()
     average = changes.get("train.average", 1)
     shutil.copytree(reference.folder, box.run)
@@ -83,7 +94,9 @@ def falls_back_by_itself(box: Box) -> None:
         return
     code = box.train(changes)
     warnings = [line for line in box.output().splitlines() if line.startswith("warning:")]
-    box.expect(code == 0 and len(warnings) == 1, f"it ended with {code} and {len(warnings)} warnings")
+    box.expect(
+        code == 0 and len(warnings) == 1, f"it ended with {code} and {len(warnings)} warnings"
+    )
     box.expect(all(path.name in warnings[0] for path in damaged), f"not named: {warnings[0]}")
     box.finish(changes, reference)
 
@@ -148,9 +161,8 @@ _WHOLE: dict[str, Callable[[Path], object]] = {
 
 
 def _train_on_full_disk(box: Box, changes: dict[str, Any]) -> int:
-    """Train on a disk that fills up: a write fails, anywhere or among the few small files, or the system limits the
-    size of files.
-    """
+    """Train on a disk that fills up: a write fails, anywhere or among the few small files, or the
+    system limits the size of files."""
     if box.number % 4 == 3:
         limit = box.rng.randrange(5_000, 60_000)  # the output goes into a file too
 
@@ -186,7 +198,8 @@ CALLS = ("put", "flush", "flush_path", "flush_folder", "rename", "make_folder")
 def failing(
     nth: int, kind: int, *, lasting: bool, names: Sequence[str] = CALLS, among: str = ""
 ) -> Iterator[None]:
-    """The n-th call of a function of `disk` fails, and with `lasting` all later ones; half of the bytes are written.
+    """The n-th call of a function of `disk` fails, and with `lasting` all later ones; half of the
+    bytes are written.
 
     names, among: only these functions count, and only for files whose path contains this.
     """
@@ -211,7 +224,7 @@ def failing(
         yield
 
 
-# --- power -----------------------------------------------------------------------------------------------
+# --- power ----------------------------------------------------------------------------------------
 
 
 class Operation(NamedTuple):
@@ -223,9 +236,8 @@ class Operation(NamedTuple):
 
 
 def power_cuts_are_survived(box: Box) -> None:
-    """For every prefix of the disk operations of a save, with unflushed data lost and removals incomplete: the old or
-    the new checkpoint exists, and no partial checkpoint is visible.
-    """
+    """For every prefix of the disk operations of a save, with unflushed data lost and removals
+    incomplete: the old or the new checkpoint exists, and no partial checkpoint is visible."""
     folder = box.folder / "checkpoints"
     old, new = (4, 4) if box.number % 3 == 2 else (3, 4)
     first = box.number % 3 == 0
@@ -252,14 +264,20 @@ def power_cuts_are_survived(box: Box) -> None:
                 return
             box.expect(found is not None or first, f"{where}: nothing is left")
             if found is not None:
-                box.expect(not found.rejected, f"{where}: a partial checkpoint is visible: {found.rejected}")
+                box.expect(
+                    not found.rejected,
+                    f"{where}: a partial checkpoint is visible: {found.rejected}",
+                )
                 seed = found.state.progress["batch"]
-                box.expect((step_of(found.path), seed) in {(old, 1), (new, 2)}, f"{where}: {found.path}")
+                box.expect(
+                    (step_of(found.path), seed) in {(old, 1), (new, 2)}, f"{where}: {found.path}"
+                )
             for path in checkpoint.list_checkpoints(after):
                 checkpoint.load(path)
             done = length == len(operations)
             box.expect(
-                not done or (found is not None and found.state.progress["batch"] == 2), f"{where}: old"
+                not done or (found is not None and found.state.progress["batch"] == 2),
+                f"{where}: old",
             )
 
 
@@ -267,7 +285,9 @@ def power_cuts_are_survived(box: Box) -> None:
 def recording() -> Iterator[list[Operation]]:
     """Record the calls of `disk`."""
     operations: list[Operation] = []
-    door = {name: getattr(disk, name) for name in ("put", "flush", "flush_folder", "rename", "remove")}
+    door = {
+        name: getattr(disk, name) for name in ("put", "flush", "flush_folder", "rename", "remove")
+    }
 
     def put(file: BinaryIO, piece: disk.Bytes) -> None:
         operations.append(Operation("put", Path(file.name), bytes(piece)))
@@ -309,12 +329,12 @@ def recording() -> Iterator[list[Operation]]:
 
 
 def replay(operations: list[Operation], folder: Path, after: Path, *, names_early: bool) -> None:
-    """Apply to `after` those effects of the operations on `folder` that survive a power failure after the last one.
+    """Apply to `after` those effects of the operations on `folder` that survive a power failure
+    after the last one.
 
-    A file has the bytes that were flushed. A name (of a new or renamed file) exists if its folder was flushed since,
-    and with `names_early` in any case. A removed folder may reappear without one of its files, also under the name that
-    it had on disk while it was being removed.
-    """
+    A file has the bytes that were flushed. A name (of a new or renamed file) exists if its folder
+    was flushed since, and with `names_early` in any case. A removed folder may reappear without one
+    of its files, also under the name that it had on disk while it was being removed."""
     last = len(operations) - 1
     named: dict[Path, Path] = {}  # name -> the durable name
     contents: dict[Path, bytes] = {}
@@ -331,7 +351,9 @@ def replay(operations: list[Operation], folder: Path, after: Path, *, names_earl
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(durable.get(operation.path, b""))
         elif operation.what == "rename" and (names_early or operation.path.parent in later):
-            source, target = (after / path.relative_to(folder) for path in (operation.path, operation.more))
+            source, target = (
+                after / path.relative_to(folder) for path in (operation.path, operation.more)
+            )
             source.mkdir(parents=True, exist_ok=True)  # a folder of which no file is left
             shutil.rmtree(target, ignore_errors=True)
             source.rename(target)
@@ -345,28 +367,39 @@ def replay(operations: list[Operation], folder: Path, after: Path, *, names_earl
                 files[0].unlink()
 
 
-# --- data ------------------------------------------------------------------------------------------------
+# --- data -----------------------------------------------------------------------------------------
 
 
 def changed_data_is_rejected(box: Box) -> None:
-    """A data file changes before the run is resumed: rejected with its name, unless --data-changed is given."""
+    """A data file changes before the run is resumed: rejected with its name, unless --data-changed
+    is given.
+    """
     words = ["one", "two", "three", "four", "five", "six", "seven"]
     lines = ["\t".join((box.rng.choice(words), str(number))) for number in range(60)]
     data = box.folder / "pairs.tsv"
     data.write_text("source\ttarget\n" + "\n".join(lines) + "\n", encoding="utf-8", newline="\n")
-    changes = {"data.train": str(data), "data.valid": str(data), "train.steps": 6, "data.test": None}
+    changes = {
+        "data.train": str(data),
+        "data.valid": str(data),
+        "train.steps": 6,
+        "data.test": None,
+    }
     box.expect(box.train(changes) == 0, "the first session failed")
     number = box.rng.randrange(len(lines))
     lines[number] = lines[number][:-1] + chr(ord(lines[number][-1]) ^ 1)
     data.write_text("source\ttarget\n" + "\n".join(lines) + "\n", encoding="utf-8", newline="\n")
     longer = {**changes, "train.steps": 9}
     code = box.train(longer)
-    box.expect(code == 1 and str(data) in box.output().splitlines()[-1], f"line {number + 2} changed: {code}")
+    box.expect(
+        code == 1 and str(data) in box.output().splitlines()[-1],
+        f"line {number + 2} changed: {code}",
+    )
     box.expect("--data-changed" in box.output(), "the option --data-changed is not named")
     code = forked(training(box.run, longer, box.log, data_changed=True))
     events = (box.run / "metrics.jsonl").read_text("utf-8").splitlines()
     box.expect(
-        code == 0 and any("data changed" in json.loads(e).get("event", "") for e in events), "no event"
+        code == 0 and any("data changed" in json.loads(e).get("event", "") for e in events),
+        "no event",
     )
 
 

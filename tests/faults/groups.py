@@ -1,4 +1,6 @@
-"""Several ranks on one machine as forks of this process, as `torchrun` starts them, without loading libraries again."""
+"""Several ranks on one machine as forks of this process, as `torchrun` starts them, without loading
+libraries again.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,15 @@ def ranked(
     meanwhile: Callable[[list[int]], None] | None = None,
     grace: float = 0.1,
 ) -> list[int]:
-    """Run `work(rank)` on `world` ranks and return their exit codes, negative for a rank that a signal ended.
+    """Run `work(rank)` on `world` ranks and return their exit codes, negative for a rank that a
+    signal ended.
 
-    meanwhile: called in this process with the process ids of the ranks. grace: seconds between the failure of a rank
-    and SIGTERM to the others; torchrun checks ten times a second.
-    """
+    meanwhile: called in this process with the process ids of the ranks. grace: seconds between the
+    failure of a rank and SIGTERM to the others; torchrun checks ten times a second."""
     port = _free_port()
-    children = [_forked(lambda rank=rank: work(rank), rank, world, port, log) for rank in range(world)]  # type: ignore[misc]
+    children = [
+        _forked(lambda rank=rank: work(rank), rank, world, port, log) for rank in range(world)
+    ]  # type: ignore[misc]
     if meanwhile is not None:
         meanwhile(children)
     codes: dict[int, int] = {}
@@ -57,7 +61,9 @@ def _forked(work: Callable[[], int], rank: int, world: int, port: int, log: Path
     code = CRASHED
     try:
         if log is not None:  # messages of libraries about lost ranks
-            os.dup2(os.open(log.with_name("libraries.txt"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+            os.dup2(
+                os.open(log.with_name("libraries.txt"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2
+            )
         os.environ.update(
             RANK=str(rank),
             WORLD_SIZE=str(world),

@@ -49,7 +49,8 @@ def try_promise(
     until_broken: bool = False,
     trying: Trying = lambda name, number, trials: None,
 ) -> Verdict:
-    """Run the trials in `folder`, which is emptied after each of them; `command` is the command line `trifold`.
+    """Run the trials in `folder`, which is emptied after each of them; `command` is the command
+    line `trifold`.
 
     until_broken: stop at the first failure.
     """

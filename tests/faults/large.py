@@ -29,9 +29,9 @@ WIDTH = 512
 
 
 def large_text_is_cached(box: Box) -> None:
-    """A process that encodes a corpus is killed, then two do it at the same time, in bounded memory. Opening the cache
-    does not read the corpus. An epoch reads every token once, also if the number of ranks changes.
-    """
+    """A process that encodes a corpus is killed, then two do it at the same time, in bounded
+    memory. Opening the cache does not read the corpus. An epoch reads every token once, also if the
+    number of ranks changes."""
     corpus = box.folder / "corpus.txt"
     block = "".join(_line(box.rng) for _ in range(4000)).encode()
     times = CORPUS_BYTES // len(block)
@@ -46,24 +46,35 @@ def large_text_is_cached(box: Box) -> None:
 
     forked(build, after=box.rng.uniform(0.05, 0.6), number=signal.SIGKILL, log=box.log)
     counted = _counting(build, box.folder)
-    box.expect(forked(_both(counted, counted), log=box.log) == 0, "two processes: the cache was not built")
+    box.expect(
+        forked(_both(counted, counted), log=box.log) == 0, "two processes: the cache was not built"
+    )
     grown = max(cost.memory for cost in _costs(box.folder))  # one of the two only waits
-    box.expect(grown <= MEMORY, f"{grown >> 20:,} MB of memory for {times * len(block) >> 20:,} MB of text")
-    box.expect([forked(counted, log=box.log) for _ in range(3)] == [0, 0, 0], "the cache cannot be opened")
+    box.expect(
+        grown <= MEMORY, f"{grown >> 20:,} MB of memory for {times * len(block) >> 20:,} MB of text"
+    )
+    box.expect(
+        [forked(counted, log=box.log) for _ in range(3)] == [0, 0, 0], "the cache cannot be opened"
+    )
     costs = _costs(box.folder)
     read, soonest = max(cost.read for cost in costs), min(cost.seconds for cost in costs)
     box.expect(
-        read <= GLANCE and soonest <= SOON, f"opened in {soonest:.2f} s, for which {read:,} bytes were read"
+        read <= GLANCE and soonest <= SOON,
+        f"opened in {soonest:.2f} s, for which {read:,} bytes were read",
     )
     cache = open_tokens(str(corpus), settings, BYTES, part_bytes=PART)
     lines = block.split(b"\n")[:-1]
-    box.expect(len(cache) == times * len(lines), f"{len(cache):,} documents, not {times * len(lines):,}")
+    box.expect(
+        len(cache) == times * len(lines), f"{len(cache):,} documents, not {times * len(lines):,}"
+    )
     for number in box.rng.sample(range(len(cache)), 200):
         found = cache.document(number).astype(np.uint8).tobytes()
         box.expect(found == lines[number % len(lines)], f"document {number} differs")
     there = np.bincount(np.frombuffer(block, np.uint8), minlength=256) * times
     there[ord("\n")] = 0
-    box.expect(bool((_read_by_ranks(cache, box.rng) == there).all()), "an id was lost or duplicated")
+    box.expect(
+        bool((_read_by_ranks(cache, box.rng) == there).all()), "an id was lost or duplicated"
+    )
 
 
 def _line(rng: Random) -> str:
@@ -89,11 +100,17 @@ class Cost(NamedTuple):
 
 def _counting(work: Callable[[], int], folder: Path) -> Callable[[], int]:
     def counted() -> int:
-        memory, read, start = _proc_value("status", "VmRSS"), _proc_value("io", "rchar"), time.perf_counter()
+        memory, read, start = (
+            _proc_value("status", "VmRSS"),
+            _proc_value("io", "rchar"),
+            time.perf_counter(),
+        )
         code = work()
         seconds = time.perf_counter() - start
         cost = Cost(
-            seconds, 1024 * (_proc_value("status", "VmHWM") - memory), _proc_value("io", "rchar") - read
+            seconds,
+            1024 * (_proc_value("status", "VmHWM") - memory),
+            _proc_value("io", "rchar") - read,
         )
         (folder / f"cost-{os.getpid()}").write_text(json.dumps(cost), encoding="utf-8")
         return code
@@ -139,7 +156,11 @@ def _read_by_ranks(cache: TokenCache, rng: Random) -> NDArray[np.int64]:
     """How often each id is read in an epoch in which the number of ranks changes."""
     blocks = Blocks(cache.starts, WIDTH, shift=5)
     plan = ShuffledRows(len(blocks), 64, seed=rng.randrange(100), epoch=0)
-    accumulate, worlds, workers = rng.choice([1, 2, 4]), rng.choices([1, 2, 3, 4], k=2), rng.choice([1, 2])
+    accumulate, worlds, workers = (
+        rng.choice([1, 2, 4]),
+        rng.choices([1, 2, 3, 4], k=2),
+        rng.choice([1, 2]),
+    )
     change = len(plan) // (2 * accumulate) * accumulate
     read = np.zeros(256, np.int64)
     for number in range(len(plan)):
@@ -151,6 +172,8 @@ def _read_by_ranks(cache: TokenCache, rng: Random) -> NDArray[np.int64]:
             )  # fmt: skip
             for rows in share.parts:
                 starts, lengths = blocks.select(rows)
-                where = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+                where = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(
+                    lengths.sum()
+                )
                 read += np.bincount(cache.ids[where], minlength=256)
     return read

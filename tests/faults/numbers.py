@@ -1,4 +1,6 @@
-"""Numerical promises: finite weights, gradients independent of the split of a batch, masked rows, exact losses."""
+"""Numerical promises: finite weights, gradients independent of the split of a batch, masked rows,
+exact losses.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def nonfinite_values_stay_out(box: Box) -> None:
     micro = box.rng.randrange(parts * workers)
     with poisoned(step, micro, where, value, box.rng.random()):
         code = box.train(changes)
-    box.expect(code == (0 if skips else 1), f"{value} in the {where} of step {step}: exit code {code}")
+    box.expect(
+        code == (0 if skips else 1), f"{value} in the {where} of step {step}: exit code {code}"
+    )
     for path in checkpoint.list_checkpoints(box.run / "checkpoints"):
         state = checkpoint.load(path)
         for name, tensor in (*state.weights.items(), *state.optimizer.items()):
@@ -74,7 +78,9 @@ def poisoned(step: int, micro: int, where: str, value: float, place: float) -> I
 
 
 def spikes_are_handled(box: Box) -> None:
-    """A loss spike: the update is skipped, or the run is rewound; a killed and resumed run does the same."""
+    """A loss spike: the update is skipped, or the run is rewound; a killed and resumed run does the
+    same.
+    """
     way = ("skip", "rewind")[box.number % 2]
     changes = {"train.on_spike": way, "train.spike_window": 5, "train.spike_factor": 3.0}
     step = box.rng.randrange(7, 12)
@@ -85,11 +91,14 @@ def spikes_are_handled(box: Box) -> None:
         box.expect(len(events) == 1, f"one spike at step {step}, and events {events}")
         message = (events[0]["event"], events[0].get("spike_at", events[0]["step"]))
         box.expect(
-            message == ({"skip": "skipped", "rewind": "rewound"}[way], step), f"{message} at step {step}"
+            message == ({"skip": "skipped", "rewind": "rewound"}[way], step),
+            f"{message} at step {step}",
         )
         box.train(changes, after=box.rng.uniform(0, 0.5))
         code = box.train(changes)
-    box.expect(code == 0 and state_of(box.run) == state_of(whole), "the killed and resumed run differs")
+    box.expect(
+        code == 0 and state_of(box.run) == state_of(whole), "the killed and resumed run differs"
+    )
 
 
 @contextmanager
@@ -113,7 +122,9 @@ def _bytes_of(batch: object) -> bytes:
 
 
 def accumulation_changes_nothing(box: Box) -> None:
-    """A batch, split into micro-batches or among workers, gives the same gradient within 1e-6 of its norm."""
+    """A batch, split into micro-batches or among workers, gives the same gradient within 1e-6 of
+    its norm.
+    """
     prepared = data.load_data(_recipe({"model.dropout": 0.0}), box.folder / "tokenizer", View())
     rows = np.array(box.rng.sample(range(len(prepared.train.lengths)), 24))
     whole = _gradient(prepared, [rows])
@@ -149,14 +160,17 @@ def _recipe(changes: dict[str, object]) -> Recipe:
 
 
 def fully_masked_rows_are_zero(box: Box) -> None:
-    """Queries that may attend to nothing, with any kernel, in bf16 or fp32: output 0 and finite gradients."""
+    """Queries that may attend to nothing, with any kernel, in bf16 or fp32: output 0 and finite
+    gradients.
+    """
     random = torch.Generator().manual_seed(box.rng.randrange(2**32))
     rows, heads, length, width = 3, 2, box.rng.randrange(1, 9), 4
     dtype = box.rng.choice([torch.float32, torch.bfloat16])
     keys = torch.rand(rows, length, generator=random) < box.rng.random()
     keys[box.rng.randrange(rows)] = False
     q, k, v = (
-        torch.randn(rows, heads, length, width, generator=random).to(dtype).requires_grad_() for _ in range(3)
+        torch.randn(rows, heads, length, width, generator=random).to(dtype).requires_grad_()
+        for _ in range(3)
     )
     causal = box.rng.random() < 0.5
     kernel = box.rng.choice(["plain", "fused"])
@@ -167,13 +181,19 @@ def fully_masked_rows_are_zero(box: Box) -> None:
     if causal:
         allowed = allowed & torch.ones(length, length, dtype=torch.bool).tril()
     blind = ~allowed.any(-1)
-    box.expect(bool((out.transpose(1, 2)[blind] == 0).all()), f"{kernel}: not 0 in fully masked rows")
+    box.expect(
+        bool((out.transpose(1, 2)[blind] == 0).all()), f"{kernel}: not 0 in fully masked rows"
+    )
     for name, tensor in (("out", out), ("q", q.grad), ("k", k.grad), ("v", v.grad)):
-        box.expect(tensor is not None and bool(tensor.isfinite().all()), f"{kernel}: {name} is not finite")
+        box.expect(
+            tensor is not None and bool(tensor.isfinite().all()), f"{kernel}: {name} is not finite"
+        )
 
 
 def losses_match_the_definition(box: Box) -> None:
-    """Label smoothing, with some or all positions ignored: within 1e-6 of the definition in float64."""
+    """Label smoothing, with some or all positions ignored: within 1e-6 of the definition in
+    float64.
+    """
     random = torch.Generator().manual_seed(box.rng.randrange(2**32))
     rows, width, classes = box.rng.randrange(1, 40), 8, box.rng.randrange(2, 50)
     hidden = torch.randn(rows, width, generator=random).requires_grad_()
@@ -182,8 +202,12 @@ def losses_match_the_definition(box: Box) -> None:
     targets = torch.randint(classes, (rows,), generator=random)
     ignored = torch.rand(rows, generator=random) < box.rng.choice([0.0, 0.3, 1.0])
     smoothing = box.rng.choice([0.0, 0.1, 0.5])
-    sums = losses.linear_cross_entropy(hidden, weight, bias, targets.masked_fill(ignored, -1), smoothing)
-    logits = F.linear(hidden.double(), weight.double(), None if bias is None else bias.double())[~ignored]
+    sums = losses.linear_cross_entropy(
+        hidden, weight, bias, targets.masked_fill(ignored, -1), smoothing
+    )
+    logits = F.linear(hidden.double(), weight.double(), None if bias is None else bias.double())[
+        ~ignored
+    ]
     exact = F.cross_entropy(logits, targets[~ignored], reduction="sum", label_smoothing=smoothing)
     theirs = float(exact.detach())
     off = abs(float(sums.loss.detach()) - theirs) / max(1.0, abs(theirs))
@@ -209,7 +233,9 @@ def losses_in_bf16(box: Box) -> None:
 
 
 def oversized_runs_are_rejected(box: Box) -> None:
-    """A run that cannot fit is rejected before it starts, and the error names three settings to change."""
+    """A run that cannot fit is rejected before it starts, and the error names three settings to
+    change.
+    """
     limit = box.rng.randrange(1, 40) * 2**20
     large = {
         "model.d_model": 256,
@@ -218,7 +244,9 @@ def oversized_runs_are_rejected(box: Box) -> None:
         "train.steps": 2,
         "train.warmup": 1,
     }
-    with mock.patch.object(memory, "_system_limits", return_value=[(limit, "available in this trial")]):
+    with mock.patch.object(
+        memory, "_system_limits", return_value=[(limit, "available in this trial")]
+    ):
         code = box.train(large)
     message = box.output()
     box.expect(code == SettingsError.exit_code, f"exit code {code} with {limit:,} bytes available")

@@ -171,7 +171,9 @@ _REAL_PUT = disk.put
 def _read_again(path: Any, manifest: Any, sources: Any, found: corpus.Corpus) -> bool:
     """Compare the content instead of size and time."""
     files = zip(found.files, sources, strict=True)
-    return all(token_cache.sha256_of_file(lines.expand_path(now.file)) == was[2] for now, was in files)
+    return all(
+        token_cache.sha256_of_file(lines.expand_path(now.file)) == was[2] for now, was in files
+    )
 
 
 def _least_number(q: Tensor, k: Tensor, v: Tensor, mask: Mask, **named: Any) -> Tensor:
@@ -192,7 +194,9 @@ def _ignored_count(
     labels = targets.clamp_min(0)
     picked = torch.nn.functional.cross_entropy(logits, labels, reduction="none") * (targets >= 0)
     uniform = -logits.log_softmax(-1).mean(-1).sum()
-    return losses.LossSums((1 - smoothing) * picked.sum() + smoothing * uniform, picked.sum().detach())
+    return losses.LossSums(
+        (1 - smoothing) * picked.sum() + smoothing * uniform, picked.sum().detach()
+    )
 
 
 def _rounded_loss(
@@ -200,7 +204,9 @@ def _rounded_loss(
 ) -> losses.LossSums:
     """The softmax of bf16 logits, in bf16."""
     logits = torch.nn.functional.linear(hidden, weight, bias)
-    loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
+    loss = torch.nn.functional.cross_entropy(
+        logits, targets, reduction="sum", label_smoothing=smoothing
+    )
     return losses.LossSums(loss, loss.detach())
 
 
@@ -251,7 +257,9 @@ def _no_check(*arguments: Any, **named: Any) -> list[str]:
     return []
 
 
-_DRAWS = itertools.count()  # a generator of dropout that continues, instead of one that depends on the step
+_DRAWS = (
+    itertools.count()
+)  # a generator of dropout that continues, instead of one that depends on the step
 _NO_LIMIT = float("inf")
 
 # Name -> what is wrong, the promise, what is replaced by what.

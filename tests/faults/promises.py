@@ -1,8 +1,8 @@
-"""The promises by name: statement, trial function, numbers of trials (sample, short, full), reliability goals.
+"""The promises by name: statement, trial function, numbers of trials (sample, short, full),
+reliability goals.
 
-A trial of `kills` kills twice on average, a trial of `damage` makes a hundred mutations, and a trial of `power` tries
-every prefix.
-"""
+A trial of `kills` kills twice on average, a trial of `damage` makes a hundred mutations, and a
+trial of `power` tries every prefix."""
 
 from __future__ import annotations
 

@@ -18,9 +18,8 @@ SOON = 10.0  # seconds, on a machine with fewer cores than ranks
 
 
 def ranks_change_nothing(box: Box) -> None:
-    """Train with 2 to 4 ranks, replicated or sharded; kill or stop one, and all end soon; continue with another number
-    of ranks: losses and weights equal those of one process.
-    """
+    """Train with 2 to 4 ranks, replicated or sharded; kill or stop one, and all end soon; continue
+    with another number of ranks: losses and weights equal those of one process."""
     rng = box.rng
     changes = {
         "model.dropout": 0.0,
@@ -50,13 +49,14 @@ def ranks_change_nothing(box: Box) -> None:
         for folder in (box.run, alone)
     )
     off = max(float((ours_last[name] - theirs_last[name]).abs().max()) for name in theirs_last)
-    box.expect(off <= 1e3 * CLOSE, f"the weights are off by {off:.1e}")  # Adam divides by small numbers
+    box.expect(
+        off <= 1e3 * CLOSE, f"the weights are off by {off:.1e}"
+    )  # Adam divides by small numbers
 
 
 def _end_early(box: Box, changes: dict[str, Any], world: int, number: signal.Signals) -> None:
-    """Send the signal to one rank, at a random time or after a random step. All ranks must end; on SIGTERM the state
-    of the last step must be saved.
-    """
+    """Send the signal to one rank, at a random time or after a random step. All ranks must end; on
+    SIGTERM the state of the last step must be saved."""
     wait, unlucky, sent = box.rng.uniform(0, 3), box.rng.randrange(world), 0.0
     lines = box.rng.randint(1, 4) if box.number % 4 in (1, 2) else None
 
@@ -70,7 +70,9 @@ def _end_early(box: Box, changes: dict[str, Any], world: int, number: signal.Sig
 
     codes = _together(box, changes, world, strike)
     lasted = time.monotonic() - sent
-    box.expect(lasted <= SOON, f"{number.name} to one rank: the others continued for {lasted:.0f} s")
+    box.expect(
+        lasted <= SOON, f"{number.name} to one rank: the others continued for {lasted:.0f} s"
+    )
     left = {code for rank, code in enumerate(codes) if rank != unlucky}
     box.expect(left <= {0, 1, 143, -signal.SIGTERM}, f"{number.name} to one: {codes}")
     if number == signal.SIGTERM and _lines_so_far(box):

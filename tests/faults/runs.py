@@ -1,4 +1,6 @@
-"""Tiny real runs, each in its own process that can be killed, and the state that they leave on disk."""
+"""Tiny real runs, each in its own process that can be killed, and the state that they leave on
+disk.
+"""
 
 from __future__ import annotations
 
@@ -59,12 +61,21 @@ TEXT: dict[str, Any] = {
 CONFIGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "bf16": {"train.precision": "bfloat16"},
-    "int8": {"train.precision": "int8", "model.d_model": 256, "model.d_ff": 256, "batch.tokens": 1024},
+    "int8": {
+        "train.precision": "int8",
+        "model.d_model": 256,
+        "model.d_ff": 256,
+        "batch.tokens": 1024,
+    },
     "accumulating": {"train.accumulate": 3},
     "workers": {"train.workers": 2},
     "averaging": {"train.average": 3},
     "async save": {"train.async_save": True},
-    "pre-norm, gated": {"model.norm_placement": "pre", "model.gated": True, "model.activation": "silu"},
+    "pre-norm, gated": {
+        "model.norm_placement": "pre",
+        "model.gated": True,
+        "model.activation": "silu",
+    },
     "rotary, grouped": {"model.positions": "rotary", "model.n_kv_heads": 1},
     "two layers, clipped": {"model.n_layers": 2, "train.clip": 0.5},
     "cosine": {"train.schedule": "cosine"},
@@ -73,7 +84,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tokenizer.vocab_size": 60,
         "tokenizer.dropout": 0.3,
     },
-    "weight decay, all kept": {"train.weight_decay": 0.1, "train.keep_every": 6, "train.keep_last": 1},
+    "weight decay, all kept": {
+        "train.weight_decay": 0.1,
+        "train.keep_every": 6,
+        "train.keep_last": 1,
+    },
     "small batches": {"batch.tokens": 200, "batch.rows": 7},
     "causal, windows": {
         **TEXT,
@@ -105,7 +120,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "muon": {"train.optimizer": "muon"},
     "adafactor": {"train.optimizer": "adafactor"},
     "warmup-stable-decay": {"train.schedule": "warmup-stable-decay", "train.decay": 0.5},
-    "spikes skipped": {"train.on_spike": "skip", "train.spike_factor": 1.05, "train.spike_window": 5},
+    "spikes skipped": {
+        "train.on_spike": "skip",
+        "train.spike_factor": 1.05,
+        "train.spike_window": 5,
+    },
     "compiled": {
         **TEXT,
         "train.compile": "blocks",
@@ -153,7 +172,9 @@ class Box:
     rng: random.Random
     number: int
     references: dict[str, Reference] = field(default_factory=dict)
-    command: Callable[[Sequence[str]], int] = field(default=lambda words: CRASHED)  # the command line
+    command: Callable[[Sequence[str]], int] = field(
+        default=lambda words: CRASHED
+    )  # the command line
 
     @property
     def run(self) -> Path:
@@ -173,7 +194,9 @@ class Box:
             raise Broken(f"{what}; last lines: {' | '.join(self.output().splitlines()[-3:])}")
 
     def train(self, changes: Mapping[str, Any], **how: Any) -> int:
-        """Train in a child process in this box; return the exit code, negative if a signal killed it."""
+        """Train in a child process in this box; return the exit code, negative if a signal killed
+        it.
+        """
         return forked(training(self.run, changes, self.log), log=self.log, **how)
 
     def finish(self, changes: Mapping[str, Any], reference: Reference) -> None:
@@ -185,13 +208,19 @@ class Box:
 
     def expect_all_saved(self, when: str) -> None:
         """The last training step is saved in a checkpoint that can be loaded."""
-        trained = max((line["step"] for line in lines_of(self.run) if "train/loss" in line), default=0)
+        trained = max(
+            (line["step"] for line in lines_of(self.run) if "train/loss" in line), default=0
+        )
         found = checkpoint.load_newest(self.run / "checkpoints")
         saved = 0 if found is None else checkpoint.step_of(found.path)
-        self.expect(saved == trained, f"{when}: the last step is {trained}, the last checkpoint {saved}")
+        self.expect(
+            saved == trained, f"{when}: the last step is {trained}, the last checkpoint {saved}"
+        )
 
     def config(self, *, slow: bool = False) -> tuple[dict[str, Any], Reference]:
-        """One of the configurations in turn and its reference; with `slow` also those slow to start."""
+        """One of the configurations in turn and its reference; with `slow` also those slow to
+        start.
+        """
         names = [name for name in CONFIGS if slow or name not in SLOW]
         name = names[self.number % len(names)]
         return CONFIGS[name], self.reference(name)
@@ -206,7 +235,9 @@ class Box:
             start = time.perf_counter()
             code = forked(training(folder, CONFIGS[name], log), log=log)
             if code:
-                raise Broken(f"the uninterrupted run `{name}` ended with {code}: {log.read_text('utf-8')}")
+                raise Broken(
+                    f"the uninterrupted run `{name}` ended with {code}: {log.read_text('utf-8')}"
+                )
             self.references[name] = Reference(folder, state_of(folder), time.perf_counter() - start)
         return self.references[name]
 
@@ -219,7 +250,9 @@ def training(folder: Path, changes: Mapping[str, Any], log: Path, **more: Any) -
         if overrides.get("data.train") == "TEXT":
             overrides["data.train"] = str(_text(log.parent.parent))
         try:
-            return train("smoke", out=folder, resume="auto", view=Written(log), **more, **overrides).exit_code
+            return train(
+                "smoke", out=folder, resume="auto", view=Written(log), **more, **overrides
+            ).exit_code
         except TrifoldError as error:
             if not isinstance(error, OtherRankError):
                 Written(log).say(f"error: {error.message}")
@@ -281,7 +314,9 @@ with planted(os.environ.get({PLANTED!r})):
 
 
 def start_process(words: Sequence[str], log: Path, **environ: str) -> subprocess.Popen[bytes]:
-    """Start `trifold` with these arguments in a new process, which shares only the planted bug with this one."""
+    """Start `trifold` with these arguments in a new process, which shares only the planted bug with
+    this one.
+    """
     paths = os.pathsep.join(path for path in sys.path if path)
     with log.open("ab") as output:
         return subprocess.Popen(
@@ -302,7 +337,9 @@ def state_of(folder: Path) -> dict[str, Any]:
         for key in TIMES:
             values.pop(key, None)
     kept = [*last.glob("*.safetensors"), *folder.glob("model/**/*"), *folder.glob("samples/*")]
-    files = {str(path.relative_to(folder)): path.read_bytes() for path in sorted(kept) if path.is_file()}
+    files = {
+        str(path.relative_to(folder)): path.read_bytes() for path in sorted(kept) if path.is_file()
+    }
     return {"progress": progress, "metrics": metrics, **files}
 
 
@@ -314,4 +351,8 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
 def lines_of(folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl; empty if there is no such file."""
     file = folder / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.is_file() else []
+    return (
+        [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+        if file.is_file()
+        else []
+    )

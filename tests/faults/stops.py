@@ -32,7 +32,9 @@ def killed_runs_resume(box: Box) -> None:
         found = load_newest(box.run / "checkpoints")
         kept = step_of(found.path) if found is not None else 0
         late = every if changes.get("train.async_save") else 0
-        box.expect(kept >= logged - every - late, f"at step {logged}, but only step {kept} is saved")
+        box.expect(
+            kept >= logged - every - late, f"at step {logged}, but only step {kept} is saved"
+        )
     box.finish(changes, reference)
 
 
@@ -64,7 +66,8 @@ def _signal_after_update(step: int) -> Iterator[None]:
         yield
 
 
-# Phase -> when the signal is sent: at one of the first calls (their number is last) of this function.
+# Phase -> when the signal is sent: at one of the first calls (their number is last) of this
+# function.
 PHASES: dict[str, tuple[object, str, int]] = {
     "start-up": (loop, "find_machine", 1),
     "preparing": (loop, "load_data", 1),
@@ -79,9 +82,8 @@ TOGETHER = {"training": 1, "validation": 0, "generation": 0, "saving": 0}
 
 
 def signals_save(box: Box) -> None:
-    """SIGTERM and SIGINT to the command line in every phase: the printed command continues to the same result. With two
-    ranks one gets the signal, and both stop and continue.
-    """
+    """SIGTERM and SIGINT to the command line in every phase: the printed command continues to the
+    same result. With two ranks one gets the signal, and both stop and continue."""
     turn, place = divmod(box.number, len(PHASES) + len(TOGETHER))
     number = signal.SIGTERM if turn % 2 else signal.SIGINT
     words = [f"{key}={value}" for key, value in TINY.items()]
@@ -109,7 +111,10 @@ def _signal_to_one_of_two(box: Box, phase: str, number: signal.Signals, command:
     work = _command(command, box)
     with _signal_in_phase(box, phase, number, rank=TOGETHER[phase]):
         codes = ranked(lambda rank: work(), 2, log=box.log, grace=10.0)
-    box.expect(codes == [128 + number] * 2, f"{number.name} to one of two while {phase}: exit codes {codes}")
+    box.expect(
+        codes == [128 + number] * 2,
+        f"{number.name} to one of two while {phase}: exit codes {codes}",
+    )
     box.expect_all_saved(phase)
     codes = ranked(lambda rank: work(), 2, log=box.log, grace=10.0)
     box.expect(codes == [0, 0], f"{phase}: exit codes of the continued run: {codes}")
@@ -125,7 +130,9 @@ def _signal_in_phase(
 
 def _command(words: list[str], box: Box) -> Callable[[], int]:
     def work() -> int:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by default in background processes
+        signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # ignored by default in background processes
         with (
             box.log.open("a", encoding="utf-8", newline="\n") as output,
             contextlib.redirect_stderr(output),
@@ -155,9 +162,13 @@ def signal_at_call(
 
 
 def sigusr1_saves(box: Box) -> None:
-    """SIGUSR1 at a random step: a checkpoint of that step, an event line, and the same final weights."""
+    """SIGUSR1 at a random step: a checkpoint of that step, an event line, and the same final
+    weights.
+    """
     reference = box.reference()
-    step = box.rng.choice([s for s in range(1, TINY["train.steps"]) if s % TINY["train.save_every"]])
+    step = box.rng.choice(
+        [s for s in range(1, TINY["train.steps"]) if s % TINY["train.save_every"]]
+    )
     with signal_at_call(Trainer, "update", step, signal.SIGUSR1):
         code = box.train({})
     box.expect(code == 0, f"it ended with {code}")
@@ -169,9 +180,8 @@ def sigusr1_saves(box: Box) -> None:
 
 
 def same_seed_same_run(box: Box) -> None:
-    """Two processes with one seed give the same bits, also as new processes with different hash seeds, where Python
-    iterates over sets in different orders.
-    """
+    """Two processes with one seed give the same bits, also as new processes with different hash
+    seeds, where Python iterates over sets in different orders."""
     changes, reference = box.config()
     box.finish(changes, reference)
     if changes:
@@ -192,7 +202,9 @@ def same_seed_same_run(box: Box) -> None:
 
 
 def finished_runs_continue(box: Box) -> None:
-    """A finished run continued for more steps equals the longer run if its schedule has no end, and reports that."""
+    """A finished run continued for more steps equals the longer run if its schedule has no end, and
+    reports that.
+    """
     reference = box.reference()
     shorter = box.rng.randrange(2, 5) * TINY["train.save_every"]
     if shorter == TINY["train.steps"]:
@@ -212,7 +224,9 @@ def finished_runs_continue(box: Box) -> None:
 
 
 def background_saves_are_durable(box: Box) -> None:
-    """Saves in the background: a killed run loses no reported checkpoint; the next step reports a failure."""
+    """Saves in the background: a killed run loses no reported checkpoint; the next step reports a
+    failure.
+    """
     changes, reference = CONFIGS["async save"], box.reference("async save")
     if box.number % 2:
         code = box.train(changes, after=box.rng.uniform(0, 1.2 * reference.seconds))
@@ -232,7 +246,10 @@ def background_saves_are_durable(box: Box) -> None:
 
     with mock.patch.object(disk, "rename", rename):
         code = box.train(changes)
-    box.expect(code == 1 and "could not be written" in box.output(), f"exit code {code} after a failed save")
+    box.expect(
+        code == 1 and "could not be written" in box.output(),
+        f"exit code {code} after a failed save",
+    )
     found = load_newest(box.run / "checkpoints")
     box.expect(found is not None and found.rejected == [], "an earlier checkpoint is damaged")
     done = max(line["step"] for line in lines_of(box.run))

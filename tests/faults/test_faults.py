@@ -10,7 +10,10 @@ import sys
 import pytest
 from tests.faults import PLANTS, PROMISES
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="processes are copied")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.name != "posix", reason="processes are copied"),
+]
 PROGRAM = [sys.executable, "-m", "tests.faults", "--json"]
 
 
@@ -32,7 +35,9 @@ def test_every_promise_is_kept():
     assert {name: verdict["trials"] for name, verdict in sample.items()} == {
         name: promise.sample for name, promise in PROMISES.items()
     }
-    assert {name: verdict["failures"] for name, verdict in sample.items() if verdict["failures"]} == {}
+    assert {
+        name: verdict["failures"] for name, verdict in sample.items() if verdict["failures"]
+    } == {}
 
 
 def test_every_planted_bug_is_found():

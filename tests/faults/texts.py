@@ -1,4 +1,6 @@
-"""Text in unusual encodings, misaligned or partly blank: read exactly, counted, or rejected with its place."""
+"""Text in unusual encodings, misaligned or partly blank: read exactly, counted, or rejected with
+its place.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from trifold.errors import DataError
 from trifold.recipe import load_recipe
 from trifold.train import data
 
-# Characters that other programs take for the end of a line or field, a quote, a blank, or the start of a file.
+# Characters that other programs take for the end of a line or field, a quote, a blank, or the start
+# of a file.
 SEPARATORS = "\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"
 TRAPS = [*SEPARATORS, *"\"',;|\\", "\ufeff", "\u200b", "\u00a0", "e\u0301", "👍🏽", "  "]
 WORDS = ["sun", "rain", "Schnee", "brume", "дождь", "雪"]
@@ -26,17 +29,16 @@ WORDS = ["sun", "rain", "Schnee", "brume", "дождь", "雪"]
 Pair = tuple[str, str]
 
 
-# --- pairs -----------------------------------------------------------------------------------------------
+# --- pairs ----------------------------------------------------------------------------------------
 
 
 def pairs_stay_aligned(box: Box) -> None:
-    """Pairs with unusual characters in every format, plain and compressed, are read with their line numbers; a lost,
-    duplicate or broken line is rejected with the name of its file.
-    """
+    """Pairs with unusual characters in every format, plain and compressed, are read with their line
+    numbers; a lost, duplicate or broken line is rejected with the name of its file."""
     rng = box.rng
-    pairs = [(_text_with_traps(rng), _text_with_traps(rng)) for _ in range(rng.randrange(2, 40))] + [
-        ("the", "end")
-    ]
+    pairs = [
+        (_text_with_traps(rng), _text_with_traps(rng)) for _ in range(rng.randrange(2, 40))
+    ] + [("the", "end")]
     for _ in range(rng.randrange(4)):
         place = rng.randrange(len(pairs))
         pairs[place] = rng.choice([("", pairs[place][1]), (pairs[place][0], " "), ("", "")])
@@ -60,12 +62,17 @@ def pairs_stay_aligned(box: Box) -> None:
         where = files[0] if written.line is None else f"{files[0]}:{written.line}"
         message = _rejection(lambda: read_pairs(files, settings))
         box.expect(
-            message is not None and message.startswith(where), f"{what}, broken at {broken}: {message}"
+            message is not None and message.startswith(where),
+            f"{what}, broken at {broken}: {message}",
         )
         return
     found = read_pairs(files, settings)
-    kept = [i for i, pair in enumerate(pairs) if blank == "keep" or all(side.strip() for side in pair)]
-    box.expect(list(zip(found.sources, found.targets, strict=True)) == [pairs[i] for i in kept], what)
+    kept = [
+        i for i, pair in enumerate(pairs) if blank == "keep" or all(side.strip() for side in pair)
+    ]
+    box.expect(
+        list(zip(found.sources, found.targets, strict=True)) == [pairs[i] for i in kept], what
+    )
     box.expect(found.lines == [written.numbers[i] for i in kept], f"{what}: other numbers of lines")
 
 
@@ -78,7 +85,9 @@ def _text_with_traps(rng: Random) -> str:
 
 
 class Lines(NamedTuple):
-    """The lines of each file, the line number of each pair, and that of the broken line if a message can name it."""
+    """The lines of each file, the line number of each pair, and that of the broken line if a
+    message can name it.
+    """
 
     files: list[list[str]]
     numbers: list[int]
@@ -146,7 +155,7 @@ def _rejection(read: Callable[[], object]) -> str | None:
     return None
 
 
-# --- counts ----------------------------------------------------------------------------------------------
+# --- counts ---------------------------------------------------------------------------------------
 
 COUNTS = {
     "read": r": ([\d,]+) (?:pair|document)s?,",
@@ -160,7 +169,9 @@ COUNTS = {
 
 
 def skipped_rows_are_counted(box: Box) -> None:
-    """Blank, duplicate, odd and overlong rows are kept, dropped or truncated as configured, and counted correctly."""
+    """Blank, duplicate, odd and overlong rows are kept, dropped or truncated as configured, and
+    counted correctly.
+    """
     rng = box.rng
     texts = [_odd(rng) for _ in range(rng.randrange(20, 80))]
     texts += rng.choices(texts, k=rng.randrange(10))
@@ -175,13 +186,16 @@ def skipped_rows_are_counted(box: Box) -> None:
     message, expected = tell(box, texts, changes)
     found = {name: _number(pattern, message) for name, pattern in COUNTS.items()}
     box.expect(
-        found == {name: expected.get(name, 0) for name in COUNTS}, f"expected {expected}, reported {message}"
+        found == {name: expected.get(name, 0) for name in COUNTS},
+        f"expected {expected}, reported {message}",
     )
 
 
 def _odd(rng: Random) -> str:
     letters = "".join(rng.choices("abcdefg", k=rng.randrange(1, 30)))
-    return str(rng.choice([letters, letters, letters, "", " ", f"a\u2028{letters}", f"a\x85{letters}"]))
+    return str(
+        rng.choice([letters, letters, letters, "", " ", f"a\u2028{letters}", f"a\x85{letters}"])
+    )
 
 
 def _expected_counts(
@@ -224,16 +238,25 @@ def _count_pairs(box: Box, texts: list[str], changes: dict[str, Any]) -> tuple[s
     count["too long"] = sum(max(map(len, pair)) + 1 > longest for pair in used)  # and </s>
     count["in an epoch"] = len(used) - (count["too long"] if overflow == "drop" else 0)
     count["used"] = len(used) if len(used) < count["read"] else 0  # printed if any was dropped
-    more = {"data.train": list(map(str, files)), "batch.max_length": longest, "batch.on_overflow": overflow}
+    more = {
+        "data.train": list(map(str, files)),
+        "batch.max_length": longest,
+        "batch.on_overflow": overflow,
+    }
     return _prepared(box, {**changes, **more}), count
 
 
-def _count_documents(box: Box, texts: list[str], changes: dict[str, Any]) -> tuple[str, dict[str, int]]:
+def _count_documents(
+    box: Box, texts: list[str], changes: dict[str, Any]
+) -> tuple[str, dict[str, int]]:
     texts.append("the end")
     file = box.folder / "text.txt"
     file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8", newline="\n")
     count, used = _expected_counts(
-        texts, lambda text: not text.strip(), lambda text: bool(set(text) & set(SEPARATORS)), changes
+        texts,
+        lambda text: not text.strip(),
+        lambda text: bool(set(text) & set(SEPARATORS)),
+        changes,
     )
     count["used"] = len(used) if len(used) < count["read"] else 0
     settings = DataSettings(blank=changes["data.blank"], duplicates=changes["data.duplicates"])
@@ -256,14 +279,16 @@ def _number(pattern: str, message: str) -> int:
     return int(found[1].replace(",", "")) if found else 0
 
 
-# --- encodings -------------------------------------------------------------------------------------------
+# --- encodings ------------------------------------------------------------------------------------
 
 MANY = 30
 LONG = 200
 
 
 class Cell(NamedTuple):
-    """An unusual encoding: how clean bytes become unusual, and what follows the file name in the error."""
+    """An unusual encoding: how clean bytes become unusual, and what follows the file name in the
+    error.
+    """
 
     make: Callable[[bytes, int], bytes]  # from the clean bytes and the offset of the tenth line
     place: str | None  # None: the text is read unchanged
@@ -288,7 +313,9 @@ KINDS = ("source", "tsv", "csv", "jsonl", "txt")
 
 
 def encodings_are_read_or_rejected(box: Box) -> None:
-    """Every unusual encoding in every kind of file: the same text, or rejected with file, line and byte."""
+    """Every unusual encoding in every kind of file: the same text, or rejected with file, line and
+    byte.
+    """
     name, kind = list(CELLS)[box.number % len(CELLS)], KINDS[box.number // len(CELLS) % len(KINDS)]
     cell, rng = CELLS[name], box.rng
     pairs = [(rng.choice(WORDS), f"{rng.choice(WORDS)} {number}") for number in range(MANY)]
@@ -306,7 +333,9 @@ def encodings_are_read_or_rejected(box: Box) -> None:
     source: str | list[str] = str(file)
     if kind == "source":
         partner = box.folder / "text.target"
-        partner.write_text("".join(f"{line}\n" for line in written[1]), encoding="utf-8", newline="\n")
+        partner.write_text(
+            "".join(f"{line}\n" for line in written[1]), encoding="utf-8", newline="\n"
+        )
         source = [str(file), str(partner)]
 
     def read() -> list[Any]:

@@ -19,7 +19,13 @@ LLAMA_LIKE = {
 NEO = {"vocab_size": 61, "max_position_embeddings": 48, "hidden_size": 32, "num_heads": 4, **IDS}
 GATED = {**LLAMA_LIKE, "intermediate_size": 48}
 FALCON = {**LLAMA_LIKE, "num_kv_heads": 2}
-OLD_FALCON = {**LLAMA_LIKE, "multi_query": False, "parallel_attn": False, "alibi": True, "bias": True}
+OLD_FALCON = {
+    **LLAMA_LIKE,
+    "multi_query": False,
+    "parallel_attn": False,
+    "alibi": True,
+    "bias": True,
+}
 OPT = {**LLAMA_LIKE, "ffn_dim": 48}
 T5 = {
     "vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4,
@@ -122,15 +128,17 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }  # fmt: skip
 TABLES = ("embed", "wte", "wpe", "shared", "lm_head", "relative_attention_bias", "embed_out")
 DECODERS = [
-    name for name, (_, _, config) in FAMILIES.items() if "n_layer" in config or "hidden_size" in config
+    name
+    for name, (_, _, config) in FAMILIES.items()
+    if "n_layer" in config or "hidden_size" in config
 ]
 
 
 def new_reference(family: str, **changes: Any) -> Any:
     """A model of transformers with random parameters and these changes of its config.
 
-    The decoder has large weights and cross-attention small ones; otherwise most models would repeat one token.
-    """
+    The decoder has large weights and cross-attention small ones; otherwise most models would repeat
+    one token."""
     model_class, config_class, config = FAMILIES[family]
     torch.manual_seed(0)
     settings = getattr(transformers, config_class)(**config | changes)
@@ -139,6 +147,8 @@ def new_reference(family: str, **changes: Any) -> Any:
         for name, parameter in model.named_parameters():
             if parameter.dim() == 2 and not any(table in name for table in TABLES):
                 parameter.mul_(0.3 if "encoder_attn" in name or "EncDecAttention" in name else 3.0)
-            elif family in ("t5", "longt5") and "shared" in name:  # its logits are divided by √d_model
+            elif (
+                family in ("t5", "longt5") and "shared" in name
+            ):  # its logits are divided by √d_model
                 parameter.mul_(4.0)
     return model

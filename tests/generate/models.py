@@ -35,7 +35,9 @@ class TokenCache:
             self.seen = inputs
         else:
             old = self.seen
-            positions = None if old.positions is None else torch.cat([old.positions, inputs.positions], 1)
+            positions = (
+                None if old.positions is None else torch.cat([old.positions, inputs.positions], 1)
+            )
             self.seen = Inputs(torch.cat([old.tokens, inputs.tokens], 1), inputs.attend, positions)
         return self.seen
 
@@ -83,12 +85,16 @@ class ScriptedModel:
         new = inputs.tokens.shape[1]
         tokens = cache.append(inputs).tokens
         rows = []
-        for row, sentence in zip(tokens.tolist(), beams_of(memory, len(tokens)).tolist(), strict=True):
+        for row, sentence in zip(
+            tokens.tolist(), beams_of(memory, len(tokens)).tolist(), strict=True
+        ):
             source = memory.hidden[sentence, :, 0].long()
             if memory.attend is not None:
                 source = source[memory.attend[sentence]]
             prefixes = [tuple(row[1:end]) for end in range(len(row) - new + 1, len(row) + 1)]
-            rows.append([self.probabilities_of(tuple(source.tolist()), prefix) for prefix in prefixes])
+            rows.append(
+                [self.probabilities_of(tuple(source.tolist()), prefix) for prefix in prefixes]
+            )
         return torch.tensor(np.array(rows), dtype=torch.float32).log()
 
     def lm_head(self, hidden):
@@ -99,7 +105,12 @@ class UncachedModel:
     """A real model without a key/value cache."""
 
     def __init__(self, model: Transformer):
-        self.model, self.config, self.lm_head, self.encode = model, model.config, model.lm_head, model.encode
+        self.model, self.config, self.lm_head, self.encode = (
+            model,
+            model.config,
+            model.lm_head,
+            model.encode,
+        )
 
     def new_cache(self, kind="growing", **more):
         return TokenCache()
@@ -116,7 +127,10 @@ def random_probabilities(seed: int, vocabulary: int, sharpness: float = 1.5):
     """Pseudorandom probabilities as a function of source and prefix; 0 for padding."""
 
     def probabilities_of(source, prefix):
-        logits = np.random.default_rng([seed, *source, 10_000, *prefix]).normal(size=vocabulary) * sharpness
+        logits = (
+            np.random.default_rng([seed, *source, 10_000, *prefix]).normal(size=vocabulary)
+            * sharpness
+        )
         logits[PAD] = -np.inf
         return np.exp(logits) / np.exp(logits).sum()
 
@@ -136,7 +150,14 @@ def padded_batch(rows: Sequence[Sequence[int]], left: bool = False) -> Inputs:
 def tiny_model(shape: str = "encoder-decoder", **changes) -> Transformer:
     """A small random model with distinct logits that depend on the context."""
     torch.manual_seed(5)
-    sizes = {"vocab_size": 17, "d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 32, "max_positions": 128}
+    sizes = {
+        "vocab_size": 17,
+        "d_model": 16,
+        "n_heads": 4,
+        "n_layers": 2,
+        "d_ff": 32,
+        "max_positions": 128,
+    }
     model = Transformer(ModelConfig(shape=shape, dropout=0.3, **{**sizes, **changes})).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -147,7 +168,14 @@ def tiny_model(shape: str = "encoder-decoder", **changes) -> Transformer:
 def varied_model(shape: str = "encoder-decoder", seed: int = 5, **changes) -> Transformer:
     """A small random model with long outputs that seldom repeat themselves."""
     torch.manual_seed(seed)
-    sizes = {"vocab_size": 23, "d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 32, "max_positions": 96}
+    sizes = {
+        "vocab_size": 23,
+        "d_model": 16,
+        "n_heads": 4,
+        "n_layers": 2,
+        "d_ff": 32,
+        "max_positions": 96,
+    }
     model = Transformer(
         ModelConfig(shape=shape, norm_placement="pre", tie_lm_head=False, **{**sizes, **changes})
     ).eval()
@@ -159,11 +187,15 @@ def varied_model(shape: str = "encoder-decoder", seed: int = 5, **changes) -> Tr
 
 
 class LetterCodec:
-    """A tokenizer of characters (3 is a); the last tokens are `pieces`, all others decode to nothing."""
+    """A tokenizer of characters (3 is a); the last tokens are `pieces`, all others decode to
+    nothing.
+    """
 
     def __init__(self, *pieces: str):
         self.pieces = pieces
-        self.words = {3 + n: chr(97 + n) for n in range(10)} | {13 + n: p for n, p in enumerate(pieces)}
+        self.words = {3 + n: chr(97 + n) for n in range(10)} | {
+            13 + n: p for n, p in enumerate(pieces)
+        }
 
     def encode(self, texts):
         return [[ord(c) - 94 for c in text.replace(" ", "")] for text in texts]

@@ -49,15 +49,23 @@ def reference_beam_search(
             longer = sorted(longer, reverse=True)[: 2 * beams]
             for score, prefix in longer[:beams]:
                 if prefix[-1] == END:
-                    done[group].append(Hypothesis(list(prefix[:-1]), score / divisor(config, length), "stop"))
+                    done[group].append(
+                        Hypothesis(list(prefix[:-1]), score / divisor(config, length), "stop")
+                    )
                 elif length == limit:
-                    done[group].append(Hypothesis(list(prefix), score / divisor(config, length), "length"))
+                    done[group].append(
+                        Hypothesis(list(prefix), score / divisor(config, length), "length")
+                    )
             done[group] = sorted(done[group], key=lambda output: -output.score)[:beams]
             running = [each for each in longer if each[1][-1] != END][:beams]
             chosen += [prefix[-1] for _, prefix in running]
             running = running if length < limit else []
             if running and len(done[group]) == beams:
-                reach = limit if config.early_stopping == "never" and config.length_penalty > 0 else length
+                reach = (
+                    limit
+                    if config.early_stopping == "never" and config.length_penalty > 0
+                    else length
+                )
                 best = running[0][0] / divisor(config, reach)
                 if config.early_stopping is True or best <= done[group][-1].score:
                     running = []
@@ -65,8 +73,12 @@ def reference_beam_search(
     return sorted((output for group in done for output in group), key=lambda output: -output.score)
 
 
-def assert_same(found: list[Hypothesis], expected: list[Hypothesis], tolerance: float = 1e-4) -> None:
-    assert [(o.tokens, o.finish_reason) for o in found] == [(o.tokens, o.finish_reason) for o in expected]
+def assert_same(
+    found: list[Hypothesis], expected: list[Hypothesis], tolerance: float = 1e-4
+) -> None:
+    assert [(o.tokens, o.finish_reason) for o in found] == [
+        (o.tokens, o.finish_reason) for o in expected
+    ]
     for one, other in zip(found, expected, strict=True):
         assert abs(one.score - other.score) < tolerance
 
@@ -105,8 +117,12 @@ def test_beam_search_finds_a_better_output_than_greedy():
 def test_length_penalties_by_hand(form, alpha, short, long):
     """n counts the end: the empty output has n = 1, [B] has n = 2."""
     penalty = {"length_penalty": alpha, "length_penalty_form": form}
-    config = GenerationConfig(num_beams=8, num_return_sequences=8, early_stopping="never", **penalty)
-    (outputs,) = generate_tokens(ScriptedModel(late_winner_probabilities, 6), padded_batch([[A]]), config)
+    config = GenerationConfig(
+        num_beams=8, num_return_sequences=8, early_stopping="never", **penalty
+    )
+    (outputs,) = generate_tokens(
+        ScriptedModel(late_winner_probabilities, 6), padded_batch([[A]]), config
+    )
     scores = {tuple(output.tokens): output.score for output in outputs}
     assert scores[()] == pytest.approx(short)
     assert scores[B,] == pytest.approx(long)
@@ -121,7 +137,9 @@ def test_length_penalties_by_hand(form, alpha, short, long):
     ],
 )
 def test_early_stopping_never_continues_for_longer_outputs(early_stopping, best, log):
-    """After two tokens two outputs are finished, with better scores than the live one; it wins with n = 4."""
+    """After two tokens two outputs are finished, with better scores than the live one; it wins with
+    n = 4.
+    """
 
     def probabilities_of(source, prefix):
         return {
@@ -156,7 +174,8 @@ def test_beam_search_equals_the_reference_implementation(seed, search, rows, voc
     found = generate_tokens(ScriptedModel(probabilities_of, vocabulary), padded_batch(rows), config)
     for outputs, row in zip(found, rows, strict=True):
         assert_same(
-            outputs, reference_beam_search(probabilities_of, tuple(row), config, search["max_new_tokens"])
+            outputs,
+            reference_beam_search(probabilities_of, tuple(row), config, search["max_new_tokens"]),
         )
         scores = [output.score for output in outputs]
         assert scores == sorted(scores, reverse=True)
@@ -189,14 +208,22 @@ def test_diverse_search_equals_the_reference_implementation(
 def test_high_diversity_penalty_separates_the_groups():
     model = ScriptedModel(lambda source, prefix: [0, 0, 0.05, 0.6, 0.2, 0.15], 6)
     config = GenerationConfig(
-        num_beams=3, num_beam_groups=3, diversity_penalty=9.0, num_return_sequences=3, max_new_tokens=1
+        num_beams=3,
+        num_beam_groups=3,
+        diversity_penalty=9.0,
+        num_return_sequences=3,
+        max_new_tokens=1,
     )
     (outputs,) = generate_tokens(model, padded_batch([[3]]), config)
     assert [output.tokens for output in outputs] == [[3], [4], [5]]
 
 
 @settings(max_examples=30)
-@given(seed=st.integers(0, 10**6), ends=st.sampled_from([[2, 5], [2, 5, 6], [4]]), beams=st.integers(1, 4))
+@given(
+    seed=st.integers(0, 10**6),
+    ends=st.sampled_from([[2, 5], [2, 5, 6], [4]]),
+    beams=st.integers(1, 4),
+)
 def test_any_of_several_ids_may_end(seed, ends, beams):
     probabilities_of = random_probabilities(seed, 8)
     config = GenerationConfig(
@@ -206,13 +233,16 @@ def test_any_of_several_ids_may_end(seed, ends, beams):
     for output in outputs:
         prefixes = [tuple(output.tokens[:n]) for n in range(len(output.tokens))]
         log = sum(
-            math.log(probabilities_of((3,), p)[t]) for p, t in zip(prefixes, output.tokens, strict=True)
+            math.log(probabilities_of((3,), p)[t])
+            for p, t in zip(prefixes, output.tokens, strict=True)
         )
         assert not set(output.tokens) & set(ends)
         if output.finish_reason == "stop":
             last = [math.log(probabilities_of((3,), tuple(output.tokens))[end]) for end in ends]
             length = len(output.tokens) + 1
-            assert any(output.score == pytest.approx((log + end) / length, abs=1e-4) for end in last)
+            assert any(
+                output.score == pytest.approx((log + end) / length, abs=1e-4) for end in last
+            )
         else:
             assert output.score == pytest.approx(log / 5, abs=1e-4)
             assert len(output.tokens) == 5
@@ -255,22 +285,35 @@ def test_beam_search_with_processors_equals_the_reference(seed, search, rows, re
             p *= math.exp(-requested.get("presence_penalty", 0.0) * (count > 0))
             p *= math.exp(-requested.get("frequency_penalty", 0.0) * count)
             probabilities[token] = 0.0 if is_banned else p
-        return probabilities if any(probabilities) else [float(token == END) for token in range(vocabulary)]
+        return (
+            probabilities
+            if any(probabilities)
+            else [float(token == END) for token in range(vocabulary)]
+        )
 
-    search = search | {"max_new_tokens": max(search["max_new_tokens"], requested.get("min_new_tokens", 0))}
+    search = search | {
+        "max_new_tokens": max(search["max_new_tokens"], requested.get("min_new_tokens", 0))
+    }
     config = GenerationConfig(**search, **requested, num_return_sequences=search["num_beams"])
     found = generate_tokens(ScriptedModel(probabilities_of, vocabulary), padded_batch(rows), config)
     for outputs, row in zip(found, rows, strict=True):
-        assert_same(outputs, reference_beam_search(changed, tuple(row), config, search["max_new_tokens"]))
+        assert_same(
+            outputs, reference_beam_search(changed, tuple(row), config, search["max_new_tokens"])
+        )
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 10**6), alpha=st.sampled_from([0.0, 0.6, 1.0, 1.7]), limit=st.integers(1, 4))
+@given(
+    seed=st.integers(0, 10**6), alpha=st.sampled_from([0.0, 0.6, 1.0, 1.7]), limit=st.integers(1, 4)
+)
 def test_full_width_beam_search_finds_the_global_optimum(seed, alpha, limit):
     vocabulary = 6
     probabilities_of = random_probabilities(seed, vocabulary)
     config = GenerationConfig(
-        num_beams=vocabulary**limit, length_penalty=alpha, early_stopping="never", max_new_tokens=limit
+        num_beams=vocabulary**limit,
+        length_penalty=alpha,
+        early_stopping="never",
+        max_new_tokens=limit,
     )
 
     def all_outputs():
@@ -280,12 +323,15 @@ def test_full_width_beam_search_finds_the_global_optimum(seed, alpha, limit):
             for *body, end in itertools.product(*[tokens] * (length - 1), ends):
                 output = (*body, end)
                 logs = [
-                    math.log(probabilities_of((3, 4), output[:n])[token]) for n, token in enumerate(output)
+                    math.log(probabilities_of((3, 4), output[:n])[token])
+                    for n, token in enumerate(output)
                 ]
                 yield sum(logs) / length**alpha, list(body if end == END else output)
 
     score, tokens = max(all_outputs())
-    ((best,),) = generate_tokens(ScriptedModel(probabilities_of, vocabulary), padded_batch([[3, 4]]), config)
+    ((best,),) = generate_tokens(
+        ScriptedModel(probabilities_of, vocabulary), padded_batch([[3, 4]]), config
+    )
     assert best.tokens == tokens
     assert best.score == pytest.approx(score, abs=1e-4)
 
@@ -314,7 +360,10 @@ def test_end_token_at_the_limit_has_finish_reason_stop(beams):
 
     config = GenerationConfig(num_beams=beams, max_new_tokens=4)
     outputs = generate_tokens(ScriptedModel(probabilities_of, 4), padded_batch([[3], [4]]), config)
-    assert [(o.tokens, o.finish_reason) for (o,) in outputs] == [([3] * 3, "stop"), ([3] * 4, "length")]
+    assert [(o.tokens, o.finish_reason) for (o,) in outputs] == [
+        ([3] * 3, "stop"),
+        ([3] * 4, "length"),
+    ]
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -348,7 +397,9 @@ def test_finished_sentences_leave_the_batch(beams):
 
 def test_fewer_outputs_if_fewer_exist():
     config = GenerationConfig(num_beams=8, num_return_sequences=8, max_new_tokens=1)
-    (outputs,) = generate_tokens(ScriptedModel(late_winner_probabilities, 6), padded_batch([[A]]), config)
+    (outputs,) = generate_tokens(
+        ScriptedModel(late_winner_probabilities, 6), padded_batch([[A]]), config
+    )
     assert [output.tokens for output in outputs] == [[A], [B], []]
 
 

@@ -45,8 +45,14 @@ from trifold.pipeline import Pipeline
         ({"min_length": 3, "min_new_tokens": 2}, ("min_new_tokens 2", "min_length 3")),
         ({"penalty_alpha": 0.6}, ("penalty_alpha 0.6", "set top_k")),
         ({"penalty_alpha": 0.6, "top_k": 1}, ("penalty_alpha 0.6", "set top_k")),
-        ({"penalty_alpha": 0.6, "top_k": 4, "do_sample": True}, ("penalty_alpha 0.6", "do_sample true")),
-        ({"penalty_alpha": 0.6, "top_k": 4, "temperature": 0.5}, ("penalty_alpha 0.6", "temperature 0.5")),
+        (
+            {"penalty_alpha": 0.6, "top_k": 4, "do_sample": True},
+            ("penalty_alpha 0.6", "do_sample true"),
+        ),
+        (
+            {"penalty_alpha": 0.6, "top_k": 4, "temperature": 0.5},
+            ("penalty_alpha 0.6", "temperature 0.5"),
+        ),
         ({"penalty_alpha": 0.6, "top_k": 4, "num_beams": 2}, ("penalty_alpha 0.6", "num_beams 2")),
         (
             {"num_beams": 5, "num_beam_groups": 2, "diversity_penalty": 1.0},
@@ -67,7 +73,10 @@ from trifold.pipeline import Pipeline
         ),
         ({"force_words": ["dogs"], "bad_words": ["dog"], "num_beams": 2}, ("'dogs'", "bad_words")),
         ({"bad_words": ["dog"], "bad_words_ids": [[4]]}, ("bad_words", "bad_words_ids")),
-        ({"prompt_lookup_num_tokens": 3, "num_beams": 2}, ("prompt_lookup_num_tokens 3", "num_beams 2")),
+        (
+            {"prompt_lookup_num_tokens": 3, "num_beams": 2},
+            ("prompt_lookup_num_tokens 3", "num_beams 2"),
+        ),
         ({"max_matching_ngram_size": 3}, ("max_matching_ngram_size 3", "prompt_lookup_num_tokens")),
         ({"stop_strings": [""]}, ("stop_strings",)),
         ({"eos_token_id": -1}, ("eos_token_id",)),
@@ -157,7 +166,11 @@ def test_a_banned_alternative_leaves_the_others():
         ({"penalty_alpha": 0.6, "top_k": 4}, {"num_beams": 3}, ("penalty_alpha", "top_k")),
         ({"penalty_alpha": 0.6, "top_k": 4}, {"temperature": 0.7}, ("penalty_alpha", "top_k")),
         ({"penalty_alpha": 0.6, "top_k": 4}, {"do_sample": False}, ("penalty_alpha", "top_k")),
-        ({"temperature": 0.7, "num_beams": 1}, {"penalty_alpha": 0.6, "top_k": 4}, ("temperature",)),
+        (
+            {"temperature": 0.7, "num_beams": 1},
+            {"penalty_alpha": 0.6, "top_k": 4},
+            ("temperature",),
+        ),
         (
             {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
             {"num_beams": 1},

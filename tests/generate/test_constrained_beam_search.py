@@ -28,12 +28,16 @@ def alternatives(constraint) -> list[list[int]]:
 
 def satisfied(tokens, required) -> bool:
     return all(
-        any(contains(tokens, phrase) for phrase in alternatives(constraint)) for constraint in required
+        any(contains(tokens, phrase) for phrase in alternatives(constraint))
+        for constraint in required
     )
 
 
 def log_p(probabilities_of, source, tokens) -> float:
-    return sum(math.log(probabilities_of(source, tuple(tokens[:n]))[token]) for n, token in enumerate(tokens))
+    return sum(
+        math.log(probabilities_of(source, tuple(tokens[:n]))[token])
+        for n, token in enumerate(tokens)
+    )
 
 
 @settings(max_examples=120)
@@ -59,7 +63,9 @@ def test_every_output_contains_every_phrase(seed, required, rows, beams, early_s
         for output in outputs:
             assert satisfied(output.tokens, required)
             message = [*output.tokens, END] if output.finish_reason == "stop" else output.tokens
-            assert output.score == pytest.approx(log_p(probabilities_of, tuple(row), message), abs=1e-3)
+            assert output.score == pytest.approx(
+                log_p(probabilities_of, tuple(row), message), abs=1e-3
+            )
         (alone,) = generate_tokens(ScriptedModel(probabilities_of, 8), padded_batch([row]), config)
         assert [o.tokens for o in alone] == [o.tokens for o in outputs]
 
@@ -67,7 +73,9 @@ def test_every_output_contains_every_phrase(seed, required, rows, beams, early_s
 @settings(max_examples=15)
 @given(
     seed=st.integers(0, 10**6),
-    required=st.sampled_from([[[3]], [[3, 4]], [[4], [3]], [[[3, 3], [5]]], [[3, 4], [4, 3]], [[3, 3, 4]]]),
+    required=st.sampled_from(
+        [[[3]], [[3, 4]], [[4], [3]], [[[3, 3], [5]]], [[3, 4], [4, 3]], [[3, 3, 4]]]
+    ),
     limit=st.integers(3, 4),
 )
 def test_full_width_constrained_search_finds_the_global_optimum(seed, required, limit):
@@ -105,9 +113,13 @@ def test_constraints_track_the_phrases_of_a_text(required, text):
     for n, token in enumerate(text, start=1):
         before, advances = automaton.missing(state), automaton.advances(state)
         if before:
-            assert any(automaton.missing(automaton.after(state, each)) < before for each in advances)
+            assert any(
+                automaton.missing(automaton.after(state, each)) < before for each in advances
+            )
             one_by_one = automaton._missing_without_overlap
-            assert any(one_by_one(automaton.after(state, each)) < one_by_one(state) for each in advances)
+            assert any(
+                one_by_one(automaton.after(state, each)) < one_by_one(state) for each in advances
+            )
         state = automaton.after(state, token)
         assert (automaton.missing(state) == 0) == satisfied(text[:n], required)
 
@@ -158,7 +170,9 @@ def test_impossible_constraints_are_refused():
             GenerationConfig(num_beams=2, max_new_tokens=3, force_words_ids=[[4, 5], [6, 7]]),
         )
     with pytest.raises(UsageError, match=r"contains 2, which ends an output"):
-        generate_tokens(model, padded_batch([[3]]), GenerationConfig(num_beams=2, force_words_ids=[[4, 2]]))
+        generate_tokens(
+            model, padded_batch([[3]]), GenerationConfig(num_beams=2, force_words_ids=[[4, 2]])
+        )
 
 
 def test_words_can_be_given_as_text():

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.slow
 ROWS = [[5, 6, 7, 8, 2], [9, 2], [4, 4, 4, 2], [16, 3, 11, 12, 13, 14, 2]]
 SEARCHES = {
     "greedy": GenerationConfig(max_new_tokens=14, min_new_tokens=4),
-    "beams": GenerationConfig(max_new_tokens=14, min_new_tokens=4, num_beams=5, num_return_sequences=5),
+    "beams": GenerationConfig(
+        max_new_tokens=14, min_new_tokens=4, num_beams=5, num_return_sequences=5
+    ),
     "one long beam": GenerationConfig(max_new_tokens=14, num_beams=3, early_stopping="never"),
     "samples": GenerationConfig(
         max_new_tokens=14, min_new_tokens=4, temperature=1.5, seed=2, num_return_sequences=3
@@ -25,20 +27,32 @@ SEARCHES = {
         max_new_tokens=14, num_beams=4, no_repeat_ngram_size=2, repetition_penalty=1.4
     ),
     "diverse": GenerationConfig(
-        max_new_tokens=12, num_beams=6, num_beam_groups=3, diversity_penalty=0.7, num_return_sequences=6
+        max_new_tokens=12,
+        num_beams=6,
+        num_beam_groups=3,
+        diversity_penalty=0.7,
+        num_return_sequences=6,
     ),
     "forced": GenerationConfig(
-        max_new_tokens=12, num_beams=4, force_words_ids=[[7, 8], [[3], [4, 5]]], num_return_sequences=4
+        max_new_tokens=12,
+        num_beams=4,
+        force_words_ids=[[7, 8], [[3], [4, 5]]],
+        num_return_sequences=4,
     ),
     "contrastive": GenerationConfig(max_new_tokens=12, penalty_alpha=0.6, top_k=4),
     "penalties": GenerationConfig(
-        max_new_tokens=12, presence_penalty=0.5, frequency_penalty=0.4, bad_words_ids=[[0], [5], [6, 7]]
+        max_new_tokens=12,
+        presence_penalty=0.5,
+        frequency_penalty=0.4,
+        bad_words_ids=[[0], [5], [6, 7]],
     ),
     "typical": GenerationConfig(max_new_tokens=12, typical_p=0.7, seed=5, min_length=9),
     "uniform": GenerationConfig(max_new_tokens=12, top_k=4, top_k_form="uniform", seed=5),
     "several ends": GenerationConfig(max_new_tokens=12, num_beams=3, eos_token_id=[2, 9, 11]),
     "look-up": GenerationConfig(max_new_tokens=12, prompt_lookup_num_tokens=3),
-    "cut off": GenerationConfig(max_length=11, num_beams=2, forced_eos_token_id=2, early_stopping=False),
+    "cut off": GenerationConfig(
+        max_length=11, num_beams=2, forced_eos_token_id=2, early_stopping=False
+    ),
 }
 SHAPES = ("encoder-decoder", "decoder")
 
@@ -60,7 +74,9 @@ CACHES = {
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("cache", [None, *CACHES])
 def test_searches_with_a_cache_equal_searches_without(shape, cache):
-    """With windows too: static and growing caches keep the keys outside of a window, a sliding one drops them."""
+    """With windows too: static and growing caches keep the keys outside of a window, a sliding one
+    drops them.
+    """
     model = varied_model(shape, **({} if cache is None else CACHES["sliding"]))
     inputs = padded_batch(ROWS, left=shape == "decoder" and cache is not None)
     for config in SEARCHES.values():
@@ -82,7 +98,9 @@ def test_searches_with_a_decoder_of_other_sizes(cache):
 @pytest.mark.parametrize("draft", [False, True])
 def test_speculation_with_a_cache_equals_plain_search_without(cache, draft):
     model, inputs = varied_model("decoder", **CACHES["sliding"]), padded_batch(ROWS)
-    config = GenerationConfig(max_new_tokens=20, min_new_tokens=20, num_assistant_tokens=4, cache=cache)
+    config = GenerationConfig(
+        max_new_tokens=20, min_new_tokens=20, num_assistant_tokens=4, cache=cache
+    )
     plain = generate_tokens(UncachedModel(model), inputs, config)
     if draft:
         other = varied_model("decoder", seed=6, **CACHES["sliding"])
@@ -113,7 +131,9 @@ def test_cached_logits_equal_those_of_a_full_pass(cache, left, chunk):
     texts = [list(row) for row in ROWS]
     with torch.no_grad():
         for _ in range(10):
-            alone = [model.lm_head(model.decode(Inputs(torch.tensor([text]))))[0, -1] for text in texts]
+            alone = [
+                model.lm_head(model.decode(Inputs(torch.tensor([text]))))[0, -1] for text in texts
+            ]
             assert torch.allclose(state.logits, torch.stack(alone), atol=1e-4)
             tokens = state.logits.argmax(-1)
             for text, token in zip(texts, tokens.tolist(), strict=True):
@@ -122,7 +142,9 @@ def test_cached_logits_equal_those_of_a_full_pass(cache, left, chunk):
 
 
 def test_a_row_does_not_depend_on_its_batch():
-    """A thousand rows, twice each: in another batch, order and cache, with other padding (on the other side)."""
+    """A thousand rows, twice each: in another batch, order and cache, with other padding (on the
+    other side).
+    """
     searches = list(SEARCHES.values())
     draw, rows_tested, caches = random.Random(7), 0, list(CACHES)
     short = {"max_new_tokens": 6, "min_new_tokens": None, "max_length": None, "min_length": None}
@@ -157,7 +179,10 @@ def test_beams_are_reordered_in_these_tests():
         cache = cache_of(*args, **named)
         reorder, select = cache.reorder, cache.select
         cache.reorder = lambda rows: (parents.append(rows.tolist()), reorder(rows))
-        cache.select = lambda rows, sentences: (parents.append(rows.tolist()), select(rows, sentences))
+        cache.select = lambda rows, sentences: (
+            parents.append(rows.tolist()),
+            select(rows, sentences),
+        )
         return cache
 
     model.new_cache = spying_cache
@@ -168,7 +193,9 @@ def test_beams_are_reordered_in_these_tests():
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("search", ["greedy", "beams", "no repeats"])
 def test_padding_side_changes_nothing(shape, search):
-    """An encoder counts positions from the first column, so only a decoder's prompts can be shifted."""
+    """An encoder counts positions from the first column, so only a decoder's prompts can be
+    shifted.
+    """
     model = tiny_model(shape, positions="sinusoidal" if shape == "decoder" else "none")
     assert_same(
         generate_tokens(model, padded_batch(ROWS, left=True), SEARCHES[search]),
@@ -179,7 +206,8 @@ def test_padding_side_changes_nothing(shape, search):
 def test_trailing_padding_needs_no_positions():
     model, inputs = tiny_model(max_positions=8), padded_batch(ROWS)
     wide = Inputs(
-        torch.nn.functional.pad(inputs.tokens, (0, 5)), torch.nn.functional.pad(inputs.attend, (0, 5))
+        torch.nn.functional.pad(inputs.tokens, (0, 5)),
+        torch.nn.functional.pad(inputs.attend, (0, 5)),
     )
     config = GenerationConfig(num_beams=2)
     assert_same(generate_tokens(model, wide, config), generate_tokens(model, inputs, config))
@@ -190,7 +218,9 @@ def test_empty_row_is_named(shape):
     with pytest.raises(DataError, match=r"row 1 .* zero tokens"):
         generate_tokens(tiny_model(shape), padded_batch([[5, 2], [], [6]]), GenerationConfig())
     with pytest.raises(DataError, match=r"row 0 .* zero tokens"):
-        generate_tokens(tiny_model(shape), Inputs(torch.zeros(2, 0, dtype=torch.long)), GenerationConfig())
+        generate_tokens(
+            tiny_model(shape), Inputs(torch.zeros(2, 0, dtype=torch.long)), GenerationConfig()
+        )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -216,7 +246,9 @@ def test_decoder_generates_fifty_tokens_by_default():
 
 
 def test_encoder_cannot_generate():
-    model = Transformer(ModelConfig(shape="encoder", vocab_size=9, d_model=8, n_heads=2, n_layers=1))
+    model = Transformer(
+        ModelConfig(shape="encoder", vocab_size=9, d_model=8, n_heads=2, n_layers=1)
+    )
     with pytest.raises(UsageError, match="shape encoder generates no text"):
         generate_tokens(model, padded_batch([[3]]), GenerationConfig())
 
@@ -271,7 +303,9 @@ def test_sliding_cache_bounds_memory():
         max_positions=1000,
         positions="rotary",
     )
-    config = GenerationConfig(max_new_tokens=300, min_new_tokens=300, cache="sliding", prefill_chunk_size=16)
+    config = GenerationConfig(
+        max_new_tokens=300, min_new_tokens=300, cache="sliding", prefill_chunk_size=16
+    )
     caches = []
     new_cache = model.new_cache
     model.new_cache = lambda *args, **named: caches.append(new_cache(*args, **named)) or caches[-1]
@@ -281,7 +315,9 @@ def test_sliding_cache_bounds_memory():
     assert full.buffers[0].shape[2] >= local.length == 499
     assert local.buffers[0].shape[2] <= 2 * (5 + config.num_assistant_tokens)
     del model.new_cache
-    assert_same(sliding, generate_tokens(model, inputs, config.model_copy(update={"cache": "growing"})))
+    assert_same(
+        sliding, generate_tokens(model, inputs, config.model_copy(update={"cache": "growing"}))
+    )
 
 
 @pytest.mark.parametrize(
@@ -297,11 +333,17 @@ def test_sliding_cache_bounds_memory():
             {"max_new_tokens": 2**40},
             r"max_new_tokens 1099511627776: 1 rows of up to 1,099,511,627,7\d\d tokens",
         ),
-        ({"max_length": 2**40}, "max_length 1099511627776: 1 rows of up to 1,099,511,627,776 tokens"),
+        (
+            {"max_length": 2**40},
+            "max_length 1099511627776: 1 rows of up to 1,099,511,627,776 tokens",
+        ),
     ],
 )
 def test_a_search_that_exceeds_the_available_memory_is_rejected(options, named, monkeypatch):
-    model, inputs = tiny_model("decoder", positions="rotary", max_positions=2**41), padded_batch([[3, 4, 5]])
+    model, inputs = (
+        tiny_model("decoder", positions="rotary", max_positions=2**41),
+        padded_batch([[3, 4, 5]]),
+    )
     monkeypatch.setattr(decoding, "UNCHECKED", 10_000)
     monkeypatch.setattr(decoding, "available_memory", lambda device: (20_000, "here"))
     assert generate_tokens(model, inputs, GenerationConfig(max_new_tokens=4))

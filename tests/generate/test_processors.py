@@ -1,4 +1,6 @@
-"""Logits processors by definition. Banned text is compared with decoding each text followed by each token."""
+"""Logits processors by definition. Banned text is compared with decoding each text followed by each
+token.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def test_repetition_penalty(prefix, penalty, absent):
 
 def test_min_new_tokens_forbids_the_end():
     for generated in range(5):
-        assert (after([3], min_new_tokens=3, generated=generated)[END] == FORBIDDEN) == (generated < 3)
+        assert (after([3], min_new_tokens=3, generated=generated)[END] == FORBIDDEN) == (
+            generated < 3
+        )
 
 
 def test_padding_is_forbidden_unless_it_is_the_end_token():
@@ -83,7 +87,9 @@ def test_presence_and_frequency_penalties(prefix, new, once, each):
 
 @given(
     words,
-    st.lists(st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=3), min_size=1, max_size=5),
+    st.lists(
+        st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=3), min_size=1, max_size=5
+    ),
     st.integers(0, 3),
 )
 def test_banned_phrases_are_forbidden(prefix, phrases, absent):
@@ -93,7 +99,9 @@ def test_banned_phrases_are_forbidden(prefix, phrases, absent):
         for phrase in phrases
         if phrase != [END] and (len(phrase) == 1 or prefix[1 - len(phrase) :] == phrase[:-1])
     }
-    expected = [FORBIDDEN if token in completed else LOGITS[token].item() for token in range(VOCABULARY)]
+    expected = [
+        FORBIDDEN if token in completed else LOGITS[token].item() for token in range(VOCABULARY)
+    ]
     if all(logit == FORBIDDEN for logit in expected):
         expected[END] = 0.0
     assert got == expected
@@ -107,7 +115,9 @@ def test_bad_words_ids_replace_the_ban_of_padding():
 
 @given(words, st.integers(0, 15), st.integers(0, 3))
 def test_min_length_includes_the_prompt(prefix, least, absent):
-    assert (after(prefix, min_length=least, absent=absent)[END] == FORBIDDEN) == (len(prefix) < least)
+    assert (after(prefix, min_length=least, absent=absent)[END] == FORBIDDEN) == (
+        len(prefix) < least
+    )
 
 
 def test_min_new_tokens_applies_to_every_end_token():
@@ -117,18 +127,27 @@ def test_min_new_tokens_applies_to_every_end_token():
 
 def test_the_first_and_the_last_token_can_be_forced():
     def allowed(prefix=(3,), **requested):
-        return [token for token, logit in enumerate(after([*prefix], **requested)) if logit > FORBIDDEN]
+        return [
+            token for token, logit in enumerate(after([*prefix], **requested)) if logit > FORBIDDEN
+        ]
 
     assert allowed(forced_bos_token_id=5, generated=0) == [5]
     assert allowed(forced_bos_token_id=5, generated=0, absent=2) == [5]
-    assert allowed((3, 4), forced_bos_token_id=5, generated=0) == [1, 2, 3, 4, 5, 6]  # a prompt of a decoder
+    assert allowed((3, 4), forced_bos_token_id=5, generated=0) == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]  # a prompt of a decoder
     assert allowed((3, 5), forced_bos_token_id=5, generated=1) == [1, 2, 3, 4, 5, 6]
     assert allowed(forced_eos_token_id=END, left=1) == [END]
     assert allowed(forced_eos_token_id=[END, 4], left=1) == [END, 4]
     assert allowed(forced_eos_token_id=END, left=2) == [1, 2, 3, 4, 5, 6]
 
 
-# --- banned text ---------------------------------------------------------------------------------------
+# --- banned text ----------------------------------------------------------------------------------
 
 
 def contains(text: str, banned: list[str]) -> bool:
@@ -143,7 +162,9 @@ def contains(text: str, banned: list[str]) -> bool:
     st.integers(0, 6),
 )
 def test_completions_of_banned_text_are_exact(name, banned, text, back):
-    """For all tokens: words, parts of words and single bytes of a character, with and without a space."""
+    """For all tokens: words, parts of words and single bytes of a character, with and without a
+    space.
+    """
     codec = CODECS[name]
     (ids,) = codec.encode([text])
     ids = ids[: max(0, len(ids) - back)]  # the text may end within a character
@@ -151,7 +172,9 @@ def test_completions_of_banned_text_are_exact(name, banned, text, back):
         ids = ids[:-1]
     vocabulary = range(codec.vocab_size)
     texts = codec.decode([[*ids, token] for token in vocabulary])
-    expected = [token for token, decoded in zip(vocabulary, texts, strict=True) if contains(decoded, banned)]
+    expected = [
+        token for token, decoded in zip(vocabulary, texts, strict=True) if contains(decoded, banned)
+    ]
     found = BannedText(banned, codec, codec.vocab_size).completions([ids, ids])
     assert found == [(row, token) for row in (0, 1) for token in expected]
 
@@ -160,13 +183,17 @@ def test_completions_of_banned_text_are_exact(name, banned, text, back):
 @settings(max_examples=60)
 @given(
     seed=st.integers(0, 10**6),
-    search=st.sampled_from([name for name in SEARCHES if name != "forced"]),  # forced phrases take precedence
+    search=st.sampled_from(
+        [name for name in SEARCHES if name != "forced"]
+    ),  # forced phrases take precedence
     banned=stops,
     rows=st.lists(st.lists(st.integers(3, 6), min_size=1, max_size=3), min_size=1, max_size=3),
 )
 def test_no_output_contains_a_banned_word(seed, search, banned, rows):
     codec = LetterCodec(*PIECES)
-    config = GenerationConfig(bad_words=banned, max_new_tokens=10, min_new_tokens=8, **SEARCHES[search])
+    config = GenerationConfig(
+        bad_words=banned, max_new_tokens=10, min_new_tokens=8, **SEARCHES[search]
+    )
     model = ScriptedModel(random_probabilities(seed, LETTERS), LETTERS)
     for outputs in generate_tokens(model, padded_batch(rows), config, codec=codec):
         for text in codec.decode([output.tokens for output in outputs]):
@@ -175,7 +202,9 @@ def test_no_output_contains_a_banned_word(seed, search, banned, rows):
 
 @pytest.mark.slow
 @settings(max_examples=40)
-@given(seed=st.integers(0, 10**6), search=st.sampled_from(["greedy", "beams", "samples"]), banned=stops)
+@given(
+    seed=st.integers(0, 10**6), search=st.sampled_from(["greedy", "beams", "samples"]), banned=stops
+)
 def test_banned_words_have_probability_zero(seed, search, banned):
     """And all other tokens keep theirs."""
     codec, probabilities_of = LetterCodec(*PIECES), random_probabilities(seed, LETTERS)
@@ -218,15 +247,23 @@ def test_banning_every_word_ends_the_output_or_is_refused():
     endless = ScriptedModel(model.probabilities_of, 5)
     endless.config = model.config.model_copy(update={"eos_id": 5})
     config = GenerationConfig(bad_words_ids=[[0], [1], [2], [3], [4]])
-    with pytest.raises(UsageError, match="bad_words_ids forbid every token, and the model has no end token"):
+    with pytest.raises(
+        UsageError, match="bad_words_ids forbid every token, and the model has no end token"
+    ):
         generate_tokens(endless, padded_batch([[3]]), config)
 
 
 @pytest.mark.parametrize(
     ("requested", "message"),
     [
-        ({"bad_words_ids": [[3, 99]]}, "bad_words_ids: 99 is not a token id; the vocabulary has 18 tokens"),
-        ({"force_words_ids": [[[3], [18]]], "num_beams": 2}, "force_words_ids: 18 is not a token id"),
+        (
+            {"bad_words_ids": [[3, 99]]},
+            "bad_words_ids: 99 is not a token id; the vocabulary has 18 tokens",
+        ),
+        (
+            {"force_words_ids": [[[3], [18]]], "num_beams": 2},
+            "force_words_ids: 18 is not a token id",
+        ),
         ({"forced_bos_token_id": 40}, "forced_bos_token_id: 40 is not a token id"),
         ({"forced_eos_token_id": [2, 40]}, "forced_eos_token_id: 40 is not a token id"),
         ({"bad_words": ["a"]}, "bad_words is text: pass the tokenizer too"),
@@ -242,6 +279,8 @@ def test_wrong_ids_and_text_without_a_tokenizer_are_refused(requested, message):
 def test_end_id_outside_the_vocabulary_is_ignored():
     model = ScriptedModel(random_probabilities(1, LETTERS), LETTERS)
     for beams in (1, 3):
-        config = GenerationConfig(eos_token_id=[18, 40], max_new_tokens=5, min_new_tokens=2, num_beams=beams)
+        config = GenerationConfig(
+            eos_token_id=[18, 40], max_new_tokens=5, min_new_tokens=2, num_beams=beams
+        )
         ((output,),) = generate_tokens(model, padded_batch([[3]]), config)
         assert (len(output.tokens), output.finish_reason) == (5, "length")

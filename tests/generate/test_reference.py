@@ -1,8 +1,9 @@
 """Generated tokens equal those of transformers, for every generative family.
 
-Our model is loaded from the folder that transformers saved, with its settings. Intended differences have tests of their
-own: padding is not a token (it has no length and no position), and the default length is more than 20 tokens.
-"""
+Our model is loaded from the folder that transformers saved, with its settings. Intended differences
+have tests of their
+own: padding is not a token (it has no length and no position), and the default length is more than
+20 tokens."""
 
 from __future__ import annotations
 
@@ -58,9 +59,13 @@ def pair(family: str, **changes: Any) -> tuple[Any, Any, dict[str, Any]]:
 
 
 def inputs_for(family: str, lengths: tuple[int, ...] = (7, 3, 5)) -> Inputs:
-    """Rows of random tokens: prompts padded on the left, sources on the right, as the reference requires."""
+    """Rows of random tokens: prompts padded on the left, sources on the right, as the reference
+    requires.
+    """
     pad = FAMILIES[family][2].get("pad_token_id", 1 if family in ("bart", "led") else 0)
-    tokens = torch.randint(3, 60, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(
+        3, 60, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(1)
+    )
     real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     real = real.flip(1) if family in DECODERS else real
     return Inputs(tokens.where(real, pad), real)
@@ -107,7 +112,9 @@ def assert_same(
     end = requested.get("eos_token_id", pair(family, **changes)[1].config.eos_id)
     ends = set(end) if isinstance(end, list) else {end}
     for index, (output, row) in enumerate(zip(outputs, rows, strict=True)):
-        assert output.tokens == list(itertools.takewhile(lambda token: token not in ends, row)), index
+        assert output.tokens == list(itertools.takewhile(lambda token: token not in ends, row)), (
+            index
+        )
         if scores is not None:
             assert output.score == pytest.approx(scores[index].item(), rel=2e-5, abs=2e-4)
 
@@ -153,8 +160,15 @@ def test_padded_rows_equal_the_reference(family: str, search: str) -> None:
     ids=lambda options: ",".join(f"{key}={value}" for key, value in options.items()) or "greedy",
 )
 @pytest.mark.parametrize("renormalize", [False, True])
-def test_options_of_searches_equal_the_reference(options: dict[str, Any], renormalize: bool) -> None:
-    usual = {"max_new_tokens": LIMIT, "early_stopping": True, "eos_token_id": ENDS, "bad_words_ids": [[60]]}
+def test_options_of_searches_equal_the_reference(
+    options: dict[str, Any], renormalize: bool
+) -> None:
+    usual = {
+        "max_new_tokens": LIMIT,
+        "early_stopping": True,
+        "eos_token_id": ENDS,
+        "bad_words_ids": [[60]],
+    }
     requested = usual | options | {"renormalize_logits": renormalize}
     own_options = {"bad_words_ids": requested["bad_words_ids"] or []}  # our None bans padding
     inputs, changes = inputs_for("marian", (5, 2, 4, 6)), {"forced_eos_token_id": None}
@@ -170,7 +184,9 @@ def test_padded_rows_of_openai_gpt_equal_the_reference_without_padding(search: s
     inputs = inputs_for("openai-gpt")
     together = our_outputs("openai-gpt", inputs, {}, max_new_tokens=LIMIT, **SEARCHES[search])
     for row, length in enumerate(inputs.attend.sum(1).tolist()):
-        alone = Inputs(inputs.tokens[row : row + 1, -length:], torch.ones(1, length, dtype=torch.bool))
+        alone = Inputs(
+            inputs.tokens[row : row + 1, -length:], torch.ones(1, length, dtype=torch.bool)
+        )
         assert_same("openai-gpt", alone, max_new_tokens=LIMIT, **SEARCHES[search])
         ((*best,),) = our_outputs("openai-gpt", alone, {}, max_new_tokens=LIMIT, **SEARCHES[search])
         assert [output.tokens for output in best] == [output.tokens for output in together[row]]
@@ -190,7 +206,9 @@ def test_lengths_are_counted_as_in_the_reference(family: str) -> None:
 def test_end_token_is_reached(family: str) -> None:
     """The end token is the fifth token of the first row's output."""
     inputs = inputs_for(family, (6, 6))
-    first = our_outputs(family, inputs, {}, max_new_tokens=LIMIT, repetition_penalty=1.5)[0][0].tokens
+    first = our_outputs(family, inputs, {}, max_new_tokens=LIMIT, repetition_penalty=1.5)[0][
+        0
+    ].tokens
     end = first[min(4, len(first) - 1)]
     (output,) = our_outputs(
         family, inputs, {}, max_new_tokens=LIMIT, repetition_penalty=1.5, eos_token_id=end
@@ -198,16 +216,24 @@ def test_end_token_is_reached(family: str) -> None:
     assert output.finish_reason == "stop"
     assert len(output.tokens) < LIMIT
     for search in ({}, {"num_beams": 3, "num_return_sequences": 3}):
-        assert_same(family, inputs, max_new_tokens=LIMIT, repetition_penalty=1.5, eos_token_id=end, **search)
+        assert_same(
+            family, inputs, max_new_tokens=LIMIT, repetition_penalty=1.5, eos_token_id=end, **search
+        )
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "falcon, ALiBi"])
-@pytest.mark.parametrize("search", [{}, {"num_beams": 3}, {"min_new_tokens": 3, "no_repeat_ngram_size": 1}])
-def test_model_without_end_token_generates_to_its_limit(family: str, search: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "search", [{}, {"num_beams": 3}, {"min_new_tokens": 3, "no_repeat_ngram_size": 1}]
+)
+def test_model_without_end_token_generates_to_its_limit(
+    family: str, search: dict[str, Any]
+) -> None:
     """Rows of one length, because the reference penalizes padding as a generated token."""
     changes, inputs = {"eos_token_id": None}, inputs_for(family, (6, 6))
     for outputs in our_outputs(family, inputs, changes, max_new_tokens=LIMIT, **search):
-        assert [(len(output.tokens), output.finish_reason) for output in outputs] == [(LIMIT, "length")]
+        assert [(len(output.tokens), output.finish_reason) for output in outputs] == [
+            (LIMIT, "length")
+        ]
     assert_same(family, inputs, changes, max_new_tokens=LIMIT, **search)
 
 
@@ -215,9 +241,14 @@ def test_model_without_end_token_generates_to_its_limit(family: str, search: dic
 @pytest.mark.parametrize("cache", ["growing", "static", "sliding"])
 @pytest.mark.parametrize("chunk", [None, 2])
 def test_caches_equal_the_reference(family: str, cache: str, chunk: int | None) -> None:
-    own_options, inputs = {"cache": cache, "prefill_chunk_size": chunk}, inputs_for(family, (9, 4, 6))
+    own_options, inputs = (
+        {"cache": cache, "prefill_chunk_size": chunk},
+        inputs_for(family, (9, 4, 6)),
+    )
     for search in ({}, {"num_beams": 3, "num_return_sequences": 3}):
-        assert_same(family, inputs, None, own_options, max_new_tokens=14, repetition_penalty=1.5, **search)
+        assert_same(
+            family, inputs, None, own_options, max_new_tokens=14, repetition_penalty=1.5, **search
+        )
 
 
 @pytest.mark.parametrize("random", [1, 2])
@@ -227,5 +258,8 @@ def test_long_sources_in_blocks_equal_the_reference(random: int) -> None:
     inputs = Inputs(tokens, torch.arange(44) < torch.tensor([44, 41])[:, None])
     tokens[1, 41:] = 0
     assert_same(
-        "bigbird_pegasus", inputs, {"block_size": 4, "num_random_blocks": random}, max_new_tokens=LIMIT
+        "bigbird_pegasus",
+        inputs,
+        {"block_size": 4, "num_random_blocks": random},
+        max_new_tokens=LIMIT,
     )

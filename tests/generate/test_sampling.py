@@ -93,7 +93,9 @@ def kept(probabilities: list[float], requested: dict) -> list[float]:
     if "top_p" in requested:
         order = sorted(range(len(p)), key=lambda token: -p[token])
         before = itertools.accumulate((p[token] for token in order), initial=0.0)
-        inside = {token for token, mass in zip(order, before, strict=False) if mass < requested["top_p"]}
+        inside = {
+            token for token, mass in zip(order, before, strict=False) if mass < requested["top_p"]
+        }
         p = [x * (token in inside) for token, x in enumerate(p)]
         p = [x / sum(p) for x in p]
     if "min_p" in requested:
@@ -101,9 +103,15 @@ def kept(probabilities: list[float], requested: dict) -> list[float]:
         p = [x / sum(p) for x in p]
     if "typical_p" in requested:
         entropy = -sum(x * math.log(x) for x in p if x)
-        order = sorted((t for t, x in enumerate(p) if x), key=lambda t: abs(-math.log(p[t]) - entropy))
+        order = sorted(
+            (t for t, x in enumerate(p) if x), key=lambda t: abs(-math.log(p[t]) - entropy)
+        )
         before = itertools.accumulate((p[token] for token in order), initial=0.0)
-        inside = {token for token, mass in zip(order, before, strict=False) if mass < requested["typical_p"]}
+        inside = {
+            token
+            for token, mass in zip(order, before, strict=False)
+            if mass < requested["typical_p"]
+        }
         p = [x * (token in inside) for token, x in enumerate(p)]
         p = [x / sum(p) for x in p]
     return p
@@ -175,7 +183,12 @@ def test_filters_equal_the_reference_in_sequence(logits, temperature, k, top_p, 
         transformers.TopPLogitsWarper(top_p), transformers.MinPLogitsWarper(min_p),
     ):  # fmt: skip
         theirs = warper(None, theirs)
-    for name, value in {"temperature": temperature, "top_k": k, "top_p": top_p, "min_p": min_p}.items():
+    for name, value in {
+        "temperature": temperature,
+        "top_k": k,
+        "top_p": top_p,
+        "min_p": min_p,
+    }.items():
         ours = FILTERS[name](ours, value)
     assert torch.equal(ours, theirs)
 

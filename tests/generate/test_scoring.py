@@ -58,7 +58,9 @@ def test_invalid_rows_are_named():
 
 def test_trailing_padding_changes_nothing():
     model, targets = tiny_model(max_positions=8), padded_batch(TARGETS)
-    wide = Inputs(*(torch.nn.functional.pad(each, (0, 6)) for each in (targets.tokens, targets.attend)))
+    wide = Inputs(
+        *(torch.nn.functional.pad(each, (0, 6)) for each in (targets.tokens, targets.attend))
+    )
     narrow, padded = (score_tokens(model, padded_batch(ROWS), each) for each in (targets, wide))
     assert torch.equal(padded.total, narrow.total)
     assert padded.tokens.shape == wide.tokens.shape

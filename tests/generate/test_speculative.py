@@ -50,7 +50,9 @@ def test_speculation_generates_the_same_tokens(rows, shape, search, count, limit
     config = GenerationConfig(max_new_tokens=limit, num_assistant_tokens=count, **search)
     plain = generate_tokens(model, inputs, config)
     if draft == "lookup":
-        config = config.model_copy(update={"prompt_lookup_num_tokens": count, "max_matching_ngram_size": 3})
+        config = config.model_copy(
+            update={"prompt_lookup_num_tokens": count, "max_matching_ngram_size": 3}
+        )
         fast = generate_tokens(model, inputs, config)
     else:
         other = varied_model(shape, n_layers=1, seed=5 if draft == "same" else 6)
@@ -66,7 +68,9 @@ def test_perfect_draft_saves_most_forward_passes(shape, search):
     model, passes = varied_model(shape), []
     decode = model.decode
     inputs = Inputs(torch.tensor([[5, 6, 7]]))
-    config = GenerationConfig(max_new_tokens=24, min_new_tokens=24, num_assistant_tokens=5, **search)
+    config = GenerationConfig(
+        max_new_tokens=24, min_new_tokens=24, num_assistant_tokens=5, **search
+    )
     draft = varied_model(shape)  # the same weights
     model.decode = lambda *args: (passes.append(args[0].tokens.shape[1]), decode(*args))[1]
     generate_tokens(model, inputs, config, draft=draft)
@@ -81,12 +85,15 @@ def test_proposals_do_not_change_the_angles_of_rotary_positions(kind):
         scaling |= {"short_factors": (1.0,) * 4, "long_factors": (1.0, 2.0, 5.0, 9.0)}
     model = varied_model("decoder", positions="rotary", rotary_scaling=scaling, n_heads=2)
     for row in range(4):
-        inputs, config = padded_batch([[3 + row, 7, 8, 3 + row]]), GenerationConfig(max_new_tokens=16)
+        inputs, config = (
+            padded_batch([[3 + row, 7, 8, 3 + row]]),
+            GenerationConfig(max_new_tokens=16),
+        )
         plain = generate_tokens(model, inputs, config)
         for more in ({"prompt_lookup_num_tokens": 4}, {"prefill_chunk_size": 3}):
-            assert outputs_of(generate_tokens(model, inputs, config.model_copy(update=more))) == outputs_of(
-                plain
-            )
+            assert outputs_of(
+                generate_tokens(model, inputs, config.model_copy(update=more))
+            ) == outputs_of(plain)
         draft = varied_model("decoder", seed=row)
         assert outputs_of(generate_tokens(model, inputs, config, draft=draft)) == outputs_of(plain)
 
@@ -126,9 +133,17 @@ def test_wrong_drafts_are_refused():
     model, inputs = varied_model("decoder"), padded_batch([[5]])
     for config, draft, message in (
         (GenerationConfig(num_beams=2), model, "beam search cannot use a draft"),
-        (GenerationConfig(penalty_alpha=0.5, top_k=3), model, "contrastive search cannot use a draft"),
+        (
+            GenerationConfig(penalty_alpha=0.5, top_k=3),
+            model,
+            "contrastive search cannot use a draft",
+        ),
         (GenerationConfig(prompt_lookup_num_tokens=3), model, "leave one of them out"),
-        (GenerationConfig(), varied_model("decoder", vocab_size=24), "vocab_size is 24, and the model's 23"),
+        (
+            GenerationConfig(),
+            varied_model("decoder", vocab_size=24),
+            "vocab_size is 24, and the model's 23",
+        ),
         (GenerationConfig(), varied_model(), "shape is encoder-decoder"),
     ):
         with pytest.raises(UsageError, match=message):
@@ -138,21 +153,33 @@ def test_wrong_drafts_are_refused():
 @pytest.mark.parametrize("kind", ["elu", "favor", "lsh"])
 def test_caches_that_cannot_remove_tokens_are_refused_before_the_first(kind):
     other, inputs = varied_model("decoder"), padded_batch([[5]])
-    model, lookup = varied_model("decoder", attention=kind), GenerationConfig(prompt_lookup_num_tokens=3)
+    model, lookup = (
+        varied_model("decoder", attention=kind),
+        GenerationConfig(prompt_lookup_num_tokens=3),
+    )
     plain = GenerationConfig(max_new_tokens=3)
     for reader, config, draft, option in (
         (model, lookup, None, "prompt_lookup_num_tokens"),
         (model, plain, other, "draft"),
         (other, plain, model, "draft"),
     ):
-        with pytest.raises(UsageError, match=f"{option}: attention {kind} cannot remove .*; omit it"):
+        with pytest.raises(
+            UsageError, match=f"{option}: attention {kind} cannot remove .*; omit it"
+        ):
             next(stream_tokens(reader, inputs, config, draft=draft))
 
 
 @torch.no_grad()
 def test_speculation_reaches_the_last_position():
     """The last token is generated, although no position is left to read it."""
-    sizes = {"vocab_size": 6, "max_positions": 24, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 16}
+    sizes = {
+        "vocab_size": 6,
+        "max_positions": 24,
+        "d_model": 16,
+        "n_layers": 1,
+        "n_heads": 2,
+        "d_ff": 16,
+    }
     parts = {"shape": "decoder", "positions": "learned", "lm_head_bias": True, "eos_id": 6}
     torch.manual_seed(0)
     model = Transformer(ModelConfig.parse(sizes | parts)).eval()
@@ -162,7 +189,7 @@ def test_speculation_reaches_the_last_position():
     plain = generate_tokens(model, prompt, GenerationConfig(**options))[0][0]
     assert len(plain.tokens) == 24 + 1 - 6
     for count in (1, 4, 30):
-        got = generate_tokens(model, prompt, GenerationConfig(**options, prompt_lookup_num_tokens=count))[0][
-            0
-        ]
+        got = generate_tokens(
+            model, prompt, GenerationConfig(**options, prompt_lookup_num_tokens=count)
+        )[0][0]
         assert got.tokens == plain.tokens

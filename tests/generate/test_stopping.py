@@ -3,7 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from tests.generate.models import LetterCodec, ScriptedModel, padded_batch, random_probabilities, tiny_model
+from tests.generate.models import (
+    LetterCodec,
+    ScriptedModel,
+    padded_batch,
+    random_probabilities,
+    tiny_model,
+)
 
 from trifold.generate import GenerationConfig, generate_tokens, output_limit, truncate_at_stop
 from trifold.generate.config import DEFAULT_MAX_NEW_TOKENS
@@ -16,7 +22,12 @@ SEARCHES = {
     "greedy": {},
     "samples": {"temperature": 2.0, "seed": 1, "num_return_sequences": 2},
     "beams": {"num_beams": 3, "num_return_sequences": 3},
-    "diverse": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5, "num_return_sequences": 4},
+    "diverse": {
+        "num_beams": 4,
+        "num_beam_groups": 2,
+        "diversity_penalty": 0.5,
+        "num_return_sequences": 4,
+    },
     "forced": {"num_beams": 3, "force_words_ids": [[5]], "num_return_sequences": 3},
     "contrastive": {"penalty_alpha": 0.4, "top_k": 4},
     "look-up": {"prompt_lookup_num_tokens": 3},
@@ -34,7 +45,9 @@ stops = st.lists(st.text("abcj", min_size=1, max_size=4), min_size=1, max_size=3
 )
 def test_output_ends_with_the_token_that_completes_a_stop_string(seed, search, strings, rows):
     codec = LetterCodec(*PIECES)
-    config = GenerationConfig(stop_strings=strings, max_new_tokens=12, min_new_tokens=12, **SEARCHES[search])
+    config = GenerationConfig(
+        stop_strings=strings, max_new_tokens=12, min_new_tokens=12, **SEARCHES[search]
+    )
     model = ScriptedModel(random_probabilities(seed, VOCABULARY), VOCABULARY)
     found = generate_tokens(model, padded_batch(rows), config, codec=codec)
     for output in (output for outputs in found for output in outputs):
@@ -53,7 +66,9 @@ def test_greedy_stops_at_the_first_stop_string():
     codec = LetterCodec(*PIECES)
     for seed in range(20):
         model = ScriptedModel(random_probabilities(seed, VOCABULARY), VOCABULARY)
-        ((whole,),) = generate_tokens(model, padded_batch([[3]]), GenerationConfig(max_new_tokens=20))
+        ((whole,),) = generate_tokens(
+            model, padded_batch([[3]]), GenerationConfig(max_new_tokens=20)
+        )
         texts = codec.decode([whole.tokens[:n] for n in range(len(whole.tokens) + 1)])
         for string in ("ab", "bc", "ja", "cab"):
             first = next((n for n, text in enumerate(texts) if string in text), None)
@@ -105,7 +120,7 @@ def test_forced_end_has_finish_reason_length():
         assert (output.tokens, output.finish_reason) == ([3] * 4, "length")
 
 
-# --- length limit --------------------------------------------------------------------------------------
+# --- length limit ---------------------------------------------------------------------------------
 
 sizes = st.integers(1, 300)
 requested = st.sampled_from(["max_new_tokens", "max_length", None])
@@ -123,13 +138,21 @@ def test_limit_is_the_minimum_of_setting_and_positions_and_names_its_source(
     default = DEFAULT_MAX_NEW_TOKENS + (length if shape == "encoder-decoder" else 0)
     limit = {"max_new_tokens": value, "max_length": value - prompt, None: default}[option]
     assert found.tokens == min(available, limit)
-    assert found.source == ("positions" if available < limit else "requested" if option else "default")
+    assert found.source == (
+        "positions" if available < limit else "requested" if option else "default"
+    )
 
 
 @pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
 def test_searches_respect_the_limit(shape):
     model = tiny_model(shape, max_positions=12)
-    limits = ({}, {"max_new_tokens": 3}, {"max_length": 9}, {"num_beams": 2}, {"max_new_tokens": 100})
+    limits = (
+        {},
+        {"max_new_tokens": 3},
+        {"max_length": 9},
+        {"num_beams": 2},
+        {"max_new_tokens": 100},
+    )
     for requested in limits:
         config = GenerationConfig.parse(requested | {"bad_words_ids": [[model.config.eos_id]]})
         for size in (1, 5, 8):

@@ -38,10 +38,17 @@ def byte_level() -> Tokenizer:
 def byte_fallback() -> Tokenizer:
     """As SentencePiece models are loaded: ▁ for a space, <0xNN> for bytes, without the first space."""
     pieces = [*(f"<0x{n:02X}>" for n in range(256)), "▁", "a", "b", "n", "▁an", "d", "é"]
-    library = Library(models.BPE(vocab={p: n for n, p in enumerate(pieces)}, merges=[], byte_fallback=True))
+    library = Library(
+        models.BPE(vocab={p: n for n, p in enumerate(pieces)}, merges=[], byte_fallback=True)
+    )
     library.pre_tokenizer = pre_tokenizers.Metaspace()
     library.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     return Tokenizer(library)
 
@@ -65,7 +72,11 @@ def test_streamed_parts_are_whole_characters(name, text):
 
 
 @settings(max_examples=80)
-@given(st.lists(st.integers(0, CODECS["byte level"].vocab_size - 1) | st.sampled_from(PARTS), max_size=25))
+@given(
+    st.lists(
+        st.integers(0, CODECS["byte level"].vocab_size - 1) | st.sampled_from(PARTS), max_size=25
+    )
+)
 def test_streamed_parts_of_any_tokens_join_to_their_text(ids):
     """Parts of characters, whole and broken."""
     codec = CODECS["byte level"]
@@ -134,7 +145,9 @@ def test_tokens_are_streamed_immediately():
     model, passes = varied_model("decoder"), []
     decode = model.decode
     model.decode = lambda *args: (passes.append(1), decode(*args))[1]
-    stream = stream_tokens(model, Inputs(torch.tensor([[5, 6]])), GenerationConfig(max_new_tokens=20))
+    stream = stream_tokens(
+        model, Inputs(torch.tensor([[5, 6]])), GenerationConfig(max_new_tokens=20)
+    )
     next(stream)
     assert len(passes) == 1
     next(stream)
@@ -142,7 +155,9 @@ def test_tokens_are_streamed_immediately():
     assert not torch.is_inference_mode_enabled()
 
 
-@pytest.mark.parametrize("requested", [{"num_beams": 3}, {"temperature": 1.0, "num_return_sequences": 2}])
+@pytest.mark.parametrize(
+    "requested", [{"num_beams": 3}, {"temperature": 1.0, "num_return_sequences": 2}]
+)
 def test_only_one_output_per_row_can_be_streamed(requested):
     with pytest.raises(UsageError, match="only one output per row can be streamed"):
         next(stream_tokens(varied_model(), padded_batch([[3]]), GenerationConfig(**requested)))

@@ -28,7 +28,9 @@ class HiddenModel(ScriptedModel):
     """A model with scripted hidden states, whose logits are a fixed matrix times them."""
 
     def __init__(self, seed):
-        super().__init__(lambda source, prefix: np.exp(hidden_state(seed, source, prefix)), VOCABULARY)
+        super().__init__(
+            lambda source, prefix: np.exp(hidden_state(seed, source, prefix)), VOCABULARY
+        )
 
     def lm_head(self, hidden):
         return (hidden.double() @ torch.from_numpy(TABLE).T).float()
@@ -44,7 +46,9 @@ def reference_search(seed, source, alpha, k, limit):
             if probability_of[token] == 0:
                 continue
             hidden = hidden_state(seed, source, (*text, token))
-            similarity = max(h @ hidden / np.linalg.norm(h) / np.linalg.norm(hidden) for h in states)
+            similarity = max(
+                h @ hidden / np.linalg.norm(h) / np.linalg.norm(hidden) for h in states
+            )
             value = (1 - alpha) * probability_of[token] - alpha * similarity
             if best is None or value > best[0]:
                 best = value, token, hidden
@@ -78,7 +82,9 @@ def test_contrastive_search_equals_the_reference_implementation(seed, rows, alph
 def test_contrastive_search_differs_from_greedy():
     model, inputs = varied_model("decoder"), padded_batch([[5, 6, 7], [9]])
     greedy = generate_tokens(model, inputs, GenerationConfig(max_new_tokens=12))
-    other = generate_tokens(model, inputs, GenerationConfig(max_new_tokens=12, penalty_alpha=0.8, top_k=6))
+    other = generate_tokens(
+        model, inputs, GenerationConfig(max_new_tokens=12, penalty_alpha=0.8, top_k=6)
+    )
     assert [o.tokens for (o,) in greedy] != [o.tokens for (o,) in other]
 
 

@@ -19,7 +19,9 @@ def settings(folder: Path, name: str = "config.json") -> dict[str, Any]:
 
 def edit(folder: Path, name: str = "config.json", **values: object) -> None:
     """Change keys of a JSON file; "absent" removes a key."""
-    kept = {key: value for key, value in (settings(folder, name) | values).items() if value != "absent"}
+    kept = {
+        key: value for key, value in (settings(folder, name) | values).items() if value != "absent"
+    }
     (folder / name).write_text(json.dumps(kept), encoding="utf-8")
 
 

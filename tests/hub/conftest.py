@@ -22,7 +22,14 @@ from trifold.text.chat import render
 @pytest.fixture
 def make_model() -> Callable[..., Transformer]:
     """A small model in evaluation mode with the given values in its config."""
-    sizes = {"vocab_size": 31, "max_positions": 48, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
+    sizes = {
+        "vocab_size": 31,
+        "max_positions": 48,
+        "d_model": 16,
+        "n_layers": 2,
+        "n_heads": 4,
+        "d_ff": 24,
+    }
     return lambda **values: add_noise(Transformer(ModelConfig.parse(sizes | values)), 0.2)
 
 
@@ -47,9 +54,16 @@ def saved(tiny_folder: Callable[..., Path], tmp_path: Path) -> Callable[..., Pat
 
 @pytest.fixture(scope="session")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A small GPT-2 with its tokenizer, in one file and in shards; loaded once, to import all modules."""
+    """A small GPT-2 with its tokenizer, in one file and in shards; loaded once, to import all
+    modules.
+    """
     tokenizer = train_tokenizer(["the quick fox"], TokenizerSettings(kind="char", min_frequency=1))
-    parts = {"shape": "decoder", "positions": "learned", "norm_placement": "pre", "scale_embeddings": False}
+    parts = {
+        "shape": "decoder",
+        "positions": "learned",
+        "norm_placement": "pre",
+        "scale_embeddings": False,
+    }
     parts |= {"attention_bias": True, "activation": "gelu-tanh", "vocab_size": tokenizer.vocab_size}
     sizes = {"max_positions": 16, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
     pipe = Pipeline(Transformer(ModelConfig.parse(parts | sizes)), tokenizer)

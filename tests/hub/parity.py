@@ -1,4 +1,5 @@
-"""Compare with transformers: equal hidden states, logits and gradients, and bit-identical tensors after a round trip.
+"""Compare with transformers: equal hidden states, logits and gradients, and bit-identical tensors
+after a round trip.
 
 check(make("gpt2", "LMHeadModel", n_inner=48))
 """
@@ -54,7 +55,9 @@ TABLES = ("word_embedding", "tok_embeddings", "wte", "embed_in", "embed_tokens",
 
 
 def make(family: str, ending: str | None = None, **options: Any) -> Any:
-    """A tiny model of the reference with random parameters; `own_head` unties the output embeddings of T5."""
+    """A tiny model of the reference with random parameters; `own_head` unties the output embeddings
+    of T5.
+    """
     transformers = pytest.importorskip("transformers")
     tiny = TINY[family]
     own_head = options.pop("own_head", False)
@@ -67,7 +70,9 @@ def make(family: str, ending: str | None = None, **options: Any) -> Any:
 
 
 def randomised(model: Any, seed: int = 0) -> Any:
-    """The model in evaluation mode with random parameters of natural size: a zero or a one hides a wrong rule."""
+    """The model in evaluation mode with random parameters of natural size: a zero or a one hides a
+    wrong rule.
+    """
     generator = torch.Generator().manual_seed(seed)
     parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     buffers = [(name, b) for name, b in model.named_buffers() if name.endswith(BUFFERS)]
@@ -75,7 +80,9 @@ def randomised(model: Any, seed: int = 0) -> Any:
         for name, tensor in parameters + buffers:
             noise = torch.randn(tensor.shape, generator=generator)
             norm = tensor.dim() == 1 and name.endswith("weight")
-            small_head = tensor.dim() == 2 and min(tensor.shape) < 8  # labels: their logits must differ too
+            small_head = (
+                tensor.dim() == 2 and min(tensor.shape) < 8
+            )  # labels: their logits must differ too
             tensor.copy_(noise * (0.7 if small_head else 0.25 if tensor.dim() > 1 else 0.3) + norm)
     return model.eval()
 
@@ -102,7 +109,9 @@ def inputs_for(model: Any) -> dict[str, Any]:
         size = config.image_size
         pixels = (4, config.num_channels, *([size, size] if isinstance(size, int) else size))
         return {"pixel_values": torch.randn(pixels, generator=generator)}
-    if type(model).__name__.endswith("EncoderModel"):  # whose config may be that of an encoder-decoder
+    if type(model).__name__.endswith(
+        "EncoderModel"
+    ):  # whose config may be that of an encoder-decoder
         return {"decoder": False}
     shape = (len(LENGTHS), max(LENGTHS))
     lengths, columns = torch.tensor(LENGTHS)[:, None], torch.arange(max(LENGTHS))
@@ -113,14 +122,18 @@ def inputs_for(model: Any) -> dict[str, Any]:
         )  # the class is read at the only end token
         tokens[range(len(LENGTHS)), [length - 1 for length in LENGTHS]] = config.eos_token_id
         return {"tokens": tokens, "decoder": False}
-    if config.model_type == "reformer":  # the states of the reference depend on the padding of a batch
+    if (
+        config.model_type == "reformer"
+    ):  # the states of the reference depend on the padding of a batch
         return {"tokens": torch.cat([tokens, tokens[:, 3:5]], 1)}
     if config.model_type == "led":  # ours has this default
         return {"global_attention_mask": (columns == 0).long().expand(shape)}
     kinds = getattr(config, "type_vocab_size", 3)
     segments = torch.randint(max(kinds, 1), shape, generator=generator)
     if config.model_type == "longformer" and "ForQuestionAnswering" in type(model).__name__:
-        tokens = tokens.where(columns < lengths, config.pad_token_id)  # there must be three separators
+        tokens = tokens.where(
+            columns < lengths, config.pad_token_id
+        )  # there must be three separators
         for place in (lengths[:, 0] - 1, lengths[:, 0] // 2 - 1, lengths[:, 0] // 2):
             tokens[range(len(LENGTHS)), place] = config.sep_token_id
         return {"tokens": tokens, "token_type_ids": segments}
@@ -141,12 +154,14 @@ def check(
     file: Mapping[str, Any] | None = None,
     **inputs: Any,
 ) -> Transformer:
-    """Load what the reference saves, compare, save it, load it again and compare; returns our model.
+    """Load what the reference saves, compare, save it, load it again and compare; returns our
+    model.
 
     tokens: (B, T) ids, padded on the right; random by default.
-    decoder: pass the second input of an encoder-decoder too (otherwise it derives one from the first).
-    file: the content of config.json, from which the reference is loaded too; the logits of such a model may be
-        small, and its gradients are not compared.
+    decoder: pass the second input of an encoder-decoder too (otherwise it derives one from the
+        first).
+    file: the content of config.json, from which the reference is loaded too; the logits of such a
+        model may be small, and its gradients are not compared.
     inputs: more arguments of the reference; token_type_ids and pixel_values are ours too.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -171,12 +186,20 @@ def check(
         _compare_files(theirs, saved)
         reloaded, report = type(model).from_pretrained(saved, output_loading_info=True)
         wrong = {
-            key: report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if report[key]
+            key: report[key]
+            for key in ("missing_keys", "unexpected_keys", "mismatched_keys")
+            if report[key]
         }
         assert not wrong, wrong
         with torch.no_grad():
             repeated = reloaded.eval()(**given, output_hidden_states=True)
-        for name in ("logits", "prediction_logits", "start_logits", "pooler_output", "last_hidden_state"):
+        for name in (
+            "logits",
+            "prediction_logits",
+            "start_logits",
+            "pooler_output",
+            "last_hidden_state",
+        ):
             if getattr(out, name, None) is not None:
                 _close(
                     getattr(repeated, name),
@@ -188,7 +211,9 @@ def check(
 
 
 def keep_streams(model: Any) -> None:
-    """The reference returns the states of one stream only; and its backward pass needs layers in training."""
+    """The reference returns the states of one stream only; and its backward pass needs layers in
+    training.
+    """
     body, states = getattr(model, "reformer", model), list[Any]()
 
     def add(module: Any, inputs: Any, out: Any) -> None:
@@ -197,11 +222,15 @@ def keep_streams(model: Any) -> None:
     def finish(module: Any, inputs: Any, given: Any, out: Any) -> None:
         out["hidden_states"] = [x[:, : given["input_ids"].shape[1]] for x in states]
 
-    body.embeddings.register_forward_hook(lambda module, inputs, out: states.__setitem__(slice(None), [out]))
+    body.embeddings.register_forward_hook(
+        lambda module, inputs, out: states.__setitem__(slice(None), [out])
+    )
     for layer in body.encoder.layers:
         layer.training = True
         layer.register_forward_hook(add)
-    body.encoder.register_forward_hook(lambda module, inputs, out: states.__setitem__(-1, out.hidden_states))
+    body.encoder.register_forward_hook(
+        lambda module, inputs, out: states.__setitem__(-1, out.hidden_states)
+    )
     model.register_forward_hook(finish, with_kwargs=True)
 
 
@@ -217,7 +246,9 @@ def _inputs(
     special = {pad, bos, *(eos if isinstance(eos, list) else [eos])}
     vocabulary = torch.tensor([id for id in range(config.vocab_size) if id not in special])
     if tokens is None:
-        tokens = vocabulary[torch.randint(len(vocabulary), (len(LENGTHS), max(LENGTHS)), generator=generator)]
+        tokens = vocabulary[
+            torch.randint(len(vocabulary), (len(LENGTHS), max(LENGTHS)), generator=generator)
+        ]
         tokens = tokens.where(torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None], pad)
     real = tokens != pad
     first, second = Inputs(tokens, real, segments=more.get("token_type_ids")), None
@@ -226,7 +257,9 @@ def _inputs(
         vocabulary = vocabulary[
             vocabulary < (getattr(config, "decoder_vocab_size", None) or config.vocab_size)
         ]
-        targets = vocabulary[torch.randint(len(vocabulary), (len(tokens), TARGETS), generator=generator)]
+        targets = vocabulary[
+            torch.randint(len(vocabulary), (len(tokens), TARGETS), generator=generator)
+        ]
         second, given["decoder_input_ids"] = Inputs(targets), targets
     return (first, second), given
 
@@ -271,7 +304,12 @@ OUTPUT_NAMES: dict[str, tuple[str, ...]] = {
 
 
 def _compare_outputs(
-    ours: Transformer, out: Any, read: tuple[Inputs, Inputs | None], tolerance: float, *, check_size: bool
+    ours: Transformer,
+    out: Any,
+    read: tuple[Inputs, Inputs | None],
+    tolerance: float,
+    *,
+    check_size: bool,
 ) -> list[tuple[Tensor, Tensor]]:
     """Pairs (ours, theirs) of shape (N, classes) for every head whose output the reference returns."""
     first, second = read
@@ -279,7 +317,12 @@ def _compare_outputs(
     pairs = []
     for name in ours.config.chosen_heads:
         theirs = next(
-            (getattr(out, key) for key in OUTPUT_NAMES[name] if getattr(out, key, None) is not None), None
+            (
+                getattr(out, key)
+                for key in OUTPUT_NAMES[name]
+                if getattr(out, key, None) is not None
+            ),
+            None,
         )
         if name == "span":
             theirs = torch.stack([out.start_logits, out.end_logits], -1)
@@ -302,14 +345,19 @@ def _compare_outputs(
 
 
 def _compare_gradients(ours: Transformer, model: Any, pairs: list[tuple[Tensor, Tensor]]) -> None:
-    """Gradients of a cross-entropy, tensor by tensor under their names, within 1e-3 of the norm of each."""
+    """Gradients of a cross-entropy, tensor by tensor under their names, within 1e-3 of the norm of
+    each.
+    """
     generator = torch.Generator().manual_seed(2)
     for got, theirs in pairs:
         targets = torch.randint(got.shape[-1], (len(got),), generator=generator)
         F.cross_entropy(got, targets).backward(retain_graph=True)
         F.cross_entropy(theirs, targets).backward(retain_graph=True)
     table = FAMILIES[str(ours.family)].rules(ours.config)
-    got = {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in ours.named_parameters()}
+    got = {
+        name: p.grad if p.grad is not None else torch.zeros_like(p)
+        for name, p in ours.named_parameters()
+    }
     constants = {*rules.constants(table, got)}
     constants |= {rule.theirs for rule in table if isinstance(rule, rules.Unused)}
     gradients = {name: g for name, g in rules.saving(table, got).items() if name not in constants}

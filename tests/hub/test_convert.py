@@ -62,11 +62,13 @@ def assert_same(one: Any, other: Any) -> None:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
     }
 
 
-# --- round trips ---------------------------------------------------------------------------------------
+# --- round trips ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -88,7 +90,9 @@ def test_a_round_trip_keeps_all_bytes_and_the_reference_loads_it(
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
     reloaded, report = type(model).from_pretrained(tmp_path / "c", output_loading_info=True)
-    assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not any(
+        report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys")
+    )
     assert_same(reloaded, model)
     assert equal(load_model(folder)[0], load_model(tmp_path / "b")[0])
 
@@ -122,7 +126,7 @@ def test_class_names_are_kept(reference: Any, tmp_path: Path) -> None:
         assert settings(tmp_path / name)["id2label"] == {"0": "bad", "1": "fair", "2": "good"}
 
 
-# --- precision -----------------------------------------------------------------------------------------
+# --- precision ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -147,34 +151,45 @@ def test_tensors_keep_their_precision_by_default(reference: Any, tmp_path: Path)
     mixed = {key: tensor if "norm" in key else tensor.bfloat16() for key, tensor in tensors.items()}
     save_file(mixed, old / "model.safetensors", metadata={"format": "pt"})
     done = convert(old, tmp_path / "new", to="native", max_shard_size=1000)
-    assert done.dtype == "bfloat16" and done.bytes == sum(t.numel() * t.itemsize for t in mixed.values())
+    assert done.dtype == "bfloat16" and done.bytes == sum(
+        t.numel() * t.itemsize for t in mixed.values()
+    )
     convert(tmp_path / "new", tmp_path / "back", to="hugging-face")
-    assert (old / "model.safetensors").read_bytes() == (tmp_path / "back" / "model.safetensors").read_bytes()
+    assert (old / "model.safetensors").read_bytes() == (
+        tmp_path / "back" / "model.safetensors"
+    ).read_bytes()
 
 
-def test_values_beyond_the_range_of_a_precision_are_an_error(make_model: Make, tmp_path: Path) -> None:
+def test_values_beyond_the_range_of_a_precision_are_an_error(
+    make_model: Make, tmp_path: Path
+) -> None:
     model = make_model()
     with torch.no_grad():
         next(model.parameters())[0, 0] = 1e5
     save_model(tmp_path / "old", model)
     with pytest.raises(
-        CheckpointError, match=r"model\.shared\.weight: 100000 is too large for float16: choose bfloat16"
+        CheckpointError,
+        match=r"model\.shared\.weight: 100000 is too large for float16: choose bfloat16",
     ):
         convert(tmp_path / "old", tmp_path / "new", dtype=torch.float16)
     assert not (tmp_path / "new").exists()
 
 
-# --- shards --------------------------------------------------------------------------------------------
+# --- shards ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5"])
-def test_shards_are_compatible_with_the_reference(name: str, reference: Any, tmp_path: Path) -> None:
+def test_shards_are_compatible_with_the_reference(
+    name: str, reference: Any, tmp_path: Path
+) -> None:
     model, folder = reference(name)
     done = convert(folder, tmp_path / "ours", max_shard_size="4KB")
     index = settings(tmp_path / "ours", "model.safetensors.index.json")
     assert index["metadata"]["total_size"] == done.bytes
     shards = sorted(set(index["weight_map"].values()))
-    assert shards == [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
+    assert shards == [
+        f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)
+    ]
     assert len(shards) > 2 and not (tmp_path / "ours" / "model.safetensors").exists()
     for shard in shards:
         tensors = load_file(tmp_path / "ours" / shard)
@@ -208,7 +223,7 @@ def test_saving_removes_older_shards_or_files(make_model: Make, tmp_path: Path) 
     assert contents(tmp_path) == one
 
 
-# --- the folder ----------------------------------------------------------------------------------------
+# --- the folder -----------------------------------------------------------------------------------
 
 
 def test_an_existing_target_is_never_changed(make_model: Make, tmp_path: Path) -> None:
@@ -275,7 +290,9 @@ def test_names_of_code_are_removed_and_other_settings_keep_their_bytes(
     save_model(old, make_model())
     plain = b'{"model_max_length":  1000000000000000019884624838656}'
     (old / "preprocessor_config.json").write_bytes(plain)
-    (old / "tokenizer_config.json").write_bytes(b'{"\\u0061uto_map": {"AutoTokenizer": "evil.Evil"}, "b": 1}')
+    (old / "tokenizer_config.json").write_bytes(
+        b'{"\\u0061uto_map": {"AutoTokenizer": "evil.Evil"}, "b": 1}'
+    )
     (old / "evil.py").write_bytes(b"raise SystemExit")
     (old / "additional_chat_templates").mkdir()
     (old / "additional_chat_templates" / "tools.jinja").write_bytes(b"{{ 1 }}")
@@ -286,9 +303,13 @@ def test_names_of_code_are_removed_and_other_settings_keep_their_bytes(
 
 
 @pytest.mark.parametrize("size", ["0", "-5", "many", "5 parsecs", "1e9", "", 0, "9" * 400])
-def test_invalid_shard_sizes_are_rejected(size: int | str, make_model: Make, tmp_path: Path) -> None:
+def test_invalid_shard_sizes_are_rejected(
+    size: int | str, make_model: Make, tmp_path: Path
+) -> None:
     save_model(tmp_path / "old", make_model())
-    with pytest.raises(UsageError, match="is not a shard size: write a number of bytes, 500MB or 5GB"):
+    with pytest.raises(
+        UsageError, match="is not a shard size: write a number of bytes, 500MB or 5GB"
+    ):
         convert(tmp_path / "old", tmp_path / "new", max_shard_size=size)
     assert not (tmp_path / "new").exists()
 
@@ -299,14 +320,18 @@ def test_a_converted_model_gives_the_same_output(make_model: Make, tmp_path: Pat
     convert(tmp_path / "old", tmp_path / "new", max_shard_size=2500)
     tokens = Inputs(torch.arange(12).view(2, 6))
     with torch.no_grad():
-        assert torch.equal(load_model(tmp_path / "old")[0](tokens), load_model(tmp_path / "new")[0](tokens))
+        assert torch.equal(
+            load_model(tmp_path / "old")[0](tokens), load_model(tmp_path / "new")[0](tokens)
+        )
 
 
 def test_progress_reports_add_up_to_all_bytes(make_model: Make, tmp_path: Path) -> None:
     save_model(tmp_path / "old", make_model())
     calls: list[tuple[int, int]] = []
     options = {"dtype": torch.bfloat16, "max_shard_size": "5KB"}
-    done = convert(tmp_path / "old", tmp_path / "new", **options, on_written=lambda *call: calls.append(call))
+    done = convert(
+        tmp_path / "old", tmp_path / "new", **options, on_written=lambda *call: calls.append(call)
+    )
     assert len(calls) == done.tensors and sum(size for _, size in calls) == done.bytes
     assert {total for total, _ in calls} == {done.bytes}
     for file in (tmp_path / "new").glob("model-*.safetensors"):

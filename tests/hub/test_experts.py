@@ -1,4 +1,6 @@
-"""Families with experts: published configs, quantized files, the layer that predicts further tokens, fused experts."""
+"""Families with experts: published configs, quantized files, the layer that predicts further
+tokens, fused experts.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,18 @@ pytestmark = pytest.mark.filterwarnings("default")
 Saved = Callable[..., Path]
 # Name -> parameters, and generation_config.json as published.
 PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
-    "mixtral-8x7b": (46_702_792_704, {"_from_model_config": True, "bos_token_id": 1, "eos_token_id": 2}),
+    "mixtral-8x7b": (
+        46_702_792_704,
+        {"_from_model_config": True, "bos_token_id": 1, "eos_token_id": 2},
+    ),
     "qwen3-30b-a3b": (
         30_532_122_624,
-        {"bos_token_id": 151643, "do_sample": True, "eos_token_id": [151645, 151643], "pad_token_id": 151643}
+        {
+            "bos_token_id": 151643,
+            "do_sample": True,
+            "eos_token_id": [151645, 151643],
+            "pad_token_id": 151643,
+        }
         | {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
     ),
     "gpt-oss-20b": (
@@ -62,10 +72,23 @@ def test_published_configs_are_read_and_written(name: str) -> None:
     assert family.fits(config) and family.read(family.write(config)) == config
     reference = getattr(transformers, f"{family.stem}Config")
     written, theirs = reference(**family.write(config)), reference(**values)
-    for key in ("num_local_experts", "num_experts_per_tok", "sliding_window", "layer_types", "v_head_dim"):
+    for key in (
+        "num_local_experts",
+        "num_experts_per_tok",
+        "sliding_window",
+        "layer_types",
+        "v_head_dim",
+    ):
         assert getattr(written, key, None) == getattr(theirs, key, None), key
     read = read_generation(config, PUBLISHED[name][1], name)
-    assert read.keys() <= {"do_sample", "temperature", "top_k", "top_p", "eos_token_id", "bad_words_ids"}
+    assert read.keys() <= {
+        "do_sample",
+        "temperature",
+        "top_k",
+        "top_p",
+        "eos_token_id",
+        "bad_words_ids",
+    }
     if quantized:
         with pytest.raises(
             SettingsError, match=f"weights in {quantized['quant_method']} are not supported; use a"
@@ -92,9 +115,18 @@ def test_weights_of_the_layer_for_further_tokens_are_not_read(saved: Saved, tmp_
         before, _ = load_model(folder)
         tensors, layers = read(folder), before.config.n_layers
         layer = f"{'model.' if ending == 'ForCausalLM' else ''}layers"
-        more = {"eh_proj.weight": torch.ones(16, 32), "mlp.experts.0.up_proj.weight": torch.ones(12, 16)}
-        more |= {"embed_tokens.weight": tensors[f"{layer.removesuffix('layers')}embed_tokens.weight"].clone()}
-        write(folder, tensors | {f"{layer}.{layers}.{name}": tensor for name, tensor in more.items()})
+        more = {
+            "eh_proj.weight": torch.ones(16, 32),
+            "mlp.experts.0.up_proj.weight": torch.ones(12, 16),
+        }
+        more |= {
+            "embed_tokens.weight": tensors[
+                f"{layer.removesuffix('layers')}embed_tokens.weight"
+            ].clone()
+        }
+        write(
+            folder, tensors | {f"{layer}.{layers}.{name}": tensor for name, tensor in more.items()}
+        )
         assert equal(load_model(folder)[0], before)
         write(folder, tensors | {f"{layer}.{layers - 1}.eh_proj.weight": torch.ones(16, 32)})
         with pytest.raises(CheckpointError, match=r"not known: .*eh_proj"):
@@ -108,7 +140,9 @@ def test_files_with_four_bits_are_rejected_without_their_key_too(saved: Saved) -
     name = "model.layers.0.mlp.experts.gate_up_proj"
     del tensors[name]
     write(
-        folder, tensors | {f"{name}_blocks": torch.ones(4, 48, 1, 8), f"{name}_scales": torch.ones(4, 48, 1)}
+        folder,
+        tensors
+        | {f"{name}_blocks": torch.ones(4, 48, 1, 8), f"{name}_scales": torch.ones(4, 48, 1)},
     )
     with pytest.raises(CheckpointError, match=f"missing: {name}\n.*not known: '{name}_blocks'"):
         load_model(folder)
@@ -144,9 +178,27 @@ def test_the_scale_of_scores_keeps_its_bits(share: float, factor: float) -> None
     assert family.read(written) == config
 
 
-SIZES = {"vocab_size": 31, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24, "max_positions": 20}
-DECODER = {"shape": "decoder", "positions": "rotary", "norm": "rms", "norm_placement": "pre", "gated": True}
-DECODER |= {"scale_embeddings": False, "feed_forward_bias": False, "activation": "silu", "dropout": 0.0}
+SIZES = {
+    "vocab_size": 31,
+    "d_model": 16,
+    "n_layers": 2,
+    "n_heads": 4,
+    "d_ff": 24,
+    "max_positions": 20,
+}
+DECODER = {
+    "shape": "decoder",
+    "positions": "rotary",
+    "norm": "rms",
+    "norm_placement": "pre",
+    "gated": True,
+}
+DECODER |= {
+    "scale_embeddings": False,
+    "feed_forward_bias": False,
+    "activation": "silu",
+    "dropout": 0.0,
+}
 FEW = {"count": 4, "per_token": 2}
 LATENT = {"width": 8, "d_rotary": 4, "d_value": 5}
 GROUPED = FEW | {"score": "sigmoid", "correction": True, "shared": 1, "dense_layers": 1}
@@ -178,7 +230,7 @@ def test_a_new_model_is_saved_in_the_family_that_fits(case: str, tmp_path: Path)
     assert bool(describe_misfit(model.config)) == (family == "trifold")
 
 
-# --- tokenizers ----------------------------------------------------------------------------------------
+# --- tokenizers -----------------------------------------------------------------------------------
 
 # The patterns, tokens and settings of the published tokenizers.
 O200K = (
@@ -223,11 +275,20 @@ TOKENIZERS: dict[str, tuple[tuple[str, ...], list[str], str, dict[str, Any]]] = 
             )
         }
         | {"add_bos_token": True, "add_eos_token": False, "legacy": True, "unk_token": None}
-        | {"clean_up_tokenization_spaces": False, "sp_model_kwargs": {}, "use_default_system_prompt": False}
+        | {
+            "clean_up_tokenization_spaces": False,
+            "sp_model_kwargs": {},
+            "use_default_system_prompt": False,
+        }
         | {"tokenizer_class": "LlamaTokenizerFast"},
     ),
 }
-TEXTS = ["Hello, world! It's 12345 o'clock.", "naïve ☂\n\n  CamelCase   x=1_000", "汉字 and かな mixed", ""]
+TEXTS = [
+    "Hello, world! It's 12345 o'clock.",
+    "naïve ☂\n\n  CamelCase   x=1_000",
+    "汉字 and かな mixed",
+    "",
+]
 
 
 def tokenizer_folder(folder: Path, family: str) -> Path:
@@ -247,7 +308,9 @@ def tokenizer_folder(folder: Path, family: str) -> Path:
     library.train_from_iterator(TEXTS * 3, trainer)
     if family == "deepseek_v3":
         library.post_processor = tokenizers.processors.TemplateProcessing(
-            single="<|begin|> $A", pair="<|begin|> $A <|begin|> $B", special_tokens=[("<|begin|>", 0)]
+            single="<|begin|> $A",
+            pair="<|begin|> $A <|begin|> $B",
+            special_tokens=[("<|begin|>", 0)],
         )
     library.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps({"model_type": family}), encoding="utf-8")
@@ -283,7 +346,7 @@ def test_tokenizers_as_published_are_read(family: str, tmp_path: Path) -> None:
     assert ids == theirs(expected, add_special_tokens=False)["input_ids"]
 
 
-# --- precision, sizes ----------------------------------------------------------------------------------
+# --- precision, sizes -----------------------------------------------------------------------------
 
 
 def test_corrections_keep_their_precision_in_bfloat16(saved: Saved) -> None:
@@ -308,5 +371,7 @@ def test_corrections_keep_their_precision_in_bfloat16(saved: Saved) -> None:
 def test_absurd_numbers_of_experts_are_rejected_early(family: str, key: str, saved: Saved) -> None:
     folder = saved(family)
     edit(folder, **{key: 10_000})
-    with pytest.raises(CheckpointError, match=r"layers of 10000 experts, but the weights have \d+ elements"):
+    with pytest.raises(
+        CheckpointError, match=r"layers of 10000 experts, but the weights have \d+ elements"
+    ):
         load_model(folder)

@@ -1,4 +1,6 @@
-"""Every family equals transformers, over one table of tiny models; and tensors of old and new files."""
+"""Every family equals transformers, over one table of tiny models; and tensors of old and new
+files.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def test_a_family_equals_the_reference(family: str, case: str) -> None:
     if family == "albert" and ending == "ForPreTraining":
         model.register_forward_hook(rename_order)
     if "late" in case:  # rows of one length: the reference scales by the longest row of a batch
-        inputs = {"tokens": torch.randint(3, 40, (2, 11), generator=torch.Generator().manual_seed(0))}
+        inputs = {
+            "tokens": torch.randint(3, 40, (2, 11), generator=torch.Generator().manual_seed(0))
+        }
     if (
         "long text" in case
     ):  # rows with as many blocks as the batch, whose last block all rows read in the reference
@@ -74,7 +78,7 @@ ENCODERS += ["modernbert", "eurobert", "electra", "mpnet", "deberta-v2", "big_bi
 each_decoder = pytest.mark.parametrize("family", DECODERS)
 
 
-# --- tensors -------------------------------------------------------------------------------------------
+# --- tensors --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", TINY)
@@ -93,7 +97,9 @@ def test_one_error_lists_all_wrong_tensors(family: str, saved: Saved) -> None:
 
 
 @pytest.mark.parametrize("family", DECODERS + ENCODERS)
-def test_old_files_with_buffers_copies_and_other_prefixes_are_loaded(family: str, saved: Saved) -> None:
+def test_old_files_with_buffers_copies_and_other_prefixes_are_loaded(
+    family: str, saved: Saved
+) -> None:
     folder, prefix = saved(family), TINY[family].prefix
     expected, tensors = load_model(folder)[0], read(folder)
     old = {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items()}
@@ -101,7 +107,9 @@ def test_old_files_with_buffers_copies_and_other_prefixes_are_loaded(family: str
     if family in DECODERS:
         old[TINY[family].buffer] = torch.ones(1, 1, 16, 16)
         table = next(tensor for tensor in old.values() if tensor.shape == (40, 16))
-        head = old.pop("embed_out.weight", old.get("lm_head.weight", table))  # NeoX has used both names
+        head = old.pop(
+            "embed_out.weight", old.get("lm_head.weight", table)
+        )  # NeoX has used both names
         old["lm_head.weight"] = head.clone()
     elif family not in ("vit", "xlnet", "modernbert", "eurobert"):
         old[f"{prefix}.embeddings.position_ids"] = torch.arange(24)[None]
@@ -144,11 +152,13 @@ def test_sinusoids_in_a_file_are_checked_and_may_be_missing(saved: Saved, tmp_pa
     write(folder, tensors | {name: tensors[name].bfloat16()})
     assert equal(load_model(folder)[0], expected)
     write(folder, tensors | {name: tensors[name] + 0.1})
-    with pytest.raises(CheckpointError, match=f"not equal: {name} and the values that this model computes"):
+    with pytest.raises(
+        CheckpointError, match=f"not equal: {name} and the values that this model computes"
+    ):
         load_model(folder)
 
 
-# --- new models ----------------------------------------------------------------------------------------
+# --- new models -----------------------------------------------------------------------------------
 
 
 @each_decoder
@@ -174,16 +184,27 @@ SIZES: dict[str, Any] = {
 }
 UNSCALED = {"scale_embeddings": False}
 MASKED = {"heads": ["lm"], "lm_head_transform": "gelu", "lm_head_bias": True}
-TEXT = SIZES | UNSCALED | MASKED | {"shape": "encoder", "positions": "learned", "activation": "gelu"}
+TEXT = (
+    SIZES | UNSCALED | MASKED | {"shape": "encoder", "positions": "learned", "activation": "gelu"}
+)
 TEXT |= {"embedding_norm": True, "attention_bias": True}
 LED = {"position_offset": 0, "sliding_window": 3, "decoder_window": 0, "scale_embeddings": False}
 LED |= {"global_projections": True, "global_tokens": "first", "max_decoder_positions": 20}
 LONGT5 = {"sliding_window": 3, "decoder_window": 0}
 LONG = {"sliding_window": 4, "global_projections": True}
-XLNET = SIZES | UNSCALED | {"shape": "encoder", "positions": "relative-sinusoidal", "activation": "gelu"}
+XLNET = (
+    SIZES
+    | UNSCALED
+    | {"shape": "encoder", "positions": "relative-sinusoidal", "activation": "gelu"}
+)
 XLNET |= {"segment_offsets": True, "query_stream": True, "heads": ["lm"], "lm_head_bias": True}
 XLNET |= {"attention_dropout": 0.1, "activation_dropout": 0.1}
-BART = SIZES | {"positions": "learned", "position_offset": 2, "embedding_norm": True, "attention_bias": True}
+BART = SIZES | {
+    "positions": "learned",
+    "position_offset": 2,
+    "embedding_norm": True,
+    "attention_bias": True,
+}
 PRE_BART = SIZES | {"positions": "learned", "norm_placement": "pre"}
 BLOCKS = {"size": 1, "random": 2, "only_in_training": True}
 FAIRSEQ = {"positions": "sinusoidal-tensor2tensor", "position_offset": 1}
@@ -201,12 +222,27 @@ GEMMA = SIZES | {
     "norm_weight": "plus-one",
     "gated": True,
 }
-GEMMA |= {"norm_placement": "pre", "activation": "gelu-tanh", "feed_forward_bias": False, "dropout": 0.0}
+GEMMA |= {
+    "norm_placement": "pre",
+    "activation": "gelu-tanh",
+    "feed_forward_bias": False,
+    "dropout": 0.0,
+}
 GEMMA |= {"embedding_scale_rounded": True}
-GEMMA2 = GEMMA | {"norm_placement": "sandwich", "sliding_window": 3, "window_pattern": ("local", "global")}
+GEMMA2 = GEMMA | {
+    "norm_placement": "sandwich",
+    "sliding_window": 3,
+    "window_pattern": ("local", "global"),
+}
 GEMMA3 = GEMMA2 | {"qk_norm": "head", "rotary_local_theta": 100.0}
 T5GEMMA = GEMMA2 | {"shape": "encoder-decoder", "target_vocab_size": 40}
-UNEQUAL = {"d_decoder": 10, "n_decoder_heads": 2, "n_decoder_kv_heads": 1, "d_head": 6, "d_decoder_head": 8}
+UNEQUAL = {
+    "d_decoder": 10,
+    "n_decoder_heads": 2,
+    "n_decoder_kv_heads": 1,
+    "d_head": 6,
+    "d_decoder_head": 8,
+}
 EOS = {"heads": ("sequence",), "classifier_input": "eos", "classifier_transform": "tanh"}
 REFORMER = (
     SIZES
@@ -222,15 +258,30 @@ REFORMER |= {
 REFORMER |= {
     "axial_shape": (8, 8),
     "axial_widths": (4, 12),
-    "lsh": {"layers": ["local", "lsh"], "chunk": 3, "local_chunk": 6, "local_dropout": 0.3, "seed": 4},
+    "lsh": {
+        "layers": ["local", "lsh"],
+        "chunk": 3,
+        "local_chunk": 6,
+        "local_dropout": 0.3,
+        "seed": 4,
+    },
 }
 NEW: list[tuple[str, dict[str, Any]]] = [
     ("bert", TEXT | {"n_token_types": 2}),
-    ("roberta", TEXT | {"n_token_types": 1, "pad_id": 1, "position_offset": 2, "activation": "relu"}),
+    (
+        "roberta",
+        TEXT | {"n_token_types": 1, "pad_id": 1, "position_offset": 2, "activation": "relu"},
+    ),
     ("distilbert", TEXT | {"norm_epsilon": 1e-12}),
     (
         "albert",
-        TEXT | {"n_token_types": 2, "d_embedding": 8, "block_of_layer": [0, 0], "classifier_dropout": 0.1},
+        TEXT
+        | {
+            "n_token_types": 2,
+            "d_embedding": 8,
+            "block_of_layer": [0, 0],
+            "classifier_dropout": 0.1,
+        },
     ),
     ("xlnet", XLNET),
     ("trifold", TEXT | {"norm": "rms"}),
@@ -238,10 +289,20 @@ NEW: list[tuple[str, dict[str, Any]]] = [
     ("marian", SIZES | {"attention_bias": True, "lm_head_bias": True, "activation": "gelu"}),
     ("marian", SIZES | {"target_vocab_size": 23, "activation": "silu", "lm_head_bias": True}),
     ("marian", SIZES | {"target_vocab_size": 40, "attention_bias": True}),
-    ("marian", SIZES | {"n_decoder_layers": 1, "activation": "gelu-tanh", "scale_embeddings": False}),
-    ("marian", SIZES | {"n_decoder_layers": 3, "positions": "sinusoidal-halves", "decoder_start_id": 0}),
+    (
+        "marian",
+        SIZES | {"n_decoder_layers": 1, "activation": "gelu-tanh", "scale_embeddings": False},
+    ),
+    (
+        "marian",
+        SIZES | {"n_decoder_layers": 3, "positions": "sinusoidal-halves", "decoder_start_id": 0},
+    ),
     ("bart", BART),
-    ("bart", BART | {"n_decoder_heads": 2, "d_decoder_ff": 40, "n_decoder_layers": 1, "lm_head_bias": True}),
+    (
+        "bart",
+        BART
+        | {"n_decoder_heads": 2, "d_decoder_ff": 40, "n_decoder_layers": 1, "lm_head_bias": True},
+    ),
     ("bart", BART | EOS),
     ("trifold", BART | {"heads": ("sequence",)}),
     ("trifold", BART | {"position_offset": 0}),
@@ -254,12 +315,21 @@ NEW: list[tuple[str, dict[str, Any]]] = [
     ("longformer", TEXT | {"pad_id": 1, "position_offset": 2, "n_token_types": 1, **LONG}),
     ("trifold", TEXT | {"n_token_types": 1, "position_offset": 1, **LONG, "sliding_window": 1}),
     ("mbart", BART | {"norm_placement": "pre"}),
-    ("pegasus", SIZES | {"norm_placement": "pre", "positions": "sinusoidal-halves", "attention_bias": True}),
-    ("m2m_100", SIZES | {"norm_placement": "pre", **FAIRSEQ, "attention_bias": True, "n_decoder_layers": 3}),
+    (
+        "pegasus",
+        SIZES | {"norm_placement": "pre", "positions": "sinusoidal-halves", "attention_bias": True},
+    ),
+    (
+        "m2m_100",
+        SIZES | {"norm_placement": "pre", **FAIRSEQ, "attention_bias": True, "n_decoder_layers": 3},
+    ),
     ("big_bird", TEXT | {"n_token_types": 2, "sparse_blocks": BLOCKS}),
     ("big_bird", TEXT | {"n_token_types": 1, "attention_bias": False, "attention_out_bias": True}),
     ("trifold", TEXT | {"n_token_types": 2, "sparse_blocks": BLOCKS | {"only_in_training": False}}),
-    ("bigbird_pegasus", PRE_BART | {"sparse_blocks": BLOCKS, "n_decoder_layers": 1, "lm_head_bias": True}),
+    (
+        "bigbird_pegasus",
+        PRE_BART | {"sparse_blocks": BLOCKS, "n_decoder_layers": 1, "lm_head_bias": True},
+    ),
     ("bigbird_pegasus", PRE_BART | {"attention_bias": True}),
     ("t5", T5),
     ("t5", T5 | {"gated": True, "activation": "silu", "tie_lm_head": False}),
@@ -279,7 +349,10 @@ NEW: list[tuple[str, dict[str, Any]]] = [
     ("t5gemma", T5GEMMA | {"decoder_window": 5, "n_decoder_layers": 1, "logit_soft_cap": 9.0}),
     ("t5gemma", T5GEMMA | UNEQUAL),
     ("t5gemma", T5GEMMA | UNEQUAL | {"n_kv_heads": 2, "decoder_window": 0}),
-    ("t5gemma", T5GEMMA | UNEQUAL | {"attention_scale": 0.25, "max_decoder_positions": 30, "d_decoder": 24}),
+    (
+        "t5gemma",
+        T5GEMMA | UNEQUAL | {"attention_scale": 0.25, "max_decoder_positions": 30, "d_decoder": 24},
+    ),
     ("trifold", T5GEMMA | UNEQUAL | {"embedding_scale": 4.0}),
     ("trifold", T5GEMMA | UNEQUAL | {"rotary_width": 6}),
     ("trifold", T5GEMMA | {"sliding_window": 1}),
@@ -291,7 +364,8 @@ NEW: list[tuple[str, dict[str, Any]]] = [
     ("reformer", REFORMER),
     (
         "reformer",
-        REFORMER | {"shape": "encoder", "heads": ["lm"], "lsh": {"chunk": 4, "seed": 1, "hashes": 2}},
+        REFORMER
+        | {"shape": "encoder", "heads": ["lm"], "lsh": {"chunk": 4, "seed": 1, "hashes": 2}},
     ),
     ("trifold", REFORMER | {"positions": "rotary", "axial_shape": None, "axial_widths": None}),
     ("trifold", REFORMER | {"positions": "learned", "axial_shape": None, "axial_widths": None}),
@@ -333,8 +407,12 @@ def test_a_new_model_is_saved_in_the_family_that_fits(
     name = REFERENCE_CLASSES.get(family, "AutoModelForMaskedLM")
     if values.get("shape") == "encoder" and family == "reformer":
         name = "ReformerForMaskedLM"
-    reference, report = getattr(transformers, name).from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    reference, report = getattr(transformers, name).from_pretrained(
+        tmp_path, output_loading_info=True
+    )
+    assert not any(
+        report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys")
+    )
     tokens = torch.arange(5, 20)[None]
     both = model.encoder is not None and model.decoder is not None
     targets, second = ({"decoder_input_ids": tokens}, Inputs(tokens)) if both else ({}, None)
@@ -353,7 +431,9 @@ def test_classifier_dropout_is_written(saved: Saved, tmp_path: Path) -> None:
     ours, _ = load_model(folder)
     assert ours.config.classifier_dropout == 0.4
     save_model(tmp_path / "back", ours)
-    assert transformers.DistilBertConfig.from_pretrained(tmp_path / "back").seq_classif_dropout == 0.4
+    assert (
+        transformers.DistilBertConfig.from_pretrained(tmp_path / "back").seq_classif_dropout == 0.4
+    )
     masked = ours.config.model_copy(
         update={"heads": ("lm",), "lm_head_transform": "gelu", "lm_head_bias": True}
     )

@@ -42,7 +42,10 @@ def test_defaults_are_those_of_the_reference(family: str, tmp_path: Path) -> Non
     config = read_config(tmp_path)
     if family != "falcon":
         assert config.d_model == getattr(reference, "encoder", reference).hidden_size
-    edit(tmp_path, **{key: value for key, value in reference.to_dict().items() if key != "model_type"})
+    edit(
+        tmp_path,
+        **{key: value for key, value in reference.to_dict().items() if key != "model_type"},
+    )
     assert read_config(tmp_path) == config
 
 
@@ -53,7 +56,10 @@ REJECTED_BY_ALL: list[tuple[str, object, str]] = [
     ("architectures", "BertModel", "architectures: .* is not known; known: "),
 ]
 REJECTED: dict[str, list[tuple[str, object, str]]] = {
-    "decoder": [("add_cross_attention", True, "add_cross_attention"), ("is_encoder_decoder", True, "is_enc")],
+    "decoder": [
+        ("add_cross_attention", True, "add_cross_attention"),
+        ("is_encoder_decoder", True, "is_enc"),
+    ],
     "encoder": [
         ("add_cross_attention", True, "add_cross_attention"),
         ("is_encoder_decoder", True, "is_encoder_decoder"),
@@ -66,31 +72,54 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
     ],
     "openai-gpt": [("afn", "gelu_new", "afn: 'gelu_new' is not known")],
     "gpt_bigcode": [("multi_query", 1, "multi_query")],
-    "gptj": [("rotary_dim", None, "rotary_dim"), ("activation_function", "relu6", "'relu6' is not known")],
+    "gptj": [
+        ("rotary_dim", None, "rotary_dim"),
+        ("activation_function", "relu6", "'relu6' is not known"),
+    ],
     "codegen": [
         ("n_head", 2, "n_head: 2 is not a multiple of 4"),
         ("rotary_dim", 3, "rotary_width 3 must be even"),
     ],
     "gpt_neo": [
         ("attention_types", [[["global", "sparse"], 1]], "attention_types: .*sparse.* is not"),
-        ("attention_layers", ["local", "local"], "attention_layers: .* contradicts attention_types"),
+        (
+            "attention_layers",
+            ["local", "local"],
+            "attention_layers: .* contradicts attention_types",
+        ),
         ("attention_types", [[["global"], 9_999]] * 10**5, "attention_types: has 999900000 layers"),
         ("attention_types", [[["global"], -1]], "attention_types: .* is not"),
         ("num_layers", 3, "attention_types: has 2 layers, but num_layers is 3"),
         ("window_size", 0, "window_size"),
     ],
     "gpt_neox": [
-        ("rope_parameters", {"rope_type": "longrope", "factor": 2.0}, "needs short_factor and long_factor"),
-        ("rope_parameters", {"rope_type": "llama3", "factor": 2.0}, "needs low_freq_factor and high"),
+        (
+            "rope_parameters",
+            {"rope_type": "longrope", "factor": 2.0},
+            "needs short_factor and long_factor",
+        ),
+        (
+            "rope_parameters",
+            {"rope_type": "llama3", "factor": 2.0},
+            "needs low_freq_factor and high",
+        ),
         ("rope_theta", 3.5, "rope_theta: 3.5 contradicts 10000.0"),
         ("rotary_pct", 1.5, "rotary_pct"),
     ],
     "llama": [
-        ("rope_parameters", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5 is not supported"),
+        (
+            "rope_parameters",
+            {"partial_rotary_factor": 0.5},
+            "partial_rotary_factor: 0.5 is not supported",
+        ),
         ("partial_rotary_factor", 0.5, r"(?<!\.)partial_rotary_factor: 0.5 is not supported"),
         ("rope_scaling", {"type": "linear"}, "rope_scaling.factor: rope_type linear needs one"),
         ("sliding_window", 4, "sliding_window: unknown key"),
-        ("layer_types", ["sliding_attention"] * 2, "layer_types: only full_attention in each of 2 layers"),
+        (
+            "layer_types",
+            ["sliding_attention"] * 2,
+            "layer_types: only full_attention in each of 2 layers",
+        ),
         ("hidden_act", "mish", "hidden_act: 'mish' is not known"),
     ],
     "mistral": [
@@ -103,7 +132,11 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
     ],
     "qwen2": [
         ("sliding_attention_pattern", 2, "sliding_attention_pattern: unknown key"),
-        ("layer_types", ["sliding_attention"] * 2, "layer_types: layers with a window need sliding_window"),
+        (
+            "layer_types",
+            ["sliding_attention"] * 2,
+            "layer_types: layers with a window need sliding_window",
+        ),
         ("layer_types", ["full_attention"] * 3, "layer_types: has 3 layers, but there are 2"),
         ("layer_types", ["full_attention", "linear_attention"], "layer_types"),
         ("use_mrope", True, "use_mrope"),
@@ -114,7 +147,11 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("no_rope_layers", [1], "no_rope_layers: has 1 layers, but there are 2"),
         ("no_rope_layers", [1, 2], "no_rope_layers"),
         ("no_rope_layer_interval", 0, "no_rope_layer_interval"),
-        ("layer_types", ["sliding_attention"] * 2, "layer_types: layers with a window need sliding_window"),
+        (
+            "layer_types",
+            ["sliding_attention"] * 2,
+            "layer_types: layers with a window need sliding_window",
+        ),
     ],
     "phi3": [
         (
@@ -124,7 +161,11 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ),
         ("rope_parameters", {"rope_type": "longrope"}, "needs short_factor and long_factor"),
         ("rope_scaling", {"type": "su"}, "rope_scaling.type"),
-        ("rope_scaling", {"type": "linear", "factor": 2.0}, "rope_scaling.type: linear is not supported"),
+        (
+            "rope_scaling",
+            {"type": "linear", "factor": 2.0},
+            "rope_scaling.type: linear is not supported",
+        ),
         ("attention_bias", True, "attention_bias"),
         ("num_local_experts", 16, "num_local_experts: unknown key"),
     ],
@@ -202,7 +243,11 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
     "starcoder2": [("mlp_type", "gated", "mlp_type"), ("norm_type", "rms_norm", "norm_type")],
     "falcon": [
         ("num_ln_in_parallel_attn", 2, "needs new_decoder_architecture: true"),
-        ("apply_residual_connection_post_layernorm", True, "apply_residual_connection_post_layernorm"),
+        (
+            "apply_residual_connection_post_layernorm",
+            True,
+            "apply_residual_connection_post_layernorm",
+        ),
     ],
     "gemma": [
         ("hidden_activation", "silu", "hidden_activation: 'silu' contradicts hidden_act"),
@@ -248,7 +293,11 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("activation_function", "mish", "'mish' is not known"),
     ],
     "bloom": [
-        ("apply_residual_connection_post_layernorm", True, "apply_residual_connection_post_layernorm"),
+        (
+            "apply_residual_connection_post_layernorm",
+            True,
+            "apply_residual_connection_post_layernorm",
+        ),
         ("slow_but_exact", True, "slow_but_exact"),
     ],
     "bert": [
@@ -262,7 +311,10 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("pad_token_id", None, "pad_token_id: null"),
         ("pad_token_id", 40, "pad_token_id: 40 is outside the vocabulary of 40"),
     ],
-    "distilbert": [("activation", "mish", "activation: 'mish' is not known"), ("n_heads", 3, "n_heads 3")],
+    "distilbert": [
+        ("activation", "mish", "activation: 'mish' is not known"),
+        ("n_heads", 3, "n_heads 3"),
+    ],
     "albert": [
         ("num_hidden_groups", 4, "num_hidden_groups: 4 of 1 for 3 layers"),
         ("inner_group_num", 5_000, "num_hidden_groups: .* 10,000 layers are the most"),
@@ -323,7 +375,11 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
     "eurobert": [
         ("clf_pooling", "mean", "clf_pooling"),
         ("hidden_dropout", 0.1, "hidden_dropout"),
-        ("rope_parameters", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5 is not supported"),
+        (
+            "rope_parameters",
+            {"partial_rotary_factor": 0.5},
+            "partial_rotary_factor: 0.5 is not supported",
+        ),
     ],
     "electra": [
         ("summary_type", "mean", "summary_type"),
@@ -348,12 +404,20 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("embedding_size", 8, "embedding_size: 8 contradicts hidden_size 16"),
         ("pooler_hidden_size", 8, "pooler_hidden_size: 8 contradicts hidden_size 16"),
         ("pooler_dropout", 0.1, "pooler_dropout"),
-        ("max_relative_positions", 2, "max_relative_positions: 2 is not supported; .* at least 3 positions"),
+        (
+            "max_relative_positions",
+            2,
+            "max_relative_positions: 2 is not supported; .* at least 3 positions",
+        ),
         ("position_buckets", 1, "position_buckets: 1 with .* choose other buckets than 1"),
         ("attention_head_size", 8, "attention_head_size: 8 contradicts hidden_size 16"),
     ],
     "longformer": [
-        ("attention_window", [4, 5], r"attention_window: \[4, 5\] is not supported; give one even number"),
+        (
+            "attention_window",
+            [4, 5],
+            r"attention_window: \[4, 5\] is not supported; give one even number",
+        ),
         ("attention_window", [4, 8, 4], "attention_window: .*, or one for each of 2 layers"),
         ("attention_window", [4, 0], "attention_window"),
         ("attention_window", 5, "attention_window: 5 is not supported"),
@@ -503,7 +567,10 @@ def test_rotary_positions_of_old_configs(saved: Saved) -> None:
     assert config.rotary_theta == 500.0
     assert config.rotary_scaling is not None
     assert (config.rotary_scaling.kind, config.rotary_scaling.factor) == ("linear", 2.0)
-    edit(folder, rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4})
+    edit(
+        folder,
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4},
+    )
     scaling = read_config(folder).rotary_scaling
     assert scaling is not None
     assert (scaling.kind, scaling.original_positions) == ("yarn", 4)

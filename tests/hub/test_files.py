@@ -26,7 +26,9 @@ def test_a_failed_write_leaves_only_the_old_file(tmp_path: Path) -> None:
             temporary.write_text("half", encoding="utf-8")
             raise OSError(28, "No space left on device")
 
-    with pytest.raises(CheckpointError, match=r"x\.json: cannot be written \(No space left on device\)"):
+    with pytest.raises(
+        CheckpointError, match=r"x\.json: cannot be written \(No space left on device\)"
+    ):
         half()
     assert read_json(path) == {"a": 1}
     assert list(tmp_path.iterdir()) == [path]

@@ -15,7 +15,14 @@ from trifold.hub import load_model, save_model
 from trifold.hub.families import FAMILIES
 from trifold.nn import Inputs, ModelConfig, Transformer
 
-TINY = {"vocab_size": 31, "max_positions": 20, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
+TINY = {
+    "vocab_size": 31,
+    "max_positions": 20,
+    "d_model": 16,
+    "n_layers": 2,
+    "n_heads": 4,
+    "d_ff": 24,
+}
 
 
 @pytest.fixture(params=["decoder", "encoder-decoder"])
@@ -45,7 +52,14 @@ def test_all_parameters_are_aligned_and_equal_the_file(folder: Path, dtype: torc
 def test_copying_in_threads_gives_the_same_model(
     tmp_path: Path, dtype: torch.dtype, inference: bool, monkeypatch: Any
 ) -> None:
-    sizes = {"vocab_size": 301, "n_positions": 20, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_inner": 24}
+    sizes = {
+        "vocab_size": 301,
+        "n_positions": 20,
+        "n_embd": 16,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_inner": 24,
+    }
     saved = Transformer(FAMILIES["gpt2"].read(sizes))
     saved.family = "gpt2"  # its matrices are stored transposed
     with torch.no_grad():
@@ -79,7 +93,9 @@ def test_int8_weights_equal_the_quantized_file(folder: Path) -> None:
     )
     for name, matrix in int8_weights.items():
         expected = Int8Weight.quantize(exact_model.get_parameter(name))
-        assert torch.equal(matrix.values, expected.values) and torch.equal(matrix.scales, expected.scales)
+        assert torch.equal(matrix.values, expected.values) and torch.equal(
+            matrix.scales, expected.scales
+        )
     table = (quantized.decoder_embeddings or quantized.encoder_embeddings).tokens
     assert (
         quantized.lm_head is not None and quantized.lm_head.weight is table.weight
@@ -89,7 +105,9 @@ def test_int8_weights_equal_the_quantized_file(folder: Path) -> None:
 def test_an_int8_pipeline_generates_and_cannot_be_saved(folder: Path, tmp_path: Path) -> None:
     pipe = trifold.load(folder, weights="int8")
     tokens = torch.randint(3, 31, (2, 6))
-    assert [len(row) for row in pipe.generate_tokens(tokens, max_new_tokens=4, min_new_tokens=4)] == [4, 4]
+    assert [
+        len(row) for row in pipe.generate_tokens(tokens, max_new_tokens=4, min_new_tokens=4)
+    ] == [4, 4]
     exact = trifold.load(folder).logits(tokens).detach()
     assert float((pipe.logits(tokens).detach() - exact).std() / exact.std()) < 0.05
     with pytest.raises(UsageError, match="int8"):

@@ -19,7 +19,11 @@ Make = Callable[..., Transformer]
 
 NATIVE: dict[str, dict[str, Any]] = {
     "pre-norm": {"norm_placement": "pre", "attention_bias": True},
-    "sandwich, few key heads": {"norm_placement": "sandwich", "n_kv_heads": 2, "lm_head_bias": True},
+    "sandwich, few key heads": {
+        "norm_placement": "sandwich",
+        "n_kv_heads": 2,
+        "lm_head_bias": True,
+    },
     "learned positions": {"positions": "learned", "target_vocab_size": 19},
     "no positions, untied": {"positions": "none", "tie_lm_head": False, "feed_forward_bias": False},
     "wide heads": {"d_head": 10, "decoder_start_id": 2},
@@ -49,18 +53,25 @@ def test_a_model_without_a_family_is_restored(case: str, make_model: Make, tmp_p
 
 
 @pytest.mark.parametrize("case", NATIVE)
-def test_the_named_settings_make_a_model_fit_a_family(case: str, make_model: Make, tmp_path: Path) -> None:
+def test_the_named_settings_make_a_model_fit_a_family(
+    case: str, make_model: Make, tmp_path: Path
+) -> None:
     model = make_model(**NATIVE[case])
     save_model(tmp_path / "before", model)
     assert describe_folder(tmp_path / "before") == f"{tmp_path / 'before'} (for trifold only)"
     note = " ".join(describe_misfit(model.config).split())
-    family, found = re.fullmatch(r"transformers cannot load .* it fits (\S+) with (.+)", note).groups()
+    family, found = re.fullmatch(
+        r"transformers cannot load .* it fits (\S+) with (.+)", note
+    ).groups()
     changes = dict(setting.removeprefix("model.").split("=") for setting in found.split())
     values = {name: yaml_dialect.load(value) for name, value in changes.items()}
     fitting = ModelConfig.parse(model.config.model_dump() | values)
     assert describe_misfit(fitting) == ""
     save_model(tmp_path / "after", Transformer(fitting))
-    assert describe_folder(tmp_path / "after") == f"{tmp_path / 'after'} ({family}, for transformers too)"
+    assert (
+        describe_folder(tmp_path / "after")
+        == f"{tmp_path / 'after'} ({family}, for transformers too)"
+    )
 
 
 def test_another_family_than_that_of_the_loaded_folder_is_reported(
@@ -120,14 +131,20 @@ REJECTED: list[tuple[dict[str, object], str]] = [
     ({"model_type": ["marian"]}, r"model_type: \['marian'\] is not known"),
     ({"d_modell": 16}, r"config\.json: d_modell: unknown key; did you mean 'd_model'"),
     ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map: unknown key"),
-    ({"_attn_implementation_internal": "kernels/evil"}, "_attn_implementation_internal: unknown key"),
+    (
+        {"_attn_implementation_internal": "kernels/evil"},
+        "_attn_implementation_internal: unknown key",
+    ),
     ({"d_model": "16"}, r"d_model: .*got '16'"),
     ({"d_model": True}, r"d_model: .*got True"),
     ({"normalize_before": True}, r"normalize_before: .*got True"),
     ({"tie_word_embeddings": False}, r"tie_word_embeddings: .*got False"),
     ({"encoder_layerdrop": 0.1}, r"encoder_layerdrop: .*got 0\.1"),
     ({"activation_function": "sine"}, "activation_function: 'sine' is not known; known: relu"),
-    ({"encoder_attention_heads": 3, "decoder_attention_heads": 3}, "n_heads 3 does not divide d_model 16"),
+    (
+        {"encoder_attention_heads": 3, "decoder_attention_heads": 3},
+        "n_heads 3 does not divide d_model 16",
+    ),
     ({"encoder_layers": 10**9}, "encoder_layers: .*less than or equal to 10000"),
     ({"max_position_embeddings": 2**52}, "positions of width 16 are too many"),
     (
@@ -136,7 +153,10 @@ REJECTED: list[tuple[dict[str, object], str]] = [
     ),
     ({"encoder_ffn_dim": 2**52, "decoder_ffn_dim": 2**52}, "is too large"),
     ({"decoder_layers": 3}, r"missing: model\.decoder\.layers\.2\.fc1\.weight"),
-    ({"vocab_size": 32}, r"wrong shape: model\.shared\.weight is \(31, 16\) and should be \(32, 16\)"),
+    (
+        {"vocab_size": 32},
+        r"wrong shape: model\.shared\.weight is \(31, 16\) and should be \(32, 16\)",
+    ),
 ]
 
 

@@ -1,4 +1,6 @@
-"""generation_config.json: settings are read and written, and end tokens in every file that may contain them."""
+"""generation_config.json: settings are read and written, and end tokens in every file that may
+contain them.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +53,15 @@ OTHER = st.fixed_dictionaries(
         "prompt_lookup_num_tokens": st.integers(1, 9),
     },
 )
-CONTRASTIVE = st.fixed_dictionaries({"penalty_alpha": st.floats(0.1, 1), "top_k": st.integers(2, 9)})
-GROUPS = st.just({"num_beams": 6, "num_beam_groups": 3, "diversity_penalty": 0.5, "early_stopping": False})
-FORCED = st.just({"num_beams": 2, "force_words_ids": [[4], [[5, 6], [7]]], "early_stopping": "never"})
+CONTRASTIVE = st.fixed_dictionaries(
+    {"penalty_alpha": st.floats(0.1, 1), "top_k": st.integers(2, 9)}
+)
+GROUPS = st.just(
+    {"num_beams": 6, "num_beam_groups": 3, "diversity_penalty": 0.5, "early_stopping": False}
+)
+FORCED = st.just(
+    {"num_beams": 2, "force_words_ids": [[4], [[5, 6], [7]]], "early_stopping": "never"}
+)
 SAMPLING = st.fixed_dictionaries(
     {"temperature": st.floats(0.1, 2)},
     optional={
@@ -68,7 +76,9 @@ SAMPLING = st.fixed_dictionaries(
 @given(BEAMS | SAMPLING | OTHER | CONTRASTIVE | GROUPS | FORCED)
 def test_written_settings_keep_their_meaning(ours: dict[str, object]) -> None:
     for config in (CONFIG, DECODER):
-        back = GenerationConfig.parse(read_generation(config, write_generation(config, ours), "here"))
+        back = GenerationConfig.parse(
+            read_generation(config, write_generation(config, ours), "here")
+        )
         expected = GenerationConfig.parse(ours)
         if expected.is_sampling:
             expected = expected.model_copy(update={"do_sample": True})
@@ -127,9 +137,22 @@ def test_absent_keys_have_the_defaults_of_the_reference() -> None:
         ({"do_sample": True}, {"do_sample": True, "top_k": 50}),
         ({"do_sample": True, "top_k": 0}, {"do_sample": True}),
         ({"temperature": 0.6, "top_p": 0.9, "typical_p": 0.5, "epsilon_cutoff": 0.1}, {}),
-        ({"suppress_tokens": [], "top_h": None, "disable_compile": True, "target_lookbehind": 10}, {}),
         (
-            {"num_beam_groups": 1, "no_repeat_ngram_size": 0, "typical_p": 1.0, "max_matching_ngram_size": 2},
+            {
+                "suppress_tokens": [],
+                "top_h": None,
+                "disable_compile": True,
+                "target_lookbehind": 10,
+            },
+            {},
+        ),
+        (
+            {
+                "num_beam_groups": 1,
+                "no_repeat_ngram_size": 0,
+                "typical_p": 1.0,
+                "max_matching_ngram_size": 2,
+            },
             {},
         ),
         ({"penalty_alpha": 0.6, "top_p": 0.9}, {"penalty_alpha": 0.6, "top_k": 50}),
@@ -200,7 +223,7 @@ def test_a_file_cannot_set_a_static_cache() -> None:
         )
 
 
-# --- end tokens ----------------------------------------------------------------------------------------
+# --- end tokens -----------------------------------------------------------------------------------
 
 GPT2: dict[str, Any] = {
     "shape": "decoder",
@@ -218,7 +241,9 @@ def generate(folder: Path, **options: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
-def test_generation_stops_at_each_of_several_end_tokens(file: str, make_model: Make, tmp_path: Path) -> None:
+def test_generation_stops_at_each_of_several_end_tokens(
+    file: str, make_model: Make, tmp_path: Path
+) -> None:
     save_model(tmp_path, make_model(**GPT2, eos_id=31))  # beyond the vocabulary: no end token
     free = generate(tmp_path)
     assert [len(row) for row in free] == [8, 8, 8]
@@ -236,7 +261,9 @@ def test_generation_stops_at_each_of_several_end_tokens(file: str, make_model: M
 
 
 @pytest.mark.parametrize("family", ["marian", "bart", "t5"])
-def test_encoder_decoders_may_have_several_end_tokens(family: str, make_model: Make, tmp_path: Path) -> None:
+def test_encoder_decoders_may_have_several_end_tokens(
+    family: str, make_model: Make, tmp_path: Path
+) -> None:
     parts: dict[str, dict[str, Any]] = {
         "marian": {},
         "bart": {"positions": "learned", "position_offset": 2, "embedding_norm": True, "attention_bias": True}
@@ -263,7 +290,12 @@ def test_a_missing_end_token_is_written_as_null(make_model: Make, tmp_path: Path
         assert settings(tmp_path, name)["eos_token_id"] is None
     model, generation = load_model(tmp_path)
     assert model.config.eos_id == 31 and "eos_token_id" not in generation
-    for options in ({}, {"num_beams": 3}, {"min_new_tokens": 5}, {"num_beams": 3, "min_new_tokens": 8}):
+    for options in (
+        {},
+        {"num_beams": 3},
+        {"min_new_tokens": 5},
+        {"num_beams": 3, "min_new_tokens": 8},
+    ):
         assert all(len(row) == 8 for row in generate(tmp_path, **options))
 
 
@@ -289,11 +321,14 @@ def test_bans_do_not_end_the_output_of_a_model_without_an_end_token(
 @pytest.mark.parametrize(
     "key", ["eos_token_id", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids"]
 )
-def test_tokens_outside_the_vocabulary_are_rejected(key: str, make_model: Make, tmp_path: Path) -> None:
+def test_tokens_outside_the_vocabulary_are_rejected(
+    key: str, make_model: Make, tmp_path: Path
+) -> None:
     save_model(tmp_path, make_model())
     value: object = [[4], [31, 2]] if key == "bad_words_ids" else 31
     edit(tmp_path, "generation_config.json", **{key: value})
     with pytest.raises(
-        CheckpointError, match=rf"generation_config\.json: {key}: 31 is not a token of a vocabulary of 31"
+        CheckpointError,
+        match=rf"generation_config\.json: {key}: 31 is not a token of a vocabulary of 31",
     ):
         load_model(tmp_path)

@@ -1,8 +1,8 @@
 """Hostile files in a model folder: every row of the table is a file that attacks.
 
-Each is put into an otherwise valid folder, which is then loaded. Loading must end soon in one of our errors, name the
-file, and start no process, open no connection and read no file outside the folder.
-"""
+Each is put into an otherwise valid folder, which is then loaded. Loading must end soon in one of
+our errors, name the file, and start no process, open no connection and read no file outside the
+folder."""
 
 from __future__ import annotations
 
@@ -53,14 +53,17 @@ REMOVED = {
     "merges.txt": TOKENIZER,
     "vocab.txt": TOKENIZER,
 }
-ADDED = {"merges.txt": {"vocab.json": b'{"a": 0, "b": 1, "ab": 2}'}, "vocab.json": {"merges.txt": b"a b\n"}}
+ADDED = {
+    "merges.txt": {"vocab.json": b'{"a": 0, "b": 1, "ab": 2}'},
+    "vocab.json": {"merges.txt": b"a b\n"},
+}
 # Errors that name the part instead of the file.
 NAMES_IN_ERRORS = {"chat_template.jinja": "chat template"}
 
 PIECES = piece(b"<unk>", kind=2) + piece(b"a")
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}"
 
-# --- the table: "file: attack" -> how the file is made, and the error message --------------------------
+# --- the table: "file: attack" -> how the file is made, and the error message ---------------------
 
 HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     # Invalid JSON: all cases for one file, and some for every JSON file.

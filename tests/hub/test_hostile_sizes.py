@@ -1,4 +1,6 @@
-"""Commands on folders with hostile sizes take less than 1 GB and 5 s, imports excluded, and name what is wrong."""
+"""Commands on folders with hostile sizes take less than 1 GB and 5 s, imports excluded, and name
+what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ SECONDS, BYTES = 5.0, 10**9
 TEXT = "the fox"
 LINES = "the quick fox " * 480 + "\n="  # 6.7 KB
 SIZES = {"max_positions": 16, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
-NEO = {"model_type": "gpt_neo", "architectures": ["GPTNeoForCausalLM"], "hidden_size": 16, "num_layers": 2}
+NEO = {
+    "model_type": "gpt_neo",
+    "architectures": ["GPTNeoForCausalLM"],
+    "hidden_size": 16,
+    "num_layers": 2,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"shape": "decoder", "positions": "learned", "norm_placement": "pre", "scale_embeddings": False,
              "attention_bias": True, "activation": "gelu-tanh"},
@@ -76,7 +83,9 @@ print(json.dumps([measure(*request) for request in requests]))
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    tokenizer = train_tokenizer(["the quick fox ="], TokenizerSettings(kind="char", min_frequency=1))
+    tokenizer = train_tokenizer(
+        ["the quick fox ="], TokenizerSettings(kind="char", min_frequency=1)
+    )
     folders = {name: tmp_path_factory.mktemp(name) for name in MODELS}
     for name, folder in folders.items():
         config = ModelConfig.parse(SIZES | {"vocab_size": tokenizer.vocab_size} | MODELS[name])
@@ -99,13 +108,17 @@ def test_commands_on_hostile_folders_take_little_memory_and_time(
             edit(folder, file, max_new_tokens="absent")
         requests += [[command, str(folder), text] for command in commands.split()]
         words += [message] * len(commands.split())
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parents[2])])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parents[2])])
+    }
     done = subprocess.run([sys.executable, "-c", CHILD], input=json.dumps(requests), capture_output=True, text=True,
                           env=environment, timeout=300, check=True)  # fmt: skip
     found = json.loads(done.stdout)
     assert [one["code"] for one in found[:3]] == [0, 0, 0]
     for (command, folder, _), message, one in list(zip(requests, words, found, strict=True))[3:]:
         what = f"{command} {Path(folder).name}: {one}"[:2000]
-        assert one["code"] == (1 if message else 0) and message in " ".join(one["err"].split()), what
+        assert one["code"] == (1 if message else 0) and message in " ".join(one["err"].split()), (
+            what
+        )
         assert one["seconds"] < SECONDS and one["peak"] - found[2]["peak"] < BYTES, what
         assert "\x1b" not in one["err"] + one["out"] and len(one["err"] + one["out"]) < 5_000, what

@@ -42,7 +42,11 @@ def read(folder, values: dict[str, Any]) -> ImageSettings | None:
 
 
 def test_old_and_new_files_are_equivalent(tmp_path):
-    assert read(tmp_path, OLD) == read(tmp_path, NEW) == ImageSettings(size=(384, 384), mean=(0.5, 0.4, 0.3))
+    assert (
+        read(tmp_path, OLD)
+        == read(tmp_path, NEW)
+        == ImageSettings(size=(384, 384), mean=(0.5, 0.4, 0.3))
+    )
 
 
 def test_a_folder_without_image_settings(tmp_path):
@@ -77,7 +81,10 @@ def test_written_values_are_read_back(settings, tmp_path):
         ({"do_center_crop": True, "crop_size": [0, 4]}, "crop_size: .* of 1 to 10,000 pixels"),
         ({"size": {"longest_edge": 224}}, "size: .* is not supported; give height and width"),
         ({"size": {"shortest_edge": 20_000}}, "size: .* of 1 to 10,000 pixels"),
-        ({"size": {"shortest_edge": 224, "longest_edge": 100}}, "longest_edge needs a shortest_edge"),
+        (
+            {"size": {"shortest_edge": 224, "longest_edge": 100}},
+            "longest_edge needs a shortest_edge",
+        ),
         ({"do_pad": True}, "do_pad: "),
         ({"size": 0}, "size: .* of 1 to 10,000 pixels"),
         ({"size": [2**40, 2**40]}, "size: "),
@@ -106,7 +113,12 @@ def processors(draw: st.DrawFn) -> dict[str, Any]:
     size = draw(
         st.sampled_from(
             [
-                *(edges[0], edges, {"height": edges[1], "width": edges[0]}, {"shortest_edge": edges[0]}),
+                *(
+                    edges[0],
+                    edges,
+                    {"height": edges[1], "width": edges[0]},
+                    {"shortest_edge": edges[0]},
+                ),
                 {"shortest_edge": edges[0], "longest_edge": edges[1] + 1},
             ]
         )
@@ -137,9 +149,9 @@ def test_preprocessing_equals_the_reference(
     settings = read(folder, values)
     assert settings is not None
     try:
-        theirs = ViTImageProcessorPil(**values)(image.fromarray(noise), return_tensors="np")["pixel_values"][
-            0
-        ]
+        theirs = ViTImageProcessorPil(**values)(image.fromarray(noise), return_tensors="np")[
+            "pixel_values"
+        ][0]
     except ValueError:  # a side of 0 pixels
         with pytest.raises(DataError, match="too narrow to be resized"):
             read_image(image.fromarray(noise), settings, 3)

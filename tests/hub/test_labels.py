@@ -29,7 +29,11 @@ def test_every_family_reads_and_writes_class_names(model_type: str, heads: tuple
     config = family.read({"architectures": [named], "id2label": NAMES, "problem_type": problem})
     if config.chosen_heads != heads:
         return
-    assert (config.n_labels, config.labels, config.problem_type) == (3, ("good", "bad", "été"), problem)
+    assert (config.n_labels, config.labels, config.problem_type) == (
+        3,
+        ("good", "bad", "été"),
+        problem,
+    )
     assert family.fits(config)
     theirs = family.write(config)
     assert (theirs["id2label"], theirs["problem_type"]) == (NAMES, problem)
@@ -40,31 +44,47 @@ def test_every_family_reads_and_writes_class_names(model_type: str, heads: tuple
 @pytest.mark.slow
 @given(
     st.lists(st.text(max_size=8), min_size=1, max_size=12),
-    st.sampled_from([None, "regression", "single_label_classification", "multi_label_classification"]),
+    st.sampled_from(
+        [None, "regression", "single_label_classification", "multi_label_classification"]
+    ),
 )
 def test_written_values_are_read_back(names: list[str], problem: str | None) -> None:
-    config = ModelConfig.parse({"n_labels": len(names), "label_names": names, "problem_type": problem})
+    config = ModelConfig.parse(
+        {"n_labels": len(names), "label_names": names, "problem_type": problem}
+    )
     theirs = json.loads(json.dumps(labels_to_theirs(config)))
     loaded = ModelConfig.parse(labels_to_ours(theirs))
-    assert (loaded.labels, loaded.n_labels, loaded.problem_type) == (tuple(names), len(names), problem)
+    assert (loaded.labels, loaded.n_labels, loaded.problem_type) == (
+        tuple(names),
+        len(names),
+        problem,
+    )
 
 
 def test_default_names_are_not_stored() -> None:
-    assert labels_to_ours({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}) == labels_to_ours({"num_labels": 2})
+    assert labels_to_ours({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}) == labels_to_ours(
+        {"num_labels": 2}
+    )
     assert labels_to_ours({}, usual=3) == {"n_labels": 3, "label_names": None, "problem_type": None}
     assert labels_to_ours({"id2label": {"1": 7, "0": "x"}})["label_names"] == ("x", "7")
     assert ModelConfig(n_labels=2).labels == ("LABEL_0", "LABEL_1")
 
 
 INVALID: dict[str, tuple[dict[str, Any], str]] = {
-    "a list": ({"id2label": ["a"]}, r"id2label: an object of numbers and names is required, got \['a'\]"),
+    "a list": (
+        {"id2label": ["a"]},
+        r"id2label: an object of numbers and names is required, got \['a'\]",
+    ),
     "a gap": ({"id2label": {"0": "a", "2": "b"}}, "id2label: its keys are not the numbers 0 to 1"),
     "twice": ({"id2label": {"0": "a", "00": "b"}}, "id2label: its keys"),
     "not a number": ({"id2label": {"zero": "a"}}, "id2label: its keys"),
     "below zero": ({"id2label": {"-1": "a"}}, "id2label: its keys"),
     "not a name": ({"id2label": {"0": {"a": 1}}}, r"id2label\.0: .* is not a class name"),
     "too many": ({"num_labels": 2**40}, "classes are too many"),
-    "a problem": ({"problem_type": ["regression"]}, "problem_type: .* is not known; known: regression"),
+    "a problem": (
+        {"problem_type": ["regression"]},
+        "problem_type: .* is not known; known: regression",
+    ),
 }
 
 
@@ -81,7 +101,14 @@ def test_names_and_number_must_agree() -> None:
 
 
 def test_the_native_form_keeps_class_names(tmp_path) -> None:
-    values = {"shape": "encoder", "d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 16, "vocab_size": 20}
+    values = {
+        "shape": "encoder",
+        "d_model": 16,
+        "n_heads": 2,
+        "n_layers": 1,
+        "d_ff": 16,
+        "vocab_size": 20,
+    }
     model = Transformer(
         ModelConfig.parse(
             values | {"norm": "rms", "heads": ["token"], "n_labels": 2, "label_names": ["x", "y"]}

@@ -36,7 +36,9 @@ SIZES = {
 
 @pytest.fixture
 def with_new_family(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Add the folder of the file to the package of families, and its family to their table, before all others."""
+    """Add the folder of the file to the package of families, and its family to their table, before
+    all others.
+    """
     others = dict(families.FAMILIES)
     assert "stablelm" not in others
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(FOLDER)])

@@ -29,7 +29,11 @@ ACTIVATIONS = """
 COMMON: Options = {
     **{"torch_dtype": ["float32"], "use_cache": [False], "tie_word_embeddings": [True, False]},
     **{"id2label": [{"0": "a", "1": "b", "2": "c"}, {"1": "x", "0": "y"}], "num_labels": [1, 3]},
-    **{"problem_type": ["regression", "multi_label_classification"], "num_beams": [3], "no_such_key": [1]},
+    **{
+        "problem_type": ["regression", "multi_label_classification"],
+        "num_beams": [3],
+        "no_such_key": [1],
+    },
 }
 IDS: Options = {
     "bos_token_id": [None, 1, 39, -1],
@@ -38,7 +42,12 @@ IDS: Options = {
 }
 GPT: Options = {
     **{"n_embd": [24], "n_layer": [1, 3], "n_head": [1, 2], "n_inner": [None, 20, 33]},
-    **{"activation_function": ACTIVATIONS, "resid_pdrop": [0, 0.3], "embd_pdrop": [0.2], "attn_pdrop": [0.1]},
+    **{
+        "activation_function": ACTIVATIONS,
+        "resid_pdrop": [0, 0.3],
+        "embd_pdrop": [0.2],
+        "attn_pdrop": [0.1],
+    },
     **{"layer_norm_epsilon": [1e-3], "n_ctx": [8], "summary_type": ["last"], **IDS, **COMMON},
 }
 HIDDEN: Options = {
@@ -68,7 +77,12 @@ ROTARY: Options = HIDDEN | {
         {"rope_type": "linear", "factor": 3.0, "rope_theta": 100.0},
         YARN | {"rope_theta": 900.0, "mscale": 0.7, "mscale_all_dim": 0.9, "truncate": False},
         YARN | {"rope_theta": 900.0, "factor": None},
-        {"rope_type": "longrope", "rope_theta": 50.0, "original_max_position_embeddings": 20, **FACTORS},
+        {
+            "rope_type": "longrope",
+            "rope_theta": 50.0,
+            "original_max_position_embeddings": 20,
+            **FACTORS,
+        },
         {"rope_type": "proportional", "rope_theta": 50.0, "partial_rotary_factor": 0.5},
     ],
 }
@@ -86,23 +100,55 @@ QWEN = GROUPED | {
     "layer_types": LAYER_TYPES,
 }
 TEXT: Options = HIDDEN | {
-    **{"hidden_dropout_prob": [0], "attention_probs_dropout_prob": [0.2], "type_vocab_size": [1, 3]},
+    **{
+        "hidden_dropout_prob": [0],
+        "attention_probs_dropout_prob": [0.2],
+        "type_vocab_size": [1, 3],
+    },
     **{"layer_norm_eps": [1e-3], "classifier_dropout": [None, 0.3], "is_decoder": [True]},
     "position_embedding_type": ["absolute", "relative_key", "relative_key_query"],
 }
 AFTER_PADDING = TEXT | {"max_position_embeddings": [30], "pad_token_id": [0, 3, None]}
 SEQ2SEQ: Options = {
-    **{"encoder_layers": [1, 3], "decoder_layers": [1], "encoder_ffn_dim": [9], "decoder_ffn_dim": [11]},
+    **{
+        "encoder_layers": [1, 3],
+        "decoder_layers": [1],
+        "encoder_ffn_dim": [9],
+        "decoder_ffn_dim": [11],
+    },
     **{"encoder_attention_heads": [1], "decoder_attention_heads": [2], "encoder_layerdrop": [0.2]},
-    **{"activation_function": ACTIVATIONS, "d_model": [24], "dropout": [0], "activation_dropout": [0.2]},
-    **{"scale_embedding": [True, False], "decoder_start_token_id": [0, 7], "forced_eos_token_id": [2, None]},
-    **{"normalize_before": [True], "static_position_embeddings": [True, False], "num_hidden_layers": [2, 3]},
+    **{
+        "activation_function": ACTIVATIONS,
+        "d_model": [24],
+        "dropout": [0],
+        "activation_dropout": [0.2],
+    },
+    **{
+        "scale_embedding": [True, False],
+        "decoder_start_token_id": [0, 7],
+        "forced_eos_token_id": [2, None],
+    },
+    **{
+        "normalize_before": [True],
+        "static_position_embeddings": [True, False],
+        "num_hidden_layers": [2, 3],
+    },
     **{**COMMON, "eos_token_id": [[2, 5]], "pad_token_id": [0], "bos_token_id": [0, 5]},
 }
 T5: Options = {
-    **{"d_model": [24], "d_kv": [5, 6], "d_ff": [9], "num_layers": [1], "num_decoder_layers": [None, 1, 3]},
+    **{
+        "d_model": [24],
+        "d_kv": [5, 6],
+        "d_ff": [9],
+        "num_layers": [1],
+        "num_decoder_layers": [None, 1, 3],
+    },
     **{"num_heads": [1, 3], "relative_attention_num_buckets": [32, 4, 5, 1], "dropout_rate": [0]},
-    **{"relative_attention_max_distance": [128, 5, 3], "layer_norm_epsilon": [1e-3], "n_positions": [512]},
+    **{
+        "relative_attention_max_distance": [128, 5, 3],
+        "layer_norm_epsilon": [1e-3],
+        "n_positions": [512],
+    },
     "feed_forward_proj": ["relu", "gelu", "gated-gelu", "gated-silu", "gelu_new", "gated-mish"],
     **{"dense_act_fn": ["relu", "gelu_new"], "is_gated_act": [True, False], **COMMON},
     **{"scale_decoder_outputs": [True, False, None], "decoder_start_token_id": [3, None]},
@@ -121,7 +167,11 @@ GEMMA2: Options = _without(ROTARY, "hidden_act") | {
         "head_dim": [4],
         "num_hidden_layers": [1, 4],
     },
-    **{"query_pre_attn_scalar": [6, 9], "attn_logit_softcapping": [None, 3.0], "sliding_window": [1, 2, 5]},
+    **{
+        "query_pre_attn_scalar": [6, 9],
+        "attn_logit_softcapping": [None, 3.0],
+        "sliding_window": [1, 2, 5],
+    },
     **{"final_logit_softcapping": [None, 7.0], "attention_bias": [True], "layer_types": [None]},
 }
 MODULE = TINY["t5gemma"].sizes["decoder"]
@@ -140,8 +190,17 @@ OPTIONS: dict[str, Options] = {
     "gpt_neo": {
         "attention_layers": [["global", "local"]],
         "attention_types": [[[["global"], 2]], [[["local"], 1], [["global"], 1]], [[["local"], 3]]],
-        **{"num_layers": [2, 3], "num_heads": [1], "intermediate_size": [None, 20], "window_size": [1, 3, 5]},
-        **{"activation_function": ACTIVATIONS, "layer_norm_epsilon": [1e-3], "embed_dropout": [0.1]},
+        **{
+            "num_layers": [2, 3],
+            "num_heads": [1],
+            "intermediate_size": [None, 20],
+            "window_size": [1, 3, 5],
+        },
+        **{
+            "activation_function": ACTIVATIONS,
+            "layer_norm_epsilon": [1e-3],
+            "embed_dropout": [0.1],
+        },
         **IDS,
         **COMMON,
     },
@@ -173,7 +232,11 @@ OPTIONS: dict[str, Options] = {
     "nanochat": GROUPED | {"final_logit_softcapping": [None, 4.0], "attention_bias": [True]},
     "granite": GROUPED
     | {"embedding_multiplier": [12, 3.0], "attention_multiplier": [0.5, 0.25], "mlp_bias": [True]}
-    | {"residual_multiplier": [0.22, 0.0], "logits_scaling": [8, 0.3, -1.0], "attention_bias": [True]},
+    | {
+        "residual_multiplier": [0.22, 0.0],
+        "logits_scaling": [8, 0.3, -1.0],
+        "attention_bias": [True],
+    },
     "glm4": GROUPED | {"attention_bias": [False], "head_dim": [4, 6]},
     "cohere2": _without(GROUPED, "rms_norm_eps")
     | {"sliding_window": [2, 3, None], "layer_types": LAYER_TYPES, "sliding_window_pattern": [1, 2]}
@@ -192,31 +255,66 @@ OPTIONS: dict[str, Options] = {
     | {"norm_topk_prob": [True], "decoder_sparse_step": [2], "mlp_only_layers": [None, [], [1]]}
     | {"moe_intermediate_size": [24, 5]},
     "gpt_oss": _without(ROTARY, "rope_scaling")
-    | {"num_key_value_heads": [1, 4], "head_dim": [4], "sliding_window": [1, 9], "attention_bias": [False]}
-    | {"num_local_experts": [2, 5], "num_experts_per_tok": [1], "swiglu_limit": [0.5], "swiglu_alpha": [1.0]}
+    | {
+        "num_key_value_heads": [1, 4],
+        "head_dim": [4],
+        "sliding_window": [1, 9],
+        "attention_bias": [False],
+    }
+    | {
+        "num_local_experts": [2, 5],
+        "num_experts_per_tok": [1],
+        "swiglu_limit": [0.5],
+        "swiglu_alpha": [1.0],
+    }
     | {"layer_types": [None, ["full_attention"] * 2, ["full_attention", "sliding_attention"]]},
     "deepseek_v3": ROTARY
     | {"q_lora_rank": [None, 7], "kv_lora_rank": [5], "v_head_dim": [9], "qk_nope_head_dim": [3]}
-    | {"num_key_value_heads": [1, 2, 4], "rope_interleave": [False], "n_group": [1, 2], "topk_group": [1, 4]}
+    | {
+        "num_key_value_heads": [1, 2, 4],
+        "rope_interleave": [False],
+        "n_group": [1, 2],
+        "topk_group": [1, 4],
+    }
     | {"num_experts_per_tok": [1, 4], "first_k_dense_replace": [0, 2], "n_shared_experts": [2]}
     | {"norm_topk_prob": [False], "routed_scaling_factor": [1.0], "attention_bias": [True]},
     "falcon": _without(ROTARY, "hidden_act", "intermediate_size")
     | {"num_kv_heads": [1, 2, 4], "alibi": [True], "new_decoder_architecture": [True, True, False]}
-    | {"multi_query": [False], "parallel_attn": [False], "bias": [True], "ffn_hidden_size": [20, None]}
+    | {
+        "multi_query": [False],
+        "parallel_attn": [False],
+        "bias": [True],
+        "ffn_hidden_size": [20, None],
+    }
     | {"num_ln_in_parallel_attn": [None, 1, 2], "activation": ACTIVATIONS, "n_embed": [24]},
     "gemma": ROTARY
-    | {"num_key_value_heads": [1, 2], "head_dim": [4], "attention_bias": [True], "rms_norm_eps": [1e-3]}
+    | {
+        "num_key_value_heads": [1, 2],
+        "head_dim": [4],
+        "attention_bias": [True],
+        "rms_norm_eps": [1e-3],
+    }
     | {"hidden_activation": [None, "gelu"], "use_bidirectional_attention": [False, True]},
     "gemma2": GEMMA2,
     "gemma3_text": _without(GEMMA2, "rope_parameters", "rope_scaling", "partial_rotary_factor")
-    | {"rope_local_base_freq": [300.0], "use_bidirectional_attention": [True], "sliding_window_pattern": [2]}
+    | {
+        "rope_local_base_freq": [300.0],
+        "use_bidirectional_attention": [True],
+        "sliding_window_pattern": [2],
+    }
     | {"rope_scaling": [None, {"rope_type": "linear", "factor": 2.0}]},
     "t5gemma": {
         **{"dropout_rate": [0.1], "attention_dropout": [0.1], "classifier_dropout_rate": [0.2]},
         **{"is_encoder_decoder": [True, False], "pad_token_id": [3], "eos_token_id": [[2, 5]]},
         "decoder": [
-            *({**MODULE, **more} for more in ({"num_hidden_layers": 3}, {"num_key_value_heads": 4})),
-            *({**MODULE, **more} for more in ({"hidden_activation": "mish"}, {"sliding_window": 5})),
+            *(
+                {**MODULE, **more}
+                for more in ({"num_hidden_layers": 3}, {"num_key_value_heads": 4})
+            ),
+            *(
+                {**MODULE, **more}
+                for more in ({"hidden_activation": "mish"}, {"sliding_window": 5})
+            ),
             *(
                 {**MODULE, **more}
                 for more in ({"hidden_size": 8}, {"head_dim": 4}, {"num_attention_heads": 2})
@@ -230,7 +328,13 @@ OPTIONS: dict[str, Options] = {
     | {"do_layer_norm_before": [False], "_remove_final_layer_norm": [True], "enable_bias": [False]}
     | {"layer_norm_elementwise_affine": [False], "layerdrop": [0.1], "activation_dropout": [0.1]},
     "bloom": {
-        **{"hidden_size": [24], "n_embed": [8], "n_layer": [1], "num_hidden_layers": [3], "n_head": [2, 6]},
+        **{
+            "hidden_size": [24],
+            "n_embed": [8],
+            "n_layer": [1],
+            "num_hidden_layers": [3],
+            "n_head": [2, 6],
+        },
         **{"num_attention_heads": [8], "layer_norm_epsilon": [1e-3], "hidden_dropout": [0.2]},
         **{
             "apply_residual_connection_post_layernorm": [True],
@@ -246,21 +350,35 @@ OPTIONS: dict[str, Options] = {
     | {"encoder_attention_type": ["local", "transient-global", "transient-global", "global"]},
     "bart": SEQ2SEQ | {"normalize_embedding": [True, False], "extra_pos_embeddings": [2, 0]},
     "led": SEQ2SEQ
-    | {"attention_window": [6, 12, [4, 4], [4, 12], [4, 6], 5], "max_encoder_position_embeddings": [20]}
+    | {
+        "attention_window": [6, 12, [4, 4], [4, 12], [4, 6], 5],
+        "max_encoder_position_embeddings": [20],
+    }
     | {"max_decoder_position_embeddings": [7, 30], "bos_token_id": [0, 5]},
     "mbart": SEQ2SEQ
-    | {"classifier_dropout": [0.0, 0.2], "normalize_embedding": [True, False], "forced_bos_token_id": [3]},
+    | {
+        "classifier_dropout": [0.0, 0.2],
+        "normalize_embedding": [True, False],
+        "forced_bos_token_id": [3],
+    },
     "pegasus": SEQ2SEQ
     | {"extra_pos_embeddings": [1, 0], "pad_token_id": [0, 3], "max_position_embeddings": [12]},
     "m2m_100": SEQ2SEQ
     | {"decoder_layerdrop": [0.0], "pad_token_id": [0, 3], "max_position_embeddings": [12]},
-    "marian": SEQ2SEQ | {"share_encoder_decoder_embeddings": [False], "decoder_vocab_size": [None, 33]},
+    "marian": SEQ2SEQ
+    | {"share_encoder_decoder_embeddings": [False], "decoder_vocab_size": [None, 33]},
     "bert": TEXT,
     "roberta": AFTER_PADDING,
     "camembert": AFTER_PADDING,
     "xlm-roberta": AFTER_PADDING,
     "distilbert": {
-        **{"n_layers": [1, 3], "n_heads": [1], "dim": [24], "hidden_dim": [9], "activation": ACTIVATIONS},
+        **{
+            "n_layers": [1, 3],
+            "n_heads": [1],
+            "dim": [24],
+            "hidden_dim": [9],
+            "activation": ACTIVATIONS,
+        },
         **{
             "sinusoidal_pos_embds": [True],
             "qa_dropout": [0.3],
@@ -273,7 +391,13 @@ OPTIONS: dict[str, Options] = {
     | {"embedding_size": [16, 5], "num_hidden_layers": [3, 4], "num_hidden_groups": [1, 2, 3]}
     | {"inner_group_num": [1, 2], "classifier_dropout_prob": [0]},
     "xlnet": {
-        **{"n_layer": [1, 3], "n_head": [2], "d_inner": [33], "ff_activation": ACTIVATIONS, "clamp_len": [3]},
+        **{
+            "n_layer": [1, 3],
+            "n_head": [2],
+            "d_inner": [33],
+            "ff_activation": ACTIVATIONS,
+            "clamp_len": [3],
+        },
         **{
             "same_length": [True],
             "mem_len": [7],
@@ -305,20 +429,34 @@ OPTIONS: dict[str, Options] = {
     },
 }
 BLOCKS: Options = {
-    **{"attention_type": ["original_full", "sparse"], "block_size": [1, 2, 0], "num_random_blocks": [1, 0]},
+    **{
+        "attention_type": ["original_full", "sparse"],
+        "block_size": [1, 2, 0],
+        "num_random_blocks": [1, 0],
+    },
     **{"use_bias": [True, False]},
 }
 OPTIONS |= {
     "big_bird": _without(TEXT, "position_embedding_type") | BLOCKS | {"rescale_embeddings": [True]},
     "bigbird_pegasus": SEQ2SEQ | BLOCKS | {"classifier_dropout": [0.0, 0.3], "bos_token_id": [3]},
     "modernbert": _without(HIDDEN, "hidden_act", "eos_token_id")
-    | {"hidden_activation": ACTIVATIONS, "classifier_activation": ACTIVATIONS, "attention_dropout": [0.1]}
+    | {
+        "hidden_activation": ACTIVATIONS,
+        "classifier_activation": ACTIVATIONS,
+        "attention_dropout": [0.1],
+    }
     | {"layer_types": [["full_attention", "sliding_attention"] * 2, ["sliding_attention"] * 4]}
     | {"global_attn_every_n_layers": [1, 2], "local_attention": [0, 1, 2, 5], "norm_eps": [1e-3]}
-    | {"global_rope_theta": [500.0], "local_rope_theta": [30.0, 160_000.0], "rope_scaling": [None, YARN]}
+    | {
+        "global_rope_theta": [500.0],
+        "local_rope_theta": [30.0, 160_000.0],
+        "rope_scaling": [None, YARN],
+    }
     | {"norm_bias": [True], "attention_bias": [True], "mlp_bias": [True], "decoder_bias": [False]}
     | {"classifier_bias": [True], "classifier_pooling": ["mean"], "classifier_dropout": [0.3]}
-    | {"rope_parameters": [None, {"full_attention": {"rope_type": "default", "rope_theta": 100.0}}]},
+    | {
+        "rope_parameters": [None, {"full_attention": {"rope_type": "default", "rope_theta": 100.0}}]
+    },
     "eurobert": ROTARY
     | {
         "num_key_value_heads": [None, 1, 2],
@@ -328,21 +466,37 @@ OPTIONS |= {
     }
     | {"classifier_pooling": ["late", "bos", "mean", "max"]},
     "electra": TEXT
-    | {"embedding_size": [16, 5], "summary_type": ["first", "last"], "summary_activation": ["gelu", "tanh"]},
+    | {
+        "embedding_size": [16, 5],
+        "summary_type": ["first", "last"],
+        "summary_activation": ["gelu", "tanh"],
+    },
     "mpnet": _without(AFTER_PADDING, "classifier_dropout", "is_decoder", "position_embedding_type")
     | {"relative_attention_num_buckets": [16, 32], "pad_token_id": [0, 1]},
     "longformer": _without(AFTER_PADDING, "classifier_dropout", "is_decoder")
     | {"attention_window": [4, 6, [8, 8], [4, 8], [4, 6], 3, [4]], "sep_token_id": [None, 2, 5]},
     "deberta-v2": _without(TEXT, "classifier_dropout", "is_decoder", "position_embedding_type")
-    | {"relative_attention": [False], "position_biased_input": [True], "position_buckets": [-1, 0, 2, 8]}
+    | {
+        "relative_attention": [False],
+        "position_biased_input": [True],
+        "position_buckets": [-1, 0, 2, 8],
+    }
     | {"pos_att_type": [None, "c2p", "p2c|c2p", ["c2p"], ["p2c"], []], "share_att_key": [False]}
     | {
         "norm_rel_ebd": ["none", "layer_norm"],
         "max_relative_positions": [-1, 3, 40],
         "type_vocab_size": [0, 2],
     }
-    | {"cls_dropout": [0.2], "pooler_hidden_act": ["tanh", "mish"], "conv_kernel_size": [0, 3, 5, 4]}
-    | {"conv_act": ["gelu", "relu", "silu", "mish"], "conv_groups": [2, 3, 16], "attention_head_size": [4, 5]}
+    | {
+        "cls_dropout": [0.2],
+        "pooler_hidden_act": ["tanh", "mish"],
+        "conv_kernel_size": [0, 3, 5, 4],
+    }
+    | {
+        "conv_act": ["gelu", "relu", "silu", "mish"],
+        "conv_groups": [2, 3, 16],
+        "attention_head_size": [4, 5],
+    }
     | {"legacy": [True], "pooler_hidden_size": [16, 24], "embedding_size": [16, 8]},
 }
 
@@ -358,13 +512,20 @@ OPTIONS["reformer"] = {
     **{"lsh_attn_chunk_length": CHUNKS, "local_attn_chunk_length": CHUNKS, "num_hashes": [2, 5]},
     **{"is_decoder": [False], "hash_seed": [0, 7]},
     **{"num_buckets": [None, 2, 5, 6, [2, 2], [4, 2, 6], [8]]},
-    **{"axial_pos_shape": [[2, 12], [5, 5], [3, 4]], "axial_pos_embds_dim": [[8, 8], [1, 15], [2, 3]]},
-    **{"max_position_embeddings": [12, 40], "hidden_dropout_prob": [0.2], "classifier_dropout": [0.3]},
+    **{
+        "axial_pos_shape": [[2, 12], [5, 5], [3, 4]],
+        "axial_pos_embds_dim": [[8, 8], [1, 15], [2, 3]],
+    },
+    **{
+        "max_position_embeddings": [12, 40],
+        "hidden_dropout_prob": [0.2],
+        "classifier_dropout": [0.3],
+    },
     **IDS,
     **COMMON,
 }
 
-# --- the law -------------------------------------------------------------------------------------------
+# --- the law --------------------------------------------------------------------------------------
 
 
 def test_the_table_has_all_families() -> None:
@@ -392,7 +553,9 @@ def test_any_options_equal_the_reference_or_are_errors(family: str, data: st.Dat
         check(model, file=file, **inputs)
     except CheckpointError as error:
         message = str(error)
-    assert not message or any(name in message for name in names_in_errors(drawn)), f"{drawn}: {message}"
+    assert not message or any(name in message for name in names_in_errors(drawn)), (
+        f"{drawn}: {message}"
+    )
 
 
 def names_in_errors(drawn: dict[str, Any]) -> set[str]:

@@ -61,7 +61,7 @@ def same(one: torch.Tensor, other: torch.Tensor) -> None:
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
-# --- ours -> peft -----------------------------------------------------------------------------------------
+# --- ours -> peft ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -86,7 +86,9 @@ def test_peft_loads_our_adapters(tmp_path, family, ending, targets, names, kind)
     randomize_adapters(model)
     assert (logits_of(model) - before).abs().max() > 0.01
     weights = dict(model.named_parameters())
-    save_adapter(tmp_path / "adapter", str(tmp_path / "base"), model.config, chosen, weights, trained)
+    save_adapter(
+        tmp_path / "adapter", str(tmp_path / "base"), model.config, chosen, weights, trained
+    )
 
     found = peft().PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
     assert {
@@ -99,18 +101,22 @@ def test_peft_loads_our_adapters(tmp_path, family, ending, targets, names, kind)
     ours, again = (
         load_file(folder / "adapter_model.safetensors") for folder in (tmp_path / "adapter", saved)
     )
-    assert ours.keys() == again.keys() and all(torch.equal(ours[name], again[name]) for name in ours)
+    assert ours.keys() == again.keys() and all(
+        torch.equal(ours[name], again[name]) for name in ours
+    )
 
 
 def test_matrices_within_another_cannot_be_adapted_alone(tmp_path):
     new_base(tmp_path, "gpt2", "LMHeadModel")
     model, _ = load_model(tmp_path)
     add_adapters(model, LoRASettings(targets=("v_proj",)), ())
-    with pytest.raises(SettingsError, match=r"gpt2 stores .*v_proj.weight .*with others \(.*c_attn.weight"):
+    with pytest.raises(
+        SettingsError, match=r"gpt2 stores .*v_proj.weight .*with others \(.*c_attn.weight"
+    ):
         adapter_tensors(tmp_path, model.config, dict(model.named_parameters()), ())
 
 
-# --- peft -> ours -----------------------------------------------------------------------------------------
+# --- peft -> ours ---------------------------------------------------------------------------------
 
 
 def train_with_peft(base: Any, folder: Path, **options: Any) -> Any:
@@ -133,7 +139,9 @@ def test_adapters_of_peft_are_merged_into_their_base(tmp_path, family, ending, t
     theirs = train_with_peft(
         base, tmp_path / "adapter", task_type="CAUSAL_LM", target_modules=targets, **options
     )
-    edit(tmp_path / "adapter", "adapter_config.json", base_model_name_or_path=str(tmp_path / "base"))
+    edit(
+        tmp_path / "adapter", "adapter_config.json", base_model_name_or_path=str(tmp_path / "base")
+    )
     same(logits_of(load_model(tmp_path / "adapter")[0]), theirs(TOKENS).logits)
     convert(tmp_path / "adapter", tmp_path / "whole")
     same(logits_of(load_model(tmp_path / "whole")[0]), theirs(TOKENS).logits)
@@ -144,20 +152,28 @@ def test_adapters_of_peft_are_merged_into_their_base(tmp_path, family, ending, t
 @torch.no_grad()
 def test_new_heads_are_part_of_an_adapter(tmp_path):
     new_base(tmp_path / "base", "roberta", "ForMaskedLM")
-    base = transformers.RobertaForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=3)
-    theirs = train_with_peft(base, tmp_path / "adapter", task_type="SEQ_CLS", target_modules=["query"])
-    edit(tmp_path / "adapter", "adapter_config.json", base_model_name_or_path=str(tmp_path / "base"))
+    base = transformers.RobertaForSequenceClassification.from_pretrained(
+        tmp_path / "base", num_labels=3
+    )
+    theirs = train_with_peft(
+        base, tmp_path / "adapter", task_type="SEQ_CLS", target_modules=["query"]
+    )
+    edit(
+        tmp_path / "adapter", "adapter_config.json", base_model_name_or_path=str(tmp_path / "base")
+    )
     ours, _ = load_model(tmp_path / "adapter")
     same(logits_of(ours, "sequence"), theirs(TOKENS).logits)
 
 
-# --- untrusted adapters -----------------------------------------------------------------------------------
+# --- untrusted adapters ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory):
     folder = tmp_path_factory.mktemp("adapter")
-    train_with_peft(new_base(folder / "base", "llama", "ForCausalLM"), folder, target_modules=["q_proj"])
+    train_with_peft(
+        new_base(folder / "base", "llama", "ForCausalLM"), folder, target_modules=["q_proj"]
+    )
     edit(folder, "adapter_config.json", base_model_name_or_path=str(folder / "base"))
     return folder
 
@@ -179,7 +195,9 @@ def adapter(tmp_path_factory):
     ],
 )
 def test_invalid_settings_of_an_adapter_are_errors(adapter, tmp_path, keys, message):
-    (tmp_path / "adapter_model.safetensors").write_bytes((adapter / "adapter_model.safetensors").read_bytes())
+    (tmp_path / "adapter_model.safetensors").write_bytes(
+        (adapter / "adapter_model.safetensors").read_bytes()
+    )
     content = json.loads((adapter / "adapter_config.json").read_text("utf-8")) | keys
     if keys.get("base_model_name_or_path") == "SELF":
         content["base_model_name_or_path"] = str(tmp_path)
@@ -189,7 +207,9 @@ def test_invalid_settings_of_an_adapter_are_errors(adapter, tmp_path, keys, mess
 
 
 def without_b(tensors):
-    return {name: tensor for name, tensor in tensors.items() if "0.self_attn.q_proj.lora_B" not in name}
+    return {
+        name: tensor for name, tensor in tensors.items() if "0.self_attn.q_proj.lora_B" not in name
+    }
 
 
 @pytest.mark.parametrize(

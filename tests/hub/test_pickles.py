@@ -23,7 +23,14 @@ from trifold.sandbox import Sandbox, SandboxError, SandboxStartError
 
 pytestmark = pytest.mark.slow
 
-SMALL = {"vocab_size": 31, "max_positions": 48, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
+SMALL = {
+    "vocab_size": 31,
+    "max_positions": 48,
+    "d_model": 16,
+    "n_layers": 2,
+    "n_heads": 4,
+    "d_ff": 24,
+}
 
 
 class Bomb:
@@ -57,18 +64,22 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return safe, old
 
 
-# --- in the sandbox process -----------------------------------------------------------------------------
+# --- in the sandbox process -----------------------------------------------------------------------
 
 
 def test_a_pickle_is_refused_with_the_command_that_converts_it(folders: tuple[Path, Path]) -> None:
     _, old = folders
     torch.save({}, old / "pytorch_model.bin")
     for reads in (load_model, lambda folder: convert(folder, folder.parent / "new")):
-        with pytest.raises(CheckpointError, match=rf"refused.*: trifold convert {old} NEW --trust-pickle"):
+        with pytest.raises(
+            CheckpointError, match=rf"refused.*: trifold convert {old} NEW --trust-pickle"
+        ):
             reads(old)
 
 
-def test_trusted_pickles_in_shards_with_tied_tensors(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_trusted_pickles_in_shards_with_tied_tensors(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
     safe, old = folders
     tensors = tensors_of(safe)
     tied = [name for name in tensors if tensors[name] is tensors["model.shared.weight"]]
@@ -77,12 +88,18 @@ def test_trusted_pickles_in_shards_with_tied_tensors(folders: tuple[Path, Path],
         (name, torch.nn.Parameter(t)) for name, t in tensors.items() if name not in tied
     )
     torch.save(first, old / "pytorch_model-00001-of-00002.bin")
-    torch.save(second, old / "pytorch_model-00002-of-00002.bin", _use_new_zipfile_serialization=False)
-    shards = {name: f"pytorch_model-0000{1 if name in tied else 2}-of-00002.bin" for name in tensors}
+    torch.save(
+        second, old / "pytorch_model-00002-of-00002.bin", _use_new_zipfile_serialization=False
+    )
+    shards = {
+        name: f"pytorch_model-0000{1 if name in tied else 2}-of-00002.bin" for name in tensors
+    }
     index = old / "pytorch_model.bin.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": shards}), encoding="utf-8")
     convert(old, tmp_path / "new", trust_pickle=True)
-    assert (tmp_path / "new" / "model.safetensors").read_bytes() == (safe / "model.safetensors").read_bytes()
+    assert (tmp_path / "new" / "model.safetensors").read_bytes() == (
+        safe / "model.safetensors"
+    ).read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "old", "safe"]
 
 
@@ -126,11 +143,13 @@ def test_the_process_has_limits_and_its_failures_are_errors(
         read_pickles(tmp_path, tmp_path, timeout=7)
     assert limits["timeout"] == 7
     failure = SandboxStartError("could not be started (no torch)")
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: could not be started \(no torch\)$"):
+    with pytest.raises(
+        CheckpointError, match=r"pytorch_model\.bin: could not be started \(no torch\)$"
+    ):
         read_pickles(tmp_path, tmp_path)
 
 
-# --- the handler, without the process ------------------------------------------------------------------
+# --- the handler, without the process -------------------------------------------------------------
 
 
 @pytest.fixture
@@ -143,7 +162,9 @@ def answer(tmp_path: Path) -> Any:
             file.write_bytes(content)
         else:
             torch.save(content, file, **options)
-        return pickle_handler.answer({"file": str(file), "output": str(tmp_path / "out.safetensors")})
+        return pickle_handler.answer(
+            {"file": str(file), "output": str(tmp_path / "out.safetensors")}
+        )
 
     return ask
 

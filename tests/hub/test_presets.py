@@ -16,7 +16,9 @@ NAMES = [name for name in PRESETS if name not in ALIASES]
 
 
 def reference_parameters(name: str) -> int:
-    """Built on the meta device. Output embeddings are untied if the file says so, as in published weights."""
+    """Built on the meta device. Output embeddings are untied if the file says so, as in published
+    weights.
+    """
     file = dict(PRESETS[name].file)
     (architecture,), kind = file.pop("architectures"), file.pop("model_type")
     untied = kind in ("t5", "mt5") and file.get("tie_word_embeddings") is False
@@ -24,10 +26,14 @@ def reference_parameters(name: str) -> int:
         model = getattr(transformers, architecture)(transformers.AutoConfig.for_model(kind, **file))
         if untied:
             model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
-    return sum(p.numel() for n, p in model.named_parameters() if "sinusoid" not in n and p.requires_grad)
+    return sum(
+        p.numel() for n, p in model.named_parameters() if "sinusoid" not in n and p.requires_grad
+    )
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if PRESETS[name].file["model_type"] != "trifold"])
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if PRESETS[name].file["model_type"] != "trifold"]
+)
 def test_parameter_counts_equal_the_reference(name: str) -> None:
     assert count_parameters(PRESETS[name].config) == reference_parameters(name)
 
@@ -62,7 +68,9 @@ PUBLISHED = {
 def test_parameter_counts_equal_published_numbers(name: str) -> None:
     """From model cards; the paper gives five digits of PaLM."""
     counted = count_parameters(PRESETS[name].config)
-    assert counted == PUBLISHED[name] or (name.startswith("palm") and abs(counted - PUBLISHED[name]) < 10**7)
+    assert counted == PUBLISHED[name] or (
+        name.startswith("palm") and abs(counted - PUBLISHED[name]) < 10**7
+    )
 
 
 def test_announced_numbers_agree_if_the_count_rounds_to_them() -> None:

@@ -16,8 +16,8 @@ from trifold.nn.config_parts import SparseBlocks
 
 BLOCKS = SparseBlocks(size=64, random=3, only_in_training=True)
 FOLDER = Path(__file__).with_name("published")
-# Parameters in millions, as counted by the reference, without sinusoids, and with the bias of logits, a buffer there;
-# and fields that show what was read.
+# Parameters in millions, as counted by the reference, without sinusoids, and with the bias of
+# logits, a buffer there; and fields that show what was read.
 FACTS: dict[str, tuple[float, dict[str, Any]]] = {
     "opt-125m": (125.2, {"norm_placement": "pre", "position_offset": 2, "token_projection": False}),
     "opt-350m": (331.2, {"norm_placement": "post", "d_embedding": 512, "token_projection": True}),
@@ -32,11 +32,20 @@ FACTS: dict[str, tuple[float, dict[str, Any]]] = {
         128.1,
         {"sparse_blocks": BLOCKS, "activation": "gelu-tanh", "max_positions": 4096},
     ),
-    "bigbird-pegasus-large-arxiv": (577.0, {"sparse_blocks": BLOCKS, "attention_bias": False, "eos_id": 1}),
+    "bigbird-pegasus-large-arxiv": (
+        577.0,
+        {"sparse_blocks": BLOCKS, "attention_bias": False, "eos_id": 1},
+    ),
     "nllb-200-distilled-600M": (615.1, {"vocab_size": 256206, "norm_placement": "pre"}),
     # Without the bias of logits, which the reference does not add.
-    "reformer-crime-and-punishment": (2.7, {"shape": "decoder", "axial_shape": (512, 1024), "n_layers": 6}),
-    "reformer-enwik8": (149.2, {"residual": "reversible", "axial_widths": (256, 768), "d_head": None}),
+    "reformer-crime-and-punishment": (
+        2.7,
+        {"shape": "decoder", "axial_shape": (512, 1024), "n_layers": 6},
+    ),
+    "reformer-enwik8": (
+        149.2,
+        {"residual": "reversible", "axial_widths": (256, 768), "d_head": None},
+    ),
 }
 
 
@@ -51,14 +60,16 @@ def test_a_published_config_is_read_and_written(name: str) -> None:
     written = family.write(config)
     again = family.read({"architectures": [family.architecture(config)], **written})
     assert again == config
-    expected = {k: SAME.get(str(v), v) for k, v in values.items() if k in written and k not in CHANGED}
+    expected = {
+        k: SAME.get(str(v), v) for k, v in values.items() if k in written and k not in CHANGED
+    }
     assert written.items() >= expected.items()
     with pytest.raises(SettingsError, match="a_part_of_the_future: unknown key"):
         family.read({**values, "a_part_of_the_future": True})
 
 
-# Written as null, so that the end is not forced; dropping layers in training, which is not supported; and the dropout
-# of heads that a model does not have.
+# Written as null, so that the end is not forced; dropping layers in training, which is not
+# supported; and the dropout of heads that a model does not have.
 CHANGED = {"forced_eos_token_id", "encoder_layerdrop", "decoder_layerdrop", "classifier_dropout"}
 SAME = {"gelu_new": "gelu_pytorch_tanh"}  # two names of one function
 
@@ -89,5 +100,7 @@ def test_published_generation_settings_are_read(name: str) -> None:
     config = FAMILIES[values["model_type"]].read(values)
     keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
     theirs, ours = GENERATION[name]
-    file = {key: values[key] for key in keys if key in values} | theirs | {"_from_model_config": True}
+    file = (
+        {key: values[key] for key in keys if key in values} | theirs | {"_from_model_config": True}
+    )
     assert read_generation(config, file, "here") == {"bad_words_ids": []} | ours

@@ -7,8 +7,27 @@ import torch
 from hypothesis import given, strategies as st
 
 from trifold.errors import CheckpointError
-from trifold.hub.rules import Copy, Ignored, Renamed, Rule, Unused, Zeros, checked, loading, saving, unused
-from trifold.hub.transforms import LEADING_AXIS, SAME, TRANSPOSED, Transform, chain, interleaved, permuted
+from trifold.hub.rules import (
+    Copy,
+    Ignored,
+    Renamed,
+    Rule,
+    Unused,
+    Zeros,
+    checked,
+    loading,
+    saving,
+    unused,
+)
+from trifold.hub.transforms import (
+    LEADING_AXIS,
+    SAME,
+    TRANSPOSED,
+    Transform,
+    chain,
+    interleaved,
+    permuted,
+)
 
 TABLE = [
     Rule(
@@ -34,7 +53,9 @@ def load(rules: Any, theirs: Any, ours: Any, place: str) -> Any:
 
 def parameters(layers: int = 2) -> dict[str, torch.Tensor]:
     ours = {
-        f"blocks.{i}.{p}.weight": torch.randn(4, 4) for i in range(layers) for p in ("q", "k", "v", "o", "in")
+        f"blocks.{i}.{p}.weight": torch.randn(4, 4)
+        for i in range(layers)
+        for p in ("q", "k", "v", "o", "in")
     }
     return ours | {"tokens.weight": torch.randn(5, 4)}
 
@@ -81,7 +102,9 @@ def test_copies_zeros_and_ignored_tensors_are_optional() -> None:
     theirs["head.weight"] = theirs["wte.weight"].clone()
     theirs["h.0.attn.mask"] = torch.ones(3)
     del theirs["h.0.o.bias"]
-    assert torch.equal(dict(load(TABLE, theirs, ours, "here"))["tokens.weight"], ours["tokens.weight"])
+    assert torch.equal(
+        dict(load(TABLE, theirs, ours, "here"))["tokens.weight"], ours["tokens.weight"]
+    )
 
 
 def test_one_error_lists_all_problems() -> None:
@@ -145,7 +168,11 @@ RENAMES = [
     Renamed("{*path}", "model.{*path}"),
     Renamed("head.weight", "model.wte.weight"),
 ]
-PARAMETERS = {"tokens.weight": torch.randn(3, 2), "norm.weight": torch.randn(2), "norm.bias": torch.randn(2)}
+PARAMETERS = {
+    "tokens.weight": torch.randn(3, 2),
+    "norm.weight": torch.randn(2),
+    "norm.bias": torch.randn(2),
+}
 
 
 @pytest.mark.parametrize(
@@ -166,7 +193,11 @@ def test_old_names_are_renamed(names: tuple[str, ...]) -> None:
 
 def test_an_old_name_does_not_replace_a_current_one() -> None:
     theirs = dict(
-        zip(("model.wte.weight", "model.norm.weight", "model.norm.bias"), PARAMETERS.values(), strict=True)
+        zip(
+            ("model.wte.weight", "model.norm.weight", "model.norm.bias"),
+            PARAMETERS.values(),
+            strict=True,
+        )
     )
     with pytest.raises(CheckpointError, match=r"not known: 'wte\.weight'"):
         load(RENAMES, theirs | {"wte.weight": torch.ones(3, 2)}, PARAMETERS, "here")
@@ -177,16 +208,25 @@ def test_an_old_name_does_not_replace_a_current_one() -> None:
 UNUSED = [Rule("bias", "decoder.bias"), Unused("bias", like="decoder.bias")]
 
 
-@pytest.mark.parametrize("unused", [{}, {"bias": torch.randn(3)}, {"bias": torch.zeros(5, dtype=torch.int8)}])
+@pytest.mark.parametrize(
+    "unused", [{}, {"bias": torch.randn(3)}, {"bias": torch.zeros(5, dtype=torch.int8)}]
+)
 def test_unused_tensors_may_be_missing_or_have_any_value(unused: dict[str, torch.Tensor]) -> None:
     parameters_of_model = {"bias": torch.randn(3)}
     loaded = dict(
-        load(UNUSED, {"decoder.bias": parameters_of_model["bias"]} | unused, parameters_of_model, "here")
+        load(
+            UNUSED,
+            {"decoder.bias": parameters_of_model["bias"]} | unused,
+            parameters_of_model,
+            "here",
+        )
     )
     assert torch.equal(loaded["bias"], parameters_of_model["bias"])
 
 
-@pytest.mark.parametrize("tensor", [torch.randn(3), torch.zeros(5), torch.randn(3).half(), torch.ones(2, 2)])
+@pytest.mark.parametrize(
+    "tensor", [torch.randn(3), torch.zeros(5), torch.randn(3).half(), torch.ones(2, 2)]
+)
 def test_unused_tensors_are_kept(tensor: torch.Tensor) -> None:
     bias = torch.randn(3)
     kept = unused(UNUSED, {"decoder.bias": bias, "bias": tensor})

@@ -21,7 +21,9 @@ NO_PROMPTS = (("document", ""), ("query", ""))  # as the library writes them
 MODES = {"mean": "mean", "cls": "cls", "max": "max", "lasttoken": "last"}
 
 
-def theirs(folder: Path, family: str, mode: str, *, normalize: bool, limit: int | None = None) -> Path:
+def theirs(
+    folder: Path, family: str, mode: str, *, normalize: bool, limit: int | None = None
+) -> Path:
     """A folder that sentence-transformers wrote."""
     library = pytest.importorskip("sentence_transformers")
     modules = library.sentence_transformer.modules
@@ -88,15 +90,20 @@ def test_options_override_the_folder_and_a_truncated_text_is_reported(tmp_path, 
     result = run_command("predict", str(folder), LONG, "--task", "embed")
     assert result.code == 0 and "texts were cut to fit" in result.err
     assert [float(x) for x in result.out.split()] == pytest.approx(vector.tolist(), rel=1e-4)
-    shorter = run_command("predict", str(folder), "fox", "--pooling", "cls", "--no-normalise", "--json")
+    shorter = run_command(
+        "predict", str(folder), "fox", "--pooling", "cls", "--no-normalise", "--json"
+    )
     assert (
-        json.loads(shorter.out)["outputs"] == pipeline.embed("fox", pooling="cls", normalise=False).tolist()
+        json.loads(shorter.out)["outputs"]
+        == pipeline.embed("fox", pooling="cls", normalise=False).tolist()
     )
 
 
 def steps(*types: str) -> str:
     paths = ["", "1_Pooling", "2_Normalize", "3_Dense"]
-    return json.dumps([{"idx": 0, "path": p, "type": t} for p, t in zip(paths, types, strict=False)])
+    return json.dumps(
+        [{"idx": 0, "path": p, "type": t} for p, t in zip(paths, types, strict=False)]
+    )
 
 
 BASIC = steps("sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling")
@@ -114,24 +121,43 @@ DENSE = steps("a.Transformer", "a.Pooling", "a.Dense")
             "config.json: pooling 'weightedmean' is",
         ),
         (
-            {"1_Pooling/config.json": '{"pooling_mode_cls_token": true, "pooling_mode_max_tokens": true}'},
+            {
+                "1_Pooling/config.json": '{"pooling_mode_cls_token": true, "pooling_mode_max_tokens": true}'
+            },
             r"config.json: pooling \['cls_token', 'max_tokens'\] is",
         ),
-        ({"1_Pooling/config.json": '{"pooling_mode": ["mean", "max"]}'}, r"pooling \['mean', 'max'\] is"),
+        (
+            {"1_Pooling/config.json": '{"pooling_mode": ["mean", "max"]}'},
+            r"pooling \['mean', 'max'\] is",
+        ),
         (
             {"sentence_bert_config.json": '{"do_lower_case": true}', "tokenizer_config.json": "{}"},
             "do_lower_case True is",
         ),
-        ({"config_sentence_transformers.json": '{"default_prompt_name": "query"}'}, "prompt_name 'query' is"),
-        ({"config_sentence_transformers.json": '{"default_prompt_name": []}'}, r"prompt_name \[\] is"),
-        ({"config_sentence_transformers.json": '{"prompts": ["query: "]}'}, r"prompts \['query: '\] is"),
-        ({"1_Pooling/config.json": '{"pooling_mode": "mean", "include_prompt": false}'}, "prompt False is"),
+        (
+            {"config_sentence_transformers.json": '{"default_prompt_name": "query"}'},
+            "prompt_name 'query' is",
+        ),
+        (
+            {"config_sentence_transformers.json": '{"default_prompt_name": []}'},
+            r"prompt_name \[\] is",
+        ),
+        (
+            {"config_sentence_transformers.json": '{"prompts": ["query: "]}'},
+            r"prompts \['query: '\] is",
+        ),
+        (
+            {"1_Pooling/config.json": '{"pooling_mode": "mean", "include_prompt": false}'},
+            "prompt False is",
+        ),
         (
             {"sentence_roberta_config.json": '{"processing_kwargs": {"text": {"max_length": 6}}}'},
             "sentence_roberta_config.json: processing_kwargs {'text': {'max_length': 6}} is",
         ),
         (
-            {"sentence_bert_config.json": '{"unpad_inputs": true, "modality_config": {"message": {}}}'},
+            {
+                "sentence_bert_config.json": '{"unpad_inputs": true, "modality_config": {"message": {}}}'
+            },
             "modality_config {'message': {}} is",
         ),
         (
@@ -152,7 +178,8 @@ def test_unsupported_modules_are_an_error_of_embed_only(files, message, tmp_path
     with pytest.raises(UsageError, match=f'{message}.*; pooling="mean" pools the states'):
         pipeline.embed("fox")
     assert torch.equal(
-        pipeline.embed("fox", pooling="mean"), pipeline.hidden_states("fox")["encoder"][-1][0].mean(0)
+        pipeline.embed("fox", pooling="mean"),
+        pipeline.hidden_states("fox")["encoder"][-1][0].mean(0),
     )
     with pytest.raises(CheckpointError, match=message):
         convert(folder, tmp_path / "converted")
@@ -177,7 +204,9 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 @pytest.mark.parametrize("prompted", [False, True])
 def test_folders_as_published(name, prompted, tmp_path, capsys):
-    """Of E5, BGE and GTE: modules.json, 1_Pooling and 2_Normalize as on the hub, with and without prompts."""
+    """Of E5, BGE and GTE: modules.json, 1_Pooling and 2_Normalize as on the hub, with and without
+    prompts.
+    """
     family, modes, limits = PUBLISHED[name]
     folder = both(tmp_path / "model", family, "Model").folder
     kinds = ("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")
@@ -203,17 +232,24 @@ def test_folders_as_published(name, prompted, tmp_path, capsys):
     capsys.readouterr()
     vectors = pipeline.embed(texts)
     assert (
-        "has prompts, and none is used; name one with prompt_name: passage, query" in capsys.readouterr().err
+        "has prompts, and none is used; name one with prompt_name: passage, query"
+        in capsys.readouterr().err
     ) == prompted
     assert_equal(vectors, encode(folder))
     queries = [f"query: {text}" for text in texts]
-    assert_equal(pipeline.embed(texts, prompt="query: "), torch.stack(pipeline.embed(queries, prompt="")))
+    assert_equal(
+        pipeline.embed(texts, prompt="query: "), torch.stack(pipeline.embed(queries, prompt=""))
+    )
     if not prompted:
         return
-    library = pytest.importorskip("sentence_transformers").SentenceTransformer(str(folder), device="cpu")
+    library = pytest.importorskip("sentence_transformers").SentenceTransformer(
+        str(folder), device="cpu"
+    )
     expected = library.encode(texts, prompt_name="query", convert_to_tensor=True)
     assert_equal(pipeline.embed(texts, prompt_name="query"), expected)
-    with pytest.raises(UsageError, match="prompt_name: 'qeury' is not known; the folder has passage, query"):
+    with pytest.raises(
+        UsageError, match="prompt_name: 'qeury' is not known; the folder has passage, query"
+    ):
         pipeline.embed("fox", prompt_name="qeury")
     cosines = library.similarity(
         library.encode("fox", prompt_name="query", convert_to_tensor=True),
@@ -250,7 +286,9 @@ def test_a_prompt_may_be_empty(tmp_path, capsys):
         write_modules(folder, modules, width=32, positions=66)
         pipeline = trifold.load(folder)
         assert pipeline.modules == modules
-        named, plain = (pipeline.embed("fox", **option) for option in ({"prompt_name": "document"}, {}))
+        named, plain = (
+            pipeline.embed("fox", **option) for option in ({"prompt_name": "document"}, {})
+        )
         assert torch.equal(named, plain) and torch.equal(plain, pipeline.embed("fox", prompt=""))
         assert ("none is used" in capsys.readouterr().err) == (default is None)
 

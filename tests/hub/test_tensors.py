@@ -12,12 +12,20 @@ from hypothesis import given, strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from trifold.hub.tensors import TYPE_NAMES, TransformedTensors, lazy_tensors, renamed_tensors, write_tensors
+from trifold.hub.tensors import (
+    TYPE_NAMES,
+    TransformedTensors,
+    lazy_tensors,
+    renamed_tensors,
+    write_tensors,
+)
 from trifold.hub.weights import read_weights, write_weights
 
 DTYPES = st.sampled_from(list(TYPE_NAMES))
 SHAPES = st.lists(st.integers(0, 5), max_size=3)
-NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8).filter(lambda w: w != "__metadata__")
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8).filter(
+    lambda w: w != "__metadata__"
+)
 
 
 def test_groups_are_computed_on_demand_and_once_for_neighbors() -> None:
@@ -44,11 +52,15 @@ def test_renamed_tensors_can_be_transformed() -> None:
 
 @given(st.dictionaries(NAMES, st.tuples(DTYPES, SHAPES), max_size=6), st.randoms())
 def test_a_file_has_the_bytes_of_safetensors_and_is_read_again(
-    tmp_path_factory: pytest.TempPathFactory, sizes: dict[str, tuple[torch.dtype, list[int]]], random: object
+    tmp_path_factory: pytest.TempPathFactory,
+    sizes: dict[str, tuple[torch.dtype, list[int]]],
+    random: object,
 ) -> None:
     folder = tmp_path_factory.mktemp("files")
     tensors = {
-        name: (torch.randn(shape) * 100).to(dtype if dtype is not torch.bool else torch.int32).to(dtype)
+        name: (torch.randn(shape) * 100)
+        .to(dtype if dtype is not torch.bool else torch.int32)
+        .to(dtype)
         for name, (dtype, shape) in sizes.items()
     }
     shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
@@ -61,7 +73,9 @@ def test_a_file_has_the_bytes_of_safetensors_and_is_read_again(
     assert written == [tensors[name].nbytes for name in names]
     back = read_weights(folder)
     assert back.keys() == tensors.keys()
-    assert all(torch.equal(back[name], t) and back[name].dtype is t.dtype for name, t in tensors.items())
+    assert all(
+        torch.equal(back[name], t) and back[name].dtype is t.dtype for name, t in tensors.items()
+    )
 
 
 def test_strided_and_unaligned_tensors_are_written_and_read(tmp_path: Path) -> None:

@@ -18,7 +18,11 @@ from tests.hub.forging import INDEX, SHARD, WATCH, WEIGHTS, field, piece, use
 import trifold
 from trifold.errors import CheckpointError, TrifoldError
 
-PIECES = piece(b"<unk>", kind=2) + b"".join(piece(name, kind=3) for name in (b"<pad>", b"</s>")) + piece(b"a")
+PIECES = (
+    piece(b"<unk>", kind=2)
+    + b"".join(piece(name, kind=3) for name in (b"<pad>", b"</s>"))
+    + piece(b"a")
+)
 
 
 class Bomb:
@@ -80,7 +84,9 @@ def test_other_files_of_a_folder_are_not_opened(
 
 
 @pytest.mark.parametrize("unit", [0, 0x800, 0x00000200, 0xFFFFFFFF])
-def test_circular_rules_of_a_sentencepiece_model(unit: int, sound: dict[str, Path], watched: Path) -> None:
+def test_circular_rules_of_a_sentencepiece_model(
+    unit: int, sound: dict[str, Path], watched: Path
+) -> None:
     """Every node of the trie points to others or to itself; encoding still terminates."""
     shutil.copytree(sound["one"], watched)
     for name in ("tokenizer.json", "special_tokens_map.json"):
@@ -89,7 +95,9 @@ def test_circular_rules_of_a_sentencepiece_model(unit: int, sound: dict[str, Pat
     charsmap = struct.pack("<I", len(trie)) + trie + b"a" * 63 + b"\0"
     file = watched / "spiece.model"
     file.write_bytes(PIECES + field(3, field(2, charsmap)))
-    (watched / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer"}', encoding="utf-8")
+    (watched / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "T5Tokenizer"}', encoding="utf-8"
+    )
     WATCH.folder, before = watched, time.process_time()
     with contextlib.suppress(TrifoldError):  # the library may reject it too
         pipe = trifold.load(watched)

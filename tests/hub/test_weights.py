@@ -11,11 +11,24 @@ from hypothesis import given, strategies as st
 from safetensors.torch import save_file
 
 from trifold.errors import CheckpointError
-from trifold.hub.weights import parse_size, read_weights, shard_names, split_into_shards, write_weights
+from trifold.hub.weights import (
+    parse_size,
+    read_weights,
+    shard_names,
+    split_into_shards,
+    write_weights,
+)
 
 
 def test_sizes_are_parsed() -> None:
-    sizes = {"5GB": 5 * 10**9, "1.5 kb": 1500, "2MiB": 2 * 2**20, "700": 700, "3B": 3, "1TB": 10**12}
+    sizes = {
+        "5GB": 5 * 10**9,
+        "1.5 kb": 1500,
+        "2MiB": 2 * 2**20,
+        "700": 700,
+        "3B": 3,
+        "1TB": 10**12,
+    }
     assert {text: parse_size(text) for text in sizes} == sizes
     assert parse_size(12) == 12
 
@@ -55,7 +68,9 @@ def test_a_disk_error_leaves_the_old_file(tmp_path: Path) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: cannot be written \(No space left"):
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors: cannot be written \(No space left"
+    ):
         write_weights(tmp_path, {"a": torch.ones(3)}, on_written=full)
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
     assert (tmp_path / "model.safetensors").read_bytes() == before
@@ -67,7 +82,9 @@ def test_an_index_that_disagrees_with_its_shards_lists_all_problems(tmp_path: Pa
     save_file({"b": torch.ones(1)}, tmp_path / second)
     index = {"metadata": {}, "weight_map": {"a": first, "c": second}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"index\.json: the index and its shards disagree") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"index\.json: the index and its shards disagree"
+    ) as caught:
         read_weights(tmp_path)
     assert str(caught.value).splitlines()[1:] == [
         "  'b' is in model-00002-of-00002.safetensors, and not in the index",

@@ -29,6 +29,10 @@ def pipeline() -> Pipeline:
 def one_stack(request: pytest.FixtureRequest) -> Pipeline:
     """An untrained model with one stack."""
     torch.manual_seed(3)
-    tokenizer = train_tokenizer(["the quick brown fox."], TokenizerSettings(kind="char", min_frequency=1))
-    config = ModelConfig(**SIZES, shape=request.param, heads=("lm",), vocab_size=tokenizer.vocab_size)
+    tokenizer = train_tokenizer(
+        ["the quick brown fox."], TokenizerSettings(kind="char", min_frequency=1)
+    )
+    config = ModelConfig(
+        **SIZES, shape=request.param, heads=("lm",), vocab_size=tokenizer.vocab_size
+    )
     return Pipeline(Transformer(config).eval(), tokenizer, generation={"max_new_tokens": 7})

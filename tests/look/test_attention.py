@@ -159,9 +159,11 @@ def test_the_alignment_picture_shows_words_and_names_its_axes(pipeline):
     assert axis.get_xlabel() and axis.get_ylabel() and figure.get_suptitle()
 
 
-# --- pictures ------------------------------------------------------------------------------------------
+# --- pictures -------------------------------------------------------------------------------------
 
-needs_matplotlib = pytest.mark.skipif(not importlib.util.find_spec("matplotlib"), reason="needs matplotlib")
+needs_matplotlib = pytest.mark.skipif(
+    not importlib.util.find_spec("matplotlib"), reason="needs matplotlib"
+)
 ROWS, COLUMNS = ["J", "'", "aime", "$x$"], ["I", "love", "$y_1$", "dogs", "."]
 
 
@@ -173,7 +175,9 @@ def random_weights(layers, heads):
 def grid(patterns, row_labels, column_labels, title):
     layers, heads = patterns.shape[:2]
     numbers = range(1, layers + 1), range(1, heads + 1)
-    return attention.draw_panels([attention.Panel(patterns, row_labels, column_labels, title, *numbers)])
+    return attention.draw_panels(
+        [attention.Panel(patterns, row_labels, column_labels, title, *numbers)]
+    )
 
 
 def panels(figure):
@@ -199,7 +203,9 @@ def test_tokens_label_the_axes():
     found = panels(grid(random_weights(2, 3), ROWS, COLUMNS, "cross"))
 
     def labels(axis):
-        return [[text.get_text() for text in side.get_ticklabels()] for side in (axis.yaxis, axis.xaxis)]
+        return [
+            [text.get_text() for text in side.get_ticklabels()] for side in (axis.yaxis, axis.xaxis)
+        ]
 
     assert labels(found[3]) == [ROWS, COLUMNS]
     assert labels(found[1]) == [[], []]
@@ -211,7 +217,9 @@ def test_tokens_label_the_axes():
 def test_figure_size_grows_with_tokens_and_heads():
     def size(layers, heads, tokens):
         labels = ["token"] * tokens
-        return grid(np.ones((layers, heads, tokens, tokens)) / tokens, labels, labels, "x").get_size_inches()
+        return grid(
+            np.ones((layers, heads, tokens, tokens)) / tokens, labels, labels, "x"
+        ).get_size_inches()
 
     assert (size(1, 2, 25) > size(1, 2, 5)).all()
     assert size(1, 8, 5)[0] > size(1, 4, 5)[0]
@@ -239,6 +247,8 @@ def test_kinds_are_stacked_and_heads_can_be_selected(pipeline):
     assert len(attention.draw_heads(found).subfigs) == 3
     chosen = panels(attention.draw_heads(found, ["cross"], layer=3, head=2))
     assert [axis.get_title() for axis in chosen] == ["layer 3 head 2"]
-    np.testing.assert_array_equal(chosen[0].collections[0].get_array(), found.patterns["cross"][2, 1])
+    np.testing.assert_array_equal(
+        chosen[0].collections[0].get_array(), found.patterns["cross"][2, 1]
+    )
     with pytest.raises(UsageError, match="layers 1 to 3"):
         attention.draw_heads(found, ["cross"], layer=4)

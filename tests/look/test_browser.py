@@ -70,17 +70,24 @@ def tab(browser):
     page, problems = browser.new_page(), list[str]()
     page.set_default_timeout(10_000)
     refused = "the server responded with a status of 400"
-    page.on("console", lambda sent: refused in sent.text or problems.append(f"{sent.type}: {sent.text}"))
+    page.on(
+        "console", lambda sent: refused in sent.text or problems.append(f"{sent.type}: {sent.text}")
+    )
     page.on("pageerror", lambda error: problems.append(str(error)))
     local = ("file:", "data:", "blob:", "about:", "http://127.0.0.1:")
-    page.on("request", lambda sent: sent.url.startswith(local) or problems.append(f"request: {sent.url}"))
+    page.on(
+        "request",
+        lambda sent: sent.url.startswith(local) or problems.append(f"request: {sent.url}"),
+    )
     yield page
     page.close()
     assert problems == []
 
 
 def wait_until(tab, condition):
-    """Wait for an expression; `wait_for_function` needs `eval`, which the policy of the page forbids."""
+    """Wait for an expression; `wait_for_function` needs `eval`, which the policy of the page
+    forbids.
+    """
     for _ in range(200):
         if tab.evaluate(condition):
             return
@@ -156,7 +163,9 @@ def test_views_show_the_numbers_of_the_model(tab, pipeline, tmp_path):
     assert cells == [f"{weight:.4f}" for weight in weights.tolist()]
 
     shown("view=lens", "button.token.wide")
-    titles = tab.locator("button.token.wide").evaluate_all("cells => cells.map((cell) => cell.title)")
+    titles = tab.locator("button.token.wide").evaluate_all(
+        "cells => cells.map((cell) => cell.title)"
+    )
     probabilities = trace.lens(1)[0].flip(0).flatten().tolist()
     assert titles == [f"{each:.4f}" for each in probabilities]
 
@@ -167,7 +176,11 @@ def test_views_show_the_numbers_of_the_model(tab, pipeline, tmp_path):
     results = tab.locator("ol.steps tr.result .numbers:first-child").all_text_contents()
     assert len(results) == len(steps) > 20
     for step, result in zip(steps, results, strict=True):
-        row = step.result.reshape(-1, step.result.shape[-1])[0] if step.result.dim() else step.result[None]
+        row = (
+            step.result.reshape(-1, step.result.shape[-1])[0]
+            if step.result.dim()
+            else step.result[None]
+        )
         numbers = [float(each) for each in result.replace("−∞", "-inf").removesuffix("…").split()]
         assert numbers == pytest.approx(row[:12].tolist(), abs=6e-5)
 
@@ -183,10 +196,15 @@ def test_keys_move_the_selection_and_the_address_keeps_it(tab, pipeline, tmp_pat
     for pressed in ("ArrowRight", "ArrowRight", "ArrowDown", "k"):
         tab.keyboard.press(pressed)
     playwright.expect(tab).to_have_url(re.compile("head=2"))
-    assert {"kind=decoder", "layer=1", "head=2"} <= set(tab.evaluate("location.hash.slice(1)").split("&"))
+    assert {"kind=decoder", "layer=1", "head=2"} <= set(
+        tab.evaluate("location.hash.slice(1)").split("&")
+    )
     tab.reload()
     tab.wait_for_selector("button.thumbnail[aria-pressed=true]")
-    assert tab.locator("button.thumbnail[aria-pressed=true]").get_attribute("aria-label") == "Layer 2, head 3"
+    assert (
+        tab.locator("button.thumbnail[aria-pressed=true]").get_attribute("aria-label")
+        == "Layer 2, head 3"
+    )
 
 
 def test_the_selection_ends_at_the_last_token_layer_and_head(tab, pipeline, tmp_path):
@@ -248,7 +266,9 @@ def test_the_tree_has_the_probabilities_of_the_search(tab, pipeline, tmp_path):
 
 
 def open_live(tab, session, fragment, text=TEXT, models=("model",)):
-    """Open the live page; the test answers its requests in place of the server. session: one, or one of each model."""
+    """Open the live page; the test answers its requests in place of the server. session: one, or
+    one of each model.
+    """
     address = "http://127.0.0.1:9/"
 
     def respond(route):
@@ -325,11 +345,17 @@ def test_the_target_of_an_encoder_can_be_edited(tab, shown, tmp_path):
     if shown == "Class":
         assert field.locator("option").all_text_contents() == ["none", *pipeline.config.labels]
         field.select_option(target)
-        assert tab.get_by_label("Lines", exact=True).get_attribute("placeholder").startswith("image file,")
+        assert (
+            tab.get_by_label("Lines", exact=True)
+            .get_attribute("placeholder")
+            .startswith("image file,")
+        )
         tab.get_by_role("heading", name="Gradient × input of the best class").wait_for()
     else:
         field.fill(target)
-        tab.get_by_role("heading", name="Gradient × input of the best prediction at position").wait_for()
+        tab.get_by_role(
+            "heading", name="Gradient × input of the best prediction at position"
+        ).wait_for()
     loss = float(session.trace(text, target).loss.nansum())
     playwright.expect(sums).to_contain_text(f"loss, sum over positions: {loss:.4f} → ")
 
@@ -350,7 +376,9 @@ def test_figures_side_by_side_stay_in_one_row(tab, pipeline):
 def test_a_compared_model_with_fewer_layers_and_heads_is_not_drawn_in_their_place(tab, pipeline):
     torch.manual_seed(4)
     sizes = SIZES | {"n_layers": 1, "n_heads": 2}
-    vocabularies = {name: getattr(pipeline.config, name) for name in ("vocab_size", "target_vocab_size")}
+    vocabularies = {
+        name: getattr(pipeline.config, name) for name in ("vocab_size", "target_vocab_size")
+    }
     model = Transformer(ModelConfig(**sizes, **vocabularies)).eval()
     other = Session(Pipeline(model, pipeline.reader, pipeline.writer))
     sessions, models = [Session(pipeline), other], ("one", "two")
@@ -403,7 +431,13 @@ def test_an_error_stays_beside_the_former_value_of_the_same_text_only(tab, pipel
 
 @pytest.mark.parametrize(
     "edits",
-    ['[{"name":"encoder.states.0","op":"zero","positions":3}]', "[null]", "{bad", '[{"op":"zero"}]', "7"],
+    [
+        '[{"name":"encoder.states.0","op":"zero","positions":3}]',
+        "[null]",
+        "{bad",
+        '[{"op":"zero"}]',
+        "7",
+    ],
 )
 def test_edits_in_the_address_are_checked(tab, pipeline, edits):
     open_live(tab, Session(pipeline), urlencode({"view": "changes", "edits": edits}))
@@ -454,8 +488,13 @@ def test_an_example_of_a_role_opens_the_attention_of_its_head(tab, theme, tmp_pa
     tab.goto(f"{address}#view=roles&role=induction&theme={theme}")
     rows = tab.locator("section[aria-label='Heads with a role'] tbody tr")
     rows.first.wait_for()
-    shown = next(each for each in session.roles["heads"] if each["role"] == "induction" and each["found"])
-    assert "decoder 2.1" in rows.first.text_content() and f"{shown['share']:.4f}" in rows.first.text_content()
+    shown = next(
+        each for each in session.roles["heads"] if each["role"] == "induction" and each["found"]
+    )
+    assert (
+        "decoder 2.1" in rows.first.text_content()
+        and f"{shown['share']:.4f}" in rows.first.text_content()
+    )
     axe = WEB / "node_modules" / "axe-core" / "axe.min.js"
     if axe.is_file():
         tab.evaluate(axe.read_text(encoding="utf-8"))
@@ -535,12 +574,17 @@ def test_a_figure_is_saved(tab, pipeline, tmp_path, kind, fragment, drawn):
     with tab.expect_download() as download:
         tab.get_by_role("button", name=kind).first.click()
     content = Path(download.value.path()).read_bytes()
-    assert content.startswith({"SVG": b"<svg", "PNG": b"\x89PNG", "JSON": b"{"}[kind]) and len(content) > 300
+    assert (
+        content.startswith({"SVG": b"<svg", "PNG": b"\x89PNG", "JSON": b"{"}[kind])
+        and len(content) > 300
+    )
 
 
 def test_the_built_page_is_that_of_the_sources(tmp_path):
     if not (WEB / "node_modules").is_dir() or shutil.which("node") is None:
         pytest.skip("requires Node and `npm ci` in web/")
-    subprocess.run(["node", WEB / "build.mjs", tmp_path / "page.html"], check=True, capture_output=True)
+    subprocess.run(
+        ["node", WEB / "build.mjs", tmp_path / "page.html"], check=True, capture_output=True
+    )
     built = WEB.parent / "src" / "trifold" / "look" / "page.html"
     assert (tmp_path / "page.html").read_bytes() == built.read_bytes()

@@ -45,7 +45,11 @@ EXAMPLES: dict[str, Any] = {
         "positions": "rotary",
         "rotary_scaling": {"kind": "linear", "factor": 2.0, "original_positions": 512},
     },
-    "segment_offsets": {"shape": "encoder", "positions": "relative-sinusoidal", "segment_offsets": True},
+    "segment_offsets": {
+        "shape": "encoder",
+        "positions": "relative-sinusoidal",
+        "segment_offsets": True,
+    },
     "query_stream": {"shape": "encoder", "positions": "relative-sinusoidal", "query_stream": True},
     "patch_size": {
         "shape": "encoder",
@@ -94,7 +98,9 @@ EXAMPLES: dict[str, Any] = {
 def other_values(key: str) -> list[Any]:
     """The values of a boolean or literal key that are not the default."""
     field = ModelConfig.model_fields[key]
-    return [value for value in get_args(field.annotation) or (True, False) if value != field.default]
+    return [
+        value for value in get_args(field.annotation) or (True, False) if value != field.default
+    ]
 
 
 CASES = [
@@ -122,7 +128,9 @@ def test_every_architectural_key_has_a_description(key: str, values: dict[str, A
     removed = {key, "axial_shape", "axial_widths"}
     removed |= {"image_size", "max_positions"} if key == "patch_size" else set()
     without = {name: value for name, value in values.items() if name not in removed}
-    described, plain = (", ".join(differences(ModelConfig.parse(each))) for each in (values, without))
+    described, plain = (
+        ", ".join(differences(ModelConfig.parse(each))) for each in (values, without)
+    )
     assert len(described) > len(plain)
 
 
@@ -151,7 +159,7 @@ def test_differences_of_sparse_attention() -> None:
     assert differences(xl)[-1] == "segments of 128 tokens and 64 before"
 
 
-# --- part by part --------------------------------------------------------------------------------------
+# --- part by part ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -173,7 +181,8 @@ def test_each_difference_is_listed_under_its_part(name: str) -> None:
 
 def test_parts_of_t5() -> None:
     parts = {
-        part.part: (part.size, part.verdict, part.what) for part in compare(PUBLISHED["t5-small"].config)
+        part.part: (part.size, part.verdict, part.what)
+        for part in compare(PUBLISHED["t5-small"].config)
     }
     assert parts["shape"] == ("encoder × 6, decoder × 6", "same", "an encoder and a decoder")
     assert parts["positions"][1:] == ("differs", "relative position bias")
@@ -186,9 +195,18 @@ def test_parts_of_t5() -> None:
 
 
 def test_parts_of_experts() -> None:
-    experts = {"count": 8, "per_token": 2, "d_ff": 24, "shared": 1, "groups": 4, "groups_per_token": 2}
+    experts = {
+        "count": 8,
+        "per_token": 2,
+        "d_ff": 24,
+        "shared": 1,
+        "groups": 4,
+        "groups_per_token": 2,
+    }
     for dense, more in ((0, ""), (2, ", 2 dense layers first"), (6, None)):
-        config = ModelConfig.parse({"shape": "decoder", "experts": experts | {"dense_layers": dense}})
+        config = ModelConfig.parse(
+            {"shape": "decoder", "experts": experts | {"dense_layers": dense}}
+        )
         part = next(part for part in compare(config) if part.part == "feed-forward")
         what, width = f"2 of 8 experts, 2 of 4 groups, 1 shared expert{more}", "24"
         what, width = (part.paper, "2,048") if more is None else (what, width)

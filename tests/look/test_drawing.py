@@ -16,7 +16,9 @@ CONFIGS = {
     "blocks": ModelConfig(sparse_blocks={"size": 64, "random": 3}),
     "segments": ModelConfig(shape="decoder", positions="none", recurrence={"size": 8, "reach": 4}),
     "uneven": ModelConfig(n_layers=12, n_decoder_layers=1, positions="none"),
-    "two widths": ModelConfig(d_decoder=256, n_decoder_kv_heads=2, d_decoder_head=16, target_vocab_size=900),
+    "two widths": ModelConfig(
+        d_decoder=256, n_decoder_kv_heads=2, d_decoder_head=16, target_vocab_size=900
+    ),
 }
 
 
@@ -34,7 +36,8 @@ def test_every_box_is_closed(config):
         for left, character in enumerate(line)
         if character == "┌"
     ]
-    # A side is below the corner of a box. The memory arrow starts with a corner too, but on top of a box.
+    # A side is below the corner of a box. The memory arrow starts with a corner too, but on top of
+    # a box.
     boxes = [(row, left) for row, left in corners if canvas[row + 1][left] == "│"]
     for row, left in boxes:
         right = canvas[row].index("┐", left)
@@ -64,7 +67,8 @@ def test_drawing_contains_every_size(config):
         assert (f"{side.n_heads} heads of {side.head_width}") in text
         assert (f"{side.kv_heads} of keys and values" in text) == (side.kv_heads != side.n_heads)
     assert (
-        f"{config.output_side.d_model:,} → {config.output_vocab_size:,}" in text or config.shape == "encoder"
+        f"{config.output_side.d_model:,} → {config.output_vocab_size:,}" in text
+        or config.shape == "encoder"
     )
 
 
@@ -75,7 +79,9 @@ def test_arrow_from_encoder_to_cross_attention():
 
 
 def test_the_box_of_attention_names_the_keys_it_reads():
-    text = draw_architecture(ModelConfig(sliding_window=5, global_tokens="first", global_projections=True))
+    text = draw_architecture(
+        ModelConfig(sliding_window=5, global_tokens="first", global_projections=True)
+    )
     assert text.count("window of 5 tokens") == 2
     assert text.count("global first token") == text.count("own projections of global tokens") == 1
     assert draw_architecture(CONFIGS["blocks"]).count("sparse blocks of 64 tokens") == 1
@@ -83,5 +89,7 @@ def test_the_box_of_attention_names_the_keys_it_reads():
 
 
 def test_the_convolution_is_named_below_the_boxes():
-    text = draw_architecture(ModelConfig(shape="encoder", convolution={"kernel": 5, "activation": "tanh"}))
+    text = draw_architecture(
+        ModelConfig(shape="encoder", convolution={"kernel": 5, "activation": "tanh"})
+    )
     assert "first block:  y ← norm(block(x) + tanh(conv5(x)))" in text

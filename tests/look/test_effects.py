@@ -15,7 +15,13 @@ from trifold.look.effects import effect_over_lines
 ])  # fmt: skip
 def test_the_effect_is_the_mean_over_all_labels(name, lines):
     pipe = new_pipeline(name)
-    edits = [{"name": f"{pipe.trace(TEXT).side}.blocks.0.self_attention.output", "op": "scale", "value": 3.0}]
+    edits = [
+        {
+            "name": f"{pipe.trace(TEXT).side}.blocks.0.self_attention.output",
+            "op": "scale",
+            "value": 3.0,
+        }
+    ]
     found = effect_over_lines(pipe, lines, edits)
     examples = [(*line.strip().split("\t"), None)[:2] for line in lines if line.strip()]
     traces = [pipe.trace(*each) for each in examples]
@@ -28,7 +34,9 @@ def test_the_effect_is_the_mean_over_all_labels(name, lines):
         right = [
             label == best
             for trace in group
-            for label, best in zip(trace.labels.tolist(), trace.top(1)[1].reshape(-1).tolist(), strict=True)
+            for label, best in zip(
+                trace.labels.tolist(), trace.top(1)[1].reshape(-1).tolist(), strict=True
+            )
         ]
         assert found["accuracy"][which] == pytest.approx(sum(right) / count)
     assert found["loss"][0] != found["loss"][1]

@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from trifold.errors import UsageError
-from trifold.look.figures import components, masks, neighbours, offline, positions, schedules, tables
+from trifold.look.figures import (
+    components,
+    masks,
+    neighbours,
+    offline,
+    positions,
+    schedules,
+    tables,
+)
 from trifold.look.requests import answer
 from trifold.look.session import Session
 from trifold.nn import ModelConfig, Transformer
@@ -29,7 +37,9 @@ def decoder(pipeline: Pipeline, **options) -> Session:
 def test_neighbours_have_the_largest_cosines(pipeline):
     session = Session(pipeline)
     for side, codec in (("encoder", pipeline.reader), ("decoder", pipeline.writer)):
-        table = getattr(pipeline.model, f"{side}_embeddings").tokens.weight.detach().double().numpy()
+        table = (
+            getattr(pipeline.model, f"{side}_embeddings").tokens.weight.detach().double().numpy()
+        )
         unit = table / np.linalg.norm(table, axis=1, keepdims=True)
         for token in range(len(table)):
             cosines = unit @ unit[token]
@@ -42,7 +52,10 @@ def test_neighbours_have_the_largest_cosines(pipeline):
 def test_a_token_is_found_by_its_text(pipeline):
     session = Session(pipeline)
     token = pipeline.reader.encode(["q"])[0][0]
-    assert neighbours(session, "encoder", "q")["tokens"] == neighbours(session, "encoder", token)["tokens"]
+    assert (
+        neighbours(session, "encoder", "q")["tokens"]
+        == neighbours(session, "encoder", token)["tokens"]
+    )
     for wrong, message in (("qu", "choose one"), (10**6, "give a number from 0 to")):
         with pytest.raises(UsageError, match=message):
             answer(session, "neighbours", {"side": "encoder", "token": wrong})
@@ -73,8 +86,12 @@ def test_positions_follow_their_formulas(pipeline):
     np.testing.assert_allclose(found["sinusoids"][:, 1::2], np.cos(angles), atol=1e-6)
     unit = found["sinusoids"] / found["sinusoids"].norm(dim=-1, keepdim=True)
     np.testing.assert_allclose(found["similarity"], unit @ unit.T, atol=1e-6)
-    np.testing.assert_allclose(found["angles"], places / 10_000 ** (2 * np.arange(2) / 4), rtol=1e-5)
-    np.testing.assert_allclose(found["frequencies"]["linear × 4"], found["frequencies"]["unscaled"] / 4)
+    np.testing.assert_allclose(
+        found["angles"], places / 10_000 ** (2 * np.arange(2) / 4), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        found["frequencies"]["linear × 4"], found["frequencies"]["unscaled"] / 4
+    )
     slopes = 2.0 ** -(2 * np.arange(1, 5))
     np.testing.assert_allclose(found["slopes"], slopes)
     np.testing.assert_allclose(found["alibi"], -slopes[:, None] * (63 - np.arange(64)))

@@ -1,4 +1,6 @@
-"""The page answers requests with the numbers of the model, embeds nothing that runs, and serves only its own page."""
+"""The page answers requests with the numbers of the model, embeds nothing that runs, and serves
+only its own page.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ TEXT = "the quick fox."
 
 
 def decode(array: dict) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(array["data"]), np.dtype(array["dtype"])).reshape(array["shape"])
+    return np.frombuffer(base64.b64decode(array["data"]), np.dtype(array["dtype"])).reshape(
+        array["shape"]
+    )
 
 
 def test_attention_is_that_of_the_model(pipeline):
@@ -33,7 +37,9 @@ def test_attention_is_that_of_the_model(pipeline):
     for kind, weights in maps.patterns.items():
         for layer, expected in enumerate(weights):
             found = decode(
-                answer(session, "attention", {"text": TEXT, "kind": kind, "layer": layer})["weights"]
+                answer(session, "attention", {"text": TEXT, "kind": kind, "layer": layer})[
+                    "weights"
+                ]
             )
             np.testing.assert_allclose(found / 255, expected, atol=0.5 / 255 + 1e-6)
 
@@ -42,7 +48,9 @@ def test_tokens_label_the_weights(pipeline):
     session = Session(pipeline)
     found = answer(session, "trace", {"text": TEXT, "target": "Fuchs!"})
     for kind, sides in {"encoder": ["encoder"] * 2, "cross": ["decoder", "encoder"]}.items():
-        weights = answer(session, "attention", {"text": TEXT, "target": "Fuchs!", "kind": kind})["weights"]
+        weights = answer(session, "attention", {"text": TEXT, "target": "Fuchs!", "kind": kind})[
+            "weights"
+        ]
         assert [len(found["tokens"][side]) for side in sides] == weights["shape"][1:]
         assert [len(found["words"][side]["of_token"]) for side in sides] == weights["shape"][1:]
     assert len(found["labels"]) == len(found["tokens"]["decoder"])
@@ -85,7 +93,11 @@ def walk(node: dict):
         ("model", {"model": 1}, "models are 0 to 0"),
         ("model", {"other": 1}, "other"),
         ("attention", {"text": TEXT, "kind": "both", "layer": 0}, "kind: 'both'"),
-        ("attention", {"text": TEXT, "kind": "cross", "layer": 9}, "layer 9: give a number from 0 to"),
+        (
+            "attention",
+            {"text": TEXT, "kind": "cross", "layer": 9},
+            "layer 9: give a number from 0 to",
+        ),
     ],
 )
 def test_invalid_requests_are_rejected(pipeline, name, params, message):
@@ -94,7 +106,9 @@ def test_invalid_requests_are_rejected(pipeline, name, params, message):
 
 
 def embedded(html: str) -> dict:
-    (content,) = re.findall(r'<script type="application/json" id="answers">(.*?)</script>', html, re.DOTALL)
+    (content,) = re.findall(
+        r'<script type="application/json" id="answers">(.*?)</script>', html, re.DOTALL
+    )
     return json.loads(content)
 
 
@@ -117,7 +131,7 @@ def test_a_page_is_one_file_without_addresses():
     assert re.findall(r'(?:src|href)="(?!data:)[^"]*"', html) == []
 
 
-# --- the server ------------------------------------------------------------------------------------------
+# --- the server -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -131,7 +145,9 @@ def server(pipeline):
         port = listener.getsockname()[1]
         running = uvicorn.Server(
             uvicorn.Config(
-                create_app([Session(pipeline)], {}, port, "secret"), log_level="error", lifespan="off"
+                create_app([Session(pipeline)], {}, port, "secret"),
+                log_level="error",
+                lifespan="off",
             )
         )
         thread = Thread(target=running.run, kwargs={"sockets": [listener]})
@@ -145,7 +161,9 @@ def server(pipeline):
 def send(port: int, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     try:
-        with urlopen(Request(f"http://127.0.0.1:{port}{path}", body, names), timeout=20) as response:
+        with urlopen(
+            Request(f"http://127.0.0.1:{port}{path}", body, names), timeout=20
+        ) as response:
             return response.status, response.read()
     except HTTPError as error:
         return error.code, error.read()

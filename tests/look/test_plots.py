@@ -20,7 +20,11 @@ numbers = st.lists(st.floats(-100, 100), min_size=1, max_size=30)
 
 
 def test_read_metric_returns_one_key(tmp_path):
-    lines = [{"step": 1, "train/loss": 3.0}, {"step": 2, "valid/loss": 2.5}, {"step": 3, "train/loss": 2.0}]
+    lines = [
+        {"step": 1, "train/loss": 3.0},
+        {"step": 2, "valid/loss": 2.5},
+        {"step": 3, "train/loss": 2.0},
+    ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     assert plots.read_metric(tmp_path, "train/loss") == ([1, 3], [3.0, 2.0])
     assert plots.read_metric(tmp_path, "valid/accuracy") == ([], [])
@@ -77,7 +81,9 @@ def test_token_probabilities_cover_the_text(pipeline):
     written = pipeline.reader.encode(["\n    return a + 1"])[0]
     found = plots.token_probabilities(pipeline, prompt, written)
     assert "".join(piece.text for piece in found) == TEXT
-    assert [piece.probability is None for piece in found] == [True] * len(prompt) + [False] * len(written)
+    assert [piece.probability is None for piece in found] == [True] * len(prompt) + [False] * len(
+        written
+    )
     before = torch.tensor([prompt])
     first = pipeline.logits(before)[0, -1].softmax(-1)[written[0]].detach()
     assert found[len(prompt)].probability == pytest.approx(float(first), rel=1e-4)
@@ -92,7 +98,10 @@ def rows_of(cells):
 
 
 def test_texts_are_separated_by_blank_rows():
-    texts = [[plots.TokenText("def f():", None), plots.TokenText("\n  a", 0.5)], [plots.TokenText("x", None)]]
+    texts = [
+        [plots.TokenText("def f():", None), plots.TokenText("\n  a", 0.5)],
+        [plots.TokenText("x", None)],
+    ]
     assert rows_of(plots.arrange(texts, 99)) == ["def f():", "  a", "", "x"]
 
 
@@ -107,7 +116,9 @@ def test_wrapped_text_fits_and_is_the_same_text():
 def test_the_legend_lies_above_the_curves(tmp_path):
     pytest.importorskip("matplotlib")
     # A curve that covers the axis, so that no place below it is free.
-    lines = [{"step": n, f"{kind}/loss": 1.0 + n % 2} for n in range(200) for kind in ("train", "valid")]
+    lines = [
+        {"step": n, f"{kind}/loss": 1.0 + n % 2} for n in range(200) for kind in ("train", "valid")
+    ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     figure = plots.new_figure(4, 3)
     axis = figure.subplots()

@@ -25,11 +25,12 @@ LETTERS = "abcdefghijkl"
 
 
 def planted_model() -> Pipeline:
-    """A decoder whose stream holds the token, the previous token and the position as one-hot vectors.
+    """A decoder whose stream holds the token, the previous token and the position as one-hot
+    vectors.
 
-    Layer 1: head 1 attends to the previous token and copies it; head 2 to equal tokens, head 3 to the first token.
-    Layer 2: head 1 attends to keys whose previous token equals the query (Elhage et al. 2021; Olsson et al. 2022).
-    """
+    Layer 1: head 1 attends to the previous token and copies it; head 2 to equal tokens, head 3 to
+    the first token. Layer 2: head 1 attends to keys whose previous token equals the query (Elhage
+    et al. 2021; Olsson et al. 2022)."""
     codec = train_tokenizer([LETTERS], TokenizerSettings(kind="char", min_frequency=1))
     size, places = codec.vocab_size, 40
     width = 2 * size + places
@@ -55,7 +56,10 @@ def planted_model() -> Pipeline:
 
         strong = 40.0
         q, k, v, o = head(0, 0)
-        q[:places, place], k[:places, place] = strong * torch.eye(places).roll(-1, 0), torch.eye(places)
+        q[:places, place], k[:places, place] = (
+            strong * torch.eye(places).roll(-1, 0),
+            torch.eye(places),
+        )
         v[:size, token], o[before, :size] = torch.eye(size), torch.eye(size)
         q, k, _, _ = head(0, 1)
         q[:size, token], k[:size, token] = strong * torch.eye(size), torch.eye(size)
@@ -94,7 +98,9 @@ def test_planted_heads_are_found():
     assert found["duplicate", ""] == {(1, 2)}
     assert found["induction", ""] == {(2, 1)}
     assert (1, 3) in found["separator", "first token"]
-    induction = next(each for each in report["heads"] if each["role"] == "induction" and each["found"])
+    induction = next(
+        each for each in report["heads"] if each["role"] == "induction" and each["found"]
+    )
     assert induction["share"] > 0.95 and induction["examples"]
     for example in induction["examples"]:
         text, row = example["text"], example["row"]
@@ -118,8 +124,14 @@ def plain_fit(role, relation, kind, queries, keys, special, counts, words, links
     if role == "induction":
         return kind != "cross" and s > 0 and s != t and keys[s - 1] == queries[t] and s - 1 != t
     last = max((n for n, word in enumerate(words[0]) if word == words[0][t]), default=-1)
-    fitting = {(link.query, link.key) for link in links if (link.role, link.relation) == (role, relation)}
-    return t == last and (words[0][t], words[1][s]) in fitting and (role == "alignment") == (kind == "cross")
+    fitting = {
+        (link.query, link.key) for link in links if (link.role, link.relation) == (role, relation)
+    }
+    return (
+        t == last
+        and (words[0][t], words[1][s]) in fitting
+        and (role == "alignment") == (kind == "cross")
+    )
 
 
 def words_of(text: str, special: int) -> list[int]:
@@ -135,11 +147,17 @@ def words_of(text: str, special: int) -> list[int]:
 def test_shares_equal_a_plain_count(which, request, pipeline):
     if which == "translator":
         target = "der Fuchs"
-        links = (Link("alignment", "", 0, 0), Link("alignment", "", 1, 2), Link("coreference", "", 2, 0))
+        links = (
+            Link("alignment", "", 0, 0),
+            Link("alignment", "", 1, 2),
+            Link("coreference", "", 2, 0),
+        )
         texts = [("the quick fox.", target), ("the brown fox.", target), ("fox the quick", target)]
     else:
         torch.manual_seed(3)
-        codec = train_tokenizer(["the quick brown fox."], TokenizerSettings(kind="char", min_frequency=1))
+        codec = train_tokenizer(
+            ["the quick brown fox."], TokenizerSettings(kind="char", min_frequency=1)
+        )
         config = ModelConfig(
             shape="decoder",
             heads=("lm",),
@@ -155,12 +173,19 @@ def test_shares_equal_a_plain_count(which, request, pipeline):
             Link("coreference", "", 2, 0),
             Link("syntactic", "det of", 1, 0),
         )
-        texts = [("the quick fox.", None), ("the brown fox.", None), ("fox the quick the fox", None)]
+        texts = [
+            ("the quick fox.", None),
+            ("the brown fox.", None),
+            ("fox the quick the fox", None),
+        ]
     lines = [Line(text, target, f"line {n}", links) for n, (text, target) in enumerate(texts)]
     report = head_roles(pipeline, lines)
     assert (report["lines"], report["skipped"]) == (3, 0) and len(report["heads"]) > 20
     traces = [pipeline.trace(*each) for each in texts]
-    counts = {side: Counter(x for trace in traces for x in trace.tokens[side]) for side in traces[0].tokens}
+    counts = {
+        side: Counter(x for trace in traces for x in trace.tokens[side])
+        for side in traces[0].tokens
+    }
     for each in report["heads"]:
         kind, side = each["kind"], "encoder" if each["kind"] == "cross" else each["kind"]
         hits, trials, offsets, chance = 0, 0, Counter(), 0.0
@@ -178,7 +203,9 @@ def test_shares_equal_a_plain_count(which, request, pipeline):
                 first = len(keys) - len(text)
                 words = [[-1] * first + words_of(text, 0)] * 2
             units = (
-                words if each["role"] in ("alignment", "coreference", "syntactic") else [range(99), range(99)]
+                words
+                if each["role"] in ("alignment", "coreference", "syntactic")
+                else [range(99), range(99)]
             )
             for t in range(len(queries)):
                 allowed = [s for s in range(len(keys)) if kind != "decoder" or s <= t]
@@ -204,12 +231,17 @@ def test_shares_equal_a_plain_count(which, request, pipeline):
         assert each["baseline"] == pytest.approx(best / trials), each
         low, high = wilson(hits, trials)
         least = max(ROLES[each["role"]].least, best / trials + MARGIN)
-        assert (each["low"], each["high"]) == (low, high) and low <= hits / trials + 1e-9 <= high + 2e-9
+        assert (each["low"], each["high"]) == (
+            low,
+            high,
+        ) and low <= hits / trials + 1e-9 <= high + 2e-9
         assert each["found"] == (hits / trials >= least and low > each["baseline"])
 
 
 def test_the_interval_is_that_of_wilson():
-    """Wilson 1927; the values are those of Newcombe 1998, table I, method 3: 81/263, 15/148, 0/20, 1/29."""
+    """Wilson 1927; the values are those of Newcombe 1998, table I, method 3: 81/263, 15/148, 0/20,
+    1/29.
+    """
     for hits, trials, low, high in [
         (81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0, 0.1611), (1, 29, 0.0061, 0.1718)
     ]:  # fmt: skip
@@ -227,7 +259,11 @@ def test_lines_of_a_corpus_and_their_links(tmp_path):
     )
     links = (Link("alignment", "", 2, 0), Link("alignment", "", 0, 1))
     assert first == Line("a b", "x y z", f"{tmp_path / 'corpus'}:1", links)
-    assert (second.text, second.target, second.links) == ("c d", None, (Link("coreference", "", 1, 0),))
+    assert (second.text, second.target, second.links) == (
+        "c d",
+        None,
+        (Link("coreference", "", 1, 0),),
+    )
     assert (third.text, third.target) == ("He ran", "")
     assert third.links == (Link("syntactic", "nsubj", 0, 1), Link("syntactic", "nsubj of", 1, 0))
 
@@ -252,7 +288,10 @@ def test_errors_name_file_and_line(case, tmp_path):
     name, content, message = BAD[case]
     (tmp_path / "corpus").write_text("a b\tx y z\n", encoding="utf-8")
     (tmp_path / name).write_text(content, encoding="utf-8")
-    files = [tmp_path / each if each == name.split(".")[0] else None for each in ("align", "pairs", "tree")]
+    files = [
+        tmp_path / each if each == name.split(".")[0] else None
+        for each in ("align", "pairs", "tree")
+    ]
     files[2] = tmp_path / name if files[2] else None
     with pytest.raises(DataError, match=message):
         read_corpus(tmp_path / "corpus", *files)
@@ -274,7 +313,10 @@ def test_pruned_heads_are_those_with_the_role():
     pipe, lines = planted_model(), repeated_lines()
     report = head_roles(pipe, lines)
     names = [f"decoder.blocks.{n}.self_attention.sublayer.heads" for n in range(2)]
-    edits = [{"name": names[0], "heads": [0], "op": "zero"}, {"name": names[1], "heads": [0], "op": "zero"}]
+    edits = [
+        {"name": names[0], "heads": [0], "op": "zero"},
+        {"name": names[1], "heads": [0], "op": "zero"},
+    ]
     assert prune_edits(report, ["positional", "induction"]) == edits
     assert effect_over_lines(pipe, [line.text for line in lines], edits[:1])["lines"] == len(lines)
     with pytest.raises(UsageError, match=r"no such role.*induction"):

@@ -36,7 +36,10 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
 
 def test_curves_have_the_values_of_the_metrics(session):
     found = run(session)
-    lines = [json.loads(line) for line in (session.folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (session.folder / "metrics.jsonl").read_text("utf-8").splitlines()
+    ]
     names = {name for line in lines for name in line} - {"step"}
     assert found["curves"].keys() == names
     for name, curve in found["curves"].items():
@@ -48,10 +51,14 @@ def test_curves_have_the_values_of_the_metrics(session):
 def test_samples_and_checkpoints_are_those_of_the_folder(session):
     found = run(session)
     files = sorted((session.folder / "samples").glob("*.tsv"))
-    assert [each["step"] for each in found["samples"]] == [int(file.stem.split("-")[1]) for file in files]
+    assert [each["step"] for each in found["samples"]] == [
+        int(file.stem.split("-")[1]) for file in files
+    ]
     for each, file in zip(found["samples"], files, strict=True):
         lines = file.read_text("utf-8").splitlines()
-        assert ["\t".join(row) for row in (each["header"], *each["rows"])] == lines[: 1 + len(each["rows"])]
+        assert ["\t".join(row) for row in (each["header"], *each["rows"])] == lines[
+            : 1 + len(each["rows"])
+        ]
     assert len(found["checkpoints"]) == len([*(session.folder / "checkpoints").glob("step-*")]) > 0
 
 
@@ -93,7 +100,9 @@ def test_the_page_draws_the_run(session, tmp_path):
         pytest.skip("requires Debian's chromium")
     file = write_page(session, TEXT, None, tmp_path / "page.html")
     with browser.playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=browser.BROWSER, args=browser.FLAGS.split())
+        opened = running.chromium.launch(
+            executable_path=browser.BROWSER, args=browser.FLAGS.split()
+        )
         page, problems = opened.new_page(), list[str]()
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.goto(f"{file.as_uri()}#view=run")

@@ -52,7 +52,9 @@ def log_prob(pipeline: Pipeline, ids: list[int]) -> float:
     first = config.shape == "decoder"
     tokens = torch.tensor([source + ids[:-1] if first else [config.start_id, *ids[:-1]]])
     logits = (
-        pipeline.logits(tokens) if first else pipeline.logits(torch.tensor([source]), decoder_tokens=tokens)
+        pipeline.logits(tokens)
+        if first
+        else pipeline.logits(torch.tensor([source]), decoder_tokens=tokens)
     )
     rows = logits[0, -len(ids) :].log_softmax(-1)
     return float(rows[torch.arange(len(ids)), torch.tensor(ids)].sum().detach())
@@ -131,7 +133,9 @@ def test_forced_tokens_continue_a_decoder_as_if_they_were_its_prompt(decoder):
     assert ids[:3] == forced and ids[3 : 3 + len(expected)] == expected
 
 
-@pytest.mark.parametrize("settings", [{"num_beams": 3}, {"do_sample": True, "seed": 4}, {}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"num_beams": 3}, {"do_sample": True, "seed": 4}, {}], ids=str
+)
 def test_a_hook_that_changes_nothing_changes_no_bit(session, settings):
     class Watch:
         steps = 0
@@ -146,7 +150,9 @@ def test_a_hook_that_changes_nothing_changes_no_bit(session, settings):
     pipeline, watch = session.pipeline, Watch()
     inputs = Inputs(torch.tensor(pipeline.read([TEXT, TEXT])))
     config = resolve(pipeline.generation, {**settings, "max_new_tokens": 6})
-    plain, watched = (generate_tokens(pipeline.model, inputs, config, hook=hook) for hook in (None, watch))
+    plain, watched = (
+        generate_tokens(pipeline.model, inputs, config, hook=hook) for hook in (None, watch)
+    )
     assert plain == watched and watch.steps > 0
 
 

@@ -14,7 +14,12 @@ from trifold.nn import Mask
 from trifold.nn.masks import PairBias
 from trifold.nn.rotary import frequencies
 
-BY_CONTENT = ("xlnet", "deberta", "deberta v2", "transformer-xl")  # whose offsets depend on the tokens
+BY_CONTENT = (
+    "xlnet",
+    "deberta",
+    "deberta v2",
+    "transformer-xl",
+)  # whose offsets depend on the tokens
 TEXTS = [name for name in MODELS if name != "vit"]
 
 
@@ -31,12 +36,16 @@ def test_the_neuron_view_recomputes_the_attention_of_every_family(name):
         side, part = ("decoder", "cross_attention") if kind == "cross" else (kind, "self_attention")
         point = f"{side}.blocks.1.{part}.sublayer"
         view = requests.neuron(session, text, kind, layer=1, head=3, query=4, target=target)
-        np.testing.assert_allclose(view["products"].sum(-1) * view["scale"], view["scores"], atol=1e-5)
+        np.testing.assert_allclose(
+            view["products"].sum(-1) * view["scale"], view["scores"], atol=1e-5
+        )
         scores = np.where(view["allowed"], view["capped"] + view["offsets"], -np.inf)
         np.testing.assert_allclose(scores, found[f"{point}.scores"][3, 4], atol=1e-5)
         np.testing.assert_allclose(view["weights"], found[f"{point}.pattern"][3, 4], atol=1e-5)
         sums = view["weights"].sum() if name == "gpt_oss" else 1.0  # a sink takes the rest
-        np.testing.assert_allclose(torch.tensor(scores).softmax(-1) * sums, view["weights"], atol=1e-5)
+        np.testing.assert_allclose(
+            torch.tensor(scores).softmax(-1) * sums, view["weights"], atol=1e-5
+        )
         stack = getattr(session.pipeline.model, side)
         offsets = 0.0
         if stack.offsets is not None and kind != "cross" and name not in BY_CONTENT:
@@ -103,7 +112,9 @@ def test_requests_have_a_value_for_every_token(name):
     answer = requests.effect(session, text, target, edits)
     after = session.trace(text, target, edits)
     np.testing.assert_allclose(answer["after"]["loss"], after.loss)
-    np.testing.assert_allclose(answer["largest"], (after.logits - found.logits).abs().amax(-1), rtol=1e-5)
+    np.testing.assert_allclose(
+        answer["largest"], (after.logits - found.logits).abs().amax(-1), rtol=1e-5
+    )
     scores = requests.gradients(session, text, target)["scores"]
     assert {side: len(row) for side, row in scores.items()} == {
         side: len(row) for side, row in found.tokens.items()
@@ -113,7 +124,12 @@ def test_requests_have_a_value_for_every_token(name):
 def test_the_trace_of_a_translator_names_its_words_and_its_output():
     session = Session(new_pipeline("translator"))
     answer = requests.trace(session, TEXT, LONG)
-    assert answer["output"] == LONG and answer["words"]["encoder"]["texts"] == ["the", "quick", "fox", "."]
+    assert answer["output"] == LONG and answer["words"]["encoder"]["texts"] == [
+        "the",
+        "quick",
+        "fox",
+        ".",
+    ]
     assert answer["labels"][:-1] == answer["tokens"]["decoder"][1:]
     own = requests.trace(session, TEXT)
     assert own["output"] == session.pipeline.generate(TEXT)
@@ -122,7 +138,11 @@ def test_the_trace_of_a_translator_names_its_words_and_its_output():
 def test_a_session_keeps_the_last_traces(monkeypatch):
     session = Session(new_pipeline("gpt2"))
     first = session.trace(TEXT)
-    assert session.trace(TEXT) is first and session.trace(LONG) is not first and session.trace(TEXT) is first
+    assert (
+        session.trace(TEXT) is first
+        and session.trace(LONG) is not first
+        and session.trace(TEXT) is first
+    )
     size = sum(x.nbytes for x in first.values())
     monkeypatch.setattr(requests, "MAX_BYTES", size)
     session.trace(LONG)

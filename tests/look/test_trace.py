@@ -19,7 +19,13 @@ from trifold.text import TokenizerSettings, train_tokenizer
 SIZES = {"max_positions": 64, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
 TEXT, OTHER, LONG = "the quick fox.", "fox the quick.", "the quick brown fox."
 PRE = {"norm_placement": "pre"}
-ROTARY = {"positions": "rotary", "norm": "rms", "gated": True, "activation": "silu", "n_kv_heads": 2} | PRE
+ROTARY = {
+    "positions": "rotary",
+    "norm": "rms",
+    "gated": True,
+    "activation": "silu",
+    "n_kv_heads": 2,
+} | PRE
 MODELS = {
     "translator": {},
     "bart": {"positions": "learned", "attention_bias": True, "embedding_norm": True, "lm_head_bias": True},
@@ -110,7 +116,9 @@ def test_hooks_that_return_their_input_change_no_bit(name):
     pipe, (text, target) = new_pipeline(name), example(name)
     trace = pipe.trace(text, target)
     seen = []
-    same = pipe.run_with(text, target, hooks={n: lambda x: seen.append(0) or x.clone() for n in trace})
+    same = pipe.run_with(
+        text, target, hooks={n: lambda x: seen.append(0) or x.clone() for n in trace}
+    )
     assert len(seen) == len(trace)
     for point in trace:
         assert torch.equal(same[point], trace[point]), point
@@ -154,7 +162,9 @@ def test_heads_of_zero_leave_the_bias_of_the_sublayer(name):
         without = trace.patched([{"name": f"{part}.output", "op": "zero"}])
         torch.testing.assert_close(without.logits, zeroed.logits)
     else:
-        moved = trace.pipeline.run_with(*example(name), hooks={f"{part}.output": lambda _: expected})
+        moved = trace.pipeline.run_with(
+            *example(name), hooks={f"{part}.output": lambda _: expected}
+        )
         assert torch.equal(moved.logits, zeroed.logits)
     assert not torch.equal(zeroed.logits, trace.logits)
 
@@ -230,7 +240,7 @@ def test_the_loss_is_that_of_the_next_token_of_masks_and_of_the_class():
     assert trace.labels[7] == trace.of(TEXT).example.ids["encoder"][7]
 
 
-# --- gradients -------------------------------------------------------------------------------------------
+# --- gradients ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bloom", "gemma2", "falcon"])
@@ -274,7 +284,7 @@ def test_parameters_keep_no_gradients():
     assert all(parameter.grad is None for parameter in pipe.model.parameters())
 
 
-# --- errors ----------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 HEADS = "decoder.blocks.0.self_attention.sublayer.heads"
 
@@ -322,15 +332,22 @@ def test_invalid_arguments_are_rejected():
         new_pipeline("classifier").trace(TEXT, "goof")
 
 
-# --- documentation ---------------------------------------------------------------------------------------
+# --- documentation --------------------------------------------------------------------------------
 
 
 def test_the_documentation_lists_the_hook_points():
     page = Path(__file__).parents[2] / "docs" / "look.md"
-    rows = page.read_text(encoding="utf-8").split("<!-- hook points -->")[1].split("\n\n")[1].splitlines()[2:]
+    rows = (
+        page.read_text(encoding="utf-8")
+        .split("<!-- hook points -->")[1]
+        .split("\n\n")[1]
+        .splitlines()[2:]
+    )
     listed = {row.split("`")[1] for row in rows}
     parts = {
-        name.replace("self_attention", "feed_forward") for name in listed if "self_attention.sub" not in name
+        name.replace("self_attention", "feed_forward")
+        for name in listed
+        if "self_attention.sub" not in name
     }
     found = {
         re.sub(r"\.\d+", ".N", point)

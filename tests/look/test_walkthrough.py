@@ -19,7 +19,9 @@ def assert_equals_forward_pass(trace, side, position):
     for step in named:
         x = trace.logits if step.hook == "logits" else trace[step.hook]
         row = x if x.dim() == 1 else x.select(-2, position)
-        torch.testing.assert_close(step.result, row, atol=2e-5, rtol=1e-4, msg=f"{step.title}: {step.hook}")
+        torch.testing.assert_close(
+            step.result, row, atol=2e-5, rtol=1e-4, msg=f"{step.title}: {step.hook}"
+        )
     return steps, named
 
 
@@ -37,14 +39,21 @@ def test_every_result_equals_its_hook_point(name):
     others = ("states.0", "states.1", "cross_attention.sublayer.keys", "cross_attention.sublayer.values",
               ".after", ".exit", "embeddings.norm", "lm_head.norm",
               "offsets.norm", "sequence.norm", "sublayer.q_norm", "sublayer.k_norm")  # fmt: skip
-    if name in ("deepseek", "longformer", "reformer"):  # whose attention and experts are one step each
+    if name in (
+        "deepseek",
+        "longformer",
+        "reformer",
+    ):  # whose attention and experts are one step each
         others += ("queries", "keys", "values", "scores", "pattern", "heads", "kv_norm", "inner")
     assert {hook for hook in set(trace) - passed if not hook.endswith(others)} == set()
 
 
 def test_the_mask_names_its_rules():
     masks = {
-        name: {step.title.split(": ")[-1] for step in walkthrough(new_pipeline(name).trace(*example(name)))}
+        name: {
+            step.title.split(": ")[-1]
+            for step in walkthrough(new_pipeline(name).trace(*example(name)))
+        }
         for name in ("big_bird", "modernbert", "transformer-xl", "gpt2")
     }
     assert "mask (sparse blocks) and offsets" in masks["big_bird"]
@@ -73,7 +82,7 @@ def test_a_side_or_a_token_that_does_not_exist_is_rejected():
         walkthrough(trace, position=14)
 
 
-# --- with a calculator -----------------------------------------------------------------------------------
+# --- with a calculator ----------------------------------------------------------------------------
 
 
 def softmax(row):
@@ -99,16 +108,24 @@ def test_the_numbers_of_the_teaching_model_follow_from_its_weights():
     keys = [[x[1], x[0], x[2], x[3]] for x in (the, cat)]
     for a in (0, 2):
         weights = softmax([(q[a] * k[a] + q[a + 1] * k[a + 1]) / math.sqrt(2) for k in keys])
-        heads += [sum(w * x[a + i] / 2 for w, x in zip(weights, (the, cat), strict=True)) for i in (0, 1)]
-    stream = [x + y for x, y in zip(embedded[1], [heads[0], heads[1], heads[3], heads[2]], strict=True)]
+        heads += [
+            sum(w * x[a + i] / 2 for w, x in zip(weights, (the, cat), strict=True)) for i in (0, 1)
+        ]
+    stream = [
+        x + y for x, y in zip(embedded[1], [heads[0], heads[1], heads[3], heads[2]], strict=True)
+    ]
     inner = [max(0, x + b) for x, b in zip(norm(stream), [0, 0, 0.5, 0.5], strict=True)]
     last = norm([x + y / 2 for x, y in zip(stream, inner, strict=True)])
     words = {"▁the": [1, -1, 1, -1], "▁cat": [1, 1, -1, -1], "▁sat": [1, -1, -1, 1]}
-    logits = {word: sum(x * y for x, y in zip(last, row, strict=True)) for word, row in words.items()}
+    logits = {
+        word: sum(x * y for x, y in zip(last, row, strict=True)) for word, row in words.items()
+    }
 
     pipe = teaching_model()
     trace = pipe.trace("the cat sat")
     assert trace.tokens["decoder"] == ["▁the", "▁cat", "▁sat"]
-    found = {word: float(trace.logits[1, pipe.tokenizer.library.token_to_id(word)]) for word in words}
+    found = {
+        word: float(trace.logits[1, pipe.tokenizer.library.token_to_id(word)]) for word in words
+    }
     assert found == pytest.approx(logits, abs=1e-5)
     assert_equals_forward_pass(trace, "decoder", 1)

@@ -9,7 +9,9 @@ from trifold.nn.attention import Attention
 
 
 def attention(layer: int = 0, **values: object) -> Attention:
-    return randomize(Attention(ModelConfig.parse({"d_model": 24, "n_heads": 6} | values), layer), 0.4)
+    return randomize(
+        Attention(ModelConfig.parse({"d_model": 24, "n_heads": 6} | values), layer), 0.4
+    )
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> None:
@@ -36,7 +38,9 @@ def test_grouped_key_heads_equal_repeated_key_heads() -> None:
     full.q_proj, full.o_proj = grouped.q_proj, grouped.o_proj
     with torch.no_grad():
         for name in ("k_proj", "v_proj"):
-            weight = getattr(grouped, name).weight.view(2, 4, 24).repeat_interleave(3, 0).view(24, 24)
+            weight = (
+                getattr(grouped, name).weight.view(2, 4, 24).repeat_interleave(3, 0).view(24, 24)
+            )
             getattr(full, name).weight.copy_(weight)
     x, mask = torch.randn(2, 5, 24), Mask(causal=True)
     close(grouped(x, mask=mask), full(x, mask=mask))
@@ -56,7 +60,9 @@ def test_scores_have_the_configured_scale(scale: float | None, layer: int) -> No
     plain, x = attention(), torch.randn(2, 5, 24)
     plain.load_state_dict(scaled.state_dict())
     with torch.no_grad():
-        plain.q_proj.weight.mul_((0.5 if scale is None else scale) / (layer + 1) * 2)  # 1/sqrt(4) is 1/2
+        plain.q_proj.weight.mul_(
+            (0.5 if scale is None else scale) / (layer + 1) * 2
+        )  # 1/sqrt(4) is 1/2
     close(scaled(x, mask=Mask()), plain(x, mask=Mask()))
 
 

@@ -52,7 +52,9 @@ def test_sliding_keys_are_a_suffix_of_all_keys_with_bounded_memory(
     st.lists(st.lists(st.booleans(), min_size=24, max_size=24), min_size=1, max_size=4),
     st.lists(st.integers(1, 6), min_size=1, max_size=8),
 )
-def test_sliding_keys_count_real_tokens_only(window: int, attend: list[list[bool]], steps: list[int]) -> None:
+def test_sliding_keys_count_real_tokens_only(
+    window: int, attend: list[list[bool]], steps: list[int]
+) -> None:
     """Wherever padding is, the last `window - 1` real keys before a token are held when it arrives."""
     cache, plain = Cache([SlidingKeys(window)]), GrowingKeys()
     real, start = torch.tensor(attend), 0
@@ -99,7 +101,9 @@ def test_an_identity_reordering_copies_nothing() -> None:
 def test_sliding_keys_reject_a_truncation_beyond_their_rollback() -> None:
     sliding = SlidingKeys(3, rollback=1)
     sliding.update(*random_chunk(8))
-    with pytest.raises(ValueError, match=r"cannot remove 2 tokens from a sliding cache .* rollback=1"):
+    with pytest.raises(
+        ValueError, match=r"cannot remove 2 tokens from a sliding cache .* rollback=1"
+    ):
         sliding.truncate(6)
     sliding.truncate(7)
     assert sliding.length == 7

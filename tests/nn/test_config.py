@@ -16,7 +16,10 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ),
     ({"n_heads": 8, "n_kv_heads": 3}, "n_kv_heads 3 does not divide n_heads 8"),
     ({"d_model": 15, "n_heads": 5}, "even d_model, not 15"),
-    ({"shape": "decoder", "target_vocab_size": 9}, "target_vocab_size needs shape: encoder-decoder"),
+    (
+        {"shape": "decoder", "target_vocab_size": 9},
+        "target_vocab_size needs shape: encoder-decoder",
+    ),
     ({"n_head": 4}, r"model\.n_head: unknown key; did you mean 'n_heads'"),
     ({"drop_out": 0.1}, r"model\.drop_out: unknown key; did you mean 'dropout'"),
     ({"dropout": 1.0}, r"model\.dropout: .*less than 1"),
@@ -27,11 +30,20 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"n_decoder_heads": 7}, "n_decoder_heads 7 does not divide d_model 512"),
     ({"shape": "decoder", "d_decoder": 9}, "d_decoder needs shape: encoder-decoder"),
     ({"shape": "encoder", "d_decoder_head": 9}, "d_decoder_head needs shape: encoder-decoder"),
-    ({"shape": "decoder", "n_decoder_kv_heads": 2}, "n_decoder_kv_heads needs shape: encoder-decoder"),
-    ({"d_decoder": 9}, "n_heads 8 does not divide d_decoder 9: choose one of 1, 3, 9, or set d_head"),
+    (
+        {"shape": "decoder", "n_decoder_kv_heads": 2},
+        "n_decoder_kv_heads needs shape: encoder-decoder",
+    ),
+    (
+        {"d_decoder": 9},
+        "n_heads 8 does not divide d_decoder 9: choose one of 1, 3, 9, or set d_head",
+    ),
     ({"n_decoder_kv_heads": 3}, "n_decoder_kv_heads 3 does not divide n_heads 8"),
     ({"n_kv_heads": 4, "n_decoder_heads": 2}, "n_kv_heads 4 does not divide n_decoder_heads 2"),
-    ({"d_decoder": 256}, "d_decoder: stacks of two widths share no embeddings: set target_vocab_size"),
+    (
+        {"d_decoder": 256},
+        "d_decoder: stacks of two widths share no embeddings: set target_vocab_size",
+    ),
     (
         {"d_decoder": 9, "d_decoder_head": 4, "target_vocab_size": 7},
         "decoder: sinusoidal positions need an even d_model, not 9",
@@ -49,7 +61,11 @@ INVALID: list[tuple[dict[str, Any], str]] = [
         "decoder: attention: lsh excludes n_kv_heads",
     ),
     (
-        {"positions": "none", "latent": {"width": 8, "d_rotary": 2, "d_value": 8}, "n_decoder_kv_heads": 2},
+        {
+            "positions": "none",
+            "latent": {"width": 8, "d_rotary": 2, "d_value": 8},
+            "n_decoder_kv_heads": 2,
+        },
         "decoder: latent excludes n_kv_heads",
     ),
     ({"residual": "parallel"}, "residual: parallel needs norm_placement: pre, not post"),
@@ -64,7 +80,10 @@ INVALID: list[tuple[dict[str, Any], str]] = [
         {"window_pattern": ["local", 0], "sliding_window": 3},
         "window_pattern: 0 is neither local, global nor a positive number of keys",
     ),
-    ({"window_pattern": ["local", True], "sliding_window": 3}, r"model\.window_pattern: .*got True"),
+    (
+        {"window_pattern": ["local", True], "sliding_window": 3},
+        r"model\.window_pattern: .*got True",
+    ),
     ({"rotary_width": 8}, "rotary_width needs positions: rotary, not sinusoidal"),
     ({"alibi_scale": 0.5, "positions": "rotary"}, "alibi_scale needs positions: alibi, not rotary"),
     ({"positions": "rotary", "rotary_width": 66}, "rotary_width 66 must be even and at most 64"),
@@ -121,7 +140,10 @@ INVALID: list[tuple[dict[str, Any], str]] = [
         },
         "high_frequency 4.0 must exceed low_frequency 4.0",
     ),
-    ({"positions": "relative", "relative_distance": 16}, "relative_distance 16 is too small for 32"),
+    (
+        {"positions": "relative", "relative_distance": 16},
+        "relative_distance 16 is too small for 32",
+    ),
     ({"block_of_layer": [0, 0]}, "block_of_layer has 2 entries"),
     ({"block_of_layer": [0, 0, 0, 2, 2, 2]}, "skips a block"),
     ({"block_of_layer": [0] * 6, "attention_scale_by_layer": True}, "no single layer"),
@@ -139,7 +161,10 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"heads": ["sequence"], "classifier_input": "pooler"}, "needs pooler in heads"),
     ({"shape": "encoder", "lm_head_transform": "gelu"}, "lm_head_transform needs lm in heads"),
     ({"token_projection": True, "shape": "decoder"}, "token_projection needs d_embedding"),
-    ({"positions": "rotary", "position_offset": 2}, "position_offset needs positions: learned or sinusoidal"),
+    (
+        {"positions": "rotary", "position_offset": 2},
+        "position_offset needs positions: learned or sinusoidal",
+    ),
     ({"d_embedding": 64}, "set lm_head_transform, or tie_lm_head: false"),
     ({"convolution": {}}, "convolution needs shape: encoder, not encoder-decoder"),
     (CONVOLUTION | {"norm_placement": "pre"}, "convolution needs norm_placement: post, not pre"),
@@ -147,15 +172,24 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     (CONVOLUTION | {"convolution": {"groups": 3}}, "groups 3 does not divide d_model 512"),
     (CONVOLUTION | {"block_of_layer": [0] * 6}, "convolution excludes block_of_layer"),
     (CONVOLUTION | {"attention": "spans"}, "convolution excludes .*attention: spans"),
-    (CONVOLUTION | {"positions": "relative-sinusoidal", "query_stream": True}, "excludes .*query_stream"),
-    (CONVOLUTION | {"sliding_window": 4, "summary_block": 2}, "convolution excludes .*summary_block"),
+    (
+        CONVOLUTION | {"positions": "relative-sinusoidal", "query_stream": True},
+        "excludes .*query_stream",
+    ),
+    (
+        CONVOLUTION | {"sliding_window": 4, "summary_block": 2},
+        "convolution excludes .*summary_block",
+    ),
     (
         CONVOLUTION | {"patch_size": [4, 4], "image_size": [8, 8], "max_positions": 5},
         "convolution excludes .*patch_size",
     ),
     ({"heads": ["poler"]}, r"model\.heads"),
     (
-        {"positions": "rotary", "rotary_scaling": {"kind": "yarn", "factr": 2.0, "original_positions": 9}},
+        {
+            "positions": "rotary",
+            "rotary_scaling": {"kind": "yarn", "factr": 2.0, "original_positions": 9},
+        },
         r"model\.rotary_scaling\.factr: unknown key; did you mean 'factor'",
     ),
     (
@@ -185,7 +219,11 @@ def test_derived_sizes() -> None:
     assert (config.head_width, config.kv_heads) == (16, 2)
     assert (config.encoder_layers, config.decoder_layers) == (4, 2)
     assert (config.output_vocab_size, config.start_id) == (7, 1)
-    assert ModelConfig(shape="decoder").encoder_layers == ModelConfig(shape="encoder").decoder_layers == 0
+    assert (
+        ModelConfig(shape="decoder").encoder_layers
+        == ModelConfig(shape="encoder").decoder_layers
+        == 0
+    )
     assert ModelConfig(d_model=100, n_heads=8, d_head=16).head_width == 16
 
 
@@ -200,7 +238,9 @@ def test_sizes_of_the_decoder() -> None:
     assert (side.embedding_factor, side.state_width) == (16, 256)
     own = config.model_copy(update={"n_decoder_kv_heads": 4, "d_decoder_head": 8}).decoder_side
     assert (own.kv_heads, own.head_width, config.head_width) == (4, 8, 64)
-    assert ModelConfig(d_decoder=256, d_embedding=256).decoder_side.embedding_width == 256  # a shared table
+    assert (
+        ModelConfig(d_decoder=256, d_embedding=256).decoder_side.embedding_width == 256
+    )  # a shared table
 
 
 def test_a_config_is_frozen() -> None:
@@ -223,9 +263,13 @@ def test_a_config_equals_its_json_round_trip() -> None:
 
 
 def test_windows_follow_their_pattern_and_final_norms_their_options() -> None:
-    config = ModelConfig(sliding_window=3, window_pattern=("global", "local"), decoder_final_norm=True)
+    config = ModelConfig(
+        sliding_window=3, window_pattern=("global", "local"), decoder_final_norm=True
+    )
     assert [config.window(layer) for layer in range(4)] == [None, 3, None, 3]
-    config = config.model_copy(update={"window_pattern": ("local", 9, "global"), "decoder_window": 0})
+    config = config.model_copy(
+        update={"window_pattern": ("local", 9, "global"), "decoder_window": 0}
+    )
     assert [config.window(layer) for layer in range(4)] == [3, 9, None, 3]
     assert [config.decoder_side.window(layer) for layer in range(4)] == [None] * 4
     assert (config.has_final_norm("encoder"), config.has_final_norm("decoder")) == (False, True)

@@ -20,7 +20,11 @@ SMALL: dict[str, Any] = {
     "shape": "encoder", "vocab_size": 30, "max_positions": 24, "d_model": 12, "n_heads": 3, "n_layers": 3, "d_ff": 20,
     "heads": ("lm",), "dropout": 0.0,
 }  # fmt: skip
-PARTS = [{"kernel": 3}, {"kernel": 5, "groups": 4, "activation": "tanh"}, {"kernel": 1, "activation": "relu"}]
+PARTS = [
+    {"kernel": 3},
+    {"kernel": 5, "groups": 4, "activation": "tanh"},
+    {"kernel": 1, "activation": "relu"},
+]
 each_part = pytest.mark.parametrize("part", PARTS, ids=str)
 LENGTHS = torch.tensor([9, 1, 6])
 
@@ -95,6 +99,8 @@ def test_the_convolution_is_a_hook_point_of_the_first_layer() -> None:
 
 
 def test_convolutions_are_initialized_as_matrices() -> None:
-    convolution = Transformer(ModelConfig.parse(SMALL | {"convolution": {}})).encoder.blocks[0].convolution
+    convolution = (
+        Transformer(ModelConfig.parse(SMALL | {"convolution": {}})).encoder.blocks[0].convolution
+    )
     assert not convolution.bias.any()
     assert 0 < convolution.weight.abs().max() <= (6 / (12 * 3 + 12 * 3)) ** 0.5

@@ -1,4 +1,6 @@
-"""Parts of current decoders: norms of queries and keys, sinks, experts, latent attention, …: laws and definitions."""
+"""Parts of current decoders: norms of queries and keys, sinks, experts, latent attention, …: laws
+and definitions.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from trifold.costs import cached_elements, forward_flops
 from trifold.errors import SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.attention import Attention
-from trifold.nn.experts import MixtureOfExperts, Router, Routing, balance_loss, record_routers, z_loss
+from trifold.nn.experts import (
+    MixtureOfExperts,
+    Router,
+    Routing,
+    balance_loss,
+    record_routers,
+    z_loss,
+)
 from trifold.nn.hooks import capture
 from trifold.nn.layers import FeedForward, RMSNorm
 from trifold.nn.masks import Mask
@@ -68,7 +77,9 @@ def test_cached_equals_uncached(part):
     expected = decoder.decode(Inputs(tokens))
     for kind in ("growing", "static", "sliding"):
         cache = decoder.new_cache(kind)
-        steps = [decoder.decode(Inputs(part), cache=cache) for part in tokens.split([4, 1, 3, 1], 1)]
+        steps = [
+            decoder.decode(Inputs(part), cache=cache) for part in tokens.split([4, 1, 3, 1], 1)
+        ]
         torch.testing.assert_close(torch.cat(steps, 1), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -80,10 +91,14 @@ def test_a_row_does_not_depend_on_its_batch_or_its_packing(part):
     alone = torch.cat([decoder.decode(Inputs(text))[0] for text in texts])
     padded = torch.cat([F.pad(text, (0, 9 - text.shape[1])) for text in texts])
     attend = torch.arange(9) < torch.tensor(LENGTHS)[:, None]
-    torch.testing.assert_close(decoder.decode(Inputs(padded, attend))[attend], alone, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        decoder.decode(Inputs(padded, attend))[attend], alone, atol=1e-5, rtol=1e-5
+    )
     left = torch.cat([F.pad(text, (9 - text.shape[1], 0)) for text in texts])
     real = attend.flip(1)
-    torch.testing.assert_close(decoder.decode(Inputs(left, real))[real], alone, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        decoder.decode(Inputs(left, real))[real], alone, atol=1e-5, rtol=1e-5
+    )
     packing = Packing.of(torch.tensor(LENGTHS))
     packed = F.pad(torch.cat(texts, 1), (0, packing.length - sum(LENGTHS)))
     found = decoder.decode(Inputs(packed, packing=packing))[0, : sum(LENGTHS)]
@@ -104,7 +119,9 @@ def test_the_future_does_not_leak_and_every_parameter_learns(part):
     out.square().sum().backward()
     assert x.grad is not None
     # A correction changes which experts are chosen, which has no gradient.
-    without = [n for n, p in decoder.named_parameters() if p.grad is None and not n.endswith("correction")]
+    without = [
+        n for n, p in decoder.named_parameters() if p.grad is None and not n.endswith("correction")
+    ]
     assert without in ([], ["lm_head.weight"])
 
 
@@ -131,12 +148,14 @@ def test_the_cache_has_the_counted_size(part):
     assert stored == cached_elements(whole, 9)
 
 
-# --- definitions -----------------------------------------------------------------------------------------
+# --- definitions ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("qk_norm", ["head", "width"])
 def test_normalized_queries_and_keys_have_no_size(qk_norm):
-    config = ModelConfig.parse(BASE | {"qk_norm": qk_norm, "norm_epsilon": 1e-12, "positions": "none"})
+    config = ModelConfig.parse(
+        BASE | {"qk_norm": qk_norm, "norm_epsilon": 1e-12, "positions": "none"}
+    )
     attention = randomize(Attention(config), 0.3)
     x = torch.randn(1, 5, 32)
     before = attention(x, mask=Mask(causal=True))
@@ -185,7 +204,9 @@ def test_layers_without_positions_ignore_the_order():
     for pattern, equal in ((("none",), True), (("none", "rotary"), False)):
         decoder = model("norms of outputs", rotary_pattern=pattern, n_layers=2, sliding_window=None)
         mask = Mask()
-        x, y = (decoder.decoder(decoder.decoder_embeddings(Inputs(t)), mask) for t in (tokens, moved))
+        x, y = (
+            decoder.decoder(decoder.decoder_embeddings(Inputs(t)), mask) for t in (tokens, moved)
+        )
         assert torch.allclose(x[0, -1], y[0, -1], atol=1e-5) == equal
 
 
@@ -209,17 +230,21 @@ def test_the_clamped_gate_and_the_squared_relu_are_their_formulas():
     network = randomize(FeedForward(ModelConfig.parse(BASE | PARTS["clamped gate"])), 0.5)
     x = torch.randn(4, 32)
     gate, inner = network.gate_proj(x).clamp(max=0.3), network.in_proj(x).clamp(-0.3, 0.3)
-    torch.testing.assert_close(network(x), network.out_proj(gate * torch.sigmoid(1.702 * gate) * (inner + 1)))
+    torch.testing.assert_close(
+        network(x), network.out_proj(gate * torch.sigmoid(1.702 * gate) * (inner + 1))
+    )
     network = randomize(FeedForward(ModelConfig.parse(BASE | PARTS["squared relu"])), 0.5)
     torch.testing.assert_close(network(x), network.out_proj(network.in_proj(x).clamp_min(0) ** 2))
 
 
-# --- experts ---------------------------------------------------------------------------------------------
+# --- experts --------------------------------------------------------------------------------------
 
 
 def mixture(**experts: object) -> MixtureOfExperts:
     torch.manual_seed(0)
-    return randomize(MixtureOfExperts(ModelConfig.parse(BASE | {"experts": EXPERTS | experts})), 0.4)
+    return randomize(
+        MixtureOfExperts(ModelConfig.parse(BASE | {"experts": EXPERTS | experts})), 0.4
+    )
 
 
 def test_equal_experts_are_one_network():
@@ -267,14 +292,18 @@ def test_losses_of_routers():
     logits = torch.tensor([[9.0, 9.0, 0.0, 0.0]]).expand(7, 4)
     sharp = Routing(logits, logits.softmax(-1), torch.ones(7, 2), chosen)
     first, second = (
-        balance_loss(Routing(*(x[rows == n] for x in sharp)), rows[rows == n] * 0, 1) for n in (0, 1)
+        balance_loss(Routing(*(x[rows == n] for x in sharp)), rows[rows == n] * 0, 1)
+        for n in (0, 1)
     )
     torch.testing.assert_close(balance_loss(sharp, rows, 2), first + second)
     assert second > 1.9
     torch.testing.assert_close(z_loss(even, rows), 6 * torch.tensor(4.0).log() ** 2)
-    # DeepSeek-V3, equations 17 to 20: sigmoids, divided by their sum. Both rows choose 0 and 1 half or all of the time.
+    # DeepSeek-V3, equations 17 to 20: sigmoids, divided by their sum. Both rows choose 0 and 1 half
+    # or all of the time.
     sigmoid = sharp._replace(scores=torch.tensor([[0.9, 0.6, 0.3, 0.2]]).expand(7, 4))
-    torch.testing.assert_close(balance_loss(sigmoid, rows, 2), torch.tensor(4 * (0.25 + 0.5 * 1.5 / 2.0)))
+    torch.testing.assert_close(
+        balance_loss(sigmoid, rows, 2), torch.tensor(4 * (0.25 + 0.5 * 1.5 / 2.0))
+    )
     decoder = model("groups of experts")
     with record_routers(decoder) as calls:
         decoder.decode(Inputs(torch.tensor([[1, 2, 3]])))
@@ -300,7 +329,7 @@ def test_layers_with_experts_are_counted(values, layers):
     assert transformer.config.expert_layers == sum(map(len, calls)) == layers
 
 
-# --- latent attention ------------------------------------------------------------------------------------
+# --- latent attention -----------------------------------------------------------------------------
 
 
 def test_latent_attention_is_attention_of_expanded_keys():
@@ -315,17 +344,23 @@ def test_latent_attention_is_attention_of_expanded_keys():
         scores = q[:, head] @ k.T / 12**0.5
         weights = scores.masked_fill(~torch.ones(6, 6).tril().bool(), float("-inf")).softmax(-1)
         heads.append(weights @ expanded[:, head, 8:])
-    torch.testing.assert_close(layer(x, mask=Mask(causal=True))[0], layer.o_proj(torch.cat(heads, -1)))
+    torch.testing.assert_close(
+        layer(x, mask=Mask(causal=True))[0], layer.o_proj(torch.cat(heads, -1))
+    )
 
 
 @torch.no_grad()
 def test_a_rounded_factor_of_embeddings_has_the_precision_of_the_model():
-    config = ModelConfig.parse(BASE | {"embedding_scale": 3072**0.5, "embedding_scale_rounded": True})
+    config = ModelConfig.parse(
+        BASE | {"embedding_scale": 3072**0.5, "embedding_scale_rounded": True}
+    )
     decoder, tokens = Transformer(config), rows()[0]
     table = decoder.decoder_embeddings.tokens.weight
     assert torch.equal(decoder.decoder_embeddings(Inputs(tokens)), table[tokens] * 3072**0.5)
     decoder.bfloat16()
-    assert torch.equal(decoder.decoder_embeddings(Inputs(tokens)), (table[tokens].float() * 55.5).bfloat16())
+    assert torch.equal(
+        decoder.decoder_embeddings(Inputs(tokens)), (table[tokens].float() * 55.5).bfloat16()
+    )
 
 
 @torch.no_grad()
@@ -346,7 +381,11 @@ def test_both_stacks_may_have_windows_of_their_own():
 def test_norms_inside_latent_attention_may_have_their_own_epsilon():
     own = LATENT | {"query_width": 10, "norm_epsilon": 0.3}
     for values, expected in ((own, 0.3), (own | {"norm_epsilon": None}, 1e-5)):
-        block = Transformer(ModelConfig.parse(BASE | {"latent": values})).decoder.blocks[0].self_attention
+        block = (
+            Transformer(ModelConfig.parse(BASE | {"latent": values}))
+            .decoder.blocks[0]
+            .self_attention
+        )
         assert block.sublayer.q_norm.epsilon == block.sublayer.kv_norm.epsilon == expected
         assert block.enter.epsilon == 1e-5
 
@@ -371,12 +410,17 @@ def test_contradictions_are_named(values, message):
 def test_tokens_are_projected_before_positions_and_states_back_for_the_head():
     decoder, (tokens, *_) = model("projected tokens"), rows()
     embeddings = decoder.decoder_embeddings
-    x = embeddings.tokens.weight[tokens] @ embeddings.projection.weight.T + embeddings.positions.weight[2:11]
+    x = (
+        embeddings.tokens.weight[tokens] @ embeddings.projection.weight.T
+        + embeddings.positions.weight[2:11]
+    )
     torch.testing.assert_close(embeddings(Inputs(tokens)), x)
     assert embeddings.projection.bias is None and decoder.projection.bias is None
     hidden = decoder.decoder(x, Mask(None, causal=True))
     expected = hidden @ decoder.projection.weight.T @ embeddings.tokens.weight.T
-    torch.testing.assert_close(decoder.head_outputs(Inputs(tokens))["lm"], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        decoder.head_outputs(Inputs(tokens))["lm"], expected, atol=1e-5, rtol=1e-5
+    )
     torch.testing.assert_close(
         decoder.hidden_states(Inputs(tokens))["decoder"][-1], hidden @ decoder.projection.weight.T
     )

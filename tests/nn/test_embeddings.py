@@ -13,7 +13,9 @@ from trifold.nn.positions import sinusoids
 
 
 def make(**values: object) -> Embeddings:
-    config = ModelConfig.parse({"vocab_size": 11, "d_model": 8, "n_heads": 2, "max_positions": 6} | values)
+    config = ModelConfig.parse(
+        {"vocab_size": 11, "d_model": 8, "n_heads": 2, "max_positions": 6} | values
+    )
     table = TokenEmbedding(config.vocab_size, config.embedding_width)
     return randomize(Embeddings(config, table).eval())
 
@@ -42,7 +44,9 @@ def test_positions_follow_config_and_argument() -> None:
 def test_start_shifts_positions() -> None:
     embeddings = make()
     later = embeddings(Inputs(TOKENS), start=3)
-    torch.testing.assert_close(later, embeddings(Inputs(TOKENS, positions=torch.tensor([[3, 4, 5]]))))
+    torch.testing.assert_close(
+        later, embeddings(Inputs(TOKENS, positions=torch.tensor([[3, 4, 5]])))
+    )
 
 
 @pytest.mark.parametrize("start", [0, 4])
@@ -58,7 +62,9 @@ def test_the_bf16_gradient_of_a_frequent_token_is_accurate() -> None:
     tokens = torch.ones(1, 10_000, dtype=torch.long)
     (table(tokens) * 0.01).sum().backward()
     assert table.weight.grad is not None
-    torch.testing.assert_close(table.weight.grad[1].float(), torch.full((2,), 100.0), rtol=0.01, atol=0)
+    torch.testing.assert_close(
+        table.weight.grad[1].float(), torch.full((2,), 100.0), rtol=0.01, atol=0
+    )
     assert not table.weight.grad[[0, 2]].any()
 
 
@@ -77,7 +83,9 @@ def test_segments_norm_and_factorized_embeddings(width: int) -> None:
     x = x + embeddings.token_types.weight[segments]
     x = F.layer_norm(x, (width,), embeddings.norm.weight, embeddings.norm.bias)
     expected = x @ embeddings.projection.weight.t() + embeddings.projection.bias
-    torch.testing.assert_close(embeddings(Inputs(TOKENS, segments=segments)), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        embeddings(Inputs(TOKENS, segments=segments)), expected, rtol=1e-4, atol=1e-5
+    )
     first = Inputs(TOKENS, segments=torch.zeros_like(TOKENS))
     torch.testing.assert_close(embeddings(Inputs(TOKENS)), embeddings(first))
 
@@ -106,8 +114,13 @@ def test_patch_embeddings_are_a_class_token_and_a_convolution() -> None:
     embeddings = randomize(PatchEmbeddings(config).eval())
     pixels = torch.randn(3, 2, 6, 8)
     kernel = embeddings.patches.weight.view(8, 2, 3, 2)
-    patches = F.conv2d(pixels, kernel, embeddings.patches.bias, stride=(3, 2)).flatten(2).transpose(1, 2)
-    x = torch.cat([embeddings.class_token.expand(3, 1, 8), patches], 1) + embeddings.positions.weight
+    patches = (
+        F.conv2d(pixels, kernel, embeddings.patches.bias, stride=(3, 2)).flatten(2).transpose(1, 2)
+    )
+    x = (
+        torch.cat([embeddings.class_token.expand(3, 1, 8), patches], 1)
+        + embeddings.positions.weight
+    )
     torch.testing.assert_close(embeddings(Inputs(pixels=pixels)), x, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match=r"pixels of shape \(3, 2, 8, 6\)"):
         embeddings(Inputs(pixels=pixels.transpose(2, 3)))

@@ -22,13 +22,17 @@ def encoder(make_model: Make, *heads: str, **values: Any) -> Transformer:
 
 @torch.no_grad()
 def test_the_masked_lm_head_transforms_then_projects(make_model: Make) -> None:
-    model = encoder(make_model, "lm", lm_head_transform="gelu", lm_head_bias=True, d_embedding=6, n_labels=3)
+    model = encoder(
+        make_model, "lm", lm_head_transform="gelu", lm_head_bias=True, d_embedding=6, n_labels=3
+    )
     hidden, head = model(Inputs(TOKENS, REAL)), model.lm_head
     inner = F.gelu(hidden @ head.dense.weight.t() + head.dense.bias)
     inner = F.layer_norm(inner, (6,), head.norm.weight, head.norm.bias)
     table = model.encoder_embeddings.tokens.weight
     expected = inner @ table.t() + head.bias
-    torch.testing.assert_close(model.head_outputs(Inputs(TOKENS, REAL))["lm"], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        model.head_outputs(Inputs(TOKENS, REAL))["lm"], expected, rtol=1e-4, atol=1e-5
+    )
 
 
 @torch.no_grad()
@@ -36,7 +40,9 @@ def test_logits_are_scaled_then_soft_capped(make_model: Make) -> None:
     model = make_model(shape="decoder", logits_scale=0.25, logit_soft_cap=1.5)
     hidden = model(Inputs(TOKENS))
     plain = 0.25 * hidden @ model.decoder_embeddings.tokens.weight.t()
-    torch.testing.assert_close(model.lm_head(hidden), 1.5 * torch.tanh(plain / 1.5), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        model.lm_head(hidden), 1.5 * torch.tanh(plain / 1.5), rtol=1e-4, atol=1e-5
+    )
 
 
 @torch.no_grad()
@@ -52,7 +58,9 @@ def test_the_pooler_and_the_heads_that_use_it(make_model: Make) -> None:
     )
     inputs = Inputs(TOKENS, REAL)
     outputs, heads = model.head_outputs(inputs), model.heads
-    pooled = torch.tanh(model(inputs)[:, 0] @ heads["pooler"].dense.weight.t() + heads["pooler"].dense.bias)
+    pooled = torch.tanh(
+        model(inputs)[:, 0] @ heads["pooler"].dense.weight.t() + heads["pooler"].dense.bias
+    )
     torch.testing.assert_close(outputs["pooler"], pooled)
     for name, key, classes in (("next-sentence", "next_sentence", 2), ("sequence", "sequence", 3)):
         out = heads[key].out_proj
@@ -60,7 +68,9 @@ def test_the_pooler_and_the_heads_that_use_it(make_model: Make) -> None:
         torch.testing.assert_close(outputs[name], pooled @ out.weight.t() + out.bias)
 
 
-@pytest.mark.parametrize(("reads", "columns"), [("first", [0, 0]), ("last", [4, 2]), ("eos", [4, 2])])
+@pytest.mark.parametrize(
+    ("reads", "columns"), [("first", [0, 0]), ("last", [4, 2]), ("eos", [4, 2])]
+)
 @pytest.mark.parametrize("transform", [None, "relu", "tanh"])
 @torch.no_grad()
 def test_the_sequence_head_reads_the_configured_state(
@@ -78,8 +88,12 @@ def test_the_sequence_head_reads_the_configured_state(
     state = model(inputs)[torch.arange(2), columns]
     if transform is not None:
         state = getattr(torch, transform)(state @ head.dense.weight.t() + head.dense.bias)
-    expected = state @ head.out_proj.weight.t() + (0 if head.out_proj.bias is None else head.out_proj.bias)
-    torch.testing.assert_close(model.head_outputs(inputs)["sequence"], expected, rtol=1e-4, atol=1e-5)
+    expected = state @ head.out_proj.weight.t() + (
+        0 if head.out_proj.bias is None else head.out_proj.bias
+    )
+    torch.testing.assert_close(
+        model.head_outputs(inputs)["sequence"], expected, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_a_row_without_an_end_token_is_rejected(make_model: Make) -> None:
@@ -105,7 +119,10 @@ def test_the_token_and_span_heads_read_all_states(make_model: Make) -> None:
 @torch.no_grad()
 def test_a_classifying_encoder_decoder_decodes_its_shifted_source(make_model: Make) -> None:
     model = make_model(
-        heads=["lm", "sequence"], classifier_input="eos", classifier_transform="tanh", decoder_start_id=9
+        heads=["lm", "sequence"],
+        classifier_input="eos",
+        classifier_transform="tanh",
+        decoder_start_id=9,
     )
     repeated = torch.tensor([[9, 3, 4, 5, 6], [9, 7, 8, 2, 0]])
     outputs = model.head_outputs(Inputs(TOKENS, REAL))
@@ -177,7 +194,13 @@ def test_the_sequence_head_reads_the_mean_of_real_tokens(
 @torch.no_grad()
 def test_heads_of_tokens_transform_every_state(make_model: Make) -> None:
     model = encoder(
-        make_model, "token", "span", "replaced", token_transform="tanh", activation="silu", n_labels=3
+        make_model,
+        "token",
+        "span",
+        "replaced",
+        token_transform="tanh",
+        activation="silu",
+        n_labels=3,
     )
     hidden, outputs = model(Inputs(TOKENS)), model.head_outputs(Inputs(TOKENS))
     activations = {"token": torch.tanh, "span": torch.tanh, "replaced": F.silu}
@@ -205,5 +228,7 @@ def test_a_layer_before_spans_is_one_of_a_block(make_model: Make) -> None:
 
 
 def test_a_norm_of_classifiers_needs_a_layer(make_model: Make) -> None:
-    with pytest.raises(SettingsError, match="transform_norm needs classifier_transform or token_transform"):
+    with pytest.raises(
+        SettingsError, match="transform_norm needs classifier_transform or token_transform"
+    ):
         encoder(make_model, "sequence", transform_norm=True)

@@ -14,7 +14,10 @@ Make = Callable[..., Transformer]
 def test_all_attention_weights_are_captured_and_their_rows_sum_to_1(make_model: Make) -> None:
     model = make_model()
     real = torch.arange(7) < torch.tensor([7, 4])[:, None]
-    source, target = Inputs(torch.randint(3, 17, (2, 7)), real), Inputs(torch.randint(3, 17, (2, 5)))
+    source, target = (
+        Inputs(torch.randint(3, 17, (2, 7)), real),
+        Inputs(torch.randint(3, 17, (2, 5))),
+    )
     with capture(model, "pattern") as seen:
         model(source, target)
     shapes = {
@@ -35,7 +38,9 @@ def test_all_attention_weights_are_captured_and_their_rows_sum_to_1(make_model: 
             assert not name.startswith("encoder") or not pattern[1, :, :, 4:].any()
 
 
-def test_captured_tensors_are_detached_and_capturing_ends_with_its_context(make_model: Make) -> None:
+def test_captured_tensors_are_detached_and_capturing_ends_with_its_context(
+    make_model: Make,
+) -> None:
     model = make_model(shape="encoder")
     tokens = Inputs(torch.randint(3, 17, (1, 4)))
     with capture(model) as seen:
@@ -52,7 +57,9 @@ def test_hook_points_give_the_numbers_of_equation_1(make_model: Make) -> None:
     with capture(model, "") as seen:
         hidden = model(Inputs(torch.randint(3, 17, (2, 6))))
     at = {
-        name.rpartition(".")[2]: x for name, x in seen.items() if "blocks.1.self_attention.sublayer" in name
+        name.rpartition(".")[2]: x
+        for name, x in seen.items()
+        if "blocks.1.self_attention.sublayer" in name
     }
     keys, values = (at[name].repeat_interleave(2, dim=1) for name in ("keys", "values"))
     future = torch.ones(6, 6, dtype=torch.bool).triu(1)
@@ -80,7 +87,9 @@ def test_layers_that_share_a_block_have_hook_points_of_their_own(make_model: Mak
     with capture(model) as seen:
         model(tokens)
     for layer in range(3):
-        assert torch.equal(seen[f"encoder.blocks.{layer}.feed_forward"], seen[f"encoder.states.{layer}"])
+        assert torch.equal(
+            seen[f"encoder.blocks.{layer}.feed_forward"], seen[f"encoder.states.{layer}"]
+        )
 
     def zero(name: str, x: torch.Tensor) -> torch.Tensor:
         return x * 0 if name == "encoder.blocks.2.feed_forward.output" else x

@@ -34,7 +34,10 @@ def test_neighbors_are_dropped_independently() -> None:
     dropped = (Dropout(0.5).train()(torch.ones(DRAWS)) == 0).float().view(-1, 8)
     correlation = torch.corrcoef(dropped.t()) - torch.eye(8)
     assert correlation.abs().max() < 5 * (8 / DRAWS) ** 0.5
-    assert abs(torch.corrcoef(torch.stack([dropped[:-1, 7], dropped[1:, 0]]))[0, 1]) < 5 * (8 / DRAWS) ** 0.5
+    assert (
+        abs(torch.corrcoef(torch.stack([dropped[:-1, 7], dropped[1:, 0]]))[0, 1])
+        < 5 * (8 / DRAWS) ** 0.5
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -69,7 +72,9 @@ CONFIG = ModelConfig(d_model=12, n_heads=3, d_ff=20)
 def test_layer_norm_follows_its_formula() -> None:
     norm = randomize(LayerNorm(CONFIG))
     x = torch.randn(4, 12) * 3 + 1
-    expected = (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+    expected = (x - x.mean(-1, keepdim=True)) / (
+        x.var(-1, correction=0, keepdim=True) + 1e-5
+    ).sqrt()
     torch.testing.assert_close(norm(x), expected * norm.weight + norm.bias)
 
 
@@ -106,7 +111,9 @@ def test_norm_placements() -> None:
     x = torch.randn(2, 3, 12)
     sublayer = nn.Linear(12, 12)
     wired = {
-        placement: Residual(sublayer, CONFIG.model_copy(update={"norm_placement": placement})).eval()
+        placement: Residual(
+            sublayer, CONFIG.model_copy(update={"norm_placement": placement})
+        ).eval()
         for placement in ("post", "pre", "sandwich")
     }
     for residual in wired.values():
@@ -119,7 +126,9 @@ def test_norm_placements() -> None:
     post, pre, sandwich = wired["post"], wired["pre"], wired["sandwich"]
     torch.testing.assert_close(post(x), norm(post.after, x + sublayer(x)))
     torch.testing.assert_close(pre(x), x + sublayer(norm(pre.enter, x)))
-    torch.testing.assert_close(sandwich(x), x + norm(sandwich.exit, sublayer(norm(sandwich.enter, x))))
+    torch.testing.assert_close(
+        sandwich(x), x + norm(sandwich.exit, sublayer(norm(sandwich.enter, x)))
+    )
 
 
 def test_residual_dropout_applies_to_the_branch_only() -> None:
@@ -135,7 +144,9 @@ def test_residual_dropout_applies_to_the_branch_only() -> None:
 
 def test_rms_norm_follows_its_formula_and_layer_norm_may_lack_a_bias() -> None:
     norm, x = randomize(RMSNorm(CONFIG, 7)), torch.randn(4, 7) * 3 + 1
-    torch.testing.assert_close(norm(x), x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight)
+    torch.testing.assert_close(
+        norm(x), x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight
+    )
     bare = LayerNorm(CONFIG.model_copy(update={"norm_bias": False}), 7)
     assert bare.bias is None
     torch.testing.assert_close(bare(x), F.layer_norm(x, (7,)))

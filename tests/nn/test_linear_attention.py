@@ -1,4 +1,6 @@
-"""Attention of linear cost: it equals its dense definition, approximates softmax, and obeys the laws of attention."""
+"""Attention of linear cost: it equals its dense definition, approximates softmax, and obeys the
+laws of attention.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from trifold.errors import SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.attention import Attention
 from trifold.nn.hooks import capture
-from trifold.nn.linear_attention import CHUNK, KernelAttention, LowRankAttention, orthogonal_directions
+from trifold.nn.linear_attention import (
+    CHUNK,
+    KernelAttention,
+    LowRankAttention,
+    orthogonal_directions,
+)
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
 
@@ -115,7 +122,9 @@ def test_the_future_does_not_leak(kind):
     out = decoder.decode(Inputs(tokens))
     changed = tokens.clone()
     changed[0, 6] = (tokens[0, 6] + 1) % 50
-    torch.testing.assert_close(decoder.decode(Inputs(changed))[:, :6], out[:, :6], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        decoder.decode(Inputs(changed))[:, :6], out[:, :6], atol=1e-5, rtol=1e-5
+    )
 
 
 def test_elu_is_the_formula():
@@ -138,7 +147,9 @@ def test_random_features_approximate_softmax(is_causal):
     x = 0.3 * torch.randn(1, 40, 32, generator=torch.Generator().manual_seed(1))
     errors, mask = [], Mask(causal=is_causal)
     for features in (16, 512, 16384):
-        config = ModelConfig.parse(BASE | {"attention": "favor", "n_features": features, "positions": "none"})
+        config = ModelConfig.parse(
+            BASE | {"attention": "favor", "n_features": features, "positions": "none"}
+        )
         torch.manual_seed(1)
         layer, full = randomize(KernelAttention(config), 0.15), Attention(config)
         full.load_state_dict(layer.state_dict())

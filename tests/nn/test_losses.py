@@ -14,7 +14,9 @@ from trifold.nn.ops import PLAIN
 
 
 def gradients(loss: Tensor, *leaves: Tensor | None) -> list[Tensor]:
-    return list(torch.autograd.grad(loss, [leaf for leaf in leaves if leaf is not None], allow_unused=True))
+    return list(
+        torch.autograd.grad(loss, [leaf for leaf in leaves if leaf is not None], allow_unused=True)
+    )
 
 
 @given(
@@ -36,7 +38,9 @@ def test_linear_cross_entropy_equals_its_plain_definition(
         patch.setattr(cross_entropy, "CHUNK", 4)  # a few rows are several chunks
         fast = linear_cross_entropy(hidden, weight, bias, targets, smoothing)
         with torch.no_grad():
-            without = linear_cross_entropy(hidden.detach(), weight.detach(), bias, targets, smoothing)
+            without = linear_cross_entropy(
+                hidden.detach(), weight.detach(), bias, targets, smoothing
+            )
     plain = losses.LossSums(*PLAIN["cross_entropy"](hidden, weight, bias, targets, smoothing))
     for ours in (fast, without):
         torch.testing.assert_close(ours.loss, plain.loss, rtol=1e-5, atol=1e-4)
@@ -60,7 +64,9 @@ def test_bf16_sums_and_gradients_are_close_to_fp32() -> None:
     fast = linear_cross_entropy(*rounded, None, targets, 0.1)
     assert abs(fast.loss.item() / plain.loss.item() - 1) < 2e-3
     assert abs(fast.nll.item() / plain.nll.item() - 1) < 2e-3
-    for ours, theirs in zip(gradients(fast.loss, *rounded), gradients(plain.loss, *exact), strict=True):
+    for ours, theirs in zip(
+        gradients(fast.loss, *rounded), gradients(plain.loss, *exact), strict=True
+    ):
         assert ours.dtype is torch.bfloat16
         cosine = torch.cosine_similarity(ours.float().flatten(), theirs.flatten(), dim=0)
         assert cosine > 0.999
@@ -96,13 +102,17 @@ def test_the_smoothed_loss_is_minimal_at_the_smoothed_target(smoothing: float) -
 
 
 def test_uniform_logits_cost_log_v_per_row() -> None:
-    sums = linear_cross_entropy(torch.zeros(7, 4), torch.randn(50, 4), None, torch.randint(50, (7,)), 0.1)
+    sums = linear_cross_entropy(
+        torch.zeros(7, 4), torch.randn(50, 4), None, torch.randint(50, (7,)), 0.1
+    )
     torch.testing.assert_close(sums.loss, torch.tensor(7 * math.log(50)))
     torch.testing.assert_close(sums.nll, torch.tensor(7 * math.log(50)))
 
 
 @given(rows=st.integers(0, 13), classes=st.integers(2, 17), biased=st.booleans())
-def test_score_targets_equals_the_scores_of_full_logits(rows: int, classes: int, biased: bool) -> None:
+def test_score_targets_equals_the_scores_of_full_logits(
+    rows: int, classes: int, biased: bool
+) -> None:
     hidden, weight = torch.randn(rows, 5), torch.randn(classes, 5)
     bias = torch.randn(classes) if biased else None
     targets = torch.randint(-1, classes, (rows,))
@@ -119,14 +129,18 @@ def test_score_targets_equals_the_scores_of_full_logits(rows: int, classes: int,
 
 
 def test_a_float64_loss_is_exact() -> None:
-    hidden, weight = (torch.randn(rows, 5, dtype=torch.float64, requires_grad=True) for rows in (7, 11))
+    hidden, weight = (
+        torch.randn(rows, 5, dtype=torch.float64, requires_grad=True) for rows in (7, 11)
+    )
     targets = torch.tensor([3, -1, 0, 10, -1, 2, 2])
     sums = linear_cross_entropy(hidden, weight, None, targets, 0.1)
     logits = (hidden @ weight.T)[targets >= 0].log_softmax(-1)
     picked = logits.gather(1, targets[targets >= 0, None]).sum()
     expected = -0.9 * picked - 0.1 * logits.mean(-1).sum()
     assert sums.loss.dtype is sums.nll.dtype is torch.float64 and not sums.nll.requires_grad
-    assert torch.allclose(sums.loss, expected, rtol=1e-13) and torch.allclose(sums.nll, -picked, rtol=1e-13)
+    assert torch.allclose(sums.loss, expected, rtol=1e-13) and torch.allclose(
+        sums.nll, -picked, rtol=1e-13
+    )
     for ours, theirs in zip(
         gradients(sums.loss, hidden, weight), gradients(expected, hidden, weight), strict=True
     ):

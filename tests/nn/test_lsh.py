@@ -1,6 +1,5 @@
-"""LSH attention: it equals its dense definition where that is defined, approximates full attention, and obeys its laws;
-reversible blocks; axial positions.
-"""
+"""LSH attention: it equals its dense definition where that is defined, approximates full attention,
+and obeys its laws; reversible blocks; axial positions."""
 
 from __future__ import annotations
 
@@ -40,9 +39,17 @@ CASES = {
 every = pytest.mark.parametrize("case", CASES)
 REVERSIBLE = {
     "lsh": {"attention_dropout": 0.2, "activation_dropout": 0.1},
-    "softmax, shared blocks": {"attention": "softmax", "lsh": {}, "block_of_layer": [0, 1, 0], "n_layers": 3},
+    "softmax, shared blocks": {
+        "attention": "softmax",
+        "lsh": {},
+        "block_of_layer": [0, 1, 0],
+        "n_layers": 3,
+    },
     "linear": {"attention": "elu", "lsh": {}, "norm": "rms", "gated": True},
-    "local": {"lsh": {"layers": ["local"], "local_chunk": 4, "local_dropout": 0.3}, "positions": "none"},
+    "local": {
+        "lsh": {"layers": ["local"], "local_chunk": 4, "local_dropout": 0.3},
+        "positions": "none",
+    },
 }
 
 
@@ -63,7 +70,9 @@ def texts() -> list[torch.Tensor]:
 
 
 def defined(attention: LSHAttention, x: torch.Tensor, mask: Mask) -> torch.Tensor:
-    """softmax over all allowed keys but the query itself, which it may attend to if there is no other."""
+    """softmax over all allowed keys but the query itself, which it may attend to if there is no
+    other.
+    """
     q, k, v = attention.project(x)
     if attention.sorts:
         k = F.rms_norm(k, k.shape[-1:], eps=1e-6)
@@ -84,7 +93,10 @@ def defined(attention: LSHAttention, x: torch.Tensor, mask: Mask) -> torch.Tenso
 ], ids=str)  # fmt: skip
 @torch.no_grad()
 def test_where_every_chunk_sees_the_whole_text_it_is_the_dense_definition(settings, causal):
-    attention, x = layer(**settings), torch.randn(3, 12, 32, generator=torch.Generator().manual_seed(1))
+    attention, x = (
+        layer(**settings),
+        torch.randn(3, 12, 32, generator=torch.Generator().manual_seed(1)),
+    )
     keys = torch.ones(3, 12, dtype=torch.bool)
     keys[1, 11] = keys[2, 10:] = False  # one padded length
     mask = Mask(keys, causal)
@@ -98,7 +110,10 @@ def test_where_every_chunk_sees_the_whole_text_it_is_the_dense_definition(settin
 @pytest.mark.parametrize("causal", [False, True])
 @torch.no_grad()
 def test_more_hashes_approximate_full_attention(causal):
-    x, mask = 4 * torch.randn(1, 512, 32, generator=torch.Generator().manual_seed(1)), Mask(causal=causal)
+    x, mask = (
+        4 * torch.randn(1, 512, 32, generator=torch.Generator().manual_seed(1)),
+        Mask(causal=causal),
+    )
     errors = []
     for hashes in (1, 4, 16, 64):
         attention = layer(chunk=16, hashes=hashes)
@@ -114,8 +129,13 @@ def test_a_row_does_not_depend_on_its_batch_its_padding_or_its_packing(case):
     alone = torch.cat([net(Inputs(row))[0] for row in rows])
     attend = torch.arange(17) < torch.tensor(LENGTHS)[:, None]
     for side, real in ((0, attend), (1, attend.flip(1))):
-        padded = [F.pad(row, (0, 17 - row.shape[1]) if side == 0 else (17 - row.shape[1], 0)) for row in rows]
-        torch.testing.assert_close(net(Inputs(torch.cat(padded), real))[real], alone, atol=1e-4, rtol=1e-4)
+        padded = [
+            F.pad(row, (0, 17 - row.shape[1]) if side == 0 else (17 - row.shape[1], 0))
+            for row in rows
+        ]
+        torch.testing.assert_close(
+            net(Inputs(torch.cat(padded), real))[real], alone, atol=1e-4, rtol=1e-4
+        )
     packing = Packing.of(torch.tensor(LENGTHS))
     packed = F.pad(torch.cat(rows, 1), (0, packing.length - sum(LENGTHS)))
     found = net(Inputs(packed, packing=packing))[0, : sum(LENGTHS)]
@@ -133,7 +153,10 @@ def test_weights_give_the_same_states_and_gradients(case):
         out = net(Inputs(tokens))
         torch.testing.assert_close(out, expected)
         out.square().sum().backward()
-    assert all(torch.allclose(x.sum(-1), torch.ones(())) for x in map(torch.Tensor.float, captured.values()))
+    assert all(
+        torch.allclose(x.sum(-1), torch.ones(()))
+        for x in map(torch.Tensor.float, captured.values())
+    )
     for name, gradient in gradients.items():
         torch.testing.assert_close(net.get_parameter(name).grad, gradient, msg=name)
 
@@ -205,13 +228,15 @@ def test_rotations_are_constant_in_evaluation_and_new_in_training():
 
 
 def test_default_buckets():
-    """As many as the reference computes: a power of two near twice the chunks; factors above a limit."""
+    """As many as the reference computes: a power of two near twice the chunks; factors above a
+    limit.
+    """
     assert default_buckets(128, 64, 4096) == (4,)
     assert default_buckets(4096, 64, 4096) == (128,)
     assert default_buckets(2**16, 64, 2**16) == (32, 64)
 
 
-# --- reversible blocks -----------------------------------------------------------------------------------
+# --- reversible blocks ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", REVERSIBLE)
@@ -246,7 +271,10 @@ def test_the_memory_of_reversible_blocks_does_not_grow_with_the_layers():
     (tokens, *_), saved = texts(), dict[tuple[str, int], int]()
     for residual in ("sequential", "reversible"):
         for layers in (1, 6):
-            net, sizes = model(residual=residual, n_layers=layers, attention="softmax", lsh={}), list[int]()
+            net, sizes = (
+                model(residual=residual, n_layers=layers, attention="softmax", lsh={}),
+                list[int](),
+            )
             with torch.autograd.graph.saved_tensors_hooks(partial(count, sizes), lambda x: x):
                 net(Inputs(tokens))
             saved[residual, layers] = sum(sizes)
@@ -259,15 +287,22 @@ def test_reversible_blocks_have_ordinary_caches():
     net, (tokens, *_) = model(residual="reversible", attention="softmax", lsh={}), texts()
     cache = net.new_cache()
     steps = [net.decode(Inputs(part), cache=cache) for part in tokens.split([6, 1, 10], 1)]
-    torch.testing.assert_close(torch.cat(steps, 1), net.decode(Inputs(tokens)), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        torch.cat(steps, 1), net.decode(Inputs(tokens)), atol=1e-4, rtol=1e-4
+    )
     assert steps[0].shape[-1] == 2 * net.config.d_model == net.config.state_width
 
 
-# --- positions, costs, checks ------------------------------------------------------------------------------
+# --- positions, costs, checks ---------------------------------------------------------------------
 
 
 def test_axial_positions_are_a_table_of_rows_and_columns():
-    values = {"positions": "axial", "axial_shape": [3, 5], "axial_widths": [8, 24], "max_positions": 15}
+    values = {
+        "positions": "axial",
+        "axial_shape": [3, 5],
+        "axial_widths": [8, 24],
+        "max_positions": 15,
+    }
     axial = randomize(AxialPositions(ModelConfig.parse(BASE | values)))
     table = axial(torch.zeros(1, 15, 32), torch.arange(15)[None])[0]
     for position in range(15):

@@ -14,7 +14,10 @@ def test_a_mask_that_is_not_boolean_is_rejected(dtype: torch.dtype) -> None:
 
 
 def test_padding_mask_is_true_at_real_positions() -> None:
-    assert padding_mask(torch.tensor([1, 3]), 3).tolist() == [[True, False, False], [True, True, True]]
+    assert padding_mask(torch.tensor([1, 3]), 3).tolist() == [
+        [True, False, False],
+        [True, True, True],
+    ]
     assert padding_mask(torch.tensor([3, 3]), 3) is None
 
 
@@ -56,7 +59,9 @@ def test_a_window_counts_real_keys_only(
                 low, high = sorted((i, j))
                 between = high - low if real is None else sum(real[low + 1 : high + 1])
                 allowed = allowed and between < window
-                assert allowed == (dense is None or bool(dense.expand(1, 1, queries, width)[0, 0, t, j]))
+                assert allowed == (
+                    dense is None or bool(dense.expand(1, 1, queries, width)[0, 0, t, j])
+                )
 
 
 def test_a_mask_for_fewer_keys_covers_the_last_ones() -> None:

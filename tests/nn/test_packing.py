@@ -9,7 +9,9 @@ lengths = st.lists(st.integers(1, 70), min_size=1, max_size=9)
 
 
 @given(lengths, st.booleans())
-def test_flat_inverts_grid_with_zero_gradients_for_padding(rows: list[int], always_pad: bool) -> None:
+def test_flat_inverts_grid_with_zero_gradients_for_padding(
+    rows: list[int], always_pad: bool
+) -> None:
     packing = Packing.of(torch.tensor(rows), always_pad=always_pad)
     x = torch.arange(1.0, packing.length + 1)[None, :, None].requires_grad_()
     grid = packing.grid(x)

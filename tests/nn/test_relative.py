@@ -1,4 +1,6 @@
-"""Position offsets of attention scores against their formulas, and the dependencies of two-stream attention."""
+"""Position offsets of attention scores against their formulas, and the dependencies of two-stream
+attention.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from trifold.train.blocks import recompute_blocks
 
 CPU = torch.device("cpu")
 
-# --- buckets, slopes and offsets -----------------------------------------------------------------------
+# --- buckets, slopes and offsets ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("both_ways", [False, True])
@@ -43,7 +45,9 @@ def test_buckets_equal_those_of_transformers(both_ways: bool, count: int, farthe
 
 
 @given(st.integers(0, 500), st.integers(0, 500), st.booleans())
-def test_buckets_grow_with_distance_and_small_distances_have_their_own(a: int, b: int, both: bool) -> None:
+def test_buckets_grow_with_distance_and_small_distances_have_their_own(
+    a: int, b: int, both: bool
+) -> None:
     near, distance_key = sorted((a, b))
     first, second = buckets(torch.tensor([-near, -distance_key]), 32, 128, both_ways=both).tolist()
     assert first <= second < 32
@@ -79,14 +83,18 @@ def test_alibi_offsets_are_slope_times_distance_up_to_a_constant_per_row(rounded
         for head in range(3):
             got = offsets[row, head, 0, real_keys]
             expected = torch.tensor([0.5 * float(m[head]) * n for n in range(len(real_keys))])
-            torch.testing.assert_close(got - got[0], expected, rtol=1e-2 if rounded else 1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                got - got[0], expected, rtol=1e-2 if rounded else 1e-5, atol=1e-6
+            )
 
 
 def test_rounded_alibi_equals_that_of_transformers() -> None:
     from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 
     keys = torch.arange(600)[None] >= 0
-    offsets = AlibiOffsets(decoder(positions="alibi", alibi_rounded=True))(Mask(causal=True), 600, CPU, None)
+    offsets = AlibiOffsets(decoder(positions="alibi", alibi_rounded=True))(
+        Mask(causal=True), 600, CPU, None
+    )
     assert torch.equal(offsets[0, :, 0], build_alibi_tensor(keys, 3, torch.float32)[:, 0])
 
 
@@ -109,7 +117,7 @@ def test_relative_offsets_are_looked_up_by_distance() -> None:
             assert torch.equal(offsets[0, :, t, j], part.weight[column - j])
 
 
-# --- scores by distance and segment, and two streams ---------------------------------------------------
+# --- scores by distance and segment, and two streams ----------------------------------------------
 
 SMALL: dict[str, Any] = {
     "shape": "encoder",
@@ -152,7 +160,9 @@ def test_relative_scores_follow_their_formula(clamp: int | None) -> None:
         expected = (q[b, h, i] + part.distance[rows]) @ distance_key + (
             q[b, h, i] + part.segment[rows]
         ) @ segment_key
-        torch.testing.assert_close(offsets[b, h, i, j], expected / math.sqrt(4), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            offsets[b, h, i, j], expected / math.sqrt(4), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_distances_count_real_tokens_from_the_query_index() -> None:
@@ -166,7 +176,9 @@ def test_distances_count_real_tokens_from_the_query_index() -> None:
 
 @settings(max_examples=25)
 @given(st.lists(st.integers(0, 4), min_size=6, max_size=6), st.integers(0, 5))
-def test_both_streams_depend_on_earlier_tokens_of_the_order_only(order: list[int], index: int) -> None:
+def test_both_streams_depend_on_earlier_tokens_of_the_order_only(
+    order: list[int], index: int
+) -> None:
     """The content stream depends on tokens of the same rank too, the query stream does not."""
     made = model()
     inputs = Inputs(torch.arange(3, 9)[None], order=torch.tensor([order]))
@@ -196,7 +208,9 @@ def test_a_query_does_not_depend_on_padding_or_other_queries() -> None:
 
 def test_a_query_without_earlier_tokens_has_finite_gradients() -> None:
     made, tokens = model().train(), torch.arange(3, 9)[None]
-    made.query_stream(Inputs(tokens, order=torch.arange(6)[None]), torch.tensor([[0, 5]])).sum().backward()
+    made.query_stream(
+        Inputs(tokens, order=torch.arange(6)[None]), torch.tensor([[0, 5]])
+    ).sum().backward()
     gradients = [p.grad for p in made.parameters() if p.grad is not None]
     assert gradients and all(bool(g.isfinite().all()) for g in gradients)
 
@@ -216,9 +230,15 @@ def test_recomputation_of_both_streams_keeps_the_gradients() -> None:
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"positions": "learned"}, "segment_offsets needs positions: relative-sinusoidal, not learned"),
+        (
+            {"positions": "learned"},
+            "segment_offsets needs positions: relative-sinusoidal, not learned",
+        ),
         ({"shape": "decoder"}, "segment_offsets needs shape: encoder, not decoder"),
-        ({"d_model": 15, "n_heads": 3}, "relative-sinusoidal positions need an even d_model, not 15"),
+        (
+            {"d_model": 15, "n_heads": 3},
+            "relative-sinusoidal positions need an even d_model, not 15",
+        ),
         (
             {"residual": "parallel", "norm_placement": "pre"},
             "query_stream needs residual: sequential, not parallel",
@@ -230,7 +250,7 @@ def test_a_contradiction_is_named(values: dict[str, object], problem: str) -> No
         config(**values)
 
 
-# --- disentangled content and position -----------------------------------------------------------------
+# --- disentangled content and position ------------------------------------------------------------
 
 DISENTANGLED: dict[str, Any] = {
     "shape": "encoder",
@@ -278,7 +298,9 @@ def test_disentangled_scores_follow_their_formula(kind: str, shared: bool, log: 
             expected = expected + q[b, h, i] @ k_proj(vector)[rows]
         if kind != "content-to-position":
             expected = expected + k[b, h, j] @ q_proj(vector)[rows]
-        torch.testing.assert_close(offsets[b, h, i, j], expected / math.sqrt(4), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            offsets[b, h, i, j], expected / math.sqrt(4), rtol=1e-4, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -304,7 +326,9 @@ def test_all_products_of_disentangled_attention_have_one_scale(kind: str) -> Non
 
 @torch.no_grad()
 def test_the_three_products_separate_content_from_position() -> None:
-    """Of one query, content-to-position depends on the distance only, position-to-content on the key too."""
+    """Of one query, content-to-position depends on the distance only, position-to-content on the
+    key too.
+    """
     torch.manual_seed(0)
     q, k = torch.randn(1, 4, 9, 4), torch.randn(1, 4, 9, 4)
     for kind, side in (("content-to-position", 0), ("position-to-content", 1)):
@@ -317,7 +341,9 @@ def test_the_three_products_separate_content_from_position() -> None:
         changed[1 - side] = torch.randn(1, 4, 9, 4)
         assert torch.equal(part.scores(*changed, distances, unused, unused), before)
         same = [q, k]
-        same[side] = same[side][:, :, :1].expand(-1, -1, 9, -1)  # one content: a function of the distance
+        same[side] = same[side][:, :, :1].expand(
+            -1, -1, 9, -1
+        )  # one content: a function of the distance
         scores = part.scores(*same, distances, unused, unused)
         for distance in range(-8, 9):
             diagonal = scores.diagonal(distance, -2, -1)
@@ -331,23 +357,40 @@ def test_the_three_products_separate_content_from_position() -> None:
         ({"n_kv_heads": 2}, "disentangled positions need shape: encoder, without n_kv_heads"),
         ({"relative_buckets": 7}, "an even number of at least 4 relative_buckets, not 7"),
         ({"relative_distance": 2}, "relative_distance 2 above a quarter of them"),
-        ({"positions": "relative", "relative_norm": True}, "relative_norm needs positions: disentangled"),
-        ({"positions": "learned"}, "relative_buckets needs positions: relative or disentangled, not learned"),
+        (
+            {"positions": "relative", "relative_norm": True},
+            "relative_norm needs positions: disentangled",
+        ),
+        (
+            {"positions": "learned"},
+            "relative_buckets needs positions: relative or disentangled, not learned",
+        ),
     ],
 )
-def test_a_contradiction_of_disentangled_positions_is_named(values: dict[str, object], problem: str) -> None:
+def test_a_contradiction_of_disentangled_positions_is_named(
+    values: dict[str, object], problem: str
+) -> None:
     with pytest.raises(SettingsError, match=problem):
         ModelConfig.parse(DISENTANGLED | values)
 
 
 def test_learned_positions_are_added_to_relative_ones() -> None:
-    values = {"shape": "encoder", "d_model": 16, "n_heads": 4, "positions": "relative", "max_positions": 9}
+    values = {
+        "shape": "encoder",
+        "d_model": 16,
+        "n_heads": 4,
+        "positions": "relative",
+        "max_positions": 9,
+    }
     model = add_noise(
-        Transformer(ModelConfig.parse(values | {"learned_positions": True, "position_offset": 2})), 0.2
+        Transformer(ModelConfig.parse(values | {"learned_positions": True, "position_offset": 2})),
+        0.2,
     )
     assert model.encoder_embeddings.positions.weight.shape == (11, 16)
     assert model.encoder.offsets.weight.shape == (32, 4)
     with pytest.raises(ValueError, match="10 tokens exceed max_positions = 9"):
         model(Inputs(torch.ones(1, 10, dtype=torch.long)))
-    with pytest.raises(SettingsError, match="learned_positions needs positions: relative or disentangled"):
+    with pytest.raises(
+        SettingsError, match="learned_positions needs positions: relative or disentangled"
+    ):
         ModelConfig.parse(values | {"positions": "none", "learned_positions": True})

@@ -15,7 +15,13 @@ from trifold.nn.rotary import Rotary, _dynamic, frequencies, magnitude
 def rotary(**values: object) -> Rotary:
     return Rotary(
         ModelConfig.parse(
-            {"shape": "decoder", "d_model": 32, "n_heads": 2, "positions": "rotary", "max_positions": 64}
+            {
+                "shape": "decoder",
+                "d_model": 32,
+                "n_heads": 2,
+                "positions": "rotary",
+                "max_positions": 64,
+            }
             | values
         )
     )
@@ -42,7 +48,9 @@ def reference(x: torch.Tensor, position: int, theta: float, pairs: str, width: i
     width=st.sampled_from([None, 4, 10]),
     theta=st.sampled_from([100.0, 10_000.0]),
 )
-def test_pairs_rotate_as_complex_numbers(position: int, pairs: str, width: int | None, theta: float) -> None:
+def test_pairs_rotate_as_complex_numbers(
+    position: int, pairs: str, width: int | None, theta: float
+) -> None:
     part = rotary(rotary_pairs=pairs, rotary_width=width, rotary_theta=theta)
     x = torch.randn(1, 2, 1, 16)
     got = rotate(part, x, torch.tensor([[position]]))
@@ -104,7 +112,11 @@ def our_scaling(parameters: dict[str, object]) -> RotaryScaling | None:
             "factor": parameters["factor"],
             "original_positions": parameters.get("original_max_position_embeddings", 512),
         }
-        | {our_scaling: parameters[name] for name, our_scaling in names.items() if name in parameters}
+        | {
+            our_scaling: parameters[name]
+            for name, our_scaling in names.items()
+            if name in parameters
+        }
     )
 
 
@@ -122,7 +134,9 @@ def test_scalings_equal_those_of_transformers(parameters: dict[str, object], the
     )
     reference = LlamaRotaryEmbedding(config)
     scaling = our_scaling(parameters)
-    torch.testing.assert_close(frequencies(64, theta, scaling), reference.inv_freq, rtol=2e-6, atol=0)
+    torch.testing.assert_close(
+        frequencies(64, theta, scaling), reference.inv_freq, rtol=2e-6, atol=0
+    )
     assert magnitude(scaling) == pytest.approx(reference.attention_scaling)
 
 
@@ -154,7 +168,11 @@ def test_scalings_by_length_equal_those_of_transformers(
     )
     x, positions = torch.randn(1, 2, length, 16), torch.arange(length)[None]
     cos, sin = LlamaRotaryEmbedding(config)(x, positions)
-    scaling = {"kind": values["rope_type"], "factor": values.get("factor", 3.0), "original_positions": 32}
+    scaling = {
+        "kind": values["rope_type"],
+        "factor": values.get("factor", 3.0),
+        "original_positions": 32,
+    }
     if "short_factor" in values:
         scaling |= {"short_factors": SHORT, "long_factors": LONG}
         scaling |= {"magnitude": values.get("attention_factor")}
@@ -174,8 +192,20 @@ def scaled_decoder(kind: str, **more: object) -> Transformer:
     scaling = {"kind": kind, "factor": 3.0, "original_positions": 5}
     if kind == "longrope":
         scaling |= {"short_factors": (1.0, 2.0, 3.0, 4.0), "long_factors": (2.0, 4.0, 6.0, 9.0)}
-    sizes = {"vocab_size": 20, "max_positions": 32, "d_model": 16, "n_layers": 3, "n_heads": 2, "d_ff": 16}
-    parts = {"shape": "decoder", "positions": "rotary", "norm_placement": "pre", "rotary_scaling": scaling}
+    sizes = {
+        "vocab_size": 20,
+        "max_positions": 32,
+        "d_model": 16,
+        "n_layers": 3,
+        "n_heads": 2,
+        "d_ff": 16,
+    }
+    parts = {
+        "shape": "decoder",
+        "positions": "rotary",
+        "norm_placement": "pre",
+        "rotary_scaling": scaling,
+    }
     torch.manual_seed(0)
     return Transformer(ModelConfig.parse(sizes | parts | more)).eval()
 
@@ -220,5 +250,7 @@ def test_removed_tokens_change_the_angles_back() -> None:
     whole = model.decode(Inputs(rows[:, :5], real[:, :5]))
     torch.testing.assert_close(step, whole[:, 4:], rtol=1e-4, atol=1e-5)
     assert held.inputs is not None and held.inputs.buffers is not None
-    stored = [x for own in (*(layer.own for layer in held.layers), held.inputs) for x in own.buffers or ()]
+    stored = [
+        x for own in (*(layer.own for layer in held.layers), held.inputs) for x in own.buffers or ()
+    ]
     assert sum(x[:, :, :5].numel() for x in stored) == 2 * cached_elements(model.config, 5)

@@ -1,4 +1,6 @@
-"""BP-Transformer: tokens read the spans of the authors' program, and its blocks equal the dense definition."""
+"""BP-Transformer: tokens read the spans of the authors' program, and its blocks equal the dense
+definition.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ def test_a_token_reads_every_other_token_once_in_k_spans_of_each_level(k, causal
             found = [*zip(levels.tolist(), (keys - starts[levels]).tolist(), strict=True)]
             assert {*found} == spans_read(token, length, k, causal)
             tokens = [t for level, span in found for t in range(span << level, (span + 1) << level)]
-            assert sorted(t for t in tokens if t < length) == [*range(token + 1 if causal else length)]
+            assert sorted(t for t in tokens if t < length) == [
+                *range(token + 1 if causal else length)
+            ]
 
 
 @shapes
@@ -93,7 +97,9 @@ def test_a_layer_is_full_attention_with_the_mask_of_the_rule(shape):
             allowed[spans.starts[level] + (token >> level), token] = True
     some = allowed.any(-1)  # the last spans of some levels have no tokens
     q, k, v = layer.project(x)
-    weights = ((q @ k.mT) / 8**0.5 + bias).masked_fill(~allowed, float("-inf"))[:, :, some].softmax(-1)
+    weights = (
+        ((q @ k.mT) / 8**0.5 + bias).masked_fill(~allowed, float("-inf"))[:, :, some].softmax(-1)
+    )
     expected = layer.o_proj((weights @ v).transpose(1, 2).flatten(2))
     torch.testing.assert_close(layer(x, mask=spans.mask)[:, some], expected)
 
@@ -151,7 +157,9 @@ def test_hooks_see_tokens_where_they_are(shape):
     states = net.hidden_states(Inputs(left, real))[shape]
     for number, text in enumerate(texts):
         for found, expected in zip(states, net.hidden_states(Inputs(text))[shape], strict=True):
-            torch.testing.assert_close(found[number, real[number]], expected[0], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                found[number, real[number]], expected[0], atol=1e-5, rtol=1e-5
+            )
     with capture(net, "pattern") as patterns:
         net(Inputs(texts[0]))
     for pattern in patterns.values():
@@ -187,7 +195,9 @@ def test_cached_equals_uncached():
     cache.reorder(torch.tensor([2, 0, 0]))
     again = decoder.decode(Inputs(left[[2, 0, 0], 12:], real[[2, 0, 0]]), cache=cache)
     torch.testing.assert_close(again, expected[[2, 0, 0], 12:], atol=1e-5, rtol=1e-5)
-    stored = sum(y[:, :, : 2 * 13].numel() for layer in cache.layers for y in layer.own.buffers or ())
+    stored = sum(
+        y[:, :, : 2 * 13].numel() for layer in cache.layers for y in layer.own.buffers or ()
+    )
     assert stored == 3 * cached_elements(decoder.config, 13)
 
 
@@ -207,7 +217,14 @@ def test_a_long_text_can_be_read_token_by_token(k, read):
 @pytest.mark.slow
 def test_it_learns_to_find_a_token_that_only_spans_reach():
     torch.manual_seed(0)
-    small = {"vocab_size": 8, "d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 32, "span_keys": 1}
+    small = {
+        "vocab_size": 8,
+        "d_model": 16,
+        "n_heads": 2,
+        "n_layers": 2,
+        "d_ff": 32,
+        "span_keys": 1,
+    }
     net = Transformer(ModelConfig.parse(BASE | {"shape": "decoder"} | small))
     optimizer, losses = torch.optim.Adam(net.parameters(), 0.02), []
     for _ in range(34):

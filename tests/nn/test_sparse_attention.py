@@ -23,7 +23,11 @@ ENCODERS: dict[str, dict[str, Any]] = {
         "global_projections": True,
         "n_layers": 2,
     },
-    "windows": {"sliding_window": 7, "window_pattern": ("local", 3, "global"), "global_tokens": "first"},
+    "windows": {
+        "sliding_window": 7,
+        "window_pattern": ("local", 3, "global"),
+        "global_tokens": "first",
+    },
     "projections, windows": {
         **{"sliding_window": 3, "window_pattern": ("local", 6, 9)},
         **{"global_tokens": "first", "global_projections": True},
@@ -38,7 +42,11 @@ ENCODERS: dict[str, dict[str, Any]] = {
         },
         **{"relative_buckets": 8, "relative_distance": 12, "n_layers": 2},
     },
-    "summaries, global tokens": {"sliding_window": 4, "summary_block": 10, "global_tokens": "first"},
+    "summaries, global tokens": {
+        "sliding_window": 4,
+        "summary_block": 10,
+        "global_tokens": "first",
+    },
     "blocks": {"sparse_blocks": {"size": 4, "random": 1}},
     "first block": {"sparse_blocks": {"size": 4, "random": 2, "only_in_training": True}},
     "reversible": {
@@ -47,7 +55,11 @@ ENCODERS: dict[str, dict[str, Any]] = {
         "norm_placement": "pre",
     },
 }
-SEGMENTS = {"shape": "decoder", "positions": "relative-sinusoidal", "recurrence": {"size": 6, "reach": 4}}
+SEGMENTS = {
+    "shape": "decoder",
+    "positions": "relative-sinusoidal",
+    "recurrence": {"size": 6, "reach": 4},
+}
 
 
 def model(**options: Any) -> Transformer:
@@ -127,7 +139,9 @@ def test_global_tokens_have_their_own_projections() -> None:
     before = encoder(inputs)
     layer = encoder.encoder.blocks[0].self_attention.sublayer
     torch.nn.init.normal_(layer.global_v_proj.weight)
-    assert torch.equal(before[:, 3:], encoder(inputs)[:, 3:])  # in the last layer, others do not read them
+    assert torch.equal(
+        before[:, 3:], encoder(inputs)[:, 3:]
+    )  # in the last layer, others do not read them
     assert not torch.allclose(before[:, :3], encoder(inputs)[:, :3])
 
 
@@ -142,7 +156,7 @@ def test_tokens_after_the_last_whole_block_belong_to_it() -> None:
     assert mask.summaries.sums(x)[..., 0].tolist() == [[3, 18], [38, 0], [0, 0]]
 
 
-# --- segments ------------------------------------------------------------------------------------------
+# --- segments -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lengths", [(23,), (40, 17)])
@@ -151,7 +165,9 @@ def test_recurrence_equals_its_mask(lengths: tuple[int, ...]) -> None:
     recurrent = decoder(inputs)
     with torch.no_grad():
         masked = decoder(inputs)
-    torch.testing.assert_close(recurrent[inputs.attend], masked[inputs.attend], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        recurrent[inputs.attend], masked[inputs.attend], atol=1e-5, rtol=1e-4
+    )
 
 
 def test_recurrence_reads_padding_anywhere() -> None:
@@ -185,7 +201,8 @@ def test_cached_segments_equal_uncached_ones(kind: Any) -> None:
     with torch.no_grad():
         whole, cache = decoder(Inputs(inputs.tokens)), decoder.new_cache(kind)
         parts = [
-            decoder.decode(Inputs(part), cache=cache) for part in inputs.tokens.split([11, *[1] * 19], 1)
+            decoder.decode(Inputs(part), cache=cache)
+            for part in inputs.tokens.split([11, *[1] * 19], 1)
         ]
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-5, rtol=1e-4)
 
@@ -223,12 +240,28 @@ LATENT = {"positions": "none", "latent": {"width": 8, "d_rotary": 2, "d_value": 
         ({"shape": "encoder", "sparse_blocks": {}} | LATENT, "sparse_blocks excludes latent"),
         ({"shape": "decoder", "sliding_window": 3, "global_tokens": "first"}, "shape"),
         (
-            {"shape": "encoder", "sliding_window": 3, "global_projections": True, "positions": "alibi"},
+            {
+                "shape": "encoder",
+                "sliding_window": 3,
+                "global_projections": True,
+                "positions": "alibi",
+            },
             "positions",
         ),
-        ({"shape": "encoder", "sliding_window": 3, "global_projections": True, "qk_norm": "head"}, "qk_norm"),
+        (
+            {
+                "shape": "encoder",
+                "sliding_window": 3,
+                "global_projections": True,
+                "qk_norm": "head",
+            },
+            "qk_norm",
+        ),
         ({"shape": "encoder", "summary_block": 4}, "sliding_window"),
-        ({"shape": "encoder", "summary_block": 4, "sliding_window": 3, "positions": "rotary"}, "no position"),
+        (
+            {"shape": "encoder", "summary_block": 4, "sliding_window": 3, "positions": "rotary"},
+            "no position",
+        ),
         ({"shape": "decoder", "recurrence": {"size": 4, "reach": 2}}, "positions"),
         (SEGMENTS | {"experts": {"count": 2, "per_token": 1}}, "recurrence excludes"),
         (
@@ -251,14 +284,18 @@ def test_contradictory_options_are_errors(options: dict[str, Any], problem: str)
 def test_gradients_of_recurrence_equal_those_of_its_mask(
     layers: int, reach: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without memory in all layers; of the only layer, whose memory are embeddings, but not those of the embeddings."""
+    """Without memory in all layers; of the only layer, whose memory are embeddings, but not those
+    of the embeddings.
+    """
     options = SEGMENTS | {"n_layers": layers, "recurrence": {"size": 6, "reach": reach}}
     decoder, inputs, found = model(**options).double(), rows(23, 14), []
     names, weights = zip(*decoder.named_parameters(), strict=True)
     for _ in range(2):
         hidden = decoder(inputs)[inputs.attend]
         found.append(
-            torch.autograd.grad(hidden[:, 0].sum() + hidden.pow(3).sum(), weights, allow_unused=True)
+            torch.autograd.grad(
+                hidden[:, 0].sum() + hidden.pow(3).sum(), weights, allow_unused=True
+            )
         )
         monkeypatch.setattr(torch, "is_grad_enabled", lambda: False)
     monkeypatch.undo()

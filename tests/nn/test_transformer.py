@@ -17,7 +17,7 @@ from trifold.nn.packing import Packing
 Make = Callable[..., Transformer]
 some = st.sampled_from
 
-# --- parameters ----------------------------------------------------------------------------------------
+# --- parameters -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,9 @@ def test_tied_embeddings_are_one_tensor(make_model: Make) -> None:
 def test_initialization_is_xavier() -> None:
     """Uniform with variance 2 / (in + out); embeddings N(0, 1/d); norms 1; biases 0."""
     model = Transformer(
-        ModelConfig(vocab_size=500, d_model=128, n_heads=4, d_ff=512, n_layers=1, attention_bias=True)
+        ModelConfig(
+            vocab_size=500, d_model=128, n_heads=4, d_ff=512, n_layers=1, attention_bias=True
+        )
     )
     matrix = model.encoder.blocks[0].feed_forward.sublayer.in_proj.weight
     assert abs(matrix.var() * (128 + 512) / 2 - 1) < 0.02
@@ -65,7 +67,7 @@ def test_initialization_is_xavier() -> None:
             assert (parameter == (1 if name.endswith("weight") else 0)).all(), name
 
 
-# --- random models -------------------------------------------------------------------------------------
+# --- random models --------------------------------------------------------------------------------
 
 
 @st.composite
@@ -122,12 +124,21 @@ def models(
             "target_vocab_size": draw(some([None, 23])),
         }
         if draw(st.booleans()):
-            values |= {"d_decoder": 24, "target_vocab_size": 23, "d_decoder_head": draw(some([None, 4]))}
-            values |= {"n_decoder_heads": draw(some([None, 2])), "n_decoder_kv_heads": draw(some([None, 2]))}
+            values |= {
+                "d_decoder": 24,
+                "target_vocab_size": 23,
+                "d_decoder_head": draw(some([None, 4])),
+            }
+            values |= {
+                "n_decoder_heads": draw(some([None, 2])),
+                "n_decoder_kv_heads": draw(some([None, 2])),
+            }
     if draw(st.booleans()):
         values |= {
             "sliding_window": draw(st.integers(1, 4)),
-            "window_pattern": draw(some([("local",), ("global", "local"), ("local", 3), (5, "local")])),
+            "window_pattern": draw(
+                some([("local",), ("global", "local"), ("local", 3), (5, "local")])
+            ),
             "decoder_window": draw(some([None, 2])) if shape == "encoder-decoder" else None,
         }
     match positions:
@@ -155,14 +166,17 @@ def models(
                     some(
                         [
                             *("linear", "yarn", "llama3"),
-                            *["longrope"] * (values["rotary_width"] == 2 or "d_decoder" not in values),
+                            *["longrope"]
+                            * (values["rotary_width"] == 2 or "d_decoder" not in values),
                             *["dynamic"] * (values["rotary_width"] is None),
                         ]
                     )
                 )
                 values["rotary_scaling"] = {"kind": kind, "factor": 2.0, "original_positions": 30}
                 if kind == "longrope":
-                    waves = (values["rotary_width"] or values["d_head"] or 16 // values["n_heads"]) // 2
+                    waves = (
+                        values["rotary_width"] or values["d_head"] or 16 // values["n_heads"]
+                    ) // 2
                     values["rotary_scaling"] |= {
                         "short_factors": (1.5,) * waves,
                         "long_factors": (3.0,) * waves,
@@ -182,7 +196,9 @@ def models(
         else:
             values["attention_scale_by_layer"] = draw(st.booleans())
             if shape == "encoder" and values["norm_placement"] == "post":
-                values["convolution"] = draw(some([None, {"kernel": 5, "groups": 2, "activation": "tanh"}]))
+                values["convolution"] = draw(
+                    some([None, {"kernel": 5, "groups": 2, "activation": "tanh"}])
+                )
     if draw(st.booleans()) and (
         values["lm_head_transform"] or not values["tie_lm_head"] or shape == "encoder"
     ):
@@ -221,7 +237,9 @@ def close(a: Tensor, b: Tensor) -> None:
 def reached_tokens(model: Transformer, states: Tensor, tokens: Tensor) -> list[bool]:
     """Whether the gradient of the states for the embedding of each token is not 0."""
     embeddings = model.encoder_embeddings if model.decoder is None else model.decoder_embeddings
-    (gradient,) = torch.autograd.grad((states * torch.randn_like(states)).sum(), [embeddings.tokens.weight])
+    (gradient,) = torch.autograd.grad(
+        (states * torch.randn_like(states)).sum(), [embeddings.tokens.weight]
+    )
     return (gradient[tokens].abs().sum(-1) > 0).tolist()
 
 
@@ -232,7 +250,9 @@ def test_a_row_does_not_depend_on_its_batch_or_its_padding(model: Transformer, l
     inputs = padded_inputs(model, left=left)
     together = hidden_states(model, inputs)
     for row in range(3):
-        close(together[row : row + 1, inputs.attend[row]], hidden_states(model, row_of(inputs, row)))
+        close(
+            together[row : row + 1, inputs.attend[row]], hidden_states(model, row_of(inputs, row))
+        )
 
 
 @settings(max_examples=40)
@@ -255,7 +275,9 @@ def test_packed_rows_equal_padded_rows(model: Transformer) -> None:
 @settings(max_examples=40)
 @given(models(("encoder-decoder", "decoder")), some(["growing", "static", "sliding"]), st.data())
 @torch.no_grad()
-def test_cached_steps_equal_an_uncached_pass(model: Transformer, kind: Any, data: st.DataObject) -> None:
+def test_cached_steps_equal_an_uncached_pass(
+    model: Transformer, kind: Any, data: st.DataObject
+) -> None:
     """Prompts of different lengths in chunks, padded on either side; then token by token."""
     inputs = padded_inputs(model, left=data.draw(st.booleans()))
     memory = None if model.encoder is None else model.encode(inputs)
@@ -288,7 +310,9 @@ def test_cached_steps_equal_an_uncached_pass(model: Transformer, kind: Any, data
 @settings(max_examples=25)
 @given(models(("encoder-decoder", "decoder")), some(["growing", "static", "sliding"]))
 @torch.no_grad()
-def test_a_rearranged_cache_equals_the_cache_of_the_rearranged_rows(model: Transformer, kind: Any) -> None:
+def test_a_rearranged_cache_equals_the_cache_of_the_rearranged_rows(
+    model: Transformer, kind: Any
+) -> None:
     tokens = torch.randint(3, 23, (2, 6))
     memory = None if model.encoder is None else model.encode(Inputs(tokens))
     cache = model.new_cache(kind, capacity=20, rollback=2)
@@ -310,7 +334,9 @@ def test_a_rearranged_cache_equals_the_cache_of_the_rearranged_rows(model: Trans
 
 @settings(max_examples=40)
 @given(models(("encoder-decoder", "decoder")), st.integers(0, 7))
-def test_a_state_depends_on_the_tokens_up_to_its_own_within_the_windows(model: Transformer, t: int) -> None:
+def test_a_state_depends_on_the_tokens_up_to_its_own_within_the_windows(
+    model: Transformer, t: int
+) -> None:
     tokens = torch.arange(9, 17)[None]
     memory = None if model.encoder is None else model.encode(Inputs(torch.arange(3, 9)[None]))
     reached = reached_tokens(model, model.decode(Inputs(tokens), memory)[:, t], tokens[0])
@@ -324,7 +350,9 @@ def test_a_state_depends_on_the_tokens_up_to_its_own_within_the_windows(model: T
 @settings(max_examples=15)
 @given(models())
 @torch.no_grad()
-def test_hidden_states_start_with_the_embeddings_and_end_with_the_output(model: Transformer) -> None:
+def test_hidden_states_start_with_the_embeddings_and_end_with_the_output(
+    model: Transformer,
+) -> None:
     inputs = padded_inputs(model)
     states = model.hidden_states(inputs, inputs)
     last = states["decoder" if model.decoder is not None else "encoder"][-1]
@@ -341,7 +369,9 @@ def test_an_encoder_state_depends_on_all_tokens(make_model: Make) -> None:
 
 def test_names_of_the_previous_release_work_with_a_warning() -> None:
     model = Transformer(
-        ModelConfig(shape="decoder", vocab_size=9, d_model=8, n_heads=2, n_layers=1, d_ff=8, dropout=0.0)
+        ModelConfig(
+            shape="decoder", vocab_size=9, d_model=8, n_heads=2, n_layers=1, d_ff=8, dropout=0.0
+        )
     )
     inputs = Inputs(torch.arange(4)[None])
     with pytest.warns(DeprecationWarning, match="use head_outputs"):

@@ -36,7 +36,12 @@ def question(text="Grace", name="q", start=None, **more):
     answers = []
     if text is not None:
         answers = [{"text": text, "answer_start": CONTEXT.find(text) if start is None else start}]
-    return {"id": name, "question": "Who wrote a compiler?", "context": CONTEXT, "answers": answers} | more
+    return {
+        "id": name,
+        "question": "Who wrote a compiler?",
+        "context": CONTEXT,
+        "answers": answers,
+    } | more
 
 
 def write(folder, rows, name="qa.jsonl"):
@@ -59,11 +64,12 @@ def build(folder, rows, lines=None, tokenizer=None, data=None, **values):
 def question_numbers(bundle):
     """The number of the question of each window."""
     return np.repeat(
-        np.arange(len(bundle.valid)), [len(parts) for parts in bundle.objective.windows(bundle.valid)]
+        np.arange(len(bundle.valid)),
+        [len(parts) for parts in bundle.objective.windows(bundle.valid)],
     )
 
 
-# --- labels --------------------------------------------------------------------------------------------------
+# --- labels ---------------------------------------------------------------------------------------
 
 ALPHABET = "ab cde fgh, ij. Äßß é 😀 日本\u00a0"
 
@@ -73,8 +79,16 @@ def tokenizers():
     rng = random.Random(1)
     texts = ["".join(rng.choices(ALPHABET, k=40)) for _ in range(60)] + ["who wrote what"]
     return {
-        kind: train_tokenizer(texts, TokenizerSettings.parse({"kind": kind, "vocab_size": size} | SPECIAL))
-        for kind, size in (("word", 120), ("bpe", 60), ("byte-bpe", 300), ("unigram", 60), ("char", 60))
+        kind: train_tokenizer(
+            texts, TokenizerSettings.parse({"kind": kind, "vocab_size": size} | SPECIAL)
+        )
+        for kind, size in (
+            ("word", 120),
+            ("bpe", 60),
+            ("byte-bpe", 300),
+            ("unigram", 60),
+            ("char", 60),
+        )
     }
 
 
@@ -100,15 +114,22 @@ def test_labels_map_back_to_the_tokens_that_contain_the_answer(tokenizers, kind,
             found += 1
             assert part.texts[begin] == part.texts[finish] == 1
             assert (part.offsets[begin][0], part.offsets[finish][1]) == (first, last)
-            assert part.offsets[begin][1] > start and part.offsets[finish][0] < end  # no token too many
+            assert (
+                part.offsets[begin][1] > start and part.offsets[finish][0] < end
+            )  # no token too many
         elif begin == 0:
             assert finish == 0 and not {*inside} <= {*own}
     assert found or {label for pair in labels for label in pair} == {UNKNOWN}
 
 
 def test_windows_without_the_whole_answer_point_to_the_class_token(tmp_path):
-    bundle = build(tmp_path, [question("Ada"), question(None, "none"), question("kernel and a tool", "late")])
-    examples, parts = bundle.objective.examples(bundle.valid), [*bundle.objective.windows(bundle.valid)]
+    bundle = build(
+        tmp_path, [question("Ada"), question(None, "none"), question("kernel and a tool", "late")]
+    )
+    examples, parts = (
+        bundle.objective.examples(bundle.valid),
+        [*bundle.objective.windows(bundle.valid)],
+    )
     assert len(parts[0]) > 2
     for row, texts in enumerate(["Ada", None, "kernel and a tool"]):
         labels = examples.labels[question_numbers(bundle) == row].tolist()
@@ -133,11 +154,12 @@ def test_answers_in_no_window_are_reported_and_not_in_the_loss(tmp_path):
     model = random_model(bundle.config)
     alone = bundle.objective.batch(examples, np.flatnonzero(question_numbers(bundle) == 0))
     torch.testing.assert_close(
-        bundle.objective.loss(model, batch)["tokens"].sum, bundle.objective.loss(model, alone)["tokens"].sum
+        bundle.objective.loss(model, batch)["tokens"].sum,
+        bundle.objective.loss(model, alone)["tokens"].sum,
     )
 
 
-# --- loss, predictions, scores -------------------------------------------------------------------------------
+# --- loss, predictions, scores --------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -174,7 +196,10 @@ def test_predictions_and_scores_are_those_of_predict(tmp_path, impossible):
     assert [sample.ours for sample in result.samples] == [best.text for (best,) in found]
     assert [sample.source for sample in result.samples] == [row["question"] for row in rows]
     score = SquadScore()
-    score.add([[each["text"] for each in row["answers"]] for row in rows], [best.text for (best,) in found])
+    score.add(
+        [[each["text"] for each in row["answers"]] for row in rows],
+        [best.text for (best,) in found],
+    )
     assert result.scores == score.values() and ("no_answer_f1" in result.scores) == impossible
     assert (result.value, result.signatures) == (result.scores["f1"], [score.signature])
 
@@ -212,7 +237,7 @@ def test_a_trained_model_answers_its_questions_with_every_command(tmp_path):
     assert json.loads(run_command("predict", run, *asked).out)["outputs"][0]["text"] == ""
 
 
-# --- data ----------------------------------------------------------------------------------------------------
+# --- data -----------------------------------------------------------------------------------------
 
 
 def test_squad_jsonl_and_hub_forms_give_the_same_rows(tmp_path):
@@ -220,7 +245,12 @@ def test_squad_jsonl_and_hub_forms_give_the_same_rows(tmp_path):
     squad = {"data": [{"paragraphs": [{"context": CONTEXT, "qas": [{**row} for row in rows]}]}]}
     (tmp_path / "qa.json").write_text(json.dumps(squad), encoding="utf-8")
     lists = [
-        row | {"answers": {key: [each[key] for each in row["answers"]] for key in ("text", "answer_start")}}
+        row
+        | {
+            "answers": {
+                key: [each[key] for each in row["answers"]] for key in ("text", "answer_start")
+            }
+        }
         for row in rows
     ]
     files = [str(tmp_path / "qa.json"), write(tmp_path, rows), write(tmp_path, lists, "hub.jsonl")]
@@ -245,11 +275,17 @@ def test_a_question_with_an_empty_answer_is_reported_and_left_out(tmp_path):
             r"qa\.jsonl, question 'x': the answer 'Grace' is not at character 3",
         ),
         (question("Grace", "x", start="3"), r"question 'x': answer_start of 'Grace' is '3'"),
-        (question(answers="Grace"), r"qa\.jsonl:1: 'answers' is 'Grace', expected a list of answers"),
+        (
+            question(answers="Grace"),
+            r"qa\.jsonl:1: 'answers' is 'Grace', expected a list of answers",
+        ),
         (question(answers=None), r"qa\.jsonl:1: 'answers' is None, expected a list of answers"),
         (question(context=3), r"qa\.jsonl:1: 'context' is a value of type int"),
         ({"question": "a", "context": "b"}, r"qa\.jsonl:1: no value 'answers'"),
-        (question(None, "x", question="who " * 20), r"qa\.jsonl, question 'x': .* raise max_length"),
+        (
+            question(None, "x", question="who " * 20),
+            r"qa\.jsonl, question 'x': .* raise max_length",
+        ),
     ],
 )
 def test_invalid_questions_name_file_and_id_or_line(tmp_path, row, message):
@@ -263,6 +299,7 @@ def test_invalid_questions_name_file_and_id_or_line(tmp_path, row, message):
 
 def test_a_tokenizer_without_class_token_is_an_error(tmp_path):
     with pytest.raises(
-        SettingsError, match=r"a class token in front.* set tokenizer\.kind=bpe and tokenizer\.special="
+        SettingsError,
+        match=r"a class token in front.* set tokenizer\.kind=bpe and tokenizer\.special=",
     ):
         build(tmp_path, [question()], tokenizer={"kind": "word", "min_frequency": 1})

@@ -40,14 +40,16 @@ def make_objective(tokenizer, **settings):
     return Causal(CausalSettings(**settings), tokenizer, WIDTH)
 
 
-# --- rows to examples ----------------------------------------------------------------------------------------
+# --- rows to examples -----------------------------------------------------------------------------
 
 lengths = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 
 
 def corpus(lengths):
     """Documents whose tokens are 100 · document + position."""
-    return Ragged.of([[100 * document + place for place in range(n)] for document, n in enumerate(lengths)])
+    return Ragged.of(
+        [[100 * document + place for place in range(n)] for document, n in enumerate(lengths)]
+    )
 
 
 def labels_of(found):
@@ -58,17 +60,27 @@ def labels_of(found):
     ]
 
 
-@given(lengths, st.integers(1, 20), st.sampled_from(["pieces", "windows"]), st.integers(0, 2**64 - 2048))
+@given(
+    lengths,
+    st.integers(1, 20),
+    st.sampled_from(["pieces", "windows"]),
+    st.integers(0, 2**64 - 2048),
+)
 def test_every_token_but_the_first_of_a_document_is_a_label_once(lengths, width, cut, draw):
     found = chunk_corpus(corpus(lengths), width, cut, draw)
-    expected = [100 * document + place for document, n in enumerate(lengths) for place in range(1, n)]
+    expected = [
+        100 * document + place for document, n in enumerate(lengths) for place in range(1, n)
+    ]
     assert sorted(labels_of(found)) == expected
     assert ((found.chunks.sizes >= 1) & (found.chunks.sizes <= width)).all()
     assert found.lengths.shape == (len(found.chunks.sizes), 1)
 
 
 @given(
-    lengths, st.integers(1, 20), st.sampled_from(["pieces", "windows", "drop"]), st.integers(0, 2**64 - 2048)
+    lengths,
+    st.integers(1, 20),
+    st.sampled_from(["pieces", "windows", "drop"]),
+    st.integers(0, 2**64 - 2048),
 )
 def test_chunks_do_not_cross_documents(lengths, width, cut, draw):
     found = chunk_corpus(corpus(lengths), width, cut, draw)
@@ -101,7 +113,9 @@ def test_windows_are_a_function_of_the_draw():
     )
 
 
-@pytest.mark.parametrize(("begin", "end"), [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize(
+    ("begin", "end"), [(True, True), (True, False), (False, True), (False, False)]
+)
 def test_begin_and_end_add_special_tokens(tokenizer, begin, end):
     rows = make_objective(tokenizer, begin=begin, end=end).encode(TEXTS)
     for number, text in enumerate(TEXTS):
@@ -128,7 +142,9 @@ def test_bytes_exclude_text_that_decoding_inserts():
     library.pre_tokenizer, library.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
     tokenizer = Tokenizer(library)
     assert tokenizer.decode(tokenizer.encode(["(a)"])) != ["(a)"]
-    assert make_objective(tokenizer, begin=False, end=False).encode(["(a)"]).bytes == 2  # less the first
+    assert (
+        make_objective(tokenizer, begin=False, end=False).encode(["(a)"]).bytes == 2
+    )  # less the first
 
 
 def by_bytes(**how):
@@ -137,7 +153,9 @@ def by_bytes(**how):
 
 
 def by_fallback(*, before):
-    """SentencePiece-like pieces for "▁a" and "日", and bytes for other text; `before` prepends a space to a text."""
+    """SentencePiece-like pieces for "▁a" and "日", and bytes for other text; `before` prepends a
+    space to a text.
+    """
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "▁a", "日"]
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     library = Library(models.BPE(vocabulary, [("▁", "a")], unk_token="<unk>", byte_fallback=True))
@@ -159,7 +177,10 @@ BYTES_OF_THE_FIRST = {
     "bytes": (by_bytes(vocab_size=260), {"é": 1, "日本": 1, "😀": 1, "a é": 1, "": 0}),
     "bytes, merged": (by_bytes(vocab_size=290), {"日本": 6, "😀": 4, "été": 2, "ü": 1}),
     "a space before": (by_bytes_with_a_space_before(), {"é": 0, "a": 0, " é": 1}),
-    "byte fallback": (by_fallback(before=False), {"é": 1, "日": 3, "本": 1, "😀": 1, " a": 2, "a": 1}),
+    "byte fallback": (
+        by_fallback(before=False),
+        {"é": 1, "日": 3, "本": 1, "😀": 1, " a": 2, "a": 1},
+    ),
     "byte fallback, a space before": (by_fallback(before=True), {"a": 1, "aé": 1, " a": 0, "é": 0}),
 }
 
@@ -178,7 +199,7 @@ def test_bytes_of_byte_tokens_exclude_one_per_document(texts):
     assert rows.bytes == sum(max(len(text.encode()) - 1, 0) for text in texts)
 
 
-# --- examples to batch to loss -------------------------------------------------------------------------------
+# --- examples to batch to loss --------------------------------------------------------------------
 
 
 def test_labels_are_the_next_tokens(tokenizer):
@@ -187,9 +208,12 @@ def test_labels_are_the_next_tokens(tokenizer):
     chosen = np.array([3, 0, 5])
     batch = objective.batch(examples, chosen)
     rows = [
-        examples.ids[examples.chunks.starts[n] :][: examples.chunks.sizes[n] + 1].tolist() for n in chosen
+        examples.ids[examples.chunks.starts[n] :][: examples.chunks.sizes[n] + 1].tolist()
+        for n in chosen
     ]
-    assert batch.inputs.tokens[0, : batch.tokens].tolist() == [token for row in rows for token in row[:-1]]
+    assert batch.inputs.tokens[0, : batch.tokens].tolist() == [
+        token for row in rows for token in row[:-1]
+    ]
     assert batch.labels[: batch.tokens].tolist() == [token for row in rows for token in row[1:]]
     assert (batch.labels[batch.tokens :] == -1).all()
     assert (
@@ -221,11 +245,13 @@ def test_packed_gradients_equal_those_of_single_chunks(tokenizer, model, dtype):
     packed, plain = deepcopy(model).to(dtype), deepcopy(model)
     objective.loss(packed, objective.batch(examples, every))["tokens"].sum.backward()
     by_hand(plain, examples, every)[0].sum().backward()
-    ours, theirs = (torch.cat([p.grad.float().flatten() for p in m.parameters()]) for m in (packed, plain))
+    ours, theirs = (
+        torch.cat([p.grad.float().flatten() for p in m.parameters()]) for m in (packed, plain)
+    )
     assert (ours - theirs).norm() <= (1e-5 if dtype is torch.float32 else 0.1) * theirs.norm()
 
 
-# --- scores --------------------------------------------------------------------------------------------------
+# --- scores ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("begin", [True, False])
@@ -246,7 +272,7 @@ def test_scores_follow_their_definitions(tokenizer, model, begin):
         assert scores["accuracy"] == pytest.approx(100 * float(hits.float().mean()), rel=1e-5)
 
 
-# --- samples -------------------------------------------------------------------------------------------------
+# --- samples --------------------------------------------------------------------------------------
 
 
 def test_samples_continue_documents_and_are_a_function_of_the_seed(tokenizer, model):
@@ -266,12 +292,17 @@ def test_samples_continue_documents_and_are_a_function_of_the_seed(tokenizer, mo
 def test_samples_continue_the_prompts_of_the_recipe(tokenizer, model):
     objective = make_objective(tokenizer, prompts=["to be", ""])
     rows = objective.encode(TEXTS)
-    assert [sample.source for sample in objective.samples(model, rows, eval_context(samples=5))] == [
+    assert [
+        sample.source for sample in objective.samples(model, rows, eval_context(samples=5))
+    ] == [
         "to be",
         "",
     ]
     greedy = GenerationConfig(do_sample=False, max_new_tokens=2)
-    found = [objective.samples(model, rows, eval_context(generation=greedy, seed=seed)) for seed in (1, 2)]
+    found = [
+        objective.samples(model, rows, eval_context(generation=greedy, seed=seed))
+        for seed in (1, 2)
+    ]
     assert found[0] == found[1]
     assert all(len(sample.ours) <= 2 for sample in found[0])
     assert objective.samples(model, rows, eval_context(samples=0)) == []
@@ -282,12 +313,14 @@ def test_sampling_polls_at_every_token(tokenizer, model):
     objective, polls = make_objective(tokenizer, prompts=["to be"]), []
     greedy = GenerationConfig(do_sample=False, max_new_tokens=3, min_new_tokens=3)
     objective.samples(
-        model, objective.encode(TEXTS), eval_context(generation=greedy, poll=lambda: polls.append(1))
+        model,
+        objective.encode(TEXTS),
+        eval_context(generation=greedy, poll=lambda: polls.append(1)),
     )
     assert len(polls) >= 3, "one batch of texts, of three tokens each"
 
 
-# --- disk ----------------------------------------------------------------------------------------------------
+# --- disk -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("begin", [True, False])

@@ -23,8 +23,16 @@ from trifold.text import TokenizerSettings
 ROWS = [
     {"question": "who runs", "choices": ["a dog", "a stone", "the sea"], "label": 0},
     {"question": "what is wet", "choices": ["the fire", "the sea"], "label": "B"},
-    {"question": "what is hot", "choices": ["ice", "snow", "the fire", "rain"], "label": "the fire"},
-    {"question": "who sings", "choices": {"label": ["A", "B"], "text": ["a bird", "a table"]}, "label": "A"},
+    {
+        "question": "what is hot",
+        "choices": ["ice", "snow", "the fire", "rain"],
+        "label": "the fire",
+    },
+    {
+        "question": "who sings",
+        "choices": {"label": ["A", "B"], "text": ["a bird", "a table"]},
+        "label": "A",
+    },
 ]
 LABELS = [0, 1, 2, 0]
 MODEL = {
@@ -41,7 +49,9 @@ def build(tmp_path):
         (tmp_path / name).write_text(text, encoding="utf-8")
         data = DataSettings.parse(dict.fromkeys(("train", "valid"), str(tmp_path / name)))
         parts = TokenizerSettings.parse(SPECIAL), ModelConfig.parse(MODEL), BatchSettings()
-        return ChooseSettings().build(BuildContext(data, *parts, 1, tmp_path / "tokens", lambda line: None))
+        return ChooseSettings().build(
+            BuildContext(data, *parts, 1, tmp_path / "tokens", lambda line: None)
+        )
 
     return build
 
@@ -50,7 +60,9 @@ def test_labels_are_numbers_letters_or_texts(build):
     bundle = build(ROWS)
     assert bundle.objective.examples(bundle.valid).labels.tolist() == LABELS
     for label in (3, "D", "a cat", ""):
-        with pytest.raises(DataError, match=r"rows\.jsonl:1: the label .* of 3 choices|no row is left"):
+        with pytest.raises(
+            DataError, match=r"rows\.jsonl:1: the label .* of 3 choices|no row is left"
+        ):
             build([ROWS[0] | {"label": label}])
 
 
@@ -62,17 +74,25 @@ def labels(build, rows):
 def test_an_integer_is_a_number_where_a_choice_has_the_same_text(build):
     mmlu = {"question": "a sum", "choices": ["8", "2", "24", "120"]}
     assert labels(build, [mmlu | {"answer": number} for number in (0, 1, 2, 3)]) == [0, 1, 2, 3]
-    by_number, by_text = ({"question": "a", "choices": ["x", "y"], "answer": label} for label in ("1", "y"))
+    by_number, by_text = (
+        {"question": "a", "choices": ["x", "y"], "answer": label} for label in ("1", "y")
+    )
     assert labels(build, [mmlu | {"answer": "2"}, by_number]) == [2, 1]
     assert labels(build, [mmlu | {"answer": "2"}, by_text]) == [1, 1]
     for others in ([], [by_number, by_text]):
-        with pytest.raises(DataError, match=r"rows\.jsonl:1: the label '2' is .* of two of 4 choices"):
+        with pytest.raises(
+            DataError, match=r"rows\.jsonl:1: the label '2' is .* of two of 4 choices"
+        ):
             build([mmlu | {"answer": "2"}, *others])
 
 
 def test_names_of_choices_are_looked_up_first(build):
     rows = [
-        {"question": "a", "choices": {"label": names, "text": ["4", "3", "2", "1"]}, "answerKey": key}
+        {
+            "question": "a",
+            "choices": {"label": names, "text": ["4", "3", "2", "1"]},
+            "answerKey": key,
+        }
         for names, key in (
             (["1", "2", "3", "4"], "1"),
             (["1", "2", "3", "4"], "4"),
@@ -111,12 +131,16 @@ def test_missing_choices_are_reported_with_the_setting(build):
 
 
 def test_columns_of_choices_are_read_as_lists(build):
-    table = "sent1,sent2,ending0,ending1,ending2,label\nit rains,so she,runs,sleeps,,0\na,b,c,d,e,2\n"
+    table = (
+        "sent1,sent2,ending0,ending1,ending2,label\nit rains,so she,runs,sleeps,,0\na,b,c,d,e,2\n"
+    )
     lists = [
         {"sent1": "it rains", "sent2": "so she", "endings": ["runs", "sleeps"], "label": 0},
         {"sent1": "a", "sent2": "b", "endings": ["c", "d", "e"], "label": "C"},
     ]
-    one, two = (bundle.objective.examples(bundle.valid) for bundle in (build(table, "t.csv"), build(lists)))
+    one, two = (
+        bundle.objective.examples(bundle.valid) for bundle in (build(table, "t.csv"), build(lists))
+    )
     assert one.starts.tolist() == two.starts.tolist() == [0, 2, 5]
     assert one.labels.tolist() == two.labels.tolist() == [0, 2]
     assert one.lengths.tolist() == two.lengths.tolist() == [[3 + 5], [3 + 3]]
@@ -136,8 +160,12 @@ def test_the_loss_is_a_softmax_over_the_choices_of_each_row_in_any_batch(build):
         expected -= float(alone[0].log_softmax(-1)[LABELS[row]])
     found = objective.loss(model, objective.batch(examples, np.arange(4)))["tokens"]
     assert (float(found.sum), found.count) == (pytest.approx(expected, rel=1e-4), 4)
-    small, large = (objective.evaluate(model, bundle.valid, examples, eval_context(n)) for n in (8, 200))
-    assert small.loss == pytest.approx(large.loss, rel=1e-4) == pytest.approx(expected / 4, rel=1e-4)
+    small, large = (
+        objective.evaluate(model, bundle.valid, examples, eval_context(n)) for n in (8, 200)
+    )
+    assert (
+        small.loss == pytest.approx(large.loss, rel=1e-4) == pytest.approx(expected / 4, rel=1e-4)
+    )
     correct = sum(int(logits[row].argmax()) == LABELS[row] for row in range(4))
     assert small.scores == large.scores == {"accuracy": 25.0 * correct}
 
@@ -172,12 +200,21 @@ def test_a_trained_model_chooses_on_the_command_line(tmp_path):
     done = run_command(
         "predict", str(tmp_path / "run"), "who runs", "--choices", "a dog", "--choices", "a stone"
     )
-    assert sorted(part.rsplit(" ", 1)[0] for part in done.out.strip().split("\t")) == ["a dog", "a stone"]
-    assert sum(float(part.rsplit(" ", 1)[1]) for part in done.out.split("\t")) == pytest.approx(1, abs=1e-3)
+    assert sorted(part.rsplit(" ", 1)[0] for part in done.out.strip().split("\t")) == [
+        "a dog",
+        "a stone",
+    ]
+    assert sum(float(part.rsplit(" ", 1)[1]) for part in done.out.split("\t")) == pytest.approx(
+        1, abs=1e-3
+    )
     assert run_command("predict", str(tmp_path / "run"), "who runs").code == 2
-    scores = json.loads(run_command("eval", str(tmp_path / "run"), str(file), "--json").out)["scores"]
+    scores = json.loads(run_command("eval", str(tmp_path / "run"), str(file), "--json").out)[
+        "scores"
+    ]
     assert set(scores) == {"accuracy"}
-    theirs = transformers.AutoModelForMultipleChoice.from_pretrained(tmp_path / "run" / "model").eval()
+    theirs = transformers.AutoModelForMultipleChoice.from_pretrained(
+        tmp_path / "run" / "model"
+    ).eval()
     row = trifold.load(tmp_path / "run").reader.rows(["who runs"], ["a dog"])[0]
     ids, types = torch.tensor([[row.ids]]), torch.tensor([[row.types]])
     with torch.no_grad():

@@ -38,7 +38,9 @@ def rows(texts=TEXTS, labels=LABELS, pairs=None):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    settings = TokenizerSettings(kind="word", vocab_size=40, min_frequency=1, special=["cls", "sep"])
+    settings = TokenizerSettings(
+        kind="word", vocab_size=40, min_frequency=1, special=["cls", "sep"]
+    )
     return train_tokenizer(TEXTS, settings)
 
 
@@ -115,7 +117,9 @@ def test_the_loss_is_a_sum_of_cross_entropies(tokenizer, smoothing):
     term = objective.loss(model, batch)["tokens"]
     logits = objective.logits(model, batch)
     assert objective.counts(batch) == {"tokens": 5} == {"tokens": term.count}
-    expected = F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing).sum()
+    expected = F.cross_entropy(
+        logits, batch.labels, reduction="none", label_smoothing=smoothing
+    ).sum()
     assert torch.allclose(term.sum, expected)
     plain = term.sum if term.nll is None else term.nll
     assert torch.allclose(plain, F.cross_entropy(logits, batch.labels, reduction="sum"))
@@ -134,21 +138,28 @@ def test_long_texts_are_truncated_and_reported(tokenizer):
 @pytest.mark.parametrize("types", [0, 2])
 def test_packed_logits_of_pairs_equal_those_of_prediction(tokenizer, types):
     more = {"n_token_types": types} if types else {}
-    model, seconds = model_of(tokenizer, **more), ["bad", "it is sad", "good", "fine and good", "bad"]
+    model, seconds = (
+        model_of(tokenizer, **more),
+        ["bad", "it is sad", "good", "fine and good", "bad"],
+    )
     objective = Classify(ClassifySettings(), tokenizer, model.config, pairs=True)
     found = objective.logits(
         model, objective.batch(objective.examples(rows(pairs=seconds)), np.array([2, 4, 0]))
     )
     reader = ModelReader(model, tokenizer)
     alone = reader.run(TEXTS, seconds, reader.head("sequence"))
-    assert all(torch.allclose(found[place], alone[row], atol=1e-5) for place, row in enumerate([2, 4, 0]))
+    assert all(
+        torch.allclose(found[place], alone[row], atol=1e-5) for place, row in enumerate([2, 4, 0])
+    )
     swapped = objective.logits(
         model, objective.batch(objective.examples(rows(seconds, pairs=TEXTS)), np.arange(1))
     )
     assert not torch.allclose(swapped[0], found[2], atol=1e-3)
 
 
-@pytest.mark.parametrize(("pairs", "message"), [(True, "1: no second text"), (False, "1: a second text")])
+@pytest.mark.parametrize(
+    ("pairs", "message"), [(True, "1: no second text"), (False, "1: a second text")]
+)
 def test_second_texts_are_in_all_rows_or_in_none(tokenizer, pairs, message):
     objective = Classify(ClassifySettings(), tokenizer, model_of(tokenizer).config, pairs=pairs)
     with pytest.raises(DataError, match=message):
@@ -165,12 +176,16 @@ def test_labels_that_training_has_not_count_as_wrong(tokenizer):
     assert found.loss == pytest.approx(known.loss)
     metrics = pytest.importorskip("sklearn.metrics")
     truth = [*LABELS, "angry", "odd"]
-    predictions = [objective.config.labels[int(row.argmax())] for row in all_logits(objective, model, more)]
+    predictions = [
+        objective.config.labels[int(row.argmax())] for row in all_logits(objective, model, more)
+    ]
     assert found.scores["macro_f1"] == pytest.approx(
         100 * metrics.f1_score(truth, predictions, average="macro")
     )
     assert found.scores["matthews"] == pytest.approx(metrics.matthews_corrcoef(truth, predictions))
-    assert lines == ["nothing: 2 rows with labels not seen in training, counted as wrong: angry, odd"]
+    assert lines == [
+        "nothing: 2 rows with labels not seen in training, counted as wrong: angry, odd"
+    ]
 
 
 def all_logits(objective, model, records):
@@ -183,7 +198,7 @@ def evaluate(objective, model, records):
     return objective.evaluate(model, records, objective.examples(records), context)
 
 
-# --- several labels, numbers, weights -------------------------------------------------------------------------
+# --- several labels, numbers, weights -------------------------------------------------------------
 
 
 def test_the_loss_of_several_labels_is_a_sum_over_all(tokenizer):
@@ -222,7 +237,9 @@ def test_regression_predicts_numbers(tokenizer):
     found = evaluate(objective, model, records)
     stats = pytest.importorskip("scipy.stats")
     assert (
-        found.value == found.scores["pearson"] == pytest.approx(stats.pearsonr(labels, outputs)[0], abs=1e-5)
+        found.value
+        == found.scores["pearson"]
+        == pytest.approx(stats.pearsonr(labels, outputs)[0], abs=1e-5)
     )
     assert found.scores["spearman"] == pytest.approx(stats.spearmanr(labels, outputs)[0], abs=1e-9)
 
@@ -234,12 +251,19 @@ def test_a_regression_on_pairs_trains_and_scores(tmp_path):
     path.write_text("sentence1\tsentence2\tscore\n" + "".join(lines), encoding="utf-8")
     files = {"data.train": str(path), "data.valid": str(path), "data.test": None}
     settings = {key: value for key, value in SMALL.items() if not key.startswith("data.")} | files
-    steps = {"train.steps": 40, "train.validate_every": 40, "train.save_every": 40, "train.samples": 1}
+    steps = {
+        "train.steps": 40,
+        "train.validate_every": 40,
+        "train.save_every": 40,
+        "train.samples": 1,
+    }
     outcome = trifold.train("classify", out=tmp_path / "run", **settings, **steps)
     assert outcome.scores["pearson"] > 0.9
     from tests.command_line import run_command
 
-    assert "mean squared error\npearson " in run_command("eval", str(tmp_path / "run"), str(path)).out
+    assert (
+        "mean squared error\npearson " in run_command("eval", str(tmp_path / "run"), str(path)).out
+    )
     found = run_command("predict", str(tmp_path / "run"), "word 5", "--pair", "word 2").out
     assert found.startswith("score ")
 
@@ -299,13 +323,19 @@ def test_settings_that_do_not_fit_the_problem_are_errors(tokenizer, settings, co
 @pytest.mark.parametrize(
     ("labels", "problem", "message"),
     [
-        ([["a"], "b"], "single_label_classification", "nothing:1: a list of labels; set model.problem_type"),
+        (
+            [["a"], "b"],
+            "single_label_classification",
+            "nothing:1: a list of labels; set model.problem_type",
+        ),
         (["1.5", "much"], "regression", "nothing:2: the label 'much' is not a number"),
         (["1.5", "nan"], "regression", "nothing:2: the label 'nan' is not a number"),
         ([["1"], "2"], "regression", r"nothing:1: the label \['1'\] is not a number"),
     ],
 )
-def test_labels_that_do_not_fit_the_problem_are_errors_with_their_line(tokenizer, labels, problem, message):
+def test_labels_that_do_not_fit_the_problem_are_errors_with_their_line(
+    tokenizer, labels, problem, message
+):
     config = model_of(tokenizer).config.model_copy(update={"problem_type": problem})
     with pytest.raises(DataError, match=message):
         Classify(ClassifySettings(), tokenizer, config).examples(rows(["good", "bad"], labels))
@@ -317,7 +347,9 @@ def test_labels_are_read_from_text_numbers_and_lists():
     for value in (None, {"a": 1}, [None]):
         with pytest.raises(DataError, match="here is "):
             read_label(value, "here")
-    assert label_sets(rows(["x"], ["a; b;;c"]), "multi_label_classification", ";") == [["a", "b", "c"]]
+    assert label_sets(rows(["x"], ["a; b;;c"]), "multi_label_classification", ";") == [
+        ["a", "b", "c"]
+    ]
 
 
 def test_a_missing_head_is_an_error(tokenizer):
@@ -333,16 +365,20 @@ def test_a_missing_end_token_is_an_error(tokenizer):
         objective.batch(objective.examples(rows()), np.arange(5))
 
 
-# --- labels and scores ---------------------------------------------------------------------------------------
+# --- labels and scores ----------------------------------------------------------------------------
 
 
 def test_labels_are_sorted_by_name_and_number():
-    assert sort_labels(["10 stars", "2 stars", "1 star", "2 stars"]) == ("1 star", "2 stars", "10 stars")
+    assert sort_labels(["10 stars", "2 stars", "1 star", "2 stars"]) == (
+        "1 star",
+        "2 stars",
+        "10 stars",
+    )
     assert sort_labels([f"LABEL_{n}" for n in range(12)]) == tuple(f"LABEL_{n}" for n in range(12))
     assert sort_labels(["b", "1", "a", "", "01"]) == sort_labels(["01", "", "a", "1", "b"])
 
 
-# --- runs ----------------------------------------------------------------------------------------------------
+# --- runs -----------------------------------------------------------------------------------------
 
 SMALL = {
     "model.d_model": 16, "model.n_heads": 2, "model.n_layers": 1, "model.d_ff": 32, "model.dropout": 0.0,
@@ -369,7 +405,12 @@ def table(tmp_path):
 @pytest.mark.slow
 def test_a_trained_classifier_loads_and_predicts(table, tmp_path):
     settings = SMALL | {"data.train": str(table), "data.valid": str(table), "data.test": str(table)}
-    steps = {"train.steps": 60, "train.validate_every": 60, "train.save_every": 60, "train.samples": 1}
+    steps = {
+        "train.steps": 60,
+        "train.validate_every": 60,
+        "train.save_every": 60,
+        "train.samples": 1,
+    }
     outcome = trifold.train("demo-read-translations", out=tmp_path / "run", **settings, **steps)
     assert outcome.scores == pytest.approx({"accuracy": 100.0, "macro_f1": 100.0, "matthews": 1.0})
     loaded = trifold.load(tmp_path / "run")
@@ -392,7 +433,12 @@ def test_training_starts_from_a_masked_language_model(table, tmp_path):
     first, files = tmp_path / "first", {"data.train": str(table), "data.valid": str(table)}
     trifold.train("demo-read", out=first, **raw, **steps, **files)
     own = {"tokenizer.file": str(first / "model"), "train.start_from": str(first)}
-    few = {"train.steps": 2, "train.learning_rate": 1e-12, "train.warmup": 0, "train.validate_every": 2}
+    few = {
+        "train.steps": 2,
+        "train.learning_rate": 1e-12,
+        "train.warmup": 0,
+        "train.validate_every": 2,
+    }
     trifold.train(
         "demo-read-translations", out=tmp_path / "second", **SMALL | own | few | files,
         **{"data.test": None, "train.save_every": 1},
@@ -409,7 +455,11 @@ def test_training_starts_from_a_masked_language_model(table, tmp_path):
     ("changes", "words"),
     [
         (
-            {"model.shape": "encoder-decoder", "model.heads": None, "model.classifier_input": "first"},
+            {
+                "model.shape": "encoder-decoder",
+                "model.heads": None,
+                "model.classifier_input": "first",
+            },
             "model.shape",
         ),
         (
@@ -418,7 +468,10 @@ def test_training_starts_from_a_masked_language_model(table, tmp_path):
         ),
         ({"data.valid": None}, "data.valid"),
         ({"data.target": "nothing"}, "nothing"),
-        ({"model.problem_type": "regression"}, r"labels.jsonl:1: the label '3 glad' is not a number"),
+        (
+            {"model.problem_type": "regression"},
+            r"labels.jsonl:1: the label '3 glad' is not a number",
+        ),
         (
             {
                 "model.label_names": ["3 glad", "20 sad"],
@@ -431,24 +484,39 @@ def test_training_starts_from_a_masked_language_model(table, tmp_path):
     ],
 )
 def test_contradictory_settings_are_errors(table, tmp_path, changes, words):
-    settings = SMALL | {"data.train": str(table), "data.valid": str(table), "data.test": None} | changes
+    settings = (
+        SMALL | {"data.train": str(table), "data.valid": str(table), "data.test": None} | changes
+    )
     with pytest.raises(trifold.errors.TrifoldError, match=words):
         trifold.train("demo-read-translations", out=tmp_path / "run", **settings)
 
 
 def test_swapped_columns_are_pointed_out(tmp_path):
     path = tmp_path / "swapped.tsv"
-    path.write_text("".join(f"pos\ttext {n}\nneg\tother {n}\n" for n in range(50)), encoding="utf-8")
-    settings = SMALL | {"data.train": str(path), "data.holdout": 5, "data.valid": None, "data.test": None}
-    with pytest.raises(DataError, match=r"2 different texts with 9. different labels; .* likely swapped"):
+    path.write_text(
+        "".join(f"pos\ttext {n}\nneg\tother {n}\n" for n in range(50)), encoding="utf-8"
+    )
+    settings = SMALL | {
+        "data.train": str(path),
+        "data.holdout": 5,
+        "data.valid": None,
+        "data.test": None,
+    }
+    with pytest.raises(
+        DataError, match=r"2 different texts with 9. different labels; .* likely swapped"
+    ):
         trifold.train(
-            "demo-read-translations", out=tmp_path / "run", **settings | {"data.source": 0, "data.target": 1}
+            "demo-read-translations",
+            out=tmp_path / "run",
+            **settings | {"data.source": 0, "data.target": 1},
         )
 
 
 @pytest.fixture
 def report_of(tmp_path):
-    """The lines reported about the data of a file with this content, used for training and validation."""
+    """The lines reported about the data of a file with this content, used for training and
+    validation.
+    """
 
     def read(content, **changes):
         path, lines, view = tmp_path / "rows.tsv", [], View()
@@ -504,7 +572,11 @@ def test_labels_of_held_out_rows_are_labels(report_of):
     ("content", "changes", "line"),
     [
         ("text\tscore\na b\t0.5\nc\t3\n", {}, "'score' has decimals: regression"),
-        ("text\tlabel\na b\t0.5\nc\t3\n", {}, "warning: labels with decimals; model.problem_type=regression"),
+        (
+            "text\tlabel\na b\t0.5\nc\t3\n",
+            {},
+            "warning: labels with decimals; model.problem_type=regression",
+        ),
         (
             "text\tlabel\na b\t1\nc\t3\n",
             {"model.problem_type": "regression"},
@@ -538,7 +610,8 @@ def test_pairs_without_a_gold_label_are_left_out(tmp_path):
     """As in SNLI, whose annotators do not agree on some pairs."""
     file = tmp_path / "snli.jsonl"
     lines = [
-        {"gold_label": label, "sentence1": "a", "sentence2": "b"} for label in ("neutral", "-", "entailment")
+        {"gold_label": label, "sentence1": "a", "sentence2": "b"}
+        for label in ("neutral", "-", "entailment")
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = read_records(str(file), DataSettings(), ROLES)

@@ -24,7 +24,8 @@ def write(tmp_path):
         (tmp_path / "text.txt").write_text(text, encoding="utf-8")
         path = tmp_path / "mine.yaml"
         path.write_text(
-            f"task: {{kind: {kind}}}\ndata: {{train: {tmp_path / 'text.txt'}}}\n{more}", encoding="utf-8"
+            f"task: {{kind: {kind}}}\ndata: {{train: {tmp_path / 'text.txt'}}}\n{more}",
+            encoding="utf-8",
         )
         return path
 
@@ -77,12 +78,27 @@ def test_explicit_values_win(write, capsys, key):
     recipe = load_recipe(path, {key: EXPLICIT[key]})
     assert getattr(getattr(recipe, group), name) == EXPLICIT[key]
     printed = capsys.readouterr().err.split()
-    assert [each.split("=")[0] for each in printed[6:]] == [other for other in PRINTED if other != key]
+    assert [each.split("=")[0] for each in printed[6:]] == [
+        other for other in PRINTED if other != key
+    ]
 
 
 PRINTED = [
-    *("model.d_model", "model.n_layers", "model.n_heads", "model.d_ff", "model.max_positions", "train.steps"),
-    *("train.warmup", "train.learning_rate", "train.validate_every", "train.save_every", "data.holdout"),
+    *(
+        "model.d_model",
+        "model.n_layers",
+        "model.n_heads",
+        "model.d_ff",
+        "model.max_positions",
+        "train.steps",
+    ),
+    *(
+        "train.warmup",
+        "train.learning_rate",
+        "train.validate_every",
+        "train.save_every",
+        "data.holdout",
+    ),
 ]
 
 
@@ -108,7 +124,9 @@ def test_the_sizes_are_those_of_start_from_and_the_steps_those_of_the_data(write
     recipe = load_recipe(write(f"{SENTENCE * 20}\n" * 1_000, start, "masked"))
     assert (recipe.model.d_model, recipe.model.n_layers) == (BERT["d_model"], BERT["n_layers"])
     assert (recipe.train.steps, recipe.train.warmup, recipe.data.holdout) == (334, 33, 0.1)
-    assert recipe.train.learning_rate == pytest.approx(0.1 * (4000 * BERT["d_model"]) ** -0.5, rel=0.05)
+    assert recipe.train.learning_rate == pytest.approx(
+        0.1 * (4000 * BERT["d_model"]) ** -0.5, rel=0.05
+    )
 
 
 @pytest.mark.parametrize("kind", ["masked", "classify"])
@@ -128,7 +146,9 @@ def test_a_model_gets_the_head_of_the_family_of_start_from(write, tmp_path, mode
 def test_advice_keeps_the_family_of_start_from(tmp_path):
     family = FAMILIES["roberta"]
     config = family.read({"architectures": ["RobertaForMaskedLM"]})
-    (tmp_path / "config.json").write_text(json.dumps(family.write(config) | {"model_type": "roberta"}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(family.write(config) | {"model_type": "roberta"})
+    )
     other = config.model_copy(update={"lm_head_transform": "tanh", "activation": "tanh"})
     assert "position_offset" in describe_misfit(other)  # no longer the positions of the weights
     assert describe_misfit(other, tmp_path).endswith("roberta with model.lm_head_transform=gelu")
@@ -138,7 +158,9 @@ def test_the_positions_of_csv_are_those_of_its_records(tmp_path):
     positions = []
     for end in (" ", "\n"):
         text = end.join([SENTENCE] * 20)
-        (tmp_path / "a.csv").write_text("text,label\n" + f'"{text}",x\n"{text}",y\n' * 20, encoding="utf-8")
+        (tmp_path / "a.csv").write_text(
+            "text,label\n" + f'"{text}",x\n"{text}",y\n' * 20, encoding="utf-8"
+        )
         recipe = tmp_path / "mine.yaml"
         recipe.write_text(
             f"task: {{kind: classify}}\ndata: {{train: {tmp_path / 'a.csv'}}}", encoding="utf-8"

@@ -67,7 +67,10 @@ def sides(objective, examples, chosen, draw):
 
 @pytest.mark.slow
 @given(
-    draws, st.fixed_dictionaries(dict.fromkeys(Noise.model_fields, rates)).filter(lambda r: any(r.values()))
+    draws,
+    st.fixed_dictionaries(dict.fromkeys(Noise.model_fields, rates)).filter(
+        lambda r: any(r.values())
+    ),
 )
 def test_noise_keeps_the_target_and_adds_only_masks(tokenizer, rows, draw, noise):
     objective = make_objective(tokenizer, "denoise", noise=noise)
@@ -111,12 +114,19 @@ def test_a_batch_contains_sources_and_targets(tokenizer, rows, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_written_limits_the_generated_texts(tokenizer, rows, kind):
     config = ModelConfig(
-        vocab_size=tokenizer.vocab_size, max_positions=WIDTH, d_model=16, n_layers=1, n_heads=2, d_ff=16
+        vocab_size=tokenizer.vocab_size,
+        max_positions=WIDTH,
+        d_model=16,
+        n_layers=1,
+        n_heads=2,
+        d_ff=16,
     )
     model, context = random_model(config), eval_context(60)
     for count in (0, 3):
         objective = make_objective(tokenizer, kind, written=count)
-        one, again = (objective.evaluate(model, rows, objective.examples(rows), context) for _ in range(2))
+        one, again = (
+            objective.evaluate(model, rows, objective.examples(rows), context) for _ in range(2)
+        )
         assert one == again and len(one.samples) == count
         assert ("exact_match" in one.scores) == bool(count)
 

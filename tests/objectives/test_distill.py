@@ -96,7 +96,12 @@ def test_resumed_run_equals_uninterrupted_run(student, tmp_path, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_loss_falls_and_the_student_approaches_its_teacher(student, tmp_path, kind):
-    changes = {"train.steps": 40, "train.validate_every": 20, "train.save_every": 20, "task.start": "new"}
+    changes = {
+        "train.steps": 40,
+        "train.validate_every": 20,
+        "train.save_every": 20,
+        "task.start": "new",
+    }
     train(student(kind), out=tmp_path / "run", **changes)
     losses = [loss for _, loss in values_of(tmp_path / "run", "valid/loss")]
     assert losses[-1] < losses[0]
@@ -106,7 +111,9 @@ def test_loss_falls_and_the_student_approaches_its_teacher(student, tmp_path, ki
     batch = data.objective.batch(data.train, np.arange(9))
     trained, _ = load_model(tmp_path / "run" / "model")
     with torch.no_grad():
-        before, after = (data.objective.loss(model.eval(), batch) for model in (data.new_model(), trained))
+        before, after = (
+            data.objective.loss(model.eval(), batch) for model in (data.new_model(), trained)
+        )
     for name in ("soft", "cosine"):
         assert float(after[name].sum) < 0.7 * float(before[name].sum)
 
@@ -114,7 +121,8 @@ def test_loss_falls_and_the_student_approaches_its_teacher(student, tmp_path, ki
 @pytest.mark.parametrize("kind", KINDS)
 def test_workers_do_not_change_the_scores(student, tmp_path, kind):
     one, two = (
-        train(student(kind), out=tmp_path / str(workers), **{"train.workers": workers}) for workers in (1, 2)
+        train(student(kind), out=tmp_path / str(workers), **{"train.workers": workers})
+        for workers in (1, 2)
     )
     assert one.scores == pytest.approx(two.scores, rel=1e-3)
 
@@ -137,7 +145,9 @@ def test_loss_terms_follow_their_formulas(student, tmp_path, kind):
     teacher = task._teacher
     ours, theirs = (each(batch.inputs)[0, :real] for each in (model, teacher))
     p, q = ((each.lm_head(h) / 2.0).softmax(-1) for each, h in ((teacher, theirs), (model, ours)))
-    torch.testing.assert_close(terms["soft"].sum, 4 * (p * (p / q).log()).sum(), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        terms["soft"].sum, 4 * (p * (p / q).log()).sum(), rtol=1e-3, atol=1e-4
+    )
     expected = (1 - F.cosine_similarity(ours, theirs)).sum()
     torch.testing.assert_close(terms["cosine"].sum, expected, rtol=1e-3, atol=1e-4)
     sum((term.sum for term in terms.values()), torch.zeros(())).backward()
@@ -170,7 +180,10 @@ def test_student_starts_with_tokenizer_and_layers_of_the_teacher(student, tmp_pa
 
 REJECTED = [
     ({"model.d_model": 8}, r"task\.cosine=0, or model\.d_model=16"),
-    ({"model.d_model": 8, "task.cosine": 0.0, "task.start": "spread"}, r"task\.start: the teacher has no"),
+    (
+        {"model.d_model": 8, "task.cosine": 0.0, "task.start": "spread"},
+        r"task\.start: the teacher has no",
+    ),
     ({"task.start": [0, 9]}, r"task\.start: .*layers \(0, 9\)"),
     ({"model.n_heads": 4}, r"the student has 4 heads, the teacher 2"),
     ({"task.relations.heads": 3}, r"3 does not divide the width 16"),
@@ -189,7 +202,10 @@ REJECTED = [
     ),
     ({"model.max_positions": 32}, r"model\.max_positions=16"),
     ({"model.shape": "encoder"}, "does not support task.kind: causal"),
-    ({"task.soft": 0.0, "task.cosine": 0.0, "task.relations": {}}, "the teacher would have no effect"),
+    (
+        {"task.soft": 0.0, "task.cosine": 0.0, "task.relations": {}},
+        "the teacher would have no effect",
+    ),
     ({"task.of": {"kind": "translate"}}, r"task\.of: kind 'translate' is not known"),
 ]
 

@@ -32,14 +32,26 @@ NAMES = ("attention", "values", "queries", "keys")
 
 def model(layers: int = 2, seed: int = 0, **values: Any) -> Transformer:
     small = {
-        **{"shape": "decoder", "vocab_size": 23, "d_model": 16, "n_heads": 4, "d_ff": 20, "dropout": 0.0},
-        **{"max_positions": 32, "positions": "learned", "norm_placement": "pre", "n_layers": layers},
+        **{
+            "shape": "decoder",
+            "vocab_size": 23,
+            "d_model": 16,
+            "n_heads": 4,
+            "d_ff": 20,
+            "dropout": 0.0,
+        },
+        **{
+            "max_positions": 32,
+            "positions": "learned",
+            "norm_placement": "pre",
+            "n_layers": layers,
+        },
     }
     torch.manual_seed(seed)
     return add_noise(Transformer(ModelConfig.parse(small | values)), 0.3)
 
 
-# --- soft targets --------------------------------------------------------------------------------------
+# --- soft targets ---------------------------------------------------------------------------------
 
 
 @settings(max_examples=15)
@@ -56,15 +68,21 @@ def test_soft_target_loss_follows_its_formula_with_gradients(
     table, states = random(11, 4), random(rows, 4)
     results = []
     for fast in (True, False):
-        features, weight, bias = (None if x is None else x.clone().requires_grad_() for x in student)
+        features, weight, bias = (
+            None if x is None else x.clone().requires_grad_() for x in student
+        )
         if fast:
-            loss = soft_target_loss(features, weight, bias, lambda h: h @ table.t(), states, temperature)
+            loss = soft_target_loss(
+                features, weight, bias, lambda h: h @ table.t(), states, temperature
+            )
         else:
             p = torch.softmax(states @ table.t() / temperature, -1)
             q = torch.log_softmax(F.linear(features, weight, bias) / temperature, -1)
             loss = temperature**2 * (p * (p.log() - q)).sum()
         (3 * loss).backward()
-        results.append([loss.detach(), features.grad, weight.grad, *([bias.grad] if biased else [])])
+        results.append(
+            [loss.detach(), features.grad, weight.grad, *([bias.grad] if biased else [])]
+        )
     for ours, expected in zip(*results, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
 
@@ -72,7 +90,9 @@ def test_soft_target_loss_follows_its_formula_with_gradients(
 def test_losses_of_identical_models_and_their_gradients_are_0() -> None:
     made = model()
     hidden, head = made(Inputs(torch.arange(3, 13)[None]))[0], made.lm_head
-    loss = soft_target_loss(head.features(hidden), head.weight, head.bias, head, hidden.detach(), 2.0)
+    loss = soft_target_loss(
+        head.features(hidden), head.weight, head.bias, head, hidden.detach(), 2.0
+    )
     assert float(loss.detach()) == pytest.approx(0, abs=1e-5)
     assert float(cosine_loss(hidden, hidden).detach()) == pytest.approx(0, abs=1e-5)
     (gradient,) = torch.autograd.grad(loss, [hidden])
@@ -81,7 +101,9 @@ def test_losses_of_identical_models_and_their_gradients_are_0() -> None:
 
 def test_extreme_logits_give_a_finite_loss() -> None:
     features = torch.tensor([[1e4, -1e4]], requires_grad=True)
-    loss = soft_target_loss(features, torch.eye(2), None, lambda h: -h, torch.tensor([[1e4, -1e4]]), 1.0)
+    loss = soft_target_loss(
+        features, torch.eye(2), None, lambda h: -h, torch.tensor([[1e4, -1e4]]), 1.0
+    )
     loss.backward()
     assert float(loss.detach()) == pytest.approx(2e4)
     assert bool(features.grad.isfinite().all())
@@ -96,7 +118,7 @@ def test_cosine_loss_follows_its_formula(rows: int, width: int) -> None:
     assert float(cosine_loss(a, b)) == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-# --- relations -----------------------------------------------------------------------------------------
+# --- relations ------------------------------------------------------------------------------------
 
 
 def random_relations(
@@ -120,7 +142,9 @@ def reference(
     """A loop over rows, queries and heads; allowed (B, T, T), real (B, T)."""
 
     def distribution(relations: AttentionRelations, row: int, head: int, query: int) -> Tensor:
-        x, y = (part[row].transpose(0, 1).flatten(1) for part in relations.factors[name])  # (T, H·D)
+        x, y = (
+            part[row].transpose(0, 1).flatten(1) for part in relations.factors[name]
+        )  # (T, H·D)
         width = x.shape[1] // (heads or relations.factors[name][0].shape[1])
         part = slice(head * width, (head + 1) * width)
         return (y[allowed[row, query], part] @ x[query, part] / math.sqrt(width)).softmax(0)
@@ -135,7 +159,9 @@ def reference(
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("widths", "heads"), [((4, 4), None), ((4, 3), None), ((4, 6), 2)])
-def test_relation_losses_follow_their_formula(name: str, widths: tuple[int, int], heads: int | None) -> None:
+def test_relation_losses_follow_their_formula(
+    name: str, widths: tuple[int, int], heads: int | None
+) -> None:
     torch.manual_seed(1)
     padded = torch.tensor([[True] * 5, [True, True, True, False, False]])
     full = torch.ones(2, 5, dtype=torch.bool)
@@ -162,7 +188,10 @@ def relations_and_weights(made: Transformer, inputs: Inputs) -> tuple[AttentionR
     stack = made.encoder if made.decoder is None else made.decoder
     attention = stack.blocks[-1].self_attention.sublayer
     weights: list[Tensor] = []
-    with record_calls(attention) as calls, hooked(attention, lambda _, x: weights.append(x), "pattern"):
+    with (
+        record_calls(attention) as calls,
+        hooked(attention, lambda _, x: weights.append(x), "pattern"),
+    ):
         made(inputs)
     return attention_relations(attention, calls[-1]), weights[-1]
 
@@ -170,7 +199,9 @@ def relations_and_weights(made: Transformer, inputs: Inputs) -> tuple[AttentionR
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("packed", [False, True])
 @torch.no_grad()
-def test_the_attention_relation_equals_the_attention_weights_of_the_layer(kind: str, packed: bool) -> None:
+def test_the_attention_relation_equals_the_attention_weights_of_the_layer(
+    kind: str, packed: bool
+) -> None:
     made, lengths = model(**KINDS[kind]), torch.tensor([6, 4])
     tokens = torch.randint(3, 23, (2, 6))
     real = torch.arange(6) < lengths[:, None]
@@ -200,7 +231,7 @@ def test_gradients_reach_the_student_only() -> None:
     assert all(p.grad is None for p in teacher.parameters())
 
 
-# --- copied layers -------------------------------------------------------------------------------------
+# --- copied layers --------------------------------------------------------------------------------
 
 
 def test_layers_are_evenly_spaced_from_first_to_last() -> None:

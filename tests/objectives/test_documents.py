@@ -60,7 +60,9 @@ def written(documents):
     for document in documents:
         sentences = []
         for size in document:
-            sentences.append(" ".join(["Word", *(f"w{(number + n) % 99}" for n in range(size - 1))]) + ".")
+            sentences.append(
+                " ".join(["Word", *(f"w{(number + n) % 99}" for n in range(size - 1))]) + "."
+            )
             number += size
         lines.append(" ".join(sentences))
     return "\n".join(lines) + "\n"
@@ -83,7 +85,9 @@ def built(folder, kind, documents, width, cut):
 
 
 def read_of(examples, total, shared=0):
-    """How often each token of the text is in an example; `shared` tokens at the end of one begin the next."""
+    """How often each token of the text is in an example; `shared` tokens at the end of one begin
+    the next.
+    """
     seen = np.zeros(total, np.int64)
     if isinstance(examples, Pairs):
         stretches = examples.bounds[:, [0, 2]]
@@ -104,7 +108,10 @@ LOST = (
 
 def counted(said):
     return sum(
-        int(found.replace(",", "")) for law in LOST for line in said for found in re.findall(law, line)
+        int(found.replace(",", ""))
+        for law in LOST
+        for line in said
+        for found in re.findall(law, line)
     )
 
 
@@ -171,31 +178,50 @@ def test_unused_validation_documents_are_reported(folder):
     task, model = TASKS["masked"]
     (folder / "train.txt").write_text(written(ALWAYS), encoding="utf-8")
     (folder / "valid.txt").write_text(written([[20], [2]]), encoding="utf-8")
-    data = DataSettings(train=str(folder / "train.txt"), valid=str(folder / "valid.txt"), cut="drop")
+    data = DataSettings(
+        train=str(folder / "train.txt"), valid=str(folder / "valid.txt"), cut="drop"
+    )
     config = ModelConfig.parse(
         {"d_model": 8, "n_heads": 2, "d_ff": 8, "n_layers": 1, "max_positions": 16} | model
     )
     said = []
-    task.build(BuildContext(data, TokenizerSettings(), config, BatchSettings(), 1, folder, said.append))
+    task.build(
+        BuildContext(data, TokenizerSettings(), config, BatchSettings(), 1, folder, said.append)
+    )
     assert "valid.txt: 1 of 2 documents have more than 14 tokens: left out, with 21 tokens" in said
 
 
 def test_reports_from_a_cache_equal_those_from_memory(folder, tmp_path):
     """Of five documents one has no token, and two have a single token."""
-    plain = make_tokenizer(["sun rain"], TokenizerSettings(kind="bpe", vocab_size=20, min_frequency=1))
+    plain = make_tokenizer(
+        ["sun rain"], TokenizerSettings(kind="bpe", vocab_size=20, min_frequency=1)
+    )
     plain.save(tmp_path)
-    (tmp_path / "text.txt").write_text("sun rain\nsun\n\u2581\nrain rain rain\nrain\n", encoding="utf-8")
+    (tmp_path / "text.txt").write_text(
+        "sun rain\nsun\n\u2581\nrain rain rain\nrain\n", encoding="utf-8"
+    )
     said = {}
     for place in ("memory", "disk"):
         cache = {"cache": str(tmp_path / "cache")} if place == "disk" else {}
-        data = DataSettings.parse(dict.fromkeys(("train", "valid"), str(tmp_path / "text.txt")) | cache)
+        data = DataSettings.parse(
+            dict.fromkeys(("train", "valid"), str(tmp_path / "text.txt")) | cache
+        )
         config = ModelConfig.parse(
-            {"d_model": 8, "n_heads": 2, "d_ff": 8, "n_layers": 1, "shape": "decoder", "max_positions": 512}
+            {
+                "d_model": 8,
+                "n_heads": 2,
+                "d_ff": 8,
+                "n_layers": 1,
+                "shape": "decoder",
+                "max_positions": 512,
+            }
         )
         said[place] = []
         task = CausalSettings(begin=False, end=False, prompts=["sun " * 600, "sun"])
         task.build(
-            BuildContext(data, TokenizerSettings(), config, BatchSettings(), 1, tmp_path, said[place].append)
+            BuildContext(
+                data, TokenizerSettings(), config, BatchSettings(), 1, tmp_path, said[place].append
+            )
         )
     for lines in said.values():
         assert "text.txt: 1 documents without a token: left out" in lines
@@ -211,12 +237,16 @@ def build_with(tokenizer, here):
     task, model = TASKS["masked"]
     data, settings = DataSettings(train=text, valid=text), TokenizerSettings(file=str(tokenizer))
     run = here / f"run of {len(list(here.iterdir()))}"
-    task.build(BuildContext(data, settings, ModelConfig.parse(model), BatchSettings(), 1, run, said.append))
+    task.build(
+        BuildContext(data, settings, ModelConfig.parse(model), BatchSettings(), 1, run, said.append)
+    )
     return said
 
 
 def test_reports_name_the_file_and_the_unknown_token_of_a_loaded_tokenizer(tmp_path):
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nw1\nw2\n", encoding="utf-8")
+    (tmp_path / "vocab.txt").write_text(
+        "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nw1\nw2\n", encoding="utf-8"
+    )
     said = build_with(tmp_path, tmp_path)
     assert f"tokenizer: {tmp_path} …" in said
     assert "text.txt: 3 of 9 tokens are unknown ([UNK]): inputs, but never targets" in said
@@ -224,12 +254,16 @@ def test_reports_name_the_file_and_the_unknown_token_of_a_loaded_tokenizer(tmp_p
 
 def test_a_loaded_tokenizer_without_a_mask_token_is_an_error_with_its_remedy(tmp_path):
     (tmp_path / "words").mkdir()
-    make_tokenizer(["w1 w2"], TokenizerSettings(kind="word", min_frequency=1)).save(tmp_path / "words")
+    make_tokenizer(["w1 w2"], TokenizerSettings(kind="word", min_frequency=1)).save(
+        tmp_path / "words"
+    )
     with pytest.raises(
         SettingsError, match=r"no mask token; .* name a mask_token in the tokenizer_config\.json"
     ):
         build_with(tmp_path / "words", tmp_path)
-    (tmp_path / "words" / "tokenizer_config.json").write_text('{"mask_token": "[M]"}', encoding="utf-8")
+    (tmp_path / "words" / "tokenizer_config.json").write_text(
+        '{"mask_token": "[M]"}', encoding="utf-8"
+    )
     assert build_with(tmp_path / "words", tmp_path)
 
 
@@ -238,7 +272,10 @@ def test_unknown_tokens_and_single_sentences_are_reported(folder):
     assert said[1:] == ["train.txt: 1 of 4 documents are a single sentence: nothing to permute"]
     (folder / "valid.txt").write_text(written(ALWAYS), encoding="utf-8")
     (folder / "train.txt").write_text("Word w1 nobody.\nWord w2.\n", encoding="utf-8")
-    for kind, fate in (("masked", "inputs, but never targets"), ("causal", "input and label are <unk>")):
+    for kind, fate in (
+        ("masked", "inputs, but never targets"),
+        ("causal", "input and label are <unk>"),
+    ):
         task, model = TASKS[kind]
         said = []
         data = DataSettings(train=str(folder / "train.txt"), valid=str(folder / "train.txt"))
@@ -252,7 +289,9 @@ def test_unknown_tokens_and_single_sentences_are_reported(folder):
         if kind == "causal":
             assert said[-1].endswith("bits per byte is undefined with unknown tokens")
             objective, rows, model = bundle.objective, bundle.valid, random_model(bundle.config)
-            scores = objective.evaluate(model, rows, objective.examples(rows), eval_context(samples=0)).scores
+            scores = objective.evaluate(
+                model, rows, objective.examples(rows), eval_context(samples=0)
+            ).scores
             assert set(scores) == {"perplexity", "accuracy"}
 
 

@@ -1,4 +1,6 @@
-"""Sentence embeddings: losses equal those of sentence-transformers; parts of a batch equal the whole; scores; runs."""
+"""Sentence embeddings: losses equal those of sentence-transformers; parts of a batch equal the
+whole; scores; runs.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,17 @@ from trifold.train.ranks import SINGLE, Ranks
 from trifold.train.trainer import Trainer
 
 SIZES = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 24, "max_positions": 24}
-ENCODER = SIZES | {"shape": "encoder", "positions": "learned", "n_token_types": 2, "heads": ["pooler"]}
+ENCODER = SIZES | {
+    "shape": "encoder",
+    "positions": "learned",
+    "n_token_types": 2,
+    "heads": ["pooler"],
+}
 WORDS = {"kind": "word", "min_frequency": 1, "special": ["cls", "sep", "mask"]}
-TEXTS = [(f"w{n} w{n * 3 % 7} w{n % 5}", f"w{n} w{n % 4}", f"w{n * 5 % 8} w{n % 3} w1") for n in range(12)]
+TEXTS = [
+    (f"w{n} w{n * 3 % 7} w{n % 5}", f"w{n} w{n % 4}", f"w{n * 5 % 8} w{n % 3} w1")
+    for n in range(12)
+]
 
 
 def pairs(file, *, score=False, negative=False):
@@ -41,7 +51,9 @@ def pairs(file, *, score=False, negative=False):
     return str(file)
 
 
-def build(folder, loss="auto", *, score=False, negative=False, dropout=0.0, reports=None, **settings):
+def build(
+    folder, loss="auto", *, score=False, negative=False, dropout=0.0, reports=None, **settings
+):
     file = pairs(folder / "rows.tsv", score=score, negative=negative)
     context = BuildContext(
         DataSettings(train=file, valid=file),
@@ -87,7 +99,9 @@ def test_losses_and_gradients_equal_those_of_sentence_transformers_on_200_random
         vectors = torch.randn(rows, sides, 5, generator=rng, requires_grad=True)
         scores = torch.randint(0, 4, (rows, 1), generator=rng) / 3
         ours = objective.table_loss(torch.cat([scores, vectors.flatten(1)], 1))
-        expected = theirs([{"sentence_embedding": vectors[:, n]} for n in range(sides)], scores[:, 0])
+        expected = theirs(
+            [{"sentence_embedding": vectors[:, n]} for n in range(sides)], scores[:, 0]
+        )
         torch.testing.assert_close(ours, expected.to(ours), rtol=1e-5, atol=1e-6)
         (got,), (wanted,) = (
             torch.autograd.grad(each, vectors, allow_unused=True) for each in (ours, expected)
@@ -97,7 +111,9 @@ def test_losses_and_gradients_equal_those_of_sentence_transformers_on_200_random
         )
 
 
-@pytest.mark.parametrize(("loss", "columns"), [("ranking", {"negative": True}), ("cosent", {"score": True})])
+@pytest.mark.parametrize(
+    ("loss", "columns"), [("ranking", {"negative": True}), ("cosent", {"score": True})]
+)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_micro_batches_have_the_gradient_of_the_global_batch(loss, columns, workers, tmp_path):
     bundle = build(tmp_path, loss, **columns)
@@ -108,7 +124,9 @@ def test_micro_batches_have_the_gradient_of_the_global_batch(loss, columns, work
         machine = Machine(torch.device("cpu"), torch.float32, workers)
         trainer = Trainer(random_model(bundle.config), objective, TrainSettings(), machine)
         trainer.optimizer.step = lambda gradient, rate: gradients.append(gradient.clone())
-        values.append(trainer.update([objective.batch(examples, np.array(part)) for part in parts], 1).loss)
+        values.append(
+            trainer.update([objective.batch(examples, np.array(part)) for part in parts], 1).loss
+        )
         trainer.close()
     assert values[0] == pytest.approx(values[1], rel=1e-5)
     whole = objective.table_loss(
@@ -169,7 +187,9 @@ def build_rows(folder, rows, loss="auto", **columns):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = DataSettings.parse({"train": str(file), "valid": str(file), "columns": columns})
     parts = TokenizerSettings.parse(WORDS), ModelConfig.parse(ENCODER), BatchSettings()
-    return EmbedSettings(loss=loss).build(BuildContext(data, *parts, 1, folder / "tokens", lambda line: None))
+    return EmbedSettings(loss=loss).build(
+        BuildContext(data, *parts, 1, folder / "tokens", lambda line: None)
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,7 +204,10 @@ def test_binary_labels_are_scores(names, tmp_path):
 
 @pytest.mark.parametrize("column", ["label", "gold_label"])
 def test_classes_of_inference_are_not_trained_as_scores(column, tmp_path):
-    rows = [{"premise": one, "hypothesis": other, column: n % 3} for n, (one, other, _) in enumerate(TEXTS)]
+    rows = [
+        {"premise": one, "hypothesis": other, column: n % 3}
+        for n, (one, other, _) in enumerate(TEXTS)
+    ]
     with pytest.raises(SettingsError, match=rf"data\.columns\.label: '{column}' .* is a class"):
         build_rows(tmp_path, rows)
     assert build_rows(tmp_path, rows, label=column).objective.settings.loss == "cosent"
@@ -200,13 +223,21 @@ def test_a_row_without_the_negative_of_others_is_an_error_with_its_line(tmp_path
 
 def test_a_score_that_is_no_number_is_an_error_with_its_line(tmp_path):
     rows = [{"sentence1": one, "sentence2": other, "score": "high"} for one, other, _ in TEXTS]
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: the label 'high' is not a number; correct it"):
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl:1: the label 'high' is not a number; correct it"
+    ):
         build_rows(tmp_path, rows)
 
 
 def test_pooling_and_normalization_are_those_of_start_from_unless_set(tmp_path):
     file = pairs(tmp_path / "rows.tsv", score=True)
-    options = {**TINY, "data.train": file, "train.steps": 2, "train.validate_every": 2, "train.accumulate": 1}
+    options = {
+        **TINY,
+        "data.train": file,
+        "train.steps": 2,
+        "train.validate_every": 2,
+        "train.accumulate": 1,
+    }
     first = options | {"task.pooling": "max", "task.normalise": True}
     trifold.train("similarity", out=tmp_path / "first", **first)
     again = {key: value for key, value in options.items() if not key.startswith("model.")}
@@ -244,7 +275,9 @@ def test_scores_are_those_of_the_vectors_of_single_texts(tmp_path):
         near = [cosine(a, b) for a, b, _ in vectors]
         if "score" in columns:
             labels = [n % 6 for n in range(12)]
-            assert result.scores["pearson"] == pytest.approx(np.corrcoef(labels, near)[0, 1], abs=1e-4)
+            assert result.scores["pearson"] == pytest.approx(
+                np.corrcoef(labels, near)[0, 1], abs=1e-4
+            )
         elif "negative" in columns:
             right = [own > cosine(a, c) for own, (a, _, c) in zip(near, vectors, strict=True)]
             assert result.scores == {"accuracy": pytest.approx(100 * np.mean(right))}
@@ -312,7 +345,11 @@ def test_a_resumed_run_is_equal_and_its_model_gives_the_vectors_of_sentence_tran
     trifold.train("similarity", out=tmp_path / "whole", **options)
     for stop in (3, 4):
         trifold.train(
-            "similarity", out=tmp_path / "run", resume="auto", view=InterruptingView(stop), **options
+            "similarity",
+            out=tmp_path / "run",
+            resume="auto",
+            view=InterruptingView(stop),
+            **options,
         )
     trifold.train("similarity", out=tmp_path / "run", resume="auto", **options)
     assert_equal_runs(tmp_path / "run", tmp_path / "whole")
@@ -326,7 +363,9 @@ def test_a_resumed_run_is_equal_and_its_model_gives_the_vectors_of_sentence_tran
     assert json.loads(printed)["outputs"] == pytest.approx(vectors[0].tolist(), abs=1e-6)
     library = pytest.importorskip("sentence_transformers")
     theirs = library.SentenceTransformer(str(tmp_path / "run" / "model"), device="cpu")
-    torch.testing.assert_close(theirs.encode(texts, convert_to_tensor=True), vectors, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        theirs.encode(texts, convert_to_tensor=True), vectors, rtol=0, atol=1e-5
+    )
 
 
 def test_scores_become_at_most_one(tmp_path):

@@ -1,4 +1,6 @@
-"""Classification of images: augmentation, runs that resume, prediction, and exchange with transformers."""
+"""Classification of images: augmentation, runs that resume, prediction, and exchange with
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,8 @@ def test_the_loss_of_an_image_does_not_depend_on_its_batch(folder, tmp_path, mod
             alone = objective.logits(network, objective.batch(examples, np.array([row])))
             torch.testing.assert_close(alone[0], logits[row], rtol=1e-4, atol=1e-5)
     one, other = (
-        objective.evaluate(network, bundle.valid, examples, eval_context(tokens)) for tokens in (6, 100)
+        objective.evaluate(network, bundle.valid, examples, eval_context(tokens))
+        for tokens in (6, 100)
     )
     assert one.loss == pytest.approx(other.loss, rel=1e-5)
     assert one.scores == other.scores
@@ -132,9 +135,13 @@ def test_a_run_predicts_what_its_validation_measures(folder, recipe, tmp_path):
     run = train(recipe(), out=tmp_path / "run").folder
     files = sorted(folder.rglob("*.png"))
     found = trifold.load(run).predict([str(file) for file in files])
-    correct = [labels[0].label == file.parent.name for labels, file in zip(found, files, strict=True)]
+    correct = [
+        labels[0].label == file.parent.name for labels, file in zip(found, files, strict=True)
+    ]
     done = run_command("eval", str(run), str(folder), "--json")
-    assert json.loads(done.out)["scores"]["accuracy"] == pytest.approx(100 * np.mean(correct), abs=0.01)
+    assert json.loads(done.out)["scores"]["accuracy"] == pytest.approx(
+        100 * np.mean(correct), abs=0.01
+    )
     done = run_command("predict", str(run), str(files[0]))
     assert done.out.startswith(f"{found[0][0].label} {found[0][0].score:.4f}\t")
     assert "12 rows, 12 converted" not in done.err
@@ -160,7 +167,9 @@ def test_a_vision_transformer_is_fine_tuned_with_its_preprocessing(folder, tmp_p
     )  # fmt: skip
     start, run = tmp_path / "vit", tmp_path / "run"
     transformers.ViTForImageClassification(config).save_pretrained(start)
-    write_image_settings(start, ImageSettings(size=(8, 8), resample="bicubic", mean=(0.1, 0.2, 0.3)))
+    write_image_settings(
+        start, ImageSettings(size=(8, 8), resample="bicubic", mean=(0.1, 0.2, 0.3))
+    )
     changes = {f"train.{key}": value for key, value in TRAIN.items()} | {"data.valid": str(folder)}
     train("images", out=run, start_from=str(start), **{"data.train": str(folder)}, **changes)
     assert read_image_settings(run / "model") == read_image_settings(start)
@@ -178,7 +187,9 @@ def test_a_model_with_a_stem_is_saved_and_loaded(tmp_path):
     write_image_settings(tmp_path, ImageSettings(size=(8, 8)))
     pixels = torch.randn(2, 3, 8, 8)
     with torch.no_grad():
-        assert torch.equal(trifold.load(tmp_path).logits(pixels), trifold.load(tmp_path).logits(pixels))
+        assert torch.equal(
+            trifold.load(tmp_path).logits(pixels), trifold.load(tmp_path).logits(pixels)
+        )
         loaded = trifold.load(tmp_path).model
     for (name, ours), theirs in zip(model.named_parameters(), loaded.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
@@ -188,12 +199,18 @@ def test_a_model_with_a_stem_is_saved_and_loaded(tmp_path):
     ("side", "mode", "size", "patch", "channels"),
     [(28, "L", 28, 4, 1), (32, "RGB", 32, 4, 3), (31, "RGB", 32, 4, 3), (200, "P", 64, 8, 3)],
 )
-def test_a_bare_recipe_has_a_model_for_the_size_of_the_images(tmp_path, side, mode, size, patch, channels):
+def test_a_bare_recipe_has_a_model_for_the_size_of_the_images(
+    tmp_path, side, mode, size, patch, channels
+):
     for name in "ab":
         (tmp_path / name).mkdir()
         pillow.new(mode, (side, side)).save(tmp_path / name / "1.png")
     recipe = load_recipe("images", [f"data.train={tmp_path}"])
     model = recipe.model
-    assert (model.image_size, model.patch_size, model.n_channels) == ((size,) * 2, (patch,) * 2, channels)
+    assert (model.image_size, model.patch_size, model.n_channels) == (
+        (size,) * 2,
+        (patch,) * 2,
+        channels,
+    )
     assert recipe.train.steps == 100
     assert Transformer(model).count_parameters() < 2_000_000

@@ -29,10 +29,21 @@ from trifold.objectives.text_to_text import PartSettings, TextToTextSettings
 from trifold.objectives.translate import TranslateSettings
 from trifold.text import TokenizerSettings
 
-SIZES = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 24, "max_positions": 24, "dropout": 0.0}
+SIZES = {
+    "d_model": 16,
+    "n_layers": 1,
+    "n_heads": 2,
+    "d_ff": 24,
+    "max_positions": 24,
+    "dropout": 0.0,
+}
 ENCODER = SIZES | {"shape": "encoder", "positions": "learned", "n_token_types": 2, "heads": ["lm"]}
 DECODER = SIZES | {"shape": "decoder", "positions": "learned", "norm_placement": "pre"}
-TWO_STREAMS = ENCODER | {"positions": "relative-sinusoidal", "query_stream": True, "segment_offsets": True}
+TWO_STREAMS = ENCODER | {
+    "positions": "relative-sinusoidal",
+    "query_stream": True,
+    "segment_offsets": True,
+}
 MASKS = {"kind": "word", "min_frequency": 1, "special": ["cls", "sep", "mask"], "sentinels": 12}
 
 PARTS = {"a": PartSettings(train="", valid="", input="a: {source}")}
@@ -78,7 +89,9 @@ def built(tmp_path_factory):
     rows = [f"w{n} w{n * 3 % 7}\t{'ab'[n % 2]} w{n}" for n in range(8)]
     (folder / "pairs.tsv").write_text("source\ttarget\n" + "\n".join(rows) + "\n", encoding="utf-8")
     labels = [f"w{n} w{n * 3 % 7}\t{'ab'[n % 2]}" for n in range(8)]
-    (folder / "labels.tsv").write_text("source\ttarget\n" + "\n".join(labels) + "\n", encoding="utf-8")
+    (folder / "labels.tsv").write_text(
+        "source\ttarget\n" + "\n".join(labels) + "\n", encoding="utf-8"
+    )
     triplets = [f"w{n} w{n * 3 % 7}\tw{n}\tw{n * 5 % 8} w{n % 3}" for n in range(8)]
     (folder / "triplets.tsv").write_text(
         "anchor\tpositive\tnegative\n" + "\n".join(triplets) + "\n", encoding="utf-8"
@@ -88,14 +101,20 @@ def built(tmp_path_factory):
             answer = {"text": f"w{n + 1}", "answer_start": context.index(f"w{n + 1}")}
             row = {"question": question, "context": context, "answers": [answer][: n != 5]}
             file.write(json.dumps(row) + "\n")
-    tags = ["\n".join(f"w{n * k % 7} {'OB'[(n + k) % 3 == 0]}" for k in range(1, 5)) for n in range(8)]
+    tags = [
+        "\n".join(f"w{n * k % 7} {'OB'[(n + k) % 3 == 0]}" for k in range(1, 5)) for n in range(8)
+    ]
     (folder / "tags.conll").write_text("\n\n".join(tags) + "\n", encoding="utf-8")
 
     def build(kind):
         if kind in cache:
             return cache[kind]
         settings, model, data = KINDS[kind]
-        paths = {} if data == "parts" else dict.fromkeys(("train", "valid"), str(folder / f"{data}.tsv"))
+        paths = (
+            {}
+            if data == "parts"
+            else dict.fromkeys(("train", "valid"), str(folder / f"{data}.tsv"))
+        )
         if data == "answers":
             paths = dict.fromkeys(("train", "valid"), str(folder / "answers.jsonl"))
         if data in ("text", "tags"):
@@ -131,14 +150,20 @@ def test_counts_are_those_of_the_loss_terms(built, kind):
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_the_loss_of_an_example_does_not_depend_on_its_batch(built, kind):
-    """So no example attends to another, and its corruption is a function of the draw and its number."""
+    """So no example attends to another, and its corruption is a function of the draw and its
+    number.
+    """
     objective, _, examples, model = built(kind)
     rows = np.array([2, 0, 3, 1])
     together = objective.loss(model, objective.batch(examples, rows, draw=9))
-    alone = [objective.loss(model, objective.batch(examples, rows[n : n + 1], draw=9)) for n in range(4)]
+    alone = [
+        objective.loss(model, objective.batch(examples, rows[n : n + 1], draw=9)) for n in range(4)
+    ]
     for name, term in together.items():
         assert term.count == sum(each[name].count for each in alone)
-        torch.testing.assert_close(term.sum, sum(each[name].sum for each in alone), rtol=2e-5, atol=1e-4)
+        torch.testing.assert_close(
+            term.sum, sum(each[name].sum for each in alone), rtol=2e-5, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,7 +171,9 @@ def test_the_loss_of_an_example_does_not_depend_on_its_batch(built, kind):
 def test_only_corruption_depends_on_the_draw(built, kind):
     objective, _, examples, model = built(kind)
     sums = [
-        float(objective.loss(model, objective.batch(examples, np.arange(8), draw=draw))["tokens"].sum)
+        float(
+            objective.loss(model, objective.batch(examples, np.arange(8), draw=draw))["tokens"].sum
+        )
         for draw in (1, 1, 2, 3, 4)
     ]
     assert sums[0] == sums[1]

@@ -26,7 +26,9 @@ EVERY = np.arange(3)
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    settings = TokenizerSettings(kind="bpe", vocab_size=70, min_frequency=1, special=("cls", "sep", "mask"))
+    settings = TokenizerSettings(
+        kind="bpe", vocab_size=70, min_frequency=1, special=("cls", "sep", "mask")
+    )
     return train_tokenizer(TEXTS, settings)
 
 
@@ -55,7 +57,9 @@ def make(tokenizer):
 def padded(rows):
     """Masked rows as a padded batch."""
     lengths = torch.tensor([len(row.inputs) for row in rows])
-    tokens = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(row.inputs) for row in rows], batch_first=True)
+    tokens = torch.nn.utils.rnn.pad_sequence(
+        [torch.from_numpy(row.inputs) for row in rows], batch_first=True
+    )
     return Inputs(tokens, padding_mask(lengths, int(lengths.max())))
 
 
@@ -68,7 +72,11 @@ def test_the_loss_is_the_cross_entropy_at_masked_positions(make, rows, mask):
     hidden = [objective.mask(examples, row, draw=5) for row in EVERY]
     logits = model.head_outputs(padded(hidden))["lm"]
     expected = sum(
-        float(F.cross_entropy(logits[n, row.positions], torch.from_numpy(row.targets), reduction="sum"))
+        float(
+            F.cross_entropy(
+                logits[n, row.positions], torch.from_numpy(row.targets), reduction="sum"
+            )
+        )
         for n, row in enumerate(hidden)
     )
     (term,) = objective.loss(model, batch).values()
@@ -94,7 +102,9 @@ def test_the_boundary_loss_follows_spanbert(make, rows):
         original = torch.from_numpy(row.original)
         for start, end in row.spans:
             for place in range(start, min(end, start + 3)):  # the head tells three places apart
-                x = torch.cat([states[n, start - 1], states[n, end], head.positions.weight[place - start]])
+                x = torch.cat(
+                    [states[n, start - 1], states[n, end], head.positions.weight[place - start]]
+                )
                 for dense, norm in zip(head.dense, head.norms, strict=True):
                     x = F.layer_norm(
                         F.gelu(x @ dense.weight.t() + dense.bias),
@@ -140,7 +150,9 @@ def test_every_parameter_gets_a_gradient(make, rows):
     objective, model = make(MaskedLM, MaskedSettings(mask="spans", boundary=1.0, rate=0.4))
     batch = objective.batch(objective.examples(rows), EVERY)
     sum(term.sum for term in objective.loss(model, batch).values()).backward()
-    still = [name for name, parameter in model.named_parameters() if not parameter.grad.abs().sum() > 0]
+    still = [
+        name for name, parameter in model.named_parameters() if not parameter.grad.abs().sum() > 0
+    ]
     assert still == []
 
 
@@ -176,12 +188,14 @@ def test_windows_are_a_function_of_the_draw(make, rows):
     objective.cut = "windows"
     cuts = [objective.examples(rows, draw).chunks.starts.tolist() for draw in (1, 2, 1)]
     assert cuts[0] == cuts[2] != cuts[1]
-    assert all(objective.examples(rows, draw).chunks.sizes.sum() == len(rows.ids) for draw in range(5))
+    assert all(
+        objective.examples(rows, draw).chunks.sizes.sum() == len(rows.ids) for draw in range(5)
+    )
     objective.cut = "drop"
     assert not len(objective.examples(rows).chunks.sizes)
 
 
-# --- pairs ----------------------------------------------------------------------------------------------------
+# --- pairs ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("positions", [64, 14])
@@ -192,9 +206,14 @@ def test_pairs_are_consecutive_runs_of_sentences(make, rows, tokenizer, position
     for row in range(len(examples.document)):
         start, middle, end = examples.bounds[row]
         assert start < middle < end and rows.sentence_starts[middle]
-        assert rows.starts[examples.document[row]] <= start and end <= rows.starts[examples.document[row] + 1]
+        assert (
+            rows.starts[examples.document[row]] <= start
+            and end <= rows.starts[examples.document[row] + 1]
+        )
         if positions == 64:
-            assert rows.sentence_starts[start] and (end == len(rows.ids) or rows.sentence_starts[end])
+            assert rows.sentence_starts[start] and (
+                end == len(rows.ids) or rows.sentence_starts[end]
+            )
 
 
 @pytest.mark.slow
@@ -247,7 +266,9 @@ def test_masks_of_pairs_respect_words_and_special_tokens(make, rows, tokenizer, 
         original[places] = batch.labels[: batch.tokens]
         ids = original[: len(hidden)].tolist()
         starts = np.array([begins[token] or token in special for token in ids])
-        punctuation = np.array([tokenizer.pieces([token])[0].strip("▁") in (".", "") for token in ids])
+        punctuation = np.array(
+            [tokenizer.pieces([token])[0].strip("▁") in (".", "") for token in ids]
+        )
         assert not hidden[[token in special for token in ids]].any()
         assert whole_or_not(hidden, starts | punctuation)
         answers |= set(batch.pairs.tolist())
@@ -261,7 +282,9 @@ def test_lengths_of_pairs_are_those_of_their_batches(make, rows, kind, positions
     for draw in range(20):
         examples = objective.examples(rows, draw)
         every = np.arange(len(examples.document))
-        sizes = [objective.batch(examples, every[row : row + 1]).inputs.packing.real for row in every]
+        sizes = [
+            objective.batch(examples, every[row : row + 1]).inputs.packing.real for row in every
+        ]
         assert sizes == examples.lengths[:, 0].tolist() and max(sizes) <= positions
 
 
@@ -270,7 +293,9 @@ def test_negative_pairs_require_two_documents(make, tokenizer):
     objective, _ = make(SentencePairs, SentencePairSettings(pairs="order"))
     assert len(objective.examples(alone).document)
     objective, _ = make(SentencePairs, SentencePairSettings())
-    with pytest.raises(DataError, match="of 1 documents 1 have two sentences or more; pairs require 2"):
+    with pytest.raises(
+        DataError, match="of 1 documents 1 have two sentences or more; pairs require 2"
+    ):
         objective.examples(alone)
 
 
@@ -287,7 +312,9 @@ def test_the_pair_loss_reads_the_first_state(make, rows):
     terms = objective.loss(model, batch)
     assert set(terms) == {"tokens", "pairs"}
     assert float(terms["pairs"].sum) == pytest.approx(total, rel=1e-4)
-    assert (terms["pairs"].count, terms["pairs"].weight) == (3, 0.3) and objective.counts(batch)["pairs"] == 3
+    assert (terms["pairs"].count, terms["pairs"].weight) == (3, 0.3) and objective.counts(batch)[
+        "pairs"
+    ] == 3
     assert (
         0
         <= objective.evaluate(model, rows, objective.examples(rows), eval_context(100)).scores[
@@ -300,5 +327,7 @@ def test_the_pair_loss_reads_the_first_state(make, rows):
 def test_the_command_that_uses_a_model_names_its_mask_token(tmp_path):
     folder = tmp_path / "a run"
     (folder / "model").mkdir(parents=True)
-    (folder / "model" / "special_tokens_map.json").write_text('{"mask_token": "[MASK]"}', encoding="utf-8")
+    (folder / "model" / "special_tokens_map.json").write_text(
+        '{"mask_token": "[MASK]"}', encoding="utf-8"
+    )
     assert MaskedSettings().usage(folder) == f"trifold predict '{folder}' \"a text with a [MASK]\""

@@ -17,13 +17,20 @@ from trifold.objectives.permutation import Permutation, PermutationSettings
 from trifold.text import TokenizerSettings, train_tokenizer
 from trifold.text.annotation import annotate
 
-TEXTS = ["to be, or not to be", "a", "that is the question: whether it is nobler", "in the mind to suffer"]
+TEXTS = [
+    "to be, or not to be",
+    "a",
+    "that is the question: whether it is nobler",
+    "in the mind to suffer",
+]
 WIDTH = 16
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    settings = TokenizerSettings(kind="char", vocab_size=60, min_frequency=1, special=("cls", "sep", "mask"))
+    settings = TokenizerSettings(
+        kind="char", vocab_size=60, min_frequency=1, special=("cls", "sep", "mask")
+    )
     return train_tokenizer(TEXTS, settings)
 
 
@@ -60,7 +67,9 @@ def test_labels_are_the_tokens_at_the_target_positions(tokenizer, rows):
     real = labels >= 0
     assert int(real.sum()) == batch.tokens == objective.counts(batch)["tokens"]
     assert torch.equal(batch.inputs.tokens.gather(1, positions)[real], labels[real])
-    assert torch.equal(ranks.gather(1, positions)[real] > 0, torch.ones(batch.tokens, dtype=torch.bool))
+    assert torch.equal(
+        ranks.gather(1, positions)[real] > 0, torch.ones(batch.tokens, dtype=torch.bool)
+    )
     assert int((ranks > 0).sum()) == batch.tokens
     special = torch.from_numpy(objective.is_special)[batch.inputs.tokens]
     assert not (ranks[special] > 0).any()
@@ -76,7 +85,9 @@ def test_a_query_attends_to_earlier_tokens_of_the_order_only(tokenizer, rows, mo
     examples = objective.examples(rows)
     batch = objective.batch(examples, np.array([2]), draw=draw)
     ranks, length = batch.inputs.order[0], batch.inputs.tokens.shape[1]
-    own = Inputs(torch.arange(3, 3 + length)[None], order=batch.inputs.order)  # every token only once
+    own = Inputs(
+        torch.arange(3, 3 + length)[None], order=batch.inputs.order
+    )  # every token only once
     table = model.encoder_embeddings.tokens.weight
     answers = model.query_stream(own, batch.positions)[0]
     for place, answer in zip(batch.positions[0].tolist(), answers, strict=True):
@@ -119,7 +130,9 @@ def test_the_loss_equals_that_of_transformers(tokenizer, rows, model, tmp_path):
         perm_mask=hidden.float(),
         target_mapping=F.one_hot(batch.positions, real.shape[1]).float(),
     ).logits
-    expected = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=-1, reduction="sum")
+    expected = F.cross_entropy(
+        logits.flatten(0, 1), batch.labels.flatten(), ignore_index=-1, reduction="sum"
+    )
     term = objective.loss(model, batch)["tokens"]
     assert term.count == batch.tokens
     torch.testing.assert_close(term.sum, expected, rtol=1e-4, atol=1e-4)
@@ -134,7 +147,9 @@ def test_a_validation_shows_samples(tokenizer, rows, model):
     assert one.scores["perplexity"] == pytest.approx(math.exp(one.loss))
     assert one.value == -one.loss
     assert [sample.reference for sample in one.samples] == [TEXTS[0][:14], TEXTS[0][14:]]
-    assert all("<mask>" in sample.source for sample in one.samples if sample.source != sample.reference)
+    assert all(
+        "<mask>" in sample.source for sample in one.samples if sample.source != sample.reference
+    )
 
 
 def test_a_missing_query_stream_or_head_is_an_error(tokenizer):

@@ -1,4 +1,6 @@
-"""Short training runs of the objectives on raw text: laws of a run, use of the model, reports and errors."""
+"""Short training runs of the objectives on raw text: laws of a run, use of the model, reports and
+errors.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,17 @@ import numpy as np
 import pytest
 import torch
 from tests.command_line import run_command
-from tests.recipes import BERT, GPT2, MASKS, PRETRAINED_BERT, SENTINELS, SIZES, WEATHER, XLNET, weather_text
+from tests.recipes import (
+    BERT,
+    GPT2,
+    MASKS,
+    PRETRAINED_BERT,
+    SENTINELS,
+    SIZES,
+    WEATHER,
+    XLNET,
+    weather_text,
+)
 from tests.train.runs import InterruptingView, RecordingView, assert_equal_runs, values_of
 
 from trifold.errors import DataError, SettingsError
@@ -47,7 +59,9 @@ TRAIN = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A recipe per objective, and two texts: `words.txt` for causal, and sentences about constant weather."""
+    """A recipe per objective, and two texts: `words.txt` for causal, and sentences about constant
+    weather.
+    """
     folder, rng = tmp_path_factory.mktemp("recipes"), random.Random(5)
     documents = [" ".join(rng.choices(WEATHER, k=rng.randint(1, 12))) for _ in range(40)]
     (folder / "words.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
@@ -59,7 +73,11 @@ def folder(tmp_path_factory):
             "batch": {"tokens": 400}, "data": {"train": str(folder / "text.txt"), "holdout": 0.2},
         }  # fmt: skip
         if name == "causal":
-            values["data"] |= {"train": str(folder / "words.txt"), "cut": "windows", "documents": "blank"}
+            values["data"] |= {
+                "train": str(folder / "words.txt"),
+                "cut": "windows",
+                "documents": "blank",
+            }
             values |= {"batch": {"tokens": 200}, "generate": {"max_new_tokens": 8}}
         (folder / f"{name}.yaml").write_text(json.dumps(values), encoding="utf-8")
     return folder
@@ -85,13 +103,15 @@ def prepare(folder, tmp_path):
 
     def prepare(name, changes=None):
         view = RecordingView()
-        data = load_data(load_recipe(folder / f"{name}.yaml", changes or {}), tmp_path / "tokenizer", view)
+        data = load_data(
+            load_recipe(folder / f"{name}.yaml", changes or {}), tmp_path / "tokenizer", view
+        )
         return data, "\n".join(view.lines)
 
     return prepare
 
 
-# --- laws of a run --------------------------------------------------------------------------------------------
+# --- laws of a run --------------------------------------------------------------------------------
 
 LONGER = {"train.steps": 20, "train.workers": 2, "train.precision": "bfloat16"}
 
@@ -104,7 +124,9 @@ LONGER = {"train.steps": 20, "train.workers": 2, "train.precision": "bfloat16"}
         ("causal", {"train.steps": 20, "data.cache": "cache"}, (3, 17)),
     ],
 )
-def test_resumed_run_equals_uninterrupted_run(folder, trained, tmp_path, monkeypatch, name, changes, stops):
+def test_resumed_run_equals_uninterrupted_run(
+    folder, trained, tmp_path, monkeypatch, name, changes, stops
+):
     monkeypatch.chdir(tmp_path)
     recipe, whole = folder / f"{name}.yaml", tmp_path / "whole"
     if changes:
@@ -149,7 +171,7 @@ def test_workers_do_not_change_the_scores(folder, tmp_path, name):
     assert one.scores == pytest.approx(two.scores, rel=1e-3)
 
 
-# --- use of the model -----------------------------------------------------------------------------------------
+# --- use of the model -----------------------------------------------------------------------------
 
 
 def test_causal_model_equals_gpt2_of_transformers(trained):
@@ -174,13 +196,17 @@ def test_masked_model_and_tokenizer_equal_bert_of_transformers(trained, name, ar
 
     folder = trained(name) / "model"
     theirs = getattr(transformers, architecture).from_pretrained(folder).eval()
-    assert json.loads((folder / "config.json").read_text("utf-8"))["architectures"] == [architecture]
+    assert json.loads((folder / "config.json").read_text("utf-8"))["architectures"] == [
+        architecture
+    ]
     ours = load(folder)
     tokens = torch.randint(7, ours.config.vocab_size, (3, 20))
     segments = (torch.arange(20) > 9).long().expand(3, -1)
     with torch.no_grad():
         expected = theirs(tokens, token_type_ids=segments)[0]
-        assert torch.allclose(ours.logits(tokens, segments=segments), expected, rtol=1e-4, atol=1e-5)
+        assert torch.allclose(
+            ours.logits(tokens, segments=segments), expected, rtol=1e-4, atol=1e-5
+        )
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     text, other = "Today sun rain .", "Today fog"
     (row,) = ours.tokenizer.rows([text], [other])
@@ -219,7 +245,9 @@ def run_successfully(*arguments):
 def test_causal_model_works_with_eval_generate_and_show(trained, tmp_path):
     folder, text = trained("causal"), tmp_path / "text.txt"
     report = json.loads(run_successfully("eval", str(folder), "--json").out)
-    assert report["loss"] == pytest.approx(min(dict(values_of(folder, "valid/loss")).values()), rel=1e-4)
+    assert report["loss"] == pytest.approx(
+        min(dict(values_of(folder, "valid/loss")).values()), rel=1e-4
+    )
     assert report["scores"].keys() == {"perplexity", "bits_per_byte", "accuracy"}
     text.write_text("sun rain\n\nfog snow sun\n", encoding="utf-8")
     result = run_successfully("eval", str(folder), str(text))
@@ -231,7 +259,9 @@ def test_causal_model_works_with_eval_generate_and_show(trained, tmp_path):
     run_successfully("eval", str(tmp_path / "model"), str(text), "--json")
     for options in (("--tokenize", "13a"), ("--num-beams", "2"), ("--split", "train")):
         assert run_command("eval", str(folder), *options).code == 2
-    generated = run_successfully("generate", str(folder), "sun ", "--seed", "1", "--temperature", "0.8")
+    generated = run_successfully(
+        "generate", str(folder), "sun ", "--seed", "1", "--temperature", "0.8"
+    )
     assert generated.err == ""
     run_successfully("show", str(folder))
 
@@ -243,7 +273,9 @@ def test_run_from_a_cache_builds_it_once_per_split_and_can_be_evaluated(folder, 
     assert any("no padding" in line for line in view.lines)
     assert len([entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()]) == 2
     report = json.loads(run_successfully("eval", str(run), "--json").out)
-    assert report["loss"] == pytest.approx(min(dict(values_of(run, "valid/loss")).values()), rel=1e-4)
+    assert report["loss"] == pytest.approx(
+        min(dict(values_of(run, "valid/loss")).values()), rel=1e-4
+    )
 
 
 def test_samples_have_one_line_each(trained):
@@ -254,7 +286,7 @@ def test_samples_have_one_line_each(trained):
     assert all(line.count("\t") == 1 for line in lines)
 
 
-# --- reports and errors ---------------------------------------------------------------------------------------
+# --- reports and errors ---------------------------------------------------------------------------
 
 
 def test_documents_and_chunks_are_reported(prepare):
@@ -262,7 +294,10 @@ def test_documents_and_chunks_are_reported(prepare):
     size = "documents have more than 24 tokens: split into pieces of 24, at other positions in each epoch"
     assert "words.txt: 40 documents" in report and size in report
     assert (
-        "an epoch: " in report and " pieces, " in report and " tokens, " in report and "vocabulary " in report
+        "an epoch: " in report
+        and " pieces, " in report
+        and " tokens, " in report
+        and "vocabulary " in report
     )
     assert data.config.vocab_size == data.objective.tokenizer.vocab_size
     one, two, again = (data.examples(epoch).chunks for epoch in (0, 1, 0))
@@ -321,7 +356,10 @@ def test_contradictory_settings_are_rejected(prepare, name, changes, message):
     ("changes", "message"),
     [
         ({"model.shape": "decoder"}, r"decoder does not support task\.kind: translate"),
-        ({"data.cache": "cache"}, r"data\.cache: a task of kind translate reads its text into memory"),
+        (
+            {"data.cache": "cache"},
+            r"data\.cache: a task of kind translate reads its text into memory",
+        ),
     ],
 )
 def test_settings_that_translation_does_not_support_are_rejected(tmp_path, changes, message):

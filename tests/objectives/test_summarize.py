@@ -73,15 +73,21 @@ def test_long_sources_are_truncated_and_counted(read, objective):
     whole = objective.source.encode(read().sources)
     assert [row[:-1] for row in examples.sources.tolist()] == [row[:4] for row in whole]
     assert objective.lines == ["a.jsonl: 2 of 3 sources have more than 5 tokens: truncated"]
-    assert objective.target.decode([row[:-1] for row in examples.targets.tolist()]) == read().targets
+    assert (
+        objective.target.decode([row[:-1] for row in examples.targets.tolist()]) == read().targets
+    )
 
 
 def test_scores_are_those_of_rouge_score(read, objective, monkeypatch):
     """The best of the references for each score, and the mean over the rows."""
-    scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(["rouge1", "rouge2", "rougeL"])
+    scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(
+        ["rouge1", "rouge2", "rougeL"]
+    )
     outputs, rows = ["d f a", "g x", "n"], read()
     monkeypatch.setattr(objective, "outputs", lambda *_: outputs)
-    found = objective.compute_scores(EvalRun(None, rows, objective.examples(rows), eval_context(), {}))
+    found = objective.compute_scores(
+        EvalRun(None, rows, objective.examples(rows), eval_context(), {})
+    )
     for name, value in found.scores.items():
         best = [
             max(scorer.score(each, output)[name].fmeasure for each in references)

@@ -64,12 +64,16 @@ def outputs_of(objective, model, examples, rows):
     batch = objective.batch(examples, np.array(rows))
     with torch.no_grad():
         found = objective.split(objective.logits(model, batch).argmax(-1), batch)
-    return [choose_tags(own, examples.firsts[row], NAMES) for own, row in zip(found, rows, strict=True)]
+    return [
+        choose_tags(own, examples.firsts[row], NAMES) for own, row in zip(found, rows, strict=True)
+    ]
 
 
-# --- alignment -----------------------------------------------------------------------------------------------
+# --- alignment ------------------------------------------------------------------------------------
 
-TEXTS = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zs", "Zl", "Zp")), min_size=1, max_size=8)
+TEXTS = st.text(
+    st.characters(exclude_categories=("Cs", "Cc", "Zs", "Zl", "Zp")), min_size=1, max_size=8
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -130,7 +134,7 @@ def test_tags_of_a_batch_are_those_of_single_sentences_and_of_predict(tokenizers
         assert " ".join(span.text for span in spans) == text
 
 
-# --- what is left out ----------------------------------------------------------------------------------------
+# --- what is left out -----------------------------------------------------------------------------
 
 
 def test_words_beyond_the_width_and_unknown_tags_are_reported_and_count_as_wrong(tokenizers):
@@ -177,7 +181,7 @@ def test_invalid_data_names_file_and_line(tmp_path, name):
         trifold.train("tag", out=tmp_path / "run", **{"data.train": path, "data.valid": path})
 
 
-# --- runs ----------------------------------------------------------------------------------------------------
+# --- runs -----------------------------------------------------------------------------------------
 
 SMALL = {
     "model.d_model": 32, "model.n_heads": 2, "model.n_layers": 1, "model.d_ff": 64, "model.dropout": 0.0,
@@ -196,9 +200,16 @@ def write_conll(path, sentences):
 def bioes(sentence):
     """The tags of the sentence as BIOES."""
     following = [tag[:2] == "I-" for _, tag in sentence[1:]] + [False]
-    names = {("B", False): "S", ("B", True): "B", ("I", False): "E", ("I", True): "I", ("O", False): "O"}
+    names = {
+        ("B", False): "S",
+        ("B", True): "B",
+        ("I", False): "E",
+        ("I", True): "I",
+        ("O", False): "O",
+    }
     return [
-        (word, names[tag[0], more] + tag[1:]) for (word, tag), more in zip(sentence, following, strict=True)
+        (word, names[tag[0], more] + tag[1:])
+        for (word, tag), more in zip(sentence, following, strict=True)
     ]
 
 
@@ -209,7 +220,9 @@ def test_an_overfitted_model_finds_all_entities_of_its_training_sentences(tmp_pa
     path, run = write_conll(tmp_path / "train.txt", sentences), tmp_path / "run"
     if scheme == "BIOES":
         path = tmp_path / "train.jsonl"
-        words = ({"tokens": [w for w, _ in one], "ner_tags": [t for _, t in one]} for one in sentences)
+        words = (
+            {"tokens": [w for w, _ in one], "ner_tags": [t for _, t in one]} for one in sentences
+        )
         path.write_text("\n".join(map(json.dumps, words)), encoding="utf-8")
     settings = SMALL | {"data.train": path, "data.valid": path}
     if scheme == "BIOES":  # WordPiece splits words at punctuation, which training does not
@@ -224,7 +237,9 @@ def test_an_overfitted_model_finds_all_entities_of_its_training_sentences(tmp_pa
     tags = json.loads(found.out)["outputs"]
     spans = [(tag["label"], tag["start"], tag["end"]) for tag in tags]
     assert spans == [("PER", 0, 15), ("LOC", 23, 27)]
-    compared = json.loads(run_command("compare", str(run), str(run), str(path), "--json").out)["scores"]
+    compared = json.loads(run_command("compare", str(run), str(run), str(path), "--json").out)[
+        "scores"
+    ]
     assert compared["loss"]["difference"] == 0
 
 

@@ -28,7 +28,10 @@ def test_format_number_rounds_to_the_step(value, step, text):
 
 
 def test_parse_number_maps_other_text_to_a_constant():
-    assert [parse_number(text) for text in (" 3.4 ", "three", "", "nan", "1e999")] == [3.4, *[NO_NUMBER] * 4]
+    assert [parse_number(text) for text in (" 3.4 ", "three", "", "nan", "1e999")] == [
+        3.4,
+        *[NO_NUMBER] * 4,
+    ]
 
 
 @given(
@@ -56,10 +59,17 @@ def folder(tmp_path_factory):
     (folder / "copy.tsv").write_text(f"source\ttarget\n{copies}\n", encoding="utf-8")
     rows = [(a, b, 4.93 if a == b else 1.07) for a in names for b in names]
     likes = "\n".join(f"x\t{score}\t{a}\t{b}" for a, b, score in rows)
-    (folder / "like.tsv").write_text(f"genre\tscore\tone\ttwo\n{likes}\nx\t3\t\tbee\n", encoding="utf-8")
+    (folder / "like.tsv").write_text(
+        f"genre\tscore\tone\ttwo\n{likes}\nx\t3\t\tbee\n", encoding="utf-8"
+    )
     parts = {
         "copy": {"input": "copy: {source}"},
-        "like": {"input": "like one: {one} two: {two}", "target": "score", "number": 0.2, "score": "pearson"},
+        "like": {
+            "input": "like one: {one} two: {two}",
+            "target": "score",
+            "number": 0.2,
+            "score": "pearson",
+        },
     }
     for name, part in parts.items():
         part |= dict.fromkeys(("train", "valid"), str(folder / f"{name}.tsv"))
@@ -88,12 +98,18 @@ def test_templates_are_filled_and_shares_reported(folder, tmp_path):
     assert (rows.sources[41], rows.targets[41]) == ("like one: ant two: bee", "1.0")
     report = "\n".join(view.lines)
     assert "like: 1 of 17 rows with a blank text: left out" in report
-    for counts in ("copy: 40 rows, 20 of them in each epoch", "like: 16 rows, 16 of them in each epoch"):
+    for counts in (
+        "copy: 40 rows, 20 of them in each epoch",
+        "like: 16 rows, 16 of them in each epoch",
+    ):
         assert counts in report
     epochs = [data.objective.choose_rows(rows, data.seed_of(epoch)) for epoch in (0, 1, 0)]
     assert epochs[0].tolist() == epochs[2].tolist() != epochs[1].tolist()
     for chosen in epochs:
-        assert len(chosen) == len(set(chosen.tolist())) == 36 and (chosen[20:] == np.arange(40, 56)).all()
+        assert (
+            len(chosen) == len(set(chosen.tolist())) == 36
+            and (chosen[20:] == np.arange(40, 56)).all()
+        )
     for epoch, chosen in enumerate(epochs[:2]):
         sources = [rows.examples.sources.tolist()[row] for row in chosen]
         assert data.examples(epoch).sources.tolist() == sources
@@ -106,9 +122,13 @@ def test_a_trained_model_loads_and_generates(folder, tmp_path):
     losses = [loss for _, loss in values_of(tmp_path, "valid/loss")]
     assert losses[-1] < losses[0]
     assert set(outcome.scores) == {"copy", "like", "mean"}
-    assert outcome.scores["mean"] == pytest.approx((outcome.scores["copy"] + outcome.scores["like"]) / 2)
+    assert outcome.scores["mean"] == pytest.approx(
+        (outcome.scores["copy"] + outcome.scores["like"]) / 2
+    )
     assert outcome.scores["copy"] > 60
-    assert "like: Pearson" in next(Path(tmp_path / "samples").glob("*.scores.txt")).read_text("utf-8")
+    assert "like: Pearson" in next(Path(tmp_path / "samples").glob("*.scores.txt")).read_text(
+        "utf-8"
+    )
     assert load(tmp_path).generate("copy: bee", max_new_tokens=3)
 
 

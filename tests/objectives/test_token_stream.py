@@ -75,7 +75,9 @@ def test_batches_have_the_requested_size(tmp_path):
 def test_row_boundaries_depend_on_the_draw(tmp_path):
     objective = make_objective()
     cache = cache_of(objective, tmp_path)
-    places = [tuple(objective.examples(cache, draw).select(np.array([5])).starts) for draw in (None, 1, 2)]
+    places = [
+        tuple(objective.examples(cache, draw).select(np.array([5])).starts) for draw in (None, 1, 2)
+    ]
     assert len(set(places)) == 3
 
 

@@ -51,20 +51,25 @@ def model(tokenizers):
     return random_model(config)
 
 
-# --- examples and batches ------------------------------------------------------------------------------------
+# --- examples and batches -------------------------------------------------------------------------
 
 
 def test_both_sides_end_with_the_end_token(objective, examples):
     assert examples.lengths.tolist() == [[3, 2], [2, 3], [7, 7], [2, 1], [7, 4], [3, 5]]
     last = examples.targets.ids[examples.targets.starts[1:] - 1]
     assert (last == objective.target.eos_id).all()
-    assert objective.target.decode([examples.targets.ids[: examples.targets.starts[1]].tolist()]) == ["x"]
+    assert objective.target.decode(
+        [examples.targets.ids[: examples.targets.starts[1]].tolist()]
+    ) == ["x"]
 
 
 def rows_of(batch, side) -> list[list[int]]:
     """The tokens of each row of a packed batch."""
     inputs = getattr(batch, side)
-    (rows, width), places = inputs.packing.shape, inputs.packing.cell_of_token[: inputs.packing.real]
+    (rows, width), places = (
+        inputs.packing.shape,
+        inputs.packing.cell_of_token[: inputs.packing.real],
+    )
     taken = [[] for _ in range(rows)]
     for token, place in zip(inputs.tokens[0].tolist(), places.tolist(), strict=False):
         taken[place // width].append(token)
@@ -87,7 +92,10 @@ def test_decoder_inputs_are_shifted_targets(objective, examples, chosen):
 def test_labels_are_the_target_tokens(objective, examples):
     batch = objective.batch(examples, EVERY)
     real = int(examples.lengths[:, 1].sum())
-    assert batch.labels.tolist() == [*examples.targets.ids.tolist(), *[-1] * (len(batch.labels) - real)]
+    assert batch.labels.tolist() == [
+        *examples.targets.ids.tolist(),
+        *[-1] * (len(batch.labels) - real),
+    ]
     assert batch.tokens == real
     assert objective.counts(batch) == {"tokens": real}
 
@@ -100,7 +108,7 @@ def test_a_width_truncates_rows(objective, examples):
     assert batch.tokens == np.minimum(examples.lengths[:, 1], 3).sum()
 
 
-# --- loss ----------------------------------------------------------------------------------------------------
+# --- loss -----------------------------------------------------------------------------------------
 
 
 def by_hand(objective, model, examples, smoothing: float) -> torch.Tensor:
@@ -112,7 +120,11 @@ def by_hand(objective, model, examples, smoothing: float) -> torch.Tensor:
     logits = model.lm_head(model(Inputs(source, real), Inputs(read)))
     labels = examples.targets.padded(EVERY, 7, -100)
     return F.cross_entropy(
-        logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum", label_smoothing=smoothing
+        logits.flatten(0, 1),
+        labels.flatten(),
+        ignore_index=-100,
+        reduction="sum",
+        label_smoothing=smoothing,
     )
 
 
@@ -135,7 +147,7 @@ def test_the_packed_gradient_equals_that_of_a_padded_batch(objective, examples, 
         assert torch.allclose(one, other, rtol=1e-4, atol=2e-5)
 
 
-# --- prediction ----------------------------------------------------------------------------------------------
+# --- prediction -----------------------------------------------------------------------------------
 
 TEXTS = ["ab", "f", "abcdefabc", "fedcba", "b", "aa", "cdef"]
 
@@ -152,7 +164,9 @@ def test_predictions_do_not_depend_on_order_or_batches(objective, model):
     alone = [predict(objective, model, [text], config)[0] for text in TEXTS]
     small = predict(objective, model, TEXTS, config, batch_tokens=12)
     for other in (again, alone, small):
-        assert [[h.tokens for h in each] for each in other] == [[h.tokens for h in each] for each in found]
+        assert [[h.tokens for h in each] for each in other] == [
+            [h.tokens for h in each] for each in found
+        ]
         for one, two in zip(other, found, strict=True):
             assert [h.score for h in one] == pytest.approx([h.score for h in two], abs=1e-4)
     assert len({tuple(each[0].tokens) for each in found}) > 1
@@ -161,7 +175,12 @@ def test_predictions_do_not_depend_on_order_or_batches(objective, model):
 def test_on_done_counts_every_text_once(objective, model):
     heard = []
     predict(
-        objective, model, TEXTS, GenerationConfig(max_new_tokens=2), batch_tokens=12, on_done=heard.append
+        objective,
+        model,
+        TEXTS,
+        GenerationConfig(max_new_tokens=2),
+        batch_tokens=12,
+        on_done=heard.append,
     )
     assert sum(heard) == len(TEXTS) and len(heard) > 1
 
@@ -170,7 +189,7 @@ def test_no_texts_give_no_predictions(objective, model):
     assert predict(objective, model, [], GenerationConfig()) == []
 
 
-# --- scores and settings -------------------------------------------------------------------------------------
+# --- scores and settings --------------------------------------------------------------------------
 
 
 def test_a_validation_accepts_a_source_without_tokens(objective, model):
@@ -191,8 +210,14 @@ def test_scores_follow_the_settings():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"best_by": "blue"}, r"task\.best_by: .*'bleu', 'chrf', 'exact_match' or 'loss', got 'blue'"),
-        ({"tokenize": "31a"}, r"task\.tokenize: sacreBLEU has no tokenizer '31a'; did you mean '13a'\?"),
+        (
+            {"best_by": "blue"},
+            r"task\.best_by: .*'bleu', 'chrf', 'exact_match' or 'loss', got 'blue'",
+        ),
+        (
+            {"tokenize": "31a"},
+            r"task\.tokenize: sacreBLEU has no tokenizer '31a'; did you mean '13a'\?",
+        ),
         ({"label_smoothing": 1.0}, r"task\.label_smoothing: .*less than 1"),
     ],
 )
@@ -201,11 +226,13 @@ def test_invalid_settings_are_errors(values, message):
         TranslateSettings.parse(values, at="task")
 
 
-# --- scheduled sampling ------------------------------------------------------------------------------------------
+# --- scheduled sampling ---------------------------------------------------------------------------
 
 
 def test_scheduled_sampling_reads_predictions_of_a_first_pass(tokenizers, examples, model):
-    """Without dropout, the loss is that of a decoder which reads its predictions where a draw says so."""
+    """Without dropout, the loss is that of a decoder which reads its predictions where a draw says
+    so.
+    """
     objective = Translate(TranslateSettings(scheduled_sampling=0.5), *tokenizers)
     batch = objective.batch(examples, EVERY, draw=7)
     plain = Translate(TranslateSettings(), *tokenizers).batch(examples, EVERY, draw=7)
@@ -226,7 +253,9 @@ def test_scheduled_sampling_reads_predictions_of_a_first_pass(tokenizers, exampl
     assert torch.equal(ours.sum, theirs.sum) and torch.equal(ours.nll, theirs.nll)
     assert not torch.equal(ours.sum, objective.loss(model, plain)["tokens"].sum)
     model.eval()  # a validation is not sampled
-    assert torch.equal(objective.loss(model, batch)["tokens"].sum, objective.loss(model, plain)["tokens"].sum)
+    assert torch.equal(
+        objective.loss(model, batch)["tokens"].sum, objective.loss(model, plain)["tokens"].sum
+    )
 
 
 def test_what_is_sampled_depends_on_draw_and_example_only(tokenizers, examples):
@@ -235,7 +264,10 @@ def test_what_is_sampled_depends_on_draw_and_example_only(tokenizers, examples):
     def sampled(rows, draw):
         batch = objective.batch(examples, np.array(rows), draw=draw)
         bounds = batch.target.packing.starts.tolist()
-        return {row: batch.sampled[a:b].tolist() for row, a, b in zip(rows, bounds, bounds[1:], strict=False)}
+        return {
+            row: batch.sampled[a:b].tolist()
+            for row, a, b in zip(rows, bounds, bounds[1:], strict=False)
+        }
 
     alone = {row: flags for row in EVERY.tolist() for flags in [sampled([row], 3)[row]]}
     assert sampled([4, 2, 0, 1, 3, 5], 3) == alone != sampled(EVERY.tolist(), 4)

@@ -20,7 +20,13 @@ SIZES = {
     "num_attention_heads": 4,
     "intermediate_size": 48,
 }
-DISTILBERT_SIZES = {"max_position_embeddings": 66, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
+DISTILBERT_SIZES = {
+    "max_position_embeddings": 66,
+    "dim": 32,
+    "n_layers": 2,
+    "n_heads": 4,
+    "hidden_dim": 48,
+}
 
 # model_type -> prefix of its classes, writer of its tokenizer files, sizes.
 FAMILIES: dict[str, tuple[str, Callable[[Path], Path], dict[str, Any]]] = {
@@ -39,7 +45,11 @@ FAMILIES: dict[str, tuple[str, Callable[[Path], Path], dict[str, Any]]] = {
     "modernbert": ("ModernBert", folders.modernbert, SIZES | {"local_attention": 6}),
     "distilbert": ("DistilBert", folders.OLD["distilbert"], DISTILBERT_SIZES),
     # One layer, because several random layers with shared weights give all tokens similar states.
-    "albert": ("Albert", folders.OLD["albert"], SIZES | {"embedding_size": 16, "num_hidden_layers": 1}),
+    "albert": (
+        "Albert",
+        folders.OLD["albert"],
+        SIZES | {"embedding_size": 16, "num_hidden_layers": 1},
+    ),
 }
 TEXTS = [
     "the quick brown fox played with naïve wolves",
@@ -71,8 +81,12 @@ def both(folder: Path, family: str, suffix: str, **options: Any) -> Both:
     stem, write, sizes = FAMILIES[family]
     write(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("pad", "bos", "eos")}
-    config = getattr(transformers, f"{stem}Config")(**sizes, **ids, vocab_size=len(tokenizer), **options)
+    ids = {
+        f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("pad", "bos", "eos")
+    }
+    config = getattr(transformers, f"{stem}Config")(
+        **sizes, **ids, vocab_size=len(tokenizer), **options
+    )
     torch.manual_seed(11)
     model = with_large_heads(getattr(transformers, stem + suffix)(config)).eval()
     model.save_pretrained(folder)

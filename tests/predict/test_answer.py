@@ -1,4 +1,6 @@
-"""Answers against the span search of transformers, in one and several windows, and against brute force."""
+"""Answers against the span search of transformers, in one and several windows, and against brute
+force.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ CONTEXT = ". ".join([*TEXTS, *TEXTS[::-1]])
 QUESTIONS = ["who played", "what is the école", "where"]
 
 
-def reference(pair, question, context, *, top_k=1, impossible=False, max_length=66, stride=33, max_answer=15):
+def reference(
+    pair, question, context, *, top_k=1, impossible=False, max_length=66, stride=33, max_answer=15
+):
     """The question-answering pipeline of transformers before version 5, from its remaining parts."""
     from transformers.pipelines.document_question_answering import select_starts_ends
 

@@ -1,4 +1,6 @@
-"""Classification of texts, pairs and images, and next-sentence prediction, equal those of transformers."""
+"""Classification of texts, pairs and images, and next-sentence prediction, equal those of
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ PROBLEMS = {
 def test_classes_equal_those_of_transformers(family, tmp_path):
     pair = both(tmp_path, family, "ForSequenceClassification", id2label=NAMES)
     theirs = pair.pipeline("text-classification")
-    for got, expected in zip(pair.ours.classify(TEXTS, top_k=3), theirs(TEXTS, top_k=3), strict=True):
+    for got, expected in zip(
+        pair.ours.classify(TEXTS, top_k=3), theirs(TEXTS, top_k=3), strict=True
+    ):
         assert_same(got, expected, label="label")
     seconds = TEXTS[::-1]
     given = [{"text": a, "text_pair": b} for a, b in zip(TEXTS, seconds, strict=True)]
@@ -68,11 +72,18 @@ def test_scores_follow_the_problem_type_and_labels_survive_saving(problem, tmp_p
         assert_same(got, one, label="label")
     pair.ours.save(tmp_path / "back")
     before, after = (
-        json.loads((tmp_path / name / "config.json").read_text("utf-8")) for name in ("theirs", "back")
+        json.loads((tmp_path / name / "config.json").read_text("utf-8"))
+        for name in ("theirs", "back")
     )
     assert after.get("problem_type") == before.get("problem_type")
-    reloaded, names = type(pair.theirs).from_pretrained(tmp_path / "back").config, pair.theirs.config.id2label
-    assert (reloaded.id2label, reloaded.label2id) == (names, {name: number for number, name in names.items()})
+    reloaded, names = (
+        type(pair.theirs).from_pretrained(tmp_path / "back").config,
+        pair.theirs.config.id2label,
+    )
+    assert (reloaded.id2label, reloaded.label2id) == (
+        names,
+        {name: number for number, name in names.items()},
+    )
     assert trifold.load(tmp_path / "back").classify(TEXTS) == pair.ours.classify(TEXTS)
 
 
@@ -86,13 +97,15 @@ def test_next_sentence_predictions_equal_those_of_transformers(family, suffix, t
     for first, second, got in zip(TEXTS, seconds, found, strict=True):
         with torch.no_grad():
             out = pair.theirs(**pair.tokenizer(first, second, return_tensors="pt"))
-        expected = (out.logits if suffix.startswith("ForNext") else out.sop_logits).softmax(-1)[0, 0]
+        expected = (out.logits if suffix.startswith("ForNext") else out.sop_logits).softmax(-1)[
+            0, 0
+        ]
         assert close(got.score, expected)
         assert got.follows == bool(expected > 0.5)
     assert pair.ours.next_sentence(TEXTS, seconds) == found
 
 
-# --- images --------------------------------------------------------------------------------------------
+# --- images ---------------------------------------------------------------------------------------
 
 PROCESSORS = {
     "default": {"size": {"height": 12, "width": 12}},
@@ -130,7 +143,12 @@ def test_classes_of_images_equal_those_of_transformers(processor, image_files, t
     transformers = pytest.importorskip("transformers")
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+    }
     torch.manual_seed(3)
     config = transformers.ViTConfig(**sizes, image_size=12, patch_size=4, id2label=NAMES)
     model = with_large_heads(transformers.ViTForImageClassification(config)).eval()

@@ -42,7 +42,9 @@ def test_the_pooler_equals_that_of_transformers(tmp_path):
 
 
 def test_an_unknown_pooling_is_an_error(tmp_path):
-    with pytest.raises(UsageError, match="pooling: 'sum' is not known; known: mean, cls, last, max, pooler"):
+    with pytest.raises(
+        UsageError, match="pooling: 'sum' is not known; known: mean, cls, last, max, pooler"
+    ):
         both(tmp_path, "bert", "Model").ours.embed("fox", pooling="sum")
 
 
@@ -65,7 +67,9 @@ def test_a_search_finds_the_largest_cosines_in_any_parts(part, top_k, tmp_path, 
     monkeypatch.setattr(module, "PART", part)
     pipeline = both(tmp_path, "bert", "Model").ours
     numbers = [n for n, text in enumerate(CORPUS) if text.strip()]
-    vectors = torch.stack(pipeline.embed([CORPUS[n] for n in numbers], normalise=True, pooling="max"))
+    vectors = torch.stack(
+        pipeline.embed([CORPUS[n] for n in numbers], normalise=True, pooling="max")
+    )
     found = pipeline.search(QUERIES, iter(CORPUS), top_k=top_k, pooling="max")
     for query, lines in zip(QUERIES, found, strict=True):
         cosines = vectors @ pipeline.embed(query, normalise=True, pooling="max")
@@ -90,8 +94,12 @@ def test_a_file_is_searched_and_its_long_lines_are_errors(tmp_path):
     )
     expected = pair.ours.search(QUERIES[:2], CORPUS, top_k=2)
     printed = [line.split("\t") for line in run_command(*command).out.splitlines()]
-    assert printed == [[str(one.number), f"{one.score:.4f}", one.text] for lines in expected for one in lines]
-    objects = [json.loads(line)["outputs"] for line in run_command(*command, "--json").out.splitlines()]
+    assert printed == [
+        [str(one.number), f"{one.score:.4f}", one.text] for lines in expected for one in lines
+    ]
+    objects = [
+        json.loads(line)["outputs"] for line in run_command(*command, "--json").out.splitlines()
+    ]
     assert [[one["number"] for one in each] for each in objects] == [
         [one.number for one in e] for e in expected
     ]

@@ -54,8 +54,14 @@ def test_an_encoder_decoder_fills_masks_too(tmp_path):
     transformers = pytest.importorskip("transformers")
     folders.OLD["bart"](tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    sides = {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in STACK_SIZES.items()}
-    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("pad", "bos", "eos")}
+    sides = {
+        f"{side}_{key}": value
+        for side in ("encoder", "decoder")
+        for key, value in STACK_SIZES.items()
+    }
+    ids = {
+        f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("pad", "bos", "eos")
+    }
     torch.manual_seed(4)
     config = transformers.BartConfig(
         **sides, **ids, vocab_size=len(tokenizer), d_model=32, decoder_start_token_id=2

@@ -15,7 +15,14 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.predict.generate_texts import batches_by_length, generate_rows, search_tokens
 from trifold.ragged import Ragged
 
-SIZES = {"vocab_size": 40, "max_positions": 64, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 16}
+SIZES = {
+    "vocab_size": 40,
+    "max_positions": 64,
+    "d_model": 16,
+    "n_layers": 1,
+    "n_heads": 2,
+    "d_ff": 16,
+}
 DECODER = {"shape": "decoder", "positions": "rotary", "norm_placement": "pre"}
 
 
@@ -45,7 +52,10 @@ OPTIONS: list[dict[str, Any]] = [
 def test_the_tokens_of_a_batch_are_bounded(
     options: dict[str, Any], lengths: list[int], budget: int, shape: str
 ) -> None:
-    model_config, config = ModelConfig.parse(SIZES | {"shape": shape}), GenerationConfig.parse(options)
+    model_config, config = (
+        ModelConfig.parse(SIZES | {"shape": shape}),
+        GenerationConfig.parse(options),
+    )
     copies = {"num_beams": 4, "do_sample": 5, "penalty_alpha": 6}
     copies_per_row = next((count for key, count in copies.items() if key in options), 1)
     batches = batches_by_length(
@@ -76,4 +86,6 @@ def test_the_cache_of_a_batch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     assert finished == [10] * 6  # 2 outputs per row, of 32 tokens each including the prompt
     assert all(size * count * 2 <= 640 for size, count in zip(capacities, finished, strict=True))
     together = generate_rows(made, rows, config, batch_tokens=10**6)
-    assert [[h.tokens for h in each] for each in found] == [[h.tokens for h in each] for each in together]
+    assert [[h.tokens for h in each] for each in found] == [
+        [h.tokens for h in each] for each in together
+    ]

@@ -103,7 +103,9 @@ def test_the_tokenizer_of_another_model_is_an_error(pipes):
 
 
 def test_a_missing_tokenizer_is_an_error(pipes):
-    with pytest.raises(UsageError, match="no tokenizer; load the model with tokenizer=FOLDER, or use logits"):
+    with pytest.raises(
+        UsageError, match="no tokenizer; load the model with tokenizer=FOLDER, or use logits"
+    ):
         Pipeline(pipes["classify"].model).classify("fox")
 
 
@@ -117,7 +119,8 @@ def test_embeddings_of_other_shapes_pool_the_last_states(shape, pooling, pipes):
     texts = ["the quick brown fox", "wolf"]
     together = pipe.embed(texts, pooling=pooling)
     assert all(
-        _near(one, pipe.embed(text, pooling=pooling)) for one, text in zip(together, texts, strict=True)
+        _near(one, pipe.embed(text, pooling=pooling))
+        for one, text in zip(together, texts, strict=True)
     )
     ids = words.rows(texts[:1])[0].ids
     row = torch.tensor([[*ids, pipe.config.eos_id] if shape == "encoder-decoder" else ids])
@@ -146,7 +149,10 @@ def test_damaged_weights_are_an_error_in_every_task(pipes, task, damage):
     model = model_of(task, pipes[task].config.vocab_size)
     with torch.no_grad():
         model.encoder_embeddings.tokens.weight.fill_(damage)
-    pipe, pair = Pipeline(model, pipes[task].tokenizer), "fox" if TASKS[task].pairs == "must" else None
+    pipe, pair = (
+        Pipeline(model, pipes[task].tokenizer),
+        "fox" if TASKS[task].pairs == "must" else None,
+    )
     with pytest.raises(TrifoldError, match="NaN or infinity: its weights are damaged"):
         pipe.predict("the [MASK]", pair, task=task)
 

@@ -12,7 +12,14 @@ from trifold.pipeline import Pipeline
 from trifold.predict.predict import TASKS, choose_task, supported_tasks
 from trifold.text import TokenizerSettings, train_tokenizer
 
-SIZES = {"vocab_size": 40, "max_positions": 24, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 16}
+SIZES = {
+    "vocab_size": 40,
+    "max_positions": 24,
+    "d_model": 16,
+    "n_layers": 1,
+    "n_heads": 2,
+    "d_ff": 16,
+}
 
 
 def config(shape: str, *heads: str, **values: Any) -> ModelConfig:
@@ -66,7 +73,9 @@ def test_unsupported_tasks_are_errors(task):
         if task in supported_tasks(model):
             assert choose_task(model, task) == task
         else:
-            with pytest.raises(UsageError, match=f"task {task}: requires a .*; it supports .*embed"):
+            with pytest.raises(
+                UsageError, match=f"task {task}: requires a .*; it supports .*embed"
+            ):
                 choose_task(model, task)
 
 
@@ -94,9 +103,18 @@ def pipe() -> Pipeline:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda pipe: pipe.predict("a", task="clasify"), "'clasify' is not known; did you mean 'classify'"),
-        (lambda pipe: pipe.predict("fox", topk=2), "topk: not an option of classify; did you mean 'top_k'"),
-        (lambda pipe: pipe.predict("fox", task="embed", merge="max"), "merge: not an option of embed"),
+        (
+            lambda pipe: pipe.predict("a", task="clasify"),
+            "'clasify' is not known; did you mean 'classify'",
+        ),
+        (
+            lambda pipe: pipe.predict("fox", topk=2),
+            "topk: not an option of classify; did you mean 'top_k'",
+        ),
+        (
+            lambda pipe: pipe.predict("fox", task="embed", merge="max"),
+            "merge: not an option of embed",
+        ),
         (lambda pipe: pipe.tag("fox"), "task tag: requires a token head"),
         (lambda pipe: pipe.answer("who", "fox"), "task answer: requires a span head"),
         (lambda pipe: pipe.classify(["a", "b"], ["c"]), "2 texts and 1 second texts"),

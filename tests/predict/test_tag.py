@@ -23,7 +23,9 @@ NAMES = dict(enumerate(["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "plain"]))
 def balanced(pair):
     """The same models with a bias that makes the most probable class vary."""
     with torch.no_grad():
-        logits = [pair.theirs(**pair.tokenizer(text, return_tensors="pt")).logits[0] for text in TEXTS]
+        logits = [
+            pair.theirs(**pair.tokenizer(text, return_tensors="pt")).logits[0] for text in TEXTS
+        ]
         pair.theirs.classifier.bias -= torch.cat(logits).mean(0)
     pair.theirs.save_pretrained(pair.folder)
     return pair._replace(ours=load(pair.folder))
@@ -74,7 +76,9 @@ def test_tags_of_the_scheme_bioes_are_merged():
 
 
 def test_a_hyphen_in_a_class_is_no_prefix():
-    spans = _merge_spans([Tag(tag, 1.0, "x", n, n + 1) for n, tag in enumerate(["art-other", "-LRB-"])], "ab")
+    spans = _merge_spans(
+        [Tag(tag, 1.0, "x", n, n + 1) for n, tag in enumerate(["art-other", "-LRB-"])], "ab"
+    )
     assert [span.label for span in spans] == ["art-other", "-LRB-"]
 
 

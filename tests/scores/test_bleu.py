@@ -39,12 +39,16 @@ HYPOTHESES = [
         (lambda: chrf(HYPOTHESES, REFERENCES), ["-m", "chrf"]),
     ],
 )
-def test_values_and_signatures_equal_sacrebleu(score: Any, flags: list[str], tmp_path: Path) -> None:
+def test_values_and_signatures_equal_sacrebleu(
+    score: Any, flags: list[str], tmp_path: Path
+) -> None:
     for name, lines in (("ref", REFERENCES), ("hyp", HYPOTHESES)):
         (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
     files = [tmp_path / "ref", "-i", tmp_path / "hyp"]
     command = [sys.executable, "-m", "sacrebleu", *files, *flags, "-w", "10"]
-    expected = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    expected = json.loads(
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    )
     got = score()
     assert round(got.value, 10) == expected["score"]
     assert (got.name, got.signature) == (expected["name"], expected["signature"])
@@ -54,7 +58,9 @@ def test_exact_match_is_a_percentage() -> None:
     assert exact_match(HYPOTHESES, REFERENCES).value == 25
     assert exact_match(["A "], ["a"]).value == 0
     assert exact_match(["A "], ["a"], lowercase=True).value == 100
-    assert str(exact_match(["a"], ["a"])) == "exact match 100.00 (nrefs:1|case:mixed|space:stripped)"
+    assert (
+        str(exact_match(["a"], ["a"])) == "exact match 100.00 (nrefs:1|case:mixed|space:stripped)"
+    )
 
 
 @pytest.mark.parametrize("name", SCORES)

@@ -67,7 +67,9 @@ def test_swapping_the_systems_negates_the_difference(answers):
     a, b = map(accuracy_scorer, answers)
     one, other = paired_bootstrap(a, b, 800)["accuracy"], paired_bootstrap(b, a, 800)["accuracy"]
     assert (other.a, other.b, other.p_value) == (one.b, one.a, one.p_value)
-    assert (other.difference, other.low, other.high) == pytest.approx((-one.difference, -one.high, -one.low))
+    assert (other.difference, other.low, other.high) == pytest.approx(
+        (-one.difference, -one.high, -one.low)
+    )
 
 
 def test_a_system_does_not_differ_from_itself(answers):
@@ -85,7 +87,8 @@ def make_texts(seed):
     """References, and the outputs of two systems that change words in them."""
     rng = random.Random(seed)
     references = [
-        " ".join(rng.choices("a dog runs over the green grass , quickly".split(), k=9)) for _ in range(60)
+        " ".join(rng.choices("a dog runs over the green grass , quickly".split(), k=9))
+        for _ in range(60)
     ]
 
     def change(rate):

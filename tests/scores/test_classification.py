@@ -1,4 +1,6 @@
-"""Scores of classification equal those of scikit-learn, and the calibration error equals its definition."""
+"""Scores of classification equal those of scikit-learn, and the calibration error equals its
+definition.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def test_scores_of_a_confusion_matrix():
 
 def draw(random, classes, size):
     """Labels and predictions; often some classes, or all but one, do not occur."""
-    some = [random.choice(classes, random.integers(1, classes + 1), replace=False) for _ in range(2)]
+    some = [
+        random.choice(classes, random.integers(1, classes + 1), replace=False) for _ in range(2)
+    ]
     labels, predictions = (random.choice(each, size) for each in some)
     return labels, np.where(random.random(size) < random.random(), labels, predictions)
 
@@ -61,7 +65,8 @@ def test_scores_equal_scikit_learn():
             "matthews": metrics.matthews_corrcoef(labels, predictions),
         }
         if classes == 2:
-            # average="binary" rejects data in which only one class occurs, unless it is class 0 or 1 of two.
+            # average="binary" rejects data in which only one class occurs, unless it is class 0 or
+            # 1 of two.
             expected["f1"] = f1(labels=[case % 3 % 2], average="macro")
         assert score.values() == pytest.approx(expected, abs=1e-9)
         names = list(range(classes))
@@ -103,7 +108,9 @@ def test_the_calibration_error_equals_its_definition():
             inside = [i for i in range(size) if (m - 1) / BINS < confidences[i] <= m / BINS]
             if inside:
                 correct = np.mean([labels[i] == predictions[i] for i in inside])
-                expected += len(inside) / size * abs(correct - np.mean([confidences[i] for i in inside]))
+                expected += (
+                    len(inside) / size * abs(correct - np.mean([confidences[i] for i in inside]))
+                )
             assert score.reliability[m - 1, 0] == len(inside)
         assert score.values()["calibration_error"] == pytest.approx(100 * expected, abs=1e-9)
 
@@ -123,13 +130,17 @@ def test_scores_of_label_sets_equal_scikit_learn():
     random = np.random.default_rng(3)
     for _ in range(200):
         size, classes = random.integers(1, 20), random.integers(2, 6)
-        labels, predictions = random.random((2, size, classes)) < random.random((2, 1, classes)) ** 2
+        labels, predictions = (
+            random.random((2, size, classes)) < random.random((2, 1, classes)) ** 2
+        )
         score = MultiLabelScore(int(classes))
         for part in batches(random, int(size)):
             score.add(labels[part], predictions[part])
         expected = {
-            "micro_f1": 100 * metrics.f1_score(labels, predictions, average="micro", zero_division=0),
-            "macro_f1": 100 * metrics.f1_score(labels, predictions, average="macro", zero_division=0),
+            "micro_f1": 100
+            * metrics.f1_score(labels, predictions, average="micro", zero_division=0),
+            "macro_f1": 100
+            * metrics.f1_score(labels, predictions, average="macro", zero_division=0),
             "subset_accuracy": 100 * metrics.accuracy_score(labels, predictions),
         }
         assert score.values() == pytest.approx(expected, abs=1e-9)

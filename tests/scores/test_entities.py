@@ -54,7 +54,10 @@ def test_scores_equal_seqeval(prefixes):
         if not score.by_type():
             continue  # seqeval raises an exception if there is no entity
         check(
-            score, seqeval.classification_report(references, predictions, output_dict=True, zero_division=0)
+            score,
+            seqeval.classification_report(
+                references, predictions, output_dict=True, zero_division=0
+            ),
         )
         compared += 1
 
@@ -64,7 +67,12 @@ def test_strict_scores_equal_seqeval(scheme, name):
     seqeval = pytest.importorskip("seqeval.metrics")
     from seqeval import scheme as schemes
 
-    options = {"mode": "strict", "scheme": getattr(schemes, name), "output_dict": True, "zero_division": 0}
+    options = {
+        "mode": "strict",
+        "scheme": getattr(schemes, name),
+        "output_dict": True,
+        "zero_division": 0,
+    }
     source = random.Random(2)
     compared = 0
     while compared < 200:
@@ -124,10 +132,15 @@ def test_tags_that_follow_a_scheme_are_valid_and_each_lost_beginning_is_counted(
             tags += [f"B-{name}", *[f"I-{name}"] * (size - 1), *["O"] * source.randint(0, 2)]
         if scheme == "BIOES":
             following = [*tags[1:], "O"]
-            ends = [tag[0] == "I" and after[0] != "I" for tag, after in zip(tags, following, strict=True)]
+            ends = [
+                tag[0] == "I" and after[0] != "I"
+                for tag, after in zip(tags, following, strict=True)
+            ]
             tags = [f"E{tag[1:]}" if end else tag for tag, end in zip(tags, ends, strict=True)]
         assert count_invalid(tags) == 0
         assert [*find_entities(tags)] == [*find_entities(tags, scheme)]
         lost = ["O" if tag[0] == "B" else tag for tag in tags]
         assert count_invalid(lost) == len([tag for tag in tags if tag[0] == "B"])
-        assert count_invalid([tag if tag[0] != "B" else "B-other" for tag in tags]) == count_invalid(lost)
+        assert count_invalid(
+            [tag if tag[0] != "B" else "B-other" for tag in tags]
+        ) == count_invalid(lost)

@@ -34,9 +34,14 @@ def test_scores_equal_rouge_score():
         expected = scorer.score_multi(references, prediction)
         for name, value in score.values().items():
             mine = (value * count - before[name] * (count - 1)) / 100
-            assert mine == pytest.approx(expected[name].fmeasure, abs=1e-9), (references, prediction)
+            assert mine == pytest.approx(expected[name].fmeasure, abs=1e-9), (
+                references,
+                prediction,
+            )
             sums[name] += expected[name].fmeasure
-    assert score.values() == pytest.approx({name: 100 * total / 300 for name, total in sums.items()})
+    assert score.values() == pytest.approx(
+        {name: 100 * total / 300 for name, total in sums.items()}
+    )
 
 
 def test_the_common_subsequence_is_the_longest():
@@ -50,7 +55,9 @@ def test_the_common_subsequence_is_the_longest():
     source = random.Random(3)
     for _ in range(200):
         one, other = ("".join(source.choices("abc", k=source.randint(0, 7))) for _ in range(2))
-        assert common_subsequence(one, other) == common_subsequence(other, one) == length(one, other)
+        assert (
+            common_subsequence(one, other) == common_subsequence(other, one) == length(one, other)
+        )
 
 
 def test_words_are_ascii_letters_and_digits():

@@ -12,7 +12,7 @@ import pytest
 from trifold.errors import DataError
 from trifold.scores.squad import SquadScore, normalize, score_answer
 
-# --- the definition of the scripts ----------------------------------------------------------------------------
+# --- the definition of the scripts ----------------------------------------------------------------
 
 
 def normalize_answer(text):
@@ -47,14 +47,16 @@ def scores_of_script(answers, pred, version):
     return exact, max(compute_f1(answer, pred, version == "2.0") for answer in answers)
 
 
-# --- comparison -----------------------------------------------------------------------------------------------
+# --- comparison -----------------------------------------------------------------------------------
 
 WORDS = ["the", "The", "a", "An", "dog", "Dog", "dog's", "U.S.", "U", "S", "—", "«été»", "Ünï", "ﬁ", "İ", "...", "!",
          "1,000", "1000", "theory", "a-an", "\u00a0", "\u3000", "\t", "東京", "don't", "the-dog", "_"]  # fmt: skip
 
 
 def draw(source):
-    return source.choice(["", " "]).join(source.choices(WORDS, k=source.choice([0, 1, 1, 2, 3, 4, 6])))
+    return source.choice(["", " "]).join(
+        source.choices(WORDS, k=source.choice([0, 1, 1, 2, 3, 4, 6]))
+    )
 
 
 def test_normalized_answers_equal_the_script():
@@ -71,7 +73,9 @@ def test_scores_equal_the_script(version):
         questions = []
         for _ in range(source.randint(1, 6)):
             answers = [draw(source) for _ in range(source.randint(version == "1.1", 4))]
-            prediction = source.choice([*answers, draw(source)]) + source.choice(["", " the", " dog"])
+            prediction = source.choice([*answers, draw(source)]) + source.choice(
+                ["", " the", " dog"]
+            )
             questions.append((answers, prediction))
         score = SquadScore(version)
         for answers, prediction in questions:
@@ -84,11 +88,13 @@ def test_scores_equal_the_script(version):
         assert ("no_answer_f1" in values) != all(has_answer)
         if not all(has_answer):
             for group, kind in (("answerable", True), ("no_answer", False)):
-                part = [each for each, has in zip(expected, has_answer, strict=True) if has == kind] or [
-                    (0, 0)
-                ]
+                part = [
+                    each for each, has in zip(expected, has_answer, strict=True) if has == kind
+                ] or [(0, 0)]
                 mean = [100 * sum(column) / len(part) for column in zip(*part, strict=True)]
-                assert [values[f"{group}_exact_match"], values[f"{group}_f1"]] == pytest.approx(mean)
+                assert [values[f"{group}_exact_match"], values[f"{group}_f1"]] == pytest.approx(
+                    mean
+                )
 
 
 def test_scores_checked_by_hand():

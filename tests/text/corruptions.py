@@ -1,4 +1,6 @@
-"""Random rows (ids, free tokens, word or sentence starts), and every corruption as a function of a row."""
+"""Random rows (ids, free tokens, word or sentence starts), and every corruption as a function of a
+row.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,8 @@ def _predicted(kind, ids, free, starts, rng, rate):
     return (PREDICTION_CHOICES[kind](free, round(1 / rate), 5, rng),)
 
 
-# (ids, free, starts, generator, rate) -> arrays; the first are the changed ids or the chosen positions
+# (ids, free, starts, generator, rate) -> arrays; the first are the changed ids or the chosen
+# positions
 CORRUPTIONS = {
     **{f"mask {kind}": partial(mask_row, kind) for kind in MASK_CHOICES},
     **{kind: partial(_noise, kind) for kind in NOISES},

@@ -76,13 +76,16 @@ def wordpiece(lowercase: bool) -> dict[str, int]:
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     library.train_from_iterator(
-        CORPUS, trainers.WordPieceTrainer(vocab_size=400, special_tokens=special, show_progress=False)
+        CORPUS,
+        trainers.WordPieceTrainer(vocab_size=400, special_tokens=special, show_progress=False),
     )
     return library.get_vocab()
 
 
 @cache
-def bpe(special: tuple[str, ...], suffix: str | None = None) -> tuple[dict[str, int], list[list[str]]]:
+def bpe(
+    special: tuple[str, ...], suffix: str | None = None
+) -> tuple[dict[str, int], list[list[str]]]:
     """Vocabulary and merges: byte-level, or with a suffix at the end of words."""
     options: dict[str, Any] = {"end_of_word_suffix": suffix} if suffix else {}
     library = Library(models.BPE(**options))
@@ -149,14 +152,23 @@ def bert(folder: Path, lowercase: bool = True, **settings: Any) -> Path:
         folder,
         vocab__txt=_vocab_txt(wordpiece(lowercase)),
         config__json={"model_type": "bert"},
-        tokenizer_config__json={"do_lower_case": lowercase, "model_max_length": int(1e30), **settings},
+        tokenizer_config__json={
+            "do_lower_case": lowercase,
+            "model_max_length": int(1e30),
+            **settings,
+        },
     )
 
 
 def mpnet(folder: Path, **settings: Any) -> Path:
-    words = [token for token in sorted(wordpiece(True), key=wordpiece(True).__getitem__) if token[0] != "["]
+    words = [
+        token
+        for token in sorted(wordpiece(True), key=wordpiece(True).__getitem__)
+        if token[0] != "["
+    ]
     vocab = {
-        token: number for number, token in enumerate(["<s>", "<pad>", "</s>", "[UNK]", "<mask>", *words])
+        token: number
+        for number, token in enumerate(["<s>", "<pad>", "</s>", "[UNK]", "<mask>", *words])
     }
     files = {
         "config__json": {"model_type": "mpnet"},
@@ -166,7 +178,9 @@ def mpnet(folder: Path, **settings: Any) -> Path:
 
 
 def modernbert(folder: Path) -> Path:
-    """The layout of ModernBERT and EuroBERT: a tokenizer.json of no class, with special tokens around a text."""
+    """The layout of ModernBERT and EuroBERT: a tokenizer.json of no class, with special tokens
+    around a text.
+    """
     special = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
     vocab, merges = bpe(special)
     library = Library(models.BPE(vocab, [tuple(pair) for pair in merges]))
@@ -206,7 +220,10 @@ def byte_level(folder: Path, model_type: str, special: tuple[str, ...], **settin
 def gpt_2018(folder: Path) -> Path:
     vocab, merges = bpe(("<unk>",), "</w>")
     return write(
-        folder, vocab__json=vocab, merges__txt=_merges_txt(merges), config__json={"model_type": "openai-gpt"}
+        folder,
+        vocab__json=vocab,
+        merges__txt=_merges_txt(merges),
+        config__json={"model_type": "openai-gpt"},
     )
 
 
@@ -221,14 +238,19 @@ def spm(folder: Path, file: str, model_type: str, content: bytes, **settings: An
 
 def llama(folder: Path, model_type: str, **settings: Any) -> Path:
     content = sentencepiece("bpe", **LLAMA)
-    return spm(folder, "tokenizer.model", model_type, content, tokenizer_class="LlamaTokenizer", **settings)
+    return spm(
+        folder, "tokenizer.model", model_type, content, tokenizer_class="LlamaTokenizer", **settings
+    )
 
 
 def marian(folder: Path, **settings: Any) -> Path:
     """Two models; the vocabulary holds most of their pieces, language codes, and other pieces."""
     import sentencepiece as library
 
-    source, target = sentencepiece(), sentencepiece(vocab_size=300, normalization_rule_name="identity")
+    source, target = (
+        sentencepiece(),
+        sentencepiece(vocab_size=300, normalization_rule_name="identity"),
+    )
     pieces: dict[str, None] = {
         "</s>": None,
         "<unk>": None,
@@ -240,7 +262,9 @@ def marian(folder: Path, **settings: Any) -> Path:
     for content in (source, target):
         processor = library.SentencePieceProcessor()
         processor.LoadFromSerializedProto(content)
-        pieces |= dict.fromkeys(processor.IdToPiece(number) for number in range(3, len(processor) - 7))
+        pieces |= dict.fromkeys(
+            processor.IdToPiece(number) for number in range(3, len(processor) - 7)
+        )
     vocab = {piece: number for number, piece in enumerate([*pieces, "<pad>"])}
     return write(
         folder,
@@ -284,7 +308,11 @@ def bloom(folder: Path) -> Path:
     library.decoder = decoders.ByteLevel()
     library.add_special_tokens(list(BLOOM))
     roles = ("unk_token", "bos_token", "eos_token", "pad_token")
-    settings = {"tokenizer_class": "BloomTokenizerFast", "padding_side": "left", "add_prefix_space": False}
+    settings = {
+        "tokenizer_class": "BloomTokenizerFast",
+        "padding_side": "left",
+        "add_prefix_space": False,
+    }
     return write(
         folder,
         tokenizer__json=library.to_str(),
@@ -294,12 +322,16 @@ def bloom(folder: Path) -> Path:
 
 
 def nllb(folder: Path, **settings: Any) -> Path:
-    """A tokenizer.json with published ids: pieces, languages, mask. Its own template is not that of the class."""
+    """A tokenizer.json with published ids: pieces, languages, mask. Its own template is not that of
+    the class.
+    """
     from trifold.text import read_tokenizer
 
     name, settings = "sentencepiece.bpe.model", {"additional_special_tokens": NLLB, **settings}
     own = {"tokenizer_class": "NllbTokenizer", **settings}
-    first = spm(folder.with_name(f"{folder.name}-spm"), name, "m2m_100", sentencepiece("bpe"), **own)
+    first = spm(
+        folder.with_name(f"{folder.name}-spm"), name, "m2m_100", sentencepiece("bpe"), **own
+    )
     library = read_tokenizer(first).library
     library.post_processor = None
     files = {"tokenizer__json": library.to_str(), "tokenizer_config__json": own}
@@ -311,18 +343,31 @@ def bigbird_pegasus(folder: Path) -> Path:
     from trifold.text import read_tokenizer
 
     first = spm(
-        folder.with_name(f"{folder.name}-spm"), "spiece.model", "big_bird", sentencepiece(**BIG_BIRD_IDS)
+        folder.with_name(f"{folder.name}-spm"),
+        "spiece.model",
+        "big_bird",
+        sentencepiece(**BIG_BIRD_IDS),
     )
-    own = {"tokenizer_class": "PegasusTokenizer", "offset": 0, "mask_token_sent": None, "cls_token": "[CLS]"}
+    own = {
+        "tokenizer_class": "PegasusTokenizer",
+        "offset": 0,
+        "mask_token_sent": None,
+        "cls_token": "[CLS]",
+    }
     own |= {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     own |= {"sep_token": "[SEP]", "mask_token": "[MASK]"}
-    files = {"tokenizer__json": read_tokenizer(first).library.to_str(), "tokenizer_config__json": own}
+    files = {
+        "tokenizer__json": read_tokenizer(first).library.to_str(),
+        "tokenizer_config__json": own,
+    }
     return write(folder, config__json={"model_type": "bigbird_pegasus"}, **files)
 
 
 def bertweet(folder: Path) -> Path:
     vocab, merges = bpe(("<s>",), "</w>")
-    pieces = [p.removesuffix("</w>") if p.endswith("</w>") else f"{p}@@" for p in vocab if p != "<s>"]
+    pieces = [
+        p.removesuffix("</w>") if p.endswith("</w>") else f"{p}@@" for p in vocab if p != "<s>"
+    ]
     return write(
         folder,
         vocab__txt="".join(f"{piece} 7\n" for piece in dict.fromkeys(sorted(pieces)[:-9])),
@@ -411,7 +456,8 @@ OLD: dict[str, Callable[[Path], Path]] = {
     "big_bird": lambda f: spm(f, "spiece.model", "big_bird", sentencepiece(**BIG_BIRD_IDS)),
     "bigbird_pegasus": bigbird_pegasus,
     "pegasus": lambda f: spm(f, "spiece.model", "pegasus", sentencepiece(**PEGASUS_IDS)),
-    # Without a map of characters: the reference drops it for this class, SentencePiece and older versions do not.
+    # Without a map of characters: the reference drops it for this class, SentencePiece and older
+    # versions do not.
     "mbart": lambda f: spm(f, "sentencepiece.bpe.model", "mbart", sentencepiece(**IDENTITY)),
     "mbart-50": lambda f: spm(
         f, "sentencepiece.bpe.model", "mbart", sentencepiece(), tokenizer_class="MBart50Tokenizer", src_lang="fr_XX"

@@ -26,7 +26,9 @@ KINDS = ["byte-bpe", "bpe", "unigram", "word", "char"]
 
 
 def tokenizer(kind, **more):
-    return train_tokenizer(TEXTS * 3, TokenizerSettings(kind=kind, vocab_size=400, min_frequency=1, **more))
+    return train_tokenizer(
+        TEXTS * 3, TokenizerSettings(kind=kind, vocab_size=400, min_frequency=1, **more)
+    )
 
 
 def test_sentences_start_after_closing_quotes_and_line_ends():
@@ -54,7 +56,9 @@ def test_unknown_words_are_those_with_characters_or_words_outside_the_vocabulary
     expected = [] if kind == "byte-bpe" else ["☃☃.", "☃"] + ["one"] * (kind == "word")
     assert unknown_words(own, texts) == expected
     for text in texts:
-        assert bool(unknown_words(own, [text])) == bool(count_unknown(own, np.array(own.encode([text])[0])))
+        assert bool(unknown_words(own, [text])) == bool(
+            count_unknown(own, np.array(own.encode([text])[0]))
+        )
 
 
 def test_unknown_words_of_a_tokenizer_without_offsets(tmp_path):
@@ -104,7 +108,10 @@ def test_without_spaces_every_character_is_a_word(kind, size):
     own = train_tokenizer(texts, TokenizerSettings(kind=kind, vocab_size=size, min_frequency=1))
     marked = annotate(own, texts)
     for start, end, text in zip(marked.starts, marked.starts[1:], texts, strict=False):
-        assert marked.word_starts[start] and marked.word_starts[start:end].sum() == len(text) <= end - start
+        assert (
+            marked.word_starts[start]
+            and marked.word_starts[start:end].sum() == len(text) <= end - start
+        )
 
 
 @pytest.mark.parametrize("kind", ["byte-bpe", "bpe", "unigram", "char"])
@@ -114,13 +121,18 @@ def test_a_token_with_parts_of_two_characters_starts_no_word(kind):
     marked = annotate(own, texts)
     for start, end, text in zip(marked.starts, marked.starts[1:], texts, strict=False):
         ids, heads = marked.ids[start:end], np.flatnonzero(marked.word_starts[start:end])
-        words = [one.strip() for one in own.decode([part.tolist() for part in np.split(ids, heads[1:])])]
+        words = [
+            one.strip() for one in own.decode([part.tolist() for part in np.split(ids, heads[1:])])
+        ]
         assert "".join(words) == text  # so no character is in two words
 
 
 def test_letters_after_an_unspaced_character_start_a_word():
     text = "我用Python写"
-    apart, astride = [(0, 1), (1, 2), (2, 3), (3, 8), (8, 9)], [(0, 2), (1, 4), (4, 8), (8, 9), (8, 9)]
+    apart, astride = (
+        [(0, 1), (1, 2), (2, 3), (3, 8), (8, 9)],
+        [(0, 2), (1, 4), (4, 8), (8, 9), (8, 9)],
+    )
     assert _borders_unspaced(text, apart).tolist() == [True, True, True, False, True]
     assert _borders_unspaced(text, astride).tolist() == [True, False, False, True, False]
 

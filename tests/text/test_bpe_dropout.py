@@ -48,7 +48,9 @@ def test_sampling_is_a_function_of_text_seed_and_index() -> None:
     assert tokenizer.sample(CORPUS, seed=5) == rows
     assert tokenizer.sample(CORPUS, seed=6) != rows
     order = [7, 0, 33, 33]
-    assert tokenizer.sample([CORPUS[i] for i in order], seed=5, indices=order) == [rows[i] for i in order]
+    assert tokenizer.sample([CORPUS[i] for i in order], seed=5, indices=order) == [
+        rows[i] for i in order
+    ]
     same_text = {tuple(rows[i]) for i in range(0, len(CORPUS), 3)}
     assert len(same_text) > 20
     assert trained("bpe", 0.1).sample(CORPUS, seed=5) == rows
@@ -63,7 +65,9 @@ def test_texts_that_were_seen_before_are_sampled_equally(p: float) -> None:
     for seed in range(8):
         some = texts[seed % 3 :]  # words are met in another order
         indices = range(seed, seed + len(some))
-        assert used.encode(some, seed, indices) == BPEDropout(library, 1, p).encode(some, seed, indices)
+        assert used.encode(some, seed, indices) == BPEDropout(library, 1, p).encode(
+            some, seed, indices
+        )
     assert used.encode([], 0, []) == []
 
 
@@ -89,13 +93,15 @@ def test_the_distribution_matches_the_paper() -> None:
     """For the merges (a,b) and (ab,c): both with (1-p)^2, only the first with (1-p)p, none with p."""
     p, draws = 0.3, 20_000
     tokenizer = train_tokenizer(
-        ["abc ab abc ab abc"], TokenizerSettings(kind="bpe", vocab_size=11, min_frequency=1, dropout=p)
+        ["abc ab abc ab abc"],
+        TokenizerSettings(kind="bpe", vocab_size=11, min_frequency=1, dropout=p),
     )
     usual = tokenizer.encode(["abc"])[0]
     counts = Counter(len(row) for row in tokenizer.sample(["abc"] * draws, seed=1))
     merges = 4 - len(usual)  # ▁ a b c
     assert merges == 3
-    # A chain of merges, each possible only after the one before: n of them occur with probability (1-p)^n p.
+    # A chain of merges, each possible only after the one before: n of them occur with probability
+    # (1-p)^n p.
     for count in range(merges + 1):
         expected = (1 - p) ** count * (p if count < merges else 1)
         deviation = (expected * (1 - expected) / draws) ** 0.5

@@ -107,14 +107,21 @@ TALKS = [
     ],
 ]
 TOOLS = [
-    {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+    {
+        "type": "function",
+        "function": {"name": "now", "parameters": {"type": "object", "properties": {}}},
+    }
 ]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return byte_level(
-        tmp_path_factory.mktemp("chat"), "gpt2", END, pad_token="<|pad|>", tokenizer_class="GPT2Tokenizer"
+        tmp_path_factory.mktemp("chat"),
+        "gpt2",
+        END,
+        pad_token="<|pad|>",
+        tokenizer_class="GPT2Tokenizer",
     )
 
 
@@ -125,7 +132,11 @@ def test_the_text_equals_the_reference(name: str, folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8", newline="\n")
     ours, theirs = read_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
     for talk in TALKS:
-        for more in ({}, {"add_generation_prompt": True}, {"tools": TOOLS, "enable_thinking": False}):
+        for more in (
+            {},
+            {"add_generation_prompt": True},
+            {"tools": TOOLS, "enable_thinking": False},
+        ):
             expected = theirs.apply_chat_template(talk, tokenize=False, **more)
             assert ours.chat(talk, **more) == expected
             ids = theirs.apply_chat_template(talk, tokenize=True, return_dict=False, **more)
@@ -133,7 +144,10 @@ def test_the_text_equals_the_reference(name: str, folder: Path) -> None:
 
 
 def test_templates_in_settings_in_files_and_by_name(tmp_path: Path) -> None:
-    named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "{{ tools|length }}"}]
+    named = [
+        {"name": "default", "template": "d"},
+        {"name": "tool_use", "template": "{{ tools|length }}"},
+    ]
     byte_level(tmp_path, "gpt2", END, chat_template=named)
     ours = read_tokenizer(tmp_path)
     assert ours.chat(TALKS[0]) == "d" and ours.chat(TALKS[0], tools=TOOLS) == "1"
@@ -161,7 +175,10 @@ def test_templates_that_refuse_or_are_invalid() -> None:
         render("{{ a.b.c }}", {})
     with pytest.raises(DataError, match="must be text, lists and objects"):
         render("", {"messages": [object()]})
-    assert render("{{ strftime_now('%Y') }}", {}) in {str(datetime.now().year), str(datetime.now().year - 1)}
+    assert render("{{ strftime_now('%Y') }}", {}) in {
+        str(datetime.now().year),
+        str(datetime.now().year - 1),
+    }
 
 
 FOR_EVER = {
@@ -201,10 +218,13 @@ ESCAPES = {
 def test_an_endless_template_is_stopped(name: str) -> None:
     before = time.monotonic()
     with pytest.raises(
-        CheckpointError, match=r"it ran for more than 0\.3 s|used up the memory|MemoryError|ValueError"
+        CheckpointError,
+        match=r"it ran for more than 0\.3 s|used up the memory|MemoryError|ValueError",
     ):
         render(FOR_EVER[name], {}, timeout=0.3)
-    assert time.monotonic() - before < 120  # a busy machine may take its time to start the next process
+    assert (
+        time.monotonic() - before < 120
+    )  # a busy machine may take its time to start the next process
     assert render("{{ 1 + 1 }}", {}, timeout=60) == "2"
 
 

@@ -7,7 +7,16 @@ from collections import Counter
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from tests.text.corruptions import CORRUPTIONS, MASK, SENTINELS, SPECIAL, long_row, mask_row, restored, rows
+from tests.text.corruptions import (
+    CORRUPTIONS,
+    MASK,
+    SENTINELS,
+    SPECIAL,
+    long_row,
+    mask_row,
+    restored,
+    rows,
+)
 
 from trifold.text.corruption import (
     MASK_CHOICES,
@@ -27,7 +36,7 @@ seeds = st.integers(0, 2**64 - 1)
 every_mask = pytest.mark.parametrize("kind", MASK_CHOICES)
 
 
-# --- every corruption -----------------------------------------------------------------------------------------
+# --- every corruption -----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -55,7 +64,7 @@ def test_rows_without_free_tokens_are_unchanged(corrupt, ids):
     assert inputs.tolist() in (ids, [])
 
 
-# --- masks ----------------------------------------------------------------------------------------------------
+# --- masks ----------------------------------------------------------------------------------------
 
 
 @given(st.sampled_from(list(MASK_CHOICES)), rows(), seeds, st.sampled_from([0.15, 0.5, 0.9]))
@@ -88,7 +97,9 @@ def test_masking_rate_is_kept_at_every_length(kind, size):
 @every_mask
 def test_single_token_is_masked_at_the_rate(kind):
     one = np.array([20]), np.array([True]), np.array([True])
-    hidden = sum(len(mask_row(kind, *one, example_rng(0, number), 0.15).positions) for number in range(3000))
+    hidden = sum(
+        len(mask_row(kind, *one, example_rng(0, number), 0.15).positions) for number in range(3000)
+    )
     assert hidden / 3000 == pytest.approx(0.15, abs=0.027)
 
 
@@ -137,7 +148,7 @@ def test_tokens_on_both_sides_of_a_span_stay_visible(row, seed):
         assert end not in found.positions
 
 
-# --- noises ---------------------------------------------------------------------------------------------------
+# --- noises ---------------------------------------------------------------------------------------
 
 
 every_noise = st.sampled_from(list(NOISES))
@@ -178,10 +189,13 @@ def test_permuted_sentences_stay_whole_and_all_orders_are_equally_likely():
     starts = np.array([1, 0, 0, 1, 1, 0], np.bool_)
     row = NoiseInput(np.arange(20, 26), np.ones(6, np.bool_), starts)
     seen = Counter(
-        tuple(NOISES["permute"](row, example_rng(0, n), 1.0, MASK).origin.tolist()) for n in range(3000)
+        tuple(NOISES["permute"](row, example_rng(0, n), 1.0, MASK).origin.tolist())
+        for n in range(3000)
     )
     sentences = [(0, 1, 2), (3,), (4, 5)]
-    orders = {a + b + c for a in sentences for b in sentences for c in sentences if len({a, b, c}) == 3}
+    orders = {
+        a + b + c for a in sentences for b in sentences for c in sentences if len({a, b, c}) == 3
+    }
     assert set(seen) == orders
     assert all(abs(count - 500) < 4.5 * np.sqrt(500) for count in seen.values())
 
@@ -192,15 +206,20 @@ def test_permutation_rate_is_the_share_of_moved_sentences():
         (NOISES["permute"](row, example_rng(0, n), 0.3, MASK).origin != np.arange(200)).mean()
         for n in range(300)
     ]
-    assert np.mean(moved) == pytest.approx(0.3 * 29 / 30, abs=0.01)  # one of thirty falls into its own place
+    assert np.mean(moved) == pytest.approx(
+        0.3 * 29 / 30, abs=0.01
+    )  # one of thirty falls into its own place
 
 
 def test_rotated_row_starts_anywhere():
     row = NoiseInput(np.arange(20, 25), np.ones(5, np.bool_), np.zeros(5, np.bool_))
-    seen = Counter(int(NOISES["rotate"](row, example_rng(0, n), 1.0, MASK).inputs[0]) for n in range(5000))
+    seen = Counter(
+        int(NOISES["rotate"](row, example_rng(0, n), 1.0, MASK).inputs[0]) for n in range(5000)
+    )
     assert all(abs(seen[first] - 1000) < 4.5 * np.sqrt(1000) for first in range(20, 25))
     still = sum(
-        int(NOISES["rotate"](row, example_rng(0, n), 0.25, MASK).inputs[0]) == 20 for n in range(4000)
+        int(NOISES["rotate"](row, example_rng(0, n), 0.25, MASK).inputs[0]) == 20
+        for n in range(4000)
     )
     assert still / 4000 == pytest.approx(0.75 + 0.05, abs=0.03)
 
@@ -224,7 +243,9 @@ def test_infilled_spans_follow_barts_poisson_distribution():
     lengths = []
     for number in range(40):
         found = infill_spans(row, example_rng(0, number), 0.3, MASK)
-        assert not (np.diff(np.flatnonzero(found.inputs == MASK)) == 1).any()  # no mask beside another
+        assert not (
+            np.diff(np.flatnonzero(found.inputs == MASK)) == 1
+        ).any()  # no mask beside another
         there = found.origin[found.origin >= 0]
         gone = np.ones(3000, np.bool_)
         gone[there] = False
@@ -246,11 +267,13 @@ def test_inserted_masks_respect_the_maximum_length(size, seed):
 
 def test_rates_of_0_leave_a_row_unchanged():
     ids, free, starts = long_row(50)
-    found = apply_noises(NoiseInput(ids, free, starts), example_rng(0, 0), dict.fromkeys(NOISES, 0.0), MASK)
+    found = apply_noises(
+        NoiseInput(ids, free, starts), example_rng(0, 0), dict.fromkeys(NOISES, 0.0), MASK
+    )
     assert (found.inputs == ids).all() and found.origin.tolist() == list(range(50))
 
 
-# --- sentinels ------------------------------------------------------------------------------------------------
+# --- sentinels ------------------------------------------------------------------------------------
 
 
 rates = st.sampled_from([0.15, 0.15, 0.3, 0.5, 0.9])
@@ -277,7 +300,9 @@ def test_counts_of_spans_match_the_paper(size, seed, rate, mean):
     noise = min(max(round(size * rate), 1), size - 1)
     assert mask.sum() == noise
     spans = find_runs(mask)
-    assert len(spans) == min(max(round(noise / mean), 1), size - noise) <= max_spans(size, rate, mean)
+    assert (
+        len(spans) == min(max(round(noise / mean), 1), size - noise) <= max_spans(size, rate, mean)
+    )
     if len(spans) > 1:
         assert not mask[0] and mask[-1]  # starts with kept tokens, ends with a span
 
@@ -288,13 +313,17 @@ def test_512_tokens_lose_77_in_26_spans():
 
 
 def test_all_partitions_into_spans_are_equally_likely():
-    seen = Counter(tuple(draw_noise_mask(8, example_rng(0, row), 0.5, 2.0).tolist()) for row in range(3600))
+    seen = Counter(
+        tuple(draw_noise_mask(8, example_rng(0, row), 0.5, 2.0).tolist()) for row in range(3600)
+    )
     assert len(seen) == 9  # 4 tokens of noise in 2 pieces, 3 ways, and as many for the others
     assert all(abs(count - 400) < 4.5 * np.sqrt(400) for count in seen.values())
 
 
 def test_single_span_is_placed_anywhere():
-    seen = Counter(int(np.argmax(draw_noise_mask(20, example_rng(0, row), 0.15, 3.0))) for row in range(3600))
+    seen = Counter(
+        int(np.argmax(draw_noise_mask(20, example_rng(0, row), 0.15, 3.0))) for row in range(3600)
+    )
     assert sorted(seen) == list(range(18))  # 3 tokens of noise
     assert all(abs(count - 200) < 4.5 * np.sqrt(200) for count in seen.values())
 
@@ -310,13 +339,17 @@ def test_too_few_sentinels_are_an_error():
         corrupt_spans(ids, free, example_rng(1, 1), SENTINELS[:2])
 
 
-# --- orders of prediction -------------------------------------------------------------------------------------
+# --- orders of prediction -------------------------------------------------------------------------
 
 
-flags = st.lists(st.booleans(), min_size=0, max_size=60).map(lambda values: np.array(values, dtype=np.bool_))
+flags = st.lists(st.booleans(), min_size=0, max_size=60).map(
+    lambda values: np.array(values, dtype=np.bool_)
+)
 
 
-@given(flags, st.sampled_from(sorted(PREDICTION_CHOICES)), st.integers(1, 7), st.integers(1, 5), seeds)
+@given(
+    flags, st.sampled_from(sorted(PREDICTION_CHOICES)), st.integers(1, 7), st.integers(1, 5), seeds
+)
 def test_predicted_tokens_are_free_and_unique(free, choice, share, longest, draw):
     found = PREDICTION_CHOICES[choice](free, share, longest, example_rng(draw, 3)).tolist()
     assert len(set(found)) == len(found)
@@ -330,7 +363,10 @@ def test_predicted_tokens_are_free_and_unique(free, choice, share, longest, draw
 def test_share_of_predicted_tokens_is_kept_at_every_length(choice, size):
     free, share, rounds = np.ones(size, np.bool_), 6, 3000
     counts = np.array(
-        [len(PREDICTION_CHOICES[choice](free, share, 5, example_rng(1, row))) for row in range(rounds)]
+        [
+            len(PREDICTION_CHOICES[choice](free, share, 5, example_rng(1, row)))
+            for row in range(rounds)
+        ]
     )
     error = counts.std() / np.sqrt(rounds)
     assert counts.mean() == pytest.approx(size / share, abs=4 * error + 1e-9)
@@ -347,7 +383,9 @@ def test_predicted_spans_are_at_most_the_longest_within_their_context():
     lengths = set()
     for row in range(300):
         flagged = np.zeros(240, np.bool_)
-        flagged[PREDICTION_CHOICES["spans"](np.ones(240, np.bool_), 6, 4, example_rng(3, row))] = True
+        flagged[PREDICTION_CHOICES["spans"](np.ones(240, np.bool_), 6, 4, example_rng(3, row))] = (
+            True
+        )
         found = find_runs(flagged)
         # Two neighbouring spans may touch, three may not.
         assert (found[:, 1] - found[:, 0]).max() <= 8

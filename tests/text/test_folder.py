@@ -139,7 +139,9 @@ def test_saved_tokenizers_are_read_equally_by_the_reference(name: str, tmp_path:
     assert again.encode(some) == ours.encode(some)
     assert again.names == ours.names
     theirs = reference(saved)
-    assert theirs(some, add_special_tokens=False, split_special_tokens=True)["input_ids"] == ours.encode(some)
+    assert theirs(some, add_special_tokens=False, split_special_tokens=True)[
+        "input_ids"
+    ] == ours.encode(some)
     assert theirs(some[:9])["input_ids"] == [row.ids for row in ours.rows(some[:9])]
 
 
@@ -151,7 +153,9 @@ def test_pairs_types_offsets_and_truncation(name: str, tmp_path: Path) -> None:
     for limit in (None, 16, 9):
         options = {"truncation": "longest_first", "max_length": limit} if limit else {}
         rows = ours.rows(first, second, max_length=limit)
-        expected = theirs(first, second, return_token_type_ids=True, return_offsets_mapping=True, **options)
+        expected = theirs(
+            first, second, return_token_type_ids=True, return_offsets_mapping=True, **options
+        )
         assert [row.ids for row in rows] == expected["input_ids"]
         assert [row.types for row in rows] == expected["token_type_ids"]
         assert [row.offsets for row in rows] == expected["offset_mapping"]
@@ -209,9 +213,16 @@ def test_only_the_chosen_text_is_truncated(tmp_path: Path) -> None:
 def test_special_tokens_in_a_text_stay_text_by_default(name: str, tmp_path: Path) -> None:
     folder = OLD[name](tmp_path)
     ours, theirs = read_tokenizer(folder), reference(folder)
-    special = {getattr(ours, f"{role}_id") for role in ("bos", "eos", "pad", "cls", "sep", "mask")} - {None}
-    texts = [f"hello {token} world{token}the <ent> x" for token in ours.names.values()] + ["the  <mask> fox"]
-    assert ours.encode(texts, special_in_text=True) == theirs(texts, add_special_tokens=False)["input_ids"]
+    special = {
+        getattr(ours, f"{role}_id") for role in ("bos", "eos", "pad", "cls", "sep", "mask")
+    } - {None}
+    texts = [f"hello {token} world{token}the <ent> x" for token in ours.names.values()] + [
+        "the  <mask> fox"
+    ]
+    assert (
+        ours.encode(texts, special_in_text=True)
+        == theirs(texts, add_special_tokens=False)["input_ids"]
+    )
     assert not any(special & set(row) for row in ours.encode(texts))
     assert any(special & set(row) for row in ours.encode(texts, special_in_text=True))
 
@@ -240,14 +251,18 @@ def test_marian_with_separate_vocabularies(tmp_path: Path) -> None:
     write(folder, target_vocab__json=other)
     theirs, some = reference(folder), lines()[::20]
     target = read_tokenizer(folder, target=True)
-    assert read_tokenizer(folder).encode(some) == theirs(some, add_special_tokens=False)["input_ids"]
+    assert (
+        read_tokenizer(folder).encode(some) == theirs(some, add_special_tokens=False)["input_ids"]
+    )
     assert target.encode(some) == theirs(text_target=some, add_special_tokens=False)["input_ids"]
     ids = target.encode(some)
     assert target.decode(ids) == theirs.batch_decode(ids, skip_special_tokens=True)
 
 
 def test_a_part_unknown_to_the_reference_classes_is_kept(tmp_path: Path) -> None:
-    """StarCoder splits digits. The reference knows that for the first model only; both were trained with it."""
+    """StarCoder splits digits. The reference knows that for the first model only; both were trained
+    with it.
+    """
     vocab, merges = bpe(END)
     library = Library(models.BPE(vocab, [tuple(pair) for pair in merges]))
     parts = [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -289,13 +304,17 @@ def test_added_tokens_of_an_old_folder(tmp_path: Path) -> None:
     )
     ours, theirs = read_tokenizer(folder), reference(folder)
     texts = ["the <ent> fox [NEW] x", "<ent>[NEW]"]
-    assert ours.encode(texts, special_in_text=True) == theirs(texts, add_special_tokens=False)["input_ids"]
+    assert (
+        ours.encode(texts, special_in_text=True)
+        == theirs(texts, add_special_tokens=False)["input_ids"]
+    )
     assert ours.library.token_to_id("<ent>") == theirs.convert_tokens_to_ids("<ent>")
 
 
 def test_an_empty_folder_lists_the_known_layouts(tmp_path: Path) -> None:
     with pytest.raises(
-        CheckpointError, match=r"has no tokenizer; looked for tokenizer\.json; spiece.*vocab\.json \+ merges"
+        CheckpointError,
+        match=r"has no tokenizer; looked for tokenizer\.json; spiece.*vocab\.json \+ merges",
     ):
         read_tokenizer(tmp_path)
     with pytest.raises(CheckpointError, match="looked for"):

@@ -57,7 +57,9 @@ def test_known_patterns_take_linear_time(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer"])
-@pytest.mark.parametrize(("pattern", "text"), [(CUBIC, TEXT), (".*.*.*.*=", "the quick fox " * 480 + "\n=")])
+@pytest.mark.parametrize(
+    ("pattern", "text"), [(CUBIC, TEXT), (".*.*.*.*=", "the quick fox " * 480 + "\n=")]
+)
 def test_a_slow_pattern_is_stopped(part: str, pattern: str, text: str, tmp_path: Path) -> None:
     given = split(pattern) if part == "pre_tokenizer" else replaced(pattern)
     ours = read_tokenizer(write(tmp_path, **{part: given}))
@@ -79,11 +81,19 @@ def test_a_slow_pattern_is_stopped_with_dropout(tmp_path: Path) -> None:
 
 # Slow only in a part of the text without the token `c`, where the text is split.
 AFTER_SPLIT, SPLIT_TEXT = r"(?![\s\S]*c).*.*.*=", "a b " * 625 + "\n=c"
-FLAGS = {"special": False, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
+FLAGS = {
+    "special": False,
+    "normalized": False,
+    "single_word": False,
+    "lstrip": False,
+    "rstrip": False,
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize(
+    "file", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
+)
 def test_a_pattern_that_an_added_token_makes_slow_is_stopped(file: str, tmp_path: Path) -> None:
     token = {"id": 2, "content": "c", **FLAGS}
     in_file = {"added_tokens": [token]} if file == "tokenizer.json" else {}
@@ -131,14 +141,22 @@ def test_a_slow_pattern_of_a_decoder_is_stopped(tmp_path: Path) -> None:
     assert ours.decode([[2, 0, 0, 1]]) == ["c-"]
 
 
-EXPLODING = [r"(a+)+$", "(a|aa)+$", r"(x+x+)+y", "(((a{1000}){1000}){1000}){1000}", "(?<n>a\\g<n>?b)"]
+EXPLODING = [
+    r"(a+)+$",
+    "(a|aa)+$",
+    r"(x+x+)+y",
+    "(((a{1000}){1000}){1000}){1000}",
+    "(?<n>a\\g<n>?b)",
+]
 
 
 @pytest.mark.parametrize("pattern", EXPLODING)
 def test_exploding_patterns_end_quickly(pattern: str, tmp_path: Path) -> None:
     before = time.process_time()
     with contextlib.suppress(CheckpointError):
-        read_tokenizer(write(tmp_path, pre_tokenizer=split(pattern))).encode(["a" * 60 + "b", "x" * 60 + "z"])
+        read_tokenizer(write(tmp_path, pre_tokenizer=split(pattern))).encode(
+            ["a" * 60 + "b", "x" * 60 + "z"]
+        )
     assert time.process_time() - before < 2
 
 

@@ -59,7 +59,10 @@ CASES = {
         "Compró pan, leche, etc. |Luego salió.",
     ],
     "it": ["Il sig. Rossi e il dott. Bianchi parlano. |Dove sono? |Qui, ecc. |Ma non sempre."],
-    "nl": ["Dhr. Jansen woont op nr. 5, d.w.z. hier. |Hij is thuis.", "Appels, peren enz. |Wij eten."],
+    "nl": [
+        "Dhr. Jansen woont op nr. 5, d.w.z. hier. |Hij is thuis.",
+        "Appels, peren enz. |Wij eten.",
+    ],
     "ru": [
         "Он жил в 1990 г. в Москве, т.е. здесь. |Потом уехал.",
         "А. С. Пушкин писал стихи. |Они известны.",
@@ -78,7 +81,8 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    ("language", "marked"), [(language, case) for language, cases in CASES.items() for case in cases]
+    ("language", "marked"),
+    [(language, case) for language, cases in CASES.items() for case in cases],
 )
 def test_real_texts(language: str | None, marked: str) -> None:
     expected = marked.split("|")

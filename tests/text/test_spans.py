@@ -73,15 +73,19 @@ def test_units_are_chosen_at_the_rate_for_all_lengths(lengths, rate):
 
 
 def test_single_tokens_differ_from_the_rate_by_less_than_one():
-    sizes = {len(choose_units(np.ones(1000, np.int64), 0.15, example_rng(0, row))) for row in range(50)}
+    sizes = {
+        len(choose_units(np.ones(1000, np.int64), 0.15, example_rng(0, row))) for row in range(50)
+    }
     assert sizes == {150}
-    assert {len(choose_units(np.ones(10, np.int64), 0.15, example_rng(0, row))) for row in range(50)} == {
+    assert {
+        len(choose_units(np.ones(10, np.int64), 0.15, example_rng(0, row))) for row in range(50)
+    } == {
         1,
         2,
     }
 
 
-# --- lengths --------------------------------------------------------------------------------------------------
+# --- lengths --------------------------------------------------------------------------------------
 
 
 def test_the_geometric_distribution_is_that_of_spanbert():
@@ -117,7 +121,9 @@ def test_short_rows_keep_the_rate_and_half_of_their_context(law, items):
     drawn = [draw_span_lengths(items, 0.15, law, rng) for _ in range(2500)]
     assert max(int(lengths.max(initial=0)) for lengths in drawn) <= max(1, items // 2)
     totals = np.array([lengths.sum() for lengths in drawn])
-    assert abs(totals.mean() - 0.15 * items) < 4 * totals.std() / np.sqrt(len(totals)) + 0.004 * items
+    assert (
+        abs(totals.mean() - 0.15 * items) < 4 * totals.std() / np.sqrt(len(totals)) + 0.004 * items
+    )
 
 
 @given(st.integers(0, 60), st.floats(0.01, 0.99), st.sampled_from(LAWS), st.integers(0, 1000))

@@ -37,7 +37,10 @@ def test_the_parts_form_the_text(name: str) -> None:
     for _ in range(30):  # any ids: halves of characters, special tokens, pieces in no order
         ids = draw.choices(range(one.vocab_size), k=40)
         for keep in (False, True):
-            assert "".join(streamed(one, ids, keep_special=keep)) == one.decode([ids], keep_special=keep)[0]
+            assert (
+                "".join(streamed(one, ids, keep_special=keep))
+                == one.decode([ids], keep_special=keep)[0]
+            )
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])

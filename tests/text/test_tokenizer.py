@@ -26,7 +26,18 @@ CORPUS = [
     "a<s>b x</s>y <pad> <unk> a<s>b x</s>y <pad> <unk>",
     "Les élèves n'aiment pas l'école; 12,5 % ?",
 ] * 3
-INJECTIONS = ["<s>", "</s>", "<pad>", "<unk>", "a<s>b", "x</s>y", "</s></s>", "a </s> <s>", ".<s>.", "</s>."]
+INJECTIONS = [
+    "<s>",
+    "</s>",
+    "<pad>",
+    "<unk>",
+    "a<s>b",
+    "x</s>y",
+    "</s></s>",
+    "a </s> <s>",
+    ".<s>.",
+    "</s>.",
+]
 WHITE_SPACE = re.compile("[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
 
 
@@ -75,7 +86,11 @@ LETTERS = sorted(set("".join(CORPUS)) - {" "})
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
-@given(text=st.text([*LETTERS, " ", "▁", "\t", "\n", "\u2028", "\u00a0", "\x85", "\u3000"], max_size=30))
+@given(
+    text=st.text(
+        [*LETTERS, " ", "▁", "\t", "\n", "\u2028", "\u00a0", "\x85", "\u3000"], max_size=30
+    )
+)
 def test_known_characters_are_restored_with_single_spaces(kind: str, text: str) -> None:
     for punctuation in (True, False):
         tokenizer = TRAINED[kind, punctuation]
@@ -95,7 +110,9 @@ def test_tokenized_text_is_restored_exactly(text: str) -> None:
 
 @EVERY
 @pytest.mark.parametrize("text", INJECTIONS)
-def test_text_cannot_produce_a_special_token(tokenizer: Tokenizer, text: str, tmp_path: Path) -> None:
+def test_text_cannot_produce_a_special_token(
+    tokenizer: Tokenizer, text: str, tmp_path: Path
+) -> None:
     tokenizer.save(tmp_path)
     for one in (tokenizer, Tokenizer.load(tmp_path)):
         (ids,) = one.encode([text])
@@ -117,7 +134,9 @@ def test_a_text_that_is_not_a_string_of_characters_is_an_error(segmented: bool) 
     plain = train_tokenizer(["abc"], TokenizerSettings(kind="char", min_frequency=1))
     tokenizer = Tokenizer(plain.library, segment=str.split) if segmented else plain
     for read in (tokenizer.encode, tokenizer.rows):
-        with pytest.raises(DataError, match=r"'a.udc80' cannot be read: U\+DC80, an unpaired surrogate"):
+        with pytest.raises(
+            DataError, match=r"'a.udc80' cannot be read: U\+DC80, an unpaired surrogate"
+        ):
             read(["b", "a\udc80"])
         with pytest.raises(DataError, match="a text is a string, not 3 of type int"):
             read(["b", 3])  # type: ignore[list-item]
@@ -157,7 +176,7 @@ def test_lowercase_and_punctuation_settings() -> None:
     assert whole.pieces(whole.encode(["Büsche."])[0]) == ["▁Büsche."]
 
 
-# --- files ----------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 @EVERY

@@ -12,9 +12,12 @@ import pytest
 from trifold.errors import SettingsError
 from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer, train_tokenizer
 
-WORDS = "haus baum straße garten kind hund katze wasser feuer erde luft stein blume vogel fisch".split()
+WORDS = (
+    "haus baum straße garten kind hund katze wasser feuer erde luft stein blume vogel fisch".split()
+)
 CORPUS = [
-    " ".join(WORDS[(i * j + j) % len(WORDS)] + "en" * (i % 3) for j in range(7)) + "." for i in range(300)
+    " ".join(WORDS[(i * j + j) % len(WORDS)] + "en" * (i % 3) for j in range(7)) + "."
+    for i in range(300)
 ]
 
 PROGRAM = """
@@ -31,7 +34,13 @@ def test_the_file_of_a_tokenizer_may_be_a_folder_with_a_vocabulary_only(tmp_path
     tokenizer = make_tokenizer([], TokenizerSettings(file=str(tmp_path)))
     assert tokenizer.vocab_size == len(vocabulary)
     assert tokenizer.rows(["Haus."])[0].ids == [2, 5, 6, 7, 3]
-    assert [tokenizer.required(role) for role in ("pad", "bos", "eos", "unk", "mask")] == [0, 2, 3, 1, 4]
+    assert [tokenizer.required(role) for role in ("pad", "bos", "eos", "unk", "mask")] == [
+        0,
+        2,
+        3,
+        1,
+        4,
+    ]
     (tmp_path / "saved").mkdir()
     tokenizer.save(tmp_path / "saved")
     again = Tokenizer.load(tmp_path / "saved")
@@ -43,7 +52,9 @@ def test_the_file_of_a_tokenizer_may_be_a_folder_with_a_vocabulary_only(tmp_path
 def test_training_is_reproducible_across_processes(kind: Any) -> None:
     ours = train_tokenizer(CORPUS, TokenizerSettings(kind=kind, vocab_size=300)).fingerprint
     program = PROGRAM.format(path=sys.path, texts=CORPUS, kind=kind)
-    theirs = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    theirs = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert theirs.stdout.strip() == ours
 
 
@@ -64,12 +75,16 @@ def test_training_is_reproducible_across_processes(kind: Any) -> None:
         ),
     ],
 )
-def test_a_vocabulary_smaller_than_the_alphabet_is_rejected(kind: Any, size: int, message: str) -> None:
+def test_a_vocabulary_smaller_than_the_alphabet_is_rejected(
+    kind: Any, size: int, message: str
+) -> None:
     with pytest.raises(SettingsError, match=message):
         train_tokenizer(CORPUS, TokenizerSettings(kind=kind, vocab_size=size))
 
 
-@pytest.mark.parametrize(("kind", "size"), [("bpe", 28), ("unigram", 30), ("char", 28), ("byte-bpe", 260)])
+@pytest.mark.parametrize(
+    ("kind", "size"), [("bpe", 28), ("unigram", 30), ("char", 28), ("byte-bpe", 260)]
+)
 def test_the_smallest_vocabulary_knows_every_character(kind: Any, size: int) -> None:
     tokenizer = train_tokenizer(CORPUS, TokenizerSettings(kind=kind, vocab_size=size))
     assert tokenizer.vocab_size <= size
@@ -79,7 +94,14 @@ def test_the_smallest_vocabulary_knows_every_character(kind: Any, size: int) -> 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_a_larger_vocabulary_gives_fewer_tokens(kind: Any) -> None:
     counts = [
-        sum(map(len, train_tokenizer(CORPUS, TokenizerSettings(kind=kind, vocab_size=size)).encode(CORPUS)))
+        sum(
+            map(
+                len,
+                train_tokenizer(CORPUS, TokenizerSettings(kind=kind, vocab_size=size)).encode(
+                    CORPUS
+                ),
+            )
+        )
         for size in (30, 45, 60)
     ]
     assert counts[0] > counts[1] > counts[2]

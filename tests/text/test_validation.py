@@ -195,7 +195,12 @@ def test_dropout_in_a_file_is_removed(tmp_path: Path) -> None:
 
 
 def test_a_model_that_cannot_read_a_text_is_an_error(tmp_path: Path) -> None:
-    model = {"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0], ["b", -2.0]], "byte_fallback": False}
+    model = {
+        "type": "Unigram",
+        "unk_id": None,
+        "vocab": [["a", -1.0], ["b", -2.0]],
+        "byte_fallback": False,
+    }
     (tmp_path / "tokenizer.json").write_bytes(changed("model", model)())
     tokenizer = read_tokenizer(tmp_path)
     with pytest.raises(CheckpointError, match="encoding a text failed"):

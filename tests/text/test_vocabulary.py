@@ -28,7 +28,9 @@ def read(tmp_path: Path, content: bytes) -> Vocabulary:
 @pytest.mark.parametrize(
     "options", [{}, {"user_defined_symbols": "<ent>,quick,öp"}], ids=["usual", "user symbols"]
 )
-def test_pieces_and_scores_are_those_of_the_library(options: dict[str, str], tmp_path: Path) -> None:
+def test_pieces_and_scores_are_those_of_the_library(
+    options: dict[str, str], tmp_path: Path
+) -> None:
     content = sentencepiece(**options)
     theirs, model = SentencePieceProcessor(model_proto=content), read(tmp_path, content)
     expected = [(theirs.IdToPiece(n), theirs.GetScore(n)) for n in range(len(theirs))]
@@ -99,9 +101,14 @@ def test_damage_to_the_normalization_rules_ends_in_an_error_or_a_model(
 @pytest.mark.parametrize("unit", [0, 0x800, 0x200, 0x100, 0xFFFFFFFF])
 def test_circular_normalization_rules_end(unit: int, tmp_path: Path) -> None:
     trie = struct.pack("<I", unit) * 512
-    use(tmp_path, PIECES + field(3, field(2, struct.pack("<I", len(trie)) + trie + b"a" * 63 + b"\0")))
+    use(
+        tmp_path,
+        PIECES + field(3, field(2, struct.pack("<I", len(trie)) + trie + b"a" * 63 + b"\0")),
+    )
 
 
 def test_the_byte_alphabet_is_that_of_gpt2() -> None:
     convert = pytest.importorskip("transformers.convert_slow_tokenizer")
-    assert {character: byte for byte, character in convert.bytes_to_unicode().items()} == BYTE_ALPHABET
+    assert {
+        character: byte for byte, character in convert.bytes_to_unicode().items()
+    } == BYTE_ALPHABET

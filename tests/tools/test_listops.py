@@ -20,7 +20,9 @@ RULES: dict[str, Callable[[list[int]], int]] = {  # of sorted values
 
 
 def evaluate(text: str) -> tuple[int, int, Counter[int]]:
-    """The value, the levels of lists, and the numbers of arguments; lists are replaced from the inside."""
+    """The value, the levels of lists, and the numbers of arguments; lists are replaced from the
+    inside.
+    """
     levels, sizes = 0, Counter[int]()
 
     def value(match: re.Match[str]) -> str:
@@ -50,7 +52,18 @@ def test_labels_lengths_and_shapes() -> None:
 
 def test_files_are_a_function_of_the_seed(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        sizes = ["--shortest", "100", "--longest", "200", "--arguments", "10", "--rows", "8", "4", "4"]
+        sizes = [
+            "--shortest",
+            "100",
+            "--longest",
+            "200",
+            "--arguments",
+            "10",
+            "--rows",
+            "8",
+            "4",
+            "4",
+        ]
         listops.main([str(tmp_path / name), *sizes, "--seed", str(seed)])
     first, same, other = (
         [(tmp_path / name / f"{split}.tsv").read_bytes() for split in ("train", "valid", "test")]

@@ -19,10 +19,14 @@ Pairs = list[tuple[str, str]]
 
 @pytest.fixture(scope="module")
 def pairs() -> Pairs:
-    return [(row["english"], row["french"]) for rows in load_splits("phrasebook").values() for row in rows]
+    return [
+        (row["english"], row["french"])
+        for rows in load_splits("phrasebook").values()
+        for row in rows
+    ]
 
 
-# --- the shipped file ---------------------------------------------------------------------------------------
+# --- the shipped file -----------------------------------------------------------------------------
 
 
 def test_the_file_has_the_recorded_hash() -> None:
@@ -68,7 +72,10 @@ def test_english_articles_and_do_support(pairs: Pairs) -> None:
         re.IGNORECASE,
     )
     for english_text, french_text in pairs:
-        assert not wrong.search(re.sub(r" (need|feed)\b", "", english_text)), (english_text, french_text)
+        assert not wrong.search(re.sub(r" (need|feed)\b", "", english_text)), (
+            english_text,
+            french_text,
+        )
 
 
 def test_negation_has_two_parts(pairs: Pairs) -> None:
@@ -82,7 +89,7 @@ def test_negation_has_two_parts(pairs: Pairs) -> None:
             assert re.search(r"\b(ne |n')\S+ jamais\b", french_text), (english_text, french_text)
 
 
-# --- the generator ------------------------------------------------------------------------------------------
+# --- the generator --------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -147,7 +154,11 @@ def test_participles_imperatives_and_other_tenses() -> None:
     assert french.participle("prendre", plural=True) == "pris"
     assert french.imperfect("être", 3) == "étions" and french.imperfect("avoir", 5) == "avaient"
     assert french.conditional("vouloir", 0) == "voudrais"
-    assert [french.imperative("manger", person) for person in (1, 3, 4)] == ["mange", "mangeons", "mangez"]
+    assert [french.imperative("manger", person) for person in (1, 3, 4)] == [
+        "mange",
+        "mangeons",
+        "mangez",
+    ]
     assert french.imperative("finir", 1) == "finis" and french.imperative("ouvrir", 1) == "ouvre"
 
 
@@ -194,7 +205,9 @@ def test_english_verbs_and_comparatives() -> None:
 @settings(max_examples=50, deadline=None)
 def test_a_noun_phrase_agrees_with_its_noun(data: st.DataObject) -> None:
     noun = data.draw(st.sampled_from([noun for noun in grammar.NOUN.values() if not noun.mass]))
-    adjective = data.draw(st.sampled_from([a for group in grammar.ADJECTIVES.values() for a in group]))
+    adjective = data.draw(
+        st.sampled_from([a for group in grammar.ADJECTIVES.values() for a in group])
+    )
     plural = data.draw(st.booleans())
     words = french.spell(grammar.np("a", noun, plural, adjective).french).lower().split()
     head = noun.french_plural if plural else noun.french

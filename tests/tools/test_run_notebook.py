@@ -21,7 +21,9 @@ def test_outputs_are_what_is_printed_and_the_last_value(tmp_path):
     file = tmp_path / "a.ipynb"
     file.write_text(json.dumps(cells("print('é')\nx = 2", "x + 1", "x = 4")), encoding="utf-8")
     main(file)
-    printed, value, nothing = (cell["outputs"] for cell in json.loads(file.read_text("utf-8"))["cells"])
+    printed, value, nothing = (
+        cell["outputs"] for cell in json.loads(file.read_text("utf-8"))["cells"]
+    )
     assert printed == [{"output_type": "stream", "name": "stdout", "text": ["é\n"]}]
     assert (value[0]["data"], value[0]["execution_count"]) == ({"text/plain": ["3"]}, 2)
     assert nothing == []

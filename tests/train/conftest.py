@@ -25,8 +25,12 @@ from trifold.train.monitor import View
 def run(tmp_path: Path) -> Callable[..., Outcome]:
     """Train the tiny recipe into a folder of this test; keyword arguments use __ for the dot."""
 
-    def run(folder: str = "run", *, view: View | None = None, resume: Any = None, **changes: Any) -> Outcome:
-        return train("smoke", out=tmp_path / folder, resume=resume, view=view, **overrides(**changes))
+    def run(
+        folder: str = "run", *, view: View | None = None, resume: Any = None, **changes: Any
+    ) -> Outcome:
+        return train(
+            "smoke", out=tmp_path / folder, resume=resume, view=view, **overrides(**changes)
+        )
 
     return run
 
@@ -43,7 +47,9 @@ def assert_resumable(run: Callable[..., Outcome], tmp_path: Path) -> Callable[..
     last: changes for the last session only.
     """
 
-    def check(stops: Sequence[int], *, last: Mapping[str, Any] | None = None, **changes: Any) -> None:
+    def check(
+        stops: Sequence[int], *, last: Mapping[str, Any] | None = None, **changes: Any
+    ) -> None:
         run("whole", **changes)
         for stop in stops:
             outcome = run(view=InterruptingView(stop), resume="auto", **changes)
@@ -62,7 +68,9 @@ def save_checkpoints(tmp_path: Path) -> Callable[..., list[Path]]:
 
 @pytest.fixture
 def make_unreadable(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Make the system refuse to open a file or to list a folder. (File permissions do not restrict root.)"""
+    """Make the system refuse to open a file or to list a folder. (File permissions do not restrict
+    root.)
+    """
     errors: dict[str, int] = {}
 
     def guarded(real):

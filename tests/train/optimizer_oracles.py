@@ -1,4 +1,6 @@
-"""A small model with given gradients, and references for its optimizers: PyTorch's, singular values, Remez."""
+"""A small model with given gradients, and references for its optimizers: PyTorch's, singular
+values, Remez.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,21 @@ def make_optimizer(
 def draw_gradients(weights: FlatWeights, steps: int) -> list[Tensor]:
     """Flat gradients whose scale varies over the steps and over the parameters."""
     named = weights.named(torch.ones_like(weights.master)).values()
-    scales = torch.cat([10.0 ** (number % 4 - 2) * value.flatten() for number, value in enumerate(named)])
+    scales = torch.cat(
+        [10.0 ** (number % 4 - 2) * value.flatten() for number, value in enumerate(named)]
+    )
     rng = torch.Generator().manual_seed(5)
-    return [torch.randn(scales.shape, generator=rng) * scales * 3 ** (step % 3 - 1) for step in range(steps)]
+    return [
+        torch.randn(scales.shape, generator=rng) * scales * 3 ** (step % 3 - 1)
+        for step in range(steps)
+    ]
 
 
 def copy_parameters(weights: FlatWeights) -> dict[str, nn.Parameter]:
     """The parameters of a library optimizer."""
-    return {name: nn.Parameter(value.clone()) for name, value in weights.named(weights.master).items()}
+    return {
+        name: nn.Parameter(value.clone()) for name, value in weights.named(weights.master).items()
+    }
 
 
 def decay_groups(
@@ -59,7 +68,10 @@ def decay_groups(
 ) -> list[dict[str, object]]:
     """Parameter groups of a library optimizer: those with weight decay and those without."""
     groups = [
-        {"params": [p for n, p in parameters.items() if decays(n, p) == side], "weight_decay": value}
+        {
+            "params": [p for n, p in parameters.items() if decays(n, p) == side],
+            "weight_decay": value,
+        }
         for side, value in ((True, decay), (False, 0.0))
     ]
     return [group for group in groups if group["params"]]
@@ -84,7 +96,9 @@ def step_all(
 
 
 def orthogonalize_by_svd(x: Tensor, name: str, iterations: int) -> Tensor:
-    """The polynomial of the singular values of x (n, m), computed with a singular value decomposition."""
+    """The polynomial of the singular values of x (n, m), computed with a singular value
+    decomposition.
+    """
     u, s, v = torch.linalg.svd(x.double(), full_matrices=False)
     s = s / (s.pow(8).sum() ** (1 / 8) if name == "polar-express" else s.norm())
     for a, b, c in POLYNOMIALS[name](iterations):
@@ -93,17 +107,23 @@ def orthogonalize_by_svd(x: Tensor, name: str, iterations: int) -> Tensor:
 
 
 def best_quintic(lowest: float, highest: float) -> tuple[tuple[float, float, float], float]:
-    """The a x + b x³ + c x⁵ closest to 1 on lowest … highest, and its largest distance (Remez 1934)."""
+    """The a x + b x³ + c x⁵ closest to 1 on lowest … highest, and its largest distance (Remez
+    1934).
+    """
     q, r = (3 * lowest + highest) / 4, (lowest + 3 * highest) / 4
     for _ in range(40):
         x = np.array([lowest, q, r, highest])
-        a, b, c, error = np.linalg.solve(np.stack([x, x**3, x**5, [1, -1, 1, -1]], axis=1), np.ones(4))
+        a, b, c, error = np.linalg.solve(
+            np.stack([x, x**3, x**5, [1, -1, 1, -1]], axis=1), np.ones(4)
+        )
         q, r = np.sqrt((-3 * b + np.array([-1, 1]) * np.sqrt(9 * b * b - 20 * a * c)) / (10 * c))
     return (float(a), float(b), float(c)), float(error)
 
 
 def best_quintics(iterations: int, lowest: float) -> tuple[list[tuple[float, float, float]], float]:
-    """The best quintics in sequence from lowest … 1, each with 2 % of room above; and the last distance from 1."""
+    """The best quintics in sequence from lowest … 1, each with 2 % of room above; and the last
+    distance from 1.
+    """
     found, highest = [], 1.0
     for _ in range(iterations):
         quintic, error = best_quintic(lowest, 1.02 * highest)

@@ -1,4 +1,5 @@
-"""`ranked.py FOLDER` makes all runs with several ranks that test_ranks.py checks, as forks of one process.
+"""`ranked.py FOLDER` makes all runs with several ranks that test_ranks.py checks, as forks of one
+process.
 
 Prints the exit codes and the duration of each run, by name, as JSON.
 """
@@ -35,14 +36,20 @@ from trifold.train.trainer import Trainer
 
 BASE = Path(sys.argv[1])
 NO_DROPOUT = {"model.dropout": 0.0}
-EXACT = NO_DROPOUT | {"train.precision": "float64", "train.save_every": 5, "train.validate_every": 10}
+EXACT = NO_DROPOUT | {
+    "train.precision": "float64",
+    "train.save_every": 5,
+    "train.validate_every": 10,
+}
 SHARDED = {"train.sharding": "full"}
 MORE = {"train.optimizer": "adamw", "train.ema": 0.9, "train.clip": 0.5, "train.weight_decay": 0.1}
 codes: dict[str, list[int]] = {}
 seconds: dict[str, float] = {}
 
 
-def run(name: str, world: int, changes: dict[str, Any], folder: str | None = None, **options: Any) -> None:
+def run(
+    name: str, world: int, changes: dict[str, Any], folder: str | None = None, **options: Any
+) -> None:
     """A training with `world` ranks. Its output is NAME.txt; its folder is NAME, or `folder`.
 
     patch: called in each rank, with its number, before it trains.
@@ -58,7 +65,7 @@ def run(name: str, world: int, changes: dict[str, Any], folder: str | None = Non
     seconds[name] = time.monotonic() - start
 
 
-# --- equal results ------------------------------------------------------------------------------------------
+# --- equal results --------------------------------------------------------------------------------
 
 
 def make_curves() -> None:
@@ -85,7 +92,11 @@ def make_curves() -> None:
     run("few rows on 1", 1, few)
     run("few rows on 4", 4, few)
     run("few rows sharded on 4", 4, few | SHARDED)
-    frozen = EXACT | {"train.freeze": ["*embeddings", "encoder"], "train.layer_decay": 0.5, "train.steps": 6}
+    frozen = EXACT | {
+        "train.freeze": ["*embeddings", "encoder"],
+        "train.layer_decay": 0.5,
+        "train.steps": 6,
+    }
     run("frozen on 1", 1, frozen)
     run("frozen sharded on 2", 2, frozen | SHARDED)
     parts = {
@@ -138,7 +149,8 @@ def save_gradient(world: int, changes: dict[str, Any], file: Path) -> None:
             with mock.patch.object(weights, "take_gradient", recorded):
                 trainer.update(batch.micro_batches, 1, math.inf, batch.idle)
             named = {
-                name: weights.to_global(name, part) for name, part in weights.named(gradients[0]).items()
+                name: weights.to_global(name, part)
+                for name, part in weights.named(gradients[0]).items()
             }
             full = gather_on_first(named, ranks)
             if ranks.is_first:
@@ -148,7 +160,7 @@ def save_gradient(world: int, changes: dict[str, Any], file: Path) -> None:
     codes[file.stem] = ranked(work, world, log=BASE / "gradients.txt")
 
 
-# --- checkpoints --------------------------------------------------------------------------------------------
+# --- checkpoints ----------------------------------------------------------------------------------
 
 FORMS = {"1": (1, {}), "2": (2, {}), "sharded 4": (4, SHARDED)}
 
@@ -158,7 +170,9 @@ def exchange_checkpoints() -> None:
     for form, (world, changes) in FORMS.items():
         run(f"saved by {form}", world, NO_DROPOUT | MORE | changes | {"train.steps": 4})
     for form, (world, changes) in FORMS.items():
-        codes[f"loaded by {form}"] = ranked(save_again(form, changes), world, log=BASE / "exchange.txt")
+        codes[f"loaded by {form}"] = ranked(
+            save_again(form, changes), world, log=BASE / "exchange.txt"
+        )
 
 
 def save_again(form: str, changes: dict[str, Any]) -> Callable[[int], int]:
@@ -166,7 +180,9 @@ def save_again(form: str, changes: dict[str, Any]) -> Callable[[int], int]:
         with join_ranks() as ranks:
             training_data, trainer = new_trainer(MORE | changes, ranks)
             for other in FORMS:
-                state = checkpoint.load(BASE / f"saved by {other}" / "checkpoints" / "step-00000004")
+                state = checkpoint.load(
+                    BASE / f"saved by {other}" / "checkpoints" / "step-00000004"
+                )
                 trainer.restore(state.weights, state.optimizer)
                 again = checkpoint.Checkpoint(*trainer.state(), state.progress)
                 Saver(BASE / f"{other} by {form}", training_data.recipe.train, ranks).save(again, 0)
@@ -175,7 +191,7 @@ def save_again(form: str, changes: dict[str, Any]) -> Callable[[int], int]:
     return work
 
 
-# --- faults -------------------------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------------------
 
 
 def signal_at(rank: int, number: int, step: int) -> Callable[[int], None]:
@@ -243,7 +259,9 @@ def other_data(rank: int) -> None:
 
     def load_data(*arguments: Any) -> Any:
         loaded = real(*arguments)
-        loaded.train = loaded.objective.examples(loaded.bundle.train.select(list(range(243)), "other"))
+        loaded.train = loaded.objective.examples(
+            loaded.bundle.train.select(list(range(243)), "other")
+        )
         return loaded
 
     if rank == 1:
@@ -252,7 +270,9 @@ def other_data(rank: int) -> None:
 
 def without_resume(rank: int) -> None:
     real = loop.train
-    mock.patch("tests.faults.runs.train", lambda *a, **k: real(*a, **(k | {"resume": None}))).start()
+    mock.patch(
+        "tests.faults.runs.train", lambda *a, **k: real(*a, **(k | {"resume": None}))
+    ).start()
 
 
 def make_faults() -> None:

@@ -1,4 +1,6 @@
-"""Settings of a training run of half a second, views that record or interrupt it, and checks of run folders."""
+"""Settings of a training run of half a second, views that record or interrupt it, and checks of run
+folders.
+"""
 
 from __future__ import annotations
 
@@ -64,4 +66,6 @@ def random_state(step: int = 7, fill: float | None = None) -> Checkpoint:
         return torch.randn(shape) if fill is None else torch.full(shape, fill)
 
     weights = {"a.weight": tensor(3, 5), "b": tensor(4)}
-    return Checkpoint(weights, {"exp_avg.b": tensor(4), "step": torch.tensor([float(step)])}, {"step": step})
+    return Checkpoint(
+        weights, {"exp_avg.b": tensor(4), "step": torch.tensor([float(step)])}, {"step": step}
+    )

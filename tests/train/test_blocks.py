@@ -32,7 +32,7 @@ from trifold.train.trainer import Trainer
 CPU = torch.device("cpu")
 DEVICE = sys.modules["trifold.train.device"]
 
-# --- recomputation --------------------------------------------------------------------------------------------
+# --- recomputation --------------------------------------------------------------------------------
 
 MODELS = {
     "encoder-decoder": {"dropout": 0.3},
@@ -78,10 +78,15 @@ def run_both_passes(model: Transformer, inputs: Inputs, seed: int = 1) -> list[T
     """The hidden states, and the gradients of a weighted sum of them."""
     model.zero_grad()
     with use_thread_rng(torch.Generator().manual_seed(seed)):
-        hidden = model(inputs, inputs if model.encoder is not None and model.decoder is not None else None)
+        hidden = model(
+            inputs, inputs if model.encoder is not None and model.decoder is not None else None
+        )
         weights = torch.linspace(-1, 1, hidden.shape[-1], dtype=hidden.dtype)
         (hidden * weights).sum().backward()
-    return [hidden.detach(), *(None if p.grad is None else p.grad.clone() for p in model.parameters())]
+    return [
+        hidden.detach(),
+        *(None if p.grad is None else p.grad.clone() for p in model.parameters()),
+    ]
 
 
 def are_equal(ours: list[Tensor | None], theirs: list[Tensor | None]) -> bool:
@@ -163,7 +168,9 @@ def test_recomputation_saves_only_the_inputs_of_blocks(make_model):
     sizes = {}
     for layers in (2, 6):
         inputs = padded_inputs(8, 12)
-        model = make_model(shape="decoder", n_layers=layers, dropout=0.1, norm_placement="pre").train()
+        model = make_model(
+            shape="decoder", n_layers=layers, dropout=0.1, norm_placement="pre"
+        ).train()
         plain = saved_bytes(model, inputs)
         recompute_blocks(model)
         sizes[layers] = plain, saved_bytes(model, inputs)
@@ -228,7 +235,7 @@ def test_resumed_run_may_start_to_recompute(assert_resumable, tmp_path, precisio
     assert load_recipe(tmp_path / "run" / "recipe.yaml").train.recompute == "blocks"
 
 
-# --- compilation ----------------------------------------------------------------------------------------------
+# --- compilation ----------------------------------------------------------------------------------
 
 DECODER = {
     "model__shape": "decoder",
@@ -251,7 +258,9 @@ def gradient(tmp_path):
         trainer = Trainer(data.new_model(), data.objective, recipe.train, machine)
         counters.clear()
         examples = data.examples(0)
-        parts = [split_batch(examples.lengths, rows, 1)[0] for rows in data.plan(examples, 0)[:batches]]
+        parts = [
+            split_batch(examples.lengths, rows, 1)[0] for rows in data.plan(examples, 0)[:batches]
+        ]
         micro_batches = [data.objective.batch(examples, part, data.max_length) for part in parts]
         totals = dict.fromkeys(trainer.objective.counts(micro_batches[0]), 1.0)
         for number, batch in enumerate(micro_batches):
@@ -269,7 +278,9 @@ def distance(gradient: Tensor, reference: Tensor) -> float:
 
 @pytest.fixture
 def only_traced(monkeypatch):
-    """Trace graphs, but neither differentiate nor generate code for them, which takes most of the time."""
+    """Trace graphs, but neither differentiate nor generate code for them, which takes most of the
+    time.
+    """
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
 
 
@@ -307,7 +318,11 @@ def test_rows_of_other_lengths_need_no_further_graphs(gradient):
     """With attention dropout, and with ALiBi, whose bias depends on the length."""
     from torch._dynamo.utils import counters  # slow to import
 
-    changes = DECODER | {"model__attention_dropout": 0.1, "model__positions": "alibi", "batch__tokens": 60}
+    changes = DECODER | {
+        "model__attention_dropout": 0.1,
+        "model__positions": "alibi",
+        "batch__tokens": 60,
+    }
     gradient(compiles=True, batches=12, **changes)
     assert counters["stats"]["unique_graphs"] <= 4
     assert not counters["graph_break"]
@@ -318,7 +333,9 @@ def test_rows_of_other_lengths_need_no_further_graphs(gradient):
 @pytest.mark.usefixtures("only_traced")
 def test_graph_beyond_the_limit_is_an_error(gradient, monkeypatch):
     monkeypatch.setattr(blocks, "MAX_GRAPHS", 1)
-    with pytest.raises(Exception, match="recompile_limit"):  # the blocks of the decoder need a second graph
+    with pytest.raises(
+        Exception, match="recompile_limit"
+    ):  # the blocks of the decoder need a second graph
         gradient(compiles=True, model__dropout=0.0)
 
 
@@ -339,7 +356,9 @@ def test_run_without_a_compiler_trains_uncompiled_and_reports_it(run, recorder, 
 
 
 def test_combinations_that_cannot_be_compiled_are_rejected_before_training():
-    with pytest.raises(SettingsError, match=r"compile: blocks does not support workers 2.*set workers to 1"):
+    with pytest.raises(
+        SettingsError, match=r"compile: blocks does not support workers 2.*set workers to 1"
+    ):
         load_recipe("smoke", {"train.compile": "blocks", "train.workers": 2})
     relations = {"task.relations.values": 1.0, "train.compile": "blocks"}
     with pytest.raises(SettingsError, match=r"task.relations reads activations inside blocks"):

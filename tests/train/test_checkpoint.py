@@ -26,7 +26,7 @@ def damage(path, name="weights.safetensors", place=-1):
     (path / name).write_bytes(content)
 
 
-# --- files ----------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def test_loaded_state_equals_saved_state(tmp_path):
@@ -81,7 +81,7 @@ def test_snapshot_is_a_copy():
     assert all(torch.equal(snapshot.weights[name], before[name]) for name in before)
 
 
-# --- damage ---------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", FILES[:3])
@@ -154,7 +154,7 @@ def test_weights_can_be_loaded_without_the_optimizer_state(save_checkpoints):
     assert mean_weights([path])[0].keys() == {"a.weight", "b"}
 
 
-# --- the newest intact checkpoint -----------------------------------------------------------------------------
+# --- the newest intact checkpoint -----------------------------------------------------------------
 
 
 def test_load_newest_skips_damaged_checkpoints_and_names_them(save_checkpoints, tmp_path):
@@ -194,7 +194,9 @@ def test_unreadable_file_is_named_and_its_checkpoint_skipped(
         assert re.match(message, rejected)
 
 
-def test_disk_error_while_a_file_is_read_skips_the_checkpoint(save_checkpoints, tmp_path, monkeypatch):
+def test_disk_error_while_a_file_is_read_skips_the_checkpoint(
+    save_checkpoints, tmp_path, monkeypatch
+):
     paths = save_checkpoints(1, 2)
     real = hashlib.file_digest
 

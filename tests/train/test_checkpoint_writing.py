@@ -26,10 +26,12 @@ def steps(folder):
 
 
 def prune(folder, keep, every=1, *, upto=10**7, best=0, **settings):
-    checkpoint.prune(folder, TrainSettings(keep_last=keep, save_every=every, **settings), upto, best)
+    checkpoint.prune(
+        folder, TrainSettings(keep_last=keep, save_every=every, **settings), upto, best
+    )
 
 
-# --- removal --------------------------------------------------------------------------------------------------
+# --- removal --------------------------------------------------------------------------------------
 
 
 def test_prune_keeps_the_newest(save_checkpoints, tmp_path):
@@ -45,7 +47,10 @@ def test_irregular_checkpoint_does_not_displace_a_regular_one(save_checkpoints, 
         prune(tmp_path, keep=2, every=10)
         found.append(steps(tmp_path))
     assert found == [[10], [10, 20], [10, 20, 23], [10, 20, 27], [20, 30], [20, 30, 34]]
-    assert [checkpoint.step_of(path) for path in checkpoint.regular_checkpoints(tmp_path, 10)] == [20, 30]
+    assert [checkpoint.step_of(path) for path in checkpoint.regular_checkpoints(tmp_path, 10)] == [
+        20,
+        30,
+    ]
 
 
 def test_prune_keeps_multiples_of_keep_every_and_the_best(save_checkpoints, tmp_path):
@@ -88,7 +93,7 @@ def test_prune_keeps_unreadable_checkpoints(save_checkpoints, tmp_path, make_unr
     assert all(path.is_dir() for path in paths)
 
 
-# --- replacement ----------------------------------------------------------------------------------------------
+# --- replacement ----------------------------------------------------------------------------------
 
 
 def test_save_renames_a_foreign_folder_of_the_same_name(save_checkpoints, tmp_path):
@@ -104,12 +109,17 @@ def test_save_renames_a_damaged_checkpoint_each_time(save_checkpoints, tmp_path)
         (path,) = save_checkpoints(7)
         (path / "manifest.json").write_text(str(number), encoding="utf-8")
     save_checkpoints(7)
-    renamed = ("step-00000007.foreign", *(f"step-00000007.foreign-{number}" for number in (2, 3, 4)))
-    assert [(tmp_path / name / "manifest.json").read_text("utf-8") for name in renamed] == list("0123")
+    renamed = (
+        "step-00000007.foreign",
+        *(f"step-00000007.foreign-{number}" for number in (2, 3, 4)),
+    )
+    assert [(tmp_path / name / "manifest.json").read_text("utf-8") for name in renamed] == list(
+        "0123"
+    )
     assert checkpoint.load_newest(tmp_path).rejected == []
 
 
-# --- failures while writing -----------------------------------------------------------------------------------
+# --- failures while writing -----------------------------------------------------------------------
 
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int) -> None:
@@ -237,7 +247,9 @@ def test_failed_background_save_is_raised_by_the_next_step(run, tmp_path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(disk, "rename", full)
         patch.setattr(Trainer, "update", watched)
-        with pytest.raises(CheckpointError, match=r"step-00000006: could not be written .*No space"):
+        with pytest.raises(
+            CheckpointError, match=r"step-00000006: could not be written .*No space"
+        ):
             run(train__async_save=True)
     assert len(later) <= 1
     run(resume="auto", train__async_save=True)

@@ -54,7 +54,7 @@ def load_tiny(tmp_path, recorder):
     return load_tiny
 
 
-# --- translation pairs ----------------------------------------------------------------------------------------
+# --- translation pairs ----------------------------------------------------------------------------
 
 SHORT = [(f"a b {c}", f"{c} b a") for c in "cdefgh"]
 LONG = ("a b " * 30, "b a " * 30)
@@ -95,7 +95,9 @@ def test_overflow_error_names_the_row_and_the_setting(load_tiny, files):
         load_tiny(data__train=files("long", LONG, LONG))
 
 
-def test_validation_pairs_longer_than_the_context_are_left_out_before_training(load_tiny, recorder, files):
+def test_validation_pairs_longer_than_the_context_are_left_out_before_training(
+    load_tiny, recorder, files
+):
     found = load_tiny(data__valid=files("valid", *SHORT, LONG))
     assert "valid.en + valid.xx: 1 of 7 pairs are longer than 40 tokens: left out" in recorder.lines
     assert len(found.bundle.valid) == len(found.valid.lengths) == 6
@@ -139,7 +141,7 @@ def test_bpe_dropout_differs_by_epoch_and_ends_after_dropout_epochs(load_tiny):
     assert (zero.lengths == found.examples(0).lengths).all()
 
 
-# --- raw text -------------------------------------------------------------------------------------------------
+# --- raw text -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -151,7 +153,9 @@ def load_raw(tmp_path, recorder):
         values = {"tokenizer.vocab_size": 60} | sizes | changes
         for name, lines in (("train", train), ("valid", valid)):
             values[f"data.{name}"] = str(tmp_path / f"{name}.txt")
-            Path(values[f"data.{name}"]).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            Path(values[f"data.{name}"]).write_text(
+                "".join(f"{line}\n" for line in lines), encoding="utf-8"
+            )
         return load_data(load_recipe("mlm-plain", values), tmp_path / "tokenizer", recorder)
 
     return load_raw
@@ -166,7 +170,10 @@ def test_packed_raw_text_has_less_than_one_percent_padding(load_raw, recorder):
     real = filled = 0
     for rows in found.plan(found.train, 0):
         batch = found.objective.batch(found.train, rows)
-        real, filled = real + int(found.train.lengths[rows].sum()), filled + batch.inputs.tokens.numel()
+        real, filled = (
+            real + int(found.train.lengths[rows].sum()),
+            filled + batch.inputs.tokens.numel(),
+        )
     assert real >= 0.99 * filled and found.batches.tokens == 8192
     assert any(", packed; vocabulary" in line for line in recorder.lines)
 
@@ -177,14 +184,23 @@ def test_validation_without_target_tokens_is_rejected(load_raw):
 
 
 def test_settings_without_effect_are_rejected_before_data_is_read(load_raw, recorder):
-    with pytest.raises(SettingsError, match=r"tokenizer\.dropout: has no effect on a task of kind masked"):
+    with pytest.raises(
+        SettingsError, match=r"tokenizer\.dropout: has no effect on a task of kind masked"
+    ):
         load_raw(["a b c"] * 20, ["a b"], **{"tokenizer.dropout": 0.1})
     assert recorder.lines == []
 
 
-# --- initial weights ------------------------------------------------------------------------------------------
+# --- initial weights ------------------------------------------------------------------------------
 
-SMALL = {"vocab_size": 40, "d_model": 16, "n_heads": 2, "d_ff": 32, "n_layers": 2, "max_positions": 32}
+SMALL = {
+    "vocab_size": 40,
+    "d_model": 16,
+    "n_heads": 2,
+    "d_ff": 32,
+    "n_layers": 2,
+    "max_positions": 32,
+}
 
 
 def save_small_model(folder: Path, **values: object) -> Transformer:
@@ -236,7 +252,9 @@ def test_added_tokens_are_single_and_in_the_saved_model(tmp_path: Path) -> None:
         view, run = RecordingView(), tmp_path / str(number)
         given = {"start_from": str(tmp_path / "base"), "tokenizer.add": add}
         train("classify", out=run, view=view, **changes | given)
-        assert "tokenizer.add: 2 new tokens; their rows begin as the mean of the others" in view.lines
+        assert (
+            "tokenizer.add: 2 new tokens; their rows begin as the mean of the others" in view.lines
+        )
         ours = load(run)
         size = base.reader.vocab_size
         assert ours.config.vocab_size == ours.reader.vocab_size == size + 2
@@ -256,7 +274,9 @@ def test_added_tokens_are_single_and_in_the_saved_model(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_tokens_that_cannot_be_added_are_errors(tmp_path: Path, tokenizer: dict, message: str) -> None:
+def test_tokens_that_cannot_be_added_are_errors(
+    tmp_path: Path, tokenizer: dict, message: str
+) -> None:
     make_tokenizer(["a b"], TokenizerSettings(kind="word", min_frequency=1)).save(tmp_path)
     given = tokenizer | ({"file": str(tmp_path)} if "file" in tokenizer else {})
     with pytest.raises(SettingsError, match=message):
@@ -271,7 +291,9 @@ def test_start_from_keeps_the_initialization_of_missing_heads(tmp_path: Path) ->
     assert heads
     line, _ = start_from(str(tmp_path), model)
     found = dict(model.named_parameters())
-    assert re.search(r"weights copied, 2 new \(heads\.sequence\.out_proj\.bias, .*\), \d not used", line)
+    assert re.search(
+        r"weights copied, 2 new \(heads\.sequence\.out_proj\.bias, .*\), \d not used", line
+    )
     assert all(torch.equal(found[name], p) for name, p in heads.items())
     assert all(torch.equal(found[name], p) for name, p in saved.named_parameters() if name in found)
 
@@ -320,19 +342,24 @@ def test_start_from_another_architecture_is_rejected_and_changes_nothing(tmp_pat
     assert load(tmp_path).config.d_ff == 32
 
 
-# --- batches of ranks -----------------------------------------------------------------------------------------
+# --- batches of ranks -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("accumulate", [1, 2, 4])
 @pytest.mark.parametrize("workers", [1, 3])
-def test_each_epoch_contains_every_token_once_even_if_the_number_of_ranks_changes(accumulate, workers):
+def test_each_epoch_contains_every_token_once_even_if_the_number_of_ranks_changes(
+    accumulate, workers
+):
     """Counted on a corpus in which every token has its own id."""
     sizes = np.random.default_rng(3).integers(1, 40, 60)
     task = Causal(CausalSettings(begin=False, end=False), SimpleNamespace(pad_id=0), 16)
     ids = np.arange(1, sizes.sum() + 1)
     documents = [part.tolist() for part in np.split(ids, np.cumsum(sizes)[:-1])]
     examples = task.examples(Corpus(Ragged.of(documents), 0))
-    plan = [plan_epoch(examples.lengths, BatchSettings(tokens=64), seed=1, epoch=epoch) for epoch in range(9)]
+    plan = [
+        plan_epoch(examples.lengths, BatchSettings(tokens=64), seed=1, epoch=epoch)
+        for epoch in range(9)
+    ]
     data = SimpleNamespace(
         recipe=SimpleNamespace(train=SimpleNamespace(accumulate=accumulate)),
         objective=task,
@@ -345,10 +372,15 @@ def test_each_epoch_contains_every_token_once_even_if_the_number_of_ranks_change
     found: Counter[int] = Counter()
     position = (0, 0)
     for world, updates in ((1, 3), (4, 2), (2, 3), (3, 60)):
-        streams = [iterate_batches(data, workers, *position, rank=rank, world=world) for rank in range(world)]
+        streams = [
+            iterate_batches(data, workers, *position, rank=rank, world=world)
+            for rank in range(world)
+        ]
         for _ in range(updates * accumulate):
             batches = [next(stream) for stream in streams]
-            assert len({(each.epoch, each.number) for each in batches}) == 1, "all ranks are at one position"
+            assert len({(each.epoch, each.number) for each in batches}) == 1, (
+                "all ranks are at one position"
+            )
             position = batches[0].epoch, batches[0].number + 1
             for each in batches:
                 for batch in each.micro_batches if each.epoch == 0 else []:
@@ -373,7 +405,7 @@ def test_batches_of_a_single_rank_are_not_built_again(load_tiny):
     assert batches_of_all_ranks(data, 1, taken, world=1)[1] is taken[1].micro_batches[0]
 
 
-# --- prefetching ----------------------------------------------------------------------------------------------
+# --- prefetching ----------------------------------------------------------------------------------
 
 
 def test_prefetch_keeps_the_order_and_builds_one_batch_ahead():
@@ -393,7 +425,9 @@ def test_prefetch_keeps_the_order_and_builds_one_batch_ahead():
 
 @pytest.mark.parametrize("waiting", [True, False])
 def test_stopping_does_not_wait_for_a_slow_batch(waiting):
-    """As when a signal arrives while the first batch of an epoch is tokenized. Neither does the end of the process."""
+    """As when a signal arrives while the first batch of an epoch is tokenized. Neither does the end
+    of the process.
+    """
     started, release = threading.Event(), threading.Event()
 
     def batches():
@@ -409,7 +443,9 @@ def test_stopping_does_not_wait_for_a_slow_batch(waiting):
         assert list(prefetched) == []
     prefetched.close()
     assert time.monotonic() - start < 15
-    assert [thread.daemon for thread in threading.enumerate() if thread.name == "prefetch"] == [True]
+    assert [thread.daemon for thread in threading.enumerate() if thread.name == "prefetch"] == [
+        True
+    ]
     release.set()
 
 
@@ -432,7 +468,10 @@ def test_errors_of_the_prefetching_thread_are_raised_by_next():
             "model.max_positions: 262144 positions of width 256",
         ),
         ({"generate__num_beams": 1001}, "generate.num_beams: 1001 is more than 1,000"),
-        ({"generate__max_new_tokens": 2**20}, "generate.max_new_tokens: 1048576 is more than 131,072"),
+        (
+            {"generate__max_new_tokens": 2**20},
+            "generate.max_new_tokens: 1048576 is more than 131,072",
+        ),
         ({"generate__bad_words": ["x" * 10_001]}, "generate.bad_words: 10001 ids or characters"),
     ],
 )

@@ -22,7 +22,7 @@ DEVICE = sys.modules["trifold.train.device"]  # the attribute `trifold.train` is
 CPU = torch.device("cpu")
 
 
-# --- device ---------------------------------------------------------------------------------------------------
+# --- device ---------------------------------------------------------------------------------------
 
 
 class SecondOfFour(Ranks):
@@ -37,18 +37,24 @@ def test_each_rank_has_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
         device_of_rank("cuda:0", SecondOfFour())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UsageError, match=r"4 ranks on this machine, but only 2 GPUs; .*--nproc-per-node 2"):
+    with pytest.raises(
+        UsageError, match=r"4 ranks on this machine, but only 2 GPUs; .*--nproc-per-node 2"
+    ):
         device_of_rank("auto", SecondOfFour())
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", lambda number: None)
     assert device_of_rank("cuda", SecondOfFour()) == torch.device("cuda:1")
 
 
-# --- precision and workers ------------------------------------------------------------------------------------
+# --- precision and workers ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("instructions", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
-def test_auto_precision_is_bf16_if_the_processor_has_instructions_for_it(monkeypatch, instructions, dtype):
+@pytest.mark.parametrize(
+    ("instructions", "dtype"), [(True, torch.bfloat16), (False, torch.float32)]
+)
+def test_auto_precision_is_bf16_if_the_processor_has_instructions_for_it(
+    monkeypatch, instructions, dtype
+):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     assert choose_precision("auto", CPU) is dtype
@@ -59,7 +65,12 @@ def test_auto_precision_is_bf16_if_the_processor_has_instructions_for_it(monkeyp
 def test_workers_follow_threads_and_tokens_unless_requested(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr(DEVICE, "compiled_loops", object)
-    assert [choose_workers(None, CPU, tokens) for tokens in (100, 1024, 4096, 100_000)] == [1, 1, 4, 8]
+    assert [choose_workers(None, CPU, tokens) for tokens in (100, 1024, 4096, 100_000)] == [
+        1,
+        1,
+        4,
+        8,
+    ]
     assert choose_workers(3, CPU, 100) == 3
     monkeypatch.setattr(DEVICE, "compiled_loops", lambda: None)
     assert choose_workers(None, CPU, 4096) == 1
@@ -71,7 +82,7 @@ def test_gpus_have_one_worker():
         choose_workers(2, torch.device("cuda"), 4096)
 
 
-# --- options that all ranks must support ----------------------------------------------------------------------
+# --- options that all ranks must support ----------------------------------------------------------
 
 
 class BesideUnable(Ranks):
@@ -86,8 +97,18 @@ class BesideUnable(Ranks):
 @pytest.mark.parametrize(
     ("setting", "field", "obstacle", "printed"),
     [
-        ({"train.compile": "blocks"}, "compiles", "compile_obstacle", "not compiled (another rank cannot)"),
-        ({"train.precision": "int8"}, "int8", "int8_training_obstacle", "without int8 (another rank cannot)"),
+        (
+            {"train.compile": "blocks"},
+            "compiles",
+            "compile_obstacle",
+            "not compiled (another rank cannot)",
+        ),
+        (
+            {"train.precision": "int8"},
+            "int8",
+            "int8_training_obstacle",
+            "without int8 (another rank cannot)",
+        ),
     ],
 )
 def test_option_is_enabled_on_all_ranks_or_none(monkeypatch, setting, field, obstacle, printed):
@@ -103,8 +124,14 @@ def test_option_is_enabled_on_all_ranks_or_none(monkeypatch, setting, field, obs
     assert getattr(agreed, field) is False and printed in str(agreed)
 
 
-@pytest.mark.parametrize(("change", "value"), [({"optimizer": "muon"}, "muon"), ({"workers": 2}, "workers")])
-def test_settings_incompatible_with_sharding_are_rejected(change: dict[str, object], value: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "value"), [({"optimizer": "muon"}, "muon"), ({"workers": 2}, "workers")]
+)
+def test_settings_incompatible_with_sharding_are_rejected(
+    change: dict[str, object], value: str
+) -> None:
     settings = load_recipe("smoke", {f"train.{key}": each for key, each in change.items()}).train
-    with pytest.raises(SettingsError, match=rf"train\.sharding: full is incompatible with train\..*{value}"):
+    with pytest.raises(
+        SettingsError, match=rf"train\.sharding: full is incompatible with train\..*{value}"
+    ):
         check_sharding(settings)

@@ -68,7 +68,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(folder, json.loads(done.stdout.splitlines()[-1]))
 
 
-# --- equal results ------------------------------------------------------------------------------------------
+# --- equal results --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,9 @@ def test_the_gradient_is_equal_within_a_millionth(made: Made, form: str) -> None
 
 
 def test_another_number_of_ranks_is_reported_on_resume(made: Made) -> None:
-    assert "ranks changed from 1 to 4: results may differ in the last bits" in made.output("session on 4")
+    assert "ranks changed from 1 to 4: results may differ in the last bits" in made.output(
+        "session on 4"
+    )
     assert "ranks changed from 4 to 2" in made.output("session on 2")
     environment = json.loads((made.folder / "sessions" / "environment.json").read_text("utf-8"))
     assert environment["ranks"] == 2
@@ -139,7 +141,7 @@ def test_only_rank_0_writes_and_prints(made: Made) -> None:
     assert steps == list(range(1, 13))
 
 
-# --- faults -------------------------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
@@ -188,9 +190,9 @@ def test_a_non_finite_loss_on_one_rank_changes_no_weights(made: Made) -> None:
     data = load_data(load_recipe("smoke", TINY), made.folder / "warm" / "tokenizer", View())
     rows = data.plan(data.train, 0)[4]
     labels = [saved[f"{share}.labels"] for share in range(2)]
-    assert sum(int((each >= 0).sum()) for each in labels) == int(data.train.lengths[rows, 1].sum()), (
-        "the batches of both ranks"
-    )
+    assert sum(int((each >= 0).sum()) for each in labels) == int(
+        data.train.lengths[rows, 1].sum()
+    ), "the batches of both ranks"
 
 
 def test_all_ranks_rewind_after_a_spike(made: Made) -> None:
@@ -204,23 +206,37 @@ def test_all_ranks_rewind_after_a_spike(made: Made) -> None:
         ("not resumed", 2, "error: .* contains files"),
         ("muon", 2, "error: train.sharding: full is incompatible with train.optimizer: muon"),
         ("missing data", 1, "error: corpus.txt: not on this machine"),
-        ("other data", 1, "error: embedded:smoke: .* reads 243 rows, .*, but rank 0 reads 244 rows"),
+        (
+            "other data",
+            1,
+            "error: embedded:smoke: .* reads 243 rows, .*, but rank 0 reads 244 rows",
+        ),
     ],
 )
-def test_an_error_is_printed_once_and_ends_all_ranks(made: Made, name: str, code: int, error: str) -> None:
+def test_an_error_is_printed_once_and_ends_all_ranks(
+    made: Made, name: str, code: int, error: str
+) -> None:
     assert made.codes[name] == [code, code]
     assert made.output(name).count("error: ") == 1 and re.search(error, made.output(name))
     assert not (made.folder / name).exists()
 
 
-# --- torchrun -----------------------------------------------------------------------------------------------
+# --- torchrun -------------------------------------------------------------------------------------
 
 
 def test_torchrun_restarts_after_a_kill_and_the_result_is_the_same(tmp_path: Path) -> None:
     overrides = TINY | {"train.steps": 30, "train.save_every": 5}
     words = [f"{key}={value}" for key, value in overrides.items()]
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"),
+        *(
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "--max-restarts",
+            "1",
+        ),
         *("--monitor-interval", "0.05", "--master-port", "0", "--rdzv-backend", "c10d"),
         *("--rdzv-endpoint", "127.0.0.1:0", "-m", "trifold", "train", "smoke", *words),
         *("--resume", "auto", "--json", "--out"),
@@ -261,7 +277,7 @@ def children_of(parent: int) -> list[int]:
     return sorted(int(pid) for pid, ppid, args in rows if int(ppid) == parent and "trifold" in args)
 
 
-# --- a group in one process ----------------------------------------------------------------------------------
+# --- a group in one process -----------------------------------------------------------------------
 
 
 class Store:
@@ -301,7 +317,9 @@ def test_results_and_errors_of_rank_0_reach_the_others() -> None:
 
 
 def join_threads(store: HashStore, delays: list[float]) -> list[str]:
-    """The group name that each rank finds; each rank is a thread that joins after a delay in seconds."""
+    """The group name that each rank finds; each rank is a thread that joins after a delay in
+    seconds.
+    """
 
     def join(rank: int) -> str:
         time.sleep(delays[rank])
@@ -331,7 +349,7 @@ def test_rank_without_others_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
             distributed._meet(store, rank, 2)
 
 
-# --- documentation ------------------------------------------------------------------------------------------
+# --- documentation --------------------------------------------------------------------------------
 
 
 def test_torchrun_and_trifold_accept_the_commands_of_the_documentation() -> None:
@@ -339,7 +357,9 @@ def test_torchrun_and_trifold_accept_the_commands_of_the_documentation() -> None
     from torch.distributed.run import get_args_parser
 
     text = (Path(__file__).parents[2] / "docs" / "machines.md").read_text("utf-8")
-    (job,) = (each for each in yaml.safe_load_all(code_blocks(text, "yml")[0]) if each["kind"] == "Job")
+    (job,) = (
+        each for each in yaml.safe_load_all(code_blocks(text, "yml")[0]) if each["kind"] == "Job"
+    )
     (container,) = job["spec"]["template"]["spec"]["containers"]
     commands = [[*container["command"], *container["args"]]]
     for block in code_blocks(text, "bash"):

@@ -1,4 +1,6 @@
-"""Training of models with experts: the losses of routers do not depend on how a batch is split, and do their work."""
+"""Training of models with experts: the losses of routers do not depend on how a batch is split, and
+do their work.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,12 @@ WEIGHTS = {"task__balance_loss": 0.5, "task__router_z_loss": 0.2}
 def gradient_of(tmp_path):
     """The gradient of an update with the rows between the given places, a micro-batch each."""
 
-    def gradient_of(*places: int, workers: int = 1, compiles: bool = False, **changes: Any) -> Tensor:
-        data = load_data(load_recipe("smoke", overrides(**CAUSAL | WEIGHTS | changes)), tmp_path, View())
+    def gradient_of(
+        *places: int, workers: int = 1, compiles: bool = False, **changes: Any
+    ) -> Tensor:
+        data = load_data(
+            load_recipe("smoke", overrides(**CAUSAL | WEIGHTS | changes)), tmp_path, View()
+        )
         machine = Machine(CPU, torch.float32, workers, compiles=compiles)
         trainer = Trainer(data.new_model(), data.objective, data.recipe.train, machine)
         received: list[Tensor] = []
@@ -69,7 +75,9 @@ def test_splitting_a_batch_does_not_change_the_gradient(gradient_of):
     whole = gradient_of(0, 13)
     for places in ((0, 1, 13), (0, 6, 9, 13)):
         for workers in (1, 2):
-            torch.testing.assert_close(gradient_of(*places, workers=workers), whole, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(
+                gradient_of(*places, workers=workers), whole, rtol=1e-4, atol=1e-6
+            )
     for key in WEIGHTS:
         assert (gradient_of(0, 13, **{key: 0.0}) - whole).norm() > 0.01 * whole.norm()
 
@@ -125,7 +133,10 @@ def test_default_weights_apply_to_experts_only(tmp_path):
         ({"model__experts": DEEPSEEK | {"dense_layers": 2}}, {"tokens"}),
     ):
         data = load_data(load_recipe("smoke", overrides(**CAUSAL | changes)), tmp_path, View())
-        assert set(data.objective.counts(data.objective.batch(data.examples(0), np.arange(3)))) == expected
+        assert (
+            set(data.objective.counts(data.objective.batch(data.examples(0), np.arange(3))))
+            == expected
+        )
     routers = CausalSettings().router_loss(data.config.model_copy(update={"experts": None}))
     assert (routers.weights, routers.layers) == ({}, 0)
 
@@ -158,7 +169,9 @@ def test_a_small_language_model_trains_generates_and_is_saved(run, tmp_path):
 
 @torch.no_grad()
 def _uncached(model: Any, tokens: Tensor, steps: int) -> list[int]:
-    """Greedy tokens, each from the whole text before it, up to the end token; padding is not generated."""
+    """Greedy tokens, each from the whole text before it, up to the end token; padding is not
+    generated.
+    """
     found: list[int] = []
     while len(found) < steps:
         logits = model.head_outputs(Inputs(tokens))["lm"][0, -1]
@@ -185,7 +198,9 @@ def test_the_balance_loss_makes_shares_more_equal(run, tmp_path):
         with torch.no_grad(), record_routers(model) as calls:
             model(batch.inputs)
         real = batch.inputs.packing.real
-        shares = [torch.bincount(each[0].out.chosen[:real, 0], minlength=4) / real for each in calls]
+        shares = [
+            torch.bincount(each[0].out.chosen[:real, 0], minlength=4) / real for each in calls
+        ]
         spread[weight] = float(torch.stack(shares).std(1).mean())
     assert spread[2.0] < 0.5 * spread[0.0], spread
 

@@ -1,11 +1,20 @@
-"""Laws of a run: a resumed run equals an uninterrupted one, and only the recipe determines the result."""
+"""Laws of a run: a resumed run equals an uninterrupted one, and only the recipe determines the
+result.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from tests.train.runs import InterruptingView, assert_equal_runs, lines_of, overrides, state_of, values_of
+from tests.train.runs import (
+    InterruptingView,
+    assert_equal_runs,
+    lines_of,
+    overrides,
+    state_of,
+    values_of,
+)
 
 import trifold
 from trifold.errors import CheckpointError, UsageError
@@ -24,7 +33,7 @@ AVERAGED = {
 }
 
 
-# --- resumed runs ---------------------------------------------------------------------------------------------
+# --- resumed runs ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +44,9 @@ def uninterrupted(tmp_path_factory):
     def uninterrupted(precision):
         if precision not in folders:
             folders[precision] = tmp_path_factory.mktemp("whole") / precision
-            train("smoke", out=folders[precision], **overrides(train__precision=precision, **AVERAGED))
+            train(
+                "smoke", out=folders[precision], **overrides(train__precision=precision, **AVERAGED)
+            )
         return folders[precision]
 
     return uninterrupted
@@ -109,7 +120,9 @@ def test_interrupted_final_validation_is_repeated(run, tmp_path):
         assert_equal_runs(tmp_path / "run", tmp_path / "whole")
 
 
-def test_crashed_run_repeats_the_steps_since_the_last_checkpoint(run, uninterrupted, tmp_path, monkeypatch):
+def test_crashed_run_repeats_the_steps_since_the_last_checkpoint(
+    run, uninterrupted, tmp_path, monkeypatch
+):
     real = Trainer.update
 
     def crash(self, batches, step, *more):
@@ -132,7 +145,9 @@ def test_a_model_of_two_widths_trains_and_generates(run, tmp_path):
     losses = [loss for _, loss in values_of(tmp_path / "run", "train/loss")]
     assert losses[-1] < 0.6 * losses[0]
     pipe = trifold.load(tmp_path / "run")
-    assert pipe.config.target_vocab_size == pipe.config.vocab_size > 1  # a joint tokenizer, two tables
+    assert (
+        pipe.config.target_vocab_size == pipe.config.vocab_size > 1
+    )  # a joint tokenizer, two tables
     assert pipe.model.decoder_embeddings.tokens.weight.shape[1] == 24
     assert len(pipe.generate(["twenty three", "forty"], num_beams=2)) == 2
 
@@ -163,10 +178,18 @@ def test_resume_continues_a_run_with_its_recipe(run, tmp_path):
     ("arguments", "error", "message"),
     [
         ({"recipe": None}, TypeError, "^recipe is a name, a path or a Recipe, not None$"),
-        ({"resume": "must"}, UsageError, "^resume 'must' is not known; give 'auto', or leave it out$"),
+        (
+            {"resume": "must"},
+            UsageError,
+            "^resume 'must' is not known; give 'auto', or leave it out$",
+        ),
         ({"resume": True}, UsageError, "^resume True is not known; give 'auto'"),
         ({"out": "x\udcff"}, UsageError, "^`out`: character 2 is not valid UTF-8"),
-        ({"out": "x"}, UsageError, '^x: contains files; .* resume="auto", or choose another `out`$'),
+        (
+            {"out": "x"},
+            UsageError,
+            '^x: contains files; .* resume="auto", or choose another `out`$',
+        ),
     ],
 )
 def test_wrong_argument_is_an_error_that_names_it(tmp_path, monkeypatch, arguments, error, message):
@@ -177,13 +200,15 @@ def test_wrong_argument_is_an_error_that_names_it(tmp_path, monkeypatch, argumen
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-# --- damage ---------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
 
 
 def test_damaged_checkpoint_is_replaced_by_an_earlier_one_with_a_warning(run, tmp_path, recorder):
     run("whole")
     run()
-    newest = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")[-1] / "weights.safetensors"
+    newest = (
+        checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")[-1] / "weights.safetensors"
+    )
     content = bytearray(newest.read_bytes())
     content[-1] ^= 1
     newest.write_bytes(content)
@@ -214,7 +239,7 @@ def test_damaged_lines_of_metrics_are_written_again(run, tmp_path):
     assert_equal_runs(tmp_path / "run", tmp_path / "whole")
 
 
-# --- determinism ----------------------------------------------------------------------------------------------
+# --- determinism ----------------------------------------------------------------------------------
 
 
 def test_seed_determines_the_result(run, tmp_path):
@@ -233,7 +258,7 @@ def test_random_state_of_the_caller_does_not_matter(run, tmp_path):
     assert_equal_runs(tmp_path / "one", tmp_path / "two")
 
 
-# --- position and end -----------------------------------------------------------------------------------------
+# --- position and end -----------------------------------------------------------------------------
 
 
 def test_accumulation_takes_several_batches_per_step(run, tmp_path):

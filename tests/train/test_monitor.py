@@ -184,13 +184,16 @@ def test_clock_time(seconds, text):
     assert clock_time(seconds) == text
 
 
-# --- metrics.jsonl --------------------------------------------------------------------------------------------
+# --- metrics.jsonl --------------------------------------------------------------------------------
 
 
 def test_metrics_are_on_disk_as_soon_as_they_are_logged(tmp_path):
     log = MetricsLog(RunFolder(tmp_path), 0)
     log(4, {"train/loss": 1.5})
-    assert json.loads((tmp_path / "metrics.jsonl").read_text("utf-8")) == {"step": 4, "train/loss": 1.5}
+    assert json.loads((tmp_path / "metrics.jsonl").read_text("utf-8")) == {
+        "step": 4,
+        "train/loss": 1.5,
+    }
     log.close()
 
 
@@ -201,7 +204,9 @@ def test_metrics_have_a_line_per_logged_step_and_per_validation(run):
     assert [step for step, _ in values_of(folder, "valid/loss")] == [6, 12]
     lines = lines_of(folder)
     valid_line = next(line for line in lines if "valid/loss" in line)
-    assert {"train/lr", "train/gradient_norm", "train/tokens_per_second", "seconds"} < lines[0].keys()
+    assert {"train/lr", "train/gradient_norm", "train/tokens_per_second", "seconds"} < lines[
+        0
+    ].keys()
     assert {"valid/bleu", "valid/chrf", "valid/exact_match"} < valid_line.keys()
     assert not any(math.isnan(value) for line in lines for value in line.values())
 
@@ -240,4 +245,6 @@ def test_tensorboard_has_the_values_of_metrics_jsonl(run):
     for name in ("train/loss", "valid/loss", "valid/bleu"):
         shown, logged = events.Scalars(name), values_of(folder, name)
         assert [event.step for event in shown] == [step for step, _ in logged]
-        assert [event.value for event in shown] == pytest.approx([value for _, value in logged], rel=1e-6)
+        assert [event.value for event in shown] == pytest.approx(
+            [value for _, value in logged], rel=1e-6
+        )

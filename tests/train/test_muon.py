@@ -30,7 +30,7 @@ def hidden_matrices(weights):
     return {n: v for n, v in weights.named(weights.master).items() if n.endswith("_proj.weight")}
 
 
-# --- the optimizer --------------------------------------------------------------------------------------------
+# --- the optimizer --------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -49,7 +49,9 @@ def test_fifty_steps_in_bf16_equal_pytorch(scale):
     for name, value in weights.named(weights.master).items():
         expected = theirs[name].detach()
         if name in matrices:  # matmuls with three digits
-            assert float((value - expected).norm()) < 0.02 * float((expected - start[name].detach()).norm())
+            assert float((value - expected).norm()) < 0.02 * float(
+                (expected - start[name].detach()).norm()
+            )
         else:
             torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
 
@@ -71,7 +73,9 @@ def test_fifty_steps_in_fp32_equal_the_formula(scale, polynomial, iterations):
     gradients = [weights.named(gradient) for gradient in draw_gradients(weights, 50)]
     for name, value in hidden_matrices(weights).items():
         n, m = value.shape
-        factor = {"match-rms": 0.2 * max(n, m) ** 0.5, "original": max(1, n / m) ** 0.5, "none": 1}[scale]
+        factor = {"match-rms": 0.2 * max(n, m) ** 0.5, "original": max(1, n / m) ** 0.5, "none": 1}[
+            scale
+        ]
         x, momentum = start[name].detach().double(), 0
         for gradient, rate in zip(gradients, RATES, strict=True):
             g = gradient[name].double()
@@ -82,7 +86,9 @@ def test_fifty_steps_in_fp32_equal_the_formula(scale, polynomial, iterations):
 
 
 def test_other_parameters_are_updated_by_adamw():
-    (first, muon), (second, adamw) = (make_optimizer(name, weight_decay=0.1) for name in ("muon", "adamw"))
+    (first, muon), (second, adamw) = (
+        make_optimizer(name, weight_decay=0.1) for name in ("muon", "adamw")
+    )
     for weights, optimizer in ((first, muon), (second, adamw)):
         step_all(weights, optimizer, [], [0.01] * 5)
     ours, theirs = first.named(first.master), second.named(second.master)
@@ -98,11 +104,13 @@ def test_matrices_without_gradient_only_decay():
         torch.testing.assert_close(value, start[name].detach() * (1 - 0.01 * 0.1))
 
 
-# --- orthogonalization ----------------------------------------------------------------------------------------
+# --- orthogonalization ----------------------------------------------------------------------------
 
 
 def test_recipe_accepts_every_polynomial():
-    assert set(TrainSettings.model_fields["muon_polynomial"].annotation.__args__) == set(POLYNOMIALS)
+    assert set(TrainSettings.model_fields["muon_polynomial"].annotation.__args__) == set(
+        POLYNOMIALS
+    )
 
 
 @every_shape
@@ -140,12 +148,16 @@ def test_polar_express_has_the_best_quintics(iterations):
     expected, _ = best_quintics(iterations, high)
     for ours, best in zip(POLYNOMIALS["polar-express"](iterations), expected, strict=True):
         assert ours == pytest.approx(best, abs=2e-5)
-    assert high == pytest.approx([0.15964, 0.03988, 0.00964, 0.00232, 0.00056][iterations - 1], rel=0.01)
+    assert high == pytest.approx(
+        [0.15964, 0.03988, 0.00964, 0.00232, 0.00056][iterations - 1], rel=0.01
+    )
 
 
 @pytest.mark.slow
 @given(
-    values=st.lists(st.floats(0, 1) | st.sampled_from([0.0, 1e-6, 1.0]), min_size=1, max_size=12).filter(any),
+    values=st.lists(
+        st.floats(0, 1) | st.sampled_from([0.0, 1e-6, 1.0]), min_size=1, max_size=12
+    ).filter(any),
     iterations=st.integers(1, 5),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     diagonal=st.booleans(),

@@ -37,9 +37,16 @@ def assert_close_by_name(weights, expected, *, rtol, atol):
         torch.testing.assert_close(value, expected[name].detach().to(value), rtol=rtol, atol=atol)
 
 
-# --- parameters with weight decay -----------------------------------------------------------------------------
+# --- parameters with weight decay -----------------------------------------------------------------
 
-SMALL = {"vocab_size": 13, "max_positions": 9, "d_model": 8, "n_layers": 2, "n_heads": 2, "d_ff": 12}
+SMALL = {
+    "vocab_size": 13,
+    "max_positions": 9,
+    "d_model": 8,
+    "n_layers": 2,
+    "n_heads": 2,
+    "d_ff": 12,
+}
 MODELS = {
     "encoder-decoder": {},
     "two vocabularies, every bias": {
@@ -87,7 +94,7 @@ def test_biases_with_several_axes_are_biases():
     assert not is_hidden_matrix("decoder.blocks.0.bias", torch.zeros(2, 4))
 
 
-# --- Adam and AdamW -------------------------------------------------------------------------------------------
+# --- Adam and AdamW -------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -115,14 +122,18 @@ def test_fifty_steps_of_adamw_equal_pytorch(weight_decay, on, decays):
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_fifty_steps_of_adam_equal_the_formulas_of_the_papers(optimizer, weight_decay):
-    """Kingma & Ba 2015, algorithm 1, with the weight decay of Loshchilov & Hutter 2019, algorithm 2, in float64."""
+    """Kingma & Ba 2015, algorithm 1, with the weight decay of Loshchilov & Hutter 2019, algorithm
+    2, in float64.
+    """
     on = {"weight_decay_on": "everything"} if optimizer == "adamw" else {}
     weights, ours = make_optimizer(
         optimizer, weight_decay=weight_decay, beta1=0.8, beta2=0.98, epsilon=1e-3, **on
     )
     w = weights.master.double()
     m, v = torch.zeros_like(w), torch.zeros_like(w)
-    for t, (gradient, rate) in enumerate(zip(draw_gradients(weights, 50), RATES, strict=True), start=1):
+    for t, (gradient, rate) in enumerate(
+        zip(draw_gradients(weights, 50), RATES, strict=True), start=1
+    ):
         g = gradient.double()
         m, v = 0.8 * m + 0.2 * g, 0.98 * v + 0.02 * g**2
         w = w - rate * (m / (1 - 0.8**t) / ((v / (1 - 0.98**t)).sqrt() + 1e-3) + weight_decay * w)
@@ -134,7 +145,7 @@ def test_fifty_steps_of_adam_equal_the_formulas_of_the_papers(optimizer, weight_
             torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-6)
 
 
-# --- Adafactor ------------------------------------------------------------------------------------------------
+# --- Adafactor ------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -212,7 +223,7 @@ def test_adafactor_stays_finite_with_zero_and_huge_gradients():
         assert not torch.equal(value[0], before[name][0])
 
 
-# --- moving average -------------------------------------------------------------------------------------------
+# --- moving average -------------------------------------------------------------------------------
 
 
 @given(decay=st.floats(0.01, 0.9999), steps=st.integers(1, 40))
@@ -246,7 +257,7 @@ def test_share_of_the_newest_weights_falls_from_one_to_one_minus_decay(decay):
     assert share_of_newest(10**9) == pytest.approx(1 - decay, rel=1e-9)
 
 
-# --- learning rate --------------------------------------------------------------------------------------------
+# --- learning rate --------------------------------------------------------------------------------
 
 SHAPES = get_args(TrainSettings.model_fields["schedule"].annotation)
 KINDS = [*((shape, "linear") for shape in SHAPES), ("warmup-stable-decay", "1-sqrt")]
@@ -263,7 +274,9 @@ def rate(shape, step, *, peak, warmup, steps, final=0.0, decay=1, form="linear")
 def rates_of(shape, form, *, warmup, steps, peak=0.3, final=0.0, decay=20, beyond=0):
     """The rates of updates 1, 2, …"""
     return [
-        rate(shape, step, peak=peak, warmup=warmup, steps=steps, final=final, decay=decay, form=form)
+        rate(
+            shape, step, peak=peak, warmup=warmup, steps=steps, final=final, decay=decay, form=form
+        )
         for step in range(1, steps + beyond + 1)
     ]
 
@@ -286,17 +299,22 @@ def test_inverse_sqrt_equals_the_rates_of_the_adafactor_paper(step):
 
 @pytest.mark.slow
 @every_kind
-@given(warmup=st.integers(0, 50), steps=st.integers(71, 500), final=st.sampled_from([0.0, 0.1, 1.0]))
+@given(
+    warmup=st.integers(0, 50), steps=st.integers(71, 500), final=st.sampled_from([0.0, 0.1, 1.0])
+)
 def test_every_schedule_rises_to_its_peak_and_never_rises_again(shape, form, warmup, steps, final):
     final = final if shape in FINITE_SCHEDULES else 0.0
     rates = rates_of(shape, form, warmup=warmup, steps=steps, final=final, beyond=30)
     top = max(warmup, 1)
     if warmup:
         assert rates[warmup - 1] == pytest.approx(0.3)
-        assert rates[:warmup] == pytest.approx([0.3 * step / warmup for step in range(1, warmup + 1)])
+        assert rates[:warmup] == pytest.approx(
+            [0.3 * step / warmup for step in range(1, warmup + 1)]
+        )
     assert max(rates) <= 0.3 * (1 + 1e-12)
     assert all(
-        later <= earlier + 1e-15 for earlier, later in zip(rates[top - 1 :], rates[top:], strict=False)
+        later <= earlier + 1e-15
+        for earlier, later in zip(rates[top - 1 :], rates[top:], strict=False)
     )
     assert min(rates[top - 1 :]) >= 0.3 * final - 1e-15
 
@@ -318,7 +336,9 @@ def test_every_schedule_equals_its_formula_after_the_warmup(warmup, steps, share
     for (shape, form), factor in formulas.items():
         ours = rate(shape, step, peak=2.0, warmup=warmup, steps=steps, decay=20, form=form)
         assert ours == pytest.approx(2 * factor, abs=1e-9)
-        with_floor = rate(shape, step, peak=2.0, warmup=warmup, steps=steps, final=0.25, decay=20, form=form)
+        with_floor = rate(
+            shape, step, peak=2.0, warmup=warmup, steps=steps, final=0.25, decay=20, form=form
+        )
         assert with_floor == pytest.approx(0.5 + 1.5 * factor, abs=1e-9)
 
 
@@ -338,7 +358,14 @@ def test_schedules_are_continuous(shape, form):
     jumps = []
     for finer in (1, 100):
         rates = rates_of(
-            shape, form, warmup=10 * finer, steps=100 * finer, peak=1.0, final=0.1, decay=20 * finer, beyond=5
+            shape,
+            form,
+            warmup=10 * finer,
+            steps=100 * finer,
+            peak=1.0,
+            final=0.1,
+            decay=20 * finer,
+            beyond=5,
         )
         jumps.append(max(abs(b - a) for a, b in pairwise(rates)))
     assert jumps[1] <= jumps[0] / 9  # proportional, or as the square root

@@ -26,7 +26,9 @@ FROZEN = ["encoder_embeddings", "encoder.blocks.[0-3]", "*.final_norm.bias"]
 
 
 def is_frozen(name):
-    return name.startswith(("encoder_embeddings.", "encoder.blocks.")) or name.endswith("final_norm.bias")
+    return name.startswith(("encoder_embeddings.", "encoder.blocks.")) or name.endswith(
+        "final_norm.bias"
+    )
 
 
 @pytest.mark.parametrize(("dtype", "workers"), [(torch.float32, 1), (torch.bfloat16, 2)])
@@ -40,7 +42,9 @@ def test_frozen_parameters_keep_their_bits(tmp_path, dtype, workers):
         data.new_model(), data.objective, recipe.train, Machine(torch.device("cpu"), dtype, workers)
     )
     for step in (1, 2):
-        trainer.update([data.objective.batch(data.train, np.arange(a, a + 9)) for a in (0, 9, 18)], step)
+        trainer.update(
+            [data.objective.batch(data.train, np.arange(a, a + 9)) for a in (0, 9, 18)], step
+        )
     trainer.close()
     weights, state = trainer.state()
     assert weights.keys() == trainer.evaluation_weights().keys() == before.keys()
@@ -80,14 +84,19 @@ def test_resumed_run_with_frozen_parts_equals_an_uninterrupted_one(assert_resuma
 )
 def test_patterns_without_effect_are_rejected(pattern, message):
     with pytest.raises(SettingsError) as error:
-        freeze(Transformer(ModelConfig(d_model=8, n_heads=2, n_layers=1, d_ff=8, vocab_size=9)), [pattern])
+        freeze(
+            Transformer(ModelConfig(d_model=8, n_heads=2, n_layers=1, d_ff=8, vocab_size=9)),
+            [pattern],
+        )
     assert message in str(error.value)
 
 
 def test_frozen_parameters_need_neither_gradients_nor_optimizer_state():
     settings = TrainSettings.parse({"freeze": ["decoder.blocks.*.feed_forward"]})
     machine = Machine(torch.device("cpu"), torch.float32, 1)
-    whole, part = (estimate_memory(each, 100, CONFIG, 8, machine)[0] for each in (TrainSettings(), settings))
+    whole, part = (
+        estimate_memory(each, 100, CONFIG, 8, machine)[0] for each in (TrainSettings(), settings)
+    )
     count = Transformer(CONFIG).count_parameters()
     share = count_trained(CONFIG, settings) / count
     assert 0.4 < share < 0.8
@@ -95,13 +104,15 @@ def test_frozen_parameters_need_neither_gradients_nor_optimizer_state():
     assert part.weights == whole.weights
 
 
-# --- layer-wise decay -----------------------------------------------------------------------------------------
+# --- layer-wise decay -----------------------------------------------------------------------------
 
 
 def test_rates_decay_from_the_last_layer_to_the_embeddings():
     factors = rate_factors(Transformer(CONFIG), 0.5)
     for name, _ in Transformer(CONFIG).named_parameters():
-        part = next(p for p in ("embeddings", "blocks.0", "blocks.1", "final_norm", "lm_head") if p in name)
+        part = next(
+            p for p in ("embeddings", "blocks.0", "blocks.1", "final_norm", "lm_head") if p in name
+        )
         expected = {"embeddings": 0.125, "blocks.0": 0.25, "blocks.1": 0.5}.get(part, 1.0)
         assert factors.get(name, 1.0) == expected, name
     assert rate_factors(Transformer(CONFIG), 1.0) == {}
@@ -109,18 +120,24 @@ def test_rates_decay_from_the_last_layer_to_the_embeddings():
 
 def test_shared_blocks_have_the_rate_of_their_last_layer_and_stacks_their_own_depth():
     sizes = {"d_model": 8, "n_heads": 2, "d_ff": 8, "vocab_size": 9}
-    shared = ModelConfig.parse(sizes | {"shape": "encoder", "n_layers": 3, "block_of_layer": [0, 1, 0]})
+    shared = ModelConfig.parse(
+        sizes | {"shape": "encoder", "n_layers": 3, "block_of_layer": [0, 1, 0]}
+    )
     factors = rate_factors(Transformer(shared), 0.5)
     name = "encoder.blocks.{}.feed_forward.sublayer.in_proj.weight"
     assert (factors[name.format(0)], factors[name.format(1)]) == (0.5, 0.25)
-    both = rate_factors(Transformer(ModelConfig.parse(sizes | {"n_layers": 3, "n_decoder_layers": 1})), 0.5)
+    both = rate_factors(
+        Transformer(ModelConfig.parse(sizes | {"n_layers": 3, "n_decoder_layers": 1})), 0.5
+    )
     assert both[name.format(0)] == 0.125
     assert both[name.format(0).replace("encoder", "decoder")] == 0.5
 
 
 @pytest.mark.parametrize("optimizer", STATE_KINDS)
 def test_a_factor_scales_the_rate_of_its_parameter_alone(optimizer):
-    settings = TrainSettings.parse({"optimizer": optimizer, "learning_rate": 0.01, "weight_decay": 0.1})
+    settings = TrainSettings.parse(
+        {"optimizer": optimizer, "learning_rate": 0.01, "weight_decay": 0.1}
+    )
 
     def moved(rate, factors):
         torch.manual_seed(3)
@@ -143,11 +160,15 @@ def test_muon_needs_a_parameter_for_adam():
     weights = Transformer(CONFIG)
     for name, parameter in weights.named_parameters():
         parameter.requires_grad_(".blocks." in name and name.endswith("q_proj.weight"))
-    with pytest.raises(SettingsError, match="muon needs a trained parameter that is not a matrix of a layer"):
-        create_optimizer(FlatWeights(weights, torch.float32), TrainSettings.parse({"optimizer": "muon"}))
+    with pytest.raises(
+        SettingsError, match="muon needs a trained parameter that is not a matrix of a layer"
+    ):
+        create_optimizer(
+            FlatWeights(weights, torch.float32), TrainSettings.parse({"optimizer": "muon"})
+        )
 
 
-# --- adapters -------------------------------------------------------------------------------------------------
+# --- adapters -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -159,9 +180,15 @@ def test_muon_needs_a_parameter_for_adam():
         {"dora": True, "rslora": True, "targets": ["feed_forward", "cross_attention"]},
     ],
 )
-def test_resumed_run_with_adapters_equals_an_uninterrupted_one(run, assert_resumable, tmp_path, kind):
+def test_resumed_run_with_adapters_equals_an_uninterrupted_one(
+    run, assert_resumable, tmp_path, kind
+):
     start = str(run("base", train__steps=3, train__warmup=1, model__positions="learned").folder)
-    changes = {"train__lora": {"rank": 2, "dropout": 0.1} | kind, "train__workers": 2, "train__ema": 0.5}
+    changes = {
+        "train__lora": {"rank": 2, "dropout": 0.1} | kind,
+        "train__workers": 2,
+        "train__ema": 0.5,
+    }
     changes |= {
         "model__positions": "learned",
         "train__precision": "bfloat16" if "int8" in kind else "float32",
@@ -172,15 +199,29 @@ def test_resumed_run_with_adapters_equals_an_uninterrupted_one(run, assert_resum
         dict(load_model(tmp_path / folder)[0].named_parameters())
         for folder in ("base/model", "run/model", "run/adapter")
     )
-    int8 = {name for name in base if ".blocks." in name and name.endswith("_proj.weight") and "int8" in kind}
+    int8 = {
+        name
+        for name in base
+        if ".blocks." in name and name.endswith("_proj.weight") and "int8" in kind
+    }
     for name, parameter in base.items():
         assert name in int8 or torch.equal(last.weights[name], parameter)  # frozen
     assert not int8 & last.weights.keys()
     changed = {name for name in base.keys() - int8 if not torch.equal(base[name], model[name])}
-    assert changed == {n.replace("lora_B", "weight") for n in last.weights if n.endswith("lora_B")} - int8
+    assert (
+        changed
+        == {n.replace("lora_B", "weight") for n in last.weights if n.endswith("lora_B")} - int8
+    )
     for name, parameter in model.items():
-        torch.testing.assert_close(adapter[name], parameter, rtol=0, atol=0.02 if name in int8 else 1e-6)
-    assert {name.partition(".")[0] for name in last.optimizer} <= {"exp_avg", "exp_avg_sq", "step", "ema"}
+        torch.testing.assert_close(
+            adapter[name], parameter, rtol=0, atol=0.02 if name in int8 else 1e-6
+        )
+    assert {name.partition(".")[0] for name in last.optimizer} <= {
+        "exp_avg",
+        "exp_avg_sq",
+        "step",
+        "ema",
+    }
     assert all(".lora_" in name for name in last.optimizer if name != "step")
 
 
@@ -200,7 +241,14 @@ def test_adapters_of_int8_weights_learn_like_those_of_the_original_ones(run, tmp
         file.seek(-4, 2)
         file.write(b"\1\2\3\4")
     with pytest.raises(DataError, match=r"model\.safetensors: the content has changed"):
-        run("True", **wide, train__lora=lora, train__learning_rate=0.02, train__steps=14, resume="auto")
+        run(
+            "True",
+            **wide,
+            train__lora=lora,
+            train__learning_rate=0.02,
+            train__steps=14,
+            resume="auto",
+        )
 
 
 @pytest.mark.parametrize(
@@ -226,14 +274,23 @@ def test_adapters_and_new_heads_are_all_that_is_trained():
     add_adapters(model, LoRASettings(rank=2, targets=("q_proj",)), {"lm_head.weight"})
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     part = "decoder.blocks.{}.self_attention.sublayer.q_proj.lora_{}"
-    assert trained == {"lm_head.weight", *(part.format(block, name) for block in (0, 1) for name in "AB")}
+    assert trained == {
+        "lm_head.weight",
+        *(part.format(block, name) for block in (0, 1) for name in "AB"),
+    }
     settings = TrainSettings.parse({"lora": {"rank": 2, "targets": ["q_proj"]}})
     assert count_trained(CONFIG, settings) == 2 * 2 * (8 + 8)
 
 
 @pytest.mark.parametrize("latent", [None, {"width": 6, "d_rotary": 4, "d_value": 4}])
 def test_the_default_targets_are_those_of_the_attention(latent):
-    model = Transformer(ModelConfig.parse(CONFIG.model_dump() | {"positions": "rotary", "latent": latent}))
+    model = Transformer(
+        ModelConfig.parse(CONFIG.model_dump() | {"positions": "rotary", "latent": latent})
+    )
     add_adapters(model, LoRASettings(), ())
-    adapted = {name.split(".")[-1] for name, part in model.named_modules() if isinstance(part, AdaptedLinear)}
+    adapted = {
+        name.split(".")[-1]
+        for name, part in model.named_modules()
+        if isinstance(part, AdaptedLinear)
+    }
     assert adapted == {"q_proj", "kv_down" if latent else "v_proj"}

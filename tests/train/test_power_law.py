@@ -1,4 +1,6 @@
-"""The fit of power laws: exact on exact data, the optimum of another minimizer on noisy data, honest intervals."""
+"""The fit of power laws: exact on exact data, the optimum of another minimizer on noisy data,
+honest intervals.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,15 @@ def test_no_other_minimizer_finds_a_lower_sum(noise):
     n, d = np.log(GRID.T)
 
     def total(point):
-        predicted = np.logaddexp(np.logaddexp(point[0] - point[1] * n, point[2] - point[3] * d), point[4])
+        predicted = np.logaddexp(
+            np.logaddexp(point[0] - point[1] * n, point[2] - point[3] * d), point[4]
+        )
         size = np.abs(predicted - np.log(found))
         return np.where(size < DELTA, size**2 / 2, DELTA * (size - DELTA / 2)).sum()
 
-    starts = [(a, x, b, x, e) for a in (2, 6) for b in (2, 6) for x in (0.2, 0.6) for e in (-0.5, 0.3)]
+    starts = [
+        (a, x, b, x, e) for a in (2, 6) for b in (2, 6) for x in (0.2, 0.6) for e in (-0.5, 0.3)
+    ]
     best = min(minimize(total, start, method="L-BFGS-B").fun for start in starts)
     law = fit_grid(found).estimates
     own = total([np.log(law["A"]), law["alpha"], np.log(law["B"]), law["beta"], np.log(law["E"])])
@@ -58,7 +64,9 @@ def test_intervals_of_noisy_losses_cover_the_truth():
     for seed in range(10):
         law = fit_grid(losses(GRID, 0.005, seed))
         covered += [low <= TRUE[name] <= high for name, (low, high) in law.intervals.items()]
-        assert all(low <= law.estimates[name] <= high for name, (low, high) in law.intervals.items())
+        assert all(
+            low <= law.estimates[name] <= high for name, (low, high) in law.intervals.items()
+        )
     assert np.mean(covered) >= 0.85
 
 

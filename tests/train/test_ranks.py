@@ -35,7 +35,7 @@ def test_single_process_joins_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not torch.distributed.is_initialized()
 
 
-# --- in this process ------------------------------------------------------------------------------------------
+# --- in this process ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -117,12 +117,16 @@ def test_sigusr1_saves_and_the_run_continues(run, monkeypatch):
 
 def test_interruption_is_in_the_metrics_until_the_run_continues(run, tmp_path):
     run(view=InterruptingView(5))
-    assert lines_of(tmp_path / "run")[-1] == {"step": 5, "event": "interrupted", "signal": "SIGTERM"}
+    assert lines_of(tmp_path / "run")[-1] == {
+        "step": 5,
+        "event": "interrupted",
+        "signal": "SIGTERM",
+    }
     run(resume="auto")
     assert events_of(tmp_path / "run") == []
 
 
-# --- in another process ---------------------------------------------------------------------------------------
+# --- in another process ---------------------------------------------------------------------------
 
 
 def wait_for(condition, seconds: float = 120) -> None:
@@ -134,7 +138,9 @@ def wait_for(condition, seconds: float = 120) -> None:
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory):
-    """Two endless runs, one interrupted by each signal: (exit code, standard error, folder) by signal."""
+    """Two endless runs, one interrupted by each signal: (exit code, standard error, folder) by
+    signal.
+    """
     endless = dict.fromkeys(("train.steps", "train.validate_every", "train.save_every"), 1_000_000)
     changes = [f"{key}={value}" for key, value in (TINY | endless).items()]
     program = "import sys; from trifold.cli import main; sys.exit(main())"
@@ -159,7 +165,9 @@ def interrupted(tmp_path_factory):
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_interrupted_process_saves_and_prints_the_command_that_continues_it(interrupted, number, code, capfd):
+def test_interrupted_process_saves_and_prints_the_command_that_continues_it(
+    interrupted, number, code, capfd
+):
     returned, errors, folder = interrupted[number]
     assert returned == code, errors
     assert "Traceback" not in errors

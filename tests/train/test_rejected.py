@@ -38,11 +38,13 @@ def set_losses(monkeypatch):
     return set_losses
 
 
-# --- non-finite values ----------------------------------------------------------------------------------------
+# --- non-finite values ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", ["loss", "gradient"])
-def test_non_finite_value_stops_the_run_before_the_weights_change(run, tmp_path, monkeypatch, value):
+def test_non_finite_value_stops_the_run_before_the_weights_change(
+    run, tmp_path, monkeypatch, value
+):
     loss, step, updates = Translate.loss, Adam.step, []
 
     def poisoned(self, model, batch):
@@ -62,14 +64,21 @@ def test_non_finite_value_stops_the_run_before_the_weights_change(run, tmp_path,
 
     monkeypatch.setattr(Translate, "loss", poisoned)
     monkeypatch.setattr(Adam, "step", counted)
-    with pytest.raises(TrifoldError, match=r"step 5: .*nan.* weights were not changed.*train\.learning_rate"):
+    with pytest.raises(
+        TrifoldError, match=r"step 5: .*nan.* weights were not changed.*train\.learning_rate"
+    ):
         run(train__save_every=2, train__validate_every=2)
     assert updates == [True] * 4
     last = checkpoint.load(checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")[-1])
     assert last.progress["step"] == 4
     assert all(bool(value.isfinite().all()) for value in last.weights.values())
     *_, before, event = lines_of(tmp_path / "run")
-    assert (before["step"], event["step"], event["event"], event["what"]) == (4, 5, "stopped", "non-finite")
+    assert (before["step"], event["step"], event["event"], event["what"]) == (
+        4,
+        5,
+        "stopped",
+        "non-finite",
+    )
     assert (tmp_path / "run" / event["batch"]).is_file()
 
 
@@ -118,7 +127,9 @@ def test_rejected_update_is_reported_if_its_batches_cannot_be_saved(
     assert [name for _, name in events_of(tmp_path / "other")] == ["stopped"]
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()]
+)
 def test_batches_are_saved_completely_or_not_at_all(tmp_path, monkeypatch, error):
     real, folder = disk.put, tmp_path / "rejected"
 
@@ -127,7 +138,12 @@ def test_batches_are_saved_completely_or_not_at_all(tmp_path, monkeypatch, error
         file.flush()
         raise error
 
-    arguments = folder, RejectedUpdate("non-finite", 3, math.nan, 1.0), [[torch.arange(5)]], [[0, 2]]
+    arguments = (
+        folder,
+        RejectedUpdate("non-finite", 3, math.nan, 1.0),
+        [[torch.arange(5)]],
+        [[0, 2]],
+    )
     with monkeypatch.context() as patch:
         patch.setattr(disk, "put", put_half)
         if isinstance(error, OSError):
@@ -141,7 +157,7 @@ def test_batches_are_saved_completely_or_not_at_all(tmp_path, monkeypatch, error
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000003.json", saved.name]
 
 
-# --- spikes ---------------------------------------------------------------------------------------------------
+# --- spikes ---------------------------------------------------------------------------------------
 
 SPIKES = {"train__spike_window": 5, "train__spike_factor": 3.0, "train__steps": 14}
 
@@ -167,4 +183,8 @@ def test_spike_can_rewind_the_run_which_continues_after_the_batch(run, set_losse
     assert [step for step, _ in values_of(folder, "train/loss")] == list(range(1, 15))
     assert (values_of(folder, "spike_at"), values_of(folder, "what")) == ([(9, 11)], [(9, "spike")])
     progress = checkpoint.load(folder / "checkpoints" / "step-00000009").progress
-    assert (progress["epoch"], progress["batch"], progress["rejected"]) == (1, 1, 1)  # ten batches an epoch
+    assert (progress["epoch"], progress["batch"], progress["rejected"]) == (
+        1,
+        1,
+        1,
+    )  # ten batches an epoch

@@ -1,4 +1,6 @@
-"""Which changes a resumed run accepts. The checkpoints know the run, whatever the other files contain."""
+"""Which changes a resumed run accepts. The checkpoints know the run, whatever the other files
+contain.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ def edit(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new, 1), encoding="utf-8")
 
 
-# --- tokenizer ------------------------------------------------------------------------------------------------
+# --- tokenizer ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "target_tokenizer.json"])
@@ -77,7 +79,9 @@ def test_changed_tokenizer_is_rejected_by_name(folder, name):
     tokens = json.loads((folder / "tokenizer" / name).read_text("utf-8"))["model"]["vocab"]
     token = max(tokens, key=len)
     edit(folder / "tokenizer" / name, f'"{token}"', f'"{token[:-1]}~"')  # still a valid tokenizer
-    with pytest.raises(DataError, match=rf"tokenizer/{name}: damaged or replaced .* delete run/tokenizer"):
+    with pytest.raises(
+        DataError, match=rf"tokenizer/{name}: damaged or replaced .* delete run/tokenizer"
+    ):
         continue_run()
 
 
@@ -93,7 +97,7 @@ def test_missing_tokenizer_is_an_error_if_training_it_gives_another(folder):
         continue_run(data_changed=True)
 
 
-# --- recipe ---------------------------------------------------------------------------------------------------
+# --- recipe ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -106,7 +110,9 @@ def test_missing_tokenizer_is_an_error_if_training_it_gives_another(folder):
 )
 def test_changed_recipe_error_names_key_and_previous_value(folder, old, new, before):
     edit(folder / "recipe.yaml", old, new)
-    with pytest.raises(SettingsError, match=rf"run/recipe\.yaml: .* other values of {before}; resume"):
+    with pytest.raises(
+        SettingsError, match=rf"run/recipe\.yaml: .* other values of {before}; resume"
+    ):
         continue_run(folder / "recipe.yaml")
 
 
@@ -122,7 +128,12 @@ def test_other_recipe_is_rejected_with_all_keys(run):
 
 def test_free_settings_may_change_and_are_recorded(run, tmp_path):
     run(train__steps=3, train__validate_every=3)
-    free = {"train__minutes": 9.0, "train__log_every": 2, "train__samples": 1, "generate__num_beams": 2}
+    free = {
+        "train__minutes": 9.0,
+        "train__log_every": 2,
+        "train__samples": 1,
+        "generate__num_beams": 2,
+    }
     assert run(resume="auto", train__steps=6, train__validate_every=3, **free).steps == 6
     assert load_recipe(tmp_path / "run" / "recipe.yaml").generate.num_beams == 2
 
@@ -147,13 +158,17 @@ def test_recipe_can_be_restored_from_a_checkpoint(name):
     bound = json.loads(json.dumps(resume._bound_settings(recipe.model_dump(), free)))
     assert Recipe.parse(resume._merge(bound, recipe.model_dump())) == recipe
     assert "steps" not in bound["train"] and "generate" not in bound
-    del bound["train"]["accumulate"]  # as if the setting were newer than the run: the default applies
+    del bound["train"][
+        "accumulate"
+    ]  # as if the setting were newer than the run: the default applies
     current = recipe.model_copy(update={"train": recipe.train.model_copy(update={"accumulate": 7})})
     original = Recipe.parse(resume._merge(bound, current.model_dump()))
-    assert [*resume._differences(original.model_dump(), current.model_dump())] == [("train.accumulate", 1)]
+    assert [*resume._differences(original.model_dump(), current.model_dump())] == [
+        ("train.accumulate", 1)
+    ]
 
 
-# --- schedule and environment ---------------------------------------------------------------------------------
+# --- schedule and environment ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -191,7 +206,7 @@ def test_other_threads_and_versions_are_reported(run, tmp_path, recorder):
     assert f"threads changed from 64 to {torch.get_num_threads()}" in line
 
 
-# --- data -----------------------------------------------------------------------------------------------------
+# --- data -----------------------------------------------------------------------------------------
 
 
 def test_changed_data_is_rejected_by_name_unless_confirmed(folder, recorder):
@@ -226,13 +241,15 @@ def test_changed_data_is_detected_without_data_json(folder, text):
     else:
         (folder / "data.json").write_text(text, encoding="utf-8")
     edit(Path("pairs.tsv"), "one 7\t7", "one 7\t8")
-    with pytest.raises(DataError, match=r"run/data\.json: missing or damaged, and the data differs"):
+    with pytest.raises(
+        DataError, match=r"run/data\.json: missing or damaged, and the data differs"
+    ):
         continue_run()
     edit(Path("pairs.tsv"), "one 7\t8", "one 7\t7")
     check_continues()
 
 
-# --- older and damaged runs -----------------------------------------------------------------------------------
+# --- older and damaged runs -----------------------------------------------------------------------
 
 
 def test_checkpoints_without_identity_are_continued_and_receive_one(folder):

@@ -18,7 +18,11 @@ from trifold.train.run_folder import RunFolder
 
 def files(**names: str) -> dict[str, dict[str, FileDigest]]:
     """The digests of the files of data.train; keyword arguments use __ for /."""
-    return {"data.train": {n.replace("__", "/"): FileDigest(1, 1, sha256) for n, sha256 in names.items()}}
+    return {
+        "data.train": {
+            n.replace("__", "/"): FileDigest(1, 1, sha256) for n, sha256 in names.items()
+        }
+    }
 
 
 @pytest.mark.parametrize(
@@ -76,7 +80,9 @@ def put(tmp_path):
 
 
 def recipe_of(**keys):
-    return load_recipe("smoke", {"data.test": None, **{k.replace("__", "."): v for k, v in keys.items()}})
+    return load_recipe(
+        "smoke", {"data.test": None, **{k.replace("__", "."): v for k, v in keys.items()}}
+    )
 
 
 def test_validation_data_copied_over_training_data_is_rejected(put, record):
@@ -134,7 +140,9 @@ def test_files_of_task_parts_are_checked(put, record):
 
 
 def test_files_of_teacher_and_tokenizer_are_checked(put, record):
-    weights, *_ = put("teacher/model/model.safetensors", "teacher/model/config.json", "teacher/recipe.yaml")
+    weights, *_ = put(
+        "teacher/model/model.safetensors", "teacher/model/config.json", "teacher/recipe.yaml"
+    )
     own, *_ = put("own/tokenizer.json", "own/tokenizer_config.json", "own/notes.md")
     text = put("text.txt")[0]
     task = {"kind": "distill", "of": {"kind": "causal"}, "teacher": str(Path(weights).parents[1])}

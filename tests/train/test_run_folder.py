@@ -43,7 +43,10 @@ def test_environment_describes_machine_versions_and_sessions(run):
     assert (session["from_step"], session["rejected"]) == (0, [])
     assert found == environment(Machine(torch.device("cpu"), torch.float32, workers=1))
     expected = {"device": "cpu", "precision": "float32", "threads": torch.get_num_threads()}
-    assert found.items() >= (expected | {"trifold": trifold.__version__, "torch": torch.__version__}).items()
+    assert (
+        found.items()
+        >= (expected | {"trifold": trifold.__version__, "torch": torch.__version__}).items()
+    )
 
 
 def test_truncation_removes_later_and_partial_lines(tmp_path):
@@ -55,7 +58,9 @@ def test_truncation_removes_later_and_partial_lines(tmp_path):
 
 def test_samples_have_source_reference_and_output_and_scores_their_signatures(run):
     samples = run().folder / "samples"
-    rows = [line.split("\t") for line in (samples / "step-00000012.tsv").read_text("utf-8").splitlines()]
+    rows = [
+        line.split("\t") for line in (samples / "step-00000012.tsv").read_text("utf-8").splitlines()
+    ]
     assert rows[0] == ["source", "reference", "ours"]
     assert rows[1][:2] == ["twenty three", "2 3"]
     assert len(rows) == 1 + 28
@@ -73,12 +78,17 @@ def test_default_folder_is_named_after_the_recipe(tmp_path, monkeypatch):
 
 def test_progress_is_shown_unless_the_view_is_empty(tmp_path, capsys):
     for view, shown in ((None, True), (View(), False)):
-        train("smoke", out=tmp_path / str(shown), view=view, **TINY | {"train.steps": 2, "train.warmup": 1})
+        train(
+            "smoke",
+            out=tmp_path / str(shown),
+            view=view,
+            **TINY | {"train.steps": 2, "train.warmup": 1},
+        )
         out, err = capsys.readouterr()
         assert (out, "step 2/2" in err, bool(err)) == ("", shown, shown)
 
 
-# --- folders that exist ---------------------------------------------------------------------------------------
+# --- folders that exist ---------------------------------------------------------------------------
 
 
 def test_folder_with_files_is_rejected(run, tmp_path):
@@ -128,7 +138,7 @@ def test_foreign_files_in_a_run_are_kept(run, tmp_path):
     assert [file.read_text("utf-8") for file in mine] == ["precious"] * 3
 
 
-# --- errors before the first step -----------------------------------------------------------------------------
+# --- errors before the first step -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -179,7 +189,7 @@ def test_failed_resume_keeps_the_run(run, tmp_path):
     assert len(checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")) == 4
 
 
-# --- lock -----------------------------------------------------------------------------------------------------
+# --- lock -----------------------------------------------------------------------------------------
 
 
 def test_second_process_is_rejected_and_changes_nothing(run, tmp_path):
@@ -225,7 +235,9 @@ def test_lock_of_a_killed_process_is_released(tmp_path):
     assert RunFolder(tmp_path / "run").open(resume=True) == []
 
 
-@pytest.mark.parametrize("error", [NotImplementedError(), OSError(errno.ENOLCK, "No locks available")])
+@pytest.mark.parametrize(
+    "error", [NotImplementedError(), OSError(errno.ENOLCK, "No locks available")]
+)
 def test_file_system_without_locks_is_reported(run, recorder, monkeypatch, error):
     def acquire(self, timeout):
         raise error
@@ -235,7 +247,7 @@ def test_file_system_without_locks_is_reported(run, recorder, monkeypatch, error
     assert any("the file system has no locks" in line for line in recorder.lines)
 
 
-# --- errors of disk and memory --------------------------------------------------------------------------------
+# --- errors of disk and memory --------------------------------------------------------------------
 
 
 def test_run_continues_after_a_full_disk_while_saving(run, tmp_path, monkeypatch):
@@ -316,7 +328,9 @@ def test_out_of_memory_error_names_settings_and_the_run_can_be_continued(
 ):
     run("whole")
     fail_in_step_5(error)
-    with pytest.raises(TrifoldError, match=r"out of memory \(.+\).*resume=\"auto\".*train.recompute=blocks"):
+    with pytest.raises(
+        TrifoldError, match=r"out of memory \(.+\).*resume=\"auto\".*train.recompute=blocks"
+    ):
         run()
     monkeypatch.undo()
     run(resume="auto", train__recompute="blocks")

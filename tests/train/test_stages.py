@@ -25,7 +25,11 @@ ROWS = {
     "classify": [{"text": f"{a} {b}", "label": a} for a in WORDS for b in WORDS],
     "tag": [{"words": [a, b], "tags": ["B-X", "O"]} for a in WORDS for b in WORDS],
     "answer": [
-        {"question": f"{a} or {b} ?", "context": f"it is {b}", "answers": [{"text": b, "answer_start": 6}]}
+        {
+            "question": f"{a} or {b} ?",
+            "context": f"it is {b}",
+            "answers": [{"text": b, "answer_start": 6}],
+        }
         for a in WORDS
         for b in WORDS
     ],
@@ -54,10 +58,16 @@ def test_both_stages_equal_two_runs_by_hand(recipe, tmp_path, monkeypatch, kind)
     (tmp_path / "one").mkdir()
     monkeypatch.chdir(tmp_path / "one")
     train(
-        recipe(kind, pretrain={"train": {"steps": 6}, "task": {"rate": 0.3}}), out="run", view=RecordingView()
+        recipe(kind, pretrain={"train": {"steps": 6}, "task": {"rate": 0.3}}),
+        out="run",
+        view=RecordingView(),
     )
     monkeypatch.chdir(tmp_path / "hand")
-    first = {"task": {"kind": "masked", "texts_of": kind, "rate": 0.3}, "train.steps": 6, "model.heads": None}
+    first = {
+        "task": {"kind": "masked", "texts_of": kind, "rate": 0.3},
+        "train.steps": 6,
+        "model.heads": None,
+    }
     Path("task.yaml").write_text(recipe(kind).resolved(), encoding="utf-8")
     train("task.yaml", out="run/pretrained", view=RecordingView(), **first)
     own = {"start_from": "run/pretrained/model", "tokenizer.file": "run/pretrained/model"}
@@ -70,7 +80,11 @@ def test_both_stages_equal_two_runs_by_hand(recipe, tmp_path, monkeypatch, kind)
 
 def test_a_stage_of_another_task_has_its_own_settings_and_may_have_a_stage(recipe, tmp_path):
     first = {"task": {"kind": "tag"}, "model": {"heads": ["token"]}, "train": {"steps": 3}}
-    nested = {"task": {"kind": "embed", "scale": 7}, "pretrain": first, "model": {"heads": ["pooler"]}}
+    nested = {
+        "task": {"kind": "embed", "scale": 7},
+        "pretrain": first,
+        "model": {"heads": ["pooler"]},
+    }
     stages = []
 
     def run(recipe, out):
@@ -103,7 +117,8 @@ def test_an_interrupted_stage_continues_with_the_same_command(recipe, tmp_path, 
     view = RecordingView()
     assert train(both, out=tmp_path / "a", resume="auto", view=view).finished
     assert (
-        f"pretraining in {tmp_path / 'a' / PRETRAINED}; repeat with --resume auto to continue" in view.lines
+        f"pretraining in {tmp_path / 'a' / PRETRAINED}; repeat with --resume auto to continue"
+        in view.lines
     )
     train(both, out=tmp_path / "b", view=RecordingView())
     assert (tmp_path / "a/model/model.safetensors").read_bytes() == (
@@ -115,9 +130,17 @@ def test_the_first_stage_reads_the_texts_of_training_rows_only(recipe, tmp_path)
     folder = tmp_path / "tokenizer"
     chosen = recipe("answer")
     lines = []
-    task = load_recipe("mlm-plain", {"data.train": "x"}).task.model_copy(update={"texts_of": "answer"})
+    task = load_recipe("mlm-plain", {"data.train": "x"}).task.model_copy(
+        update={"texts_of": "answer"}
+    )
     context = BuildContext(
-        chosen.data, chosen.tokenizer, chosen.model, chosen.batch, chosen.train.seed, folder, lines.append
+        chosen.data,
+        chosen.tokenizer,
+        chosen.model,
+        chosen.batch,
+        chosen.train.seed,
+        folder,
+        lines.append,
     )
     train_rows, valid_rows = context.read(task.read)
     texts = task.texts(train_rows).texts

@@ -58,7 +58,7 @@ def update(data):
     return update
 
 
-# --- one update -----------------------------------------------------------------------------------------------
+# --- one update -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -96,7 +96,13 @@ def test_accumulated_micro_batches_have_the_gradient_of_one_batch(gradient_of):
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_several_workers_have_the_gradient_of_one_and_are_deterministic(gradient_of, workers):
-    rows = np.arange(60, 75), np.arange(20, 22), np.arange(22, 40), np.arange(80, 81), np.arange(90, 99)
+    rows = (
+        np.arange(60, 75),
+        np.arange(20, 22),
+        np.arange(22, 40),
+        np.arange(80, 81),
+        np.arange(90, 99),
+    )
     one, several, again = (gradient_of(*rows, workers=number) for number in (1, workers, workers))
     assert torch.allclose(several, one, rtol=1e-5, atol=1e-8)
     assert torch.equal(several, again)
@@ -115,7 +121,7 @@ def test_clipping_shortens_the_gradient_and_keeps_its_direction(gradient_of):
     assert torch.equal(gradient_of(rows, clip=norm * 2), free)
 
 
-# --- every optimizer ------------------------------------------------------------------------------------------
+# --- every optimizer ------------------------------------------------------------------------------
 
 
 def test_recipe_accepts_every_optimizer():
@@ -185,13 +191,19 @@ def test_loss_of_one_batch_falls(new_trainer, update, optimizer):
     assert losses[-1] < 0.7 * losses[0]
 
 
-@pytest.mark.parametrize(("saved", "current"), [("adam", "muon"), ("adafactor", "adamw"), ("muon", "adam")])
-def test_state_of_another_optimizer_is_rejected_before_anything_changes(new_trainer, saved, current):
+@pytest.mark.parametrize(
+    ("saved", "current"), [("adam", "muon"), ("adafactor", "adamw"), ("muon", "adam")]
+)
+def test_state_of_another_optimizer_is_rejected_before_anything_changes(
+    new_trainer, saved, current
+):
     weights, moments = new_trainer(saved).state()
     other = new_trainer(current)
     before = other.weights.master.clone()
     shifted = {name: value + 1 for name, value in weights.items()}
-    with pytest.raises(CheckpointError, match=rf"state of {saved}.*train\.optimizer is {current}.*`out`"):
+    with pytest.raises(
+        CheckpointError, match=rf"state of {saved}.*train\.optimizer is {current}.*`out`"
+    ):
         other.restore(shifted, moments)
     assert torch.equal(other.weights.master, before)
 
@@ -202,7 +214,7 @@ def test_state_without_the_moving_average_is_rejected(new_trainer):
         new_trainer(ema=0.9).restore(weights, moments)
 
 
-# --- int8 training --------------------------------------------------------------------------------------------
+# --- int8 training --------------------------------------------------------------------------------
 
 WIDE = {"train__device": "cpu", "model__d_model": 256, "model__d_ff": 256, "batch__tokens": 2048}
 INT8 = WIDE | {"train__precision": "int8"}
@@ -217,7 +229,9 @@ def matmuls(monkeypatch) -> list[tuple[int, ...]]:
     """The sizes of all int8 matmuls."""
     sizes: list[tuple[int, ...]] = []
     real = torch._int_mm
-    monkeypatch.setattr(torch, "_int_mm", lambda x, y: sizes.append((*x.shape, y.shape[1])) or real(x, y))
+    monkeypatch.setattr(
+        torch, "_int_mm", lambda x, y: sizes.append((*x.shape, y.shape[1])) or real(x, y)
+    )
     return sizes
 
 
@@ -230,7 +244,10 @@ def read_precision(folder):
 def test_int8_training_uses_int8_in_both_passes_and_reports_it(run, recorder, matmuls):
     outcome = run(view=recorder, **INT8, train__steps=2, train__warmup=1)
     layers = 4 + 2 + 8 + 2  # of one block on each side
-    for part in ("+int8 arithmetic, float32 master weights", f"parameters, {layers} layers in int8;"):
+    for part in (
+        "+int8 arithmetic, float32 master weights",
+        f"parameters, {layers} layers in int8;",
+    ):
         assert any(part in line for line in recorder.lines), part
     assert read_precision(outcome.folder).endswith("+int8")
     assert matmuls and len(matmuls) % 3 == 0  # y, dx and dW of each chunk
@@ -245,15 +262,21 @@ def test_losses_of_int8_training_are_close_to_those_without(run, matmuls, worker
     assert not matmuls
     int8 = run(**changes, train__precision="int8", folder="int8")
     assert matmuls
-    expected, losses = ([loss for _, loss in values_of(each.folder, "train/loss")] for each in (plain, int8))
+    expected, losses = (
+        [loss for _, loss in values_of(each.folder, "train/loss")] for each in (plain, int8)
+    )
     assert expected[-1] < expected[0] - 0.1
     assert losses == pytest.approx(expected, rel=0.02) and losses != expected
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reason", ["for want of numba", "for want of AVX-512 VNNI"])
-def test_unavailable_int8_training_is_reported_and_replaced(run, recorder, monkeypatch, matmuls, reason):
-    monkeypatch.setattr(sys.modules["trifold.train.device"], "int8_training_obstacle", lambda device: reason)
+def test_unavailable_int8_training_is_reported_and_replaced(
+    run, recorder, monkeypatch, matmuls, reason
+):
+    monkeypatch.setattr(
+        sys.modules["trifold.train.device"], "int8_training_obstacle", lambda device: reason
+    )
     outcome = run(view=recorder, **INT8, train__steps=2, train__warmup=1)
     assert not matmuls
     assert any(f"arithmetic without int8 ({reason})" in line for line in recorder.lines)
@@ -261,11 +284,13 @@ def test_unavailable_int8_training_is_reported_and_replaced(run, recorder, monke
 
 
 def test_int8_and_compiled_blocks_are_incompatible():
-    with pytest.raises(SettingsError, match=r"compile: blocks does not support precision: int8; change one"):
+    with pytest.raises(
+        SettingsError, match=r"compile: blocks does not support precision: int8; change one"
+    ):
         load_recipe("smoke", {"train.precision": "int8", "train.compile": "blocks"})
 
 
-# --- flat weights ---------------------------------------------------------------------------------------------
+# --- flat weights ---------------------------------------------------------------------------------
 
 
 class Net(nn.Module):

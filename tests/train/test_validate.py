@@ -43,7 +43,7 @@ def are_equal(ours, theirs):
     return all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-# --- the best -------------------------------------------------------------------------------------------------
+# --- the best -------------------------------------------------------------------------------------
 
 
 def test_model_has_the_best_weights_rather_than_the_last(run, set_scores):
@@ -103,7 +103,7 @@ def test_a_run_stopped_later_keeps_its_best_weights(run):
     assert are_equal(best_weights(folder), weights_of(folder, 3))
 
 
-# --- the mean of checkpoints ----------------------------------------------------------------------------------
+# --- the mean of checkpoints ----------------------------------------------------------------------
 
 
 def test_mean_weights_are_the_mean(save_checkpoints):
@@ -130,7 +130,9 @@ def test_damaged_checkpoint_is_excluded_from_the_mean(save_checkpoints):
 
 def test_average_option_evaluates_the_mean_of_the_last_checkpoints(run, set_scores):
     set_scores(1, 2)
-    folder = run(train__average=3, train__steps=12, train__validate_every=6, train__save_every=2).folder
+    folder = run(
+        train__average=3, train__steps=12, train__validate_every=6, train__save_every=2
+    ).folder
     mean, _ = mean_weights([folder / "checkpoints" / f"step-{step:08d}" for step in (8, 10, 12)])
     ours, last = best_weights(folder), weights_of(folder, 12)
     for name, value in mean.items():
@@ -142,10 +144,14 @@ def test_run_that_averages_survives_a_damaged_checkpoint(run, tmp_path):
     class DamagingView(RecordingView):
         def step(self, snapshot):
             if snapshot.step == 5:
-                (tmp_path / "run" / "checkpoints" / "step-00000002" / "weights.safetensors").write_bytes(b"!")
+                (
+                    tmp_path / "run" / "checkpoints" / "step-00000002" / "weights.safetensors"
+                ).write_bytes(b"!")
 
     view = DamagingView()
-    outcome = run(view=view, train__average=3, train__steps=6, train__validate_every=6, train__save_every=2)
+    outcome = run(
+        view=view, train__average=3, train__steps=6, train__validate_every=6, train__save_every=2
+    )
     assert outcome.finished
     (warning,) = (line for line in view.lines if line.startswith("warning"))
     assert "step-00000002" in warning and "excludes it" in warning
@@ -154,15 +160,19 @@ def test_run_that_averages_survives_a_damaged_checkpoint(run, tmp_path):
     assert "step-00000002" in event["rejected"][0]
 
 
-# --- the moving average ---------------------------------------------------------------------------------------
+# --- the moving average ---------------------------------------------------------------------------
 
 
 def check_average(run, steps):
-    """Compare the average in the checkpoints of these steps with the formula, for decay 0.9; returns the last one."""
+    """Compare the average in the checkpoints of these steps with the formula, for decay 0.9;
+    returns the last one.
+    """
     mean, weight = {}, 0.0
     for step in steps:
         saved = checkpoint.load(run / "checkpoints" / f"step-{step:08d}")
-        mean = {name: 0.9 * mean.get(name, 0) + value.double() for name, value in saved.weights.items()}
+        mean = {
+            name: 0.9 * mean.get(name, 0) + value.double() for name, value in saved.weights.items()
+        }
         weight = 0.9 * weight + 1
         for name, value in mean.items():
             found = saved.optimizer[f"ema.{name}"].double()
@@ -172,7 +182,9 @@ def check_average(run, steps):
 
 def test_moving_average_is_validated_and_does_not_change_training(run):
     plain = run("plain", train__steps=6)
-    averaged = run("averaged", train__steps=6, train__ema=0.9, train__save_every=1, train__keep_last=6)
+    averaged = run(
+        "averaged", train__steps=6, train__ema=0.9, train__save_every=1, train__keep_last=6
+    )
     saved = check_average(averaged.folder, range(1, 7))
     raw, best = weights_of(plain.folder, 6), best_weights(averaged.folder)
     assert are_equal(saved.weights, raw)

@@ -1,16 +1,18 @@
 """An English-French phrasebook, composed from a few hundred words and some hundred constructions.
 
-It is training data for a demo, not a corpus: its sentences are correct and simple, and their frequencies mean nothing.
-The test sentences combine a word with a construction that it does not occur with in training; both are known from other
-sentences.
+It is training data for a demo, not a corpus: its sentences are correct and simple, and their
+frequencies mean nothing. The test sentences combine a word with a construction that it does not
+occur with in training; both are known from other sentences.
 
-Every English sentence has one translation. Where English is ambiguous, the book decides: `you` is vous (plural), except
-for a friend addressed by name, who is tu; `they` is ils; the speaker is a man; a profession without a person is
-masculine; questions begin with est-ce que; the past is the passé composé, or the imparfait of stative verbs; a plain
-space precedes `?` and `!`; apostrophes are straight.
+Every English sentence has one translation. Where English is ambiguous, the book decides: `you` is
+vous (plural), except for a friend addressed by name, who is tu; `they` is ils; the speaker is a
+man; a profession without a person is masculine; questions begin with est-ce que; the past is the
+passé composé, or the imparfait of stative verbs; a plain space precedes `?` and `!`; apostrophes
+are straight.
 
-Reading order: `lexicon` (words), `english` and `french` (word forms), `grammar` (phrases and clauses in both
-languages), `slots` (the choices of a construction), `phrases`, `actions` and `states` (the constructions).
+Reading order: `lexicon` (words), `english` and `french` (word forms), `grammar` (phrases and
+clauses in both languages), `slots` (the choices of a construction), `phrases`, `actions` and
+`states` (the constructions).
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ MIN_TRAIN_OCCURRENCES = 5  # of everything in a test sentence
 
 
 class Phrase(NamedTuple):
-    """One sentence in both languages; `words` are lemmas (`dog.n`), `verbs` lemma, tense and person (0 to 5)."""
+    """One sentence in both languages; `words` are lemmas (`dog.n`), `verbs` lemma, tense and person
+    (0 to 5).
+    """
 
     english: str
     french: str
@@ -63,9 +67,13 @@ def phrases_of(construction: Construction) -> Iterable[Phrase]:
     """The first combination of the slots, and a uniform sample of the others."""
     sizes = [len(slot) for slot in construction.slots]
     total = prod(sizes)
-    drawn = random.Random(construction.name).sample(range(total), min(total, PHRASES_PER_CONSTRUCTION))
+    drawn = random.Random(construction.name).sample(
+        range(total), min(total, PHRASES_PER_CONSTRUCTION)
+    )
     for number in (0, *drawn):
-        piece = grammar.sentence(construction.build(*_choices(construction.slots, number)), construction.mark)
+        piece = grammar.sentence(
+            construction.build(*_choices(construction.slots, number)), construction.mark
+        )
         if len(piece.english.split()) <= MAX_WORDS:
             yield Phrase(piece.english, piece.french, construction.name, piece.words, piece.verbs)
 
@@ -92,12 +100,14 @@ def word_forms(phrase: Phrase) -> set[str]:
     }
 
 
-def split(train_rows: int, test_rows: int, seed: int = 1) -> tuple[list[Phrase], list[Phrase], list[Phrase]]:
+def split(
+    train_rows: int, test_rows: int, seed: int = 1
+) -> tuple[list[Phrase], list[Phrase], list[Phrase]]:
     """Train, validation and test rows, both of the latter `test_rows` long.
 
-    For every construction, some words are held out from train. Each row of validation and test has such a combination;
-    its words, word forms, verb forms and construction all occur at least five times in train. Raises UsageError if
-    the book has too few phrases.
+    For every construction, some words are held out from train. Each row of validation and test has
+    such a combination; its words, word forms, verb forms and construction all occur at least five
+    times in train. Raises UsageError if the book has too few phrases.
     """
     rng = random.Random(f"phrasebook {seed}")
     held_out = _held_out(rng)
@@ -133,14 +143,18 @@ def _first_sentences() -> set[str]:
 
 
 def _held_out(rng: random.Random) -> set[tuple[str, str]]:
-    """The combinations to hold out: a share of the words of each construction, at least one if it has ten."""
+    """The combinations to hold out: a share of the words of each construction, at least one if it
+    has ten.
+    """
     words: dict[str, set[str]] = {}
     for phrase in _book():
         words.setdefault(phrase.construction, set()).update(phrase.words)
     return {
         (word, name)
         for name, members in words.items()
-        for word in rng.sample(sorted(members), max(round(HELD_OUT_SHARE * len(members)), len(members) >= 10))
+        for word in rng.sample(
+            sorted(members), max(round(HELD_OUT_SHARE * len(members)), len(members) >= 10)
+        )
     }
 
 

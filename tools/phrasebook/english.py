@@ -1,4 +1,6 @@
-"""English word forms and English word order: plurals, verb forms, comparatives, do-support, a or an."""
+"""English word forms and English word order: plurals, verb forms, comparatives, do-support, a or
+an.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def plural(noun: str) -> str:
 
 
 def verb(words: str) -> EnglishVerb:
-    """All forms of `base [past [participle]]`; a base with a particle is joined by an underscore: `look_for`."""
+    """All forms of `base [past [participle]]`; a base with a particle is joined by an underscore:
+    `look_for`.
+    """
     base, *irregular = words.split()
     head, _, particle = base.partition("_")
     stem = head + head[-1] if DOUBLES.search(head) else re.sub(r"([^eo])e$", r"\1", head)
@@ -66,7 +70,9 @@ def comparative(adjective: str) -> str:
 
 @cache
 def predicate(verb: EnglishVerb, tense: str, person: int) -> tuple[str, str]:
-    """(auxiliary, rest) of a verb in a tense of `grammar.TENSES`; a plain statement merges them (`merge_auxiliary`)."""
+    """(auxiliary, rest) of a verb in a tense of `grammar.TENSES`; a plain statement merges them
+    (`merge_auxiliary`).
+    """
     be = PRESENT_OF_BE[person]
     if verb is BE and tense in ("present", "past"):
         return (be if tense == "present" else PAST_OF_BE[person]), ""
@@ -90,7 +96,9 @@ def predicate(verb: EnglishVerb, tense: str, person: int) -> tuple[str, str]:
 
 
 def merge_auxiliary(verb: EnglishVerb, auxiliary: str, rest: str) -> tuple[str, str]:
-    """Remove `do` in a plain statement: does eat -> eats, did eat -> ate, does want to eat -> wants to eat."""
+    """Remove `do` in a plain statement: does eat -> eats, did eat -> ate, does want to eat -> wants
+    to eat.
+    """
     first, _, more = rest.partition(" ")
     form = {
         "do": first,
@@ -119,7 +127,9 @@ def clause(
 
 
 def spell(text: str) -> str:
-    """Apply spelling: an before a vowel sound, cannot, one space between words, a capital first letter."""
+    """Apply spelling: an before a vowel sound, cannot, one space between words, a capital first
+    letter.
+    """
     text = " ".join(VOWEL_SOUND.sub("an ", text).replace("can not ", "cannot ").split())
     text = text.replace(" ,", ",")
     return text[0].upper() + text[1:]

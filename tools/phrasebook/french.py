@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 
 class Adjective(NamedTuple):
-    """The five forms of an adjective; `liaison` stands before a masculine singular vowel (un bel arbre)."""
+    """The five forms of an adjective; `liaison` stands before a masculine singular vowel (un bel
+    arbre).
+    """
 
     masculine: str
     feminine: str
@@ -145,7 +147,9 @@ def principal_parts(infinitive: str) -> tuple[tuple[str, ...], str, str]:
     future_stem = stem + future
     if ending == "er":
         mute = mute_stem(infinitive)
-        present = [form if i in (3, 4) else mute + form[len(stem) :] for i, form in enumerate(present)]
+        present = [
+            form if i in (3, 4) else mute + form[len(stem) :] for i, form in enumerate(present)
+        ]
         if "é" not in stem[-3:]:  # je préfère, but je préférerai
             future_stem = mute + future
         present[NOUS] = re.sub(r"c(?=ons$)", "ç", re.sub(r"g(?=ons$)", "ge", present[NOUS]))
@@ -200,7 +204,9 @@ def imperative(infinitive: str, person: int) -> str:
 
 
 def spell(text: str) -> str:
-    """Apply elision, contraction and capitalization: j'aime, mon amie, cet arbre, du pain, aux enfants."""
+    """Apply elision, contraction and capitalization: j'aime, mon amie, cet arbre, du pain, aux
+    enfants.
+    """
     text = " ".join(text.split())
     text = LIAISON.sub(lambda m: LIAISON_FORMS[m[1].lower()], text)
     text = ELISION.sub(lambda m: m[1][:-1] + "'", text)

@@ -1,7 +1,7 @@
 """Words of the lexicon, and phrases and clauses built in both languages at once.
 
-A `Piece` is a pair of equivalent texts without elision, contraction and capitals, which depend on the neighbors and
-are applied at the end, by `sentence`.
+A `Piece` is a pair of equivalent texts without elision, contraction and capitals, which depend on
+the neighbors and are applied at the end, by `sentence`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Piece(NamedTuple):
 
 
 class Noun(NamedTuple):
-    """A noun with both its plurals; `feminine` is its gender, `she` the form for a woman of that trade."""
+    """A noun with both its plurals; `feminine` is its gender, `she` the form for a woman of that
+    trade.
+    """
 
     key: str
     english: str
@@ -62,7 +64,9 @@ class Adjective(NamedTuple):
 
 
 class Nominal(NamedTuple):
-    """A subject: a pronoun, a name or a noun phrase, with the person (0 to 5) and gender for the verb."""
+    """A subject: a pronoun, a name or a noun phrase, with the person (0 to 5) and gender for the
+    verb.
+    """
 
     piece: Piece
     person: int
@@ -120,7 +124,9 @@ def _noun(left: str, right: str, kind: str) -> Noun:
     )
 
 
-NOUNS = {kind: [_noun(*entry, kind) for entry in entries(text)] for kind, text in lexicon.NOUNS.items()}
+NOUNS = {
+    kind: [_noun(*entry, kind) for entry in entries(text)] for kind, text in lexicon.NOUNS.items()
+}
 NOUN = {noun.key: noun for nouns in NOUNS.values() for noun in nouns}
 
 
@@ -136,7 +142,9 @@ def nouns(classes: str) -> list[Noun]:
 def _verb(left: str, right: str) -> Verb:
     infinitive, _, takes = right.partition(" : ")
     objects = () if takes == "-" else tuple(noun.key for noun in nouns(takes))
-    return Verb(left.split(maxsplit=1)[0] + ".v", english.verb(left), infinitive.replace("_", " "), objects)
+    return Verb(
+        left.split(maxsplit=1)[0] + ".v", english.verb(left), infinitive.replace("_", " "), objects
+    )
 
 
 VERBS = {kind: [_verb(*entry) for entry in entries(text)] for kind, text in lexicon.VERBS.items()}
@@ -150,7 +158,8 @@ def _adjective(left: str, right: str) -> Adjective:
 
 
 ADJECTIVES = {
-    kind: [_adjective(*entry) for entry in entries(text)] for kind, text in lexicon.ADJECTIVES.items()
+    kind: [_adjective(*entry) for entry in entries(text)]
+    for kind, text in lexicon.ADJECTIVES.items()
 }
 ADVERBS = {
     kind: [Piece(en, fr, (f"{en.replace(' ', '_')}.{kind}",)) for en, fr in entries(text)]
@@ -185,7 +194,9 @@ OWNERS = ("my", "his", "her", "our", "your", "their")
 
 
 @cache
-def np(determiner: str, noun: Noun, plural: bool = False, adjective: Adjective | None = None) -> Piece:
+def np(
+    determiner: str, noun: Noun, plural: bool = False, adjective: Adjective | None = None
+) -> Piece:
     """A noun phrase: determiner, adjective before or after the noun, noun."""
     one, many, le, la, les = DETERMINERS[determiner]
     article = les if plural else la if noun.feminine else le
@@ -212,7 +223,9 @@ def nominal(determiner: str, noun: Noun, plural: bool = False) -> Nominal:
 def agree(adjective: Adjective, subject: Nominal) -> Piece:
     """A predicate adjective that agrees with the subject."""
     return Piece(
-        adjective.english, adjective.french.agree(subject.feminine, subject.plural), (adjective.key,)
+        adjective.english,
+        adjective.french.agree(subject.feminine, subject.plural),
+        (adjective.key,),
     )
 
 
@@ -268,7 +281,8 @@ def clause(
 ) -> Piece:
     """Subject, verb and complements in both languages; a question begins with est-ce que.
 
-    A clitic stands before the verb that governs it, and a participle with avoir agrees with it when it is direct.
+    A clitic stands before the verb that governs it, and a participle with avoir agrees with it when
+    it is direct.
     """
     person = subject.person
     finite, rest = conjugate(verb.french, tense, person, subject.feminine)
@@ -298,7 +312,9 @@ def clause(
 
 
 def sentence(piece: Piece, mark: str = ".") -> Piece:
-    """The finished sentence: both sides spelled, closed by `.`, `?` or `!` (in French after a space)."""
+    """The finished sentence: both sides spelled, closed by `.`, `?` or `!` (in French after a
+    space).
+    """
     closing = mark if mark == "." else " " + mark
     return piece._replace(
         english=english.spell(piece.english) + mark, french=french.spell(piece.french) + closing

@@ -280,7 +280,9 @@ DESCRIBES = {
     "mood": "family person profession",
 }
 
-NAMES = "Marie f; Paul m; Anne f; Pierre m; Julie f; Thomas m; Claire f; Lucas m; Sophie f; Antoine m"
+NAMES = (
+    "Marie f; Paul m; Anne f; Pierre m; Julie f; Thomas m; Claire f; Lucas m; Sophie f; Antoine m"
+)
 
 # Fixed expressions, English = French.
 ADVERBS = {

@@ -58,10 +58,14 @@ GO, PLAY, SPEAK, LIVE, WORK, HAVE, WANT, NEED, PUT = (
     VERB[name] for name in "go play speak live work have want need put".split()
 )
 THE_INSTRUMENT = [Piece("", "de") + np("the", noun) for noun in NOUNS["instrument"]]
-AT_SPORT = [Piece("", "à") + np("the", noun)._replace(english=noun.english) for noun in NOUNS["sport"]]
+AT_SPORT = [
+    Piece("", "à") + np("the", noun)._replace(english=noun.english) for noun in NOUNS["sport"]
+]
 PLAYED = THE_INSTRUMENT + AT_SPORT
 LANGUAGES = [np("bare", noun) for noun in NOUNS["language"]]
-ONE_ANIMAL = [nominal("the", noun, many) for noun in NOUNS["animal"] for many in (False, False, True)]
+ONE_ANIMAL = [
+    nominal("the", noun, many) for noun in NOUNS["animal"] for many in (False, False, True)
+]
 NUMBERS = ADVERBS["number"]
 HOURS = NUMBERS[:10]
 TOMORROW = [time for time in ADVERBS["soon"] if time.english in ("tomorrow", "tonight")]
@@ -82,7 +86,9 @@ def pain(
     negative: bool = False,
     question: bool = False,
 ) -> Piece:
-    """Her head hurts, elle a mal à la tête: the owner is a determiner in English and the subject in French."""
+    """Her head hurts, elle a mal à la tête: the owner is a determiner in English and the subject in
+    French.
+    """
     has_pain = clause(
         who,
         FEEL,
@@ -114,7 +120,9 @@ def possessive(noun: Noun, who: Nominal) -> Piece:
 
 
 def comparison(noun: Noun, adjective: Adjective, degree: str, other: Noun) -> Piece:
-    """The dog is bigger (less big, as big) than the cat: le chien est plus (moins, aussi) grand que le chat."""
+    """The dog is bigger (less big, as big) than the cat: le chien est plus (moins, aussi) grand que
+    le chat.
+    """
     form = adjective.french.agree(noun.feminine, False)
     en, fr = {
         "more": (f"{english.comparative(adjective.english)} than", f"plus {form}"),
@@ -123,7 +131,9 @@ def comparison(noun: Noun, adjective: Adjective, degree: str, other: Noun) -> Pi
     }[degree]
     if fr.startswith("plus bon"):
         fr = "meilleur" + "e" * noun.feminine
-    return clause(one(noun), BE, "present", Piece(en, f"{fr} que", (adjective.key,)) + np("the", other))
+    return clause(
+        one(noun), BE, "present", Piece(en, f"{fr} que", (adjective.key,)) + np("the", other)
+    )
 
 
 def order(verb: Verb, person: int, *, negative: bool = False) -> Piece:
@@ -131,7 +141,9 @@ def order(verb: Verb, person: int, *, negative: bool = False) -> Piece:
     plain = " ".join((verb.english.base, verb.english.particle))
     en = f"do not {plain}" if negative else f"let us {plain}" if person == 3 else plain
     fr = french.imperative(verb.french, person)
-    return Piece(en, f"ne {fr} pas" if negative else fr, (verb.key,), (f"{verb.key} imperative {person}",))
+    return Piece(
+        en, f"ne {fr} pas" if negative else fr, (verb.key,), (f"{verb.key} imperative {person}",)
+    )
 
 
 def called(name: Piece) -> Piece:

@@ -1,7 +1,7 @@
 """The choices of the slots of constructions, each a plain list.
 
-"you" is vous (plural), and a friend addressed by name is tu. "they" is ils, and "I" is a man. So every English sentence
-has one translation.
+"you" is vous (plural), and a friend addressed by name is tu. "they" is ils, and "I" is a man. So
+every English sentence has one translation.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ Row = TypeVar("Row")
 
 
 def balance(rows: list[Row], by: Callable[[Row], object], least: int = 30) -> list[Row]:
-    """Repeat rows until each verb (or adjective) has about `least`; without this, verbs with many objects dominate."""
+    """Repeat rows until each verb (or adjective) has about `least`; without this, verbs with many
+    objects dominate.
+    """
     count = Counter(map(by, rows))
     return [row for row in rows for _ in range(ceil(least / count[by(row)]))]
 
@@ -60,7 +62,11 @@ _FAMILY = [
     for owner in _ONLY_ONE.get(noun.english, OWNERS)
     for many in ((False,) if noun.english in _ONLY_ONE else (False, True))
 ]
-_TRADE = [nominal("the", noun, many) for noun in nouns("profession person") for many in (False, False, True)]
+_TRADE = [
+    nominal("the", noun, many)
+    for noun in nouns("profession person")
+    for many in (False, False, True)
+]
 PEOPLE = [*NAMES, *_FAMILY, *_TRADE]
 SUBJECTS = PRONOUNS * 100 + NAMES * 6 + _FAMILY + _TRADE
 PLURAL_SUBJECTS = [who for who in SUBJECTS if who.plural]
@@ -76,7 +82,11 @@ WHO = Nominal(Piece("who", "qui"), IL)
 IT = Nominal(Piece("it", "il"), IL)
 FRIENDS = [(Nominal(Piece("you", "tu"), TU, name.feminine), name.piece) for name in NAMES]
 OWNER = dict(
-    zip((who.piece.english for who in PRONOUNS), ("my", "your", "his", "her", "our", "their"), strict=True)
+    zip(
+        (who.piece.english for who in PRONOUNS),
+        ("my", "your", "his", "her", "our", "their"),
+        strict=True,
+    )
 )
 
 DIRECT_OBJECTS = [
@@ -89,14 +99,18 @@ DIRECT_OBJECTS = [
 ]
 INDIRECT_OBJECTS = [
     Clitic(
-        them.english, {"le": "lui", "la": "lui", "les": "leur"}.get(them.french, them.french), direct=False
+        them.english,
+        {"le": "lui", "la": "lui", "les": "leur"}.get(them.french, them.french),
+        direct=False,
     )
     for them in DIRECT_OBJECTS
 ]
 
 
 def is_reflexive(who: Nominal, whom: Clitic) -> bool:
-    """Whether subject and object share a person, which requires `myself`: I … me, we … us, you … you."""
+    """Whether subject and object share a person, which requires `myself`: I … me, we … us, you …
+    you.
+    """
     return {who.piece.english, whom.english} in (
         {"I", "me"},
         {"we", "us"},
@@ -106,11 +120,18 @@ def is_reflexive(who: Nominal, whom: Clitic) -> bool:
     )
 
 
-PRONOUN_PAIRS = [(who, whom) for who in SUBJECTS for whom in DIRECT_OBJECTS if not is_reflexive(who, whom)]
-QUESTION_PAIRS = [
-    (who, whom) for who in QUESTION_SUBJECTS for whom in DIRECT_OBJECTS if not is_reflexive(who, whom)
+PRONOUN_PAIRS = [
+    (who, whom) for who in SUBJECTS for whom in DIRECT_OBJECTS if not is_reflexive(who, whom)
 ]
-GIFT_PAIRS = [(who, whom) for who in SUBJECTS for whom in INDIRECT_OBJECTS if not is_reflexive(who, whom)]
+QUESTION_PAIRS = [
+    (who, whom)
+    for who in QUESTION_SUBJECTS
+    for whom in DIRECT_OBJECTS
+    if not is_reflexive(who, whom)
+]
+GIFT_PAIRS = [
+    (who, whom) for who in SUBJECTS for whom in INDIRECT_OBJECTS if not is_reflexive(who, whom)
+]
 
 
 def whole(noun: Noun) -> bool:
@@ -130,7 +151,9 @@ def events(verbs: list[Verb], determiner: str) -> list[Event]:
 
 
 def _fitting(determiner: str, noun: Noun) -> tuple[str, ...]:
-    """The determiners that fit the noun: family members are possessed, languages and mass nouns are not counted."""
+    """The determiners that fit the noun: family members are possessed, languages and mass nouns are
+    not counted.
+    """
     if noun in NOUNS["family"]:
         return ("my", "her") if determiner == "the" else ()
     if noun.mass and determiner != "the":
@@ -143,7 +166,9 @@ ACTIONS_WITH_A = events(VERBS["deed"], "a")
 ACTIONS_WITH_THIS = events(VERBS["deed"], "this") + events(VERBS["deed"], "that")
 PAST_EVENTS = ACTIONS + events(VERBS["event"], "the")
 # Verbs whose English past equals the present need a time expression (I read the book yesterday).
-DISTINCT_PAST_EVENTS = [event for event in PAST_EVENTS if event[0].english.past != event[0].english.base]
+DISTINCT_PAST_EVENTS = [
+    event for event in PAST_EVENTS if event[0].english.past != event[0].english.base
+]
 ACTIONS_ON_OWN_THINGS = [
     (who, verb, NOUN[key])
     for who in PRONOUNS
@@ -167,7 +192,10 @@ SKILLS = [VERB[name] for name in "sing dance swim cook work sleep talk".split()]
 MOVES = VERBS["move"]
 ANIMAL_ACTS = [VERB[name] for name in "sleep run jump dream tremble".split()]
 FEELINGS = VERBS["feeling"]
-HELPING = [VERB[name] for name in "help call invite thank wait_for follow look_for listen_to admire".split()]
+HELPING = [
+    VERB[name]
+    for name in "help call invite thank wait_for follow look_for listen_to admire".split()
+]
 KNOWING = [VERB[name] for name in "know love hate understand hear see".split()]
 GIVING = [VERB[name] for name in "give show lend send bring".split()]
 MODAL_TENSES = ["can", "must", "want", "would like", "going to"]
@@ -182,7 +210,9 @@ MEALS = [
     if noun.key in VERB[name].objects
 ]
 POURED = [
-    (measure, noun) for measure in ADVERBS["measure"][:2] for noun in nouns("water milk wine lemonade cider")
+    (measure, noun)
+    for measure in ADVERBS["measure"][:2]
+    for noun in nouns("water milk wine lemonade cider")
 ]
 POURED += [(ADVERBS["measure"][2], noun) for noun in nouns("coffee tea")]
 AMOUNTS = [
@@ -244,7 +274,8 @@ COMPARED = [
     for kind, classes in DESCRIBES.items()
     if kind not in UNCOMPARED
     for adjective in ADJECTIVES[kind]
-    if adjective.english not in ("bad", "new", "small", "weak", "poor") and adjective not in UNGRADED
+    if adjective.english not in ("bad", "new", "small", "weak", "poor")
+    and adjective not in UNGRADED
     for group in map(nouns, classes.split())
     for i, one in enumerate(group)
     for other in (group[i - 1], group[(i + 1) % len(group)])
@@ -283,11 +314,15 @@ def inside(noun: Noun) -> Piece:
 
 DESTINATIONS = [
     at(noun)
-    for noun in nouns("city country building museum castle church cathedral palace zoo shop village park")
+    for noun in nouns(
+        "city country building museum castle church cathedral palace zoo shop village park"
+    )
 ]
 COUNTRIES_AND_CITIES = [at(noun) for noun in nouns("city country")]
 FOOD_PLACES = [inside(noun) for noun in nouns("kitchen fridge cupboard cellar basket")]
-HERE = [inside(noun) for noun in nouns("room garden park forest street village field courtyard town")]
+HERE = [
+    inside(noun) for noun in nouns("room garden park forest street village field courtyard town")
+]
 SPOTS = [where + np("the", noun) for where in ADVERBS["where"] for noun in nouns("surface")] + [
     inside(noun) for noun in nouns("box bag basket drawer cupboard suitcase")
 ]

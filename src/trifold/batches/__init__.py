@@ -12,7 +12,15 @@ from trifold.batches.plan import (
 )
 from trifold.deprecated import add_old_names
 
-__all__ = ["BatchSettings", "Blocks", "Share", "ShuffledRows", "deal_batch", "overlong", "padding_share"]
+__all__ = [
+    "BatchSettings",
+    "Blocks",
+    "Share",
+    "ShuffledRows",
+    "deal_batch",
+    "overlong",
+    "padding_share",
+]
 __all__ += ["plan_epoch", "split_batch"]
 
 add_old_names(__name__)

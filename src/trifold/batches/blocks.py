@@ -1,8 +1,8 @@
 """A corpus of any size as rows of equal length, planned in constant memory.
 
-The documents are concatenated, and every `width` tokens form a row. A row holds a chunk of one document, or the end
-of one and the beginning of the next. Row n of an epoch is found by binary search, and the order of the rows is a
-computed permutation, so no array grows with the corpus.
+The documents are concatenated, and every `width` tokens form a row. A row holds a chunk of one
+document, or the end of one and the beginning of the next. Row n of an epoch is found by binary
+search, and the order of the rows is a computed permutation, so no array grows with the corpus.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,10 @@ _ROUNDS = 6
 class Blocks:
     """Rows of `width` tokens; the first and the last may be shorter.
 
-    starts (documents + 1,): the first token of each document and the end of the last, in memory or on disk. shift: the
-    first row is this much shorter, so that row boundaries differ between epochs. skip_last: the number of tokens at
-    the end of each document that are in no row. A language model predicts them but does not read them.
+    starts (documents + 1,): the first token of each document and the end of the last, in memory or
+    on disk. shift: the first row is this much shorter, so that row boundaries differ between
+    epochs. skip_last: the number of tokens at the end of each document that are in no row. A
+    language model predicts them but does not read them.
     """
 
     starts: Any  # indexed like an array
@@ -71,7 +72,9 @@ class Blocks:
         return begins
 
     def _find_document(self, positions: Integers) -> Integers:
-        """The document of each position, by binary search, which does not read all offsets from disk."""
+        """The document of each position, by binary search, which does not read all offsets from
+        disk.
+        """
         low, high = np.zeros_like(positions), np.full_like(positions, len(self.starts) - 1)
         while (high - low > 1).any():
             middle = (low + high) // 2
@@ -101,8 +104,8 @@ class ShuffledRows(Sequence[Integers]):
 def permute(positions: Integers, count: int, keys: NDArray[np.uint64]) -> Integers:
     """The values of a pseudorandom permutation of range(count), given by `keys`, at `positions`.
 
-    A Feistel network over the next power of four (Luby and Rackoff 1988). Results of `count` or more are permuted
-    again until they are smaller (cycle walking, Black and Rogaway 2002).
+    A Feistel network over the next power of four (Luby and Rackoff 1988). Results of `count` or
+    more are permuted again until they are smaller (cycle walking, Black and Rogaway 2002).
     """
     bits = np.uint64(max(1, (max(count - 1, 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << bits) - np.uint64(1)
@@ -118,7 +121,9 @@ def permute(positions: Integers, count: int, keys: NDArray[np.uint64]) -> Intege
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of splitmix64 (Steele et al. 2014): each input bit flips half of the output bits."""
+    """The finalizer of splitmix64 (Steele et al. 2014): each input bit flips half of the output
+    bits.
+    """
     values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return values ^ values >> np.uint64(31)

@@ -1,8 +1,10 @@
-"""Lengths to batches, and batches to ranks and workers: which rows each process learns from, and in which order.
+"""Lengths to batches, and batches to ranks and workers: which rows each process learns from, and in
+which order.
 
-The plan of an epoch is a pure function of the lengths, the settings, the seed and the epoch. A position in training
-is therefore (epoch, batch number), and resuming is seeking. The plan does not depend on the number of ranks: an update
-consumes the same rows, however many ranks and workers share them.
+The plan of an epoch is a pure function of the lengths, the settings, the seed and the epoch. A
+position in training is therefore (epoch, batch number), and resuming is seeking. The plan does not
+depend on the number of ranks: an update consumes the same rows, however many ranks and workers
+share them.
 """
 
 from collections.abc import Sequence
@@ -22,9 +24,13 @@ Plan: TypeAlias = Sequence[NDArray[np.int64]]  # the row indices of each batch
 class BatchSettings(Settings):
     """Size of a batch, and treatment of rows that are too long."""
 
-    tokens: int = Field(4096, ge=2, description="limit on tokens of a side, packed; one position is free")
+    tokens: int = Field(
+        4096, ge=2, description="limit on tokens of a side, packed; one position is free"
+    )
     rows: int | None = Field(None, ge=1, description="limit on rows")
-    max_length: int | None = Field(None, ge=1, description="limit on the tokens of a row, on its longer side")
+    max_length: int | None = Field(
+        None, ge=1, description="limit on the tokens of a row, on its longer side"
+    )
     on_overflow: Literal["error", "drop", "truncate"] = Field(
         "drop", description="treatment of rows longer than max_length"
     )
@@ -35,10 +41,10 @@ def plan_epoch(
 ) -> Plan:
     """The batches of one epoch; every usable row is in exactly one of them.
 
-    Rows are sorted by target length, then source length, with ties in random order. A batch ends before a side
-    reaches `tokens`. The batches are shuffled. With `shuffle=False`, rows and batches stay sorted by length. A row
-    longer than `tokens` forms its own batch. Rows that `overlong` reports are left out, or counted as `max_length`
-    tokens for the caller to truncate.
+    Rows are sorted by target length, then source length, with ties in random order. A batch ends
+    before a side reaches `tokens`. The batches are shuffled. With `shuffle=False`, rows and batches
+    stay sorted by length. A row longer than `tokens` forms its own batch. Rows that `overlong`
+    reports are left out, or counted as `max_length` tokens for the caller to truncate.
 
     Raises DataError if `on_overflow` is "error" and a row is too long, or if no row remains.
     """
@@ -51,15 +57,16 @@ def plan_epoch(
     if not len(usable):
         if len(lengths):
             raise DataError(
-                f"no rows remain: all {len(lengths):,} are longer than {settings.max_length} tokens; raise "
+                f"no rows remain: all {len(lengths):,} are longer than {settings.max_length} "
+                "tokens; raise "
                 "batch.max_length or model.max_positions"
             )
         return []
     rng = random_bits(seed, epoch)
     ties = rng.random_raw(len(lengths)) if shuffle else np.arange(len(lengths))
     source, target = lengths[usable, 0], lengths[usable, -1]
-    # Source lengths alternate between ascending and descending, so a batch that spans two target lengths needs
-    # little padding.
+    # Source lengths alternate between ascending and descending, so a batch that spans two target
+    # lengths needs little padding.
     order = usable[np.lexsort((ties[usable], np.where(target % 2, -source, source), target))]
     plan = [order[start:end] for start, end in _boundaries(lengths[order], settings)]
     if shuffle:
@@ -74,14 +81,18 @@ def plan_all(lengths: Lengths, settings: BatchSettings) -> Plan:
 
 
 def overlong(lengths: Lengths, settings: BatchSettings) -> NDArray[np.bool_]:
-    """(N,) True for rows with a side longer than `max_length`: the rows that are dropped or truncated."""
+    """(N,) True for rows with a side longer than `max_length`: the rows that are dropped or
+    truncated.
+    """
     if settings.max_length is None:
         return np.zeros(len(lengths), dtype=np.bool_)
     return np.asarray(lengths.max(axis=1) > settings.max_length, dtype=np.bool_)
 
 
 def padding_share(lengths: Lengths, plan: Plan) -> float:
-    """The fraction of padding, each side of a batch padded to its longest row; of targets for lengths[:, 1:]."""
+    """The fraction of padding, each side of a batch padded to its longest row; of targets for
+    lengths[:, 1:].
+    """
     lengths = check_lengths(lengths)
     tokens = sum(int(lengths[batch].sum()) for batch in plan)
     padded = sum(len(batch) * int(lengths[batch].max(axis=0).sum()) for batch in plan if len(batch))
@@ -96,7 +107,9 @@ def check_lengths(lengths: Lengths) -> NDArray[np.int64]:
 
 
 def random_bits(seed: int, epoch: int) -> np.random.PCG64:
-    """The source of all randomness in a plan: raw bits, which numpy keeps across versions, unlike its shuffles."""
+    """The source of all randomness in a plan: raw bits, which numpy keeps across versions, unlike
+    its shuffles.
+    """
     return np.random.PCG64(np.random.SeedSequence([seed, epoch]))
 
 
@@ -107,7 +120,8 @@ def _reject_overlong(lengths: NDArray[np.int64], settings: BatchSettings) -> Non
             worst = int(longest.argmax())
             raise DataError(
                 f"row {worst}: {longest[worst]:,} tokens, more than batch.{key}={limit:,} "
-                f"({int((longest > limit).sum()):,} such rows); raise it, or set batch.on_overflow=drop"
+                f"({int((longest > limit).sum()):,} such rows); raise it, or set "
+                "batch.on_overflow=drop"
             )
 
 
@@ -115,7 +129,9 @@ def _boundaries(lengths: NDArray[np.int64], settings: BatchSettings) -> list[tup
     """Start and end of every batch, filling each batch in order up to the limits."""
     max_rows = settings.rows or len(lengths)
     starts, sources, targets = [0], 0, 0
-    for row, (source, target) in enumerate(zip(lengths[:, 0].tolist(), lengths[:, -1].tolist(), strict=True)):
+    for row, (source, target) in enumerate(
+        zip(lengths[:, 0].tolist(), lengths[:, -1].tolist(), strict=True)
+    ):
         sources, targets = sources + source, targets + target
         rows = row - starts[-1] + 1
         if rows > 1 and (max(sources, targets) >= settings.tokens or rows > max_rows):
@@ -124,14 +140,14 @@ def _boundaries(lengths: NDArray[np.int64], settings: BatchSettings) -> list[tup
     return list(zip(starts, [*starts[1:], len(lengths)], strict=True))
 
 
-# --- dealing -------------------------------------------------------------------------------------------
+# --- dealing --------------------------------------------------------------------------------------
 
 
 class Share(NamedTuple):
     """The rows of one batch that one rank processes.
 
-    parts: the micro-batches that it learns from. idle: a micro-batch that it only computes to stay in step with the
-    other ranks, where the batch has fewer rows than there are ranks.
+    parts: the micro-batches that it learns from. idle: a micro-batch that it only computes to stay
+    in step with the other ranks, where the batch has fewer rows than there are ranks.
     """
 
     parts: Plan
@@ -150,8 +166,9 @@ def deal_batch(
 ) -> Share:
     """The share of `rank` in batch number `index` of an update of `accumulate` batches.
 
-    If `accumulate` is a multiple of `world`, each rank learns from whole batches. Otherwise each rank learns from a
-    part of every batch. The share of a rank is split again, into one micro-batch per worker.
+    If `accumulate` is a multiple of `world`, each rank learns from whole batches. Otherwise each
+    rank learns from a part of every batch. The share of a rank is split again, into one micro-batch
+    per worker.
     """
     if accumulate % world == 0:
         return Share(split_batch(lengths, batch, workers) if index % world == rank else [], [])

@@ -1,7 +1,9 @@
-"""The command line: each command parses its arguments, makes one call and prints the result. One file per command.
+"""The command line: each command parses its arguments, makes one call and prints the result. One
+file per command.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted (Ctrl-C), 143 terminated. Results go to standard output,
-everything else to standard error. Commands import what they need when they run, so `--help` is fast.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted (Ctrl-C), 143 terminated. Results go to
+standard output, everything else to standard error. Commands import what they need when they run, so
+`--help` is fast.
 """
 
 import inspect
@@ -88,7 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _sigterm_as_exception() -> Iterator[None]:
-    """Exit at SIGTERM with an exception unless the command handles the signal, so that open files are closed."""
+    """Exit at SIGTERM with an exception unless the command handles the signal, so that open files
+    are closed.
+    """
     with ExitStack() as handlers:
         with suppress(ValueError):  # only the main thread may set signal handlers
             former = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))

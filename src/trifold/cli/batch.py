@@ -1,4 +1,6 @@
-"""Batch inference of the commands: texts in batches and in order, with progress on standard error."""
+"""Batch inference of the commands: texts in batches and in order, with progress on standard
+error.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ INTERVAL = 5.0  # seconds between progress lines
 
 
 class Output(NamedTuple):
-    """One output for one text. limit: what cut it off (`generate.OutputLimit.source`), None if it ended by itself."""
+    """One output for one text. limit: what cut it off (`generate.OutputLimit.source`), None if it
+    ended by itself.
+    """
 
     text: str
     score: float
@@ -48,7 +52,9 @@ def reads_stdin(texts: Sequence[str]) -> bool:
 
 
 def load_pipeline(model: str, *, reads_text: bool = True, **options: Any) -> Pipeline:
-    """`trifold.load`, which raises UsageError for a model of text without a tokenizer if it `reads_text`."""
+    """`trifold.load`, which raises UsageError for a model of text without a tokenizer if it
+    `reads_text`.
+    """
     from trifold.pipeline import load
 
     pipeline = load(model, **options)
@@ -60,12 +66,15 @@ def load_pipeline(model: str, *, reads_text: bool = True, **options: Any) -> Pip
 
 
 def generate_batches(
-    pipeline: Pipeline, texts: Iterable[str], settings: dict[str, Any], batch_size: int | None = None
+    pipeline: Pipeline,
+    texts: Iterable[str],
+    settings: dict[str, Any],
+    batch_size: int | None = None,
 ) -> Iterator[tuple[str, list[Output]]]:
     """Yield each text with its outputs, best first; a text without tokens has none.
 
-    Prints how many texts are blank, unknown words, and how many outputs were cut off. Raises DataError with the line
-    of a text that is too long.
+    Prints how many texts are blank, unknown words, and how many outputs were cut off. Raises
+    DataError with the line of a text that is too long.
     """
     from trifold.text.annotation import unknown_words
 
@@ -86,9 +95,15 @@ def generate_batches(
 
 
 def check_lengths(
-    pipeline: Pipeline, texts: Sequence[str], places: Sequence[str], longest: int, remedy: str | None
+    pipeline: Pipeline,
+    texts: Sequence[str],
+    places: Sequence[str],
+    longest: int,
+    remedy: str | None,
 ) -> None:
-    """Raises DataError for a text with more than `longest` tokens; without a `remedy`, prints how many there are."""
+    """Raises DataError for a text with more than `longest` tokens; without a `remedy`, prints how
+    many there are.
+    """
     excess = {n: len(ids) for n, ids in enumerate(pipeline.read(texts)) if len(ids) > longest}
     for number, length in excess.items() if remedy is not None else ():
         size = f"{length:,} tokens, and the model reads at most {longest:,}"
@@ -105,7 +120,8 @@ def in_batches(
 ) -> Iterator[tuple[Item, Result | None]]:
     """Yield each item with its result, or None if its content is empty; print how many are.
 
-    run: the results of some items of a batch, given the number of items before the batch and their indices in it.
+    run: the results of some items of a batch, given the number of items before the batch and their
+    indices in it.
     """
     stream = iter(items)
     read = blank = 0
@@ -124,7 +140,8 @@ def warn_limits(pipeline: Pipeline, limits: Sequence[str | None]) -> None:
     positions = pipeline.config.decoder_side.max_positions
     reasons = {
         "positions": f"stopped at the last position of the model (max_positions {positions:,})",
-        "default": "stopped at the default length; raise max_new_tokens, with --max-new-tokens of `generate` or in "
+        "default": "stopped at the default length; raise max_new_tokens, with --max-new-tokens "
+        "of `generate` or in "
         "generation_config.json",
     }
     for limit, reason in reasons.items():
@@ -153,14 +170,18 @@ class Progress:
         self.done += finished
         now = time.monotonic()
         if now - self._printed >= INTERVAL:
-            print_note(f"{self.done:,} texts done, {self.done / (now - self._start):,.1f} per second")
+            print_note(
+                f"{self.done:,} texts done, {self.done / (now - self._start):,.1f} per second"
+            )
             self._printed = now
 
 
 def generate_outputs(
     pipeline: Pipeline, texts: list[str], settings: dict[str, Any], **options: Any
 ) -> list[list[Output]]:
-    """The outputs for each text, best first; settings, options and errors are those of `Pipeline.hypotheses`."""
+    """The outputs for each text, best first; settings, options and errors are those of
+    `Pipeline.hypotheses`.
+    """
     found = pipeline.hypotheses(texts, **options, **settings)
     decoded = iter(pipeline.decode([one.tokens for each in found for one in each], **settings))
     return [
@@ -173,7 +194,9 @@ def to_output(
     pipeline: Pipeline, source: str, text: str, hypothesis: Hypothesis, settings: dict[str, Any]
 ) -> Output:
     """The output with its text, and what cut it off."""
-    limit = pipeline.limit(source, **settings).source if hypothesis.finish_reason == "length" else None
+    limit = (
+        pipeline.limit(source, **settings).source if hypothesis.finish_reason == "length" else None
+    )
     return Output(text, hypothesis.score, hypothesis.finish_reason, limit)
 
 

@@ -25,7 +25,9 @@ EXAMPLES = (
 def run(
     a: Annotated[str, argument("A", "A run, a model folder, or a hub id.")],
     b: Annotated[str, argument("B", "The model to compare with A.")],
-    data: Annotated[list[str] | None, argument("[DATA]...", "Default: the data of `trifold eval A`.")] = None,
+    data: Annotated[
+        list[str] | None, argument("[DATA]...", "Default: the data of `trifold eval A`.")
+    ] = None,
     *,
     samples: Annotated[int, value("N", "Number of resamples.", min=100)] = 1000,
     seed: Annotated[int, value("N", "Seed of the resamples.", min=0)] = 12345,
@@ -35,15 +37,18 @@ def run(
 ) -> None:
     """Score two models on the same data, with the settings of A, and test the differences B - A.
 
-    If the 95 % interval contains 0, the data does not show which model is better. Interval and p-value are those of a
-    paired bootstrap over the examples; the p-value is one-sided, as in sacreBLEU.
+    If the 95 % interval contains 0, the data does not show which model is better. Interval and
+    p-value are those of a paired bootstrap over the examples; the p-value is one-sided, as in
+    sacreBLEU.
     """
     from trifold.scores import DIGITS
     from trifold.scores.bootstrap import paired_bootstrap
 
     recipes, report = [find_recipe(model) for model in (a, b)], cache(print_note)
     first, second = (
-        Request(model, recipe or other, data or [], None, None, given(**options), load, report=report)
+        Request(
+            model, recipe or other, data or [], None, None, given(**options), load, report=report
+        )
         for model, recipe, other in zip((a, b), recipes, recipes[::-1], strict=True)
         for load in [partial(load_pipeline, model, device=device)]
     )
@@ -51,11 +56,15 @@ def run(
     second = _like(first, second)
     ours, theirs = _measure(first), _measure(second)
     if ours[1] != theirs[1]:
-        sizes = [f"{len(each):,} {unit} with {sum(each):,} labels" for _, each, unit in (ours, theirs)]
+        sizes = [
+            f"{len(each):,} {unit} with {sum(each):,} labels" for _, each, unit in (ours, theirs)
+        ]
         remedy = "compare models with the same tokenizer and the same max_positions"
         raise UsageError(f"{b}: reads the data as {sizes[1]}, but {a} as {sizes[0]}; {remedy}")
     if (examples := len(ours[1])) < 2:
-        raise UsageError("the data has a single example, which cannot be resampled; name other data")
+        raise UsageError(
+            "the data has a single example, which cannot be resampled; name other data"
+        )
     found = paired_bootstrap(ours[0], theirs[0], examples, samples, seed)
     if json:
         scores = {name: each._asdict() for name, each in found.items()}
@@ -64,17 +73,23 @@ def run(
     rows = [("score", "A", "B", "B - A", "95 % interval", "p-value")]
     for name, (*values, p_value) in found.items():
         x, y, change, low, high = (f"{value:+.{DIGITS.get(name, 2)}f}" for value in values)
-        rows.append((name, x.lstrip("+"), y.lstrip("+"), change, f"{low} to {high}", f"{p_value:.4f}"))
+        rows.append(
+            (name, x.lstrip("+"), y.lstrip("+"), change, f"{low} to {high}", f"{p_value:.4f}")
+        )
     print_table(rows, " rrrrr")
     print_note(f"{examples:,} {ours[2]}, {samples:,} resamples")
 
 
 def _like(first: Request, second: Request) -> Request:
-    """The second request with the task and the data of the first. Raises UsageError naming the settings that differ."""
+    """The second request with the task and the data of the first. Raises UsageError naming the
+    settings that differ.
+    """
     ours, theirs = _measured_settings(first), _measured_settings(second)
     differ = [key for key in ours if ours[key] != theirs.get(key)]
     if differ:
-        values = "; ".join(f"{key} is {theirs.get(key)!r:.60}, not {ours[key]!r:.60}" for key in differ)
+        values = "; ".join(
+            f"{key} is {theirs.get(key)!r:.60}, not {ours[key]!r:.60}" for key in differ
+        )
         remedy = "compare models of one task, or name the data: trifold compare A B DATA"
         raise UsageError(f"{second.model}: is not measured like {first.model}: {values}; {remedy}")
     if first.recipe is None or second.recipe is None:
@@ -84,7 +99,9 @@ def _like(first: Request, second: Request) -> Request:
 
 
 def _measured_settings(request: Request) -> dict[str, Any]:
-    """The settings, by dotted key, that determine the task of a model, and its data unless data is named."""
+    """The settings, by dotted key, that determine the task of a model, and its data unless data is
+    named.
+    """
     recipe = request.recipe
     if recipe is None:
         return {"the kind of data": evaluation.data_kind_of(request)}
@@ -99,7 +116,8 @@ def _measured_settings(request: Request) -> dict[str, Any]:
 
 
 def _measure(request: Request) -> tuple[Scorer, list[int], str]:
-    """The scorer of a model, the number of labels of each example (N,), and what the examples are called.
+    """The scorer of a model, the number of labels of each example (N,), and what the examples are
+    called.
 
     Each example is a batch of its own, so that its statistics are known.
     """

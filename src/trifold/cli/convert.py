@@ -23,7 +23,8 @@ def run(
     to: Annotated[
         Literal["hugging-face", "native"] | None,
         typer.Option(
-            help="A family that Hugging Face knows, or the native format, which can express every model.",
+            help="A family that Hugging Face knows, or the native format, which can express "
+            "every model.",
             show_default="hugging-face if a family fits",
         ),
     ] = None,
@@ -31,20 +32,25 @@ def run(
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(help="Precision of the weights.", show_default="unchanged"),
     ] = None,
-    shard_size: Annotated[str, value("SIZE", "Largest weight file: 500MB, 2GiB, or bytes.")] = "5GB",
+    shard_size: Annotated[
+        str, value("SIZE", "Largest weight file: 500MB, 2GiB, or bytes.")
+    ] = "5GB",
     trust_pickle: Annotated[
         bool,
         typer.Option(
             "--trust-pickle",
-            help="Read pickled weights (pytorch_model.bin), tensors only and in a separate process.",
+            help="Read pickled weights (pytorch_model.bin), tensors only and in a separate "
+            "process.",
         ),
     ] = False,
     tokenizer: Codec = None,
     json: Json = False,
 ) -> None:
-    """Write a model in another format, precision or shard size, with its tokenizer and its settings.
+    """Write a model in another format, precision or shard size, with its tokenizer and its
+    settings.
 
-    Weights are written as safetensors, one tensor at a time. A folder that is not empty is never written to.
+    Weights are written as safetensors, one tensor at a time. A folder that is not empty is never
+    written to.
     """
     check_utf8(old, "OLD")
     check_utf8(str(new), "NEW")

@@ -15,14 +15,16 @@ EXAMPLES = ("trifold data", "trifold data multi30k", "trifold data tinyshakespea
 
 
 def run(
-    names: Annotated[list[str] | None, argument("NAME", "Datasets.", show_default="list them all")] = None,
+    names: Annotated[
+        list[str] | None, argument("NAME", "Datasets.", show_default="list them all")
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the public datasets that recipes use, or download some.
 
-    A download is verified and stored in the folder of the environment variable TRIFOLD_DATA, by default in your cache
-    folder; recipes look there. An interrupted download continues when the command is repeated. A licence is that of
-    the authors, who may restrict the use of the data.
+    A download is verified and stored in the folder of the environment variable TRIFOLD_DATA, by
+    default in your cache folder; recipes look there. An interrupted download continues when the
+    command is repeated. A licence is that of the authors, who may restrict the use of the data.
     """
     from trifold.data.catalog import VARIABLE, data_folder, datasets
     from trifold.settings import nearest
@@ -38,10 +40,15 @@ def run(
         print_json(facts)
     elif names:
         for fact in facts:
-            print(f"{fact['name']}: {fact['present']} of {len(fact['files'])} files in {fact['folder']}")
+            print(
+                f"{fact['name']}: {fact['present']} of {len(fact['files'])} files in "
+                f"{fact['folder']}"
+            )
     else:
         print_table([("dataset", "MB", "here", "licence and source"), *map(_row, facts)], "lr")
-        print_note(f"here: in {data_folder()}; the environment variable {VARIABLE} selects another folder")
+        print_note(
+            f"here: in {data_folder()}; the environment variable {VARIABLE} selects another folder"
+        )
         print_note("`trifold data NAME` downloads a dataset, or describes how to obtain it")
 
 
@@ -52,7 +59,9 @@ def _obtain(dataset: Dataset) -> None:
     print_note(f"{dataset.name}: {dataset.description}; {about}")
     if dataset.by_hand and len(dataset.present()) < len(dataset.files):
         files = ", ".join(file.path for file in dataset.files)
-        raise DataError(f"{dataset.name} cannot be downloaded: {dataset.by_hand}. Its files: {files}")
+        raise DataError(
+            f"{dataset.name} cannot be downloaded: {dataset.by_hand}. Its files: {files}"
+        )
     download(dataset, print_note, byte_progress)
 
 
@@ -67,6 +76,8 @@ def _describe(dataset: Dataset) -> dict[str, Any]:
 
 def _row(facts: dict[str, Any]) -> tuple[str, ...]:
     present, total = facts["present"], len(facts["files"])
-    here = {0: "by hand" if facts["by_hand"] else "no", total: "yes"}.get(present, f"{present} of {total}")
+    here = {0: "by hand" if facts["by_hand"] else "no", total: "yes"}.get(
+        present, f"{present} of {total}"
+    )
     source = facts["source"].removeprefix("https://")
     return facts["name"], f"{facts['size'] / 1e6:.1f}", here, f"{facts['licence']}\n{source}"

@@ -1,4 +1,6 @@
-"""`trifold demo`: train a small model, score it and use it, in one command; one demo per shape of model."""
+"""`trifold demo`: train a small model, score it and use it, in one command; one demo per shape of
+model.
+"""
 
 import sys
 from importlib import import_module
@@ -29,7 +31,9 @@ DEMOS: dict[Name, str] = {
 def run(
     name: Annotated[
         Name | None,
-        argument("[translate|write|read]", "Which demo; default: ask on a terminal, else translate."),
+        argument(
+            "[translate|write|read]", "Which demo; default: ask on a terminal, else translate."
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -69,7 +73,9 @@ def ask() -> Name:
         for number, name in enumerate(names, start=1):
             if answer == str(number) or name.startswith(answer):
                 return name
-        print_note(f"{answer!r} is not a demo; type {', '.join(names)}, a number, or Enter for {DEFAULT}")
+        print_note(
+            f"{answer!r} is not a demo; type {', '.join(names)}, a number, or Enter for {DEFAULT}"
+        )
 
 
 def _is_terminal() -> bool:

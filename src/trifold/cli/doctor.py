@@ -13,10 +13,14 @@ from trifold.errors import UsageError
 EXAMPLES = ("trifold doctor", "trifold doctor --json")
 
 
-def run(json: Json = False, faults: Annotated[bool, typer.Option("--faults", hidden=True)] = False) -> None:
+def run(
+    json: Json = False, faults: Annotated[bool, typer.Option("--faults", hidden=True)] = False
+) -> None:
     """Print versions, cores, device, and free memory and disk space."""
     if faults:
-        raise UsageError("--faults moved out of the package: run `make faults` in a checkout of trifold")
+        raise UsageError(
+            "--faults moved out of the package: run `make faults` in a checkout of trifold"
+        )
 
     import shutil
 
@@ -43,4 +47,6 @@ def run(json: Json = False, faults: Annotated[bool, typer.Option("--faults", hid
         "numba": report["numba"] or "none: pip install 'trifold[fast]' trains faster on a CPU",
     }
     del texts["memory_limit"]
-    print_table([("", "value"), *((name.replace("_", " "), str(value)) for name, value in texts.items())])
+    print_table(
+        [("", "value"), *((name.replace("_", " "), str(value)) for name, value in texts.items())]
+    )

@@ -1,7 +1,8 @@
 """`trifold eval`: score a model on data that it was not trained on.
 
-Depending on the task of its run, a model is measured on pairs of texts (BLEU, chrF, exact match), on documents (loss,
-perplexity, bits per byte, …), or on the validation rows of each part of a text-to-text task.
+Depending on the task of its run, a model is measured on pairs of texts (BLEU, chrF, exact match),
+on documents (loss, perplexity, bits per byte, …), or on the validation rows of each part of a
+text-to-text task.
 """
 
 from __future__ import annotations
@@ -16,7 +17,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from trifold.cli.batch import generate_batches, load_pipeline, one_line
-from trifold.cli.options import BatchSize, Codec, Device, Dtype, Json, Model, given, option, with_options
+from trifold.cli.options import (
+    BatchSize,
+    Codec,
+    Device,
+    Dtype,
+    Json,
+    Model,
+    given,
+    option,
+    with_options,
+)
 from trifold.cli.terminal import open_output, print_json, print_note
 from trifold.errors import CheckpointError, UsageError, check_utf8
 
@@ -33,7 +44,9 @@ DataKind = Literal["pairs", "table", "images", "documents", "parts"]
 
 # Options for some kinds of data only.
 FOR_TABLES = {
-    "source": option(str, "Column of the source or the text: a name or a number.", metavar="COLUMN"),
+    "source": option(
+        str, "Column of the source or the text: a name or a number.", metavar="COLUMN"
+    ),
     "target": option(str, "Column of the reference or the label.", metavar="COLUMN"),
 }
 FOR_PAIRS = {
@@ -60,7 +73,13 @@ GROUPS: tuple[tuple[Mapping[str, Any], tuple[DataKind, ...], str], ...] = (
     (FOR_PAIRS, ("pairs",), "translations"),
     (FOR_DOCUMENTS, ("documents",), "raw text"),
 )
-REPORTED = ("classify", "tag", "answer", "choose", "images")  # the tasks of labels, which --report is for
+REPORTED = (
+    "classify",
+    "tag",
+    "answer",
+    "choose",
+    "images",
+)  # the tasks of labels, which --report is for
 # Shape of a model without a run -> the data on which it is measured.
 BY_SHAPE: dict[str, DataKind] = {"decoder": "documents", "encoder-decoder": "pairs"}
 
@@ -79,20 +98,25 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="[DATA]...",
-            help="Two files of lines, or one .tsv, .csv or .jsonl; for a language model any number of text files. "
+            help="Two files of lines, or one .tsv, .csv or .jsonl; for a language model any "
+            "number of text files. "
             "Default: the run's test set, or its validation set.",
         ),
     ] = None,
     split: Annotated[
         str | None,
         typer.Option(
-            metavar="test|valid", help="Part of the run's own data.", show_default="test if it exists"
+            metavar="test|valid",
+            help="Part of the run's own data.",
+            show_default="test if it exists",
         ),
     ] = None,
     *,
     folder: Annotated[
         Path | None,
-        typer.Option("--report", metavar="FOLDER", help="Write mistakes, confusion and calibration here."),
+        typer.Option(
+            "--report", metavar="FOLDER", help="Write mistakes, confusion and calibration here."
+        ),
     ] = None,
     batch_size: BatchSize = None,
     device: Device = None,
@@ -101,12 +125,15 @@ def run(
     json: Json = False,
     **options: Any,
 ) -> None:
-    """Score a model. Translations: BLEU, chrF and exact match with their signatures. Language models: loss,
-    perplexity, bits per byte and accuracy. Other tasks: the scores of their validation.
+    """Score a model. Translations: BLEU, chrF and exact match with their signatures. Language
+    models: loss, perplexity, bits per byte and accuracy. Other tasks: the scores of their
+    validation.
     """
     load = partial(load_pipeline, model, device=device, dtype=dtype, tokenizer=tokenizer)
     chosen, recipe = given(**options), find_recipe(model)
-    request = Request(model, recipe, data or [], split, batch_size, chosen, load, tokenizer, folder=folder)
+    request = Request(
+        model, recipe, data or [], split, batch_size, chosen, load, tokenizer, folder=folder
+    )
     report = _score_translations(request) if check(request) == "pairs" else _validate(request)
     if json:
         print_json({"model": model, "seconds": round(report.seconds, 3), **report.values})
@@ -120,7 +147,8 @@ def run(
 class Request(NamedTuple):
     """What to measure: a model, the recipe of its run, if any, and the arguments.
 
-    load: loads the model, which happens after everything that can be wrong with the data has been reported.
+    load: loads the model, which happens after everything that can be wrong with the data has been
+    reported.
     """
 
     model: str
@@ -136,11 +164,15 @@ class Request(NamedTuple):
 
     def no_data_error(self, what: str, example: str) -> UsageError:
         """The error for a request that names no data; `example` completes the command."""
-        return UsageError(f"{self.model}: {what} name the data: trifold eval {self.model} {example}")
+        return UsageError(
+            f"{self.model}: {what} name the data: trifold eval {self.model} {example}"
+        )
 
 
 class Report(NamedTuple):
-    """The result of a measurement: its duration, values for JSON, lines for standard output, and notes."""
+    """The result of a measurement: its duration, values for JSON, lines for standard output, and
+    notes.
+    """
 
     seconds: float
     values: dict[str, Any]
@@ -149,13 +181,17 @@ class Report(NamedTuple):
 
 
 def check(request: Request) -> DataKind:
-    """The kind of data. Raises UsageError for options of another kind, and names of files that are not UTF-8."""
+    """The kind of data. Raises UsageError for options of another kind, and names of files that are
+    not UTF-8.
+    """
     for file in request.data:
         check_utf8(file, "DATA")
     data_kind = data_kind_of(request)
     task: Any = request.recipe and request.recipe.task.evaluated
     if request.folder is not None and (task is None or task.kind not in REPORTED):
-        raise UsageError("--report is for labelled data, and this model does another task: leave it out")
+        raise UsageError(
+            "--report is for labelled data, and this model does another task: leave it out"
+        )
     for name in request.options:
         kinds, description = next(group[1:] for group in GROUPS if name in group[0])
         if data_kind not in kinds:
@@ -178,7 +214,9 @@ def find_recipe(model: str) -> Recipe | None:
 
 
 def data_kind_of(request: Request) -> DataKind:
-    """The data on which the task of the run is measured; for a model without a run, the default of its shape."""
+    """The data on which the task of the run is measured; for a model without a run, the default of
+    its shape.
+    """
     if request.recipe is not None:
         return request.recipe.task.evaluated.data_kind
     from trifold.hub import read_config, resolve
@@ -186,16 +224,19 @@ def data_kind_of(request: Request) -> DataKind:
     shape = read_config(resolve(request.model)).shape
     if shape not in BY_SHAPE:
         raise UsageError(
-            f"{request.model}: an {shape} without a recipe.yaml, so its task is unknown; name the run that it comes "
+            f"{request.model}: an {shape} without a recipe.yaml, so its task is unknown; name "
+            "the run that it comes "
             "from, or use `trifold predict`"
         )
     return BY_SHAPE[shape]
 
 
 def split_files(request: Request, recipe: Recipe, example: str) -> tuple[str, Any]:
-    """The split to measure, by default test if the recipe names one, and its files; None if it is held out.
+    """The split to measure, by default test if the recipe names one, and its files; None if it is
+    held out.
 
-    Raises UsageError for an unknown split, and one without data; `example` completes the command in the message.
+    Raises UsageError for an unknown split, and one without data; `example` completes the command in
+    the message.
     """
     split = request.split or ("valid" if recipe.data.test is None else "test")
     if split not in ("test", "valid"):
@@ -208,7 +249,7 @@ def split_files(request: Request, recipe: Recipe, example: str) -> tuple[str, An
     return split, files
 
 
-# --- pairs of texts --------------------------------------------------------------------------------------
+# --- pairs of texts -------------------------------------------------------------------------------
 
 
 def _score_translations(request: Request) -> Report:
@@ -235,11 +276,15 @@ def score_settings(request: Request) -> TranslateSettings:
 
     task = request.recipe.task if request.recipe is not None else None
     settings = task if isinstance(task, TranslateSettings) else TranslateSettings()
-    chosen = {name: value for name, value in request.options.items() if name in ("tokenize", "lowercase")}
+    chosen = {
+        name: value for name, value in request.options.items() if name in ("tokenize", "lowercase")
+    }
     settings = settings.model_copy(update=chosen)
     if settings.tokenize not in BLEU.TOKENIZERS:
         known = ", ".join(sorted(BLEU.TOKENIZERS))
-        raise UsageError(f"--tokenize {settings.tokenize}: not a sacreBLEU tokenizer; choose one of {known}")
+        raise UsageError(
+            f"--tokenize {settings.tokenize}: not a sacreBLEU tokenizer; choose one of {known}"
+        )
     return settings
 
 
@@ -258,13 +303,17 @@ def read_test_pairs(request: Request) -> Pairs:
 
     recipe, data, example = request.recipe, request.data, "test.en test.de"
     if len(data) > 2:
-        raise UsageError(f"{len(data)} data files: pass two (source and reference), or one with both sides")
+        raise UsageError(
+            f"{len(data)} data files: pass two (source and reference), or one with both sides"
+        )
     named = {name: value for name, value in request.options.items() if name in ("source", "target")}
     columns = {name: int(value) if value.isdecimal() else value for name, value in named.items()}
     if data:
         # Blank lines are kept, because leaving them out would change the score.
         settings = DataSettings.parse({"blank": "keep", **columns})
-        pairs = read_pairs(data if len(data) == 2 else data[0], settings, split=request.split or "test")
+        pairs = read_pairs(
+            data if len(data) == 2 else data[0], settings, split=request.split or "test"
+        )
     elif recipe is None:
         raise request.no_data_error("no recipe.yaml next to it, so", example)
     else:
@@ -277,7 +326,7 @@ def read_test_pairs(request: Request) -> Pairs:
     return pairs
 
 
-# --- loss and the scores of a validation -----------------------------------------------------------------
+# --- loss and the scores of a validation ----------------------------------------------------------
 
 
 def _validate(request: Request) -> Report:
@@ -309,13 +358,17 @@ def open_validation(request: Request) -> tuple[Pipeline, Objective, Any, EvalCon
     batches = BatchSettings() if recipe is None else recipe.batch
     if request.batch_size is not None:
         batches = batches.model_copy(update={"rows": request.batch_size})
-    opened = _open_language_model(request) if recipe is None else _open_task(request, recipe, batches)
+    opened = (
+        _open_language_model(request) if recipe is None else _open_task(request, recipe, batches)
+    )
     generation = GenerationConfig() if recipe is None else recipe.generate
     samples = sys.maxsize if request.folder else 0
     return *opened, EvalContext(batches, generation, samples, seed=1, poll=lambda: None)
 
 
-def _open_task(request: Request, recipe: Recipe, batches: BatchSettings) -> tuple[Pipeline, Objective, Any]:
+def _open_task(
+    request: Request, recipe: Recipe, batches: BatchSettings
+) -> tuple[Pipeline, Objective, Any]:
     """The model, the objective of its run, and the rows."""
     from trifold.hub import resolve
     from trifold.objectives.objective import TOKENIZER_FILE, BuildContext
@@ -324,7 +377,8 @@ def _open_task(request: Request, recipe: Recipe, batches: BatchSettings) -> tupl
     folder = resolve(request.tokenizer or request.model)
     if settings.data_kind != "images" and not (folder / TOKENIZER_FILE).is_file():
         raise CheckpointError(
-            f"{folder / TOKENIZER_FILE}: the tokenizer of the model is missing; name the folder of one with --tokenizer"
+            f"{folder / TOKENIZER_FILE}: the tokenizer of the model is missing; name the folder "
+            "of one with --tokenizer"
         )
     pipeline = request.load()
     # The data to measure also stands in for the training data, and would be reported twice.
@@ -335,7 +389,9 @@ def _open_task(request: Request, recipe: Recipe, batches: BatchSettings) -> tupl
 
 
 def _select_data(request: Request, recipe: Recipe) -> tuple[ObjectiveSettings, DataSettings]:
-    """The named files or a split of the run's data; for a text-to-text task the validation rows of every part."""
+    """The named files or a split of the run's data; for a text-to-text task the validation rows of
+    every part.
+    """
     from trifold.objectives.text_to_text import TextToTextSettings
 
     task = recipe.task.evaluated
@@ -346,10 +402,13 @@ def _select_data(request: Request, recipe: Recipe) -> tuple[ObjectiveSettings, D
     if request.data or request.split not in (None, "valid"):
         wrong = f"DATA {request.data[0]}" if request.data else f"--split {request.split}"
         raise UsageError(
-            f"{wrong}: each part of this model names its own validation rows, and only these can be measured; "
+            f"{wrong}: each part of this model names its own validation rows, and only these "
+            "can be measured; "
             "leave it out, or train with another task.parts.NAME.valid"
         )
-    parts = {name: part.model_copy(update={"train": part.valid}) for name, part in task.parts.items()}
+    parts = {
+        name: part.model_copy(update={"train": part.valid}) for name, part in task.parts.items()
+    }
     return task.model_copy(update={"parts": parts}), recipe.data
 
 

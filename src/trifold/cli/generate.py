@@ -32,13 +32,18 @@ def run(
     model: declared.Model,
     text: Annotated[
         str | None,
-        typer.Argument(metavar="[TEXT|-]", help="The text; `-` (or a pipe) reads lines from standard input."),
+        typer.Argument(
+            metavar="[TEXT|-]", help="The text; `-` (or a pipe) reads lines from standard input."
+        ),
     ] = None,
     *,
     draft: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Smaller model that speculates: same output, faster.")
+        str | None,
+        typer.Option(metavar="MODEL", help="Smaller model that speculates: same output, faster."),
     ] = None,
-    stream: Annotated[bool, typer.Option("--stream", help="Print the output while it is generated.")] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Print the output while it is generated.")
+    ] = False,
     batch_size: declared.BatchSize = None,
     device: declared.Device = None,
     dtype: declared.Dtype = "float32",
@@ -48,8 +53,8 @@ def run(
     out: declared.Out = None,
     **options: Any,
 ) -> None:
-    """Translate or continue a text, or every line of standard input: one output line for each input line, or
-    --num-return-sequences lines.
+    """Translate or continue a text, or every line of standard input: one output line for each input
+    line, or --num-return-sequences lines.
 
     Options that are not given are taken from the model's generation_config.json.
     """
@@ -63,7 +68,9 @@ def run(
     from trifold.text.annotation import unknown_words
 
     if text is not None and is_table([text]) and Path(text).is_file():
-        raise UsageError(f"{text}: a table; `trifold predict {model} {text} --out FILE.csv` reads its rows")
+        raise UsageError(
+            f"{text}: a table; `trifold predict {model} {text} --out FILE.csv` reads its rows"
+        )
 
     precision: dict[str, Any] = {"device": device, "dtype": dtype, "weights": weights}
     pipeline = load_pipeline(model, tokenizer=tokenizer, **precision)
@@ -74,7 +81,9 @@ def run(
         if is_piped or text is None:
             # A person who types expects an output after each line.
             size = 1 if sys.stdin.isatty() else batch_size
-            for source, outputs in batch.generate_batches(pipeline, iter_lines("-"), settings, size):
+            for source, outputs in batch.generate_batches(
+                pipeline, iter_lines("-"), settings, size
+            ):
                 _print(source, outputs, count, json, results)
             return
         if stream:
@@ -89,7 +98,9 @@ def run(
         batch.warn_limits(pipeline, [each.limit for each in outputs])
 
 
-def _stream(pipeline: Pipeline, text: str, settings: dict[str, Any], results: TextIO) -> list[Output]:
+def _stream(
+    pipeline: Pipeline, text: str, settings: dict[str, Any], results: TextIO
+) -> list[Output]:
     ended: list[Hypothesis] = []
     parts = []
     for part in pipeline.stream(text, on_end=ended.append, **settings):
@@ -100,7 +111,9 @@ def _stream(pipeline: Pipeline, text: str, settings: dict[str, Any], results: Te
 
 
 def _print(source: str, outputs: Sequence[Output], count: int, json: bool, results: TextIO) -> None:
-    """Print one line of JSON, or `count` lines, of which the last are empty if there are fewer outputs."""
+    """Print one line of JSON, or `count` lines, of which the last are empty if there are fewer
+    outputs.
+    """
     if json:
         values = {"source": source, "outputs": [each._asdict() for each in outputs]}
         lines = [json_line(values)]

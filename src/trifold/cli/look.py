@@ -53,19 +53,26 @@ def run(
         str | None, value("MODEL", "Another model, or a checkpoint of its run, beside it.")
     ] = None,
     roles: Annotated[
-        Path | None, value("FILE", "Find the roles of heads over these lines: text, or text, tab, target.")
+        Path | None,
+        value("FILE", "Find the roles of heads over these lines: text, or text, tab, target."),
     ] = None,
-    align: Annotated[Path | None, value("FILE", "Aligned words of --roles: pairs 0-0 1-2 per line.")] = None,
+    align: Annotated[
+        Path | None, value("FILE", "Aligned words of --roles: pairs 0-0 1-2 per line.")
+    ] = None,
     coreference: Annotated[
         Path | None, value("FILE", "Mentions and antecedents of --roles: pairs per line.")
     ] = None,
-    conllu: Annotated[Path | None, value("FILE", "Sentences with dependencies, for --roles.")] = None,
+    conllu: Annotated[
+        Path | None, value("FILE", "Sentences with dependencies, for --roles.")
+    ] = None,
     prune: Annotated[
-        list[str] | None, value("ROLE", "Measure the model without the heads of this role; repeatable.")
+        list[str] | None,
+        value("ROLE", "Measure the model without the heads of this role; repeatable."),
     ] = None,
     port: Annotated[int, value("N", "Of the live page.", min=0, max=65535)] = 0,
     browser: Annotated[
-        bool, typer.Option("--browser/--no-browser", help="Open the live page, or print its address.")
+        bool,
+        typer.Option("--browser/--no-browser", help="Open the live page, or print its address."),
     ] = True,
     device: Device = None,
     tokenizer: Codec = None,
@@ -73,8 +80,9 @@ def run(
 ) -> None:
     """Inspect a model in the browser, or write the page or a picture of attention to a file.
 
-    The live page is served on this machine only. With --json, print the weights, and draw only with --out.
-    With --roles, print which heads are positional, rare, syntactic, …; TEXT or --out adds the page.
+    The live page is served on this machine only. With --json, print the weights, and draw only with
+    --out. With --roles, print which heads are positional, rare, syntactic, …; TEXT or --out adds
+    the page.
     """
     from trifold.look import read_attention
     from trifold.look.attention import draw_alignment, draw_heads
@@ -86,17 +94,25 @@ def run(
     draws = kind is not None or layer is not None or head is not None
     is_page = out is not None and out.suffix.lower() == ".html"
     if compare == model:
-        raise UsageError(f"--compare {compare}: the same model; name another, or a checkpoint of its run")
+        raise UsageError(
+            f"--compare {compare}: the same model; name another, or a checkpoint of its run"
+        )
     if is_page and roles is None and (json or draws):
-        raise UsageError(f"{out}: a page shows every head; remove --kind, --layer, --head and --json")
+        raise UsageError(
+            f"{out}: a page shows every head; remove --kind, --layer, --head and --json"
+        )
     if compare is not None and (out is not None or json or draws):
-        raise UsageError("--compare requires the live page; remove --out, --kind, --layer, --head and --json")
+        raise UsageError(
+            "--compare requires the live page; remove --out, --kind, --layer, --head and --json"
+        )
     files = {"--align": align, "--coreference": coreference, "--conllu": conllu, "--prune": prune}
     if roles is None and (unused := [name for name, value in files.items() if value]):
         raise UsageError(f"{unused[0]} requires --roles FILE")
     if roles is not None:
         if draws or (out is not None and not is_page) or compare is not None:
-            raise UsageError("--roles prints a table; remove --kind, --layer, --head, --compare and pictures")
+            raise UsageError(
+                "--roles prints a table; remove --kind, --layer, --head, --compare and pictures"
+            )
         lines = read_corpus(roles, align, coreference, conllu)
         pipeline = _load(model, device=device, tokenizer=tokenizer)
         report = _measure_roles(pipeline, lines, prune or [])
@@ -115,7 +131,8 @@ def run(
         return
     if text is None:
         raise UsageError(
-            "TEXT is missing; without it, only the live page opens (no --out, --kind, --layer, --head, --json)"
+            "TEXT is missing; without it, only the live page opens (no --out, --kind, --layer, "
+            "--head, --json)"
         )
     picture = None if json and out is None else out or Path("attention.png")
     if picture is not None:
@@ -127,7 +144,9 @@ def run(
     if missing := [name for name in kinds if name not in maps.patterns]:
         raise UsageError(f"--kind {missing[0]}: this model has {', '.join(maps.patterns)}")
     if picture is not None:
-        figure = draw_alignment(maps) if kind == "alignment" else draw_heads(maps, kinds, layer, head)
+        figure = (
+            draw_alignment(maps) if kind == "alignment" else draw_heads(maps, kinds, layer, head)
+        )
         picture = save_figure(figure, picture)
     if not json:
         if maps.written:
@@ -143,7 +162,9 @@ def run(
 
 
 def _load(model: str, **options: Any) -> Pipeline:
-    """A model, a checkpoint of a run, or the model of width 4 of the documentation if it is named `teaching`."""
+    """A model, a checkpoint of a run, or the model of width 4 of the documentation if it is named
+    `teaching`.
+    """
     from trifold.cli.batch import load_pipeline
     from trifold.look.run_view import at_checkpoint
     from trifold.look.walkthrough import teaching_model
@@ -191,8 +212,12 @@ def _open_page(
     serve(sessions, {"text": text or "", "target": target, "models": [*models]}, port, ready)
 
 
-def _measure_roles(pipeline: Pipeline, lines: Sequence[Line], prune: Sequence[str]) -> dict[str, Any]:
-    """The report of `head_roles`, and `pruned`: the effect of removing the heads of some roles, or None."""
+def _measure_roles(
+    pipeline: Pipeline, lines: Sequence[Line], prune: Sequence[str]
+) -> dict[str, Any]:
+    """The report of `head_roles`, and `pruned`: the effect of removing the heads of some roles, or
+    None.
+    """
     from trifold.look.effects import effect_on_bleu, effect_over_lines
     from trifold.look.roles import check_roles, head_roles, prune_edits
 
@@ -230,7 +255,10 @@ def _print_roles(report: dict[str, Any]) -> None:
     counts = f"{len(held)} of {len(places)} heads have a role over {report['lines']:,} lines"
     print_note(f"{counts}; layer.head from 1")
     if report["skipped"]:
-        print_note(f"links of {report['skipped']:,} lines are left out: their tokens do not spell the words")
+        print_note(
+            f"links of {report['skipped']:,} lines are left out: their tokens do not spell the "
+            "words"
+        )
     if report["pruned"] is not None:
         pruned = report["pruned"]
         count = sum(len(edit["heads"]) for edit in pruned["edits"])

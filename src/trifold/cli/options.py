@@ -1,4 +1,6 @@
-"""Options that several commands share, options declared in tables, and those derived from GenerationConfig."""
+"""Options that several commands share, options declared in tables, and those derived from
+GenerationConfig.
+"""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -23,14 +25,20 @@ def value(metavar: str, help: str, *flags: str, **more: Any) -> Any:
 
 Model = Annotated[str, argument("MODEL", "A run, a model folder, or a hub id.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Device = Annotated[str | None, value("DEVICE", "auto, cpu, cuda, cuda:1 or mps.", show_default="auto")]
+Device = Annotated[
+    str | None, value("DEVICE", "auto, cpu, cuda, cuda:1 or mps.", show_default="auto")
+]
 Dtype = Annotated[
     Literal["float32", "bfloat16", "float16"], typer.Option(help="Precision of the computation.")
 ]
-Codec = Annotated[str | None, value("FOLDER", "Folder of the tokenizer.", show_default="that of the model")]
+Codec = Annotated[
+    str | None, value("FOLDER", "Folder of the tokenizer.", show_default="that of the model")
+]
 Weights = Annotated[
     Literal["int8"] | None,
-    typer.Option(help="Store matrices as int8: faster, slightly less exact.", show_default="as --dtype"),
+    typer.Option(
+        help="Store matrices as int8: faster, slightly less exact.", show_default="as --dtype"
+    ),
 ]
 BatchSize = Annotated[int | None, value("N", "Texts per batch; default: by memory.", min=1)]
 Out = Annotated[Path | None, value("FILE", "Write the results to this file.")]
@@ -39,13 +47,19 @@ METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", list[str]: "TEXT"
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that were given; typer passes an empty list for a repeatable option that was not."""
+    """The options that were given; typer passes an empty list for a repeatable option that was
+    not.
+    """
     return {name: value for name, value in options.items() if value is not None and value != []}
 
 
 def option(kind: Any, help: str, *flags: str, **more: Any) -> Any:
-    """The annotation of an option of that type that may be left out; `more` are arguments of typer.Option."""
-    return Annotated[kind | None, typer.Option(*flags, help=help, **{"metavar": METAVARS.get(kind), **more})]
+    """The annotation of an option of that type that may be left out; `more` are arguments of
+    typer.Option.
+    """
+    return Annotated[
+        kind | None, typer.Option(*flags, help=help, **{"metavar": METAVARS.get(kind), **more})
+    ]
 
 
 def with_options(options: Mapping[str, Any]) -> Callable[[Function], Function]:
@@ -56,7 +70,9 @@ def with_options(options: Mapping[str, Any]) -> Callable[[Function], Function]:
         own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
         where = next((i for i, each in enumerate(own) if each.kind is each.KEYWORD_ONLY), len(own))
         own[where:where] = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+            )
             for name, annotation in options.items()
         ]
         command.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
@@ -71,11 +87,15 @@ def generation_options() -> dict[str, Any]:
 
     fields = GenerationConfig.model_fields.items()
     types = {name: _plain_types(field.annotation) for name, field in fields}
-    return given(**{name: _generation_option(types[name], str(field.description)) for name, field in fields})
+    return given(
+        **{name: _generation_option(types[name], str(field.description)) for name, field in fields}
+    )
 
 
 def generation_settings(options: dict[str, Any]) -> dict[str, Any]:
-    """The generation settings among the options that were given; `true` and `false` become booleans."""
+    """The generation settings among the options that were given; `true` and `false` become
+    booleans.
+    """
     booleans = {"true": True, "false": False}
     return {
         name: booleans.get(value, value) if isinstance(value, str) else value

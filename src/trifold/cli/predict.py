@@ -8,9 +8,28 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from trifold.cli.batch import BATCH, Progress, in_batches, load_pipeline, one_line, reads_stdin, warn_unknown
+from trifold.cli.batch import (
+    BATCH,
+    Progress,
+    in_batches,
+    load_pipeline,
+    one_line,
+    reads_stdin,
+    warn_unknown,
+)
 from trifold.cli.eval import find_recipe
-from trifold.cli.options import BatchSize, Codec, Device, Dtype, Json, Model, Out, given, option, with_options
+from trifold.cli.options import (
+    BatchSize,
+    Codec,
+    Device,
+    Dtype,
+    Json,
+    Model,
+    Out,
+    given,
+    option,
+    with_options,
+)
 from trifold.cli.tables import Input, is_table, read_table, write_table
 from trifold.cli.terminal import open_output, print_note, print_result
 from trifold.errors import DataError, UsageError, check_utf8, printable
@@ -22,12 +41,16 @@ EXAMPLES = (
     'trifold predict runs/qa "Who wrote it?" --context "It was written by Ada."',
     "trifold predict google/vit-base-patch16-224 cat.jpg dog.png",
 )
-SMALL_BATCH = 64  # pictures, or texts of a generation model, that are read before the first prediction
+SMALL_BATCH = (
+    64  # pictures, or texts of a generation model, that are read before the first prediction
+)
 MULTI = "multi_label_classification"
 
 # Options of the tasks.
 OPTIONS = {
-    "top_k": option(int, "The K most likely results.", metavar="K", min=1, show_default="5; answer: 1"),
+    "top_k": option(
+        int, "The K most likely results.", metavar="K", min=1, show_default="5; answer: 1"
+    ),
     "choices": option(list[str], "choose: a choice; repeat it for each."),
     "merge": option(
         Literal["none", "simple", "first", "average", "max", "words"],
@@ -36,7 +59,9 @@ OPTIONS = {
     ),
     "max_answer_length": option(int, "answer: maximum tokens.", min=1, show_default="15"),
     "impossible": option(bool, "answer: the text may contain none.", "--impossible"),
-    "max_length": option(int, "answer: tokens of a window over a long context.", min=1, show_default="384"),
+    "max_length": option(
+        int, "answer: tokens of a window over a long context.", min=1, show_default="384"
+    ),
     "stride": option(int, "answer: tokens that windows share.", min=0, show_default="128"),
     "pooling": option(
         Literal["mean", "cls", "last", "max", "pooler"],
@@ -46,11 +71,16 @@ OPTIONS = {
     "normalise": option(bool, "embed: vectors of length 1.", "--normalise/--no-normalise"),
     "prompt": option(str, "embed, search: a text before each text or query."),
     "prompt_name": option(
-        str, "The same: the prompt of this name in the folder.", metavar="NAME", show_default="the folder's"
+        str,
+        "The same: the prompt of this name in the folder.",
+        metavar="NAME",
+        show_default="the folder's",
     ),
     "corpus": option(str, "search: the file whose lines are searched.", metavar="FILE"),
     "on_overflow": option(
-        Literal["error", "truncate"], "For a text that is too long for the model.", show_default="error"
+        Literal["error", "truncate"],
+        "For a text that is too long for the model.",
+        show_default="error",
     ),
 }
 
@@ -62,7 +92,8 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="TEXT|TABLE|-",
-            help="Texts, or picture files; a table (.csv, .tsv, .jsonl, .parquet), and data.columns.text=COLUMN if its "
+            help="Texts, or picture files; a table (.csv, .tsv, .jsonl, .parquet), and "
+            "data.columns.text=COLUMN if its "
             "header has no known name; `-` (or a pipe) reads lines from standard input.",
         ),
     ] = None,
@@ -80,12 +111,15 @@ def run(
             "--pair",
             "--context",
             metavar="TEXT",
-            help="The second text, or the context of a question: one for all texts, or repeated for each.",
+            help="The second text, or the context of a question: one for all texts, or repeated "
+            "for each.",
         ),
     ] = None,
     tsv: Annotated[
         bool,
-        typer.Option("--tsv", help="Inputs are two texts separated by a tab, for classify and embed too."),
+        typer.Option(
+            "--tsv", help="Inputs are two texts separated by a tab, for classify and embed too."
+        ),
     ] = False,
     *,
     batch_size: BatchSize = None,
@@ -96,14 +130,17 @@ def run(
     out: Out = None,
     **options: Any,
 ) -> None:
-    """Fill in masks, classify, tag, answer or embed: one output line for each text, or for each line of input."""
+    """Fill in masks, classify, tag, answer or embed: one output line for each text, or for each
+    line of input.
+    """
     # An output that stops at a text that is too long can continue with texts truncated.
     command = repr({**locals(), "options": {**options, "on_overflow": None}})
     texts, pairs = text or [], pair or []
     table = is_table(texts)
     if table and (out is None or out.suffix not in (".csv", ".tsv", ".jsonl")):
         raise UsageError(
-            f"--out: name a .csv, .tsv or .jsonl file for the rows of the table {texts[0]} with predictions"
+            f"--out: name a .csv, .tsv or .jsonl file for the rows of the table {texts[0]} with "
+            "predictions"
         )
     if table and out is not None and out.resolve() == Path(texts[0]).expanduser().resolve():
         raise UsageError(f"--out {out}: is the table that is read; name another file")
@@ -112,7 +149,8 @@ def run(
         raise UsageError("--pair and --tsv both set the second text: leave one of them out")
     if len(pairs) not in (0, 1, 1 if is_piped else len(texts)):
         raise UsageError(
-            f"--pair: {len(pairs)} second texts for {len(texts)} texts; pass one for each, or one for all"
+            f"--pair: {len(pairs)} second texts for {len(texts)} texts; pass one for each, or "
+            "one for all"
         )
     for second in pairs:
         check_utf8(second, "--pair")
@@ -129,11 +167,17 @@ def run(
     data = DataSettings() if recipe is None else recipe.data
     is_generator = config.shape != "encoder" and config.chosen_heads == ("lm",)
     generates = table and task is None and corpus is None and is_generator
-    name = "generate" if generates else choose_task(config, task if corpus is None else task or "search")
+    name = (
+        "generate"
+        if generates
+        else choose_task(config, task if corpus is None else task or "search")
+    )
     unused = [each for each in given(**options, pair=pairs) if generates and each != "on_overflow"]
     if unused:
         raise UsageError(f"{unused[0]}: not an option of a model that generates text")
-    longest = min(config.max_positions, getattr(recipe and recipe.task, "max_source", config.max_positions))
+    longest = min(
+        config.max_positions, getattr(recipe and recipe.task, "max_source", config.max_positions)
+    )
     advice = "shorten it, or truncate it (--on-overflow truncate)"
     remedy = None if options["on_overflow"] == "truncate" else advice
     is_split = tsv or (not generates and TASKS[name].pairs == "must" and not pairs)
@@ -146,9 +190,13 @@ def run(
         encode = pipeline.reader.encode
         return [all(any(map(str.isalnum, x)) or any(encode([x])) for x in both) for both in sides]
 
-    def predict(progress: Any, first: int, read: int, indices: list[int], batch: list[Input]) -> Any:
+    def predict(
+        progress: Any, first: int, read: int, indices: list[int], batch: list[Input]
+    ) -> Any:
         if not pipeline.config.n_patches and len(unknown) < 10_000:
-            unknown.extend(unknown_words(pipeline.reader, (f"{one.text} {one.pair or ''}" for one in batch)))
+            unknown.extend(
+                unknown_words(pipeline.reader, (f"{one.text} {one.pair or ''}" for one in batch))
+            )
         sources, places = [one.text for one in batch], [one.place for one in batch]
         if generates:
             check_lengths(pipeline, sources, places, longest, remedy)
@@ -165,13 +213,24 @@ def run(
 
     # A person who types expects an output after each line.
     is_typed = is_piped and sys.stdin.isatty()
-    size = 1 if is_typed else batch_size or (SMALL_BATCH if pipeline.config.n_patches or generates else BATCH)
+    size = (
+        1
+        if is_typed
+        else batch_size or (SMALL_BATCH if pipeline.config.n_patches or generates else BATCH)
+    )
     if table and out is not None:
-        problem, added = pipeline.config.problem_type, ["prediction", "score"][: 1 + (name == "classify")]
+        problem, added = (
+            pipeline.config.problem_type,
+            ["prediction", "score"][: 1 + (name == "classify")],
+        )
         if name == "classify":
-            options["top_k"] = options["top_k"] or (pipeline.config.n_labels if problem == MULTI else 1)
+            options["top_k"] = options["top_k"] or (
+                pipeline.config.n_labels if problem == MULTI else 1
+            )
         read = partial(read_table, texts, name, data, pairs)
-        files = compute_digests([str(expand_path(texts[0])), *map(str, sorted(resolve(model).iterdir()))])
+        files = compute_digests(
+            [str(expand_path(texts[0])), *map(str, sorted(resolve(model).iterdir()))]
+        )
 
         def rows(inputs: Iterator[Input], first: int, advance: Any) -> Iterator[tuple[Input, Any]]:
             for one, found in in_batches(inputs, size, contents, partial(predict, advance, first)):
@@ -189,8 +248,12 @@ def run(
     warn_unknown(pipeline, unknown)
 
 
-def _inputs(lines: Iterable[str], count: int | None, pairs: list[str], *, is_split: bool) -> Iterator[Input]:
-    """The texts, or with `count` None the lines of standard input, of which blank ones are never split at a tab."""
+def _inputs(
+    lines: Iterable[str], count: int | None, pairs: list[str], *, is_split: bool
+) -> Iterator[Input]:
+    """The texts, or with `count` None the lines of standard input, of which blank ones are never
+    split at a tab.
+    """
     for number, line in enumerate(lines, start=1):
         place = f"line {number}" if count is None else f"text {number} of {count}"
         pair = pairs[0 if len(pairs) == 1 else number - 1] if pairs else None
@@ -203,7 +266,7 @@ def _inputs(lines: Iterable[str], count: int | None, pairs: list[str], *, is_spl
         yield Input(place, line, pair)
 
 
-# --- output ----------------------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------
 
 
 def _format(one: Input, task: str, found: Any, json: bool) -> str:
@@ -227,19 +290,25 @@ def to_json(value: Any) -> Any:
 def _format_text(task: str, found: Any) -> str:
     match task:
         case "fill-mask":
-            masks = [[f"{printable(one_line(one.text))} {one.score:.4f}" for one in mask] for mask in found]
+            masks = [
+                [f"{printable(one_line(one.text))} {one.score:.4f}" for one in mask]
+                for mask in found
+            ]
             return " / ".join(map("\t".join, masks))
         case "classify" | "choose":
             parts = [f"{printable(one_line(one.label))} {one.score:.4f}" for one in found]
         case "tag":
             parts = [
-                f"{printable(one_line(one.label))} {one.start}:{one.end} {one_line(one.text)} {one.score:.4f}"
+                f"{printable(one_line(one.label))} {one.start}:{one.end} {one_line(one.text)} "
+                f"{one.score:.4f}"
                 for one in found
             ]
         case "answer":
             parts = [f"{one.start}:{one.end} {one_line(one.text)} {one.score:.4f}" for one in found]
         case "search":
-            return "\n".join(f"{one.number}\t{one.score:.4f}\t{one_line(one.text)}" for one in found)
+            return "\n".join(
+                f"{one.number}\t{one.score:.4f}\t{one_line(one.text)}" for one in found
+            )
         case "next-sentence":
             parts = [f"{'follows' if found.follows else 'does not follow'} {found.score:.4f}"]
         case _:
@@ -248,7 +317,9 @@ def _format_text(task: str, found: Any) -> str:
 
 
 def _values(task: str, problem: str | None, found: Any) -> list[Any]:
-    """The label and the score of a classification, the number of a regression, an output of a text; else JSON."""
+    """The label and the score of a classification, the number of a regression, an output of a text;
+    else JSON.
+    """
     if task == "generate":
         return [found[0].text if found else ""]
     if task == "classify" and problem == MULTI and found is not None:

@@ -9,8 +9,8 @@ EXAMPLES = ("trifold recipes", "trifold recipes --json")
 def run(json: Json = False) -> None:
     """List the recipes that come with trifold; each is a whole experiment for `trifold train`.
 
-    The column "missing" names a dataset, file or run that a recipe reads and that is not here; `trifold data NAME`
-    downloads a dataset.
+    The column "missing" names a dataset, file or run that a recipe reads and that is not here;
+    `trifold data NAME` downloads a dataset.
     """
     from trifold.data import expand_path
     from trifold.data.catalog import find_dataset
@@ -19,7 +19,12 @@ def run(json: Json = False) -> None:
     included = included_recipes().items()
     recipes = [(name, missing_files(values), values["description"]) for name, values in included]
     if json:
-        print_json([dict(zip(("name", "missing", "description"), recipe, strict=True)) for recipe in recipes])
+        print_json(
+            [
+                dict(zip(("name", "missing", "description"), recipe, strict=True))
+                for recipe in recipes
+            ]
+        )
         return
     rows = [("recipe", "missing", "what it trains")]
     for name, missing, description in recipes:

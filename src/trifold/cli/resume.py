@@ -19,4 +19,11 @@ def run(
     """Continue a run from its last checkpoint, as if it had not stopped."""
     from trifold.train.run_folder import recipe_of_run
 
-    train.run(str(recipe := recipe_of_run(folder)), changes, recipe.parent, "auto", data_changed, json=json)
+    train.run(
+        str(recipe := recipe_of_run(folder)),
+        changes,
+        recipe.parent,
+        "auto",
+        data_changed,
+        json=json,
+    )

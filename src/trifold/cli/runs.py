@@ -1,4 +1,6 @@
-"""`trifold runs`: list runs with their recipe, changed settings, best score, time and state, without torch."""
+"""`trifold runs`: list runs with their recipe, changed settings, best score, time and state,
+without torch.
+"""
 
 import json as json_library
 import os
@@ -26,9 +28,11 @@ PARTS = {"checkpoints", "model", "samples", "tokenizer", "tensorboard", "rejecte
 
 @dataclass
 class Facts:
-    """What is known about a run. score, value, best_step: name, value and step of its best validation.
+    """What is known about a run. score, value, best_step: name, value and step of its best
+    validation.
 
-    changed: the settings that the command line changed. started: the last session, in UTC. error: of a damaged run.
+    changed: the settings that the command line changed. started: the last session, in UTC. error:
+    of a damaged run.
     """
 
     run: str
@@ -45,22 +49,31 @@ class Facts:
 
     @property
     def rank(self) -> tuple[bool, str, float]:
-        """The place in the order of scores: by name, best first; runs without a validation at the end."""
-        return self.value is None, self.score, (self.value or 0.0) * (1 if self.score == "loss" else -1)
+        """The place in the order of scores: by name, best first; runs without a validation at the
+        end.
+        """
+        return (
+            self.value is None,
+            self.score,
+            (self.value or 0.0) * (1 if self.score == "loss" else -1),
+        )
 
 
 def run(
     folder: Annotated[Path, argument("[FOLDER]", "The folder of the runs.")] = Path("runs"),
     sort: Annotated[
-        Literal["date", "score"], typer.Option(help="Newest first, or best first for each kind of score.")
+        Literal["date", "score"],
+        typer.Option(help="Newest first, or best first for each kind of score."),
     ] = "date",
     json: Json = False,
 ) -> None:
-    """List the runs in a folder and its subfolders: the recipe, the settings that the command line changed, the best
-    validation with its step, the minutes of training, and the state.
+    """List the runs in a folder and its subfolders: the recipe, the settings that the command line
+    changed, the best validation with its step, the minutes of training, and the state.
     """
     if not folder.is_dir():
-        raise UsageError(f"{folder}: no such folder; name the folder of the runs: trifold runs FOLDER")
+        raise UsageError(
+            f"{folder}: no such folder; name the folder of the runs: trifold runs FOLDER"
+        )
     found = [describe_run(path, os.path.relpath(path, folder)) for path in find_runs(folder)]
     found.sort(key=lambda facts: facts.started, reverse=True)
     if sort == "score":
@@ -93,7 +106,9 @@ def describe_run(path: Path, name: str) -> Facts:
     """The facts about a run; if its files are missing or damaged, those found before the error."""
     facts = Facts(name)
     try:
-        facts.started = datetime.fromtimestamp(path.stat().st_mtime, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        facts.started = datetime.fromtimestamp(path.stat().st_mtime, UTC).strftime(
+            "%Y-%m-%dT%H:%M:%SZ"
+        )
         _read_run(path, facts)
     except (TrifoldError, OSError) as error:
         facts.error = str(error)
@@ -107,7 +122,10 @@ def _read_run(path: Path, facts: Facts) -> None:
 
     recipe = parse(read_text(path / RECIPE, MAX_JSON), str(path / RECIPE))
     task, sessions = recipe["task"], list[Any]()
-    facts.recipe, facts.score = str(recipe["name"]), str(task.get("best_by") or task["of"]["best_by"])
+    facts.recipe, facts.score = (
+        str(recipe["name"]),
+        str(task.get("best_by") or task["of"]["best_by"]),
+    )
     _read_metrics(path / METRICS, facts)
     with suppress(TrifoldError):  # written with the first session
         sessions = read_json(path / ENVIRONMENT).get("sessions", [])
@@ -118,7 +136,9 @@ def _read_run(path: Path, facts: Facts) -> None:
     facts.step = int(last.get("to_step", facts.step))
     facts.seconds = float(last.get("seconds", facts.seconds))
     ended = last.get("stopped_by", "steps" if facts.step >= recipe["train"]["steps"] else "signal")
-    facts.state = "running" if _is_locked(path / LOCK) else "stopped" if ended == "signal" else "finished"
+    facts.state = (
+        "running" if _is_locked(path / LOCK) else "stopped" if ended == "signal" else "finished"
+    )
 
 
 def _read_metrics(file: Path, facts: Facts) -> None:
@@ -126,7 +146,9 @@ def _read_metrics(file: Path, facts: Facts) -> None:
     sign = -1 if facts.score == "loss" else 1
     for values in iter_json_lines(file):
         facts.step, facts.seconds = int(values["step"]), float(values.get("seconds", facts.seconds))
-        if facts.score == "auto" and (names := [key[6:] for key in values if key.startswith("valid/")]):
+        if facts.score == "auto" and (
+            names := [key[6:] for key in values if key.startswith("valid/")]
+        ):
             facts.score = names[1]  # after the loss
         value = values.get(f"valid/{facts.score}")
         if value is not None and (facts.value is None or sign * value > sign * facts.value):
@@ -151,6 +173,8 @@ def _row(facts: Facts) -> tuple[str, ...]:
 
     changed = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in facts.changed.items())
     texts = (escape(text).replace("\n", "\\n") for text in (facts.run, facts.recipe, changed))
-    best = "" if facts.value is None else f"{score_text(facts.score, facts.value)} ({facts.best_step})"
+    best = (
+        "" if facts.value is None else f"{score_text(facts.score, facts.value)} ({facts.best_step})"
+    )
     state = facts.state + (f" at {facts.step}" if facts.state in ("stopped", "running") else "")
     return (*texts, escape(best), f"{facts.seconds / 60:.1f}", state)

@@ -1,4 +1,6 @@
-"""Several runs of a recipe, one for each seed or each fold of the data, and the mean of their scores."""
+"""Several runs of a recipe, one for each seed or each fold of the data, and the mean of their
+scores.
+"""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -11,19 +13,27 @@ from trifold.jsonfiles import json_line
 
 
 def changes_by_run(seeds: str | None, folds: int | None) -> dict[str, dict[str, Any]]:
-    """The name of each run and the settings that it changes. Raises UsageError for fewer than two seeds."""
+    """The name of each run and the settings that it changes. Raises UsageError for fewer than two
+    seeds.
+    """
     if seeds is None:
         numbers = range(1, (folds or 0) + 1)
-        return {f"fold-{n}": {"data.valid": None, "data.holdout": f"fold:{n}/{folds}"} for n in numbers}
+        return {
+            f"fold-{n}": {"data.valid": None, "data.holdout": f"fold:{n}/{folds}"} for n in numbers
+        }
     given = list(map(int, seeds.split(","))) if all(map(str.isdecimal, seeds.split(","))) else []
     chosen = {*given} if len(given) > 1 else range(1, 1 + sum(given))
     if folds is not None or len(chosen) < 2:
-        raise UsageError(f"--seeds {seeds}: give a number of seeds (5) or a list (1,2,3), and no --folds")
+        raise UsageError(
+            f"--seeds {seeds}: give a number of seeds (5) or a list (1,2,3), and no --folds"
+        )
     return {f"seed-{seed}": {"train.seed": seed} for seed in sorted(chosen)}
 
 
 def train_each(recipe: Any, changes: dict[str, dict[str, Any]], out: Path, **options: Any) -> int:
-    """Train the runs that are not finished, until a signal, and write summary.json. Returns the exit code."""
+    """Train the runs that are not finished, until a signal, and write summary.json. Returns the
+    exit code.
+    """
     from trifold import disk
     from trifold.train import train
     from trifold.train.stages import changed
@@ -39,5 +49,7 @@ def train_each(recipe: Any, changes: dict[str, dict[str, Any]], out: Path, **opt
     runs = [describe_run(out / name, name) for name in changes]
     values = [facts.value or 0.0 for facts in runs]
     summary = {"score": runs[0].score, "mean": mean(values), "deviation": stdev(values)}
-    disk.replace_text(out / SUMMARY, json_line(summary | {"runs": [asdict(facts) for facts in runs]}))
+    disk.replace_text(
+        out / SUMMARY, json_line(summary | {"runs": [asdict(facts) for facts in runs]})
+    )
     return 0

@@ -1,4 +1,6 @@
-"""`trifold show`: the architecture of a model, its differences from the Transformer of 2017, and its costs."""
+"""`trifold show`: the architecture of a model, its differences from the Transformer of 2017, and
+its costs.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def run(
         ),
     ] = None,
     batch_tokens: Annotated[
-        int | None, value("N", "Tokens of a training batch, on each side.", min=1, show_default="4096")
+        int | None,
+        value("N", "Tokens of a training batch, on each side.", min=1, show_default="4096"),
     ] = None,
     length: Annotated[int, value("N", "Tokens of a sequence.", min=1)] = 32,
     precision: Annotated[
@@ -44,7 +47,8 @@ def run(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Draw the architecture, compare it with the Transformer of 2017, and count parameters, FLOPs and memory.
+    """Draw the architecture, compare it with the Transformer of 2017, and count parameters, FLOPs
+    and memory.
 
     No weights are loaded or allocated.
     """
@@ -85,7 +89,9 @@ class Subject:
 
 
 def find_subject(what: str) -> Subject:
-    """A preset, a recipe (by name or file), or a model. Raises UsageError or CheckpointError if it is none."""
+    """A preset, a recipe (by name or file), or a model. Raises UsageError or CheckpointError if it
+    is none.
+    """
     from trifold.costs import count_parameters
     from trifold.data import expand_path
     from trifold.hub import read_config, resolve
@@ -107,16 +113,22 @@ def find_subject(what: str) -> Subject:
         remark = "with the maximum vocabulary of the recipe"
         if recipe.tokenizer.file is not None and expand_path(recipe.tokenizer.file).exists():
             size, remark = make_tokenizer([], recipe.tokenizer).vocab_size, ""
-        remark += f"; pretrained first, with {recipe.pretrain}" if recipe.pretrain is not None else ""
+        remark += (
+            f"; pretrained first, with {recipe.pretrain}" if recipe.pretrain is not None else ""
+        )
         # Training sets the vocabulary size to that of the tokenizer.
-        has_two = recipe.model.target_vocab_size or (recipe.task.kind == "translate" and not is_joint)
+        has_two = recipe.model.target_vocab_size or (
+            recipe.task.kind == "translate" and not is_joint
+        )
         sizes = {"vocab_size": size, "target_vocab_size": size if has_two else None}
         config = recipe.model.model_copy(update=sizes)
         return Subject(recipe.name, config, recipe.batch.tokens, remark, recipe)
     return Subject(what, read_config(resolve(what, others=[*PRESETS, *PUBLISHED, *recipe_names()])))
 
 
-def collect_facts(subject: Subject, tokens: int, length: int, precision: Precision | None) -> dict[str, Any]:
+def collect_facts(
+    subject: Subject, tokens: int, length: int, precision: Precision | None
+) -> dict[str, Any]:
     """All numbers of the report: parameters, FLOPs, bytes."""
     from trifold import costs
     from trifold.look import comparison
@@ -142,10 +154,13 @@ def collect_facts(subject: Subject, tokens: int, length: int, precision: Precisi
     }
 
 
-def training_needs(subject: Subject, tokens: int, length: int, precision: Precision | None) -> dict[str, Any]:
+def training_needs(
+    subject: Subject, tokens: int, length: int, precision: Precision | None
+) -> dict[str, Any]:
     """Memory, precision and number of workers to train on this machine.
 
-    For a recipe, with its optimizer and everything else it stores, as `trifold train` checks before it begins.
+    For a recipe, with its optimizer and everything else it stores, as `trifold train` checks before
+    it begins.
     """
     import torch
 
@@ -161,15 +176,25 @@ def training_needs(subject: Subject, tokens: int, length: int, precision: Precis
         train = subject.recipe.train
         dtype = choose_precision(precision or train.precision, device)
     workers = choose_workers(train.worker_count, device, tokens)
-    memory, _ = estimate_memory(train, tokens, subject.config, length, Machine(device, dtype, workers))
-    chosen = {"batch_tokens": tokens, "precision": str(dtype).removeprefix("torch."), "workers": workers}
+    memory, _ = estimate_memory(
+        train, tokens, subject.config, length, Machine(device, dtype, workers)
+    )
+    chosen = {
+        "batch_tokens": tokens,
+        "precision": str(dtype).removeprefix("torch."),
+        "workers": workers,
+    }
     return {**memory._asdict(), "total": memory.total, **chosen}
 
 
 def _print_report(subject: Subject, facts: dict[str, Any]) -> None:
     from trifold.look.drawing import draw_architecture
 
-    total, training, inference = facts["parameters"], facts["training_bytes"], facts["inference_bytes"]
+    total, training, inference = (
+        facts["parameters"],
+        facts["training_bytes"],
+        facts["inference_bytes"],
+    )
     remark = f"({subject.remark})\n" if subject.remark else ""
     print(f"{subject.name}: {facts['shape']}, {total:,} parameters\n{remark}")
     print(f"{draw_architecture(subject.config)}\n")
@@ -184,11 +209,16 @@ def _print_report(subject: Subject, facts: dict[str, Any]) -> None:
     print(f"\nfloating-point operations per token, sequences of {facts['length']} tokens\n")
     forward, backward = facts["flops_per_token"]["forward"], facts["flops_per_token"]["training"]
     both = facts["shape"] == "encoder-decoder"
-    rows = [(f"{side} token" if both else "token", forward[side], backward[side]) for side in forward]
+    rows = [
+        (f"{side} token" if both else "token", forward[side], backward[side]) for side in forward
+    ]
     flops = [(name, _short(first), _short(second)) for name, first, second in rows if first]
     print_table([("", "forward", "training"), *flops], " rr")
 
-    print(f"\nmemory to train in {training['precision']}, batches of {training['batch_tokens']:,} tokens\n")
+    print(
+        f"\nmemory to train in {training['precision']}, batches of {training['batch_tokens']:,} "
+        "tokens\n"
+    )
     settings = ("batch_tokens", "precision", "workers")
     sizes = [(name, _size(training[name])) for name in training if name not in settings]
     print_table([("", "memory"), *sizes], " r")

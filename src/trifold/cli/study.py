@@ -1,4 +1,6 @@
-"""`trifold study`: train models of several sizes on several numbers of tokens, and fit the law of their losses."""
+"""`trifold study`: train models of several sizes on several numbers of tokens, and fit the law of
+their losses.
+"""
 
 import os
 from pathlib import Path
@@ -24,11 +26,12 @@ def run(
     out: RunOut = None,
     json: Json = False,
 ) -> None:
-    """Train each size on each number of tokens, and fit L(N, D) = E + A/N^alpha + B/D^beta to the losses.
+    """Train each size on each number of tokens, and fit L(N, D) = E + A/N^alpha + B/D^beta to the
+    losses.
 
-    N: parameters without embeddings and head. D: tokens. Intervals are those of a bootstrap over the runs. Complete
-    runs are not repeated: after Ctrl-C, or with more sizes or tokens, the same command continues. study.tsv and
-    study.png are written to the folder.
+    N: parameters without embeddings and head. D: tokens. Intervals are those of a bootstrap over
+    the runs. Complete runs are not repeated: after Ctrl-C, or with more sizes or tokens, the same
+    command continues. study.tsv and study.png are written to the folder.
     """
     from trifold import disk
     from trifold.look.plots import draw_law
@@ -53,7 +56,9 @@ def run(
     points = [(each["parameters"], each["tokens"]) for each in results]
     losses = [each["loss"] for each in results]
     law = fit(points, losses, settings.resamples)
-    lines = ("\t".join(map(str, line)) for line in ([*results[0]], *(each.values() for each in results)))
+    lines = (
+        "\t".join(map(str, line)) for line in ([*results[0]], *(each.values() for each in results))
+    )
     disk.replace_text(folder / "study.tsv", "".join(f"{line}\n" for line in lines))
     try:
         draw_law(law, points, losses, folder / "study.png")
@@ -63,9 +68,14 @@ def run(
         print_json(folder=str(folder), runs=results, law={"form": FORM, **law._asdict()})
         return
     form = "{size} {parameters:,} {tokens:,} {loss:.4f} {law:.4f} {flops:.2e} {seconds:.0f}"
-    cells = [form.format(**x, law=law.loss(*at)).split() for x, at in zip(results, points, strict=True)]
+    cells = [
+        form.format(**x, law=law.loss(*at)).split() for x, at in zip(results, points, strict=True)
+    ]
     print_table([("size", "N", "tokens", "loss", "law", "FLOPs", "seconds"), *cells], " rrrrrr")
-    print(f"\n{FORM}\n{len(runs)} runs, {settings.resamples:,} resamples, mean error {law.error:.2%}\n")
+    print(
+        f"\n{FORM}\n{len(runs)} runs, {settings.resamples:,} resamples, mean error "
+        f"{law.error:.2%}\n"
+    )
     limits = {name: "{:.4g} to {:.4g}".format(*law.intervals[name]) for name in law.estimates}
     rows = [(name, f"{value:.4g}", limits[name]) for name, value in law.estimates.items()]
     print_table([("parameter", "estimate", "95 % interval"), *rows], " rr")

@@ -1,4 +1,6 @@
-"""`trifold predict` on a table: its rows with columns added, in constant memory; an interrupted output continues."""
+"""`trifold predict` on a table: its rows with columns added, in constant memory; an interrupted
+output continues.
+"""
 
 import csv
 import io
@@ -22,7 +24,9 @@ TSV: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar"
 
 
 class Input(NamedTuple):
-    """A text or the path of a picture, its place for messages, its second text, and the row of its table."""
+    """A text or the path of a picture, its place for messages, its second text, and the row of its
+    table.
+    """
 
     place: str
     text: str
@@ -33,12 +37,18 @@ class Input(NamedTuple):
 def is_table(texts: Sequence[str]) -> bool:
     """Whether the first text is the name of a table, and the others set columns of it."""
     name = texts[0] if texts else ""
-    is_name = FORMATS.get(inner_suffix(name), "text") != "text" and (" " not in name or Path(name).is_file())
+    is_name = FORMATS.get(inner_suffix(name), "text") != "text" and (
+        " " not in name or Path(name).is_file()
+    )
     return is_name and all(text.startswith(("data.columns.", "data.source=")) for text in texts[1:])
 
 
-def read_table(texts: Sequence[str], task: str, data: DataSettings, pair: Sequence[str]) -> Iterator[Input]:
-    """The rows; a blank line is one if there is a single column. texts, pair: arguments of the command."""
+def read_table(
+    texts: Sequence[str], task: str, data: DataSettings, pair: Sequence[str]
+) -> Iterator[Input]:
+    """The rows; a blank line is one if there is a single column. texts, pair: arguments of the
+    command.
+    """
     from trifold.objectives import answer, labels, summarize
 
     known = {"answer": answer.ROLES, "generate": summarize.ROLES}.get(task, labels.ROLES)
@@ -51,7 +61,10 @@ def read_table(texts: Sequence[str], task: str, data: DataSettings, pair: Sequen
     # A column of labels is recognized so that it is not taken for a text.
     roles[label] = role._replace(convert=lambda x, at: x, required=False)
     data = data.model_copy(update={"columns": columns, "target": "target"})
-    names, kind = [name for each in roles.values() for name in each.names], FORMATS[inner_suffix(texts[0])]
+    names, kind = (
+        [name for each in roles.values() for name in each.names],
+        FORMATS[inner_suffix(texts[0])],
+    )
     found, first = dict[str, str](), dict[str, Any]()
     # A header may have a single name of a text.
     header = {**columns, **{name: name for _, each in sides for name in each.names}}
@@ -61,8 +74,13 @@ def read_table(texts: Sequence[str], task: str, data: DataSettings, pair: Sequen
             continue
         row = dict.fromkeys(first, "") if row is None else row
         if not first:
-            found, first = choose_columns(row, roles, data, place, is_table=kind in ("csv", "tsv")), {**row}
-            print_once(f"{texts[0]}: " + ", ".join(f"{name} {each!r:.40}" for name, each in found.items()))
+            found, first = (
+                choose_columns(row, roles, data, place, is_table=kind in ("csv", "tsv")),
+                {**row},
+            )
+            print_once(
+                f"{texts[0]}: " + ", ".join(f"{name} {each!r:.40}" for name, each in found.items())
+            )
         # A null is an empty text.
         filled = {key: "" if value is None else value for key, value in row.items()}
         text, *second, _ = read_roles(filled, roles, found, place)
@@ -70,17 +88,27 @@ def read_table(texts: Sequence[str], task: str, data: DataSettings, pair: Sequen
 
 
 def write_table(
-    read: Callable[[], Iterator[Input]], out: Path, added: Sequence[str], key: str, size: int, predict: Any
+    read: Callable[[], Iterator[Input]],
+    out: Path,
+    added: Sequence[str],
+    key: str,
+    size: int,
+    predict: Any,
 ) -> None:
-    """Write the rows with the `added` columns, in windows of `size` rows; every row is checked before.
+    """Write the rows with the `added` columns, in windows of `size` rows; every row is checked
+    before.
 
-    `.part` next to the output grows; `.part.json` has its size, and the `key` of the command that continues it.
-    predict: yields rows with values, given rows, the number of those before, and what counts new ones.
+    `.part` next to the output grows; `.part.json` has its size, and the `key` of the command that
+    continues it.
+    predict: yields rows with values, given rows, the number of those before, and what counts new
+    ones.
     """
     columns, total = [name for one in islice(read(), 1) for name in [*one.row, *added]], 0
     for one in read():
         if found := {*one.row}.intersection(added):
-            raise DataError(f"{one.place}: the column {min(found)} is one of the predictions; rename it")
+            raise DataError(
+                f"{one.place}: the column {min(found)} is one of the predictions; rename it"
+            )
         total += bool(_record(out.suffix, columns, one, {}))
     if not total:
         raise DataError("the table has no row; name another file")
@@ -89,7 +117,9 @@ def write_table(
     if part.is_file() and state_file.is_file():
         state = read_json(state_file)
         if state.get("key") != key:
-            raise UsageError(f"{part}: has another input, model or option; remove it, or name another --out")
+            raise UsageError(
+                f"{part}: has another input, model or option; remove it, or name another --out"
+            )
         print_note(f"{part}: continues after row {state['rows']:,}")
     with part.open("ab") as file, count_progress("new rows", total - state["rows"]) as advance:
         file.truncate(state["bytes"])

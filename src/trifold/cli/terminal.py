@@ -1,7 +1,7 @@
 """Terminal output: results on standard output, everything else on standard error, both in UTF-8.
 
-Colors and progress bars appear on terminals only; rich respects NO_COLOR and TERM=dumb. Tables fit the width of the
-terminal, or 80 columns.
+Colors and progress bars appear on terminals only; rich respects NO_COLOR and TERM=dumb. Tables fit
+the width of the terminal, or 80 columns.
 """
 
 import errno
@@ -29,12 +29,16 @@ def use_utf8() -> None:
 
 
 def is_main_process() -> bool:
-    """Whether this process prints what all processes of a run would print: the only one, or rank 0."""
+    """Whether this process prints what all processes of a run would print: the only one, or rank
+    0.
+    """
     return os.environ.get("RANK", "0") == "0"
 
 
 def print_note(line: str) -> None:
-    """Print a line on standard error, wrapped; a leading `error:` or `warning:` is colored on a terminal."""
+    """Print a line on standard error, wrapped; a leading `error:` or `warning:` is colored on a
+    terminal.
+    """
     is_terminal = sys.stderr.isatty()
     line = wrapped(line, get_terminal_size().columns if is_terminal else None)
     label = next((label for label in STYLES if line.startswith(label)), "")
@@ -60,10 +64,11 @@ def print_json(value: Any = None, **values: Any) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]], right: str = "", cut: int = 0) -> None:
-    """Print rows, of which the first is the heading; columns marked `r` in `right` are right-aligned.
+    """Print rows, of which the first is the heading; columns marked `r` in `right` are
+    right-aligned.
 
-    Cells that are too wide are wrapped; or, with `cut`, every row is one line, and the first `cut` columns lose their
-    ends.
+    Cells that are too wide are wrapped; or, with `cut`, every row is one line, and the first `cut`
+    columns lose their ends.
     """
     from rich import box
     from rich.console import Console
@@ -73,9 +78,13 @@ def print_table(rows: Sequence[Sequence[str]], right: str = "", cut: int = 0) ->
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for index, title in enumerate(rows[0]):
         is_right, fixed = right[index : index + 1] == "r", bool(cut) and index >= cut
-        table.add_column(Text(title), justify="right" if is_right else "left", overflow="fold", no_wrap=fixed)
+        table.add_column(
+            Text(title), justify="right" if is_right else "left", overflow="fold", no_wrap=fixed
+        )
     for row in rows[1:]:
-        table.add_row(*(Text(cell, no_wrap=bool(cut), overflow="ellipsis" if cut else None) for cell in row))
+        table.add_row(
+            *(Text(cell, no_wrap=bool(cut), overflow="ellipsis" if cut else None) for cell in row)
+        )
     console = Console()
     with console.capture() as capture:
         console.print(table)
@@ -84,7 +93,9 @@ def print_table(rows: Sequence[Sequence[str]], right: str = "", cut: int = 0) ->
 
 @contextmanager
 def byte_progress(title: str) -> Iterator[Callable[[int | None, int], None] | None]:
-    """A progress bar of bytes on standard error, updated with (total if known, newly done); None without a terminal."""
+    """A progress bar of bytes on standard error, updated with (total if known, newly done); None
+    without a terminal.
+    """
     if not sys.stderr.isatty():
         yield None
         return
@@ -100,16 +111,29 @@ def byte_progress(title: str) -> Iterator[Callable[[int | None, int], None] | No
 
 @contextmanager
 def count_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar with rate and time left, updated with the number newly done; without a terminal, one line at the end."""
+    """A bar with rate and time left, updated with the number newly done; without a terminal, one
+    line at the end.
+    """
     if not sys.stderr.isatty():
         done: list[int] = []
         yield done.append
         print_note(f"{title}: {sum(done):,} of {total:,}")
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]:,.0f}/s"))
+    columns = (
+        TextColumn(title),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]:,.0f}/s"),
+    )
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
         task = progress.add_task(title, total=total, rate=0.0)
         yield lambda more: progress.update(task, advance=more, rate=progress.tasks[0].speed or 0.0)

@@ -37,7 +37,8 @@ def run(
     changes: Changes = None,
     out: RunOut = None,
     resume: Annotated[
-        Literal["auto"] | None, typer.Option(help="Continue the run in the run folder, if there is one.")
+        Literal["auto"] | None,
+        typer.Option(help="Continue the run in the run folder, if there is one."),
     ] = None,
     data_changed: DataChanged = False,
     seeds: Annotated[str | None, value("N|A,B,…", "Train with these seeds.")] = None,
@@ -45,8 +46,12 @@ def run(
     json: Json = False,
 ) -> None:
     """Train a model from a recipe. Ctrl-C saves a checkpoint and prints how to continue."""
-    with suppress(AttributeError, ValueError):  # not on all systems; only the main thread may set handlers
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until training handles it, it would end the process
+    with suppress(
+        AttributeError, ValueError
+    ):  # not on all systems; only the main thread may set handlers
+        signal.signal(
+            signal.SIGUSR1, signal.SIG_IGN
+        )  # until training handles it, it would end the process
     try:
         from trifold.hub.folder import describe_folder
         from trifold.recipe import is_run, load_recipe
@@ -59,7 +64,9 @@ def run(
             out = Path(recipe) if out is None and is_run(recipe) else out
             if seeds is not None or folds is not None:
                 folder = out or Path("runs") / chosen.name
-                code = train_each(chosen, changes_by_run(seeds, folds), folder, data_changed=data_changed)
+                code = train_each(
+                    chosen, changes_by_run(seeds, folds), folder, data_changed=data_changed
+                )
                 if is_main_process() and not code:
                     runs.run(folder, "date", json)
                 raise typer.Exit(code)
@@ -72,7 +79,11 @@ def run(
         raise typer.Exit(outcome.exit_code)
     folder = outcome.folder
     if json:
-        values = {"folder": str(folder), "seconds": round(outcome.seconds, 2), "finished": outcome.finished}
+        values = {
+            "folder": str(folder),
+            "seconds": round(outcome.seconds, 2),
+            "finished": outcome.finished,
+        }
         facts = outcome._asdict() | values
         del facts["exit_code"]
         print_json(facts)

@@ -1,4 +1,6 @@
-"""Read data: files, datasets of the hub and embedded text, as aligned pairs, labelled rows or raw documents."""
+"""Read data: files, datasets of the hub and embedded text, as aligned pairs, labelled rows or raw
+documents.
+"""
 
 from trifold.data.documents import DocumentReport, Documents, Splits, read_documents, read_splits
 from trifold.data.files import FileDigest, compute_digests, list_files
@@ -11,9 +13,24 @@ from trifold.data.token_build import Encoder, Side
 from trifold.data.token_cache import TokenCache, digests_in_caches, open_tokens, sample_documents
 from trifold.deprecated import add_old_names
 
-__all__ = ["DataSettings", "DocumentReport", "Documents", "Encoder", "FileDigest", "Pairs", "Records"]
+__all__ = [
+    "DataSettings",
+    "DocumentReport",
+    "Documents",
+    "Encoder",
+    "FileDigest",
+    "Pairs",
+    "Records",
+]
 __all__ += ["Report", "Role", "Side", "Source", "Splits", "TokenCache", "compute_digests"]
-__all__ += ["digests_in_caches", "expand_path", "iter_lines", "list_files", "open_tokens", "read_documents"]
+__all__ += [
+    "digests_in_caches",
+    "expand_path",
+    "iter_lines",
+    "list_files",
+    "open_tokens",
+    "read_documents",
+]
 __all__ += ["read_pairs", "read_records", "read_splits", "sample_documents"]
 
 add_old_names(__name__)

@@ -12,7 +12,9 @@ _CACHES = {"darwin": "~/Library/Caches", "win32": "~/AppData/Local"}
 
 
 class File(NamedTuple):
-    """A file of a dataset. Size and SHA-256 are those of its content, which is decompressed if it ends in .gz."""
+    """A file of a dataset. Size and SHA-256 are those of its content, which is decompressed if it
+    ends in .gz.
+    """
 
     path: str  # below the data folder
     size: int
@@ -37,7 +39,9 @@ class Dataset(NamedTuple):
 
 
 def data_folder() -> Path:
-    """The folder in the environment variable TRIFOLD_DATA, by default one in the user's cache folder."""
+    """The folder in the environment variable TRIFOLD_DATA, by default one in the user's cache
+    folder.
+    """
     caches = os.environ.get("XDG_CACHE_HOME") or _CACHES.get(sys.platform, "~/.cache")
     return Path(os.environ.get(VARIABLE) or Path(caches, "trifold", "data")).expanduser()
 
@@ -72,4 +76,7 @@ def missing_remedy(path: Path) -> str:
     """How to obtain a missing file; empty if it belongs to no dataset."""
     if (dataset := find_dataset(path)) is None:
         return ""
-    return f"`trifold data {dataset.name}` {'describes how to obtain' if dataset.by_hand else 'downloads'} it"
+    return (
+        f"`trifold data {dataset.name}` "
+        f"{'describes how to obtain' if dataset.by_hand else 'downloads'} it"
+    )

@@ -12,7 +12,9 @@ def join(first: bytes, *others: bytes) -> bytes:
 
 
 def normalize(content: bytes) -> bytes:
-    r"""Lines that end in `\n`, and ellipses for U+0085, which is the byte of an ellipsis in Windows-1252."""
+    r"""Lines that end in `\n`, and ellipses for U+0085, which is the byte of an ellipsis in
+    Windows-1252.
+    """
     return content.replace(b"\r\n", b"\n").replace("\x85".encode(), "…".encode())
 
 

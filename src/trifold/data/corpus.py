@@ -1,7 +1,7 @@
 """A corpus of any size, divided into parts that are read in parallel.
 
-A part is a range of a file that ends between two documents, so reading all parts in order reads the corpus. The
-division depends on the files only.
+A part is a range of a file that ends between two documents, so reading all parts in order reads the
+corpus. The division depends on the files only.
 """
 
 import hashlib
@@ -23,7 +23,9 @@ _BLOCK_BYTES = 4096
 
 
 class SourceFile(NamedTuple):
-    """A file of the corpus; `sample` is the SHA-256 of blocks spread evenly over it, the first and last included."""
+    """A file of the corpus; `sample` is the SHA-256 of blocks spread evenly over it, the first and
+    last included.
+    """
 
     file: str
     kind: str
@@ -53,7 +55,8 @@ def survey(source: str | list[str], settings: DataSettings) -> Corpus:
     """
     if source == STANDARD_INPUT or is_dataset(source):
         raise SettingsError(
-            f"data.cache: {source!r} is not a file, and only files can be cached; save it as a file, or leave "
+            f"data.cache: {source!r} is not a file, and only files can be cached; save it as a "
+            "file, or leave "
             "data.cache out"
         )
     report, parts = find_parts(source, settings)
@@ -72,11 +75,15 @@ def _describe(part: FilePart, blocks: int) -> SourceFile:
                 stream.seek(position)
                 digest.update(stream.read(_BLOCK_BYTES))
     except OSError as error:
-        raise DataError(f"{part.file}: cannot be read ({error.strerror or error}); check the path") from None
+        raise DataError(
+            f"{part.file}: cannot be read ({error.strerror or error}); check the path"
+        ) from None
     return SourceFile(part.file, part.kind, status.st_size, status.st_mtime_ns, digest.hexdigest())
 
 
-def group_parts(corpus: Corpus, settings: DataSettings, part_bytes: int = PART_BYTES) -> list[list[FilePart]]:
+def group_parts(
+    corpus: Corpus, settings: DataSettings, part_bytes: int = PART_BYTES
+) -> list[list[FilePart]]:
     """The parts of the corpus in order, in groups of about `part_bytes`."""
     groups: list[list[FilePart]] = [[]]
     group_bytes = 0
@@ -113,7 +120,9 @@ def _divide(
         yield whole._replace(range=FileRange(start, None)), size - start
 
 
-def _cut_positions(stream: BinaryIO, size: int, part_bytes: int, at_blank_lines: bool) -> Iterator[int]:
+def _cut_positions(
+    stream: BinaryIO, size: int, part_bytes: int, at_blank_lines: bool
+) -> Iterator[int]:
     """Positions after a line end (or after a blank line), at least `part_bytes` apart."""
     position = part_bytes
     while position < size:
@@ -128,7 +137,9 @@ def _cut_positions(stream: BinaryIO, size: int, part_bytes: int, at_blank_lines:
 
 
 def _skip_line(stream: BinaryIO) -> bool | None:
-    """Move past the next line feed. Returns whether the line is blank; None at the end of the file."""
+    """Move past the next line feed. Returns whether the line is blank; None at the end of the
+    file.
+    """
     is_blank = True
     while chunk := stream.readline(1 << 16):  # a line may be as long as the file
         is_blank = is_blank and not chunk.strip()
@@ -138,14 +149,18 @@ def _skip_line(stream: BinaryIO) -> bool | None:
 
 
 def iter_parts(parts: Iterable[FilePart], settings: DataSettings) -> Iterator[str]:
-    """The documents of some parts. Errors name the line number within the file, not within the part."""
+    """The documents of some parts. Errors name the line number within the file, not within the
+    part.
+    """
     for part in parts:
         try:
             yield from iter_part(part, settings)
         except DataError:
             if part.kind != "parquet" and part.range.start:
                 first_line = 1 + _count_line_feeds(part)
-                for _ in iter_part(part._replace(range=part.range._replace(first_line=first_line)), settings):
+                for _ in iter_part(
+                    part._replace(range=part.range._replace(first_line=first_line)), settings
+                ):
                     pass  # raises the same error with the right line number
             raise
 

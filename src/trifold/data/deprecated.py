@@ -42,11 +42,19 @@ def iter_documents(
         texts = enumerate(documents.open_documents(source, settings, split)[1], start=1)
         return (Document(text, source, line) for line, text in texts)
     parts = documents.find_parts(source, settings)[1]
-    return (Document(text, part.file, line) for part in parts for line, text in _numbered(part, settings))
+    return (
+        Document(text, part.file, line)
+        for part in parts
+        for line, text in _numbered(part, settings)
+    )
 
 
 def _numbered(part: documents.FilePart, settings: DataSettings) -> Iterator[tuple[int, str]]:
-    """The documents of a file with their first lines; each is one line or row, except blocks and whole files."""
+    """The documents of a file with their first lines; each is one line or row, except blocks and
+    whole files.
+    """
     if part.kind == "text" and settings.documents == "blank":
-        return documents.iter_blocks(iter_lines(part.file, settings.max_line_bytes, allow_empty=True))
+        return documents.iter_blocks(
+            iter_lines(part.file, settings.max_line_bytes, allow_empty=True)
+        )
     return enumerate(documents.iter_part(part, settings), start=1)

@@ -1,6 +1,7 @@
 """Raw text: from the sources of a recipe to documents and a report of what was dropped.
 
-A document is the unit of raw text: a line, a block between blank lines, a file, or a row of a table.
+A document is the unit of raw text: a line, a block between blank lines, a file, or a row of a
+table.
 """
 
 from __future__ import annotations
@@ -14,8 +15,23 @@ from pathlib import PurePath
 from typing import Any, ClassVar, NamedTuple
 
 from trifold.data.files import FORMATS, TEXT_FORMATS, find_files, is_dataset
-from trifold.data.lines import WHOLE_FILE, FileRange, display_name, inner_suffix, iter_lines, read_text
-from trifold.data.pairs import INNER_BREAK, HoldOut, ReadReport, Rows, iter_dataset, plural, read_pairs
+from trifold.data.lines import (
+    WHOLE_FILE,
+    FileRange,
+    display_name,
+    inner_suffix,
+    iter_lines,
+    read_text,
+)
+from trifold.data.pairs import (
+    INNER_BREAK,
+    HoldOut,
+    ReadReport,
+    Rows,
+    iter_dataset,
+    plural,
+    read_pairs,
+)
 from trifold.data.settings import DataSettings
 from trifold.data.tables import NumberedRow, check_text, iter_parquet, read_objects, value_at
 from trifold.deprecated import has_old_names
@@ -33,13 +49,17 @@ class FilePart(NamedTuple):
 @has_old_names
 @dataclass
 class DocumentReport(ReadReport):
-    """The counts of a source of raw text: `documents == kept + dropped`. A blank document is empty or white space."""
+    """The counts of a source of raw text: `documents == kept + dropped`. A blank document is empty
+    or white space.
+    """
 
     noun: ClassVar[str] = "document"
     files: int = 0
     documents: int = 0
     characters: int = 0  # of the documents that are kept
-    skipped_files: Counter[str] = field(default_factory=Counter)  # other files in folders, by suffix
+    skipped_files: Counter[str] = field(
+        default_factory=Counter
+    )  # other files in folders, by suffix
 
     @property
     def kept(self) -> int:
@@ -49,7 +69,9 @@ class DocumentReport(ReadReport):
     def __str__(self) -> str:
         counts = [f"{self.name}: {plural(self.documents, 'document')}", *self.counts()]
         if self.skipped_files:
-            skipped = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.skipped_files.items()))
+            skipped = ", ".join(
+                f"{count:,} {kind}" for kind, count in sorted(self.skipped_files.items())
+            )
             counts.append(f"files of other kinds skipped: {skipped}")
         used = f"; {self.kept:,} used" if self.dropped else ""
         return f"{', '.join(counts)}{used}, {plural(self.characters, 'character')}"
@@ -77,28 +99,38 @@ class Documents(Rows):
     def hold_out(
         self, count: HoldOut, seed: int, keys: Sequence[Any] | None = None
     ) -> tuple[Documents, Documents]:
-        """As `Rows.hold_out`; a single document is split by characters, and the held-out share is its end.
+        """As `Rows.hold_out`; a single document is split by characters, and the held-out share is
+        its end.
 
-        Raises DataError if no training text would be left, or if `count` is a number for a single document.
+        Raises DataError if no training text would be left, or if `count` is a number for a single
+        document.
         """
         if len(self) != 1:
             return super().hold_out(count, seed, keys)
         name, text = self.report.name, self.texts[0]
         if not isinstance(count, float):
             raise DataError(
-                f"data.holdout: {name} is a single document; hold out a share of it (data.holdout=0.1), or set "
+                f"data.holdout: {name} is a single document; hold out a share of it "
+                "(data.holdout=0.1), or set "
                 "data.documents"
             )
         cut = int(len(text) * (1 - count))
         if not text[:cut].strip() or not text[cut:].strip():
-            raise DataError(f"data.holdout: {count} of {len(text):,} characters leaves a part blank")
-        train, held = Documents.of([text[:cut]], name), Documents.of([text[cut:]], f"the end of {name}")
+            raise DataError(
+                f"data.holdout: {count} of {len(text):,} characters leaves a part blank"
+            )
+        train, held = (
+            Documents.of([text[:cut]], name),
+            Documents.of([text[cut:]], f"the end of {name}"),
+        )
         train.report = self.report  # keeps the counts of dropped documents
         return train, held
 
 
 class Splits(NamedTuple):
-    """The data of an experiment, `Pairs` or `Documents`; `valid` and `test` are None if the settings name none."""
+    """The data of an experiment, `Pairs` or `Documents`; `valid` and `test` are None if the
+    settings name none.
+    """
 
     train: Any
     valid: Any
@@ -106,27 +138,37 @@ class Splits(NamedTuple):
 
 
 def read_splits(
-    settings: DataSettings, seed: int = 0, read: Callable[[Any, DataSettings, str], Any] = read_pairs
+    settings: DataSettings,
+    seed: int = 0,
+    read: Callable[[Any, DataSettings, str], Any] = read_pairs,
 ) -> Splits:
-    """Read all data of the settings; with `holdout`, the validation data is taken out of the training data by `seed`.
+    """Read all data of the settings; with `holdout`, the validation data is taken out of the
+    training data by `seed`.
 
     read: `read_pairs` or `read_documents`. Raises SettingsError if there is no training data.
     """
     if settings.train is None:
-        raise SettingsError("data.train: no training data is named; set it to files, hub:… or embedded:…")
+        raise SettingsError(
+            "data.train: no training data is named; set it to files, hub:… or embedded:…"
+        )
     sources = [(split, getattr(settings, split)) for split in Splits._fields]
-    splits = Splits(*(None if source is None else read(source, settings, split) for split, source in sources))
+    splits = Splits(
+        *(None if source is None else read(source, settings, split) for split, source in sources)
+    )
     if not settings.holdout:
         return splits
     train, valid = splits.train.hold_out(settings.holdout, seed)
     return Splits(train, valid, splits.test)
 
 
-def read_documents(source: str | list[str], settings: DataSettings, split: str = "train") -> Documents:
+def read_documents(
+    source: str | list[str], settings: DataSettings, split: str = "train"
+) -> Documents:
     """Read all documents of `source` into memory and count those that the settings drop.
 
-    `split` is the split of an embedded source that names none. Raises DataError if the text is missing, unreadable or
-    malformed or has no usable document; SettingsError if the source is invalid.
+    `split` is the split of an embedded source that names none. Raises DataError if the text is
+    missing, unreadable or malformed or has no usable document; SettingsError if the source is
+    invalid.
     """
     report, found = open_documents(source, settings, split)
     documents = Documents(list(filter_documents(found, settings, report)), report)
@@ -139,20 +181,27 @@ def read_documents(source: str | list[str], settings: DataSettings, split: str =
 def open_documents(
     source: str | list[str], settings: DataSettings, split: str
 ) -> tuple[DocumentReport, Iterator[str]]:
-    """A report with the name of the source, and all its documents, in memory bounded by the longest."""
+    """A report with the name of the source, and all its documents, in memory bounded by the
+    longest.
+    """
     if is_dataset(source):
         return DocumentReport(source), _fields(iter_dataset(source, split), settings)
     report, parts = find_parts(source, settings)
     return report, (document for part in parts for document in iter_part(part, settings))
 
 
-def find_parts(source: str | list[str], settings: DataSettings) -> tuple[DocumentReport, list[FilePart]]:
-    """The files of a source as parts. Raises SettingsError if their kinds contradict the settings."""
+def find_parts(
+    source: str | list[str], settings: DataSettings
+) -> tuple[DocumentReport, list[FilePart]]:
+    """The files of a source as parts. Raises SettingsError if their kinds contradict the
+    settings.
+    """
     files, skipped = find_files(source)
     parts = [FilePart(file, _file_kind(file, settings)) for file in files]
     if settings.documents != "line" and all(part.kind != "text" for part in parts):
         raise SettingsError(
-            f"data.documents: {settings.documents} applies to plain text, but in {files[0]} each row is a document; "
+            f"data.documents: {settings.documents} applies to plain text, but in {files[0]} "
+            "each row is a document; "
             "leave data.documents out"
         )
     name = PurePath(display_name(files[0])).name
@@ -161,9 +210,12 @@ def find_parts(source: str | list[str], settings: DataSettings) -> tuple[Documen
     return DocumentReport(name, files=len(files), skipped_files=skipped), parts
 
 
-def filter_documents(texts: Iterable[str], settings: DataSettings, report: DocumentReport) -> Iterator[str]:
+def filter_documents(
+    texts: Iterable[str], settings: DataSettings, report: DocumentReport
+) -> Iterator[str]:
     """Iterate over the documents that the settings keep, and count all of them in `report`."""
-    # With a cache, the text may be so large that its digests do not fit into memory: duplicates are not counted.
+    # With a cache, the text may be so large that its digests do not fit into memory: duplicates are
+    # not counted.
     seen: set[bytes] | None = None if settings.cache is not None else set()
     for text in texts:
         report.documents += 1
@@ -181,21 +233,26 @@ def filter_documents(texts: Iterable[str], settings: DataSettings, report: Docum
 
 def _file_kind(file: str, settings: DataSettings) -> str:
     if settings.format not in ("auto", *TEXT_FORMATS.values()):
-        raise SettingsError(f"data.format: {settings.format} holds rows; raw text is text, jsonl or parquet")
+        raise SettingsError(
+            f"data.format: {settings.format} holds rows; raw text is text, jsonl or parquet"
+        )
     if settings.format != "auto":
         return settings.format
     suffix = inner_suffix(file)
     kind = FORMATS.get(suffix, "text")
     if kind in ("tsv", "csv") or suffix == ".json":
-        next(iter_lines(file, settings.max_line_bytes), None)  # raises DataError if there is no such file
+        next(
+            iter_lines(file, settings.max_line_bytes), None
+        )  # raises DataError if there is no such file
         raise SettingsError(
-            f"data: {file} is not raw text according to its suffix; name it .txt to read its lines as they are or "
+            f"data: {file} is not raw text according to its suffix; name it .txt to read its "
+            "lines as they are or "
             ".jsonl if each is an object, or set data.format"
         )
     return kind
 
 
-# --- documents of a file --------------------------------------------------------------------------------
+# --- documents of a file --------------------------------------------------------------------------
 
 
 def iter_part(part: FilePart, settings: DataSettings) -> Iterator[str]:

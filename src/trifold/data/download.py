@@ -1,4 +1,6 @@
-"""Download the files of a dataset: resumed, retried, verified, and stored only when they are right."""
+"""Download the files of a dataset: resumed, retried, verified, and stored only when they are
+right.
+"""
 
 import gzip
 import hashlib
@@ -39,8 +41,14 @@ def download(dataset: Dataset, report: Report, watch: Watch) -> None:
     folder = data_folder()
     try:
         for file in dataset.present():
-            if file.urls and _sha256(_convert("", [folder / file.path], _limit(file))) != file.sha256:
-                wrong = f"{folder / file.path}: not the published content, whose SHA-256 is {file.sha256}"
+            if (
+                file.urls
+                and _sha256(_convert("", [folder / file.path], _limit(file))) != file.sha256
+            ):
+                wrong = (
+                    f"{folder / file.path}: not the published content, whose SHA-256 is "
+                    f"{file.sha256}"
+                )
                 raise DataError(f"{wrong}; move the file away to download it")
         if missing := [file for file in dataset.files if not (folder / file.path).exists()]:
             disk.make_folder(folder)
@@ -49,7 +57,8 @@ def download(dataset: Dataset, report: Report, watch: Watch) -> None:
                     _obtain(file, report, watch)
     except OSError as error:
         raise DataError(
-            f"{error.filename or folder}: cannot be written ({error.strerror or error}); {disk.remedy(error)}, or set "
+            f"{error.filename or folder}: cannot be written ({error.strerror or error}); "
+            f"{disk.remedy(error)}, or set "
             f"{VARIABLE} to another folder"
         ) from None
 
@@ -65,7 +74,9 @@ def _obtain(file: File, report: Report, watch: Watch) -> None:
         _fetch(url, part, _limit(file), report, watch)
     content = _convert(file.conversion, parts, _limit(file))
     if is_right := _sha256(content) == file.sha256:
-        disk.replace_bytes(target, gzip.compress(content, 6, mtime=0) if target.suffix == ".gz" else content)
+        disk.replace_bytes(
+            target, gzip.compress(content, 6, mtime=0) if target.suffix == ".gz" else content
+        )
     for part in parts:
         part.unlink()
     if is_right:
@@ -75,14 +86,18 @@ def _obtain(file: File, report: Report, watch: Watch) -> None:
         _obtain(file, report, watch)
     else:
         raise DataError(
-            f"{' and '.join(file.urls)}: gives {len(content):,} bytes with the SHA-256 {_sha256(content)}, and not "
-            f"{file.size:,} with {file.sha256}; nothing is stored. The file has changed at its source or on the way; "
+            f"{' and '.join(file.urls)}: gives {len(content):,} bytes with the SHA-256 "
+            f"{_sha256(content)}, and not "
+            f"{file.size:,} with {file.sha256}; nothing is stored. The file has changed at its "
+            "source or on the way; "
             "try another network, or a newer trifold"
         )
 
 
 def _convert(conversion: str, files: list[Path], limit: int) -> bytes:
-    """The converted content of files, of which at most `limit` bytes are decompressed; empty if they do not fit."""
+    """The converted content of files, of which at most `limit` bytes are decompressed; empty if
+    they do not fit.
+    """
     sources = []
     try:
         for file in files:
@@ -94,7 +109,9 @@ def _convert(conversion: str, files: list[Path], limit: int) -> bytes:
 
 
 def _limit(file: File) -> int:
-    """The most bytes that are read of a file, and of each of the published ones that it is made from."""
+    """The most bytes that are read of a file, and of each of the published ones that it is made
+    from.
+    """
     return 2 * file.size + CHUNK
 
 
@@ -102,7 +119,7 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-# --- one file over HTTP ---------------------------------------------------------------------------------
+# --- one file over HTTP ---------------------------------------------------------------------------
 
 
 class _Interrupted(Exception):
@@ -114,12 +131,16 @@ class _Redirects(HTTPRedirectHandler):
 
     def redirect_request(self, request: Any, *given: Any) -> Any:
         if urlsplit(given[-1]).scheme != request.type:
-            raise DataError(f"{request.full_url}: is redirected to {given[-1]}, which is not {request.type}")
+            raise DataError(
+                f"{request.full_url}: is redirected to {given[-1]}, which is not {request.type}"
+            )
         return super().redirect_request(request, *given)
 
 
 def _fetch(url: str, part: Path, limit: int, report: Report, watch: Watch) -> None:
-    """Download to `part`, or continue it, in several attempts. Raises DataError above `limit` bytes."""
+    """Download to `part`, or continue it, in several attempts. Raises DataError above `limit`
+    bytes.
+    """
     failures, most = 0, _size(part)
     while True:
         try:
@@ -128,7 +149,10 @@ def _fetch(url: str, part: Path, limit: int, report: Report, watch: Watch) -> No
             failures = 1 if _size(part) > most else failures + 1
             most = max(most, _size(part))
             if failures == ATTEMPTS:
-                remedy = f"check the network and repeat the command, which continues after {most:,} bytes"
+                remedy = (
+                    "check the network and repeat the command, which continues after "
+                    f"{most:,} bytes"
+                )
                 raise DataError(f"{url}: {error}, {ATTEMPTS} times in a row; {remedy}") from None
             seconds = BACK_OFF * 2 ** (failures - 1)
             report(f"{part.stem}: {error}; trying again in {seconds:g} s")
@@ -142,11 +166,15 @@ def _attempt(url: str, part: Path, limit: int, watch: Watch) -> None:
         response = build_opener(_Redirects).open(Request(url, headers=headers), timeout=TIMEOUT)
     except (OSError, HTTPException) as error:
         code = getattr(error, "code", 500)
-        if code == 416 and start:  # nothing follows the part; the digest shows whether it is the whole file
+        if (
+            code == 416 and start
+        ):  # nothing follows the part; the digest shows whether it is the whole file
             return
         if code in RETRIED or code >= 500:
             raise _Interrupted(str(error)) from None
-        raise DataError(f"{url}: {error}; it may have moved: see its source in `trifold data`") from None
+        raise DataError(
+            f"{url}: {error}; it may have moved: see its source in `trifold data`"
+        ) from None
     with response, watch(part.stem) as advance:
         size = start = start if response.status == 206 else 0
         length = response.length  # None if the server does not send it
@@ -158,7 +186,9 @@ def _attempt(url: str, part: Path, limit: int, watch: Watch) -> None:
                     advance(length, len(chunk))
     if max(size, start + (length or 0)) > limit:
         part.unlink()
-        raise DataError(f"{url}: more than {limit:,} bytes, so not the published file; nothing is stored")
+        raise DataError(
+            f"{url}: more than {limit:,} bytes, so not the published file; nothing is stored"
+        )
     if length is not None and size < start + length:
         raise _Interrupted(f"the connection ended after {size:,} of {start + length:,} bytes")
 

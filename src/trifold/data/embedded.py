@@ -15,7 +15,8 @@ Splits: TypeAlias = Mapping[str, Rows]  # keys: train, valid and test
 
 _SOURCE = re.compile(r"embedded:(?P<name>[^:]+)(?::(?P<split>[^:]+))?")
 _UNITS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
+    "fifteen sixteen "
     "seventeen eighteen nineteen"
 ).split()
 _TENS = ["", "", *"twenty thirty forty fifty sixty seventy eighty ninety".split()]
@@ -51,10 +52,11 @@ def phrasebook() -> Splits:
 
 
 def translations() -> Splits:
-    """English sentences of the phrasebook (sentence1), each with its translation and with another one (sentence2).
+    """English sentences of the phrasebook (sentence1), each with its translation and with another
+    one (sentence2).
 
-    The other one translates the sentence before it in the alphabet. Every sentence occurs once with each label, so that
-    the words of a pair, without their relations, tell nothing about the label.
+    The other one translates the sentence before it in the alphabet. Every sentence occurs once with
+    each label, so that the words of a pair, without their relations, tell nothing about the label.
     """
     splits = {}
     for split, rows in load_splits("phrasebook").items():
@@ -80,7 +82,9 @@ SOURCES = {make.__name__: make for make in (smoke, phrasebook, translations, fun
 def load_splits(name: str) -> Splits:
     """All splits of an embedded source. Raises DataError for an unknown name."""
     if name not in SOURCES:
-        raise DataError(f"embedded:{name}: no such embedded text; choose one of {', '.join(sorted(SOURCES))}")
+        raise DataError(
+            f"embedded:{name}: no such embedded text; choose one of {', '.join(sorted(SOURCES))}"
+        )
     return SOURCES[name]()
 
 
@@ -88,14 +92,20 @@ def load_rows(name: str, split: str) -> Rows:
     """The rows of one split. Raises DataError for an unknown name or split."""
     splits = load_splits(name)
     if split not in splits:
-        raise DataError(f"embedded:{name}:{split}: no such split; choose one of {', '.join(splits)}")
+        raise DataError(
+            f"embedded:{name}:{split}: no such split; choose one of {', '.join(splits)}"
+        )
     return splits[split]
 
 
 def iter_rows(source: str, split: str) -> Iterator[tuple[int, str, Mapping[str, str]]]:
-    """The rows of `embedded:NAME:SPLIT`, numbered and with their place for messages; `split` is the default split."""
+    """The rows of `embedded:NAME:SPLIT`, numbered and with their place for messages; `split` is the
+    default split.
+    """
     if not (match := _SOURCE.fullmatch(source)):
-        raise SettingsError(f"data: {source!r} is not of the form embedded:NAME or embedded:NAME:SPLIT")
+        raise SettingsError(
+            f"data: {source!r} is not of the form embedded:NAME or embedded:NAME:SPLIT"
+        )
     for number, row in enumerate(load_rows(match["name"], match["split"] or split), start=1):
         yield number, source, row
 
@@ -105,4 +115,6 @@ def _number_in_words(number: int) -> str:
         return _UNITS[number]
     if number < 100:
         return f"{_TENS[number // 10]} {_UNITS[number % 10]}".removesuffix(" zero")
-    return f"{_UNITS[number // 100]} hundred and {_number_in_words(number % 100)}".removesuffix(" and zero")
+    return f"{_UNITS[number // 100]} hundred and {_number_in_words(number % 100)}".removesuffix(
+        " and zero"
+    )

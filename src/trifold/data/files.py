@@ -26,18 +26,24 @@ def is_dataset(source: Source) -> TypeGuard[str]:
 
 
 def find_files(source: str | list[str]) -> tuple[list[str], Counter[str]]:
-    """Every file once, in the order of the source, and the number of other files in its folders by suffix.
+    """Every file once, in the order of the source, and the number of other files in its folders by
+    suffix.
 
-    A folder stands for its text files at any depth, a pattern for every match, both sorted by name. Hidden files are
-    ignored. Raises DataError if nothing is found, SettingsError if the source is empty.
+    A folder stands for its text files at any depth, a pattern for every match, both sorted by name.
+    Hidden files are ignored. Raises DataError if nothing is found, SettingsError if the source is
+    empty.
     """
     if isinstance(source, str):
         source = [source] if expand_path(source).exists() else source.split(",")
     names = [name.strip() for name in source]
     if not names or not all(names):
-        raise SettingsError(f"data: {source!r} names no file; give a file, a folder, or a pattern like *.txt")
+        raise SettingsError(
+            f"data: {source!r} names no file; give a file, a folder, or a pattern like *.txt"
+        )
     skipped: Counter[str] = Counter()
-    return list(dict.fromkeys(file for name in names for file in _files_of_name(name, skipped))), skipped
+    return list(
+        dict.fromkeys(file for name in names for file in _files_of_name(name, skipped))
+    ), skipped
 
 
 def _files_of_name(name: str, skipped: Counter[str]) -> list[str]:
@@ -47,10 +53,13 @@ def _files_of_name(name: str, skipped: Counter[str]) -> list[str]:
     if path.is_dir():
         return _files_of_folder(path, skipped)
     if not path.exists() and any(sign in name for sign in "*?["):
-        matches = glob.glob(str(path), recursive=True)  # noqa: PTH207 (Path.glob takes no absolute pattern)
+        # Path.glob takes no absolute pattern.
+        matches = glob.glob(str(path), recursive=True)  # noqa: PTH207
         found = [file for file in sorted(matches) if Path(file).is_file()]
         if not found:
-            raise DataError(f"{name}: matches no file; check it with `ls`, in quotes on a command line")
+            raise DataError(
+                f"{name}: matches no file; check it with `ls`, in quotes on a command line"
+            )
         return found
     return [str(path)]  # if it is missing, opening it raises the error
 
@@ -63,14 +72,17 @@ def _files_of_folder(folder: Path, skipped: Counter[str]) -> list[str]:
             if name.startswith("."):
                 continue
             suffix = inner_suffix(name)
-            if suffix in TEXT_FORMATS and (suffix or name.lower().endswith(tuple(COMPRESSED_SUFFIXES))):
+            if suffix in TEXT_FORMATS and (
+                suffix or name.lower().endswith(tuple(COMPRESSED_SUFFIXES))
+            ):
                 found.append(str(Path(parent, name)))
             else:
                 skipped[Path(name).suffix or name] += 1
     if not found:
         known = ", ".join(filter(None, TEXT_FORMATS))
         raise DataError(
-            f"{folder}: no text file in this folder ({known}, each also {' or '.join(COMPRESSED_SUFFIXES)}); "
+            f"{folder}: no text file in this folder ({known}, each also "
+            f"{' or '.join(COMPRESSED_SUFFIXES)}); "
             f"name others with a pattern, such as {folder}/**/*.md"
         )
     return sorted(found)
@@ -81,7 +93,7 @@ def safe_file_name(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip("-.")[:60] or "text"
 
 
-# --- digests --------------------------------------------------------------------------------------------
+# --- digests --------------------------------------------------------------------------------------
 
 
 class FileDigest(NamedTuple):

@@ -1,4 +1,6 @@
-"""Image files to pixel arrays: orientation, channels, resizing, cropping, scaling and normalization."""
+"""Image files to pixel arrays: orientation, channels, resizing, cropping, scaling and
+normalization.
+"""
 
 import warnings
 from collections import Counter
@@ -25,11 +27,15 @@ class ImageSettings(Settings):
     A pixel p of 0 to 255 becomes (p · scale - mean) / deviation, per channel.
     """
 
-    size: tuple[int, int] | None = Field((224, 224), strict=False, description="height and width in pixels")
+    size: tuple[int, int] | None = Field(
+        (224, 224), strict=False, description="height and width in pixels"
+    )
     shortest_edge: int | None = Field(
         None, gt=0, description="instead of size: the shorter edge; the aspect ratio is kept"
     )
-    longest_edge: int | None = Field(None, gt=0, description="with shortest_edge: limit of the longer edge")
+    longest_edge: int | None = Field(
+        None, gt=0, description="with shortest_edge: limit of the longer edge"
+    )
     crop: tuple[int, int] | None = Field(
         None,
         strict=False,
@@ -37,13 +43,17 @@ class ImageSettings(Settings):
     )
     resample: Filter = "bilinear"
     scale: float | None = Field(1 / 255, gt=0)
-    mean: tuple[float, ...] | None = Field((0.5, 0.5, 0.5), strict=False, description="one value per channel")
+    mean: tuple[float, ...] | None = Field(
+        (0.5, 0.5, 0.5), strict=False, description="one value per channel"
+    )
     deviation: tuple[float, ...] | None = Field((0.5, 0.5, 0.5), strict=False)
 
     @model_validator(mode="after")
     def _check_resizing(self) -> Self:
         if self.shortest_edge is not None and self.size is not None:
-            raise ValueError("size and shortest_edge contradict each other: set one of them to null")
+            raise ValueError(
+                "size and shortest_edge contradict each other: set one of them to null"
+            )
         shortest, longest = self.shortest_edge, self.longest_edge
         if longest is not None and longest < (shortest or longest + 1):
             raise ValueError("longest_edge needs a shortest_edge that is not larger")
@@ -70,13 +80,19 @@ class ImageSettings(Settings):
 
 
 def read_image(
-    image: Any, settings: ImageSettings, channels: int, name: str = "", kinds: Counter[Any] | None = None
+    image: Any,
+    settings: ImageSettings,
+    channels: int,
+    name: str = "",
+    kinds: Counter[Any] | None = None,
 ) -> NDArray[np.float32]:
-    """Read a file, its bytes or a Pillow image as (channels, height, width) float32; `name` is its name in errors.
+    """Read a file, its bytes or a Pillow image as (channels, height, width) float32; `name` is its
+    name in errors.
 
     kinds: counts images by mode, height and width.
 
-    Raises DataError if it is missing, damaged, too large or not an image, TrifoldError if Pillow is not installed.
+    Raises DataError if it is missing, damaged, too large or not an image, TrifoldError if Pillow is
+    not installed.
     """
     name = name or str(image)
     decoded = _decode(image, name, channels, Counter() if kinds is None else kinds)
@@ -84,7 +100,8 @@ def read_image(
     if settings.size is not None or settings.shortest_edge is not None:
         if not 1 <= height * width <= MAX_PIXELS:
             raise DataError(
-                f"{name}: an image of {decoded.width:,} x {decoded.height:,} pixels is too narrow to be resized"
+                f"{name}: an image of {decoded.width:,} x {decoded.height:,} pixels is too "
+                "narrow to be resized"
             )
         resampling = import_pillow()[0].Resampling[settings.resample.upper()]
         decoded = decoded.resize((width, height), resample=resampling)
@@ -105,7 +122,8 @@ def normalize(pixels: NDArray[np.uint8], settings: ImageSettings) -> NDArray[np.
         for constants, operation in ((settings.mean, np.subtract), (settings.deviation, np.divide)):
             if constants is not None and len(constants) not in (1, len(values)):
                 raise DataError(
-                    f"{len(constants)} means or deviations for {len(values)} channels: give one per channel"
+                    f"{len(constants)} means or deviations for {len(values)} channels: give one "
+                    "per channel"
                 )
             if constants is not None:
                 values = operation(values, np.asarray(constants, dtype=np.float32)[:, None, None])
@@ -116,7 +134,9 @@ def _decode(image: Any, name: str, channels: int, kinds: Counter[Any]) -> Any:
     """The decoded Pillow image, upright and with the given number of channels."""
     mode = {1: "L", 3: "RGB"}.get(channels)
     if mode is None:
-        raise DataError(f"{name}: the model reads images of {channels} channels, and image files have 1 or 3")
+        raise DataError(
+            f"{name}: the model reads images of {channels} channels, and image files have 1 or 3"
+        )
     library, transpose = import_pillow()
     try:
         with warnings.catch_warnings(action="ignore"):  # of large images, which are rejected below
@@ -126,7 +146,8 @@ def _decode(image: Any, name: str, channels: int, kinds: Counter[Any]) -> Any:
                 raise DataError(f"{name}: neither the path of a file nor a Pillow image")
             if opened.width * opened.height > MAX_PIXELS:
                 raise DataError(
-                    f"{name}: an image of {opened.width:,} x {opened.height:,} pixels is too large; "
+                    f"{name}: an image of {opened.width:,} x {opened.height:,} pixels is too "
+                    "large; "
                     f"the limit is {MAX_PIXELS:,} pixels"
                 )
             kinds[opened.mode, opened.height, opened.width] += 1
@@ -134,13 +155,17 @@ def _decode(image: Any, name: str, channels: int, kinds: Counter[Any]) -> Any:
                 opened = library.fromarray((np.asarray(opened) >> 8).astype(np.uint8))
             return transpose(opened).convert(mode)
     except FileNotFoundError:
-        raise DataError(f"{name}: no such file; the inputs of an image model are paths of files") from None
+        raise DataError(
+            f"{name}: no such file; the inputs of an image model are paths of files"
+        ) from None
     except IsADirectoryError:
         raise DataError(f"{name}: this is a folder; name a file in it") from None
     except library.UnidentifiedImageError:
         raise DataError(f"{name}: not an image; supported formats: {', '.join(FORMATS)}") from None
     except library.DecompressionBombError:
-        raise DataError(f"{name}: the image is too large; the limit is {MAX_PIXELS:,} pixels") from None
+        raise DataError(
+            f"{name}: the image is too large; the limit is {MAX_PIXELS:,} pixels"
+        ) from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:  # raised by the decoders
         raise DataError(f"{name}: damaged or truncated ({error}); copy the file again") from None
 

@@ -1,7 +1,9 @@
-r"""Strict reading of text files, plain or compressed: invalid UTF-8 is an error that names file, line and byte.
+r"""Strict reading of text files, plain or compressed: invalid UTF-8 is an error that names file,
+line and byte.
 
-A line ends at `\n` or `\r\n` and nowhere else. `str.splitlines` and text-mode files also split at U+2028,
-U+0085, form feeds and lone carriage returns, which misaligns all later lines of a parallel file.
+A line ends at `\n` or `\r\n` and nowhere else. `str.splitlines` and text-mode files also split at
+U+2028, U+0085, form feeds and lone carriage returns, which misaligns all later lines of a parallel
+file.
 """
 
 import gzip
@@ -24,7 +26,8 @@ MAX_LINE_BYTES = 1_000_000
 COMPRESSED_SUFFIXES = {".gz": "gzip", ".zst": "zstd"}
 
 _MAGIC_BYTES = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
-# A kilobyte of zstd can decompress to 32 MB. Small reads bound the memory that a hostile file can take.
+# A kilobyte of zstd can decompress to 32 MB. Small reads bound the memory that a hostile file can
+# take.
 _ZSTD_READ_BYTES = 4096
 _BOM = b"\xef\xbb\xbf"
 _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
@@ -32,7 +35,9 @@ _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
 class FileRange(NamedTuple):
-    """Bytes [start, stop) of a plain file, where `start` begins line number `first_line`; or Parquet row groups."""
+    """Bytes [start, stop) of a plain file, where `start` begins line number `first_line`; or
+    Parquet row groups.
+    """
 
     start: int = 0
     stop: int | None = None
@@ -49,13 +54,16 @@ def iter_lines(
     part: FileRange = WHOLE_FILE,
     allow_empty: bool = False,
 ) -> Iterator[str]:
-    """Iterate over the lines of a file, or of standard input for `-`, in memory bounded by `max_line_bytes`.
+    """Iterate over the lines of a file, or of standard input for `-`, in memory bounded by
+    `max_line_bytes`.
 
-    Lines have no line ends, and blank lines are kept. Raises DataError if the file is missing, unreadable, empty or not
-    valid UTF-8 text.
+    Lines have no line ends, and blank lines are kept. Raises DataError if the file is missing,
+    unreadable, empty or not valid UTF-8 text.
     """
     name = display_name(path)
-    read_limit = max_line_bytes + len(_BOM) + 2  # a longer line is rejected without reading it to its end
+    read_limit = (
+        max_line_bytes + len(_BOM) + 2
+    )  # a longer line is rejected without reading it to its end
     with open_binary(path, name) as stream:
         if part.start:
             stream.seek(part.start)
@@ -81,7 +89,9 @@ def iter_lines(
 
 
 def read_text(path: str | Path) -> str:
-    r"""The content of a file, with line ends converted to `\n`. Raises as `iter_lines` does, except for empty files."""
+    r"""The content of a file, with line ends converted to `\n`. Raises as `iter_lines` does, except
+    for empty files.
+    """
     name = display_name(path)
     with open_binary(path, name) as stream:
         raw = stream.read()
@@ -96,15 +106,20 @@ def display_name(path: str | Path) -> str:
 
 
 def expand_path(path: str | Path) -> Path:
-    """Expand `~` and `${VARIABLES}`, of which TRIFOLD_DATA has a default. Raises DataError for one that is not set."""
+    """Expand `~` and `${VARIABLES}`, of which TRIFOLD_DATA has a default. Raises DataError for one
+    that is not set.
+    """
     variables = os.environ | {VARIABLE: str(data_folder())}
     for plain, braced in _VARIABLE.findall(str(path)):
         if plain + braced not in variables:
             raise DataError(
-                f"{path}: the environment variable {plain or braced} is not set; set it to the folder of the data, or "
+                f"{path}: the environment variable {plain or braced} is not set; set it to the "
+                "folder of the data, or "
                 "use a dataset of the hub with data.train=hub:NAME:SPLIT"
             )
-    return Path(_VARIABLE.sub(lambda found: variables[found[1] or found[2]], str(path))).expanduser()
+    return Path(
+        _VARIABLE.sub(lambda found: variables[found[1] or found[2]], str(path))
+    ).expanduser()
 
 
 @contextmanager
@@ -117,14 +132,18 @@ def open_binary(path: str | Path, name: str) -> Iterator[BinaryIO]:
         with expand_path(path).open("rb") as file:
             yield _decompress(file, name)
     except FileNotFoundError:
-        remedy = missing_remedy(expand_path(path)) or f"check the path{' and variables' * ('$' in name)}"
+        remedy = (
+            missing_remedy(expand_path(path)) or f"check the path{' and variables' * ('$' in name)}"
+        )
         raise DataError(f"{name}: no such file; {remedy}") from None
     except IsADirectoryError:
         raise DataError(f"{name}: this is a folder; name a file in it") from None
     except PermissionError:
         raise DataError(f"{name}: no permission to read it; try `chmod u+r {name}`") from None
     except EOFError:
-        raise DataError(f"{name}: the compressed file ends too early; copy or download it again") from None
+        raise DataError(
+            f"{name}: the compressed file ends too early; copy or download it again"
+        ) from None
     except (gzip.BadGzipFile, zlib.error, _ZstdError) as error:
         raise DataError(
             f"{name}: the compressed file is damaged ({error}); copy or download it again"
@@ -146,15 +165,20 @@ def _decode(raw: bytes, name: str, number: int) -> str:
         problem = "a NUL byte, so this is not plain text; remove it (`tr -d '\\0'`)"
     except UnicodeDecodeError as error:
         position = error.start
-        remedy = "find the file's encoding and convert it, for instance with `iconv -f LATIN1 -t UTF-8`"
+        remedy = (
+            "find the file's encoding and convert it, for instance with `iconv -f LATIN1 -t UTF-8`"
+        )
         problem = f"byte 0x{raw[position]:02x} is not valid UTF-8; {remedy}"
     if position >= 0:
-        line, column = number + raw.count(b"\n", 0, position), position - raw.rfind(b"\n", 0, position)
+        line, column = (
+            number + raw.count(b"\n", 0, position),
+            position - raw.rfind(b"\n", 0, position),
+        )
         raise DataError(f"{name}:{line}:{column}: {problem}")
     return text
 
 
-# --- compressed files -----------------------------------------------------------------------------------
+# --- compressed files -----------------------------------------------------------------------------
 
 
 def inner_suffix(file: str) -> str:
@@ -175,7 +199,9 @@ def _compression(first: bytes) -> str | None:
 
 
 def _decompress(file: io.BufferedReader, name: str) -> BinaryIO:
-    """The decompressed bytes of a file. The first bytes decide, which also works for pipes and wrong suffixes."""
+    """The decompressed bytes of a file. The first bytes decide, which also works for pipes and
+    wrong suffixes.
+    """
     kind = _compression(file.peek(4)[:4])
     suffix = PurePath(name).suffix
     claimed = COMPRESSED_SUFFIXES.get(suffix.lower())
@@ -185,7 +211,9 @@ def _decompress(file: io.BufferedReader, name: str) -> BinaryIO:
     if kind == "gzip":
         return cast(BinaryIO, gzip.GzipFile(fileobj=file))
     if kind == "zstd":
-        return cast(BinaryIO, io.BufferedReader(_ZstdReader(file, _zstd_factory(name)), buffer_size=1 << 17))
+        return cast(
+            BinaryIO, io.BufferedReader(_ZstdReader(file, _zstd_factory(name)), buffer_size=1 << 17)
+        )
     return file
 
 
@@ -194,7 +222,9 @@ class _ZstdError(Exception):
 
 
 class _ZstdReader(io.RawIOBase):
-    """Reads one or more zstd frames. Unlike the reader of the library, it detects a truncated frame."""
+    """Reads one or more zstd frames. Unlike the reader of the library, it detects a truncated
+    frame.
+    """
 
     def __init__(self, file: io.BufferedReader, new_frame: Callable[[], Any]) -> None:
         self._chunks = filter(None, _decompress_frames(file, new_frame))
@@ -226,7 +256,9 @@ def _decompress_frames(file: io.BufferedReader, new_frame: Callable[[], Any]) ->
 
 
 def _zstd_factory(name: str) -> Any:
-    """Creates the decompressor of a frame, from the standard library (Python 3.14) or the `zstandard` library."""
+    """Creates the decompressor of a frame, from the standard library (Python 3.14) or the
+    `zstandard` library.
+    """
     with suppress(ModuleNotFoundError):
         return importlib.import_module("compression.zstd").ZstdDecompressor
     with suppress(ModuleNotFoundError):

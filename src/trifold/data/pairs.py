@@ -23,7 +23,8 @@ _SIDES = {"source": Role(("source",), check_text), "target": Role(("target",), c
 _CLASSES = {
     "source": Role(TEXTS, check_text),
     "target": Role(
-        LABELS, lambda value, place: check_text(str(value) if isinstance(value, int) else value, place)
+        LABELS,
+        lambda value, place: check_text(str(value) if isinstance(value, int) else value, place),
     ),
 }
 HoldOut: TypeAlias = int | float | str  # a number, a share, or a fold
@@ -32,7 +33,9 @@ INNER_BREAK = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 
 class Row(NamedTuple):
-    """A pair, and the number of its line in the file or of its row in the dataset, counted from 1."""
+    """A pair, and the number of its line in the file or of its row in the dataset, counted from
+    1.
+    """
 
     source: str
     target: str
@@ -41,7 +44,9 @@ class Row(NamedTuple):
 
 @dataclass
 class ReadReport:
-    """Counts of the rows of the source `name`: blank, duplicate, and with unusual line separators inside."""
+    """Counts of the rows of the source `name`: blank, duplicate, and with unusual line separators
+    inside.
+    """
 
     name: str
     blank: int = 0
@@ -82,7 +87,8 @@ class ReadReport:
 
 @dataclass
 class Report(ReadReport):
-    """The counts of a source of pairs: `pairs == kept + dropped`. A pair is blank if one of its sides is blank.
+    """The counts of a source of pairs: `pairs == kept + dropped`. A pair is blank if one of its
+    sides is blank.
 
     header: of a table, whether the first row was taken for a header.
     """
@@ -118,11 +124,14 @@ class Rows(Sized):
     def select(self, indices: list[int], name: str) -> Self:
         """The rows at `indices` as a new set called `name`."""
 
-    def hold_out(self, count: HoldOut, seed: int, keys: Sequence[Any] | None = None) -> tuple[Self, Self]:
-        """Split into training and held-out rows; a float is a share, `fold:2/5` the second of five folds.
+    def hold_out(
+        self, count: HoldOut, seed: int, keys: Sequence[Any] | None = None
+    ) -> tuple[Self, Self]:
+        """Split into training and held-out rows; a float is a share, `fold:2/5` the second of five
+        folds.
 
-        The held-out rows are the last of a shuffle by `seed`; both parts keep the order of the file. Rows with equal
-        keys stay together. Raises DataError if no training row would be left.
+        The held-out rows are the last of a shuffle by `seed`; both parts keep the order of the
+        file. Rows with equal keys stay together. Raises DataError if no training row would be left.
         """
         keys = range(len(self)) if keys is None else keys
         groups = {key: number for number, key in enumerate(dict.fromkeys(keys))}
@@ -149,10 +158,14 @@ class Pairs(Rows):
 
     def select(self, indices: list[int], name: str) -> Pairs:
         sources, targets = ([side[i] for i in indices] for side in (self.sources, self.targets))
-        return Pairs(sources, targets, [self.lines[i] for i in indices], Report(name, pairs=len(indices)))
+        return Pairs(
+            sources, targets, [self.lines[i] for i in indices], Report(name, pairs=len(indices))
+        )
 
 
-def hold_out_indices(total: int, count: HoldOut, seed: int, noun: str) -> tuple[list[int], list[int]]:
+def hold_out_indices(
+    total: int, count: HoldOut, seed: int, noun: str
+) -> tuple[list[int], list[int]]:
     """The indices to keep and those to hold out, both sorted; a float is a share, of at least one.
 
     `fold:2/5` is the second of the five folds of this seed, which partition the indices.
@@ -167,15 +180,17 @@ def hold_out_indices(total: int, count: HoldOut, seed: int, noun: str) -> tuple[
         return sorted({*order}.difference(held)), sorted(held)
     size = max(1, round(count * total)) if isinstance(count, float) else count
     if size >= total:
-        raise DataError(f"data.holdout: {size:,} {noun} of {total:,} leave nothing to train on; use fewer")
+        raise DataError(
+            f"data.holdout: {size:,} {noun} of {total:,} leave nothing to train on; use fewer"
+        )
     return sorted(order[: total - size]), sorted(order[total - size :])
 
 
 def read_pairs(source: Source, settings: DataSettings, split: str = "train") -> Pairs:
     """Read all pairs of `source` into memory and count the rows that the settings drop.
 
-    `split` is the split of an embedded source that names none. Raises DataError if the data is unreadable, misaligned,
-    malformed or has no usable pair; SettingsError if the source is invalid.
+    `split` is the split of an embedded source that names none. Raises DataError if the data is
+    unreadable, misaligned, malformed or has no usable pair; SettingsError if the source is invalid.
     """
     report, rows = open_pairs(source, settings, split)
     pairs = Pairs(report=report)
@@ -194,13 +209,16 @@ def filter_rows(
 ) -> Iterator[tuple[int, Sequence[Any]]]:
     """Iterate over the lines and values that the settings keep, and count all in `report`.
 
-    may_be_blank: places of values that may be blank texts. Raises DataError at the end if no row is kept.
+    may_be_blank: places of values that may be blank texts. Raises DataError at the end if no row is
+    kept.
     """
     seen = set[tuple[str, ...]]()
     for line, values in rows:
         report.pairs += 1
         texts = [value if isinstance(value, str) else repr(value) for value in values]
-        is_blank = any(not text.strip() for place, text in enumerate(texts) if place not in may_be_blank)
+        is_blank = any(
+            not text.strip() for place, text in enumerate(texts) if place not in may_be_blank
+        )
         if is_blank and report.count_blank(settings):
             continue
         if (key := tuple(texts)) in seen and report.count_duplicate(settings):
@@ -217,7 +235,9 @@ def open_pairs(source: Source, settings: DataSettings, split: str) -> tuple[Repo
     """A report with a short name of the source, and its rows."""
     if is_dataset(source):
         report = Report(source)
-        return report, _rows_of_columns(iter_dataset(source, split), settings, report, is_table=False)
+        return report, _rows_of_columns(
+            iter_dataset(source, split), settings, report, is_table=False
+        )
     files = _split_source(source)
     report = Report(" + ".join(PurePath(file).name for file in files))
     if len(files) == 2:
@@ -228,8 +248,12 @@ def open_pairs(source: Source, settings: DataSettings, split: str) -> tuple[Repo
 
 
 def iter_dataset(source: str, split: str) -> Iterator[NumberedRow]:
-    """The rows of `hub:…` or `embedded:…`; `split` is the split of an embedded source that names none."""
-    return tables.iter_hub(source) if source.startswith("hub:") else embedded.iter_rows(source, split)
+    """The rows of `hub:…` or `embedded:…`; `split` is the split of an embedded source that names
+    none.
+    """
+    return (
+        tables.iter_hub(source) if source.startswith("hub:") else embedded.iter_rows(source, split)
+    )
 
 
 def _rows_of_columns(
@@ -243,12 +267,16 @@ def _rows_of_columns(
             continue
         if not columns:
             names = {name.strip().casefold() for name in row}
-            if names.isdisjoint(_SIDES) and all(names.intersection(role.names) for role in _CLASSES.values()):
+            if names.isdisjoint(_SIDES) and all(
+                names.intersection(role.names) for role in _CLASSES.values()
+            ):
                 roles = _CLASSES
             columns = tables.choose_columns(row, roles, settings, place, is_table=is_table)
             chosen = "source {source!r:.40}, target {target!r:.40}".format(**columns)
             if is_table:
-                report.header.append(f"header: {chosen}" if tables.has_header(row, settings) else "no header")
+                report.header.append(
+                    f"header: {chosen}" if tables.has_header(row, settings) else "no header"
+                )
             elif roles is _CLASSES:
                 report.header.append(chosen)
         source, target = tables.read_roles(row, roles, columns, place)
@@ -273,7 +301,9 @@ def _table_format(file: str, settings: DataSettings) -> str:
             f"data.format: {kind} holds no pairs; give {file} as .jsonl, .csv, .tsv or .parquet"
         )
     if kind == "text":
-        next(iter_lines(file, settings.max_line_bytes), None)  # raises DataError if there is no such file
+        next(
+            iter_lines(file, settings.max_line_bytes), None
+        )  # raises DataError if there is no such file
         raise SettingsError(
             f"data: {file} is one file of plain lines, but pairs have two sides; give two files "
             "(train.en,train.de) or a .tsv, .csv, .jsonl or .parquet file, or set data.format"
@@ -283,12 +313,16 @@ def _table_format(file: str, settings: DataSettings) -> str:
 
 def _read_aligned(files: list[str], settings: DataSettings) -> Iterator[Row]:
     if settings.format not in ("auto", "text"):
-        raise SettingsError(f"data.format: {settings.format} is one file with both sides; two are given")
+        raise SettingsError(
+            f"data.format: {settings.format} is one file with both sides; two are given"
+        )
     left, right = (iter_lines(file, settings.max_line_bytes) for file in files)
     for number, (source, target) in enumerate(zip_longest(left, right), start=1):
         if source is None or target is None:
             counts = [number - 1] * 2
-            counts[0 if target is None else 1] += 1 + sum(1 for _ in (left if target is None else right))
+            counts[0 if target is None else 1] += 1 + sum(
+                1 for _ in (left if target is None else right)
+            )
             raise DataError(
                 f"{files[0]} has {counts[0]:,} lines, but {files[1]} has {counts[1]:,}; "
                 "line n of one must be the translation of line n of the other"

@@ -1,7 +1,7 @@
 """Labelled rows: values by role (text, label, …) from files, datasets of the hub and embedded text.
 
-A task names its roles and the columns that hold them. Every format becomes an iterator of mappings, whose columns are
-chosen by their names.
+A task names its roles and the columns that hold them. Every format becomes an iterator of mappings,
+whose columns are chosen by their names.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,16 +17,26 @@ from trifold.data.lines import display_name, inner_suffix, iter_lines
 from trifold.data.pairs import HoldOut, Report, Rows, filter_rows, iter_dataset, plural
 from trifold.data.settings import DataSettings, Source
 from trifold.data.squad import iter_squad
-from trifold.data.tables import NumberedRow, Roles, choose_columns, has_header, iter_file, read_roles
+from trifold.data.tables import (
+    NumberedRow,
+    Roles,
+    choose_columns,
+    has_header,
+    iter_file,
+    read_roles,
+)
 from trifold.errors import SettingsError
 
 _READERS = {"conll": iter_conll, "squad": iter_squad}
-_FORMATS = FORMATS | dict.fromkeys(".conll .conllu .bio .iob .iob2".split(), "conll") | {".json": "squad"}
+_FORMATS = (
+    FORMATS | dict.fromkeys(".conll .conllu .bio .iob .iob2".split(), "conll") | {".json": "squad"}
+)
 
 
 @dataclass
 class RecordReport(Report):
-    """The counts of a source of labelled rows, in `pairs`. A row is blank if a text or a label that it needs is blank.
+    """The counts of a source of labelled rows, in `pairs`. A row is blank if a text or a label that
+    it needs is blank.
 
     header: the columns of the roles, as text. columns: the same by role.
     """
@@ -39,7 +49,8 @@ class RecordReport(Report):
 
 @dataclass
 class Records(Rows):
-    """Labelled rows: row i is on line `lines[i]` and has the value `columns[role][i]` for each role.
+    """Labelled rows: row i is on line `lines[i]` and has the value `columns[role][i]` for each
+    role.
 
     The values of an optional role that the source does not have are None.
     """
@@ -53,20 +64,31 @@ class Records(Rows):
 
     def select(self, indices: list[int], name: str) -> Self:
         columns = {role: [values[i] for i in indices] for role, values in self.columns.items()}
-        return type(self)(columns, [self.lines[i] for i in indices], RecordReport(name, pairs=len(indices)))
+        return type(self)(
+            columns, [self.lines[i] for i in indices], RecordReport(name, pairs=len(indices))
+        )
 
-    def hold_out(self, count: HoldOut, seed: int, keys: Sequence[Any] | None = None) -> tuple[Self, Self]:
-        return super().hold_out(count, seed, self.columns.get("context"))  # rows of one context stay together
+    def hold_out(
+        self, count: HoldOut, seed: int, keys: Sequence[Any] | None = None
+    ) -> tuple[Self, Self]:
+        return super().hold_out(
+            count, seed, self.columns.get("context")
+        )  # rows of one context stay together
 
 
 def read_records(
-    source: Source, settings: DataSettings, roles: Roles, split: str = "train", plain: str | None = None
+    source: Source,
+    settings: DataSettings,
+    roles: Roles,
+    split: str = "train",
+    plain: str | None = None,
 ) -> Records:
     """Read all rows of `source` into memory and count those that the settings drop.
 
-    The source is a table, JSONL, Parquet, CoNLL or SQuAD file, several of them, `hub:…` or `embedded:…`. split: the
-    split of an embedded source that names none. plain: the format of a file with another suffix, if it has one.
-    Raises DataError if the data is unreadable or malformed or has no usable row; SettingsError if a setting is invalid.
+    The source is a table, JSONL, Parquet, CoNLL or SQuAD file, several of them, `hub:…` or
+    `embedded:…`. split: the split of an embedded source that names none. plain: the format of a
+    file with another suffix, if it has one. Raises DataError if the data is unreadable or malformed
+    or has no usable row; SettingsError if a setting is invalid.
     """
     if is_dataset(source):
         report = RecordReport(source)
@@ -76,7 +98,9 @@ def read_records(
         report = RecordReport(PurePath(display_name(files[0])).name)
         if len(files) > 1:
             report.name += f" and {plural(len(files) - 1, 'more file')}"
-        found = chain.from_iterable(_read_file(file, settings, roles, report, plain) for file in files)
+        found = chain.from_iterable(
+            _read_file(file, settings, roles, report, plain) for file in files
+        )
     records = Records({role: [] for role in roles}, report=report)
     may_be_blank = [place for place, role in enumerate(roles.values()) if role.may_be_empty]
     for line, values in filter_rows(found, settings, report, may_be_blank):
@@ -89,23 +113,35 @@ def read_records(
 def _read_file(
     file: str, settings: DataSettings, roles: Roles, report: RecordReport, plain: str | None
 ) -> Iterator[tuple[int, list[Any]]]:
-    kind = _FORMATS.get(inner_suffix(file), "text") if settings.format == "auto" else settings.format
+    kind = (
+        _FORMATS.get(inner_suffix(file), "text") if settings.format == "auto" else settings.format
+    )
     kind = plain if kind == "text" and plain is not None else kind
     if kind == "text":
-        next(iter_lines(file, settings.max_line_bytes), None)  # raises DataError if there is no such file
+        next(
+            iter_lines(file, settings.max_line_bytes), None
+        )  # raises DataError if there is no such file
         raise SettingsError(
-            f"data: {file} holds plain lines according to its suffix, but this task reads columns; give a .csv, .tsv, "
+            f"data: {file} holds plain lines according to its suffix, but this task reads "
+            "columns; give a .csv, .tsv, "
             ".jsonl or .parquet file, or set data.format"
         )
     if kind in _READERS:
         rows = _READERS[kind](file, settings)
     else:
-        rows = iter_file(file, kind, settings, {name for role in roles.values() for name in role.names})
+        rows = iter_file(
+            file, kind, settings, {name for role in roles.values() for name in role.names}
+        )
     return _read_rows(rows, settings, roles, report, is_table=kind in ("tsv", "csv"))
 
 
 def _read_rows(
-    rows: Iterator[NumberedRow], settings: DataSettings, roles: Roles, report: RecordReport, *, is_table: bool
+    rows: Iterator[NumberedRow],
+    settings: DataSettings,
+    roles: Roles,
+    report: RecordReport,
+    *,
+    is_table: bool,
 ) -> Iterator[tuple[int, list[Any]]]:
     """The values of each row; those of a blank line are empty texts."""
     columns: dict[str, str] = {}
@@ -119,8 +155,12 @@ def _read_rows(
             report.columns = columns
             header = "header: " if has_header(row, settings) else "no header: "
             line = f"{header if is_table else ''}{chosen}"
-            unused = [key for key in row if key not in columns.values() and key and not key.isdigit()]
-            line += f"; not used: {shorten(', '.join(unused), 40, placeholder=' …')}" if unused else ""
+            unused = [
+                key for key in row if key not in columns.values() and key and not key.isdigit()
+            ]
+            line += (
+                f"; not used: {shorten(', '.join(unused), 40, placeholder=' …')}" if unused else ""
+            )
             if line not in report.header:
                 report.header.append(line)
         yield number, read_roles(row, roles, columns, place)

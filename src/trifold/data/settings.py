@@ -11,17 +11,20 @@ Source: TypeAlias = str | list[str] | None
 
 
 class DataSettings(Settings):
-    """The training, validation and test data, its columns, and the treatment of blank and duplicate rows.
+    """The training, validation and test data, its columns, and the treatment of blank and duplicate
+    rows.
 
     For pairs (translation, classification), `train`, `valid` and `test` each name one source:
 
     - `a.en,a.de` or `[a.en, a.de]`: two files of lines, aligned by line number;
-    - `pairs.tsv`, `.csv`, `.jsonl` (each also `.gz` or `.zst`), `.parquet`: one file with both sides;
+    - `pairs.tsv`, `.csv`, `.jsonl` (each also `.gz` or `.zst`), `.parquet`: one file with both
+      sides;
     - `hub:NAME@CONFIG:SPLIT`: a dataset of the Hugging Face hub (`@CONFIG` is optional);
     - `embedded:NAME`: text that is part of trifold.
 
-    For raw text they name a file, a folder, a pattern such as `books/**/*.txt`, or several of these (a list, or
-    separated by commas): plain text, `.jsonl` and `.parquet`, each also `.gz` or `.zst`; or the last two forms above.
+    For raw text they name a file, a folder, a pattern such as `books/**/*.txt`, or several of these
+    (a list, or separated by commas): plain text, `.jsonl` and `.parquet`, each also `.gz` or
+    `.zst`; or the last two forms above.
 
     Paths may contain `~` and `${VARIABLES}`.
     """
@@ -30,33 +33,50 @@ class DataSettings(Settings):
     valid: str | list[str] | None = None
     test: str | list[str] | None = None
 
-    source: str | int = "source"  # column: name or number from 0 (TSV, CSV), or dotted key (JSONL, hub)
+    source: str | int = (
+        "source"  # column: name or number from 0 (TSV, CSV), or dotted key (JSONL, hub)
+    )
     target: str | int = "target"
     columns: dict[str, str | int | None] = Field(
-        {}, description="column of a part of a row of a labelled task, such as `{text: review, pair: null}`"
+        {},
+        description="column of a part of a row of a labelled task, such as `{text: review, "
+        "pair: null}`",
     )
-    format: Literal["auto", "text", "tsv", "csv", "jsonl", "parquet", "conll", "squad"] = "auto"  # by suffix
-    header: bool | None = None  # whether the first row of a TSV or CSV file has column names; null: detect
+    format: Literal["auto", "text", "tsv", "csv", "jsonl", "parquet", "conll", "squad"] = (
+        "auto"  # by suffix
+    )
+    header: bool | None = (
+        None  # whether the first row of a TSV or CSV file has column names; null: detect
+    )
 
     documents: Literal["line", "blank", "file"] = Field(
-        "line", description="the unit of plain raw text: a line, a block between blank lines, or a file"
+        "line",
+        description="the unit of plain raw text: a line, a block between blank lines, or a file",
     )
-    field: str = Field("text", min_length=1, description="JSONL, Parquet, hub: the key of the raw text")
+    field: str = Field(
+        "text", min_length=1, description="JSONL, Parquet, hub: the key of the raw text"
+    )
     cut: Literal["pieces", "windows", "drop"] = Field(
         "pieces",
-        description="what happens to a document that is longer than the model's input: split into chunks of that "
-        "length, read windows of that length at random offsets that change every epoch, or leave it out",
+        description="what happens to a document that is longer than the model's input: split "
+        "into chunks of that "
+        "length, read windows of that length at random offsets that change every epoch, or "
+        "leave it out",
     )
     cache: str | None = Field(
-        None, description="folder of tokenized raw text, built once and memory-mapped, for text beyond memory"
+        None,
+        description="folder of tokenized raw text, built once and memory-mapped, for text "
+        "beyond memory",
     )
 
     blank: Literal["drop", "keep"] = "drop"  # a pair with a blank side, or a blank document
     duplicates: Literal["keep", "drop"] = "keep"  # a pair or a document that occurred before
     holdout: int | float | str = Field(
         0,
-        description="number or share (0.1) of training rows or documents used as validation data, or a fold: "
-        "`fold:2/5` is the second of five; of a single document, the share of its characters, taken from the end",
+        description="number or share (0.1) of training rows or documents used as validation "
+        "data, or a fold: "
+        "`fold:2/5` is the second of five; of a single document, the share of its characters, "
+        "taken from the end",
     )
     max_line_bytes: int = Field(default=1_000_000, ge=1)  # a longer line is an error
 
@@ -66,10 +86,13 @@ class DataSettings(Settings):
         if isinstance(holdout, str):
             fold = re.fullmatch(r"fold:(\d{1,6})/(\d{1,6})", holdout)
             if not fold or not 1 <= int(fold[1]) <= int(fold[2]) != 1:
-                raise ValueError(f"expected a number, or a fold such as fold:2/5, got {holdout!r:.40}")
+                raise ValueError(
+                    f"expected a number, or a fold such as fold:2/5, got {holdout!r:.40}"
+                )
         elif isinstance(holdout, float) and not 0 < holdout < 1:
             raise ValueError(
-                f"a share lies between 0 and 1, got {holdout}; write a number of rows without a point"
+                f"a share lies between 0 and 1, got {holdout}; write a number of rows without a "
+                "point"
             )
         elif holdout < 0:
             raise ValueError(f"must be greater than or equal to 0, got {holdout}")
@@ -81,11 +104,13 @@ class DataSettings(Settings):
             raise ValueError("holdout and valid contradict each other: set one of the two")
         if self.documents != "line" and self.format in ("jsonl", "parquet"):
             raise ValueError(
-                f"documents: {self.documents} applies to plain text, and each row of {self.format} is a document; "
+                f"documents: {self.documents} applies to plain text, and each row of "
+                f"{self.format} is a document; "
                 "leave one of the two out"
             )
         if self.cache is not None and self.duplicates == "drop":
             raise ValueError(
-                "duplicates: drop keeps all text in memory, which a cache avoids; keep duplicates, or set no cache"
+                "duplicates: drop keeps all text in memory, which a cache avoids; keep "
+                "duplicates, or set no cache"
             )
         return self

@@ -10,7 +10,8 @@ from trifold.data.tables import NumberedRow, check_text, parse_json
 from trifold.errors import DataError
 
 _FORM = (
-    'SQuAD files are {"data": [{"paragraphs": [{"context": …, "qas": [{"id": …, "question": …, "answers": …}]}]}]}; '
+    'SQuAD files are {"data": [{"paragraphs": [{"context": …, "qas": [{"id": …, "question": …, '
+    '"answers": …}]}]}]}; '
     "other .json files are an array of objects, and .jsonl files have one object per line"
 )
 
@@ -18,9 +19,10 @@ _FORM = (
 def iter_squad(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
     """The questions of a file, or the objects of an array, numbered from 1.
 
-    The row of a question has "id", "question", "context" and "answers": a list of {"text", "start"}, start in
-    characters of the context, which is empty if the question has no answer. Raises DataError if the file has another
-    form, if an answer is not in its context, or if an id occurs twice.
+    The row of a question has "id", "question", "context" and "answers": a list of {"text",
+    "start"}, start in characters of the context, which is empty if the question has no answer.
+    Raises DataError if the file has another form, if an answer is not in its context, or if an id
+    occurs twice.
     """
     content = parse_json(read_text(file), file, 1, _FORM)
     if isinstance(content, list):
@@ -30,7 +32,9 @@ def iter_squad(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
     number, ids = 0, set[str]()
     for article in _list(content, "data", file):
         for paragraph in _list(article, "paragraphs", file):
-            context = check_text(paragraph.get("context"), f"{file}: the context after question {number}")
+            context = check_text(
+                paragraph.get("context"), f"{file}: the context after question {number}"
+            )
             for entry in _list(paragraph, "qas", file):
                 number += 1
                 name = str(entry.get("id", number))
@@ -43,7 +47,8 @@ def iter_squad(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
                 impossible = entry.get("is_impossible", not answers)
                 if impossible is not (not answers):
                     raise DataError(
-                        f"{place}: is_impossible is {json.dumps(impossible)}, but it has {len(answers)} answers; "
+                        f"{place}: is_impossible is {json.dumps(impossible)}, but it has "
+                        f"{len(answers)} answers; "
                         "correct one of them"
                     )
                 row = {"id": name, "question": question, "context": context, "answers": answers}
@@ -51,15 +56,21 @@ def iter_squad(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
 
 
 def check_answers(answers: Any, context: str, place: str) -> list[dict[str, Any]]:
-    """The answers as {"text", "start"}, from a list of objects with "answer_start", or an object of two lists.
+    """The answers as {"text", "start"}, from a list of objects with "answer_start", or an object of
+    two lists.
 
-    Raises DataError if the text of one does not stand at its start in the context. An empty text stands everywhere.
+    Raises DataError if the text of one does not stand at its start in the context. An empty text
+    stands everywhere.
     """
     if isinstance(answers, Mapping):  # as in the datasets of the hub
         texts, starts = answers.get("text"), answers.get("answer_start", answers.get("start"))
         if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
-            raise DataError(f"{place}: the lists `text` and `answer_start` of its answers differ in length")
-        answers = [{"text": text, "start": start} for text, start in zip(texts, starts, strict=True)]
+            raise DataError(
+                f"{place}: the lists `text` and `answer_start` of its answers differ in length"
+            )
+        answers = [
+            {"text": text, "start": start} for text, start in zip(texts, starts, strict=True)
+        ]
     found = []
     for answer in answers:
         if not isinstance(answer, Mapping):
@@ -67,11 +78,14 @@ def check_answers(answers: Any, context: str, place: str) -> list[dict[str, Any]
         text = check_text(answer.get("text"), f"{place}: the text of an answer")
         start = answer.get("answer_start", answer.get("start"))
         if not isinstance(start, int) or isinstance(start, bool):
-            raise DataError(f"{place}: answer_start of {text!r:.80} is {start!r:.40}, expected an integer")
+            raise DataError(
+                f"{place}: answer_start of {text!r:.80} is {start!r:.40}, expected an integer"
+            )
         there = context[start : start + len(text)] if start >= 0 else ""
         if there != text:
             raise DataError(
-                f"{place}: the answer {text!r:.80} is not at character {start} of its context, where {there!r:.80} "
+                f"{place}: the answer {text!r:.80} is not at character {start} of its context, "
+                f"where {there!r:.80} "
                 "stands; correct answer_start, which counts characters from 0"
             )
         found.append({"text": text, "start": start})

@@ -1,8 +1,8 @@
 """Functions of the Python standard library, training data that needs no download.
 
-Functions are stripped of decorators, docstrings and comments and printed by `ast.unparse`, so that a small model does
-not have to learn formatting. The split of an example depends on its names and text only, so it is the same in every
-version of Python.
+Functions are stripped of decorators, docstrings and comments and printed by `ast.unparse`, so that
+a small model does not have to learn formatting. The split of an example depends on its names and
+text only, so it is the same in every version of Python.
 """
 
 import ast
@@ -24,13 +24,15 @@ FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 _EXITS = ast.Return | ast.Raise
 _EFFECTS = (
-    ast.Call | ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr | ast.Assign | ast.AugAssign | ast.Assert
-    | ast.Delete | ast.Raise
+    ast.Call | ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr | ast.Assign
+    | ast.AugAssign | ast.Assert | ast.Delete | ast.Raise
 )  # fmt: skip
 
 
 class FunctionCheck(NamedTuple):
-    """Whether a text parses as exactly one function, and whether the body of that function does something."""
+    """Whether a text parses as exactly one function, and whether the body of that function does
+    something.
+    """
 
     parses: bool
     does_something: bool
@@ -42,7 +44,9 @@ def library_folder() -> Path:
 
 
 def read_modules(folder: Path) -> Iterator[tuple[str, ast.Module]]:
-    """Name and tree of every module that can be parsed, without tests and installed packages, sorted by path."""
+    """Name and tree of every module that can be parsed, without tests and installed packages,
+    sorted by path.
+    """
     for path in sorted(folder.rglob("*.py")):
         parts = path.relative_to(folder).with_suffix("").parts
         if EXCLUDED_FOLDERS.isdisjoint(parts[:-1]) and (tree := _parse(path)) is not None:
@@ -52,16 +56,20 @@ def read_modules(folder: Path) -> Iterator[tuple[str, ast.Module]]:
 def _parse(path: Path) -> ast.Module | None:
     """None if the file is not valid Python for this version."""
     # The warnings are about invalid escape sequences.
-    with warnings.catch_warnings(action="ignore"), suppress(SyntaxError, ValueError, OSError, RecursionError):
+    with (
+        warnings.catch_warnings(action="ignore"),
+        suppress(SyntaxError, ValueError, OSError, RecursionError),
+    ):
         return ast.parse(path.read_bytes())
     return None
 
 
-# --- functions --------------------------------------------------------------------------------------------
+# --- functions ------------------------------------------------------------------------------------
 
 
 def read_functions(folder: Path) -> list[Row]:
-    """Functions and methods whose body does something, without duplicates. Raises DataError if there are too few.
+    """Functions and methods whose body does something, without duplicates. Raises DataError if
+    there are too few.
 
     The signature is the first line of the text, from `def` to the colon.
     """
@@ -74,15 +82,19 @@ def read_functions(folder: Path) -> list[Row]:
                 found.setdefault(text, row)
     if len(found) < MIN_FUNCTIONS:
         raise DataError(
-            f"{folder}: the sources of the standard library have {len(found):,} functions, fewer than "
-            f"{MIN_FUNCTIONS:,}: this Python was installed without source files; use one from python.org, uv or the "
+            f"{folder}: the sources of the standard library have {len(found):,} functions, "
+            "fewer than "
+            f"{MIN_FUNCTIONS:,}: this Python was installed without source files; use one from "
+            "python.org, uv or the "
             "full package of your system (Debian: libpython3-stdlib)"
         )
     return list(found.values())
 
 
 def split_functions(functions: Iterable[Row]) -> dict[str, list[Row]]:
-    """Split into train, valid and test by module. No signature of the test split occurs in the training split."""
+    """Split into train, valid and test by module. No signature of the test split occurs in the
+    training split.
+    """
     splits: dict[str, list[Row]] = {"train": [], "valid": [], "test": []}
     for row in functions:
         digest = hashlib.sha256(row["module"].encode("utf-8", "surrogatepass")).digest()
@@ -108,12 +120,15 @@ def _strip(function: FunctionNode) -> FunctionNode:
     """Remove the decorators and all docstrings, those of nested definitions included."""
     function.decorator_list = []
     for node in ast.walk(function):
-        if isinstance(node, FunctionNode | ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
+        if (
+            isinstance(node, FunctionNode | ast.ClassDef)
+            and ast.get_docstring(node, clean=False) is not None
+        ):
             node.body = node.body[1:] or [ast.Pass()]
     return function
 
 
-# --- does a function do something? ------------------------------------------------------------------------
+# --- does a function do something? ----------------------------------------------------------------
 
 
 def check_function(text: str) -> FunctionCheck:
@@ -128,27 +143,34 @@ def check_function(text: str) -> FunctionCheck:
 
 
 def does_something(function: FunctionNode) -> bool:
-    """Whether the body, up to its first return or raise, has an effect or a result that it computes.
+    """Whether the body, up to its first return or raise, has an effect or a result that it
+    computes.
 
-    An effect is a call, an assignment, an assertion, a deletion, a `yield`, or an error other than NotImplementedError;
-    a result that is computed is more than a name or constants.
+    An effect is a call, an assignment, an assertion, a deletion, a `yield`, or an error other than
+    NotImplementedError; a result that is computed is more than a name or constants.
     """
-    exits = (n for n, statement in enumerate(function.body, start=1) if isinstance(statement, _EXITS))
+    exits = (
+        n for n, statement in enumerate(function.body, start=1) if isinstance(statement, _EXITS)
+    )
     stack: list[ast.AST] = [*function.body[: next(exits, None)]]
     while stack:
         match node := stack.pop():
-            case ast.Raise(exc=ast.Name(id=name)) | ast.Raise(exc=ast.Call(func=ast.Name(id=name))) if (
-                name == "NotImplementedError"
-            ):
+            case (
+                ast.Raise(exc=ast.Name(id=name)) | ast.Raise(exc=ast.Call(func=ast.Name(id=name)))
+            ) if name == "NotImplementedError":
                 continue
-            case ast.Assign(targets=[target], value=value) if ast.unparse(target) == ast.unparse(value):
+            case ast.Assign(targets=[target], value=value) if ast.unparse(target) == ast.unparse(
+                value
+            ):
                 continue
             case ast.Assert(test=ast.Constant(value=True)):
                 continue
             case ast.Return(value=ast.expr() as value) if not isinstance(value, ast.Name):
                 if any(isinstance(child, ast.Name) for child in ast.walk(value)):
                     return True
-        if isinstance(node, _EFFECTS) or (isinstance(node, ast.AnnAssign) and node.value is not None):
+        if isinstance(node, _EFFECTS) or (
+            isinstance(node, ast.AnnAssign) and node.value is not None
+        ):
             return True
         stack += ast.iter_child_nodes(node)
     return False

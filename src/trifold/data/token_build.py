@@ -1,6 +1,7 @@
 """Tokenize a corpus into a folder, in groups of parts that are processed in parallel.
 
-    00000.ids  00000.lengths  00000.json    one group; the JSON file is written last and marks it as complete
+    00000.ids  00000.lengths  00000.json    one group; the JSON file is written last and marks it as
+               complete
     ids.bin  starts.bin  manifest.json      all groups concatenated
 
 An interrupted build continues with the groups that are complete.
@@ -49,7 +50,8 @@ ShouldStop: TypeAlias = Callable[[], bool]
 class Encoder(NamedTuple):
     """Encodes texts as (ids of all texts concatenated, tokens per text, bytes of UTF-8 text).
 
-    key: identifies everything that determines the ids, such as the tokenizer's fingerprint. vocab_size: bound of ids.
+    key: identifies everything that determines the ids, such as the tokenizer's fingerprint.
+    vocab_size: bound of ids.
     """
 
     encode: Callable[[Sequence[str]], tuple[NDArray[np.integer], NDArray[np.int64], int]]
@@ -63,13 +65,16 @@ class Encoder(NamedTuple):
 
 
 def share_of_split(settings: DataSettings, side: Side) -> float:
-    """The share of validation documents; 0 without a split. Raises SettingsError for a number or a fold."""
+    """The share of validation documents; 0 without a split. Raises SettingsError for a number or a
+    fold.
+    """
     if side == "all" or not settings.holdout:
         return 0.0
     if isinstance(settings.holdout, float):
         return settings.holdout
     raise SettingsError(
-        f"data.holdout: a number of documents ({settings.holdout}) cannot be held out of a cache; give a share, such "
+        f"data.holdout: a number of documents ({settings.holdout}) cannot be held out of a "
+        "cache; give a share, such "
         "as 0.001"
     )
 
@@ -77,7 +82,8 @@ def share_of_split(settings: DataSettings, side: Side) -> float:
 def iter_side(
     parts: Iterable[FilePart], settings: DataSettings, side: Side, seed: int, report: DocumentReport
 ) -> Iterator[str]:
-    """The texts of a side that the settings keep; all documents of the side are counted in `report`.
+    """The texts of a side that the settings keep; all documents of the side are counted in
+    `report`.
 
     The split is random and depends on the text, so equal documents are on one side.
     """
@@ -108,14 +114,18 @@ def build(
 ) -> None:
     """Write the cache to `folder`, which may hold the complete groups of an interrupted build.
 
-    The result depends on the job only, not on the number of workers or interruptions. Raises DataError if the text
-    cannot be read, if a file changes meanwhile, or if the disk fails.
+    The result depends on the job only, not on the number of workers or interruptions. Raises
+    DataError if the text cannot be read, if a file changes meanwhile, or if the disk fails.
     """
     try:
         groups = group_parts(job.corpus, job.settings, part_bytes)
         _prepare_folder(folder, job, groups)
         if not (folder / MANIFEST).is_file():
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            cores = (
+                len(os.sched_getaffinity(0))
+                if hasattr(os, "sched_getaffinity")
+                else os.cpu_count() or 1
+            )
             records, digests = _build_groups(job, groups, folder, report, workers or cores)
             if changed := [file.file for file in job.corpus.files if not file.is_unchanged()]:
                 raise DataError(f"{changed[0]}: the file changed while it was read; start again")
@@ -125,13 +135,16 @@ def build(
             disk.remove(file)
     except OSError as error:  # while writing: errors of reading are DataErrors
         raise DataError(
-            f"{folder.parent}: the cache cannot be written ({error.strerror or error}); free the disk or choose "
+            f"{folder.parent}: the cache cannot be written ({error.strerror or error}); free "
+            "the disk or choose "
             "another data.cache; complete parts are kept"
         ) from None
 
 
 def _prepare_folder(folder: Path, job: BuildJob, groups: list[list[FilePart]]) -> None:
-    """Keep the groups of an earlier attempt only if it had the same files, divided at the same positions."""
+    """Keep the groups of an earlier attempt only if it had the same files, divided at the same
+    positions.
+    """
     ranges = [[[part.file, part.kind, *part.range[:2]] for part in group] for group in groups]
     plan = {"key": job.key, "files": [list(file) for file in job.corpus.files], "groups": ranges}
     path = folder / "plan.json"
@@ -143,14 +156,20 @@ def _prepare_folder(folder: Path, job: BuildJob, groups: list[list[FilePart]]) -
 
 
 def _build_groups(
-    job: BuildJob, groups: list[list[FilePart]], folder: Path, report: Callable[[str], None], workers: int
+    job: BuildJob,
+    groups: list[list[FilePart]],
+    folder: Path,
+    report: Callable[[str], None],
+    workers: int,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The record of every group, and the SHA-256 of every source file."""
     size = sum(file.size for file in job.corpus.files)
     done = sum(_read_record(job, folder, number) is not None for number in range(len(groups)))
     earlier = f", {done:,} of them already done" if done else ""
     name = job.corpus.report.name
-    report(f"tokens: {name}, {_format_size(size)} in {len(groups):,} parts{earlier} → {folder.parent}")
+    report(
+        f"tokens: {name}, {_format_size(size)} in {len(groups):,} parts{earlier} → {folder.parent}"
+    )
     started = last_report = time.monotonic()
     results: dict[int, Any] = {}
     tasks: list[Callable[[ShouldStop], Any]] = [
@@ -184,7 +203,9 @@ def _build_group(
             return record
     disk.remove(record_file)
     counts = DocumentReport("")
-    sizes: list[tuple[NDArray[np.int64], int]] = []  # of each batch: tokens per document, bytes of text
+    sizes: list[
+        tuple[NDArray[np.int64], int]
+    ] = []  # of each batch: tokens per document, bytes of text
 
     def encode() -> Iterator[bytes]:
         for texts in _batch_texts(iter_side(parts, job.settings, job.side, job.seed, counts)):
@@ -251,7 +272,7 @@ def _concatenate(
     }
 
 
-# --- files ----------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def _group_files(folder: Path, number: int) -> tuple[Path, Path, Path]:
@@ -283,14 +304,18 @@ def _batch_texts(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _read_verified(file: Path, sha256: str) -> Iterator[bytes]:
-    """The content of a file in chunks. Raises DataError at its end if it does not have this digest."""
+    """The content of a file in chunks. Raises DataError at its end if it does not have this
+    digest.
+    """
     digest = hashlib.sha256()
     with file.open("rb") as stream:
         while chunk := stream.read(_READ_BYTES):
             digest.update(chunk)
             yield chunk
     if digest.hexdigest() != sha256:
-        raise DataError(f"{file}: damaged since it was written, by the disk or another program; start again")
+        raise DataError(
+            f"{file}: damaged since it was written, by the disk or another program; start again"
+        )
 
 
 def _sha256(file: Path, should_stop: ShouldStop) -> str:
@@ -320,7 +345,7 @@ def _format_size(size: float) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
-# --- threads --------------------------------------------------------------------------------------------
+# --- threads --------------------------------------------------------------------------------------
 
 
 class Stopped(Exception):
@@ -330,11 +355,13 @@ class Stopped(Exception):
 def run_in_threads(
     tasks: Sequence[Callable[[ShouldStop], Any]], workers: int
 ) -> Generator[dict[int, Any], None, None]:
-    """Run tasks in threads; yields {number of the task: result}, empty at least once a second while none finishes.
+    """Run tasks in threads; yields {number of the task: result}, empty at least once a second while
+    none finishes.
 
-    Raises the first error, after the running tasks have stopped. If the calling thread is a daemon and the main thread
-    ends, the tasks stop too. (A concurrent.futures executor is joined at exit while the main thread still counts as
-    alive, so all queued tasks would run; daemon threads would be killed inside native code, which may abort.)
+    Raises the first error, after the running tasks have stopped. If the calling thread is a daemon
+    and the main thread ends, the tasks stop too. (A concurrent.futures executor is joined at exit
+    while the main thread still counts as alive, so all queued tasks would run; daemon threads would
+    be killed inside native code, which may abort.)
     """
     stop, caller = threading.Event(), threading.current_thread()
     waiting = deque(enumerate(tasks))

@@ -1,14 +1,15 @@
 """Token caches: a tokenized corpus of any size on disk, built once and memory-mapped afterwards.
 
-A cache is a folder. Its name ends in a hash of everything that determines its content: the source files, the settings
-of reading, the tokenizer.
+A cache is a folder. Its name ends in a hash of everything that determines its content: the source
+files, the settings of reading, the tokenizer.
 
     ids.bin         the tokens of all documents concatenated, uint16 or uint32
     starts.bin      the offset of each document and the total number of tokens, int64
     manifest.json   sizes, counts, SHA-256 of every part, and a description of the source files
 
-A source file is recognized by its size and by blocks spread over it. If its modification time has changed, it is read
-whole. So a change in place is detected, unless size and time are restored as well.
+A source file is recognized by its size and by blocks spread over it. If its modification time has
+changed, it is read whole. So a change in place is detected, unless size and time are restored as
+well.
 """
 
 import hashlib
@@ -42,9 +43,10 @@ _MAX_RUNS = _MAX_RESIDENT_BYTES // _READAHEAD_BYTES
 class MappedArray:
     """A one-dimensional array in a memory-mapped file; indexing returns copies.
 
-    Pages that were read count as memory of the process until the system needs them, which looks like a leak in a
-    container with a memory limit. They are released after every 64 MB; reading them again is cheap. An index array is
-    split into runs of nearby positions, because each run maps other pages.
+    Pages that were read count as memory of the process until the system needs them, which looks
+    like a leak in a container with a memory limit. They are released after every 64 MB; reading
+    them again is cheap. An index array is split into runs of nearby positions, because each run
+    maps other pages.
     """
 
     def __init__(self, path: Path, dtype: DTypeLike) -> None:
@@ -64,7 +66,9 @@ class MappedArray:
             found = self._array[key]
             # A view would read the pages again after they are released.
             return self._touch(found.copy() if isinstance(key, slice) else found, runs=1)
-        distant = np.flatnonzero(np.abs(np.diff(key)) * self.dtype.itemsize > _READAHEAD_BYTES // 32) + 1
+        distant = (
+            np.flatnonzero(np.abs(np.diff(key)) * self.dtype.itemsize > _READAHEAD_BYTES // 32) + 1
+        )
         if len(distant) < _MAX_RUNS:
             return self._touch(self._array[key], len(distant) + 1)
         parts = np.split(key, distant[_MAX_RUNS - 1 :: _MAX_RUNS])
@@ -118,7 +122,9 @@ class TokenCache:
         for shard in manifest["shards"]:
             stop = start + shard["tokens"]
             if hashlib.sha256(ids[start:stop].data).hexdigest() != shard["sha256"]:
-                raise _damaged(self.folder / IDS, f"tokens {start:,} to {stop:,} are not what was written")
+                raise _damaged(
+                    self.folder / IDS, f"tokens {start:,} to {stop:,} are not what was written"
+                )
             self.ids.release()
             start = stop
         if sha256_of_file(self.folder / STARTS) != manifest["starts_sha256"]:
@@ -138,9 +144,10 @@ def open_tokens(
 ) -> TokenCache:
     """Open the cache of a source in the folder `settings.cache`; build it if it does not exist.
 
-    With `settings.holdout`, a share, documents are split at random into the sides "train" and "valid". Of several
-    processes that need the same cache, one builds it and the others wait. Raises DataError if the text cannot be read,
-    the cache is damaged, or the disk fails; SettingsError if the settings cannot be used with a cache.
+    With `settings.holdout`, a share, documents are split at random into the sides "train" and
+    "valid". Of several processes that need the same cache, one builds it and the others wait.
+    Raises DataError if the text cannot be read, the cache is damaged, or the disk fails;
+    SettingsError if the settings cannot be used with a cache.
     """
     assert settings.cache is not None
     share, corpus = token_build.share_of_split(settings, side), survey(source, settings)
@@ -163,7 +170,8 @@ def open_tokens(
                 found = _open_cache(folder, key, corpus)
     except OSError as error:
         raise DataError(
-            f"{parent}: the cache cannot be written ({error.strerror or error}); choose another data.cache"
+            f"{parent}: the cache cannot be written ({error.strerror or error}); choose another "
+            "data.cache"
         ) from None
     assert found is not None
     return found
@@ -178,7 +186,8 @@ def sample_documents(
     seed: int = 0,
     part_bytes: int = PART_BYTES,
 ) -> list[str]:
-    """Documents of about `characters` in total, from the start of every part of a source, of one side of its split.
+    """Documents of about `characters` in total, from the start of every part of a source, of one
+    side of its split.
 
     Raises the errors of `open_tokens` for sources.
     """
@@ -195,7 +204,9 @@ def sample_documents(
 
 
 def digests_in_caches(folder: str) -> dict[tuple[str, int, int], str]:
-    """The SHA-256 of source files by (file, size, mtime_ns), as recorded in the caches of a folder."""
+    """The SHA-256 of source files by (file, size, mtime_ns), as recorded in the caches of a
+    folder.
+    """
     known: dict[tuple[str, int, int], str] = {}
     for manifest in expand_path(folder).glob(f"*/{MANIFEST}"):
         with suppress(KeyError, TypeError):
@@ -205,7 +216,9 @@ def digests_in_caches(folder: str) -> dict[tuple[str, int, int], str]:
 
 
 def _open_cache(folder: Path, key: str, corpus: Corpus) -> TokenCache | None:
-    """The cache in a folder; None if there is none or the source has changed. Raises DataError if it is damaged."""
+    """The cache in a folder; None if there is none or the source has changed. Raises DataError if
+    it is damaged.
+    """
     path = folder / MANIFEST
     if not folder.exists():
         return None
@@ -235,7 +248,9 @@ def _open_cache(folder: Path, key: str, corpus: Corpus) -> TokenCache | None:
 def _is_same_text(
     path: Path, manifest: dict[str, Any], sources: list[tuple[int, int, str]], corpus: Corpus
 ) -> bool:
-    """Whether the source files are unchanged. If a modification time differs, all files are read to find out."""
+    """Whether the source files are unchanged. If a modification time differs, all files are read to
+    find out.
+    """
     pairs = list(zip(corpus.files, sources, strict=True))
     if all((file.size, file.mtime_ns) == (size, time) for file, (size, time, _) in pairs):
         return True
@@ -247,7 +262,9 @@ def _is_same_text(
     return True
 
 
-def _cache_key(corpus: Corpus, settings: DataSettings, encoder: Encoder, split: list[Any] | None) -> str:
+def _cache_key(
+    corpus: Corpus, settings: DataSettings, encoder: Encoder, split: list[Any] | None
+) -> str:
     reading = [settings.documents, settings.field, settings.blank, settings.max_line_bytes]
     files = [[file.kind, file.size, file.sample] for file in corpus.files]
     values = [token_build.FORMAT, files, reading, split, encoder.key, encoder.vocab_size]
@@ -265,9 +282,12 @@ def _exclusive_lock(path: Path, report: Callable[[str], None]) -> AbstractContex
         return lock.acquire()
     except NotImplementedError:
         raise DataError(
-            f"{path.parent}: this file system does not support locks; choose a data.cache on a local disk"
+            f"{path.parent}: this file system does not support locks; choose a data.cache on a "
+            "local disk"
         ) from None
 
 
 def _damaged(path: Path, what: str) -> DataError:
-    return DataError(f"{path}: {what}; the cache is damaged: remove its folder, and it will be built again")
+    return DataError(
+        f"{path}: {what}; the cache is damaged: remove its folder, and it will be built again"
+    )

@@ -1,8 +1,9 @@
 """Faster versions of the operations in `trifold.nn.ops`, by device and precision.
 
-`enable()` installs them; `trifold.load` and `trifold.train` call it. With `import trifold.nn` alone the plain
-operations run. Each version decides whether it suits its input and otherwise calls the plain definition. Some are
-compiled by Numba, which is optional: without it, the plain operations run.
+`enable()` installs them; `trifold.load` and `trifold.train` call it. With `import trifold.nn` alone
+the plain operations run. Each version decides whether it suits its input and otherwise calls the
+plain definition. Some are compiled by Numba, which is optional: without it, the plain operations
+run.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,7 +56,7 @@ def disabled() -> Iterator[None]:
             enable()
 
 
-# --- compiled code ---------------------------------------------------------------------------------------
+# --- compiled code --------------------------------------------------------------------------------
 
 
 @cache
@@ -66,8 +67,12 @@ def _compiled(name: str) -> Any:
         return None
 
 
-# The modules of training loops, and of the instructions of decoding steps; None if Numba is not installed.
-compiled_loops, compiled_interpreter = partial(_compiled, "loops"), partial(_compiled, "interpreter")
+# The modules of training loops, and of the instructions of decoding steps; None if Numba is not
+# installed.
+compiled_loops, compiled_interpreter = (
+    partial(_compiled, "loops"),
+    partial(_compiled, "interpreter"),
+)
 
 
 def is_eager_cpu(x: Tensor) -> bool:
@@ -76,12 +81,20 @@ def is_eager_cpu(x: Tensor) -> bool:
 
 
 def supports_loops(x: Tensor) -> bool:
-    """Whether the loops can run on x: bf16 or fp32 on a CPU, and not in a graph, whose compiler fuses operators."""
-    return is_eager_cpu(x) and x.dtype in (torch.bfloat16, torch.float32) and compiled_loops() is not None
+    """Whether the loops can run on x: bf16 or fp32 on a CPU, and not in a graph, whose compiler
+    fuses operators.
+    """
+    return (
+        is_eager_cpu(x)
+        and x.dtype in (torch.bfloat16, torch.float32)
+        and compiled_loops() is not None
+    )
 
 
 def trains_with_loops(x: Tensor) -> bool:
-    """Whether the loops can run on x and it requires a gradient. Inference uses the operators of PyTorch."""
+    """Whether the loops can run on x and it requires a gradient. Inference uses the operators of
+    PyTorch.
+    """
     return torch.is_grad_enabled() and x.requires_grad and supports_loops(x)
 
 
@@ -92,5 +105,7 @@ def as_array(x: Tensor) -> NDArray[Any]:
 
 
 def copy_parameter(parameter: Tensor) -> Tensor:
-    """A copy for the loops: an array would keep the storage of a sharded parameter from being freed."""
+    """A copy for the loops: an array would keep the storage of a sharded parameter from being
+    freed.
+    """
     return parameter.detach().clone()

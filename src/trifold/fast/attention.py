@@ -3,8 +3,10 @@
 sparse_attend      long texts of which a query reads few keys: blocks of queries, each with its keys
 attend_one_query   decoding on a CPU, one query per row: an instruction of the interpreter
 fused_attention    PyTorch's scaled_dot_product_attention, elsewhere
-packed_attention   training on a CPU with packed rows: matmuls over all rows at once, compiled loops between
-plain_attend       if hook points are watched, weights dropped, scores are capped, sinks, or the bias is trained
+packed_attention   training on a CPU with packed rows: matmuls over all rows at once, compiled loops
+                   between
+plain_attend       if hook points are watched, weights dropped, scores are capped, sinks, or the
+                   bias is trained
 """
 
 import math
@@ -27,7 +29,9 @@ from trifold.nn.masks import Mask, PairBias
 from trifold.nn.ops import attend as plain_attend, share_keys, unshare_keys
 from trifold.nn.packing import Packing
 
-MAX_PACKED_SCORES = 512 * 512  # queries × keys up to which packed_attention is faster; it saves the weights
+MAX_PACKED_SCORES = (
+    512 * 512
+)  # queries × keys up to which packed_attention is faster; it saves the weights
 MIN_WIDTH = 512  # of all heads together, from which an instruction is faster
 
 
@@ -44,7 +48,11 @@ def attend(
     hooks: Attention | LatentAttention | None = None,
 ) -> Tensor:
     """See `nn.ops.attend`."""
-    if hooks is None and not isinstance(bias, Tensor) and reads_few_keys(mask, q.shape[2], k.shape[2]):
+    if (
+        hooks is None
+        and not isinstance(bias, Tensor)
+        and reads_few_keys(mask, q.shape[2], k.shape[2])
+    ):
         return sparse_attend(attend, q, k, v, mask, bias, soft_cap=soft_cap, sinks=sinks, drop=drop)
     if isinstance(bias, PairBias):
         bias = bias.dense(q.shape[2], k.shape[2])
@@ -53,7 +61,9 @@ def attend(
         return attend_one_query(q, k, v, mask, bias, soft_cap)
     trains_bias = bias is not None and bias.requires_grad and torch.is_grad_enabled()
     if trains_bias or soft_cap is not None or reads_weights:
-        return plain_attend(q, k, v, mask, bias=bias, soft_cap=soft_cap, sinks=sinks, drop=drop, hooks=hooks)
+        return plain_attend(
+            q, k, v, mask, bias=bias, soft_cap=soft_cap, sinks=sinks, drop=drop, hooks=hooks
+        )
     rows = q.shape[0]
     q, k, v = share_keys(q, k, v)
     return unshare_keys(fused_attention(q, k, v, mask, bias), rows)
@@ -69,11 +79,13 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | 
     return F.scaled_dot_product_attention(q, k, v, attn_mask=offsets, is_causal=is_causal)
 
 
-# --- one query per row ---------------------------------------------------------------------------------
+# --- one query per row ----------------------------------------------------------------------------
 
 
 def supports_attend_one_query(q: Tensor, k: Tensor, mask: Mask) -> bool:
-    """Whether q (R, H, T, D) has one query per row, large heads and no gradient, and the mask is supported."""
+    """Whether q (R, H, T, D) has one query per row, large heads and no gradient, and the mask is
+    supported.
+    """
     return (
         q.shape[2] == 1
         and q.shape[1] * q.shape[3] >= MIN_WIDTH
@@ -121,13 +133,19 @@ def attend_one_query(
     return out.to(q.dtype)
 
 
-# --- packed rows ---------------------------------------------------------------------------------------
+# --- packed rows ----------------------------------------------------------------------------------
 
-QUERY_BLOCK = 64  # causal queries per matmul; smaller blocks save little more and their matmuls are slower
+QUERY_BLOCK = (
+    64  # causal queries per matmul; smaller blocks save little more and their matmuls are slower
+)
 
 
-def attention(layer: Attention, x: Tensor, memory: Tensor | None, inputs: AttentionInputs) -> Tensor:
-    """See `nn.ops.attention`. Packed rows need no padded grid if the compiled loops support the layer."""
+def attention(
+    layer: Attention, x: Tensor, memory: Tensor | None, inputs: AttentionInputs
+) -> Tensor:
+    """See `nn.ops.attention`. Packed rows need no padded grid if the compiled loops support the
+    layer.
+    """
     mask, is_plain = inputs.mask, inputs.bias is None and inputs.rotary is None
     if mask.packing is None or not is_plain or not _supports_packed(layer, x, mask):
         return layer.attend(x, memory, inputs)
@@ -154,12 +172,14 @@ def _supports_packed(layer: Attention, x: Tensor, mask: Mask) -> bool:
 def packed_attention(
     q: Tensor, kv: Tensor | None, queries: Packing, keys: Packing, width: int, *, causal: bool
 ) -> Tensor:
-    """Attention of packed rows with heads of size `width`, each row to itself or to its row of a memory -> (N, H·D).
+    """Attention of packed rows with heads of size `width`, each row to itself or to its row of a
+    memory -> (N, H·D).
 
-    q (N, H·D) and kv (M, 2·H·D): keys, then values; or q (N, 3·H·D) and no kv: queries, keys, values.
+    q (N, H·D) and kv (M, 2·H·D): keys, then values; or q (N, 3·H·D) and no kv: queries, keys,
+    values.
 
-    Causal queries are divided into blocks of about QUERY_BLOCK, each multiplied with the keys up to its end only: with
-    128, 256 and 512 tokens, 25, 38 and 44 % of the scores are not computed.
+    Causal queries are divided into blocks of about QUERY_BLOCK, each multiplied with the keys up to
+    its end only: with 128, 256 and 512 tokens, 25, 38 and 44 % of the scores are not computed.
     """
     return _PackedAttention.apply(q, kv, queries, keys, width, causal)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -167,13 +187,21 @@ def packed_attention(
 class _PackedAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, kv: Tensor | None, queries: Packing, keys: Packing, width: int, causal: bool
+        ctx: Any,
+        q: Tensor,
+        kv: Tensor | None,
+        queries: Packing,
+        keys: Packing,
+        width: int,
+        causal: bool,
     ) -> Tensor:
         packed = [x for x in (q, kv) if x is not None]
         heads = q.shape[1] // (3 * width if kv is None else width)
         size = heads * width
         # The (tensor, column) of queries, keys and values.
-        ctx.places = [(0, 0), (0, size), (0, 2 * size)] if kv is None else [(0, 0), (1, 0), (1, size)]
+        ctx.places = (
+            [(0, 0), (0, size), (0, 2 * size)] if kv is None else [(0, 0), (1, 0), (1, size)]
+        )
         ctx.shapes = [x.shape for x in packed]
         q_starts, k_starts = queries.starts.numpy(), keys.starts.numpy()
         ctx.starts = q_starts, k_starts, k_starts
@@ -185,7 +213,9 @@ class _PackedAttention(torch.autograd.Function):
             ctx.places, ctx.starts, (steps, memory, memory), ctx.factors, strict=True
         ):
             grid = q.new_empty(rows, heads, length, width)
-            compiled_loops().split_heads(as_array(packed[number]), column, starts, factor, as_array(grid))
+            compiled_loops().split_heads(
+                as_array(packed[number]), column, starts, factor, as_array(grid)
+            )
             grids.append(grid.flatten(0, 1))
         qs, ks, vs = grids
         ctx.blocks, weights, heads_out = _blocks(steps, memory, causal), [], torch.empty_like(qs)
@@ -208,10 +238,14 @@ class _PackedAttention(torch.autograd.Function):
         grid = as_array(gs.unflatten(0, ctx.grid))
         compiled_loops().split_heads(as_array(gradients[0]), 0, ctx.starts[0], 1.0, grid)
         d_q, d_k, d_v = torch.empty_like(qs), torch.zeros_like(ks), torch.zeros_like(vs)
-        for (block, visible), w in zip(ctx.blocks, weights, strict=True):  # bf16 rounds the sum of each block
+        for (block, visible), w in zip(
+            ctx.blocks, weights, strict=True
+        ):  # bf16 rounds the sum of each block
             d_v[:, visible].baddbmm_(w.transpose(1, 2), gs[:, block])
             d_scores = torch.bmm(gs[:, block], vs[:, visible].transpose(1, 2))
-            compiled_loops().softmax_backward(as_array(w.flatten(0, 1)), as_array(d_scores.flatten(0, 1)))
+            compiled_loops().softmax_backward(
+                as_array(w.flatten(0, 1)), as_array(d_scores.flatten(0, 1))
+            )
             torch.bmm(d_scores, ks[:, visible], out=d_q[:, block])
             d_k[:, visible].baddbmm_(d_scores.transpose(1, 2), qs[:, block])
         packed = [torch.empty(shape, dtype=qs.dtype) for shape in ctx.shapes]
@@ -224,7 +258,9 @@ class _PackedAttention(torch.autograd.Function):
 
 
 def _grid_shape(packing: Packing) -> tuple[int, int]:
-    """Rows and steps of the padded grid, rounded up so that the matmuls have few shapes, with aligned widths."""
+    """Rows and steps of the padded grid, rounded up so that the matmuls have few shapes, with
+    aligned widths.
+    """
     rows, steps = packing.shape
     multiple = 1 << max(0, rows.bit_length() - 4)  # adds at most an eighth
     return -(-rows // multiple) * multiple, -(-steps // 8) * 8

@@ -1,7 +1,9 @@
-"""A decoder stack translated into instructions for interpreter.py: once per cache, then updated at every step.
+"""A decoder stack translated into instructions for interpreter.py: once per cache, then updated at
+every step.
 
-Each step updates the slot of the new keys, their number, and the position bias and rotary angles of the new token. The
-translation follows Block.forward and ParallelBlock.forward, with dropout left out.
+Each step updates the slot of the new keys, their number, and the position bias and rotary angles of
+the new token. The translation follows Block.forward and ParallelBlock.forward, with dropout left
+out.
 """
 
 import math
@@ -13,7 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trifold.fast import instruction as ins
-from trifold.fast.thread_pool import DTYPES, Field, divide_into_tasks, execute, matmul_fields, set_fields
+from trifold.fast.thread_pool import (
+    DTYPES,
+    Field,
+    divide_into_tasks,
+    execute,
+    matmul_fields,
+    set_fields,
+)
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache
 from trifold.nn.hooks import Hookable
@@ -30,26 +39,33 @@ def sublayers(block: Any) -> list[Any]:
 
 
 class CompiledDecoder:
-    """The instructions of one stack, their buffers for at most `max_rows` rows, and the tensors they read.
+    """The instructions of one stack, their buffers for at most `max_rows` rows, and the tensors
+    they read.
 
-    int8_matmul: quantize the activations and multiply by torch._int_mm between the instructions; otherwise matmuls are
-    instructions too.
+    int8_matmul: quantize the activations and multiply by torch._int_mm between the instructions;
+    otherwise matmuls are instructions too.
     """
 
     def __init__(self, stack: Any, like: Tensor, max_rows: int, *, int8_matmul: bool) -> None:
         self.max_rows, self.int8_matmul = max_rows, int8_matmul
         self.hook_points = [module for module in stack.modules() if isinstance(module, Hookable)]
-        self.windows = np.array([UNLIMITED if window is None else window for window in stack.windows])
+        self.windows = np.array(
+            [UNLIMITED if window is None else window for window in stack.windows]
+        )
         self.rotates, has_local = np.array(stack.rotates), stack.local_rotary is not None
         self.rotates_locally = self.rotates & has_local & (self.windows < UNLIMITED)
         self.buffers: dict[tuple[str, int], Tensor] = {}
         self.fields: list[dict[str, Field]] = []  # of each instruction; keeps its tensors alive
         self.alive: list[Tensor] = []  # tensors of the current step
-        # Calls of torch._int_mm: the number of the instruction after them, and their operands x (R, K), weight (K, N)
-        # and output (R, N) int32.
+        # Calls of torch._int_mm: the number of the instruction after them, and their operands x (R,
+        # K), weight (K, N) and output (R, N) int32.
         self.int8_matmuls: list[tuple[int, list[tuple[Tensor, Tensor, Tensor]]]] = []
-        self.quantized: tuple[Tensor, Tensor, Tensor] | None = None  # the last x, its int8 copy and scales
-        self.x, self.normed, self.exit = (self._buffer(n, like.shape[-1]) for n in ("x", "normed", "exit"))
+        self.quantized: tuple[Tensor, Tensor, Tensor] | None = (
+            None  # the last x, its int8 copy and scales
+        )
+        self.x, self.normed, self.exit = (
+            self._buffer(n, like.shape[-1]) for n in ("x", "normed", "exit")
+        )
         for number in stack.order:
             self._add_block(stack.blocks[number])
         self._add_norm(stack.final_norm, self.x, self.x)
@@ -64,9 +80,11 @@ class CompiledDecoder:
         heads = np.where(attention, program["kv_heads"], np.maximum(program["heads"], 1))
         self.units_per_row = np.where(matmul, 0, heads)
         self.rows = 0
-        self.keys_of: list[Tensor | None] = [None] * len(program)  # the cached keys an instruction refers to
+        self.keys_of: list[Tensor | None] = [None] * len(
+            program
+        )  # the cached keys an instruction refers to
 
-    # --- translation -----------------------------------------------------------------------------------
+    # --- translation ------------------------------------------------------------------------------
 
     def _buffer(self, name: str, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """The buffer (max_rows, width) of that name, shared by all layers."""
@@ -80,8 +98,12 @@ class CompiledDecoder:
             self.quantized = None
         self.fields.append({"waits": 1, "out": out, **fields})
 
-    def _add_norm(self, norm: Any, x: Tensor, out: Tensor, mode: int = ins.SET, waits: int = 1) -> Tensor:
-        """Returns the buffer with the result, x if there is no norm. A narrow norm applies to each head of x."""
+    def _add_norm(
+        self, norm: Any, x: Tensor, out: Tensor, mode: int = ins.SET, waits: int = 1
+    ) -> Tensor:
+        """Returns the buffer with the result, x if there is no norm. A narrow norm applies to each
+        head of x.
+        """
         if norm is None or isinstance(norm, nn.Identity):
             return x
         kind = ins.RMS_NORM if isinstance(norm, RMSNorm) else ins.LAYER_NORM
@@ -89,7 +111,9 @@ class CompiledDecoder:
         weight = torch.ones(norm.width) if weight is None else weight
         parameters = {"weight": _float(weight), "bias": _float(getattr(norm, "bias", None))}
         sizes = {"inputs": norm.width, "heads": x.shape[1] // norm.width, "epsilon": norm.epsilon}
-        self._add(out, opcode=ins.NORM, norm=kind, x=x, mode=mode, waits=waits, **sizes, **parameters)
+        self._add(
+            out, opcode=ins.NORM, norm=kind, x=x, mode=mode, waits=waits, **sizes, **parameters
+        )
         return out
 
     def _add_linear(
@@ -110,7 +134,9 @@ class CompiledDecoder:
             self._add(out, **matmul_fields(layer.weight), x=x, **fields)
         return out
 
-    def _add_int8_matmul(self, weight: Any, x: Tensor, out: Tensor, fields: dict[str, Field]) -> None:
+    def _add_int8_matmul(
+        self, weight: Any, x: Tensor, out: Tensor, fields: dict[str, Field]
+    ) -> None:
         """Quantize x unless it already is, multiply by torch._int_mm, and dequantize.
 
         A matmul that does not wait runs together with the one before it.
@@ -119,7 +145,9 @@ class CompiledDecoder:
         if self.quantized is None or self.quantized[0] is not x:
             x_int8 = self._buffer("int8", inputs, torch.int8)
             scales = self._buffer(f"scales {len(self.int8_matmuls)}", 1)
-            self._add(x_int8, opcode=ins.QUANTIZE, dtype=ins.FLOAT32, inputs=inputs, x=x, scales=scales)
+            self._add(
+                x_int8, opcode=ins.QUANTIZE, dtype=ins.FLOAT32, inputs=inputs, x=x, scales=scales
+            )
             self.quantized = x, x_int8, scales
         _, x_int8, scales = self.quantized
         if fields["waits"]:
@@ -167,13 +195,18 @@ class CompiledDecoder:
             self._add_linear(layer.in_proj, x, inner, ins.MULTIPLY)
         self._add_linear(layer.out_proj, inner, out, mode)
 
-    def _add_attention(self, layer: Attention, x: Tensor, out: Tensor, mode: int, *, crosses: bool) -> None:
+    def _add_attention(
+        self, layer: Attention, x: Tensor, out: Tensor, mode: int, *, crosses: bool
+    ) -> None:
         width, kv_width = layer.q_proj.weight.shape[0], layer.k_proj.weight.shape[0]
         q, attended = self._buffer("q", width), self._buffer("attended", width)
         self._add_linear(layer.q_proj, x, q)
         fields: dict[str, Field] = {"x": q, "width": layer.head_width, "beams": 1}
         fields |= {"heads": width // layer.head_width, "kv_heads": kv_width // layer.head_width}
-        fields |= {"scale": layer.query_scale / math.sqrt(layer.head_width), "soft_cap": layer.soft_cap}
+        fields |= {
+            "scale": layer.query_scale / math.sqrt(layer.head_width),
+            "soft_cap": layer.soft_cap,
+        }
         if not crosses:
             k = self._add_linear(layer.k_proj, x, self._buffer("k", kv_width), waits=0)
             v = self._add_linear(layer.v_proj, x, self._buffer("v", kv_width), waits=0)
@@ -182,7 +215,7 @@ class CompiledDecoder:
         self._add(attended, opcode=ins.ATTENTION, **fields)
         self._add_linear(layer.o_proj, attended, out, mode)
 
-    # --- one step --------------------------------------------------------------------------------------
+    # --- one step ---------------------------------------------------------------------------------
 
     def run(self, x: Tensor, inputs: LayerInputs, cache: Cache) -> Tensor:
         """See `nn.ops.decoding_step`."""
@@ -200,7 +233,9 @@ class CompiledDecoder:
         if bias is not None:  # (B or 1, H, 1, S)
             bias = bias.float().contiguous()
             row_stride = bias.stride(0) if bias.shape[0] == rows > 1 else 0
-            self._set(own, score_bias=bias, score_bias_row=row_stride, score_bias_head=bias.stride(1))
+            self._set(
+                own, score_bias=bias, score_bias_row=row_stride, score_bias_head=bias.stride(1)
+            )
         local = own[self.rotates_locally], inputs.local_rotary
         for indices, angles in ((own[self.rotates & ~self.rotates_locally], rotary), local):
             if angles is None:  # else cos and sin (B or 1, 1, 1, R/2) of the new tokens
@@ -248,8 +283,12 @@ class CompiledDecoder:
             return
         assert keys.stride() == values.stride() and keys.stride(3) == 1 and keys.dtype in DTYPES
         self.keys_of[index] = keys
-        strides = dict(zip(("row_stride", "head_stride", "key_stride"), keys.stride(), strict=False))
-        set_fields(self.program, index, keys=keys, values=values, dtype=DTYPES[keys.dtype], **strides)
+        strides = dict(
+            zip(("row_stride", "head_stride", "key_stride"), keys.stride(), strict=False)
+        )
+        set_fields(
+            self.program, index, keys=keys, values=values, dtype=DTYPES[keys.dtype], **strides
+        )
 
 
 def _float(vector: Tensor | None) -> Tensor | None:

@@ -1,13 +1,15 @@
-"""Linear layer and cross-entropy in one function that never stores all logits; replaces `nn.ops.cross_entropy`.
+"""Linear layer and cross-entropy in one function that never stores all logits; replaces
+`nn.ops.cross_entropy`.
 
 With logits z = h Wᵀ + b, target y, label smoothing ε (Szegedy et al. 2016) and V classes:
 
     loss     = log Σ exp z - (1 - ε) z_y - ε mean(z)
     dloss/dz = softmax(z) - (1 - ε) onehot(y) - ε / V
 
-Only softmax(z) has rows × V elements. The one-hot part of the gradient is a look-up in W and the uniform part has rank
-one, so both are added without a pass over the logits. The logits are computed in chunks of rows. Used on every device;
-with Numba, one compiled loop replaces the softmax on a CPU.
+Only softmax(z) has rows × V elements. The one-hot part of the gradient is a look-up in W and the
+uniform part has rank one, so both are added without a pass over the logits. The logits are computed
+in chunks of rows. Used on every device; with Numba, one compiled loop replaces the softmax on a
+CPU.
 """
 
 from typing import Any
@@ -20,13 +22,17 @@ from trifold.fast import as_array, compiled_loops, supports_loops
 from trifold.nn.losses import CHUNK
 from trifold.nn.ops import cross_entropy as plain_cross_entropy
 
-MAX_EXACT_NLL = 60.0  # nats; above it the probability is close to the smallest number of bf16 and fp32
+MAX_EXACT_NLL = (
+    60.0  # nats; above it the probability is close to the smallest number of bf16 and fp32
+)
 
 
 def cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """See `nn.ops.cross_entropy`. Exact in fp32; in bf16 the probabilities are rounded, but not the sums."""
+    """See `nn.ops.cross_entropy`. Exact in fp32; in bf16 the probabilities are rounded, but not the
+    sums.
+    """
     if hidden.dtype is torch.float64:
         return plain_cross_entropy(hidden, weight, bias, targets, smoothing)
     if hidden.requires_grad or weight.requires_grad:
@@ -51,21 +57,32 @@ def _without_gradient(
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Computes the gradients in the forward pass, while the probabilities of a chunk are in the caches."""
+    """Computes the gradients in the forward pass, while the probabilities of a chunk are in the
+    caches.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        smoothing: float,
     ) -> tuple[Tensor, Tensor]:
         has_target, labels = (targets >= 0).float(), targets.clamp_min(0)
         rows, classes = len(hidden), weight.shape[0]
         d_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        d_bias = None if bias is None else torch.zeros(classes, dtype=torch.float32, device=weight.device)
+        d_bias = (
+            None
+            if bias is None
+            else torch.zeros(classes, dtype=torch.float32, device=weight.device)
+        )
         d_hidden = torch.empty_like(hidden)
         nll = uniform = d_weight.new_zeros(())
         mean_weight = weight.float().mean(0)
-        # Matmuls are faster with chunks (classes, rows) than with their transposes. Those of fp32 also read a
-        # transposed matrix in place and can add to d_weight; those of bf16 cannot.
+        # Matmuls are faster with chunks (classes, rows) than with their transposes. Those of fp32
+        # also read a transposed matrix in place and can add to d_weight; those of bf16 cannot.
         is_float32 = hidden.dtype is torch.float32
         weight_t = weight.t() if is_float32 else weight.t().contiguous()
         buffer = hidden.new_empty(classes * min(CHUNK, rows))
@@ -96,7 +113,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if smoothing:
                 d_h.addcmul_(mean_weight, real[:, None], value=-smoothing)
                 d_weight -= (smoothing / classes) * h32.sum(0)
-                # log Σ exp z = z_y - log p_y and mean(z) = h · mean(W) + mean(b) need no pass over the logits.
+                # log Σ exp z = z_y - log p_y and mean(z) = h · mean(W) + mean(b) need no pass over
+                # the logits.
                 difference = (h32 * label_weight).sum(-1) - h32 @ mean_weight
                 if bias is not None and d_bias is not None:
                     difference += (bias[label].float() - bias.float().mean()) * real
@@ -114,14 +132,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_hidden, d_weight, d_bias = ctx.saved_tensors
         scale = gradients[0]
         d_bias = None if d_bias is None else (d_bias * scale).to(ctx.dtype)
-        return d_hidden * scale.to(d_hidden.dtype), (d_weight * scale).to(ctx.dtype), d_bias, None, None
+        return (
+            d_hidden * scale.to(d_hidden.dtype),
+            (d_weight * scale).to(ctx.dtype),
+            d_bias,
+            None,
+            None,
+        )
 
 
 def _softmax_in_place(
     z: Tensor, hidden: Tensor, targets: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Replace logits z (V, N) by e, where e · inverse_sum = softmax(z) of each column; returns inverse_sum (N,) and
-    -log p of the targets (N,), both 0 where there is no target.
+    """Replace logits z (V, N) by e, where e · inverse_sum = softmax(z) of each column; returns
+    inverse_sum (N,) and -log p of the targets (N,), both 0 where there is no target.
     """
     if supports_loops(z):
         inverse_sum, nll = torch.empty(2, len(targets))

@@ -1,9 +1,9 @@
 """The compiled decoding step: one more token for every row; replaces `nn.ops.decoding_step`.
 
-The stack is translated into instructions once per cache (compiled_decoder.py) and executed by interpreter.py. The plain
-step runs for everything that is not supported: more than FEW_ROWS rows, unless all weights are int8; gradients; windows
-over padded rows; unknown modules or hooks; and stacks with fewer than
-MIN_WEIGHTS weights, for which the compilation takes longer than it saves.
+The stack is translated into instructions once per cache (compiled_decoder.py) and executed by
+interpreter.py. The plain step runs for everything that is not supported: more than FEW_ROWS rows,
+unless all weights are int8; gradients; windows over padded rows; unknown modules or hooks; and
+stacks with fewer than MIN_WEIGHTS weights, for which the compilation takes longer than it saves.
 """
 
 from typing import TypeAlias
@@ -47,7 +47,9 @@ def decoding_step(stack: Stack, x: Tensor, inputs: LayerInputs, cache: Cache) ->
     return out
 
 
-def _compiled_decoder(stack: Stack, x: Tensor, inputs: LayerInputs, cache: Cache) -> CompiledDecoder | None:
+def _compiled_decoder(
+    stack: Stack, x: Tensor, inputs: LayerInputs, cache: Cache
+) -> CompiledDecoder | None:
     """The compiled decoder of this cache if it supports the step."""
     mask = inputs.mask
     if x.shape[1] != 1 or torch.is_grad_enabled() or stack.training or cache.length == 0:
@@ -72,7 +74,9 @@ def _compiled_decoder(stack: Stack, x: Tensor, inputs: LayerInputs, cache: Cache
 
 
 def is_supported(stack: Stack, cache: Cache, x: Tensor) -> bool:
-    """Whether the stack is large enough and instructions exist for all its modules and this number of rows."""
+    """Whether the stack is large enough and instructions exist for all its modules and this number
+    of rows.
+    """
     weights = [module.weight for module in stack.modules() if isinstance(module, Linear)]
     if sum(weight.shape[0] * weight.shape[1] for weight in weights) < MIN_WEIGHTS:
         return False
@@ -90,7 +94,9 @@ def is_supported(stack: Stack, cache: Cache, x: Tensor) -> bool:
         all(type(module) in SUPPORTED and _has_instructions(module) for module in modules)
         and all(getattr(part, "scale", 1) == 1 for part in parts)
         and all(buffers is not None and buffers[0].dtype in DTYPES for buffers in stored)
-        and not any(module._forward_hooks or module._forward_pre_hooks for module in stack.modules())
+        and not any(
+            module._forward_hooks or module._forward_pre_hooks for module in stack.modules()
+        )
         and all(is_readable(weight) for weight in weights)
         and compiled_interpreter() is not None
     )

@@ -1,8 +1,8 @@
 """The format of the instructions that interpreter.py executes.
 
-An instruction is one operation of a decoding step: a norm, a matmul, attention, or the conversion to or from int8. It
-consists of tasks, which the threads share. Arrays are given by address, 0 for an absent one; the caller keeps them
-alive. Strides count elements, not bytes.
+An instruction is one operation of a decoding step: a norm, a matmul, attention, or the conversion
+to or from int8. It consists of tasks, which the threads share. Arrays are given by address, 0 for
+an absent one; the caller keeps them alive. Strides count elements, not bytes.
 """
 
 import numpy as np
@@ -16,15 +16,20 @@ NONE, RELU, GELU, GELU_TANH, QUICK_GELU, SILU, TANH, RELU2 = range(8)
 
 INTEGER_FIELDS = (
     *("opcode", "waits", "tasks"),  # waits: 1 if it starts after all instructions before it
-    # Operations other than matmul: units are rows, or rows times heads in a norm and times key heads in attention.
+    # Operations other than matmul: units are rows, or rows times heads in a norm and times key
+    # heads in attention.
     *("units", "units_per_task"),
     *("rows", "inputs", "outputs"),  # of a matmul; the width of a norm is `inputs`
     *("x", "weight", "scales", "bias", "out", "dtype", "mode"),
     *("norm", "activation"),
-    # Attention: x holds the queries. New keys and values, if any, are first stored in the cache at `slot`.
+    # Attention: x holds the queries. New keys and values, if any, are first stored in the cache at
+    # `slot`.
     *("new_keys", "new_values", "keys", "values", "slot", "first", "length"),
     *("heads", "kv_heads", "width", "beams", "row_stride", "head_stride", "key_stride"),
-    *("beam_index", "beam_index_stride"),  # (R, S) the cache row of each key; address 0: the same row
+    *(
+        "beam_index",
+        "beam_index_stride",
+    ),  # (R, S) the cache row of each key; address 0: the same row
     *("mask", "mask_stride", "score_bias", "score_bias_row", "score_bias_head"),
     *("cos", "sin", "rotary_stride", "rotary_width", "interleaved"),
 )
@@ -37,5 +42,7 @@ PREFETCH_BYTES = 12_288  # distance between the address that is prefetched and t
 
 
 def outputs_per_task(inputs: int, dtype: int) -> int:
-    """Outputs with about TASK_BYTES of weights; a multiple of 16, so that no two threads write to one cache line."""
+    """Outputs with about TASK_BYTES of weights; a multiple of 16, so that no two threads write to
+    one cache line.
+    """
     return max(16, TASK_BYTES // (inputs * ITEM_BYTES[dtype]) // 16 * 16)

@@ -13,7 +13,8 @@ CHUNK = 2**22  # weights quantized at a time, to bound the memory of their fp32 
 
 
 class Int8Weight(nn.Module):
-    """A matrix (N, K) ≈ values · scale of the row: values (N, K) int8 in ±127, scales (N,) fp32. It is not trained.
+    """A matrix (N, K) ≈ values · scale of the row: values (N, K) int8 in ±127, scales (N,) fp32. It
+    is not trained.
 
     `dtype` is the type of the original matrix and of the results.
     """
@@ -30,9 +31,15 @@ class Int8Weight(nn.Module):
 
     @classmethod
     def __torch_function__(
-        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        cls,
+        function: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Support F.linear(x, weight, bias) and F.embedding(indices, weight), which plain operations call."""
+        """Support F.linear(x, weight, bias) and F.embedding(indices, weight), which plain
+        operations call.
+        """
         match function, args:
             case F.linear, (x, weight, bias):
                 return weight.linear(x, bias)
@@ -45,7 +52,9 @@ class Int8Weight(nn.Module):
     def quantize(
         cls, matrix: Tensor, dtype: torch.dtype | None = None, values: Tensor | None = None
     ) -> Int8Weight:
-        """Round to nearest; the largest magnitude of each row becomes 127. Uses the memory of `values`, if given."""
+        """Round to nearest; the largest magnitude of each row becomes 127. Uses the memory of
+        `values`, if given.
+        """
         if values is None:
             values = torch.empty(matrix.shape, dtype=torch.int8, device=matrix.device)
         scales = torch.empty(matrix.shape[0], device=matrix.device)
@@ -74,8 +83,8 @@ class Int8Weight(nn.Module):
         return (self.values[indices] * self.scales[indices][..., None]).to(self.dtype)
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x (..., K) · matrixᵀ + bias (N,) -> (..., N). int8 values are exact in every type; the scales multiply the
-        sums.
+        """x (..., K) · matrixᵀ + bias (N,) -> (..., N). int8 values are exact in every type; the
+        scales multiply the sums.
         """
         y: Tensor = _Product.apply(x, self.values, self.scales)  # type: ignore[no-untyped-call]
         return y if bias is None else y + bias
@@ -85,7 +94,9 @@ class Int8Weight(nn.Module):
 
 
 class _Product(torch.autograd.Function):
-    """x · matrixᵀ with the gradient of x. Saves the int8 values, not their copy in the type of x."""
+    """x · matrixᵀ with the gradient of x. Saves the int8 values, not their copy in the type of
+    x.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, values: Tensor, scales: Tensor) -> Tensor:
@@ -104,6 +115,8 @@ Weight: TypeAlias = Tensor | Int8Weight
 
 @cache
 def int_mm_is_exact() -> bool:
-    """Whether torch._int_mm is exact. Without VNNI it adds pairs of products in 16 bits, which overflow."""
+    """Whether torch._int_mm is exact. Without VNNI it adds pairs of products in 16 bits, which
+    overflow.
+    """
     largest = torch.full((16, 64), 127, dtype=torch.int8)
     return bool((torch._int_mm(largest, largest.t()) == 64 * 127 * 127).all())

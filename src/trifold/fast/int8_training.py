@@ -1,14 +1,18 @@
-"""Int8 training: the linear layers multiply int8 matrices, which CPUs with VNNI do up to twice as fast as bf16.
+"""Int8 training: the linear layers multiply int8 matrices, which CPUs with VNNI do up to twice as
+fast as bf16.
 
     y = x Wᵀ + b    one scale per row of x and per row of W
     dx = g W        one scale per row of g and per column of W
-    dW = gᵀ x       one scale per column of g and of x, in chunks of rows; the chunks are summed in fp32
+    dW = gᵀ x       one scale per column of g and of x, in chunks of rows; the chunks are summed
+                    in fp32
     db = Σ g        in fp32
 
-This is SwitchBack (Wortsman et al. 2023, section 2) with a scale per row of W instead of one for all of W. dW sums over
-tokens with gradients of different magnitude. There SwitchBack keeps bf16 and Jetfire (Xi et al. 2024) has a scale per
-block of 32 × 32; here each column of a chunk has one, so a gradient below 1/254 of the largest in its chunk counts as
-0. y and dx of a token do not depend on other tokens. Weights, optimizer state and the trained model are not quantized.
+This is SwitchBack (Wortsman et al. 2023, section 2) with a scale per row of W instead of one for
+all of W. dW sums over tokens with gradients of different magnitude. There SwitchBack keeps bf16 and
+Jetfire (Xi et al. 2024) has a scale per block of 32 × 32; here each column of a chunk has one, so a
+gradient below 1/254 of the largest in its chunk counts as
+0. y and dx of a token do not depend on other tokens. Weights, optimizer state and the trained model
+are not quantized.
 """
 
 from collections.abc import Iterator
@@ -25,8 +29,9 @@ from trifold.nn.layers import Linear
 from trifold.nn.stack import Stack
 
 CHUNK = 1024  # rows whose int32 sums stay in the last-level cache until they are scaled
-# Rows of x and elements of W from which it is faster, forward and backward (Zen 5). Compared with bf16, 512 rows and
-# 256 × 256 weights take 10 % less time, 2,048 rows and 512 × 512 weights 33 % less.
+# Rows of x and elements of W from which it is faster, forward and backward (Zen 5). Compared with
+# bf16, 512 rows and 256 × 256 weights take 10 % less time, 2,048 rows and 512 × 512 weights 33 %
+# less.
 MIN_ROWS, MIN_WEIGHTS = 512, 2**16
 
 
@@ -62,7 +67,9 @@ def count_int8_layers(model: nn.Module) -> int:
 
 
 def int8_training_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (..., K) · weight (N, K)ᵀ + bias (N,) -> (..., N): with int8 matmul if x has a gradient and enough rows."""
+    """x (..., K) · weight (N, K)ᵀ + bias (N,) -> (..., N): with int8 matmul if x has a gradient and
+    enough rows.
+    """
     rows = x.numel() // x.shape[-1]
     if isinstance(weight, Int8Weight) or rows < MIN_ROWS or not trains_with_loops(x):
         return ops.linear(x, weight, bias)
@@ -96,7 +103,9 @@ class _Int8Linear(torch.autograd.Function):
         dw = torch.zeros(weight.shape) if needs_dw else None
         db = torch.zeros(len(weight)) if needs_db else None
         by_columns, g_scales = _column_buffers(g)
-        for number, (rows, by_rows, row_scales) in enumerate(_quantized_chunks(g, by_columns, g_scales)):
+        for number, (rows, by_rows, row_scales) in enumerate(
+            _quantized_chunks(g, by_columns, g_scales)
+        ):
             if dx is not None:
                 _dequantize(torch._int_mm(by_rows, w_int8), row_scales, w_scales, no_bias, dx[rows])
             if dw is not None:
@@ -111,27 +120,36 @@ def quantize(x: Tensor, by: Literal["rows", "columns"]) -> tuple[Tensor, Tensor]
     """x (R, K) ≈ values (R, K) int8 · scales, (R,) of the rows or (K,) of the columns."""
     values, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[by == "columns"])
     outputs, unused = (as_array(values), as_array(scales)), (None, None)
-    compiled_loops().quantize_matrix(as_array(x), *(outputs + unused if by == "rows" else unused + outputs))
+    compiled_loops().quantize_matrix(
+        as_array(x), *(outputs + unused if by == "rows" else unused + outputs)
+    )
     return values, scales
 
 
 def _dequantize(
     sums: Tensor, row_scales: Tensor, column_scales: Tensor, bias: Tensor | None, out: Tensor
 ) -> None:
-    """sums (R, N) int32 · row_scales (R,) · column_scales (N,) + bias (N,) -> out (R, N). bias None: add to out."""
+    """sums (R, N) int32 · row_scales (R,) · column_scales (N,) + bias (N,) -> out (R, N). bias
+    None: add to out.
+    """
     added = None if bias is None else as_array(bias)
-    compiled_loops().dequantize(*map(as_array, (sums, row_scales, column_scales)), added, as_array(out))
+    compiled_loops().dequantize(
+        *map(as_array, (sums, row_scales, column_scales)), added, as_array(out)
+    )
 
 
 def _column_buffers(x: Tensor) -> tuple[Tensor, Tensor]:
-    """For x (R, K): its copy quantized by columns (R, K), and the scales of each chunk (chunks, K)."""
+    """For x (R, K): its copy quantized by columns (R, K), and the scales of each chunk (chunks,
+    K).
+    """
     return torch.empty(x.shape, dtype=torch.int8), torch.empty(-(-len(x) // CHUNK), x.shape[1])
 
 
 def _quantized_chunks(
     x: Tensor, by_columns: Tensor, column_scales: Tensor
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """For each chunk of x: the slice of its rows, their copy quantized by rows, and the scales of that.
+    """For each chunk of x: the slice of its rows, their copy quantized by rows, and the scales of
+    that.
 
     Also quantizes the chunk by columns, into by_columns and column_scales.
     """

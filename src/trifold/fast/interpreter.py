@@ -1,9 +1,11 @@
-"""The interpreter: executes the instructions of a decoding step on several threads, compiled by Numba.
+"""The interpreter: executes the instructions of a decoding step on several threads, compiled by
+Numba.
 
-A step for a few rows reads every weight once and computes little, so nothing may come between two matmuls: no
-operator, no allocation, no waking of threads. compiled_decoder.py therefore translates a stack into an array of
-instructions once, and `_execute` runs it. The threads take the tasks of an instruction from a shared counter, whichever
-is free the next one. An instruction that reads the results of others waits until all their tasks are done.
+A step for a few rows reads every weight once and computes little, so nothing may come between two
+matmuls: no operator, no allocation, no waking of threads. compiled_decoder.py therefore translates
+a stack into an array of instructions once, and `_execute` runs it. The threads take the tasks of an
+instruction from a shared counter, whichever is free the next one. An instruction that reads the
+results of others waits until all their tasks are done.
 """
 
 from functools import cache
@@ -14,11 +16,33 @@ from typing import Any
 import numpy as np
 from numba import carray, cfunc, types
 
-from trifold.fast.instruction import ATTENTION, FLOAT32, INSTRUCTION, MATMUL, NORM, PREFETCH_BYTES, QUANTIZE
-from trifold.fast.intrinsics import atomic_add, atomic_load, bfloat16_at, float32_at, to_pointer, yield_cpu
+from trifold.fast.instruction import (
+    ATTENTION,
+    FLOAT32,
+    INSTRUCTION,
+    MATMUL,
+    NORM,
+    PREFETCH_BYTES,
+    QUANTIZE,
+)
+from trifold.fast.intrinsics import (
+    atomic_add,
+    atomic_load,
+    bfloat16_at,
+    float32_at,
+    to_pointer,
+    yield_cpu,
+)
 from trifold.fast.loops import Array, subroutine
 from trifold.fast.step_attention import attention
-from trifold.fast.step_linear import dequantize_row, matmul, norm, prefetch, quantize_row, weight_address
+from trifold.fast.step_linear import (
+    dequantize_row,
+    matmul,
+    norm,
+    prefetch,
+    quantize_row,
+    weight_address,
+)
 
 SPINS = 100_000  # polls of a counter, one or two nanoseconds each, before the CPU is yielded
 PREFETCH_PER_SPIN = 256  # bytes
@@ -28,7 +52,9 @@ SOURCES = ("instruction", "interpreter", "intrinsics", "loops", "step_attention"
 
 @subroutine
 def _wait(done: Array, number: int, tasks: int, start: int, end: int) -> int:
-    """Wait until all tasks of an instruction are done and prefetch from start to end; returns the new start."""
+    """Wait until all tasks of an instruction are done and prefetch from start to end; returns the
+    new start.
+    """
     spins = 0
     while atomic_load(done, number) < tasks:
         if start < end:
@@ -63,10 +89,10 @@ def _run_units(op: Any, units: range) -> None:
 def _execute(program: Array, taken: Array, done: Array, thread: int, threads: int) -> None:
     """Execute the instructions together with the other threads; returns when all are done.
 
-    program (n,) is constant. taken (threads · n,) counts the tasks taken from each thread's share of an instruction,
-    done (n,) those that are finished; both start as zeros. A thread first takes its own share in memory order, then
-    helps with those of others. Threads wait for tasks that were taken, never for a thread: one that starts late or
-    loses its CPU finds less to do.
+    program (n,) is constant. taken (threads · n,) counts the tasks taken from each thread's share
+    of an instruction, done (n,) those that are finished; both start as zeros. A thread first takes
+    its own share in memory order, then helps with those of others. Threads wait for tasks that were
+    taken, never for a thread: one that starts late or loses its CPU finds less to do.
     """
     count, complete = program.shape[0], 0
     for number in range(count):
@@ -90,7 +116,10 @@ def _execute(program: Array, taken: Array, done: Array, thread: int, threads: in
                     matmul(op, task)
                 else:
                     _run_units(
-                        op, range(task * op.units_per_task, min(op.units, (task + 1) * op.units_per_task))
+                        op,
+                        range(
+                            task * op.units_per_task, min(op.units, (task + 1) * op.units_per_task)
+                        ),
                     )
                 finished += 1
                 task = first + atomic_add(taken, share * count + number, 1)
@@ -103,8 +132,9 @@ def _execute(program: Array, taken: Array, done: Array, thread: int, threads: in
 
 @subroutine
 def _run_thread(job: Any) -> None:
-    """The work of one thread. job (5,): the address of the instructions, their number, the address of the counters
-    `taken` and `done`, the largest number of threads, and the number that have started.
+    """The work of one thread. job (5,): the address of the instructions, their number, the address
+    of the counters `taken` and `done`, the largest number of threads, and the number that have
+    started.
     """
     fields = carray(job, 5)
     count, threads = fields[1], fields[3]
@@ -118,7 +148,8 @@ def _run_thread(job: Any) -> None:
 def entry_point() -> Any:
     """`_run_thread` compiled as a C function, to be called by its address.
 
-    Numba finds it in its cache by this file and by the values in its closure: the hash of all source files.
+    Numba finds it in its cache by this file and by the values in its closure: the hash of all
+    source files.
     """
     folder = Path(__file__).parent
     sources = b"".join((folder / f"{name}.py").read_bytes() for name in SOURCES)

@@ -1,4 +1,6 @@
-"""Intrinsics that Numba lacks: arrays at an address, prefetch, atomic counters, yielding the CPU."""
+"""Intrinsics that Numba lacks: arrays at an address, prefetch, atomic counters, yielding the
+CPU.
+"""
 
 import os
 from typing import Any
@@ -24,13 +26,17 @@ def to_pointer(typing: Any, address: Any) -> Any:
 
 @intrinsic
 def prefetch_line(typing: Any, address: Any) -> Any:
-    """Load the cache line at an address, valid or not, into the second-level cache in the background."""
+    """Load the cache line at an address, valid or not, into the second-level cache in the
+    background.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         word = ir.IntType(32)
         signature_ = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
         prefetch = cgutils.get_or_insert_function(builder.module, signature_, "llvm.prefetch.p0")
-        builder.call(prefetch, [builder.inttoptr(values[0], cgutils.voidptr_t), word(0), word(2), word(1)])
+        builder.call(
+            prefetch, [builder.inttoptr(values[0], cgutils.voidptr_t), word(0), word(2), word(1)]
+        )
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
@@ -61,7 +67,9 @@ def atomic_load(typing: Any, array: Any, index: Any) -> Any:
     """Load array[index] atomically."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.load_atomic(_element_pointer(context, builder, signature, values), "seq_cst", 8)
+        return builder.load_atomic(
+            _element_pointer(context, builder, signature, values), "seq_cst", 8
+        )
 
     return types.int64(array, index), generate
 

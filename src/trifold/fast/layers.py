@@ -1,8 +1,10 @@
-"""Embeddings, linear layers, dropout, GELU and layer norm; they replace the operations of `nn.ops` with the same names.
+"""Embeddings, linear layers, dropout, GELU and layer norm; they replace the operations of `nn.ops`
+with the same names.
 
 embedding          int8 weights
-linear             few rows: instructions of the interpreter, because PyTorch reads the weight at half the memory
-                   bandwidth or less; many bf16 rows and an int8 weight: int8 matmul, twice as fast as bf16
+linear             few rows: instructions of the interpreter, because PyTorch reads the weight at
+                   half the memory bandwidth or less; many bf16 rows and an int8 weight: int8
+                   matmul, twice as fast as bf16
 linears            one matmul with the stacked weights
 activation_linear  saves the input of the activation instead of its output
 the others         one compiled loop each, in training on a CPU in bf16 and fp32
@@ -47,13 +49,17 @@ MIN_WEIGHTS = 2**20  # elements of a weight from which instructions are worth th
 
 
 def embedding(indices: Tensor, weight: Weight) -> Tensor:
-    """See `nn.ops.embedding`. Called once per forward pass, and therefore adapts to other processes."""
+    """See `nn.ops.embedding`. Called once per forward pass, and therefore adapts to other
+    processes.
+    """
     if is_eager_cpu(indices):
         adapt_to_contention()
     return weight.rows(indices) if isinstance(weight, Int8Weight) else F.embedding(indices, weight)
 
 
-def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+def linear(
+    x: Tensor, weight: Weight, bias: Tensor | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
     """See `nn.ops.linear`."""
     if supports_few_row_linear(x, weight):
         return few_row_linear(x, weight, bias).to(dtype or x.dtype)
@@ -64,11 +70,13 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, dtype: torch.d
     return weight.linear(x, bias).to(dtype or x.dtype)
 
 
-# --- inference -----------------------------------------------------------------------------------------
+# --- inference ------------------------------------------------------------------------------------
 
 
 def supports_few_row_linear(x: Tensor, weight: Weight) -> bool:
-    """Whether x (..., K) has few rows and no gradient, and the weight (N, K) is large and readable."""
+    """Whether x (..., K) has few rows and no gradient, and the weight (N, K) is large and
+    readable.
+    """
     return (
         x.shape[-1] * FEW_ROWS >= x.numel()
         and weight.shape[0] * weight.shape[1] >= MIN_WEIGHTS
@@ -84,12 +92,16 @@ def few_row_linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     out = torch.empty(*x.shape[:-1], weight.shape[0])
     bias = None if bias is None else bias.detach().float().contiguous()
     x_float = x.detach().float().contiguous()
-    execute_one(**matmul_fields(weight), rows=x.numel() // x.shape[-1], x=x_float, out=out, bias=bias)
+    execute_one(
+        **matmul_fields(weight), rows=x.numel() // x.shape[-1], x=x_float, out=out, bias=bias
+    )
     return out
 
 
 def supports_int8_linear(x: Tensor, weight: Int8Weight) -> bool:
-    """Whether x (..., K) is bf16, has more than a few rows and no gradient, and the weight is not small."""
+    """Whether x (..., K) is bf16, has more than a few rows and no gradient, and the weight is not
+    small.
+    """
     return (
         x.dtype is torch.bfloat16
         and x.numel() > FEW_ROWS * x.shape[-1]
@@ -106,32 +118,37 @@ def int8_linear(
 ) -> Tensor:
     """x (..., K) · weight (N, K)ᵀ + bias (N,) -> (..., N) of `dtype`, by default that of x.
 
-    x is quantized row by row, which costs about as much precision as the quantization of the weight.
+    x is quantized row by row, which costs about as much precision as the quantization of the
+    weight.
     """
     x = x.contiguous()
     outputs, inputs = weight.shape
     rows = x.numel() // inputs
     x_int8, x_scales = torch.empty(rows, inputs, dtype=torch.int8), torch.empty(rows)
     sizes = {"rows": rows, "units": rows}
-    execute_one(opcode=QUANTIZE, dtype=BFLOAT16, **sizes, inputs=inputs, x=x, out=x_int8, scales=x_scales)
+    execute_one(
+        opcode=QUANTIZE, dtype=BFLOAT16, **sizes, inputs=inputs, x=x, out=x_int8, scales=x_scales
+    )
     sums = torch._int_mm(x_int8, weight.values.t())
     dtype, shape = dtype or x.dtype, (*x.shape[:-1], outputs)
     # fp32 results overwrite their int32 sums.
-    out = sums.view(dtype).view(shape) if dtype is torch.float32 else torch.empty(shape, dtype=dtype)
+    out = (
+        sums.view(dtype).view(shape) if dtype is torch.float32 else torch.empty(shape, dtype=dtype)
+    )
     bias = None if bias is None else bias.float()
     fields = {"x": sums, "weight": x_scales, "scales": weight.scales, "bias": bias, "out": out}
     execute_one(opcode=DEQUANTIZE, dtype=DTYPES[out.dtype], **sizes, outputs=outputs, **fields)
     return out
 
 
-# --- several layers ------------------------------------------------------------------------------------
+# --- several layers -------------------------------------------------------------------------------
 
 
 def linears(x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
     """See `nn.ops.linears`.
 
-    Stacking copies the weights. That pays for many tokens, but not for a few (one decoding step), where the layers are
-    called one by one.
+    Stacking copies the weights. That pays for many tokens, but not for a few (one decoding step),
+    where the layers are called one by one.
     """
     if x.numel() // x.shape[-1] < 64 or _separate(layers):
         return tuple(layer(x) for layer in layers)
@@ -142,7 +159,9 @@ def linears(x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
 
 def _separate(layers: Sequence[Linear]) -> bool:
     """Whether a layer is more than the product with a dense matrix."""
-    return any(isinstance(layer.weight, Int8Weight) or isinstance(layer, AdaptedLinear) for layer in layers)
+    return any(
+        isinstance(layer.weight, Int8Weight) or isinstance(layer, AdaptedLinear) for layer in layers
+    )
 
 
 def concatenated_linears(x: Tensor, layers: Sequence[Linear]) -> Tensor:
@@ -157,7 +176,7 @@ def concatenated_linears(x: Tensor, layers: Sequence[Linear]) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-# --- recomputed activations ----------------------------------------------------------------------------
+# --- recomputed activations -----------------------------------------------------------------------
 
 # Activations whose backward pass needs their output, so that recomputing it saves nothing.
 OUTPUT_SAVED = (F.relu, torch.tanh)
@@ -166,15 +185,21 @@ OUTPUT_SAVED = (F.relu, torch.tanh)
 def activation_linear(
     layer: Linear, activation: Callable[[Tensor], Tensor], x: Tensor, gated: Tensor | None = None
 ) -> Tensor:
-    """See `nn.ops.activation_linear`. Saves x (and `gated`) and recomputes the activation in the backward pass, so it
-    has no second derivative.
+    """See `nn.ops.activation_linear`. Saves x (and `gated`) and recomputes the activation in the
+    backward pass, so it has no second derivative.
 
-    Not for int8 weights and int8 training, layers with hooks, and graphs, whose compiler decides what to save.
+    Not for int8 weights and int8 training, layers with hooks, and graphs, whose compiler decides
+    what to save.
     """
-    trains = torch.is_grad_enabled() and (x.requires_grad or (gated is not None and gated.requires_grad))
+    trains = torch.is_grad_enabled() and (
+        x.requires_grad or (gated is not None and gated.requires_grad)
+    )
     is_plain = type(layer) is Linear and not isinstance(layer.weight, Int8Weight)
     has_hooks = (
-        layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+        layer._forward_hooks
+        or layer._forward_pre_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
     )
     saves_output = gated is None and activation in OUTPUT_SAVED
     if not trains or not is_plain or saves_output or has_hooks or torch.compiler.is_compiling():
@@ -186,7 +211,11 @@ def activation_linear(
 class _ActivationLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, activation: Callable[[Tensor], Tensor], weight: Tensor, bias: Tensor | None, *inputs: Tensor
+        ctx: Any,
+        activation: Callable[[Tensor], Tensor],
+        weight: Tensor,
+        bias: Tensor | None,
+        *inputs: Tensor,
     ) -> Tensor:
         ctx.activation = activation
         ctx.save_for_backward(weight, *inputs)
@@ -208,10 +237,12 @@ class _ActivationLinear(torch.autograd.Function):
 def _activate(
     activation: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]
 ) -> tuple[list[Tensor], Tensor]:
-    """Copies of the inputs that require gradients, and the activation of the first, times the second if there is one.
+    """Copies of the inputs that require gradients, and the activation of the first, times the
+    second if there is one.
 
-    Gradients are enabled in both passes, because the choice of the kernel depends on it: both compute the same bits.
-    The hooks separate this graph's tensors from those around it, such as activation checkpointing's.
+    Gradients are enabled in both passes, because the choice of the kernel depends on it: both
+    compute the same bits. The hooks separate this graph's tensors from those around it, such as
+    activation checkpointing's.
     """
     with torch.enable_grad(), saved_tensors_hooks(lambda x: x.detach(), lambda x: x):
         leaves = [x.detach().requires_grad_() for x in inputs]
@@ -219,11 +250,13 @@ def _activate(
         return leaves, y * leaves[1] if len(leaves) > 1 else y
 
 
-# --- dropout, GELU, layer norm ---------------------------------------------------------------------------
+# --- dropout, GELU, layer norm --------------------------------------------------------------------
 
 
 def dropout(y: Tensor, p: float, x: Tensor | None = None) -> Tensor:
-    """See `nn.ops.dropout`. The loop draws the same mask; on other devices and in graphs, PyTorch draws its own."""
+    """See `nn.ops.dropout`. The loop draws the same mask; on other devices and in graphs, PyTorch
+    draws its own.
+    """
     if trains_with_loops(y):
         return _Dropout.apply(x, y, p)  # type: ignore[no-any-return, no-untyped-call]
     if is_eager_cpu(y):
@@ -235,18 +268,26 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor | None, y: Tensor, p: float) -> Tensor:
         seed, threshold = int(torch.randint(2**32, (), generator=thread_rng())), round(p * 2**32)
-        ctx.arguments = np.uint32(seed), np.uint32(min(threshold, 2**32 - 1)), np.float32(1 / (1 - p))
+        ctx.arguments = (
+            np.uint32(seed),
+            np.uint32(min(threshold, 2**32 - 1)),
+            np.float32(1 / (1 - p)),
+        )
         ctx.adds = x is not None
         return _elementwise(compiled_loops().dropout, y, x, y, *ctx.arguments)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        d_y = _elementwise(compiled_loops().dropout, gradients[0], None, gradients[0], *ctx.arguments)
+        d_y = _elementwise(
+            compiled_loops().dropout, gradients[0], None, gradients[0], *ctx.arguments
+        )
         return gradients[0] if ctx.adds else None, d_y, None
 
 
 def _elementwise(loop: Callable[..., None], like: Tensor, *inputs: Any) -> Tensor:
-    """The output of a loop over all elements of its inputs, a tensor of the shape and type of `like`."""
+    """The output of a loop over all elements of its inputs, a tensor of the shape and type of
+    `like`.
+    """
     out = torch.empty(like.shape, dtype=like.dtype)
     loop(*(as_array(x).reshape(-1) if isinstance(x, Tensor) else x for x in (*inputs, out)))
     return out
@@ -292,5 +333,7 @@ class _LayerNorm(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, *moments = ctx.saved_tensors
         d_x, sums = torch.empty(x.shape, dtype=x.dtype), torch.empty(2, x.shape[1])
-        compiled_loops().layer_norm_backward(*map(as_array, (gradients[0], x, weight, *moments, d_x, sums)))
+        compiled_loops().layer_norm_backward(
+            *map(as_array, (gradients[0], x, weight, *moments, d_x, sums))
+        )
         return d_x, *sums.to(weight.dtype), None

@@ -1,11 +1,13 @@
 """Training loops compiled by Numba: each makes one pass where PyTorch needs several operators.
 
-layers.py, attention.py, cross_entropy.py and int8_training.py wrap them as autograd functions. They run on the CPU in
-fp32 and bf16, on one thread, and release the GIL, so that several workers can train in parallel. bf16 arrays are
-uint16, the upper half of an fp32; all arithmetic is fp32. NaN and infinity propagate. Packed arrays (N, ...) hold
-sequences one after the other; `starts` (B + 1,) holds their offsets and the end.
+layers.py, attention.py, cross_entropy.py and int8_training.py wrap them as autograd functions. They
+run on the CPU in fp32 and bf16, on one thread, and release the GIL, so that several workers can
+train in parallel. bf16 arrays are uint16, the upper half of an fp32; all arithmetic is fp32. NaN
+and infinity propagate. Packed arrays (N, ...) hold sequences one after the other; `starts` (B + 1,)
+holds their offsets and the end.
 
-All loops are in one file because Numba's cache of compiled code checks only the file that defines a function.
+All loops are in one file because Numba's cache of compiled code checks only the file that defines a
+function.
 """
 
 from collections.abc import Callable
@@ -20,20 +22,23 @@ from numpy.typing import NDArray
 Array: TypeAlias = NDArray[Any]
 F = np.float32
 
-# Sums may be reordered, but NaN and infinity are kept (no "nnan", "ninf"). A loop with a sum stores nothing else: when
-# arrays may overlap, the compiler checks at run time whether it can vectorize a loop that stores, and the order of the
-# sum, and so its last bits, would depend on where the arrays lie.
+# Sums may be reordered, but NaN and infinity are kept (no "nnan", "ninf"). A loop with a sum stores
+# nothing else: when arrays may overlap, the compiler checks at run time whether it can vectorize a
+# loop that stores, and the order of the sum, and so its last bits, would depend on where the arrays
+# lie.
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 loop = njit(nogil=True, fastmath=FASTMATH, error_model="numpy", cache=True)
 inline = njit(inline="always", fastmath=FASTMATH, error_model="numpy")
 subroutine = njit(nogil=True, fastmath=FASTMATH, error_model="numpy")
 
 
-# --- conversions ---------------------------------------------------------------------------------------
+# --- conversions ----------------------------------------------------------------------------------
 
 
 def by_type(choose: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: a call is compiled as the function that `choose` returns for the types of its arguments."""
+    """Decorator: a call is compiled as the function that `choose` returns for the types of its
+    arguments.
+    """
 
     @wraps(choose)
     def function(*arguments: Any) -> Any:
@@ -59,7 +64,8 @@ def to_float(x: Any) -> Any:
 def round_like(like: Any, x: Any) -> Any:
     """Round an fp32 to the type of `like`: to nearest, ties to even."""
     if like == types.uint16:
-        # The carry of the rounding could turn a NaN into zero. NaN keeps its upper bits, with the quiet bit set.
+        # The carry of the rounding could turn a NaN into zero. NaN keeps its upper bits, with the
+        # quiet bit set.
         def rounded(like: Any, x: Any) -> Any:
             bits = np.float32(x).view(np.uint32)
             nearest = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
@@ -72,9 +78,11 @@ def round_like(like: Any, x: Any) -> Any:
 
 @by_type
 def round_ties_away(like: Any, x: Any) -> Any:
-    """`round_like` with ties away from zero, which is faster. For values computed from bf16, where ties are rare.
+    """`round_like` with ties away from zero, which is faster. For values computed from bf16, where
+    ties are rare.
 
-    A NaN with bits in its lower half would become infinite or zero; one that came from bf16 has none.
+    A NaN with bits in its lower half would become infinite or zero; one that came from bf16 has
+    none.
     """
     if like == types.uint16:
         return lambda like, x: np.uint16(
@@ -83,12 +91,14 @@ def round_ties_away(like: Any, x: Any) -> Any:
     return lambda like, x: np.float32(x)
 
 
-# --- scalar functions ----------------------------------------------------------------------------------
+# --- scalar functions -----------------------------------------------------------------------------
 
 
 @inline
 def exp(x: Any) -> Any:
-    """e^x to a relative error of 3e-6: 2^n times a polynomial of the fraction. Below -87 it stays at 1e-38."""
+    """e^x to a relative error of 3e-6: 2^n times a polynomial of the fraction. Below -87 it stays
+    at 1e-38.
+    """
     t = x * F(1.4426950408889634)
     t = F(-126.0) if t < F(-126.0) else t
     whole = np.floor(t + F(0.5))
@@ -103,7 +113,9 @@ def exp(x: Any) -> Any:
 
 @inline
 def to_ordered_int(x: Any) -> Any:
-    """Map fp32 to int32 in the same order, because an integer maximum vectorizes. NaN comes first or last."""
+    """Map fp32 to int32 in the same order, because an integer maximum vectorizes. NaN comes first
+    or last.
+    """
     bits = np.float32(x).view(np.int32)
     return bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
 
@@ -125,20 +137,22 @@ def random_bits(counter: Any, seed: Any) -> Any:
     return np.uint32(x ^ (x >> np.uint32(16)))
 
 
-# --- dropout -------------------------------------------------------------------------------------------
+# --- dropout --------------------------------------------------------------------------------------
 
 
 @loop
 def dropout(
     x: Array | None, y: Array, seed: np.uint32, threshold: np.uint32, scale: np.float32, out: Array
 ) -> None:
-    """out[j] = x[j] + y[j] · scale where random_bits(j, seed) ≥ threshold, else x[j]; all (N,). x None: zeros."""
+    """out[j] = x[j] + y[j] · scale where random_bits(j, seed) ≥ threshold, else x[j]; all (N,). x
+    None: zeros.
+    """
     for j in range(out.shape[0]):
         kept = to_float(y[j]) * scale if random_bits(j, seed) >= threshold else F(0)
         out[j] = round_like(out[j], kept if x is None else to_float(x[j]) + kept)
 
 
-# --- activation ----------------------------------------------------------------------------------------
+# --- activation -----------------------------------------------------------------------------------
 
 
 @inline
@@ -166,14 +180,16 @@ def gelu_tanh_backward(d_out: Array, x: Array, d_x: Array) -> None:
         d_x[j] = round_like(d_x[j], to_float(d_out[j]) * slope)
 
 
-# --- layer norm ----------------------------------------------------------------------------------------
+# --- layer norm -----------------------------------------------------------------------------------
 
 
 @loop
 def layer_norm_backward(
     d_out: Array, x: Array, weight: Array, mean: Array, inverse_std: Array, d_x: Array, sums: Array
 ) -> None:
-    """d_out (N, E), mean and inverse_std (N,) of x (N, E) -> d_x (N, E), and the sums (2, E) for weight and bias."""
+    """d_out (N, E), mean and inverse_std (N,) of x (N, E) -> d_x (N, E), and the sums (2, E) for
+    weight and bias.
+    """
     rows, width = x.shape
     d_weight, d_bias = sums[0], sums[1]
     per_element = F(1) / F(width)
@@ -197,12 +213,14 @@ def layer_norm_backward(
             d_x_row[j] = round_like(d_x_row[j], i * (gradient[j] - a - normed[j] * c))
 
 
-# --- attention over packed rows ------------------------------------------------------------------------
+# --- attention over packed rows -------------------------------------------------------------------
 
 
 @loop
 def split_heads(x: Array, column: int, starts: Array, factor: float, out: Array) -> None:
-    """Columns of packed x (N, C) from `column` on, times factor -> padded out (B', H, T', D); padding is 0."""
+    """Columns of packed x (N, C) from `column` on, times factor -> padded out (B', H, T', D);
+    padding is 0.
+    """
     rows, heads, _, width = out.shape
     for b in range(rows):
         length = starts[b + 1] - starts[b] if b + 1 < len(starts) else 0
@@ -217,7 +235,9 @@ def split_heads(x: Array, column: int, starts: Array, factor: float, out: Array)
 
 @loop
 def merge_heads(y: Array, starts: Array, factor: float, out: Array, column: int) -> None:
-    """The inverse: padded y (B', H, T', D), times factor -> columns of packed out (N, C); rows of padding are 0."""
+    """The inverse: padded y (B', H, T', D), times factor -> columns of packed out (N, C); rows of
+    padding are 0.
+    """
     heads, width = y.shape[1], y.shape[3]
     for b in range(len(starts) - 1):
         for t in range(starts[b + 1] - starts[b]):
@@ -230,7 +250,9 @@ def merge_heads(y: Array, starts: Array, factor: float, out: Array, column: int)
 
 
 @loop
-def masked_softmax(scores: Array, q_starts: Array, k_starts: Array, first: int, causal: bool) -> None:
+def masked_softmax(
+    scores: Array, q_starts: Array, k_starts: Array, first: int, causal: bool
+) -> None:
     """scores (B', H, T', S') of the queries from `first` on -> attention weights, in place.
 
     Weights of masked keys and of padding queries are 0.
@@ -273,15 +295,16 @@ def softmax_backward(weights: Array, gradient: Array) -> None:
             g[s] = round_like(g[s], to_float(w[s]) * (to_float(g[s]) - total))
 
 
-# --- cross-entropy -------------------------------------------------------------------------------------
+# --- cross-entropy --------------------------------------------------------------------------------
 
 
 @loop
 def cross_entropy(logits: Array, targets: Array, inverse_sum: Array, nll: Array) -> None:
-    """logits z (V, N) -> exp(z - column maximum) in place; inverse_sum (N,) of the columns; nll (N,) of the targets.
+    """logits z (V, N) -> exp(z - column maximum) in place; inverse_sum (N,) of the columns; nll
+    (N,) of the targets.
 
-    Columns with target -1 are ignored: inverse_sum and nll are 0. Each column is summed from top to bottom, so that
-    the order of its sum does not depend on the number of columns.
+    Columns with target -1 are ignored: inverse_sum and nll are 0. Each column is summed from top to
+    bottom, so that the order of its sum does not depend on the number of columns.
     """
     classes, columns = logits.shape
     largest, block = np.full(columns, F(-3e38), F), np.empty(columns, F)
@@ -317,12 +340,14 @@ def accumulate_columns(x: Array, total: Array) -> None:
             total[j] += to_float(row[j])
 
 
-# --- int8 quantization ---------------------------------------------------------------------------------
+# --- int8 quantization ----------------------------------------------------------------------------
 
 
 @by_type
 def magnitude(x: Any) -> Any:
-    """|x| as an unsigned integer of the same size and order; NaN is largest. Integer maxima vectorize better."""
+    """|x| as an unsigned integer of the same size and order; NaN is largest. Integer maxima
+    vectorize better.
+    """
     if x == types.uint16:
         return lambda x: np.uint16(x & np.uint16(0x7FFF))
     return lambda x: np.uint32(np.float32(x).view(np.uint32) & np.uint32(0x7FFFFFFF))
@@ -343,7 +368,8 @@ def inverse_scale(scale: Any) -> Any:
 
 @inline
 def to_int8(x: Any, factor: Any) -> Any:
-    """x · factor rounded to the nearest integer in ±127, ties to even: adding 1.5 · 2²³ moves it to the last bits.
+    """x · factor rounded to the nearest integer in ±127, ties to even: adding 1.5 · 2²³ moves it to
+    the last bits.
 
     NaN gives any value; its scale is NaN.
     """
@@ -367,7 +393,8 @@ def quantize(x: Array, out: Array) -> Any:
 def quantize_matrix(
     x: Array, by_rows: Array | None, row_scales: Any, by_columns: Array | None, column_scales: Any
 ) -> None:
-    """x (R, K) ≈ by_rows (R, K) int8 · row_scales (R,) ≈ by_columns (R, K) int8 · column_scales (K,).
+    """x (R, K) ≈ by_rows (R, K) int8 · row_scales (R,) ≈ by_columns (R, K) int8 · column_scales
+    (K,).
 
     Either pair may be None.
     """
@@ -391,8 +418,12 @@ def quantize_matrix(
 
 
 @loop
-def dequantize(sums: Array, row_scales: Array, column_scales: Array, bias: Array | None, out: Array) -> None:
-    """sums (R, N) int32 · row_scales (R,) · column_scales (N,) + bias (N,) -> out (R, N). bias None: add to out."""
+def dequantize(
+    sums: Array, row_scales: Array, column_scales: Array, bias: Array | None, out: Array
+) -> None:
+    """sums (R, N) int32 · row_scales (R,) · column_scales (N,) + bias (N,) -> out (R, N). bias
+    None: add to out.
+    """
     for r in range(sums.shape[0]):
         row, out_row, scale = sums[r], out[r], row_scales[r]
         for j in range(row.shape[0]):

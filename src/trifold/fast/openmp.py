@@ -1,10 +1,12 @@
-"""The threads of PyTorch's operators: runs functions on them, and adapts them to other processes on the same cores.
+"""The threads of PyTorch's operators: runs functions on them, and adapts them to other processes on
+the same cores.
 
-Between two operators OpenMP's threads wait in a loop for milliseconds, because waking a thread takes longer than most
-operators. A thread that loops on a core which another process needs delays both processes, and threads that depend on
-each other wait for whole time slices: two processes that share two cores then run at a tenth of their speed. While
-cores are contended, threads therefore sleep instead of looping, and the compiled decoder uses half of them. This
-changes no result. The operating system measures contention; where it does not (outside Linux), nothing is adapted.
+Between two operators OpenMP's threads wait in a loop for milliseconds, because waking a thread
+takes longer than most operators. A thread that loops on a core which another process needs delays
+both processes, and threads that depend on each other wait for whole time slices: two processes that
+share two cores then run at a tenth of their speed. While cores are contended, threads therefore
+sleep instead of looping, and the compiled decoder uses half of them. This changes no result. The
+operating system measures contention; where it does not (outside Linux), nothing is adapted.
 """
 
 import ctypes
@@ -31,8 +33,8 @@ _last_sample = threading.local()
 class _State:
     """Whether cores are contended.
 
-    In that state the cores may look free, because fewer threads use them. It therefore ends after a pause, which
-    doubles as long as the next sample finds contention again.
+    In that state the cores may look free, because fewer threads use them. It therefore ends after a
+    pause, which doubles as long as the next sample finds contention again.
     """
 
     contended = False
@@ -47,8 +49,8 @@ _lock = threading.Lock()
 
 @cache
 def openmp() -> StartParallel | None:
-    """OpenMP's function that runs a C function (its address, its argument, threads, 0) on all threads, this one among
-    them, and waits for them; None if PyTorch was built without OpenMP.
+    """OpenMP's function that runs a C function (its address, its argument, threads, 0) on all
+    threads, this one among them, and waits for them; None if PyTorch was built without OpenMP.
     """
     try:
         start = ctypes.CDLL(torch._C.__file__).GOMP_parallel
@@ -65,7 +67,9 @@ def contended() -> bool:
 
 
 def adapt_to_contention() -> None:
-    """Sample how long the calling thread waited for a core, at most every SAMPLE_SECONDS, and adapt to it."""
+    """Sample how long the calling thread waited for a core, at most every SAMPLE_SECONDS, and adapt
+    to it.
+    """
     now = time.perf_counter()
     if now < getattr(_last_sample, "time", 0.0) + SAMPLE_SECONDS:
         return
@@ -97,8 +101,8 @@ def _update(share: float, now: float) -> None:
 def _oversubscribe() -> threading.Event | None:
     """Make the threads of OpenMP sleep when they wait, until the returned event is set.
 
-    GNU OpenMP does this while it manages more threads than there are cores. A team of sleeping threads, one more than
-    the cores, suffices; each of its threads frees a null pointer.
+    GNU OpenMP does this while it manages more threads than there are cores. A team of sleeping
+    threads, one more than the cores, suffices; each of its threads frees a null pointer.
     """
     start = openmp()
     if start is None:

@@ -1,8 +1,9 @@
 """Attention to few keys of a long text: windows, segments, blocks, global tokens (`nn.masks.Mask`).
 
-Queries are divided into blocks. A block reads the slice of keys that its queries can reach, and single keys from
-elsewhere; inside, the mask's own rule decides. Queries that attend to all keys follow. Time and memory grow with the
-length of the text and not with its square: the backward pass computes each block again.
+Queries are divided into blocks. A block reads the slice of keys that its queries can reach, and
+single keys from elsewhere; inside, the mask's own rule decides. Queries that attend to all keys
+follow. Time and memory grow with the length of the text and not with its square: the backward pass
+computes each block again.
 
 Shapes: B batch, T queries, S keys, H heads, D head size.
 """
@@ -24,7 +25,9 @@ Attend = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Block:
-    """Some queries, and the keys that they read: a slice, and others (B or 1, H or 1, N), where they are `valid`."""
+    """Some queries, and the keys that they read: a slice, and others (B or 1, H or 1, N), where
+    they are `valid`.
+    """
 
     queries: slice
     keys: slice
@@ -36,13 +39,24 @@ def reads_few_keys(mask: Mask, queries: int, keys: int) -> bool:
     """Whether blocks of queries read less than half of the keys."""
     if mask.spans is not None:
         return queries >= 2 * BLOCK
-    if not mask.is_local or mask.order is not None or queries < 2 * BLOCK or keys < mask.offset + queries:
+    if (
+        not mask.is_local
+        or mask.order is not None
+        or queries < 2 * BLOCK
+        or keys < mask.offset + queries
+    ):
         return False
     return 2 * (_size(mask) + sum(_reach(mask))) < keys
 
 
 def sparse_attend(
-    attend: Attend, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: PairBias | None, **options: Any
+    attend: Attend,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    bias: PairBias | None,
+    **options: Any,
 ) -> Tensor:
     """`ops.attend` of q (B, H, T, D) and k, v (B, H', S, D); `attend` is called for parts of it."""
     positions = mask.positions(q.shape[2], q.device)
@@ -67,13 +81,15 @@ def sparse_attend(
     if mask.causal:
         before = torch.arange(k.shape[2], device=q.device) <= index[:, None, :, None] + mask.offset
         allowed = before if allowed is None else allowed & before
-    offsets = None if bias is None else bias.compute(index + mask.offset, slice(0, k.shape[2]), *weights)
+    offsets = (
+        None if bias is None else bias.compute(index + mask.offset, slice(0, k.shape[2]), *weights)
+    )
     found = attend(_take(q, index[:, None]), k, v, Mask(table=allowed), bias=offsets, **options)
     places = rows, index[rows, cells]
     return out.transpose(1, 2).index_put(places, found.transpose(1, 2)[rows, cells]).transpose(1, 2)
 
 
-# --- which keys ----------------------------------------------------------------------------------------
+# --- which keys -----------------------------------------------------------------------------------
 
 
 def _size(mask: Mask) -> int:
@@ -103,7 +119,9 @@ def _blocks(mask: Mask, queries: int, keys: int, positions: Tensor) -> list[Bloc
     last = own[:, [part.stop - 1 for part in parts]] + after
     lows = torch.searchsorted(positions.contiguous(), first)
     highs = torch.searchsorted(positions.contiguous(), last, right=True)
-    if mask.keys is not None:  # padding does not widen the slice, nor do rows whose queries are padding
+    if (
+        mask.keys is not None
+    ):  # padding does not widen the slice, nor do rows whose queries are padding
         left, right = (x.int().argmax(1, keepdim=True) for x in (mask.keys, mask.keys.flip(1)))
         lows, highs = lows.maximum(left), highs.minimum(keys - right)
         spread = mask.keys[:, mask.offset : mask.offset + queries].split(size, 1)
@@ -122,7 +140,9 @@ def _blocks(mask: Mask, queries: int, keys: int, positions: Tensor) -> list[Bloc
             blocks.append(Block(part, near))
         else:
             index, valid = (x if x.dim() == 3 else x[:, None] for x in others)
-            blocks.append(Block(part, near, index, valid & ((index < near.start) | (index >= near.stop))))
+            blocks.append(
+                Block(part, near, index, valid & ((index < near.start) | (index >= near.stop)))
+            )
     return blocks
 
 
@@ -132,22 +152,30 @@ def _block_of_spans(spans: Spans, queries: slice) -> Block:
     for side, (low, high, _) in enumerate(spans.bounds[..., queries].cpu()):
         low, high = (-high.amax(1), -low.amin(1)) if side else (low.amin(1), high.amax(1))
         limits = low.clamp_min(0) + firsts[:-1], high.minimum(firsts.diff()) + firsts[:-1]
-        read += [torch.arange(*each) for each in torch.stack(limits, 1).tolist() if each[0] < each[1]]
+        read += [
+            torch.arange(*each) for each in torch.stack(limits, 1).tolist() if each[0] < each[1]
+        ]
     keys = torch.cat(read).unique()
     tokens, others = keys[keys < firsts[1]].tolist(), keys[keys >= firsts[1]][None, None]
     others = others.to(spans.bounds.device)
-    return Block(queries, slice(tokens[0], tokens[-1] + 1), others, torch.ones_like(others, dtype=torch.bool))
+    return Block(
+        queries, slice(tokens[0], tokens[-1] + 1), others, torch.ones_like(others, dtype=torch.bool)
+    )
 
 
 def _columns(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Boolean (B, S) -> the columns that are True in each row (B, N), and whether a row has so many."""
+    """Boolean (B, S) -> the columns that are True in each row (B, N), and whether a row has so
+    many.
+    """
     counts = chosen.sum(1, keepdim=True)
     index = chosen.int().argsort(dim=1, descending=True, stable=True)[:, : int(counts.max())]
     return index, torch.arange(index.shape[1], device=chosen.device) < counts
 
 
 def _keys_of_blocks(blocks: Blocks, number: int, keys: int) -> tuple[Tensor, Tensor]:
-    """The keys (B or 1, H, N) of the first, the last and the random blocks of a block of queries; which ones exist."""
+    """The keys (B or 1, H, N) of the first, the last and the random blocks of a block of queries;
+    which ones exist.
+    """
     random = blocks.random[:, :, min(number, blocks.random.shape[2] - 1)]
     rows = max(len(random), len(blocks.last))
     random = random.expand(rows, -1, -1)
@@ -167,7 +195,9 @@ def _reads_all(mask: Mask, queries: int, device: torch.device) -> Tensor | None:
 def _rule(
     mask: Mask, block: Block, positions: Tensor, bias: PairBias | None, weights: Sequence[Tensor]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """What the queries of a block may read, and the bias of their scores: (B or 1, H or 1, T, N) or None."""
+    """What the queries of a block may read, and the bias of their scores: (B or 1, H or 1, T, N) or
+    None.
+    """
     q = slice(mask.offset + block.queries.start, mask.offset + block.queries.stop)
     table = mask.allowed(q, block.keys, positions, positions.device)
     offsets = _bias(mask, q, block.keys, bias, weights)
@@ -199,7 +229,7 @@ def _take(x: Tensor, index: Tensor) -> Tensor:
     return x.expand(rows, heads, -1, -1).gather(2, index)
 
 
-# --- blocks one after the other ------------------------------------------------------------------------
+# --- blocks one after the other -------------------------------------------------------------------
 
 
 class _Blocks(torch.autograd.Function):
@@ -221,13 +251,16 @@ class _Blocks(torch.autograd.Function):
         q, k, v, *others = ctx.saved_tensors
         needed = ctx.needs_input_grad[2:]
         found = [
-            torch.zeros_like(x) if need else None for x, need in zip(ctx.saved_tensors, needed, strict=True)
+            torch.zeros_like(x) if need else None
+            for x, need in zip(ctx.saved_tensors, needed, strict=True)
         ]
         with ctx.rng:
             for block in ctx.blocks:
                 with torch.enable_grad():
                     parts = (*_inputs(block, q, k, v), *others)
-                    inputs = [x.detach().requires_grad_(n) for x, n in zip(parts, needed, strict=True)]
+                    inputs = [
+                        x.detach().requires_grad_(n) for x, n in zip(parts, needed, strict=True)
+                    ]
                     out = ctx.compute(block, *inputs)
                 wanted = [x for x in inputs if x.requires_grad]
                 of_inputs = [*torch.autograd.grad(out, wanted, gradients[0][:, :, block.queries])]
@@ -242,13 +275,16 @@ def _inputs(block: Block, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
     near = [q[:, :, block.queries], k[:, :, block.keys], v[:, :, block.keys]]
     if block.others is not None:
         near[1:] = (
-            torch.cat([part, _take(x, block.others)], 2) for part, x in zip(near[1:], (k, v), strict=True)
+            torch.cat([part, _take(x, block.others)], 2)
+            for part, x in zip(near[1:], (k, v), strict=True)
         )
     return near
 
 
 def _add(whole: Tensor, part: Tensor, block: Block, number: int) -> None:
-    """Add the gradient of a block's tensor: of queries (0), keys (1), values (2), or of all of another tensor."""
+    """Add the gradient of a block's tensor: of queries (0), keys (1), values (2), or of all of
+    another tensor.
+    """
     if number == 0:
         whole[:, :, block.queries] = part
     elif number > 2:

@@ -1,7 +1,7 @@
 """Attention of a decoding step: one query per row.
 
-Each function computes some (row, key head) units of an instruction. Activations are fp32; keys and values have the
-precision of the cache, fp32 or bf16.
+Each function computes some (row, key head) units of an instruction. Activations are fp32; keys and
+values have the precision of the cache, fp32 or bf16.
 """
 
 from typing import Any
@@ -59,7 +59,9 @@ def _key_offsets(op: Any, row: int, kv_head: int, offsets: Array) -> None:
     for s in range(offsets.shape[0]):
         offsets[s] = start + s * op.key_stride
     if op.beam_index != 0:
-        rows = int64_at(op.beam_index + 8 * (row * op.beam_index_stride + op.first), offsets.shape[0])
+        rows = int64_at(
+            op.beam_index + 8 * (row * op.beam_index_stride + op.first), offsets.shape[0]
+        )
         for s in range(offsets.shape[0]):
             offsets[s] += (rows[s] - row) * op.row_stride
 

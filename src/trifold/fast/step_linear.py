@@ -1,7 +1,7 @@
 """Operations of a decoding step other than attention: norm, matmul, quantize, dequantize.
 
-Each function computes one task or row of an instruction. Activations are fp32. Weights are fp32, bf16, or int8 with one
-scale per row.
+Each function computes one task or row of an instruction. Activations are fp32. Weights are fp32,
+bf16, or int8 with one scale per row.
 """
 
 from typing import Any
@@ -17,12 +17,13 @@ outputs_per_task = subroutine(ins.outputs_per_task)
 SEGMENT = 768  # elements of a row that are prefetched and multiplied in turn
 
 
-# --- norm ----------------------------------------------------------------------------------------------
+# --- norm -----------------------------------------------------------------------------------------
 
 
 @subroutine
 def norm(op: Any, row: int) -> None:
-    """out = (x - mean) / √(variance + ε) · weight + bias, set or added. An RMS norm takes 0 for the mean.
+    """out = (x - mean) / √(variance + ε) · weight + bias, set or added. An RMS norm takes 0 for the
+    mean.
 
     row: of x (R, inputs), or (R · heads, inputs) for a norm of each head.
     """
@@ -44,7 +45,7 @@ def norm(op: Any, row: int) -> None:
     _finish(result, op, 0, out)
 
 
-# --- matmul --------------------------------------------------------------------------------------------
+# --- matmul ---------------------------------------------------------------------------------------
 
 
 @inline
@@ -80,7 +81,9 @@ def _activate(y: Array, activation: int) -> None:
             y[j] = y[j] * _normal_cdf(y[j])
     elif activation == ins.GELU_TANH:
         for j in range(y.shape[0]):
-            y[j] = y[j] * _sigmoid(F(1.5957691216057308) * (y[j] + F(0.044715) * y[j] * y[j] * y[j]))
+            y[j] = y[j] * _sigmoid(
+                F(1.5957691216057308) * (y[j] + F(0.044715) * y[j] * y[j] * y[j])
+            )
     elif activation == ins.QUICK_GELU:
         for j in range(y.shape[0]):
             y[j] = y[j] * _sigmoid(F(1.702) * y[j])
@@ -94,7 +97,9 @@ def _activate(y: Array, activation: int) -> None:
 
 @subroutine
 def _finish(result: Array, op: Any, first: int, out: Array) -> None:
-    """Add the bias to result (n,), the outputs from `first` on, apply the activation and combine with out (n,)."""
+    """Add the bias to result (n,), the outputs from `first` on, apply the activation and combine
+    with out (n,).
+    """
     count = result.shape[0]
     if op.bias != 0:
         bias = float32_at(op.bias, first + count)[first:]
@@ -114,7 +119,9 @@ def _finish(result: Array, op: Any, first: int, out: Array) -> None:
 
 @subroutine
 def prefetch(start: int, end: int) -> None:
-    """Prefetch the memory between two addresses. Without it, weights are read at a third of the bandwidth."""
+    """Prefetch the memory between two addresses. Without it, weights are read at a third of the
+    bandwidth.
+    """
     for address in range(start, end, 64):
         prefetch_line(address)
 
@@ -123,8 +130,8 @@ def prefetch(start: int, end: int) -> None:
 def _multiply(weight: Array, address: int, x: Array, result: Array) -> None:
     """weight (n, K), which lies at that address, times the rows of x (R, K) -> result (R, n).
 
-    Two rows of the weight are multiplied with four of x at a time, so that each load is used several times; the
-    remaining ones one by one.
+    Two rows of the weight are multiplied with four of x at a time, so that each load is used
+    several times; the remaining ones one by one.
     """
     count, rows, row_bytes = weight.shape[0], x.shape[0], weight.shape[1] * weight.itemsize
     blocked = rows // 4 * 4
@@ -163,12 +170,17 @@ def _multiply(weight: Array, address: int, x: Array, result: Array) -> None:
 @subroutine
 def weight_address(op: Any, task: int) -> Any:
     """The address of the weights of a task."""
-    return op.weight + task * outputs_per_task(op.inputs, op.dtype) * op.inputs * ins.ITEM_BYTES[op.dtype]
+    return (
+        op.weight
+        + task * outputs_per_task(op.inputs, op.dtype) * op.inputs * ins.ITEM_BYTES[op.dtype]
+    )
 
 
 @subroutine
 def matmul(op: Any, task: int) -> None:
-    """Some outputs of x Wᵀ + b for all rows. The caller has prefetched the first PREFETCH_BYTES of the weights."""
+    """Some outputs of x Wᵀ + b for all rows. The caller has prefetched the first PREFETCH_BYTES of
+    the weights.
+    """
     inputs, outputs, rows = op.inputs, op.outputs, op.rows
     per_task = outputs_per_task(inputs, op.dtype)
     first = task * per_task
@@ -192,7 +204,7 @@ def matmul(op: Any, task: int) -> None:
         _finish(result[r], op, first, out[r, first:last])
 
 
-# --- int8 matmul ---------------------------------------------------------------------------------------
+# --- int8 matmul ----------------------------------------------------------------------------------
 
 
 @subroutine
@@ -208,7 +220,9 @@ def quantize_row(op: Any, row: int) -> None:
 
 @subroutine
 def dequantize_row(op: Any, row: int) -> None:
-    """A row of the sums x (R, N) int32 · its scale (in `weight`) · scales (N,), with bias and activation, -> out."""
+    """A row of the sums x (R, N) int32 · its scale (in `weight`) · scales (N,), with bias and
+    activation, -> out.
+    """
     width = op.outputs
     x, scales = int32_at(op.x + 4 * row * width, width), float32_at(op.scales, width)
     scale, result = float32_at(op.weight, op.rows)[row], np.empty(width, F)

@@ -1,7 +1,8 @@
-"""Runs instructions on the threads of PyTorch's own operators, and shares CPU cores between Python threads.
+"""Runs instructions on the threads of PyTorch's own operators, and shares CPU cores between Python
+threads.
 
-A separate thread pool would compete for the cores with PyTorch's OpenMP threads, which spin for milliseconds after each
-operator. Starting work on the OpenMP threads takes two microseconds.
+A separate thread pool would compete for the cores with PyTorch's OpenMP threads, which spin for
+milliseconds after each operator. Starting work on the OpenMP threads takes two microseconds.
 """
 
 import ctypes
@@ -25,7 +26,9 @@ Field: TypeAlias = Tensor | float | None
 """The value of a field of an instruction; a tensor stands for its address."""
 
 MAX_THREADS = 16  # more do not increase the memory bandwidth
-TASKS_PER_INSTRUCTION = 32  # that the units of an instruction are divided into, if there are as many
+TASKS_PER_INSTRUCTION = (
+    32  # that the units of an instruction are divided into, if there are as many
+)
 MAIN_PROCESS = os.getpid()
 DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}  # what the instructions read
 
@@ -33,7 +36,8 @@ DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}  # what the instruct
 def execute(program: Array) -> None:
     """Execute the instructions on PyTorch's threads.
 
-    A forked child process has none of its parent's threads: there, as without OpenMP, one thread executes all.
+    A forked child process has none of its parent's threads: there, as without OpenMP, one thread
+    executes all.
     """
     entry_point, start = compiled_interpreter().entry_point(), openmp()
     alone = start is None or os.getpid() != MAIN_PROCESS
@@ -57,7 +61,9 @@ def execute_one(**fields: Field) -> None:
 
 
 def set_fields(program: Array, index: Any, **fields: Field) -> None:
-    """Set fields of program[index]: tensors by address, None as 0. The caller keeps the tensors alive."""
+    """Set fields of program[index]: tensors by address, None as 0. The caller keeps the tensors
+    alive.
+    """
     for name, value in fields.items():
         program[name][index] = value.data_ptr() if isinstance(value, Tensor) else value or 0
 
@@ -78,7 +84,11 @@ def matmul_fields(weight: Weight) -> dict[str, Field]:
         dtype, values, scales = DTYPES[weight.dtype], weight, None
     return {
         **{"opcode": MATMUL, "dtype": dtype, "inputs": inputs, "outputs": outputs},
-        **{"weight": values, "scales": scales, "tasks": -(-outputs // outputs_per_task(inputs, dtype))},
+        **{
+            "weight": values,
+            "scales": scales,
+            "tasks": -(-outputs // outputs_per_task(inputs, dtype)),
+        },
     }
 
 
@@ -90,12 +100,15 @@ def is_readable(weight: Weight) -> bool:
 
 
 def executor_sharing_cores(workers: int) -> ThreadPoolExecutor:
-    """A pool of Python threads that divide this thread's cores: each runs PyTorch operators on its part of them."""
+    """A pool of Python threads that divide this thread's cores: each runs PyTorch operators on its
+    part of them.
+    """
     threads = torch.get_num_threads()
     barrier = Barrier(workers)
 
     def initialize(_: int) -> None:
-        torch.get_num_threads()  # the first call in a thread sets the number that was set last in the process
+        # The first call in a thread sets the number that was set last in the process.
+        torch.get_num_threads()
         torch.set_num_threads(max(1, threads // workers))
         barrier.wait()  # so that each thread runs this function once
 

@@ -1,9 +1,9 @@
 """From logits to tokens.
 
-The path of a sentence: `config` holds the options; `decoding` reads the source or prompt and gives the logits after
-each token; `processors` penalize or forbid tokens; `sampling` chooses one token, or a search follows several beams;
-`stopping` decides when an output ends; `streaming` turns tokens into text as they come. `search` is the entry point and
-chooses among the searches:
+The path of a sentence: `config` holds the options; `decoding` reads the source or prompt and gives
+the logits after each token; `processors` penalize or forbid tokens; `sampling` chooses one token,
+or a search follows several beams; `stopping` decides when an output ends; `streaming` turns tokens
+into text as they come. `search` is the entry point and chooses among the searches:
 
     token_search               greedy, sampling, contrastive
     speculative                the same tokens, several verified at once
@@ -28,7 +28,14 @@ if TYPE_CHECKING:
     from trifold.generate.streaming import TextStreamer, truncate_at_stop
 
 __all__ = ["Codec", "GenerationConfig", "Hypothesis", "Model", "OutputLimit", "TextStreamer"]
-__all__ += ["TokenScores", "generate_tokens", "output_limit", "resolve", "score_tokens", "stream_text"]
+__all__ += [
+    "TokenScores",
+    "generate_tokens",
+    "output_limit",
+    "resolve",
+    "score_tokens",
+    "stream_text",
+]
 __all__ += ["stream_tokens", "truncate_at_stop", "with_generation_options"]
 
 # Imported on first use and in this order, so that GenerationConfig is available without torch.
@@ -39,5 +46,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         return renamed(sys.modules[__name__], __name__, name)
     modules = (import_module(f"{__name__}.{module}") for module in _MODULES)
-    value = globals()[name] = next(getattr(module, name) for module in modules if hasattr(module, name))
+    value = globals()[name] = next(
+        getattr(module, name) for module in modules if hasattr(module, name)
+    )
     return value

@@ -1,8 +1,9 @@
-"""Beam search: the K most likely partial outputs of each sentence, in one group or in diverse groups.
+"""Beam search: the K most likely partial outputs of each sentence, in one group or in diverse
+groups.
 
-Of the 2K best continuations, ends among the first K are finished outputs, and the K best that have not ended continue.
-At most K can end, so K always remain. Ends beyond rank K are dropped. Shapes: B sentences, G groups, K beams,
-R = B·G·K rows, V vocabulary.
+Of the 2K best continuations, ends among the first K are finished outputs, and the K best that have
+not ended continue. At most K can end, so K always remain. Ends beyond rank K are dropped. Shapes: B
+sentences, G groups, K beams, R = B·G·K rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class Continuations(NamedTuple):
 def beam_search(state: DecodingState, setup: SearchSetup) -> list[list[Hypothesis]]:
     """The finished outputs of each sentence, best first, at most `num_beams`.
 
-    With `num_beam_groups`, each group is a beam search of its own, in which a token costs `diversity_penalty` for
-    every beam of an earlier group that continues with it at this step (Vijayakumar et al. 2018). As in Hugging Face
-    transformers, the penalty is part of the score.
+    With `num_beam_groups`, each group is a beam search of its own, in which a token costs
+    `diversity_penalty` for every beam of an earlier group that continues with it at this step
+    (Vijayakumar et al. 2018). As in Hugging Face transformers, the penalty is part of the score.
     """
     config = setup.config
     groups, beams = config.num_beam_groups, config.num_beams // config.num_beam_groups
@@ -56,7 +57,9 @@ def beam_search(state: DecodingState, setup: SearchSetup) -> list[list[Hypothesi
             group_log_probs = log_probs.view(len(scores), groups, beams, -1)[:, group]
             if counts is not None:
                 group_log_probs = group_log_probs - penalty * counts[:, None]
-            step = _continue(state, finished[group], group_log_probs, scores[:, group], group * beams)
+            step = _continue(
+                state, finished[group], group_log_probs, scores[:, group], group * beams
+            )
             if counts is not None:
                 counts.scatter_add_(1, step.tokens, step.exists.to(counts.dtype))
             steps.append(step)
@@ -66,7 +69,9 @@ def beam_search(state: DecodingState, setup: SearchSetup) -> list[list[Hypothesi
         setup.on_step(state.generated + 1, len(remaining))
         if not len(remaining):
             by_sentence = zip(*(group.outputs for group in finished), strict=True)
-            return [best_first([output for each in found for output in each]) for found in by_sentence]
+            return [
+                best_first([output for each in found for output in each]) for found in by_sentence
+            ]
         rows = torch.cat([step.rows for step in steps], dim=1)
         tokens = torch.cat([step.tokens for step in steps], dim=1)
         scores = scores[remaining]
@@ -76,8 +81,8 @@ def beam_search(state: DecodingState, setup: SearchSetup) -> list[list[Hypothesi
 def processed_log_probs(state: DecodingState, setup: SearchSetup) -> Tensor:
     """(R, V) log-probabilities of the next token after the processors.
 
-    Forbidden tokens do not make the others more likely, so the score of an output is its log-probability under the
-    model; `renormalize_logits` makes the probabilities sum to 1 again.
+    Forbidden tokens do not make the others more likely, so the score of an output is its
+    log-probability under the model; `renormalize_logits` makes the probabilities sum to 1 again.
     """
     log_probs = setup.process(state.logits.log_softmax(-1), state.context)
     return log_probs.log_softmax(-1) if setup.config.renormalize_logits else log_probs
@@ -118,7 +123,9 @@ def _continue(
 
 
 def _remaining(state: DecodingState, finished: list[FinishedBeams], scores: Tensor) -> Tensor:
-    """Positions of the sentences with an unfinished group; sets `scores` (B, G, K) of finished groups to NEVER."""
+    """Positions of the sentences with an unfinished group; sets `scores` (B, G, K) of finished
+    groups to NEVER.
+    """
     length = state.generated + 1
     best = scores[:, :, 0].tolist()
     remaining = []
@@ -144,7 +151,8 @@ class FinishedBeams:
         self.outputs[number] = best_first([*self.outputs[number], output])[: self.keep]
 
     def can_improve(self, number: int, length: int, limit: int, best: float) -> bool:
-        """Whether search `number` continues; best: log P of its most likely partial output of `length` tokens.
+        """Whether search `number` continues; best: log P of its most likely partial output of
+        `length` tokens.
 
         The criteria are those of `early_stopping` in Hugging Face transformers.
         """
@@ -165,11 +173,15 @@ def best_first(outputs: list[Hypothesis]) -> list[Hypothesis]:
     return sorted(outputs, key=lambda output: output.score, reverse=True)
 
 
-def best_continuations(log_probs: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """log_probs (B, K, V) + scores (B, K) -> the best `count` of each sentence: values, beams, tokens; best first.
+def best_continuations(
+    log_probs: Tensor, scores: Tensor, count: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """log_probs (B, K, V) + scores (B, K) -> the best `count` of each sentence: values, beams,
+    tokens; best first.
 
-    For a large vocabulary, only the `count` chunks with the largest maxima are sorted, which contain the best tokens.
-    Maxima are computed at memory speed; top-k over the whole vocabulary is many times slower.
+    For a large vocabulary, only the `count` chunks with the largest maxima are sorted, which
+    contain the best tokens. Maxima are computed at memory speed; top-k over the whole vocabulary is
+    many times slower.
     """
     vocabulary = log_probs.shape[-1]
     if vocabulary < LARGE or vocabulary // CHUNK < count:
@@ -177,13 +189,20 @@ def best_continuations(log_probs: Tensor, scores: Tensor, count: int) -> tuple[T
         return values, places // vocabulary, places % vocabulary
 
     whole, *rest = log_probs.split(vocabulary // CHUNK * CHUNK, -1)  # the last chunk may be smaller
-    maxima = [whole.unflatten(-1, (-1, CHUNK)).amax(-1), *(each.amax(-1, keepdim=True) for each in rest)]
+    maxima = [
+        whole.unflatten(-1, (-1, CHUNK)).amax(-1),
+        *(each.amax(-1, keepdim=True) for each in rest),
+    ]
     largest = torch.cat(maxima, -1)
     _, where = (largest + scores[..., None]).flatten(1).topk(count)
     beams, chunks = where // largest.shape[-1], where % largest.shape[-1]
     tokens = chunks[..., None] * CHUNK + torch.arange(CHUNK, device=scores.device)
     real = tokens.clamp(max=vocabulary - 1)
-    found = log_probs.flatten(1).gather(1, (beams[..., None] * vocabulary + real).flatten(1)).view_as(real)
+    found = (
+        log_probs.flatten(1)
+        .gather(1, (beams[..., None] * vocabulary + real).flatten(1))
+        .view_as(real)
+    )
     found = found.masked_fill(tokens != real, NEVER) + scores.gather(1, beams)[..., None]
     values, places = found.flatten(1).topk(count)
     return values, beams.gather(1, places // CHUNK), real.flatten(1).gather(1, places)

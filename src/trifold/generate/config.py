@@ -1,8 +1,8 @@
 """GenerationConfig: how logits become tokens, as plain values.
 
-Field names are those of the Hugging Face generation_config.json where it has them. The options of `trifold generate`
-and the keywords of `Pipeline.generate` are derived from these fields. `resolve` applies the precedence: argument >
-generation_config.json > default.
+Field names are those of the Hugging Face generation_config.json where it has them. The options of
+`trifold generate` and the keywords of `Pipeline.generate` are derived from these fields. `resolve`
+applies the precedence: argument > generation_config.json > default.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ LOOKUP = ("prompt_lookup_num_tokens", "max_matching_ngram_size")
 class GenerationConfig(Settings):
     """Greedy by default.
 
-    `num_beams` selects beam search; temperature, top_k, top_p, min_p or typical_p selects sampling; `penalty_alpha`
-    selects contrastive search; `prompt_lookup_num_tokens` makes greedy decoding and sampling speculative.
+    `num_beams` selects beam search; temperature, top_k, top_p, min_p or typical_p selects sampling;
+    `penalty_alpha` selects contrastive search; `prompt_lookup_num_tokens` makes greedy decoding and
+    sampling speculative.
     """
 
     model_config = ConfigDict(use_attribute_docstrings=True)
@@ -50,10 +51,18 @@ class GenerationConfig(Settings):
     max_new_tokens: int | None = Field(None, gt=0)
     """maximum new tokens; default: 50, plus the source length for translation"""
     min_new_tokens: int | None = Field(None, ge=0, description="minimum number of new tokens")
-    max_length: int | None = Field(None, gt=0, description="maximum length, prompt or start token included")
-    min_length: int | None = Field(None, ge=0, description="minimum length, prompt or start token included")
-    stop_strings: Words | None = Field(None, description="end the output before any of these strings")
-    eos_token_id: Id | Phrase | None = Field(None, description="ids that end an output; default: the model's")
+    max_length: int | None = Field(
+        None, gt=0, description="maximum length, prompt or start token included"
+    )
+    min_length: int | None = Field(
+        None, ge=0, description="minimum length, prompt or start token included"
+    )
+    stop_strings: Words | None = Field(
+        None, description="end the output before any of these strings"
+    )
+    eos_token_id: Id | Phrase | None = Field(
+        None, description="ids that end an output; default: the model's"
+    )
 
     num_beams: int = Field(1, gt=0, description="number of beams; 1 disables beam search")
     length_penalty: float = Field(1.0, ge=-10, le=10)
@@ -62,17 +71,26 @@ class GenerationConfig(Settings):
     """score / n^α, or score / ((5 + n) / 6)^α (Wu et al. 2016, equation 14)"""
     early_stopping: bool | Literal["never"] = Field(
         False,
-        description="when beam search stops: with num_beams finished outputs (true), when a better output is "
+        description="when beam search stops: with num_beams finished outputs (true), when a "
+        "better output is "
         "unlikely (false) or impossible (never)",
     )
-    renormalize_logits: bool = Field(False, description="beams: renormalize probabilities of allowed tokens")
-    num_beam_groups: int = Field(1, gt=0, description="groups of beams that avoid each other's tokens")
+    renormalize_logits: bool = Field(
+        False, description="beams: renormalize probabilities of allowed tokens"
+    )
+    num_beam_groups: int = Field(
+        1, gt=0, description="groups of beams that avoid each other's tokens"
+    )
     diversity_penalty: Positive | None = None
     """penalty for a token for each beam of an earlier group that just chose it"""
     force_words_ids: list[Phrase | Annotated[list[Phrase], Field(min_length=1)]] | None = Field(
-        None, min_length=1, description="phrases that must appear, as ids; a list of phrases: any one of them"
+        None,
+        min_length=1,
+        description="phrases that must appear, as ids; a list of phrases: any one of them",
     )
-    force_words: Words | None = Field(None, description="phrases that must appear, as text (beam search)")
+    force_words: Words | None = Field(
+        None, description="phrases that must appear, as text (beam search)"
+    )
 
     do_sample: bool | None = None
     """sample; default: whether temperature, top_k, top_p, min_p or typical_p is set"""
@@ -87,7 +105,9 @@ class GenerationConfig(Settings):
     """sample among tokens of at least this share of the highest probability"""
     typical_p: Share | None = None
     """sample among the most typical tokens whose probabilities reach this sum"""
-    seed: int | None = Field(None, ge=0, description="random seed of samples; default: a new one each call")
+    seed: int | None = Field(
+        None, ge=0, description="random seed of samples; default: a new one each call"
+    )
 
     penalty_alpha: Share | None = None
     """contrastive search: weight of the penalty for similarity to earlier tokens"""
@@ -104,10 +124,14 @@ class GenerationConfig(Settings):
     """subtracted from the logits of generated tokens"""
     frequency_penalty: Bounded | None = None
     """subtracted from the logit of a token for each time it was generated"""
-    no_repeat_ngram_size: int | None = Field(None, gt=0, description="no n-gram of this size occurs twice")
+    no_repeat_ngram_size: int | None = Field(
+        None, gt=0, description="no n-gram of this size occurs twice"
+    )
     bad_words_ids: list[Phrase] | None = None
     """phrases that are never generated, as ids; default: padding only"""
-    bad_words: Words | None = Field(None, description="texts that no output contains, however tokenized")
+    bad_words: Words | None = Field(
+        None, description="texts that no output contains, however tokenized"
+    )
     forced_bos_token_id: Id | None = None
     """id of the token after the start token, or after a prompt of one token"""
     forced_eos_token_id: Id | Phrase | None = None
@@ -118,12 +142,15 @@ class GenerationConfig(Settings):
     target_language: str | None = None
     """language of the output; its token replaces forced_bos_token_id"""
 
-    num_return_sequences: int = Field(1, gt=0, description="number of outputs for each input, best first")
+    num_return_sequences: int = Field(
+        1, gt=0, description="number of outputs for each input, best first"
+    )
     prefill_chunk_size: int | None = Field(None, gt=0)
     """read prompts in chunks of this many tokens to save memory; default: at once"""
     cache: Literal["growing", "static", "sliding"] | None = Field(
         None,
-        description="key/value cache: grows as needed, is allocated at once, or keeps only the attention windows; "
+        description="key/value cache: grows as needed, is allocated at once, or keeps only the "
+        "attention windows; "
         "default: by model and length",
     )
 
@@ -158,16 +185,21 @@ class GenerationConfig(Settings):
 def end_ids(config: GenerationConfig, model: ModelConfig) -> list[int]:
     """The ids that end an output; empty if the model's end id is outside its vocabulary."""
     ids = model.eos_id if config.eos_token_id is None else config.eos_token_id
-    return [end for end in ([ids] if isinstance(ids, int) else ids) if end < model.output_vocab_size]
+    return [
+        end for end in ([ids] if isinstance(ids, int) else ids) if end < model.output_vocab_size
+    ]
 
 
 def with_generation_options(function: Function) -> Function:
-    """Decorator: list the fields of GenerationConfig and `draft` in the signature and docstring of `function`.
+    """Decorator: list the fields of GenerationConfig and `draft` in the signature and docstring of
+    `function`.
 
     They replace its `**arguments`, through which they are passed.
     """
     signature = inspect.signature(function)
-    parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    parameters = [
+        each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD
+    ]
     lines = [inspect.getdoc(function) or "", "", "Options:"]
     keyword = inspect.Parameter.KEYWORD_ONLY
     for name, field in GenerationConfig.model_fields.items():
@@ -181,13 +213,19 @@ def with_generation_options(function: Function) -> Function:
     return function
 
 
-# --- precedence ------------------------------------------------------------------------------------------
+# --- precedence -----------------------------------------------------------------------------------
 
-# Arguments that select a decoding strategy -> stored settings that they override; the first match counts.
+# Arguments that select a decoding strategy -> stored settings that they override; the first match
+# counts.
 _STRATEGIES: tuple[tuple[Callable[[Mapping[str, Any]], bool], tuple[str, ...]], ...] = (
-    (lambda given: given.get("penalty_alpha") is not None, (*BEAMS, *SAMPLING, *LOOKUP, "do_sample")),
     (
-        lambda given: given.get("do_sample") is True or any(given.get(key) is not None for key in SAMPLING),
+        lambda given: given.get("penalty_alpha") is not None,
+        (*BEAMS, *SAMPLING, *LOOKUP, "do_sample"),
+    ),
+    (
+        lambda given: (
+            given.get("do_sample") is True or any(given.get(key) is not None for key in SAMPLING)
+        ),
         (*BEAMS, *CONTRASTIVE, "do_sample"),
     ),
     (lambda given: given.get("do_sample") is False, ("do_sample", *SAMPLING, *CONTRASTIVE)),
@@ -208,11 +246,15 @@ _ALTERNATIVES = (
 )
 
 
-def resolve(stored: Mapping[str, Any] | GenerationConfig, given: Mapping[str, Any]) -> GenerationConfig:
-    """Combine the arguments `given` with the settings `stored` with a model; arguments take precedence.
+def resolve(
+    stored: Mapping[str, Any] | GenerationConfig, given: Mapping[str, Any]
+) -> GenerationConfig:
+    """Combine the arguments `given` with the settings `stored` with a model; arguments take
+    precedence.
 
-    An argument that selects a strategy drops the stored settings of the others: sampling drops beam settings, beams
-    (or do_sample false) drop sampling settings. Raises SettingsError for unknown keys, wrong types and contradictions.
+    An argument that selects a strategy drops the stored settings of the others: sampling drops beam
+    settings, beams (or do_sample false) drop sampling settings. Raises SettingsError for unknown
+    keys, wrong types and contradictions.
     """
     if isinstance(stored, GenerationConfig):
         stored = stored.model_dump(exclude_unset=True)
@@ -224,7 +266,7 @@ def resolve(stored: Mapping[str, Any] | GenerationConfig, given: Mapping[str, An
     return GenerationConfig.parse({**inherited, **given})
 
 
-# --- contradictions --------------------------------------------------------------------------------------
+# --- contradictions -------------------------------------------------------------------------------
 
 
 def _sampling_conflicts(config: GenerationConfig) -> Iterator[str]:
@@ -261,9 +303,14 @@ def _contrastive_conflicts(config: GenerationConfig) -> Iterator[str]:
 def _beam_conflicts(config: GenerationConfig) -> Iterator[str]:
     groups, beams, penalty = config.num_beam_groups, config.num_beams, config.diversity_penalty
     if beams % groups:
-        yield f"num_beam_groups {groups} does not divide num_beams {beams}: make num_beams a multiple of it"
+        yield (
+            f"num_beam_groups {groups} does not divide num_beams {beams}: make num_beams a "
+            "multiple of it"
+        )
     if groups > 1 and penalty is None:
-        yield f"num_beam_groups {groups} without a penalty find equal outputs: set diversity_penalty"
+        yield (
+            f"num_beam_groups {groups} without a penalty find equal outputs: set diversity_penalty"
+        )
     if groups == 1 and penalty is not None:
         yield f"diversity_penalty {penalty} needs groups of beams: set num_beam_groups to 2 or more"
     forced = [key for key in ("force_words", "force_words_ids") if getattr(config, key) is not None]
@@ -281,7 +328,9 @@ def _lookup_conflicts(config: GenerationConfig) -> Iterator[str]:
         return
     for key, neutral in (("num_beams", 1), ("penalty_alpha", None)):
         if getattr(config, key) != neutral:
-            remedy = "speculation works with greedy decoding and sampling only; leave one of them out"
+            remedy = (
+                "speculation works with greedy decoding and sampling only; leave one of them out"
+            )
             yield _contradiction(lookup, _value(config, key), remedy)
 
 
@@ -289,7 +338,10 @@ def _length_conflicts(config: GenerationConfig) -> Iterator[str]:
     for minimum, maximum in (("min_new_tokens", "max_new_tokens"), ("min_length", "max_length")):
         low, high = getattr(config, minimum), getattr(config, maximum)
         if high is not None and (low or 0) > high:
-            yield f"{minimum} {low} is more than {maximum} {high}: lower the first or raise the second"
+            yield (
+                f"{minimum} {low} is more than {maximum} {high}: lower the first or raise the "
+                "second"
+            )
     for new, total in (("max_new_tokens", "max_length"), ("min_new_tokens", "min_length")):
         if getattr(config, new) is not None and getattr(config, total) is not None:
             both = f"{_value(config, new)} and {_value(config, total)}"
@@ -302,17 +354,24 @@ def _word_conflicts(config: GenerationConfig) -> Iterator[str]:
             yield f"{text} and {ids} are both set: use one of them for all phrases"
     if config.target_language is not None and config.forced_bos_token_id is not None:
         remedy = "both set the first token; leave one of them out"
-        yield _contradiction(_value(config, "target_language"), _value(config, "forced_bos_token_id"), remedy)
+        yield _contradiction(
+            _value(config, "target_language"), _value(config, "forced_bos_token_id"), remedy
+        )
     banned = {tuple(phrase) for phrase in config.bad_words_ids or ()}
     for alternatives in config.force_words_ids or ():
         phrases = alternatives if isinstance(alternatives[0], list) else [alternatives]
         found = [next((b for b in banned if _contains(phrase, b)), None) for phrase in phrases]
         if all(found):
             bad = list(found[0] or ())
-            yield f"{phrases[0]} is in force_words_ids, but bad_words_ids forbids {bad}: remove one of them"
+            yield (
+                f"{phrases[0]} is in force_words_ids, but bad_words_ids forbids {bad}: remove "
+                "one of them"
+            )
     for word in config.force_words or ():
         if any(bad in word for bad in config.bad_words or ()):
-            yield f"{word!r} is in force_words, but bad_words forbids it: remove it from one of them"
+            yield (
+                f"{word!r} is in force_words, but bad_words forbids it: remove it from one of them"
+            )
 
 
 def _contains(phrase: Any, part: tuple[int, ...]) -> bool:

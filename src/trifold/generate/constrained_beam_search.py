@@ -1,8 +1,9 @@
 """Beam search in which every forced phrase appears (dynamic beam allocation, Post & Vilar 2018).
 
-Candidates that miss 0, 1, 2, … tokens of the phrases form separate banks, and the K beams are allocated to the banks in
-turn, so candidates with a forced token do not compete with those without. A candidate may end only in bank 0, and is
-dropped if it cannot complete the phrases before its length limit.
+Candidates that miss 0, 1, 2, … tokens of the phrases form separate banks, and the K beams are
+allocated to the banks in turn, so candidates with a forced token do not compete with those without.
+A candidate may end only in bank 0, and is dropped if it cannot complete the phrases before its
+length limit.
 """
 
 from collections.abc import Sequence
@@ -18,22 +19,31 @@ from trifold.generate.decoding import DecodingState, SearchSetup, refuse_nan
 from trifold.generate.processors import NEVER
 from trifold.generate.stopping import Hypothesis, StoppingCriteria
 
-EXACT = 4  # maximum number of unmet constraints for which the shortest completion is computed exactly
+EXACT = (
+    4  # maximum number of unmet constraints for which the shortest completion is computed exactly
+)
 State = tuple[tuple[int, ...] | None, ...]
-"""For each constraint: the number of matched tokens of each of its phrases, or None if the constraint is met."""
+"""For each constraint: the number of matched tokens of each of its phrases, or None if the
+constraint is met.
+"""
 
 
 class PhraseConstraints:
-    """Tracks which phrases a text contains. A constraint is a list of phrases of which one must appear.
+    """Tracks which phrases a text contains. A constraint is a list of phrases of which one must
+    appear.
 
-    Each phrase is matched by the automaton of Knuth, Morris & Pratt (1977): its state is the length of the longest
-    prefix of the phrase that the text ends with.
+    Each phrase is matched by the automaton of Knuth, Morris & Pratt (1977): its state is the length
+    of the longest prefix of the phrase that the text ends with.
     """
 
     def __init__(self, force_words_ids: Sequence[Any]) -> None:
-        """force_words_ids: the setting, where a constraint with one phrase may be given as that phrase."""
+        """force_words_ids: the setting, where a constraint with one phrase may be given as that
+        phrase.
+        """
         constraints = [[each] if isinstance(each[0], int) else each for each in force_words_ids]
-        self.constraints = [[tuple[int, ...](phrase) for phrase in phrases] for phrases in constraints]
+        self.constraints = [
+            [tuple[int, ...](phrase) for phrase in phrases] for phrases in constraints
+        ]
         self.start: State = tuple((0,) * len(phrases) for phrases in self.constraints)
         self._matched = cache(_matched)
         self.missing = cache(self._missing)
@@ -45,7 +55,9 @@ class PhraseConstraints:
             if progress is not None:
                 steps = zip(phrases, progress, strict=True)
                 progress = tuple(self._matched(phrase, done, token) for phrase, done in steps)
-                is_met = any(done == len(phrase) for phrase, done in zip(phrases, progress, strict=True))
+                is_met = any(
+                    done == len(phrase) for phrase, done in zip(phrases, progress, strict=True)
+                )
                 progress = None if is_met else progress
             following.append(progress)
         return tuple(following)
@@ -60,15 +72,19 @@ class PhraseConstraints:
         }
 
     def _missing(self, state: State) -> int:
-        """The number of tokens that complete all constraints; 0 if all are met. One of `advances` always reduces it.
+        """The number of tokens that complete all constraints; 0 if all are met. One of `advances`
+        always reduces it.
 
-        Exact for few unmet constraints, where phrases may overlap; for many, the sum without overlaps.
+        Exact for few unmet constraints, where phrases may overlap; for many, the sum without
+        overlaps.
         """
         if sum(progress is not None for progress in state) > EXACT:
             return self._missing_without_overlap(state)
         reached, visited, steps = [state], {state}, 0
         while not any(all(progress is None for progress in each) for each in reached):
-            following = [self.after(each, token) for each in reached for token in sorted(self.advances(each))]
+            following = [
+                self.after(each, token) for each in reached for token in sorted(self.advances(each))
+            ]
             reached = [each for each in dict.fromkeys(following) if each not in visited]
             visited.update(reached)
             steps += 1
@@ -81,13 +97,17 @@ class PhraseConstraints:
             if progress is None:
                 continue
             shortest = min(map(len, phrases))
-            nearest = min(len(phrase) - done for phrase, done in zip(phrases, progress, strict=True))
+            nearest = min(
+                len(phrase) - done for phrase, done in zip(phrases, progress, strict=True)
+            )
             total, saved = total + shortest, max(saved, shortest - nearest)
         return total - saved
 
 
 def _matched(phrase: tuple[int, ...], done: int, token: int) -> int:
-    """The length of the longest prefix of `phrase` that a text ends with after `done` tokens of it and `token`."""
+    """The length of the longest prefix of `phrase` that a text ends with after `done` tokens of it
+    and `token`.
+    """
     text = (*phrase[:done], token)
     return next(n for n in range(len(text), -1, -1) if text[len(text) - n :] == phrase[:n])
 
@@ -103,9 +123,11 @@ class _Candidate(NamedTuple):
 
 
 def constrained_beam_search(state: DecodingState, setup: SearchSetup) -> list[list[Hypothesis]]:
-    """The finished outputs of each sentence, best first, at most `num_beams`; each contains all phrases.
+    """The finished outputs of each sentence, best first, at most `num_beams`; each contains all
+    phrases.
 
-    Forced phrases take precedence over forbidden tokens. Raises UsageError if the phrases exceed a row's length limit.
+    Forced phrases take precedence over forbidden tokens. Raises UsageError if the phrases exceed a
+    row's length limit.
     """
     config = setup.config
     assert config.force_words_ids is not None
@@ -131,13 +153,16 @@ def constrained_beam_search(state: DecodingState, setup: SearchSetup) -> list[li
         if not remaining:
             return finished.outputs
 
-        # With fewer candidates than beams, copies of the first one complete the rows; they are never continued.
+        # With fewer candidates than beams, copies of the first one complete the rows; they are
+        # never continued.
         flat: list[_Candidate] = []
         for index in remaining:
             copy = following[index][0]._replace(score=NEVER)
             flat += [*following[index], *[copy] * (beams - len(following[index]))]
         device = state.logits.device
-        scores = torch.tensor([each.score for each in flat], device=device).view(len(remaining), beams)
+        scores = torch.tensor([each.score for each in flat], device=device).view(
+            len(remaining), beams
+        )
         states = [each.state for each in flat]
         state.advance(
             torch.tensor([each.token for each in flat], device=device),
@@ -147,9 +172,14 @@ def constrained_beam_search(state: DecodingState, setup: SearchSetup) -> list[li
 
 
 def _continuations(
-    state: DecodingState, setup: SearchSetup, scores: Tensor, states: list[State], tracker: PhraseConstraints
+    state: DecodingState,
+    setup: SearchSetup,
+    scores: Tensor,
+    states: list[State],
+    tracker: PhraseConstraints,
 ) -> list[list[_Candidate]]:
-    """For each sentence, best first: the best continuations of each row, and all that continue a phrase.
+    """For each sentence, best first: the best continuations of each row, and all that continue a
+    phrase.
 
     Only rows that miss nothing may end.
     """
@@ -170,7 +200,9 @@ def _continuations(
     count = min((1 + len(ends)) * beams, total.shape[-1])
     best, tokens = total.topk(count)  # enough of each row for the best of all rows
     refuse_nan(best)
-    for row, (row_scores, row_tokens) in enumerate(zip(best.tolist(), tokens.tolist(), strict=True)):
+    for row, (row_scores, row_tokens) in enumerate(
+        zip(best.tolist(), tokens.tolist(), strict=True)
+    ):
         for score, token in zip(row_scores, row_tokens, strict=True):
             values.setdefault((row, token), score)
 
@@ -183,9 +215,16 @@ def _continuations(
 
 
 def _finish_and_choose(
-    state: DecodingState, finished: FinishedBeams, number: int, pool: list[_Candidate], *, is_full: bool
+    state: DecodingState,
+    finished: FinishedBeams,
+    number: int,
+    pool: list[_Candidate],
+    *,
+    is_full: bool,
 ) -> list[_Candidate]:
-    """Finish the outputs that end among the best K of bank 0; return the K candidates that continue, best first."""
+    """Finish the outputs that end among the best K of bank 0; return the K candidates that
+    continue, best first.
+    """
     setup, device = finished.setup, state.tokens.device
     beams, stopping = setup.config.num_beams, setup.stopping
     tokens = torch.tensor([each.token for each in pool], dtype=torch.long, device=device)
@@ -201,7 +240,9 @@ def _finish_and_choose(
         if each in ended:
             before = state.generated_tokens(torch.tensor([each.row], device=device))[0].tolist()
             score = each.score / setup.divisor(state.generated + 1)
-            finished.add(number, stopping.hypothesis(before, each.token, score, stopped[each], is_full))
+            finished.add(
+                number, stopping.hypothesis(before, each.token, score, stopped[each], is_full)
+            )
     open_banks = [[each for each in bank if each not in ended] for _, bank in sorted(banks.items())]
     chosen = [bank[rank] for rank in range(beams) for bank in open_banks if rank < len(bank)]
     return sorted(chosen[:beams], key=lambda each: each.score, reverse=True)
@@ -210,10 +251,13 @@ def _finish_and_choose(
 def _check(tracker: PhraseConstraints, stopping: StoppingCriteria, limits: Tensor) -> None:
     tokens = {token for phrases in tracker.constraints for phrase in phrases for token in phrase}
     if ends := tokens & set(stopping.ids):
-        raise UsageError(f"force_words_ids contains {min(ends)}, which ends an output: leave it out")
+        raise UsageError(
+            f"force_words_ids contains {min(ends)}, which ends an output: leave it out"
+        )
     needed = tracker.missing(tracker.start)
     for row, limit in enumerate(limits.tolist()):
         if needed > limit:
             raise UsageError(
-                f"row {row} may get {limit} tokens, and the forced words need {needed}: raise max_new_tokens"
+                f"row {row} may get {limit} tokens, and the forced words need {needed}: raise "
+                "max_new_tokens"
             )

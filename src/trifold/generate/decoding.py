@@ -1,7 +1,8 @@
 """DecodingState: the rows being generated, with their cache and the logits of the next token.
 
-Every sentence has the same number of rows (1, or the number of beams) and they are adjacent: row r belongs to sentence
-r // beams. Shapes: B sentences, R rows, S source or prompt length, V vocabulary, E model width.
+Every sentence has the same number of rows (1, or the number of beams) and they are adjacent: row r
+belongs to sentence r // beams. Shapes: B sentences, R rows, S source or prompt length, V
+vocabulary, E model width.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ LENGTH_PENALTIES: dict[str, Callable[[float, float], float]] = {
 
 
 class Model(Protocol):
-    """The model interface of a search. Searches modify the logits that `lm_head` returns in place."""
+    """The model interface of a search. Searches modify the logits that `lm_head` returns in
+    place.
+    """
 
     @property
     def config(self) -> ModelConfig:
@@ -51,11 +54,15 @@ class Model(Protocol):
     def encode(self, inputs: Inputs) -> Memory:
         """Sources (B, S) -> the memory of the decoder."""
 
-    def decode(self, inputs: Inputs, memory: Memory | None = None, cache: Cache | None = None) -> Tensor:
+    def decode(
+        self, inputs: Inputs, memory: Memory | None = None, cache: Cache | None = None
+    ) -> Tensor:
         """The next tokens (R, T) -> hidden states (R, T, E); advances the cache."""
 
     def new_cache(self, kind: CacheKind, *, capacity: int, rollback: int) -> Cache:
-        """An empty cache for at most `capacity` tokens, of which the last `rollback` can be removed."""
+        """An empty cache for at most `capacity` tokens, of which the last `rollback` can be
+        removed.
+        """
 
 
 class SearchHook(Protocol):
@@ -65,10 +72,17 @@ class SearchHook(Protocol):
         """A logits processor that runs after all others."""
 
     def step(
-        self, state: DecodingState, rows: Tensor, tokens: Tensor, scores: Tensor, kept: Tensor, ended: Tensor
+        self,
+        state: DecodingState,
+        rows: Tensor,
+        tokens: Tensor,
+        scores: Tensor,
+        kept: Tensor,
+        ended: Tensor,
     ) -> None:
-        """The candidates (B, N) of a step, before the state advances: the row that a token continues, the token, and
-        log P of the output with it, -inf if forbidden. kept: they continue, or are outputs. ended: no token follows.
+        """The candidates (B, N) of a step, before the state advances: the row that a token
+        continues, the token, and log P of the output with it, -inf if forbidden. kept: they
+        continue, or are outputs. ended: no token follows.
         """
 
 
@@ -87,21 +101,27 @@ class SearchSetup(NamedTuple):
 
 
 class DecodingState:
-    """Sentences whose source (encoder-decoder) or prompt (decoder) has been read, initially with one row each.
+    """Sentences whose source (encoder-decoder) or prompt (decoder) has been read, initially with
+    one row each.
 
-    logits: (R, V) of the next token. hidden: (R, T, E) states of the tokens read last, initially of the prompt.
-    tokens: (R, L), see processors.Context. generated: how many of them were generated. sentences: (B,) original index
-    of each remaining sentence. limits: (B,) maximum number of generated tokens of each.
+    logits: (R, V) of the next token. hidden: (R, T, E) states of the tokens read last, initially of
+        the prompt.
+    tokens: (R, L), see processors.Context. generated: how many of them were generated. sentences:
+    (B,) original index of each remaining sentence. limits: (B,) maximum number of generated tokens
+    of each.
     """
 
-    def __init__(self, model: Model, inputs: Inputs, config: GenerationConfig | None = None) -> None:
-        """Raises DataError for an empty or too long row, UsageError for a model without a language-model head, and for
-        settings that need more than the available memory.
+    def __init__(
+        self, model: Model, inputs: Inputs, config: GenerationConfig | None = None
+    ) -> None:
+        """Raises DataError for an empty or too long row, UsageError for a model without a
+        language-model head, and for settings that need more than the available memory.
         """
         model_config, head, config = model.config, model.lm_head, config or GenerationConfig()
         if head is None:
             raise UsageError(
-                f"a model of shape {model_config.shape} generates no text: use an encoder-decoder or a decoder"
+                f"a model of shape {model_config.shape} generates no text: use an "
+                "encoder-decoder or a decoder"
             )
         self.head = head
         self.decode = model.decode
@@ -159,7 +179,9 @@ class DecodingState:
         """(n,) rows -> (n, generated) their tokens, without prompt or start token."""
         return self.tokens[rows, self.tokens.shape[1] - self.generated :]
 
-    def advance(self, tokens: Tensor, rows: Tensor | None = None, sentences: Tensor | None = None) -> None:
+    def advance(
+        self, tokens: Tensor, rows: Tensor | None = None, sentences: Tensor | None = None
+    ) -> None:
         """Row i continues rows[i] (default: itself) with tokens[i]; compute the next logits.
 
         sentences: positions of the sentences that continue (default: all).
@@ -186,13 +208,15 @@ class DecodingState:
         return self.decode(Inputs(tokens, self.attend), self.memory, self.cache)
 
     def is_prefix(self, tokens: Tensor) -> bool:
-        """Whether the state of the first of the next tokens (1, T) does not depend on the others. It does where they
-        change the angles of rotary positions.
+        """Whether the state of the first of the next tokens (1, T) does not depend on the others.
+        It does where they change the angles of rotary positions.
         """
         if (inputs := self.cache.inputs) is None:
             return True
         mask = Mask(causal=True, offset=self.cache.length)
-        first, every = (inputs.find_frequencies(mask, n, tokens.device) for n in (1, tokens.shape[1]))
+        first, every = (
+            inputs.find_frequencies(mask, n, tokens.device) for n in (1, tokens.shape[1])
+        )
         return torch.equal(first, every)
 
     def rollback(self, count: int) -> None:
@@ -218,7 +242,9 @@ class DecodingState:
         return hidden[0] if len(hidden) == 1 else torch.cat(hidden, dim=1)
 
     def _repeat(self, times: int) -> Tensor:
-        return torch.arange(len(self.sentences), device=self.sentences.device).repeat_interleave(times)
+        return torch.arange(len(self.sentences), device=self.sentences.device).repeat_interleave(
+            times
+        )
 
     def _select_rows(self, rows: Tensor) -> None:
         self.tokens = self.tokens[rows]
@@ -226,8 +252,9 @@ class DecodingState:
 
 
 def _choose_cache(model: ModelConfig, width: int, capacity: int) -> CacheKind:
-    """Sliding if a window is shorter than `capacity`, the longest possible text; static if `capacity` is small or at
-    most twice the prompt; growing otherwise, since most texts end long before their limit.
+    """Sliding if a window is shorter than `capacity`, the longest possible text; static if
+    `capacity` is small or at most twice the prompt; growing otherwise, since most texts end long
+    before their limit.
     """
     side = model.decoder_side
     if any((side.window(layer) or capacity) < capacity for layer in range(side.n_layers)):
@@ -242,7 +269,8 @@ def _limits(config: GenerationConfig, model: ModelConfig, lengths: Tensor) -> Te
         if limit < 1:
             assert config.max_length is not None
             raise DataError(
-                f"row {row} is a prompt of {config.max_length - limit} tokens, and max_length {config.max_length} "
+                f"row {row} is a prompt of {config.max_length - limit} tokens, and max_length "
+                f"{config.max_length} "
                 "includes the prompt: raise it, or set max_new_tokens instead"
             )
     return lengths.new_tensor(limits)
@@ -252,14 +280,19 @@ def _check_lengths(inputs: Inputs, config: ModelConfig) -> Tensor:
     """(B,) number of real tokens of each row."""
     rows, width = inputs.tokens.shape
     attend = inputs.attend
-    lengths = torch.full((rows,), width, device=inputs.tokens.device) if attend is None else attend.sum(1)
+    lengths = (
+        torch.full((rows,), width, device=inputs.tokens.device) if attend is None else attend.sum(1)
+    )
     what = "source" if config.encoder_layers else "prompt"
     for row, length in enumerate(lengths.tolist()):
         if length == 0:
-            raise DataError(f"row {row} is a {what} with zero tokens: add text, or leave the row out")
+            raise DataError(
+                f"row {row} is a {what} with zero tokens: add text, or leave the row out"
+            )
         if length > config.max_positions:
             raise DataError(
-                f"row {row} is a {what} of {length} tokens, and the model reads at most {config.max_positions} "
+                f"row {row} is a {what} of {length} tokens, and the model reads at most "
+                f"{config.max_positions} "
                 "(max_positions): shorten or split the text, or use a model with more positions"
             )
     return lengths
@@ -276,7 +309,9 @@ def _trim(inputs: Inputs) -> Inputs:
 
 
 def _right_align(inputs: Inputs, lengths: Tensor) -> Tensor:
-    """(B, S) tokens moved to the end of their rows, ABSENT before them, so that generated tokens are adjacent."""
+    """(B, S) tokens moved to the end of their rows, ABSENT before them, so that generated tokens
+    are adjacent.
+    """
     if inputs.attend is None:
         return inputs.tokens
     width = inputs.tokens.shape[1]
@@ -286,20 +321,28 @@ def _right_align(inputs: Inputs, lengths: Tensor) -> Tensor:
     return moved
 
 
-def check_memory(model: Model, device: torch.device, tokens: int, rows: int, key: str, value: object) -> None:
-    """Raises UsageError, naming the setting, if `rows` rows of at most `tokens` tokens exceed the available memory.
+def check_memory(
+    model: Model, device: torch.device, tokens: int, rows: int, key: str, value: object
+) -> None:
+    """Raises UsageError, naming the setting, if `rows` rows of at most `tokens` tokens exceed the
+    available memory.
 
-    Counted are keys and values, three vectors of the size of the vocabulary, tokens and random numbers.
+    Counted are keys and values, three vectors of the size of the vocabulary, tokens and random
+    numbers.
     """
     element = next(model.parameters()).dtype.itemsize if isinstance(model, nn.Module) else 4
-    need = element * cached_elements(model.config, tokens) + 12 * (model.config.output_vocab_size + tokens)
+    need = element * cached_elements(model.config, tokens) + 12 * (
+        model.config.output_vocab_size + tokens
+    )
     need *= rows
     if need <= UNCHECKED:
         return
     available, origin = available_memory(device)
     if need > available:
         needs = f"{rows:,} rows of up to {tokens:,} tokens need {format_size(need)} of memory"
-        raise UsageError(f"{key} {value}: {needs}; {format_size(available)} available ({origin}); lower it")
+        raise UsageError(
+            f"{key} {value}: {needs}; {format_size(available)} available ({origin}); lower it"
+        )
 
 
 def refuse_nan(scores: Tensor) -> None:

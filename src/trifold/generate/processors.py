@@ -1,4 +1,5 @@
-"""Logits processors: penalize or forbid tokens before one is chosen. Every search applies the same ones.
+"""Logits processors: penalize or forbid tokens before one is chosen. Every search applies the same
+ones.
 
 Shapes: R rows (beams or samples), V vocabulary, L tokens so far.
 """
@@ -26,8 +27,9 @@ NEVER = float("-inf")  # logit of a forbidden token
 class Context(NamedTuple):
     """The tokens before the next one.
 
-    tokens: (R, L) prompt or start token, then generated tokens; ABSENT before shorter rows. generated: how many of
-    them were generated. remaining: (R,) how many more tokens each row may get.
+    tokens: (R, L) prompt or start token, then generated tokens; ABSENT before shorter rows.
+    generated: how many of them were generated. remaining: (R,) how many more tokens each row may
+    get.
     """
 
     tokens: Tensor
@@ -40,20 +42,30 @@ LogitsProcessor = Callable[[Tensor, Context], Tensor]
 
 
 def repetition_penalty(penalty: float, ends: list[int], logits: Tensor, context: Context) -> Tensor:
-    """Divide positive logits of tokens that occurred, and multiply negative ones (after Keskar et al. 2019)."""
+    """Divide positive logits of tokens that occurred, and multiply negative ones (after Keskar et
+    al. 2019).
+    """
     occurred = _mask(logits, context.tokens)
-    return torch.where(occurred, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+    return torch.where(
+        occurred, torch.where(logits > 0, logits / penalty, logits * penalty), logits
+    )
 
 
 def presence_penalty(penalty: float, ends: list[int], logits: Tensor, context: Context) -> Tensor:
-    """Subtract from the logit of each generated token, however often it occurred; the prompt does not count."""
+    """Subtract from the logit of each generated token, however often it occurred; the prompt does
+    not count.
+    """
     return logits - penalty * _mask(logits, _generated(context))
 
 
 def frequency_penalty(penalty: float, ends: list[int], logits: Tensor, context: Context) -> Tensor:
-    """Subtract from the logit of a token for each time it was generated; the prompt does not count."""
+    """Subtract from the logit of a token for each time it was generated; the prompt does not
+    count.
+    """
     tokens = _generated(context)
-    counts = torch.zeros_like(logits).scatter_add_(1, tokens, logits.new_ones(1).expand(tokens.shape))
+    counts = torch.zeros_like(logits).scatter_add_(
+        1, tokens, logits.new_ones(1).expand(tokens.shape)
+    )
     return logits - penalty * counts
 
 
@@ -68,10 +80,18 @@ def no_repeat_ngram_size(size: int, ends: list[int], logits: Tensor, context: Co
     return logits.masked_fill(_mask(logits, ngrams[..., -1].where(repeated, ABSENT)), NEVER)
 
 
-def bad_words_ids(tables: list[Tensor], ends: list[int], logits: Tensor, context: Context) -> Tensor:
-    """Forbid the last token of each phrase where its other tokens precede; a table (n, L) holds phrases of length L."""
+def bad_words_ids(
+    tables: list[Tensor], ends: list[int], logits: Tensor, context: Context
+) -> Tensor:
+    """Forbid the last token of each phrase where its other tokens precede; a table (n, L) holds
+    phrases of length L.
+    """
     for table in tables:
-        length, prefix, last = table.shape[1], table[:, :-1].to(logits.device), table[:, -1].to(logits.device)
+        length, prefix, last = (
+            table.shape[1],
+            table[:, :-1].to(logits.device),
+            table[:, -1].to(logits.device),
+        )
         if length == 1:
             logits[:, last] = NEVER
         elif length <= context.tokens.shape[1] + 1:
@@ -81,8 +101,12 @@ def bad_words_ids(tables: list[Tensor], ends: list[int], logits: Tensor, context
 
 
 def _phrase_tables(phrases: Sequence[Sequence[int]], ends: list[int]) -> list[Tensor]:
-    """The phrases by length, without single end tokens, as in Hugging Face transformers: see min_new_tokens."""
-    kept = sorted((list(phrase) for phrase in phrases if phrase[0] not in ends or len(phrase) > 1), key=len)
+    """The phrases by length, without single end tokens, as in Hugging Face transformers: see
+    min_new_tokens.
+    """
+    kept = sorted(
+        (list(phrase) for phrase in phrases if phrase[0] not in ends or len(phrase) > 1), key=len
+    )
     return [torch.tensor(list(group)) for _, group in groupby(kept, key=len)]
 
 
@@ -109,14 +133,18 @@ def min_length(minimum: int, ends: list[int], logits: Tensor, context: Context) 
 
 
 def forced_bos_token_id(token: int, ends: list[int], logits: Tensor, context: Context) -> Tensor:
-    """Allow only this token after a text of one token: the start token, or a prompt of that length."""
+    """Allow only this token after a text of one token: the start token, or a prompt of that
+    length.
+    """
     if context.generated:
         return logits
     alone = (context.tokens != ABSENT).sum(1, keepdim=True) == 1
     return torch.where(alone, _only(token, logits), logits)
 
 
-def forced_eos_token_id(tokens: int | list[int], ends: list[int], logits: Tensor, context: Context) -> Tensor:
+def forced_eos_token_id(
+    tokens: int | list[int], ends: list[int], logits: Tensor, context: Context
+) -> Tensor:
     """Allow only these tokens at the length limit."""
     last = context.remaining == 1
     return torch.where(last[:, None], _only(tokens, logits), logits) if bool(last.any()) else logits
@@ -144,17 +172,26 @@ _STEPS = (
     *(no_repeat_ngram_size, bad_words_ids, bad_words),
     *(min_new_tokens, min_length, forced_bos_token_id, forced_eos_token_id),
 )
-# Setting -> its processor, called with (value, end tokens, logits, context), in the order of application.
+# Setting -> its processor, called with (value, end tokens, logits, context), in the order of
+# application.
 PROCESSORS: dict[str, Callable[..., Tensor]] = {step.__name__: step for step in _STEPS}
 # Settings that may forbid every token.
-MAY_FORBID_ALL = {"min_new_tokens", "min_length", "no_repeat_ngram_size", "bad_words_ids", "bad_words"}
+MAY_FORBID_ALL = {
+    "min_new_tokens",
+    "min_length",
+    "no_repeat_ngram_size",
+    "bad_words_ids",
+    "bad_words",
+}
 
 
-def processor(config: GenerationConfig, model: ModelConfig, codec: Codec | None = None) -> LogitsProcessor:
+def processor(
+    config: GenerationConfig, model: ModelConfig, codec: Codec | None = None
+) -> LogitsProcessor:
     """Combine the processors of `config`; codec: the tokenizer of the outputs.
 
-    Padding is forbidden unless `bad_words_ids` is set. If all tokens are forbidden, the end token is allowed; without
-    an end token, UsageError is raised.
+    Padding is forbidden unless `bad_words_ids` is set. If all tokens are forbidden, the end token
+    is allowed; without an end token, UsageError is raised.
     """
     ends = end_ids(config, model)
     chosen = {key: value for key in PROCESSORS if (value := getattr(config, key)) not in (None, [])}
@@ -178,22 +215,24 @@ def processor(config: GenerationConfig, model: ModelConfig, codec: Codec | None 
                 return logits
             if not ends:
                 keys = ", ".join(key for key in chosen if key in MAY_FORBID_ALL)
-                raise UsageError(f"{keys} forbid every token, and the model has no end token: forbid less")
+                raise UsageError(
+                    f"{keys} forbid every token, and the model has no end token: forbid less"
+                )
             logits[:, ends[0]] = logits[:, ends[0]].masked_fill(empty, 0.0)
         return logits
 
     return process
 
 
-# --- banned text -----------------------------------------------------------------------------------------
+# --- banned text ----------------------------------------------------------------------------------
 
 
 class BannedText:
     """Finds the tokens that would complete one of `strings`, however the text is tokenized.
 
-    The text of a token may depend on its context (a space, half a character), so only decoding can tell. Decoding the
-    whole vocabulary at every step is too slow: candidates are selected by the text that each token has after a letter,
-    ignoring spaces, and only these are decoded in context.
+    The text of a token may depend on its context (a space, half a character), so only decoding can
+    tell. Decoding the whole vocabulary at every step is too slow: candidates are selected by the
+    text that each token has after a letter, ignoring spaces, and only these are decoded in context.
     """
 
     def __init__(self, strings: Sequence[str], codec: Codec, vocabulary: int) -> None:
@@ -209,7 +248,9 @@ class BannedText:
         """Rows of `sequences`, each with a token that would complete a banned string there."""
         texts = enumerate(self._codec.decode(sequences))
         pairs = [(row, token) for row, text in texts for token in sorted(self._candidates(text))]
-        complete = self._criteria.end_with_string([[*sequences[row], token] for row, token in pairs])
+        complete = self._criteria.end_with_string(
+            [[*sequences[row], token] for row, token in pairs]
+        )
         return [pair for pair, is_complete in zip(pairs, complete, strict=True) if is_complete]
 
     def _candidates(self, text: str) -> set[int]:
@@ -220,7 +261,9 @@ class BannedText:
                 if stripped.endswith(target[:done]):
                     found.update(self._starting_with(target[done:]))
             if string[-1:].isspace() and stripped.endswith(target):
-                found.update(token for token, piece in enumerate(self._texts) if piece[:1].isspace())
+                found.update(
+                    token for token, piece in enumerate(self._texts) if piece[:1].isspace()
+                )
         if text.endswith(REPLACEMENT):
             found.update(self._incomplete)
         return found

@@ -1,7 +1,7 @@
 """Choose the next token: the most likely one, or one drawn from a filtered distribution.
 
-A sampler chooses among log-probabilities and does not change them, so the score of an output is independent of the
-temperature. Shapes: R rows, V vocabulary.
+A sampler chooses among log-probabilities and does not change them, so the score of an output is
+independent of the temperature. Shapes: R rows, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,9 @@ from trifold.generate.processors import NEVER
 HEAD = 512  # most likely tokens that top_p sorts first; they nearly always suffice
 
 Sampler = Callable[[Tensor, Tensor, int], Tensor]
-"""(log-probabilities (R, V), index of each row's random stream (R,), generated tokens so far) -> tokens (R,)."""
+"""(log-probabilities (R, V), index of each row's random stream (R,), generated tokens so far) ->
+tokens (R,).
+"""
 
 
 def temperature(logits: Tensor, value: float) -> Tensor:
@@ -32,7 +34,9 @@ def top_k(logits: Tensor, value: int) -> Tensor:
 
 
 def top_p(logits: Tensor, value: float) -> Tensor:
-    """Keep the fewest most likely tokens whose probabilities sum to p or more (Holtzman et al. 2020)."""
+    """Keep the fewest most likely tokens whose probabilities sum to p or more (Holtzman et al.
+    2020).
+    """
     probabilities = logits.softmax(-1)
     for count in (min(HEAD, logits.shape[-1]), logits.shape[-1]):
         ordered, tokens = probabilities.topk(count)
@@ -44,7 +48,8 @@ def top_p(logits: Tensor, value: float) -> Tensor:
 
 
 def typical_p(logits: Tensor, value: float) -> Tensor:
-    """Keep the fewest tokens whose probabilities sum to p or more, those with surprise nearest to the entropy first.
+    """Keep the fewest tokens whose probabilities sum to p or more, those with surprise nearest to
+    the entropy first.
 
     Meister et al. 2023, equation 8; ties with the last token are kept.
     """
@@ -72,7 +77,11 @@ FILTERS = {keep.__name__: keep for keep in _FILTERS}
 def chosen_filters(config: GenerationConfig) -> dict[str, Callable[[Tensor], Tensor]]:
     """The filters that the settings select, in the order of application."""
     values = {key: getattr(config, key) for key in FILTERS}
-    return {key: partial(FILTERS[key], value=value) for key, value in values.items() if value is not None}
+    return {
+        key: partial(FILTERS[key], value=value)
+        for key, value in values.items()
+        if value is not None
+    }
 
 
 def greedy(log_probs: Tensor, indices: Tensor, generated: int) -> Tensor:
@@ -86,9 +95,11 @@ def greedy(log_probs: Tensor, indices: Tensor, generated: int) -> Tensor:
 def sampler(
     config: GenerationConfig, keys: Sequence[tuple[int, int]], steps: int, device: torch.device
 ) -> Sampler:
-    """Draw tokens with random numbers that are a function of the seed and a row's key, independent of other rows.
+    """Draw tokens with random numbers that are a function of the seed and a row's key, independent
+    of other rows.
 
-    keys: (index of the input, index of the sample) for each row. steps: the maximum number of tokens of a row.
+    keys: (index of the input, index of the sample) for each row. steps: the maximum number of
+    tokens of a row.
     """
     seed = int(torch.randint(2**62, ())) if config.seed is None else config.seed
     streams = [np.random.default_rng((seed, *key)).random(steps, dtype=np.float32) for key in keys]
@@ -101,7 +112,8 @@ def sampler(
             log_probs = keep(log_probs)
         weights = (log_probs > NEVER).to(log_probs.dtype) if is_uniform else log_probs.softmax(-1)
         mass = weights.cumsum(-1)
-        # In (0, total], so that the first token whose cumulative mass reaches it has a probability above 0.
+        # In (0, total], so that the first token whose cumulative mass reaches it has a probability
+        # above 0.
         target = (1 - uniform[indices, generated])[:, None] * mass[:, -1:]
         return torch.searchsorted(mass, target).squeeze(-1)
 

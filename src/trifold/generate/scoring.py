@@ -24,14 +24,17 @@ class TokenScores(NamedTuple):
 def score_tokens(model: Model, inputs: Inputs, targets: Inputs) -> TokenScores:
     """log P(target | input), token by token.
 
-    inputs: sources (encoder-decoder) or prompts (decoder). targets: (B, T) without a start token, with the end token
-    where the end is to be scored; padded at the end of rows. No token is forbidden: the total is the score of a search
-    with bad_words_ids [] and length_penalty 0. Raises DataError for empty or too long rows, and for unequal counts.
+    inputs: sources (encoder-decoder) or prompts (decoder). targets: (B, T) without a start token,
+    with the end token where the end is to be scored; padded at the end of rows. No token is
+    forbidden: the total is the score of a search with bad_words_ids [] and length_penalty 0. Raises
+    DataError for empty or too long rows, and for unequal counts.
     """
     tokens, real = targets.tokens, targets.attend
     rows, width = tokens.shape
     if rows != inputs.tokens.shape[0]:
-        raise DataError(f"{inputs.tokens.shape[0]} inputs and {rows} targets: pass one target per input")
+        raise DataError(
+            f"{inputs.tokens.shape[0]} inputs and {rows} targets: pass one target per input"
+        )
     if not rows:
         return TokenScores(torch.zeros(tokens.shape), torch.zeros(0))
     real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
@@ -48,16 +51,22 @@ def score_tokens(model: Model, inputs: Inputs, targets: Inputs) -> TokenScores:
             rest = [_log_probs(state.head(states), label) for states, label in chunks]
             scores[:, 1:longest] = torch.cat(rest).view(rows, longest - 1)
     scores = scores.masked_fill(~real, 0.0)
-    return TokenScores(scores, scores[:, :longest].sum(1))  # padding does not change the order of the sum
+    return TokenScores(
+        scores, scores[:, :longest].sum(1)
+    )  # padding does not change the order of the sum
 
 
 def _check_lengths(lengths: list[int], limits: list[int]) -> int:
     """The longest target. Raises DataError for an empty or too long one."""
     for row, (length, limit) in enumerate(zip(lengths, limits, strict=True)):
         if not length:
-            raise DataError(f"row {row} is a target with zero tokens: add text, or leave the row out")
+            raise DataError(
+                f"row {row} is a target with zero tokens: add text, or leave the row out"
+            )
         if length > limit:
-            raise DataError(f"row {row} is a target of {length} tokens; the maximum is {limit}; shorten it")
+            raise DataError(
+                f"row {row} is a target of {length} tokens; the maximum is {limit}; shorten it"
+            )
     return max(lengths)
 
 

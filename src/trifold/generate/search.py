@@ -10,10 +10,23 @@ from trifold.errors import UsageError
 from trifold.generate.beam_search import beam_search, best_first
 from trifold.generate.config import GenerationConfig, end_ids
 from trifold.generate.constrained_beam_search import constrained_beam_search
-from trifold.generate.decoding import DecodingState, Model, SearchHook, SearchSetup, StepCallback, eval_mode
+from trifold.generate.decoding import (
+    DecodingState,
+    Model,
+    SearchHook,
+    SearchSetup,
+    StepCallback,
+    eval_mode,
+)
 from trifold.generate.processors import processor
 from trifold.generate.sampling import greedy, sampler
-from trifold.generate.speculative import Proposer, check_draft, draft_proposer, look_up, speculative_search
+from trifold.generate.speculative import (
+    Proposer,
+    check_draft,
+    draft_proposer,
+    look_up,
+    speculative_search,
+)
 from trifold.generate.stopping import Codec, Hypothesis, StoppingCriteria
 from trifold.generate.streaming import TextStreamer
 from trifold.generate.token_search import Step, contrastive_search, token_search
@@ -40,12 +53,13 @@ def generate_tokens(
 ) -> list[list[Hypothesis]]:
     """Generate the `num_return_sequences` best outputs for each row of `inputs` (B, S), best first.
 
-    inputs: sources of an encoder-decoder, padded at the end, or prompts of a decoder, padded anywhere. numbers: index
-    of each row in the whole input (default: 0, 1, …); random numbers depend on it, so batching and sorting do not
-    change samples. on_step: called with (tokens generated, unfinished sentences). codec: tokenizer of the outputs, for
-    words and stop strings given as text. draft: a smaller model with the same vocabulary for speculative decoding; the
-    tokens stay the same. hook: see SearchHook. Beam search may find fewer outputs if fewer exist. Raises DataError for
-    an empty or too long row, UsageError for incompatible arguments.
+    inputs: sources of an encoder-decoder, padded at the end, or prompts of a decoder, padded
+    anywhere. numbers: index of each row in the whole input (default: 0, 1, …); random numbers
+    depend on it, so batching and sorting do not change samples. on_step: called with (tokens
+    generated, unfinished sentences). codec: tokenizer of the outputs, for words and stop strings
+    given as text. draft: a smaller model with the same vocabulary for speculative decoding; the
+    tokens stay the same. hook: see SearchHook. Beam search may find fewer outputs if fewer exist.
+    Raises DataError for an empty or too long row, UsageError for incompatible arguments.
     """
     numbers = _check_numbers(numbers, inputs)
     if not numbers:
@@ -82,14 +96,17 @@ def stream_tokens(
     draft: Model | None = None,
     on_end: EndCallback | None = None,
 ) -> Iterator[tuple[int, int]]:
-    """Yield (row, token) as each is generated, without end tokens; arguments are those of `generate_tokens`.
+    """Yield (row, token) as each is generated, without end tokens; arguments are those of
+    `generate_tokens`.
 
-    on_end: called with the outputs, one per row, after the last token. Raises UsageError for beam search, which knows
-    its tokens only at the end, and for several outputs per row.
+    on_end: called with the outputs, one per row, after the last token. Raises UsageError for beam
+    search, which knows its tokens only at the end, and for several outputs per row.
     """
     for name in ("num_beams", "num_return_sequences"):
         if (value := getattr(config, name)) > 1:
-            raise UsageError(f"{name} {value}: only one output per row can be streamed; set it to 1")
+            raise UsageError(
+                f"{name} {value}: only one output per row can be streamed; set it to 1"
+            )
     setup, numbers = _setup(model, config, codec), _check_numbers(numbers, inputs)
     if not numbers:
         return
@@ -123,7 +140,9 @@ def stream_text(
 def _check_numbers(numbers: Sequence[int] | None, inputs: Inputs) -> Sequence[int]:
     rows = inputs.tokens.shape[0]
     if numbers is not None and len(numbers) != rows:
-        raise UsageError(f"numbers has {len(numbers)} entries for {rows} rows of inputs: pass one per row")
+        raise UsageError(
+            f"numbers has {len(numbers)} entries for {rows} rows of inputs: pass one per row"
+        )
     return range(rows) if numbers is None else numbers
 
 
@@ -138,7 +157,9 @@ def _setup(model: Model, config: GenerationConfig, codec: Codec | None) -> Searc
 def _search_without_beams(
     model: Model, inputs: Inputs, setup: SearchSetup, numbers: Sequence[int], draft: Model | None
 ) -> Iterator[Step]:
-    """The searches that keep one row per output; the `num_return_sequences` copies of an input are adjacent."""
+    """The searches that keep one row per output; the `num_return_sequences` copies of an input are
+    adjacent.
+    """
     config = setup.config
     if config.penalty_alpha is not None:
         _refuse_draft(config, draft)
@@ -151,7 +172,9 @@ def _search_without_beams(
     each = config.num_return_sequences
     state.copy(each)
     keys = [(number, sample) for number in numbers for sample in range(each)]
-    return token_search(state, setup, sampler(config, keys, int(state.limits.max()), state.logits.device))
+    return token_search(
+        state, setup, sampler(config, keys, int(state.limits.max()), state.logits.device)
+    )
 
 
 def _speculate(
@@ -159,14 +182,21 @@ def _speculate(
 ) -> Iterator[Step]:
     """Speculative decoding, one row and one sample after the other."""
     config = setup.config
-    if kinds := {each.config.attention for each in (model, draft or model)} & {"elu", "favor", "lsh"}:
+    if kinds := {each.config.attention for each in (model, draft or model)} & {
+        "elu",
+        "favor",
+        "lsh",
+    }:
         option = "prompt_lookup_num_tokens" if draft is None else "draft"
-        raise UsageError(f"{option}: attention {kinds.pop()} cannot remove tokens from its cache; omit it")
+        raise UsageError(
+            f"{option}: attention {kinds.pop()} cannot remove tokens from its cache; omit it"
+        )
     if draft is not None:
         check_draft(model, draft)
         if config.prompt_lookup_num_tokens is not None:
             raise UsageError(
-                "a draft model and prompt_lookup_num_tokens would both propose tokens: leave one of them out"
+                "a draft model and prompt_lookup_num_tokens would both propose tokens: leave "
+                "one of them out"
             )
     each = config.num_return_sequences
     for row, number in enumerate(numbers):
@@ -175,7 +205,9 @@ def _speculate(
         for sample in range(each):
             state = DecodingState(model, single, config)
             limit, key = int(state.limits[0]), (number, sample)
-            choose = sampler(config, [key], limit, state.logits.device) if config.is_sampling else greedy
+            choose = (
+                sampler(config, [key], limit, state.logits.device) if config.is_sampling else greedy
+            )
             propose: Proposer
             if draft is not None:
                 propose = draft_proposer(draft, single, setup, choose, state.sentences, limit)
@@ -194,21 +226,28 @@ def _speculate(
 def _refuse_draft(config: GenerationConfig, draft: Model | None) -> None:
     if draft is not None:
         strategy = "beam search" if config.num_beams > 1 else "contrastive search"
-        raise UsageError(f"{strategy} cannot use a draft model: leave out the draft, or use greedy decoding")
+        raise UsageError(
+            f"{strategy} cannot use a draft model: leave out the draft, or use greedy decoding"
+        )
 
 
-def _encode_words(config: GenerationConfig, codec: Codec | None, model: ModelConfig) -> GenerationConfig:
-    """Replace force_words by the ids of each word at the start of a text and after a space, and target_language by the
-    first token.
+def _encode_words(
+    config: GenerationConfig, codec: Codec | None, model: ModelConfig
+) -> GenerationConfig:
+    """Replace force_words by the ids of each word at the start of a text and after a space, and
+    target_language by the first token.
 
-    Raises UsageError for ids outside the vocabulary, for words without a tokenizer or without tokens, and for an
-    unknown language.
+    Raises UsageError for ids outside the vocabulary, for words without a tokenizer or without
+    tokens, and for an unknown language.
     """
     for key in ID_SETTINGS:
-        wrong = next((i for i in _flatten(getattr(config, key)) if i >= model.output_vocab_size), None)
+        wrong = next(
+            (i for i in _flatten(getattr(config, key)) if i >= model.output_vocab_size), None
+        )
         if wrong is not None:
             raise UsageError(
-                f"{key}: {wrong} is not a token id; the vocabulary has {model.output_vocab_size:,} tokens (from 0)"
+                f"{key}: {wrong} is not a token id; the vocabulary has "
+                f"{model.output_vocab_size:,} tokens (from 0)"
             )
     given = [key for key in TEXT_SETTINGS if getattr(config, key) is not None]
     if not given:
@@ -228,12 +267,20 @@ def _encode_words(config: GenerationConfig, codec: Codec | None, model: ModelCon
     return config.model_copy(update={"force_words_ids": phrases, "force_words": None})
 
 
-def _set_language(config: GenerationConfig, code: str, codec: Codec, model: ModelConfig) -> GenerationConfig:
-    """The first token of outputs in this language. An output may also begin with one: then there is no choice."""
+def _set_language(
+    config: GenerationConfig, code: str, codec: Codec, model: ModelConfig
+) -> GenerationConfig:
+    """The first token of outputs in this language. An output may also begin with one: then there is
+    no choice.
+    """
     language = language_id("target_language", code, codec.languages)
-    only = next((known for known, number in codec.languages.items() if number == model.start_id), code)
+    only = next(
+        (known for known, number in codec.languages.items() if number == model.start_id), code
+    )
     if only != code:
-        raise UsageError(f"target_language: {code!r}, but this model writes {only} only (decoder_start_id)")
+        raise UsageError(
+            f"target_language: {code!r}, but this model writes {only} only (decoder_start_id)"
+        )
     first = None if language == model.start_id else language
     return config.model_copy(update={"forced_bos_token_id": first, "target_language": None})
 

@@ -1,8 +1,9 @@
-"""Speculative decoding: verify several proposed tokens in one forward pass and keep those that would have been chosen
-(Leviathan et al. 2023; prompt lookup: Saxena 2023).
+"""Speculative decoding: verify several proposed tokens in one forward pass and keep those that
+would have been chosen (Leviathan et al. 2023; prompt lookup: Saxena 2023).
 
-Each token is chosen as in `token_search`, from the same logits and the same random number, so the output is the same.
-Proposals only change the speed. Rows are decoded one by one, because they accept different numbers of tokens.
+Each token is chosen as in `token_search`, from the same logits and the same random number, so the
+output is the same. Proposals only change the speed. Rows are decoded one by one, because they
+accept different numbers of tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -65,7 +66,9 @@ def draft_proposer(
     prompt, read = state.tokens, list[int]()
 
     def propose(generated: Sequence[int], count: int) -> list[int]:
-        count = min(count, model.config.decoder_side.max_positions - prompt.shape[1] - len(generated))
+        count = min(
+            count, model.config.decoder_side.max_positions - prompt.shape[1] - len(generated)
+        )
         if count < 1:
             return []
         same = takewhile(lambda pair: pair[0] == pair[1], zip(generated[:-1], read, strict=False))
@@ -91,8 +94,11 @@ def draft_proposer(
     return propose
 
 
-def look_up(prompt: Sequence[int], max_ngram: int, generated: Sequence[int], count: int) -> list[int]:
-    """Propose the tokens that followed the last n-gram at its previous occurrence in the prompt or the output.
+def look_up(
+    prompt: Sequence[int], max_ngram: int, generated: Sequence[int], count: int
+) -> list[int]:
+    """Propose the tokens that followed the last n-gram at its previous occurrence in the prompt or
+    the output.
 
     The longest n-gram is tried first, and its last occurrence is used.
     """
@@ -112,4 +118,6 @@ def check_draft(model: Model, draft: Model) -> None:
         expected, found = getattr(model.config, key), getattr(draft.config, key)
         if expected != found:
             remedy = "use a draft with the same shape and vocabulary"
-            raise UsageError(f"the draft model's {key} is {found}, and the model's {expected}: {remedy}")
+            raise UsageError(
+                f"the draft model's {key} is {found}, and the model's {expected}: {remedy}"
+            )

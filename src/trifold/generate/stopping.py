@@ -1,4 +1,6 @@
-"""When an output ends: at an end token, at a stop string (which may span several tokens), or at its length limit."""
+"""When an output ends: at an end token, at a stop string (which may span several tokens), or at its
+length limit.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
@@ -9,8 +11,8 @@ from torch import Tensor
 from trifold.generate.config import DEFAULT_MAX_NEW_TOKENS, GenerationConfig
 from trifold.nn import ModelConfig
 
-# Characters at the start of a truncated text that may decode differently than within the whole text: a lost space,
-# half a character.
+# Characters at the start of a truncated text that may decode differently than within the whole
+# text: a lost space, half a character.
 MARGIN = 4
 
 GeneratedTokens = Callable[[Tensor], Tensor]
@@ -46,14 +48,17 @@ class Hypothesis(NamedTuple):
 
 
 class OutputLimit(NamedTuple):
-    """The maximum number of tokens of an output, and whether a setting, the model or the default sets it."""
+    """The maximum number of tokens of an output, and whether a setting, the model or the default
+    sets it.
+    """
 
     tokens: int
     source: Literal["requested", "positions", "default"]
 
 
 def output_limit(config: GenerationConfig, model: ModelConfig, length: int) -> OutputLimit:
-    """The limit for a source or a prompt of `length` tokens; below 1 if the prompt exceeds max_length.
+    """The limit for a source or a prompt of `length` tokens; below 1 if the prompt exceeds
+    max_length.
 
     The last token is generated but never read, so it needs no position.
     """
@@ -64,7 +69,9 @@ def output_limit(config: GenerationConfig, model: ModelConfig, length: int) -> O
     elif config.max_new_tokens is not None:
         limit = OutputLimit(config.max_new_tokens, "requested")
     else:
-        limit = OutputLimit((length if model.encoder_layers else 0) + DEFAULT_MAX_NEW_TOKENS, "default")
+        limit = OutputLimit(
+            (length if model.encoder_layers else 0) + DEFAULT_MAX_NEW_TOKENS, "default"
+        )
     return OutputLimit(available, "positions") if available < limit.tokens else limit
 
 
@@ -93,7 +100,11 @@ class StoppingCriteria:
         return torch.isin(tokens, torch.tensor(self.ids, dtype=tokens.dtype, device=tokens.device))
 
     def completes_string(
-        self, before: GeneratedTokens, tokens: Tensor, rows: Tensor | None = None, real: Tensor | None = None
+        self,
+        before: GeneratedTokens,
+        tokens: Tensor,
+        rows: Tensor | None = None,
+        real: Tensor | None = None,
     ) -> Tensor:
         """True where tokens (…) complete a stop string in the output of rows (…).
 
@@ -106,7 +117,9 @@ class StoppingCriteria:
         checked = (torch.ones_like(found) if real is None else real).nonzero(as_tuple=True)
         pairs = zip(before(rows[checked]).tolist(), tokens[checked].tolist(), strict=True)
         sequences = [[*ids, token] for ids, token in pairs]
-        found[checked] = torch.tensor(self.end_with_string(sequences), dtype=torch.bool, device=tokens.device)
+        found[checked] = torch.tensor(
+            self.end_with_string(sequences), dtype=torch.bool, device=tokens.device
+        )
         return found
 
     def end_with_string(self, sequences: list[list[int]]) -> list[bool]:
@@ -117,20 +130,26 @@ class StoppingCriteria:
     def hypotheses(
         self, tokens: Tensor, last: Tensor, scores: Tensor, stopped: Tensor, full: Tensor
     ) -> list[Hypothesis]:
-        """Outputs from tokens (n, L), last tokens (n,) and scores; stopped by a string, or at the limit (full)."""
+        """Outputs from tokens (n, L), last tokens (n,) and scores; stopped by a string, or at the
+        limit (full).
+        """
         columns = (column.tolist() for column in (tokens, last, scores, stopped, full))
         return [self.hypothesis(*row) for row in zip(*columns, strict=True)]
 
-    def hypothesis(self, tokens: list[int], last: int, score: float, stopped: bool, full: bool) -> Hypothesis:
+    def hypothesis(
+        self, tokens: list[int], last: int, score: float, stopped: bool, full: bool
+    ) -> Hypothesis:
         """The output of one row from its tokens and the last token."""
         if last in self.ids:
             return Hypothesis(tokens, score, "length" if full and self.forced_eos else "stop")
         return Hypothesis([*tokens, last], score, "stop" if stopped else "length")
 
     def _tail(self, tokens: list[int]) -> str:
-        """The end of the text: its last token and enough before it for any stop string that the token completes.
+        """The end of the text: its last token and enough before it for any stop string that the
+        token completes.
 
-        Tokens may decode to nothing, so a tail that is too short is decoded again with twice the tokens.
+        Tokens may decode to nothing, so a tail that is too short is decoded again with twice the
+        tokens.
         """
         assert self._codec is not None
         enough = self._longest + MARGIN

@@ -1,4 +1,6 @@
-"""Text while it is generated: whole characters only, and nothing that a stop string may still remove."""
+"""Text while it is generated: whole characters only, and nothing that a stop string may still
+remove.
+"""
 
 from collections.abc import Sequence
 
@@ -7,13 +9,18 @@ from trifold.text.streaming import TextStream
 
 
 class TextStreamer:
-    """Converts tokens to text as they arrive. The concatenated text equals `truncate_at_stop(decode(all tokens))`.
+    """Converts tokens to text as they arrive. The concatenated text equals
+    `truncate_at_stop(decode(all tokens))`.
 
-    Exception: after invalid UTF-8, some tokenizers decode earlier bytes differently, and these were already returned.
+    Exception: after invalid UTF-8, some tokenizers decode earlier bytes differently, and these were
+    already returned.
     """
 
     def __init__(self, codec: Codec, stop_strings: Sequence[str] = ()) -> None:
-        self._stream, self._stop_strings = TextStream(lambda ids: codec.decode([ids])[0]), list(stop_strings)
+        self._stream, self._stop_strings = (
+            TextStream(lambda ids: codec.decode([ids])[0]),
+            list(stop_strings),
+        )
         self._held = ""
         self._stopped = False
 

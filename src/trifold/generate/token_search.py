@@ -18,7 +18,9 @@ from trifold.generate.stopping import Hypothesis
 
 
 class Step(NamedTuple):
-    """The sentences (n,) that received a token, the tokens (n,), end tokens included, and the outputs that ended."""
+    """The sentences (n,) that received a token, the tokens (n,), end tokens included, and the
+    outputs that ended.
+    """
 
     sentences: Tensor
     tokens: Tensor
@@ -53,9 +55,10 @@ def contrastive_search(state: DecodingState, setup: SearchSetup) -> Iterator[Ste
 
         (1 - α) · p(token)  -  α · max over the previous tokens j of cos(h_token, h_j)
 
-    where h are hidden states (Su et al. 2022, equation 5). The K candidates of a sentence are its K rows: all of them
-    are read, and one is kept. The score of an output is log P, as in every search. Raises DataError for a prompt that
-    fills all positions, because candidates are read before one is chosen.
+    where h are hidden states (Su et al. 2022, equation 5). The K candidates of a sentence are its K
+    rows: all of them are read, and one is kept. The score of an output is log P, as in every
+    search. Raises DataError for a prompt that fills all positions, because candidates are read
+    before one is chosen.
     """
     config = setup.config
     assert config.penalty_alpha is not None and config.top_k is not None
@@ -63,7 +66,9 @@ def contrastive_search(state: DecodingState, setup: SearchSetup) -> Iterator[Ste
     _limit_to_positions(state)
     history, real = F.normalize(state.hidden, dim=-1), state.attend
     scores = state.logits.new_zeros(len(state.sentences))
-    chosen = torch.arange(len(scores), device=scores.device) * k  # the row that was kept for each sentence
+    chosen = (
+        torch.arange(len(scores), device=scores.device) * k
+    )  # the row that was kept for each sentence
     state.expand(k)
     while True:
         context = Context(state.tokens[chosen], state.generated, state.limits - state.generated)
@@ -95,15 +100,23 @@ def contrastive_search(state: DecodingState, setup: SearchSetup) -> Iterator[Ste
             rows = (remaining[:, None] * k + torch.arange(k, device=remaining.device)).flatten()
             state.select(rows, remaining)
             state.logits = state.logits[rows]
-            chosen = torch.arange(len(remaining), device=remaining.device) * k + chosen[remaining] % k
+            chosen = (
+                torch.arange(len(remaining), device=remaining.device) * k + chosen[remaining] % k
+            )
 
 
 def take_step(
-    state: DecodingState, setup: SearchSetup, tokens: Tensor, scores: Tensor, chosen: Tensor | None = None
+    state: DecodingState,
+    setup: SearchSetup,
+    tokens: Tensor,
+    scores: Tensor,
+    chosen: Tensor | None = None,
 ) -> tuple[Step, Tensor | None]:
-    """The step that adds `tokens` to the sentences, and the positions of those that continue; None if all do.
+    """The step that adds `tokens` to the sentences, and the positions of those that continue; None
+    if all do.
 
-    chosen: the row of each sentence, if its token has already been appended; default: the only one, and it has not.
+    chosen: the row of each sentence, if its token has already been appended; default: the only one,
+    and it has not.
     """
     length = state.generated + (chosen is None)
 
@@ -130,7 +143,8 @@ def _limit_to_positions(state: DecodingState) -> None:
     for row, limit in enumerate(limits.tolist()):
         if limit < 1:
             raise DataError(
-                f"row {row} is a prompt that fills all {state.max_positions} positions (max_positions), and "
+                f"row {row} is a prompt that fills all {state.max_positions} positions "
+                "(max_positions), and "
                 "contrastive search needs one more: shorten it"
             )
     state.limits = state.limits.minimum(limits)

@@ -1,7 +1,8 @@
-"""Convert a model folder: to the Hugging Face or native form, to another precision, to shards or one file.
+"""Convert a model folder: to the Hugging Face or native form, to another precision, to shards or
+one file.
 
-No model is built. Every tensor passes through the rules of its family and of the target family when it is written, so
-that one tensor is in memory at a time.
+No model is built. Every tensor passes through the rules of its family and of the target family when
+it is written, so that one tensor is in memory at a time.
 """
 
 import tempfile
@@ -33,7 +34,14 @@ from trifold.hub.folder import (
 from trifold.hub.pickles import read_pickles
 from trifold.hub.sentence_transformers import read_modules, write_modules
 from trifold.hub.tensors import TransformedTensors
-from trifold.hub.weights import MAX_SHARD, dtype_name, has_weights, parse_size, read_weights, write_weights
+from trifold.hub.weights import (
+    MAX_SHARD,
+    dtype_name,
+    has_weights,
+    parse_size,
+    read_weights,
+    write_weights,
+)
 from trifold.jsonfiles import check_inside, read_bytes, read_json
 from trifold.nn import ModelConfig
 
@@ -45,9 +53,10 @@ DESCRIPTIVE = ("id2label", "label2id", "problem_type", "task_specific_params", "
 SETTINGS = ("tokenizer_config.json", "preprocessor_config.json")
 COPIED = "preprocessor_config.json README.md LICENSE LICENSE.txt LICENSE.md NOTICE".split()
 TOKENIZER = """
-    tokenizer.json target_tokenizer.json special_tokens_map.json added_tokens.json chat_template.jinja
-    vocab.json target_vocab.json vocab.txt merges.txt bpe.codes tokenizer_config.json
-    spiece.model sentencepiece.bpe.model tokenizer.model spm.model source.spm target.spm
+    tokenizer.json target_tokenizer.json special_tokens_map.json added_tokens.json
+    chat_template.jinja vocab.json target_vocab.json vocab.txt merges.txt bpe.codes
+    tokenizer_config.json spiece.model sentencepiece.bpe.model tokenizer.model spm.model source.spm
+    target.spm
 """.split()
 TEMPLATES = "additional_chat_templates"
 MAX_FILE = 100 * 2**20  # bytes of a copied file
@@ -55,7 +64,9 @@ MAX_INTEGER = 10**31  # these files write 10^30 for "no limit"
 
 
 class Converted(NamedTuple):
-    """The families before and after; the tensors, bytes, precision and files written; tensors that nothing uses."""
+    """The families before and after; the tensors, bytes, precision and files written; tensors that
+    nothing uses.
+    """
 
     was: str
     family: str
@@ -79,13 +90,16 @@ def convert(
 ) -> Converted:
     """Write the model in the folder `old` to `new`, which must not exist or be empty.
 
-    to: by default a family stays, and the native form becomes the first family that can represent the model.
-    dtype: of every tensor; unchanged by default. max_shard_size: larger weights are split into shards.
-    trust_pickle: read pickled weights, in a sandbox process. tokenizer: its folder, by default `old`. `on_written` is
-    called with the bytes of all tensors and of the one just written.
+    to: by default a family stays, and the native form becomes the first family that can represent
+        the model.
+    dtype: of every tensor; unchanged by default. max_shard_size: larger weights are split into
+        shards.
+    trust_pickle: read pickled weights, in a sandbox process. tokenizer: its folder, by default
+    `old`. `on_written` is called with the bytes of all tensors and of the one just written.
 
-    Raises CheckpointError if `old` is invalid or does not fit the form or the precision, and if `new` exists or cannot
-    be written; then nothing is left of it. Raises UsageError for an invalid size.
+    Raises CheckpointError if `old` is invalid or does not fit the form or the precision, and if
+    `new` exists or cannot be written; then nothing is left of it. Raises UsageError for an invalid
+    size.
     """
     parse_size(max_shard_size)
     values, merged = read_settings(old)
@@ -101,7 +115,9 @@ def convert(
 
         def translate(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
             kept = rules.unused(table, tensors)
-            made = rules.saving(target.rules(config), rules.loading(table, tensors, parameters), kept)
+            made = rules.saving(
+                target.rules(config), rules.loading(table, tensors, parameters), kept
+            )
             return made if dtype is None else TransformedTensors(made, partial(_cast, dtype))
 
         # The same steps on the meta device give the shapes.
@@ -110,7 +126,11 @@ def convert(
         total = sum(tensor.numel() * tensor.itemsize for tensor in shapes.values())
         report = None if on_written is None else partial(on_written, total)
         write_weights(
-            folder, translate(theirs), shapes=shapes, max_shard_size=max_shard_size, on_written=report
+            folder,
+            translate(theirs),
+            shapes=shapes,
+            max_shard_size=max_shard_size,
+            on_written=report,
         )
 
         _copy_files(old, folder, tokenizer or folder_with("tokenizer_config.json", old))
@@ -120,11 +140,17 @@ def convert(
         generation = read_generation_settings(folder_with(GENERATION, old), config, values)
         write_settings(folder, target, config, generation, kept, _describe(values, source, target))
         lost = [name for name in theirs if name not in shapes and rules.ignored(table, name)]
-        files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return Converted(source.model_type, target.model_type, len(shapes), total, dtype_name(kept), files, lost)
+        files = sorted(
+            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+        )
+    return Converted(
+        source.model_type, target.model_type, len(shapes), total, dtype_name(kept), files, lost
+    )
 
 
-def _target(source: Family, config: ModelConfig, came_from: object, to: Form | None, old: Path) -> Family:
+def _target(
+    source: Family, config: ModelConfig, came_from: object, to: Form | None, old: Path
+) -> Family:
     """The family to write; `came_from` is the original family in a native folder."""
     if to == "native":
         return FAMILIES[NATIVE]
@@ -134,7 +160,8 @@ def _target(source: Family, config: ModelConfig, came_from: object, to: Form | N
         if family.model_type != NATIVE or to is None:
             return family
     raise CheckpointError(
-        f"{old}: no Hugging Face family has all of its parts; leave out --to to keep the native form"
+        f"{old}: no Hugging Face family has all of its parts; leave out --to to keep the native "
+        "form"
     )
 
 
@@ -145,7 +172,9 @@ def _weights(old: Path, new: Path, trust_pickle: bool) -> Iterator[Mapping[str, 
         return
     # On the target's disk, which may be the only one with enough space.
     name = f"{new.name}-"
-    with tempfile.TemporaryDirectory(prefix=name, dir=new.parent, ignore_cleanup_errors=True) as scratch:
+    with tempfile.TemporaryDirectory(
+        prefix=name, dir=new.parent, ignore_cleanup_errors=True
+    ) as scratch:
         yield read_pickles(old, Path(scratch))
 
 
@@ -156,7 +185,8 @@ def _cast(dtype: torch.dtype, name: str, tensor: Tensor) -> Tensor:
     # isinf of the whole tensor would allocate another one.
     if any(bool(edge.isinf()) for edge in cast.aminmax()) and tensor.isfinite().all():
         raise CheckpointError(
-            f"{name}: {float(tensor.abs().max()):g} is too large for {dtype_name(dtype)}: choose bfloat16 or float32"
+            f"{name}: {float(tensor.abs().max()):g} is too large for {dtype_name(dtype)}: "
+            "choose bfloat16 or float32"
         )
     return cast
 
@@ -165,7 +195,9 @@ def _most_common(tensors: Mapping[str, Tensor]) -> torch.dtype:
     """The precision of most numbers."""
     every = [*tensors.values()]
     kinds = dict.fromkeys(tensor.dtype for tensor in every)
-    return max(kinds, key=lambda dtype: sum(tensor.numel() for tensor in every if tensor.dtype == dtype))
+    return max(
+        kinds, key=lambda dtype: sum(tensor.numel() for tensor in every if tensor.dtype == dtype)
+    )
 
 
 def _describe(values: Mapping[str, Any], source: Family, target: Family) -> dict[str, object]:
@@ -180,7 +212,9 @@ def _describe(values: Mapping[str, Any], source: Family, target: Family) -> dict
 
 
 def _copy_files(old: Path, new: Path, tokenizer: Path) -> None:
-    """Copy files without weights. Names of code are removed from settings: code is never passed on."""
+    """Copy files without weights. Names of code are removed from settings: code is never passed
+    on.
+    """
     sources = [*(old / name for name in COPIED), *(tokenizer / name for name in TOKENIZER)]
     for path in filter(Path.is_file, sources):
         settings = read_json(path, largest=MAX_INTEGER) if path.name in SETTINGS else {}

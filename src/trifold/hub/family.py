@@ -1,7 +1,8 @@
 """Checkpoint families: tables that translate config.json and tensor names in both directions.
 
-Reading, writing, and whether a family can represent a config follow from its rows (their key, our field, default), the
-fields that its classes fix, and the rules of its tensors. Shared ones are in rope.py, gpt.py, bert.py and bart.py.
+Reading, writing, and whether a family can represent a config follow from its rows (their key, our
+field, default), the fields that its classes fix, and the rules of its tensors. Shared ones are in
+rope.py, gpt.py, bert.py and bart.py.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ from trifold.settings import Settings
 
 # Keys that do not change what a model computes, unless its family has an entry for them.
 HARMLESS = """
-    _attn_implementation_autoset _name_or_path _num_labels architectures chunk_size_feed_forward dtype
-    finetuning_task gradient_checkpointing id2label initializer_range is_decoder label2id model_type n_ctx n_special
-    num_labels output_attentions output_hidden_states output_past predict_special_tokens prefix pretraining_tp
-    problem_type pruned_heads return_dict task_specific_params tf_legacy_loss tokenizer_class torch_dtype torchscript
+    _attn_implementation_autoset _name_or_path _num_labels architectures chunk_size_feed_forward
+    dtype finetuning_task gradient_checkpointing id2label initializer_range is_decoder label2id
+    model_type n_ctx n_special num_labels output_attentions output_hidden_states output_past
+    predict_special_tokens prefix pretraining_tp problem_type pruned_heads return_dict
+    task_specific_params tf_legacy_loss tokenizer_class torch_dtype torchscript
     transformers.js_config transformers_version use_bfloat16 use_cache use_return_dict
 """.split()
-# Tokens; the default of our key max_positions where positions have no limit, which only rejects implausible texts.
+# Tokens; the default of our key max_positions where positions have no limit, which only rejects
+# implausible texts.
 MAX_POSITIONS = 2**15
 LABELED: frozenset[Head] = frozenset({"sequence", "token"})  # heads with classes
 
@@ -45,11 +48,11 @@ class Family:
     """How checkpoints of one `model_type` are read and written.
 
     stem: the beginning of their class names.
-    classes: the rest of each class name -> the fields of ours that the class fixes, its heads among them. The first
-        class is used where a file names none.
+    classes: the rest of each class name -> the fields of ours that the class fixes, its heads among
+        them. The first class is used where a file names none.
     entries: the keys of config.json, in the order in which they are read.
-    constants: fields of ours with one value in this family. Values here and in `classes` may be functions of the
-        fields that are read.
+    constants: fields of ours with one value in this family. Values here and in `classes` may be
+        functions of the fields that are read.
     rules: which of our parameters are which of their tensors.
     ignored: keys that change nothing, besides `HARMLESS`.
     n_labels: the number of classes if a file gives none.
@@ -81,7 +84,8 @@ class Family:
     ) -> Family:
         """A family that is this one, except for what is given, and for `n_labels`.
 
-        stem: by default `model_type` in camel case. constants: besides those of this family, or instead of some.
+        stem: by default `model_type` in camel case. constants: besides those of this family, or
+            instead of some.
         entries, without, defaults: as in `revise`.
         """
         return replace(
@@ -108,20 +112,27 @@ class Family:
 
         A field's name has no leading underscores.
         """
-        keys: Any = {key.lstrip("_"): value for entry in self.entries for key, value in entry.keys.items()}
+        keys: Any = {
+            key.lstrip("_"): value for entry in self.entries for key, value in entry.keys.items()
+        }
         return create_model(f"{self.stem}Keys", __base__=Settings, **keys)
 
     def architecture(self, config: ModelConfig) -> str:
-        """The class with the config's heads and shape (keys may decide the stack). Raises StopIteration without one."""
+        """The class with the config's heads and shape (keys may decide the stack). Raises
+        StopIteration without one.
+        """
         return next(
             name
             for name, fields in self.architectures.items()
             if fields["heads"] == config.chosen_heads
-            and config.shape in (("encoder", "decoder") if callable(shape := fields["shape"]) else (shape,))
+            and config.shape
+            in (("encoder", "decoder") if callable(shape := fields["shape"]) else (shape,))
         )
 
     def read(self, values: Mapping[str, Any]) -> ModelConfig:
-        """The content of a config.json as our config. Raises SettingsError for unknown and unsupported keys."""
+        """The content of a config.json as our config. Raises SettingsError for unknown and
+        unsupported keys.
+        """
         named = values.get("architectures") or [*self.architectures][:1]
         if not isinstance(named, list) or named[0] not in [*self.architectures]:
             known = ", ".join(self.architectures)
@@ -129,7 +140,8 @@ class Family:
         if quantized := values.get("quantization_config"):
             method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
             raise SettingsError(
-                f"quantization_config: weights in {method} are not supported; use a copy of the model in bfloat16"
+                f"quantization_config: weights in {method} are not supported; use a copy of the "
+                "model in bfloat16"
             )
         own = {key for entry in self.entries for key in entry.keys}
         passed = {*HARMLESS, *GENERATION_KEYS, *self.ignored.split()}
@@ -150,20 +162,28 @@ class Family:
         theirs: Fields = {}
         for entry in self.entries:
             theirs |= entry.save(explicit if entry.explicit else config)
-        return theirs | (labels_to_theirs(config) if LABELED.intersection(config.chosen_heads) else {})
+        return theirs | (
+            labels_to_theirs(config) if LABELED.intersection(config.chosen_heads) else {}
+        )
 
     def fits(self, config: ModelConfig) -> bool:
-        """Whether this family can represent the config: reading what it writes gives an equal config."""
+        """Whether this family can represent the config: reading what it writes gives an equal
+        config.
+        """
         return self.changes(config) == {}
 
     def changes(self, config: ModelConfig) -> Fields | None:
-        """The fields that change if the config is written and read, with the new values; None if writing fails."""
+        """The fields that change if the config is written and read, with the new values; None if
+        writing fails.
+        """
         try:
             again = self.read({"architectures": [self.architecture(config)], **self.write(config)})
         except (SettingsError, StopIteration):
             return None
         # All end ids beyond the vocabulary mean the same: no end token.
-        one, other = (with_defaults(c, eos_id=min(c.eos_id, c.output_vocab_size)) for c in (config, again))
+        one, other = (
+            with_defaults(c, eos_id=min(c.eos_id, c.output_vocab_size)) for c in (config, again)
+        )
         changed = [name for name, value in other if value != getattr(one, name)]
         named = [name for name in changed if getattr(again, name) != getattr(config, name)]
         return {name: getattr(again, name) for name in named or changed}
@@ -198,7 +218,9 @@ NONE_MEANS: dict[str, Callable[[ModelConfig], Any]] = {
     "decoder_window": lambda config: config.sliding_window,
     "rotary_width": _of_both(lambda side: side.head_width),
     "attention_scale": _of_both(_scale_of_scores),
-    "embedding_scale": _of_both(lambda side: math.sqrt(side.d_model) if side.scale_embeddings else 1.0),
+    "embedding_scale": _of_both(
+        lambda side: math.sqrt(side.d_model) if side.scale_embeddings else 1.0
+    ),
     "attention_out_bias": lambda config: config.attention_bias,
     "heads": lambda config: ("lm",) if config.decoder_layers else (),
     "label_names": lambda config: tuple(f"LABEL_{number}" for number in range(config.n_labels)),
@@ -210,15 +232,24 @@ NONE_MEANS: dict[str, Callable[[ModelConfig], Any]] = {
 
 
 def with_defaults(config: ModelConfig, **more: Any) -> ModelConfig:
-    """The config with each None replaced by the value that it stands for, and with `more` values."""
-    missing = {name: value(config) for name, value in NONE_MEANS.items() if getattr(config, name) is None}
+    """The config with each None replaced by the value that it stands for, and with `more`
+    values.
+    """
+    missing = {
+        name: value(config) for name, value in NONE_MEANS.items() if getattr(config, name) is None
+    }
     return _expert_width(config, None, config.d_ff).model_copy(update=missing | more)
 
 
 def without_defaults(config: ModelConfig) -> ModelConfig:
-    """The inverse of `with_defaults`: None for each value that it stands for, except the dropout of a head."""
+    """The inverse of `with_defaults`: None for each value that it stands for, except the dropout of
+    a head.
+    """
     config = _expert_width(config, config.d_ff, None)
-    for name, value in NONE_MEANS.items():  # one after the other: None in n_kv_heads changes the next fields
+    for (
+        name,
+        value,
+    ) in NONE_MEANS.items():  # one after the other: None in n_kv_heads changes the next fields
         if name != "classifier_dropout" and getattr(config, name) == value(config):
             config = config.model_copy(update={name: None})
     return config
@@ -231,7 +262,7 @@ def _expert_width(config: ModelConfig, old: int | None, new: int | None) -> Mode
     return config.model_copy(update={"experts": config.experts.model_copy(update={"d_ff": new})})
 
 
-# --- tensors -------------------------------------------------------------------------------------------
+# --- tensors --------------------------------------------------------------------------------------
 
 STACK = "{stack:encoder|decoder}"
 BLOCK = f"{STACK}.blocks.{{i}}."
@@ -240,7 +271,9 @@ SUBLAYERS = ("self_attention.", "cross_attention.", "feed_forward.")  # how name
 
 
 def in_layer(layer: str, names: Mapping[str, str]) -> dict[str, str]:
-    """Full names, ours -> theirs: in a block ours begin with BLOCK, theirs with `layer`; others are full names."""
+    """Full names, ours -> theirs: in a block ours begin with BLOCK, theirs with `layer`; others are
+    full names.
+    """
     return dict(
         (BLOCK + ours, layer + theirs) if ours.startswith(SUBLAYERS) else (ours, theirs)
         for ours, theirs in names.items()
@@ -248,7 +281,9 @@ def in_layer(layer: str, names: Mapping[str, str]) -> dict[str, str]:
 
 
 def modules(names: Mapping[str, str], matrix: Transform = SAME) -> list[AnyRule]:
-    """Rules for the weight and bias of each module, ours -> theirs; `matrix` transforms projections in blocks."""
+    """Rules for the weight and bias of each module, ours -> theirs; `matrix` transforms projections
+    in blocks.
+    """
     rules: list[AnyRule] = []
     for ours, theirs in names.items():
         if matrix is SAME or not (ours.startswith(BLOCK) and "_proj" in ours):
@@ -268,15 +303,20 @@ def tied(module: str, table: str) -> list[AnyRule]:
 class TensorRules:
     """The tensor rules of a family. Their names that begin with a dot are below `prefix`.
 
-    prefix: the beginning of their names below the heads; models without heads, or with a pooler only, lack it.
+    prefix: the beginning of their names below the heads; models without heads, or with a pooler
+        only, lack it.
     tokens: their table of token embeddings.
-    names: our other modules -> theirs. In a block, ours begin with the sub-layer and theirs are below `layer`.
+    names: our other modules -> theirs. In a block, ours begin with the sub-layer and theirs are
+        below `layer`.
     matrix: the transform of their matrices in blocks, if they are stored differently from ours.
     qkv: their matrix of queries, keys and values in this `order`, if there is one.
     split: takes that matrix apart, by default into thirds.
-    more: rules that depend on the config; its second argument is the beginning of their names below the prefix.
-    lm_head: their output layer, unless `names` or `more` have it; tied, its weight is a copy of `tokens`.
-    lm_bias: a tensor beside that layer: if tied, the bias, of which the layer's is a copy; if not, nothing reads it.
+    more: rules that depend on the config; its second argument is the beginning of their names below
+        the prefix.
+    lm_head: their output layer, unless `names` or `more` have it; tied, its weight is a copy of
+        `tokens`.
+    lm_bias: a tensor beside that layer: if tied, the bias, of which the layer's is a copy; if not,
+        nothing reads it.
     buffers: tensors that some files hold and that can be computed.
     unused: modules of pretraining, which are ignored in files whose class has none.
     """
@@ -299,7 +339,9 @@ class TensorRules:
     def related(
         self, names: dict[str, str] | None = None, *, without: str = "", **changes: Any
     ) -> TensorRules:
-        """These rules with more names, without those of ours that contain a word of `without`, and with changes."""
+        """These rules with more names, without those of ours that contain a word of `without`, and
+        with changes.
+        """
         dropped = [ours for ours in self.names for word in without.split() if word in ours]
         kept = {ours: theirs for ours, theirs in self.names.items() if ours not in dropped}
         return replace(self, names=kept | (names or {}), **changes)
@@ -318,7 +360,8 @@ class TensorRules:
             *modules(names, self.matrix),
             *(Ignored(full(name)) for name in self.buffers.split()),
             *(Ignored(f"{full(name)}.{PART}") for name in self.unused.split()),
-            # Names of 2018, and files that were saved with the prefix where it is not expected, or without it.
+            # Names of 2018, and files that were saved with the prefix where it is not expected, or
+            # without it.
             Renamed(f"{anything}.gamma", f"{anything}.weight"),
             Renamed(f"{anything}.beta", f"{anything}.bias"),
         ]

@@ -39,7 +39,8 @@ def replacing(path: Path) -> Iterator[Path]:
 def new_folder(path: Path) -> Iterator[Path]:
     """A temporary folder that becomes `path`, flushed to disk, when the block succeeds.
 
-    Raises CheckpointError if `path` exists and is not an empty folder, or if writing fails; then nothing is left.
+    Raises CheckpointError if `path` exists and is not an empty folder, or if writing fails; then
+    nothing is left.
     """
     whole = path.resolve()  # "." has no name to derive another one from
     temporary = whole.with_name(f".{whole.name}.{os.getpid()}.tmp")
@@ -71,17 +72,23 @@ def naming(place: Path | str) -> Iterator[None]:
     try:
         yield
     except SettingsError as error:
-        raise CheckpointError("\n".join(f"{place}: {line}" for line in str(error).splitlines())) from None
+        raise CheckpointError(
+            "\n".join(f"{place}: {line}" for line in str(error).splitlines())
+        ) from None
 
 
 def _cannot_write(path: Path, error: OSError) -> CheckpointError:
     reason = error.strerror or str(error)
-    return CheckpointError(f"{path}: cannot be written ({reason}); free the disk or choose another folder")
+    return CheckpointError(
+        f"{path}: cannot be written ({reason}); free the disk or choose another folder"
+    )
 
 
 def _check_free(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         if any(path.iterdir()):
-            raise CheckpointError(f"{path}: the folder exists and is not empty; choose another name")
+            raise CheckpointError(
+                f"{path}: the folder exists and is not empty; choose another name"
+            )
     elif path.exists() or path.is_symlink():
         raise CheckpointError(f"{path}: exists and is not a folder; choose another name")

@@ -1,7 +1,7 @@
 """Copy tensors into a model, each once from its file to its place in memory.
 
-The system assigns new memory page by page to the thread that first writes it, which takes longer than copying, so
-several threads copy.
+The system assigns new memory page by page to the thread that first writes it, which takes longer
+than copying, so several threads copy.
 """
 
 from collections import deque
@@ -35,8 +35,8 @@ def fill_model(
     device: str | torch.device,
     stored: Stored | None = None,
 ) -> None:
-    """Copy the tensors into the model's parameters and convert them to `dtype`, or at least float32 for corrections of
-    routers, whose differences are smaller than those of bfloat16.
+    """Copy the tensors into the model's parameters and convert them to `dtype`, or at least float32
+    for corrections of routers, whose differences are smaller than those of bfloat16.
 
     stored: "int8" stores linear weights and token embeddings in one byte per weight.
     """
@@ -66,8 +66,11 @@ def fill_model(
 
 
 @contextmanager
-def _copying(device: str | torch.device, elements: int) -> Iterator[Callable[[Tensor, Tensor], None]]:
-    """A function that copies a tensor to a place of the same shape, in several threads if worthwhile.
+def _copying(
+    device: str | torch.device, elements: int
+) -> Iterator[Callable[[Tensor, Tensor], None]]:
+    """A function that copies a tensor to a place of the same shape, in several threads if
+    worthwhile.
 
     Neither may be used before the block ends.
     """
@@ -85,7 +88,9 @@ def _copying(device: str | torch.device, elements: int) -> Iterator[Callable[[Te
     def copy(tensor: Tensor, place: Tensor) -> None:
         for source, target in _chunks(tensor, place):
             pending.append(pool.submit(copy_in_thread, source, target))
-            if len(pending) > 2 * threads:  # tensors are made on demand, and may not all fit into memory
+            if (
+                len(pending) > 2 * threads
+            ):  # tensors are made on demand, and may not all fit into memory
                 pending.popleft().result()
 
     with executor_sharing_cores(threads) as pool:
@@ -105,7 +110,9 @@ def _chunks(tensor: Tensor, place: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 @torch.no_grad()
 def _copy(tensor: Tensor, place: Tensor) -> None:
     transposed = tensor.dim() == 2 and tensor.stride(0) == 1 and tensor.shape[0] > 1
-    if not transposed or tensor.dtype == place.dtype:  # for equal types, PyTorch copies block by block
+    if (
+        not transposed or tensor.dtype == place.dtype
+    ):  # for equal types, PyTorch copies block by block
         place.copy_(tensor)
         return
     for strip, target in zip(tensor.split(STRIP, 1), place.split(STRIP, 1), strict=True):

@@ -1,4 +1,6 @@
-"""Load and save model folders in the Hugging Face layout: config.json, model.safetensors, generation_config.json."""
+"""Load and save model folders in the Hugging Face layout: config.json, model.safetensors,
+generation_config.json.
+"""
 
 import json
 import re
@@ -32,10 +34,12 @@ DOWNLOADED = """
     [0-9]_Dense/model.safetensors
 """.split()
 PICKLED = ["pytorch_model*.bin"]  # downloaded if the user trusts them
-MAX_POSITION_TABLE = 2**24  # entries of a table of sinusoids, which is not stored, beside small weights
+MAX_POSITION_TABLE = (
+    2**24
+)  # entries of a table of sinusoids, which is not stored, beside small weights
 
 
-# --- saving --------------------------------------------------------------------------------------------
+# --- saving ---------------------------------------------------------------------------------------
 
 
 def save_model(
@@ -48,20 +52,28 @@ def save_model(
 ) -> None:
     """Write the model as the family it was loaded from, or else the first family that fits.
 
-    generation: generation settings by our names. Weights larger than `max_shard_size` (bytes, 500MB, 5GB) are split
-    into shards. Every file is replaced atomically. Raises CheckpointError if the folder cannot be written.
+    generation: generation settings by our names. Weights larger than `max_shard_size` (bytes,
+    500MB, 5GB) are split into shards. Every file is replaced atomically. Raises CheckpointError if
+    the folder cannot be written.
     """
     config = model.config
     family = next(families_for(config, model.family))
     if model.family not in (None, family.model_type):
-        warn(f"{folder}: saved as {family.model_type}, because {model.family} cannot represent this model")
+        warn(
+            f"{folder}: saved as {family.model_type}, because {model.family} cannot represent "
+            "this model"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be created ({error.strerror}); choose another") from None
+        raise CheckpointError(
+            f"{folder}: cannot be created ({error.strerror}); choose another"
+        ) from None
     parameters, table = dict(model.named_parameters()), family.rules(config)
     content = TransformedTensors(parameters, lambda name, p: p.detach().to("cpu", dtype))
-    meta = TransformedTensors(parameters, lambda name, p: torch.empty_like(p, dtype=dtype, device="meta"))
+    meta = TransformedTensors(
+        parameters, lambda name, p: torch.empty_like(p, dtype=dtype, device="meta")
+    )
     kept = {name: tensor.to("cpu", dtype) for name, tensor in model.unused.items()}
     tensors, shapes = rules.saving(table, content, kept), rules.saving(table, meta, kept)
     write_weights(folder, tensors, shapes=shapes, max_shard_size=max_shard_size)
@@ -91,19 +103,25 @@ def families_for(config: ModelConfig, first: object = None) -> Iterator[Family]:
 
 
 def describe_misfit(config: ModelConfig, start: Path | None = None) -> str:
-    """Why transformers cannot load the model, and the fewest changes of its settings with which it can.
+    """Why transformers cannot load the model, and the fewest changes of its settings with which it
+    can.
 
-    Empty if it can. start: the folder of the initial weights, whose family is the only one to change to.
+    Empty if it can. start: the folder of the initial weights, whose family is the only one to
+    change to.
     """
     own = None if start is None else read_json(start / CONFIG)["model_type"]
     found = {name: family.changes(config) for name, family in FAMILIES.items() if name != NATIVE}
     if {} in found.values():
         return ""
     note = "transformers cannot load this model, which fits none of its families"
-    if possible := {name: changes for name, changes in found.items() if changes and own in (None, name)}:
+    if possible := {
+        name: changes for name, changes in found.items() if changes and own in (None, name)
+    }:
         nearest = min(possible, key=lambda name: len(possible[name]))
         found_values = possible[nearest].items()
-        values = {k: v if isinstance(v, str) else json.dumps(v, default=dict) for k, v in found_values}
+        values = {
+            k: v if isinstance(v, str) else json.dumps(v, default=dict) for k, v in found_values
+        }
         note += f"; it fits {nearest} with {' '.join(f'model.{k}={v}' for k, v in values.items())}"
     return note
 
@@ -111,10 +129,11 @@ def describe_misfit(config: ModelConfig, start: Path | None = None) -> str:
 def describe_folder(folder: Path) -> str:
     """The folder, and which programs load its model."""
     family = str(read_json(folder / CONFIG).get("model_type"))
-    return f"{folder} ({'for trifold only' if family == NATIVE else f'{family}, for transformers too'})"
+    reader = "for trifold only" if family == NATIVE else f"{family}, for transformers too"
+    return f"{folder} ({reader})"
 
 
-# --- loading -------------------------------------------------------------------------------------------
+# --- loading --------------------------------------------------------------------------------------
 
 
 def load_model(
@@ -125,11 +144,14 @@ def load_model(
     stored: Stored | None = None,
     heads: Collection[Head] = (),
 ) -> tuple[Transformer, dict[str, object]]:
-    """The model in a folder, in evaluation mode, and its generation settings by our names. Adapters are merged.
+    """The model in a folder, in evaluation mode, and its generation settings by our names. Adapters
+    are merged.
 
-    heads: further ones to load if the file has their weights, such as the pooler beside a language-model head.
-    stored: "int8" stores matrices in one byte per weight, for inference only; `dtype` is that of the computation.
-    Raises CheckpointError if something is missing, damaged, of an unknown family, or does not fit.
+    heads: further ones to load if the file has their weights, such as the pooler beside a
+        language-model head.
+    stored: "int8" stores matrices in one byte per weight, for inference only; `dtype` is that of
+    the computation. Raises CheckpointError if something is missing, damaged, of an unknown family,
+    or does not fit.
     """
     values, merged = read_settings(folder)
     family, config = parse_config(values, folder / CONFIG)
@@ -153,7 +175,9 @@ def load_model(
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The config of a model folder. Reads no more of the weights than the config depends on. Raises CheckpointError."""
+    """The config of a model folder. Reads no more of the weights than the config depends on. Raises
+    CheckpointError.
+    """
     family, config = parse_config(read_settings(folder)[0], folder / CONFIG)
     if family.infer is None or not has_weights(folder):
         return config
@@ -161,7 +185,9 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def read_settings(folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor] | None]:
-    """The content of config.json, and for an adapter the weights of its base with the adapter merged."""
+    """The content of config.json, and for an adapter the weights of its base with the adapter
+    merged.
+    """
     if not (folder / ADAPTER).is_file():
         return read_json(folder / CONFIG), None
     from trifold.hub.peft import read_adapter
@@ -179,7 +205,9 @@ def folder_with(file: str, folder: Path) -> Path:
 
 
 def parse_config(values: Mapping[str, Any], place: Path) -> tuple[Family, ModelConfig]:
-    """The family and config in the content of a config.json. Raises CheckpointError for an unknown family or key."""
+    """The family and config in the content of a config.json. Raises CheckpointError for an unknown
+    family or key.
+    """
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         if (reason := UNSUPPORTED.get(str(model_type))) is not None:
@@ -203,7 +231,9 @@ def infer_config(
         with torch.device("meta"):
             return config, dict(Transformer(config).named_parameters())
     except (RuntimeError, TypeError, OverflowError) as error:  # an overflow in the product of sizes
-        raise CheckpointError(f"{place}: no model has such sizes ({str(error).splitlines()[0]})") from None
+        raise CheckpointError(
+            f"{place}: no model has such sizes ({str(error).splitlines()[0]})"
+        ) from None
 
 
 def _check_sizes(config: ModelConfig, weights: Mapping[str, Tensor], place: Path) -> None:
@@ -211,7 +241,9 @@ def _check_sizes(config: ModelConfig, weights: Mapping[str, Tensor], place: Path
     layers = config.encoder_layers + config.decoder_layers
     own = layers if config.block_of_layer is None else len(set(config.block_of_layer))
     if 4 * own > len(weights):  # a block has at least four
-        raise CheckpointError(f"{place}: {layers} layers, but the weights are {len(weights)} tensors")
+        raise CheckpointError(
+            f"{place}: {layers} layers, but the weights are {len(weights)} tensors"
+        )
     elements = sum(weights[name].numel() for name in weights)
     with naming(place):
         check_positions(config, elements)
@@ -220,23 +252,30 @@ def _check_sizes(config: ModelConfig, weights: Mapping[str, Tensor], place: Path
         what = f"{routed} layers of {config.experts.count} experts"
         raise CheckpointError(f"{place}: {what}, but the weights have {elements} elements")
     for side in config.stacks.values():
-        widest = max(side.d_ff, side.vocab_size, side.output_vocab_size, side.n_heads * side.head_width)
+        widest = max(
+            side.d_ff, side.vocab_size, side.output_vocab_size, side.n_heads * side.head_width
+        )
         if widest * (width := max(side.d_model, config.d_model)) > 2**48:
             raise CheckpointError(f"{place}: a matrix of {widest} x {width} is too large")
 
 
 def check_positions(config: ModelConfig, elements: int, at: str = "") -> None:
-    """Raise SettingsError, which begins with `at`, for too many positions beside weights of so many elements."""
+    """Raise SettingsError, which begins with `at`, for too many positions beside weights of so many
+    elements.
+    """
     for side in config.stacks.values():
         if position_table(side) > max(MAX_POSITION_TABLE, elements):
             what = f"{at}{side.max_positions} positions of width {side.sum_width}"
-            raise SettingsError(f"{what} are too many: their table would be larger than the weights")
+            raise SettingsError(
+                f"{what} are too many: their table would be larger than the weights"
+            )
 
 
 def read_generation_settings(
     folder: Path, config: ModelConfig, values: Mapping[str, Any]
 ) -> dict[str, object]:
-    """The generation settings of a folder, by our names; `values` is the content of its config.json.
+    """The generation settings of a folder, by our names; `values` is the content of its
+    config.json.
 
     Raises CheckpointError for an unsupported setting.
     """
@@ -252,20 +291,24 @@ def read_generation_settings(
     return read_generation(config, old, str(folder / CONFIG))
 
 
-# --- names ---------------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------------------
 
 
 def resolve(name: str, *, pickled: bool = False, others: Iterable[str] = ()) -> Path:
-    """The model folder for a name: a local folder (of a model, or of a run that holds one), or a hub id.
+    """The model folder for a name: a local folder (of a model, or of a run that holds one), or a
+    hub id.
 
-    pickled: also download pickled weights if the model has no others. others: names that an error may suggest besides
-    folders. Raises CheckpointError if the name is neither, or the model cannot be downloaded.
+    pickled: also download pickled weights if the model has no others. others: names that an error
+    may suggest besides folders. Raises CheckpointError if the name is neither, or the model cannot
+    be downloaded.
     """
     folder = Path(name).expanduser()
     if name and folder.is_dir():
         found = next((f for f in (folder, folder / "model") if (f / CONFIG).is_file()), folder)
         if found == folder and (folder / "recipe.yaml").is_file():
-            raise CheckpointError(f"{name}: the run has no model yet; continue with `trifold resume {name}`")
+            raise CheckpointError(
+                f"{name}: the run has no model yet; continue with `trifold resume {name}`"
+            )
         return found
     if folder.is_file():
         raise CheckpointError(f"{name}: a file, not the folder of a model")
@@ -279,32 +322,52 @@ def resolve(name: str, *, pickled: bool = False, others: Iterable[str] = ()) -> 
 
 
 def similar_folder(folder: Path, others: Iterable[str] = ()) -> str:
-    """End of an error message about a missing folder: one beside it with a similar name, or one of `others`, if any."""
+    """End of an error message about a missing folder: one beside it with a similar name, or one of
+    `others`, if any.
+    """
     beside = (path.name for path in folder.parent.glob("*") if path.is_dir() and path != folder)
     near = similar(folder.name, [*beside, *others])
     if not near and folder.parent == Path():
         return similar_folder(Path("runs", folder))
-    return near if folder.parent == Path() else near.replace("mean '", f"mean '{folder.parent.as_posix()}/")
+    return (
+        near
+        if folder.parent == Path()
+        else near.replace("mean '", f"mean '{folder.parent.as_posix()}/")
+    )
 
 
 def no_run_error(folder: Path) -> UsageError:
-    """The error for a folder that is not a run; it names a similar folder beside it, or runs around it."""
+    """The error for a folder that is not a run; it names a similar folder beside it, or runs around
+    it.
+    """
     parent = folder.parent
-    files = [*parent.glob("recipe.yaml"), *parent.glob("*/recipe.yaml"), *folder.glob("*/recipe.yaml")]
+    files = [
+        *parent.glob("recipe.yaml"),
+        *parent.glob("*/recipe.yaml"),
+        *folder.glob("*/recipe.yaml"),
+    ]
     runs = ", ".join(sorted(file.parent.as_posix() for file in files)[:10])
-    near = (not folder.exists() and similar_folder(folder)) or (f"; known runs: {runs}" if runs else "")
+    near = (not folder.exists() and similar_folder(folder)) or (
+        f"; known runs: {runs}" if runs else ""
+    )
     return UsageError(f"{folder}: no such run (a run has a recipe.yaml){near}")
 
 
 def _download(name: str, files: list[str]) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     missing = f"{name}: no such folder here, and"
     try:
         return Path(snapshot_download(name, allow_patterns=files, ignore_patterns=["[!0-9]*/*"]))
     except RepositoryNotFoundError:
-        raise CheckpointError(f"{missing} no model on the hub that you can access; check the name") from None
+        raise CheckpointError(
+            f"{missing} no model on the hub that you can access; check the name"
+        ) from None
     except LocalEntryNotFoundError:
         raise CheckpointError(
             f"{missing} the hub cannot be reached and the model is not in the cache; "

@@ -1,6 +1,7 @@
 """Convert between generation_config.json and our generation settings, which share most names.
 
-The default of `transformers` for an absent key may differ from ours; such defaults are written and read explicitly.
+The default of `transformers` for an absent key may differ from ours; such defaults are written and
+read explicitly.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,11 +13,29 @@ from trifold.nn import ModelConfig
 
 # Keys with the same name and meaning in both.
 SHARED = (
-    *("max_new_tokens", "min_new_tokens", "max_length", "min_length", "stop_strings", "eos_token_id"),
-    *("num_beams", "num_return_sequences", "length_penalty", "early_stopping", "renormalize_logits"),
+    *(
+        "max_new_tokens",
+        "min_new_tokens",
+        "max_length",
+        "min_length",
+        "stop_strings",
+        "eos_token_id",
+    ),
+    *(
+        "num_beams",
+        "num_return_sequences",
+        "length_penalty",
+        "early_stopping",
+        "renormalize_logits",
+    ),
     *("num_beam_groups", "diversity_penalty", "force_words_ids"),
     *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p"),
-    *("penalty_alpha", "prompt_lookup_num_tokens", "max_matching_ngram_size", "num_assistant_tokens"),
+    *(
+        "penalty_alpha",
+        "prompt_lookup_num_tokens",
+        "max_matching_ngram_size",
+        "num_assistant_tokens",
+    ),
     *("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids"),
     *("forced_bos_token_id", "forced_eos_token_id", "prefill_chunk_size"),
     # Ours only: `transformers` ignores them.
@@ -44,12 +63,13 @@ TOP_K = 50  # default of `transformers` for sampling
 
 # Keys that do not change the text.
 HARMLESS = """
-    transformers_version _from_model_config use_cache return_dict_in_generate output_attentions output_hidden_states
-    output_scores output_logits remove_invalid_values cache_implementation low_memory num_assistant_tokens_schedule
-    assistant_confidence_threshold assistant_lookbehind target_lookbehind cache_config disable_compile
-    return_legacy_cache
+    transformers_version _from_model_config use_cache return_dict_in_generate output_attentions
+    output_hidden_states output_scores output_logits remove_invalid_values cache_implementation
+    low_memory num_assistant_tokens_schedule assistant_confidence_threshold assistant_lookbehind
+    target_lookbehind cache_config disable_compile return_legacy_cache
 """.split()
-# Keys that are not supported -> the value without effect. `transformers` reads the cutoffs only if it samples.
+# Keys that are not supported -> the value without effect. `transformers` reads the cutoffs only if
+# it samples.
 UNSUPPORTED: dict[str, object] = {
     "encoder_no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1.0,
@@ -61,16 +81,24 @@ UNSUPPORTED: dict[str, object] = {
     "token_healing": False,
 }
 
-# Largest values that a file may set, beyond any in use; arguments may be larger. Of lists: all ids or characters.
+# Largest values that a file may set, beyond any in use; arguments may be larger. Of lists: all ids
+# or characters.
 SEARCH = ("num_beams", "num_return_sequences", "num_assistant_tokens", *LOOKUP)
-TOKENS = ("eos_token_id", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "force_words_ids")
+TOKENS = (
+    "eos_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "bad_words_ids",
+    "force_words_ids",
+)
 LISTS = (*TOKENS, "stop_strings", "bad_words", "force_words")
 MAX_VALUES = dict.fromkeys(SEARCH, 1_000) | dict.fromkeys(LISTS, 10_000) | {"num_beam_groups": 100}
 MAX_VALUES |= dict.fromkeys(("max_new_tokens", "max_length"), 2**17)
 
 IDS = {"pad_token_id": "pad_id", "bos_token_id": "bos_id", "decoder_start_token_id": "start_id"}
 END = "eos_token_id"  # may be several, or differ from config.json; generation uses this one
-# We forbid the padding token by default; `transformers` does so only if this key lists it, as in Marian's files.
+# We forbid the padding token by default; `transformers` does so only if this key lists it, as in
+# Marian's files.
 FORBIDDEN = "bad_words_ids"
 
 # Old folders have these keys in config.json.
@@ -78,10 +106,14 @@ GENERATION_KEYS = frozenset({*SHARED, *HARMLESS, *UNSUPPORTED} - {END})
 
 
 def write_generation(config: ModelConfig, ours: Mapping[str, object]) -> dict[str, object]:
-    """The content of generation_config.json for our settings (values may be None) and the model's special ids."""
+    """The content of generation_config.json for our settings (values may be None) and the model's
+    special ids.
+    """
     unknown = set(ours) - set(SHARED)
     assert not unknown, f"not generation settings: {unknown}"
-    given = {key: value for key, value in ours.items() if value is not None and value != OFF.get(key)}
+    given = {
+        key: value for key, value in ours.items() if value is not None and value != OFF.get(key)
+    }
     if "penalty_alpha" in given:
         given.setdefault("do_sample", False)
     elif any(key in given for key in SAMPLING):
@@ -89,24 +121,32 @@ def write_generation(config: ModelConfig, ours: Mapping[str, object]) -> dict[st
     if given.get("do_sample"):
         given.setdefault("top_k", 0)
     if not LENGTHS.keys() & given.keys() and "max_new_tokens" not in given:
-        # By default `transformers` would stop after 20 tokens. The null restores our default when read.
-        given |= {"max_new_tokens": None, "max_length": min(config.max_positions, MAX_VALUES["max_length"])}
+        # By default `transformers` would stop after 20 tokens. The null restores our default when
+        # read.
+        given |= {
+            "max_new_tokens": None,
+            "max_length": min(config.max_positions, MAX_VALUES["max_length"]),
+        }
     if FORBIDDEN not in given and config.pad_id != config.eos_id:
         given[FORBIDDEN] = [[config.pad_id]]
     elif given.get(FORBIDDEN) == []:
         del given[FORBIDDEN]
-    end = config.eos_id if config.eos_id < config.output_vocab_size else None  # else there is no end token
+    end = (
+        config.eos_id if config.eos_id < config.output_vocab_size else None
+    )  # else there is no end token
     ids = {theirs: getattr(config, ours) for theirs, ours in IDS.items()} | {END: end}
     if config.shape != "encoder-decoder":
         del ids["decoder_start_token_id"]
     return ids | given
 
 
-def read_generation(config: ModelConfig, theirs: Mapping[str, Any], place: str) -> dict[str, object]:
+def read_generation(
+    config: ModelConfig, theirs: Mapping[str, Any], place: str
+) -> dict[str, object]:
     """Our settings for the content of a generation_config.json.
 
-    Raises CheckpointError for an unsupported key that would change the text, and for an id that contradicts
-    config.json.
+    Raises CheckpointError for an unsupported key that would change the text, and for an id that
+    contradicts config.json.
     """
     given = {key: value for key, value in theirs.items() if value is not None}
     for key, value in given.items():
@@ -141,7 +181,9 @@ def read_generation(config: ModelConfig, theirs: Mapping[str, Any], place: str) 
 
 
 def check_limits(settings: Mapping[str, Any], at: str = "") -> None:
-    """Raise SettingsError for settings that are too large to be read from a file; `at` is the start of their keys."""
+    """Raise SettingsError for settings that are too large to be read from a file; `at` is the start
+    of their keys.
+    """
     for key, largest in MAX_VALUES.items():
         value, unit = settings.get(key), ""
         if key in LISTS:
@@ -150,7 +192,8 @@ def check_limits(settings: Mapping[str, Any], at: str = "") -> None:
         if isinstance(value, int) and value > largest:
             remedy = "lower it" if at else "lower it, or remove it and give it as an argument"
             raise SettingsError(
-                f"{at}{key}: {value}{unit} is more than {largest:,}, the largest in the file of a model; {remedy}"
+                f"{at}{key}: {value}{unit} is more than {largest:,}, the largest in the file of "
+                f"a model; {remedy}"
             )
 
 
@@ -159,7 +202,9 @@ def _check(config: ModelConfig, key: str, value: object, place: str, sampled: bo
         expected = getattr(config, IDS[key])
         # A decoder starts with its prompt, and never generates or reads padding.
         if value != expected and config.shape == "encoder-decoder":
-            raise CheckpointError(f"{place}: {key}: {value!r} contradicts config.json, which has {expected}")
+            raise CheckpointError(
+                f"{place}: {key}: {value!r} contradicts config.json, which has {expected}"
+            )
     elif key in UNSUPPORTED:
         if value != UNSUPPORTED[key] and (sampled or not key.endswith("_cutoff")):
             raise CheckpointError(f"{place}: {key}: {value!r} is not supported; remove the key")
@@ -167,7 +212,9 @@ def _check(config: ModelConfig, key: str, value: object, place: str, sampled: bo
         size = config.output_vocab_size
         invalid = [id for id in _leaves(value) if isinstance(id, int) and not 0 <= id < size]
         if invalid and value not in (config.eos_id, [config.eos_id]):
-            raise CheckpointError(f"{place}: {key}: {invalid[0]} is not a token of a vocabulary of {size}")
+            raise CheckpointError(
+                f"{place}: {key}: {invalid[0]} is not a token of a vocabulary of {size}"
+            )
     elif key not in SHARED and key not in HARMLESS:
         raise CheckpointError(f"{place}: {key}: this key is not known; remove it")
 

@@ -1,4 +1,6 @@
-"""Read and write preprocessor_config.json: how a model's images are resized, cropped and normalized."""
+"""Read and write preprocessor_config.json: how a model's images are resized, cropped and
+normalized.
+"""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +27,9 @@ Size = int | list[int] | dict[str, int | None]
 
 
 class PreprocessorFile(Settings):
-    """The keys with their types and defaults (those of ViT); a field with one allowed value is an unsupported step."""
+    """The keys with their types and defaults (those of ViT); a field with one allowed value is an
+    unsupported step.
+    """
 
     do_resize: bool = True
     size: Size = 224
@@ -43,12 +47,16 @@ class PreprocessorFile(Settings):
 
 
 def read_image_settings(folder: Path) -> ImageSettings | None:
-    """The image settings of a folder; None if it has none. Raises CheckpointError for an unknown or unsupported key."""
+    """The image settings of a folder; None if it has none. Raises CheckpointError for an unknown or
+    unsupported key.
+    """
     place = folder / FILE
     if not place.is_file():
         return None
     values = read_json(place)
-    given = {key: value for key, value in values.items() if value is not None and key not in HARMLESS}
+    given = {
+        key: value for key, value in values.items() if value is not None and key not in HARMLESS
+    }
     with naming(place):
         return _to_ours(PreprocessorFile.parse(given))
 
@@ -79,9 +87,13 @@ def write_image_settings(folder: Path, settings: ImageSettings) -> None:
 
 def _to_ours(file: PreprocessorFile) -> ImageSettings:
     if not 0 <= file.resample < len(FILTERS):
-        raise SettingsError(f"resample: {file.resample} is not known; known: 0 to {len(FILTERS) - 1}")
+        raise SettingsError(
+            f"resample: {file.resample} is not known; known: 0 to {len(FILTERS) - 1}"
+        )
     if min(_channels(file.image_std), default=0) <= 0:
-        raise SettingsError(f"image_std: {file.image_std} is not a standard deviation: give numbers above 0")
+        raise SettingsError(
+            f"image_std: {file.image_std} is not a standard deviation: give numbers above 0"
+        )
     if file.do_center_crop and file.crop_size is None:
         raise SettingsError("crop_size: do_center_crop needs one; give height and width in pixels")
     return ImageSettings.parse(
@@ -111,7 +123,9 @@ def _resizing(file: PreprocessorFile) -> dict[str, Any]:
 
 
 def height_and_width(key: str, size: Any) -> tuple[int, int]:
-    """Height and width: a side, [height, width] or an object of both. Raises SettingsError for others."""
+    """Height and width: a side, [height, width] or an object of both. Raises SettingsError for
+    others.
+    """
     if isinstance(size, dict):
         given = {edge: side for edge, side in size.items() if side is not None}
         if given.keys() != {"height", "width"}:

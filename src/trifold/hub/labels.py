@@ -9,19 +9,25 @@ from trifold.nn.config import MAX_CLASSES, ProblemType
 
 
 def labels_to_ours(values: Mapping[str, Any], usual: int = 2) -> dict[str, Any]:
-    """`n_labels`, `label_names` and `problem_type` of a config.json; `usual` is the family's number of classes.
+    """`n_labels`, `label_names` and `problem_type` of a config.json; `usual` is the family's number
+    of classes.
 
-    `label2id` repeats `id2label` and is ignored. Raises SettingsError if the names are not numbered from 0 or
-    contradict `num_labels`, for an unknown problem type, and for implausibly many classes.
+    `label2id` repeats `id2label` and is ignored. Raises SettingsError if the names are not numbered
+    from 0 or contradict `num_labels`, for an unknown problem type, and for implausibly many
+    classes.
     """
     names = _read_names(values.get("id2label"))
     number, problem = values.get("num_labels"), values.get("problem_type")
     if names and isinstance(number, int) and number != len(names):
         # Versions of `transformers` differ in which one they follow.
-        raise SettingsError(f"num_labels: {number} contradicts id2label, which names {len(names)} classes")
+        raise SettingsError(
+            f"num_labels: {number} contradicts id2label, which names {len(names)} classes"
+        )
     count = len(names) if names else number if isinstance(number, int) else usual
     if count > MAX_CLASSES:
-        raise SettingsError(f"num_labels: {count} classes are too many; at most {MAX_CLASSES:,} are read")
+        raise SettingsError(
+            f"num_labels: {count} classes are too many; at most {MAX_CLASSES:,} are read"
+        )
     if problem is not None and problem not in get_args(ProblemType):
         raise SettingsError(
             f"problem_type: {problem!r} is not known; known: {', '.join(get_args(ProblemType))}"
@@ -44,7 +50,9 @@ def _read_names(named: object) -> tuple[str, ...]:
     if named is None:
         return ()
     if not isinstance(named, Mapping):
-        raise SettingsError(f"id2label: an object of numbers and names is required, got {named!r:.60}")
+        raise SettingsError(
+            f"id2label: an object of numbers and names is required, got {named!r:.60}"
+        )
     by_number = {int(key): name for key, name in named.items() if str(key).isdecimal()}
     if sorted(by_number) != [*range(len(named))]:
         raise SettingsError(f"id2label: its keys are not the numbers 0 to {len(named) - 1}")

@@ -1,7 +1,7 @@
 """Adapters in the format of the library peft. They are merged into their base when they are read.
 
-Their tensors have the names of `transformers`: PREFIX, the module, and one of PARTS; or PREFIX and a parameter that
-replaces that of the base, such as a new head.
+Their tensors have the names of `transformers`: PREFIX, the module, and one of PARTS; or PREFIX and
+a parameter that replaces that of the base, such as a new head.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,7 +18,13 @@ from trifold.hub import rules
 from trifold.hub.families import FAMILIES
 from trifold.hub.files import naming, replacing, write_json
 from trifold.hub.folder import ADAPTER, CONFIG, infer_config, parse_config, resolve, write_settings
-from trifold.hub.tensors import TensorFile, TransformedTensors, list_problems, renamed_tensors, write_tensors
+from trifold.hub.tensors import (
+    TensorFile,
+    TransformedTensors,
+    list_problems,
+    renamed_tensors,
+    write_tensors,
+)
 from trifold.hub.transforms import SAME, TRANSPOSED
 from trifold.hub.weights import read_weights
 from trifold.jsonfiles import read_json
@@ -27,16 +33,23 @@ from trifold.nn.lora import LoRASettings, adapted
 from trifold.settings import Settings
 
 TENSORS, PREFIX = "adapter_model.safetensors", "base_model.model."
-WHOLE = "model_config.json"  # with config.json, transformers takes the folder for that of a whole model
-PARTS = {"A": "lora_A.weight", "B": "lora_B.weight", "magnitude": "lora_magnitude_vector"}  # ours -> theirs
+WHOLE = (
+    "model_config.json"  # with config.json, transformers takes the folder for that of a whole model
+)
+PARTS = {
+    "A": "lora_A.weight",
+    "B": "lora_B.weight",
+    "magnitude": "lora_magnitude_vector",
+}  # ours -> theirs
 
-# --- saving --------------------------------------------------------------------------------------------
+# --- saving ---------------------------------------------------------------------------------------
 
 
 def adapter_tensors(
     base: Path, config: ModelConfig, weights: Mapping[str, Tensor], trained: Collection[str]
 ) -> dict[str, Tensor]:
-    """The tensors of an adapter from parameters by our names; trained: those that replace parameters of the base.
+    """The tensors of an adapter from parameters by our names; trained: those that replace
+    parameters of the base.
 
     Raises SettingsError if the family of the base has no modules for them.
     """
@@ -50,19 +63,30 @@ def adapter_tensors(
     for step in rules.steps(table, plain):
         if any(name in trained for name in step.ours):
             tensors |= {name: saved[name] for name in step.theirs}
-        for part in (name.removesuffix("weight") for name in step.ours if f"{name[:-6]}lora_A" in weights):
+        for part in (
+            name.removesuffix("weight") for name in step.ours if f"{name[:-6]}lora_A" in weights
+        ):
             if step.transform not in (SAME, TRANSPOSED):
                 raise SettingsError(
-                    f"train.lora.targets: {family.model_type} stores {part}weight in another order or with others "
-                    f"({step.theirs[0]}), where peft has no adapter for it; choose other layers, such as in_proj"
+                    f"train.lora.targets: {family.model_type} stores {part}weight in another "
+                    "order or with others "
+                    f"({step.theirs[0]}), where peft has no adapter for it; choose other "
+                    "layers, such as in_proj"
                 )
-            own = {step.theirs[0].removesuffix("weight") + PARTS[key]: f"{part}lora_{key}" for key in PARTS}
+            own = {
+                step.theirs[0].removesuffix("weight") + PARTS[key]: f"{part}lora_{key}"
+                for key in PARTS
+            }
             tensors |= {theirs: weights[ours] for theirs, ours in own.items() if ours in weights}
     return {PREFIX + name: tensor.float() for name, tensor in tensors.items()}
 
 
-def save_adapter(folder: Path, base: str, config: ModelConfig, settings: LoRASettings, *given: Any) -> None:
-    """Write an adapter, and the config of the whole model. given: the last arguments of `adapter_tensors`."""
+def save_adapter(
+    folder: Path, base: str, config: ModelConfig, settings: LoRASettings, *given: Any
+) -> None:
+    """Write an adapter, and the config of the whole model. given: the last arguments of
+    `adapter_tensors`.
+    """
     home = resolve(base)
     family = FAMILIES[read_json(home / CONFIG)["model_type"]]
     tensors = adapter_tensors(home, config, *given)
@@ -74,7 +98,8 @@ def save_adapter(folder: Path, base: str, config: ModelConfig, settings: LoRASet
         lora_dropout=settings.dropout,
         use_rslora=settings.rslora,
         use_dora=settings.dora,
-        fan_in_fan_out=TRANSPOSED in [getattr(rule, "transform", None) for rule in family.rules(config)],
+        fan_in_fan_out=TRANSPOSED
+        in [getattr(rule, "transform", None) for rule in family.rules(config)],
         target_modules=sorted({name.rpartition(".lora_")[0] for name in names if ".lora_" in name}),
         modules_to_save=sorted({name.rpartition(".")[0] for name in names if ".lora_" not in name}),
     )
@@ -86,7 +111,7 @@ def save_adapter(folder: Path, base: str, config: ModelConfig, settings: LoRASet
     write_json(folder / ADAPTER, keys.model_dump())
 
 
-# --- loading -------------------------------------------------------------------------------------------
+# --- loading --------------------------------------------------------------------------------------
 
 CLASSES = {
     "SEQ_CLS": "SequenceClassification",
@@ -95,7 +120,8 @@ CLASSES = {
 }
 # Keys without effect on a trained adapter. Others that are not known must be empty.
 IGNORED = """
-    auto_mapping exclude_modules layers_pattern layers_to_transform megatron_core peft_version qalora_group_size
+    auto_mapping exclude_modules layers_pattern layers_to_transform megatron_core peft_version
+    qalora_group_size
 """.split()
 
 
@@ -122,7 +148,9 @@ def read_adapter_config(folder: Path) -> tuple[AdapterConfig, Path]:
     """The settings of an adapter, and the folder of its base. Raises CheckpointError."""
     values, own = read_json(folder / ADAPTER), AdapterConfig.model_fields
     with naming(folder / ADAPTER):
-        keys = AdapterConfig.parse({k: v for k, v in values.items() if k in own or (v and k not in IGNORED)})
+        keys = AdapterConfig.parse(
+            {k: v for k, v in values.items() if k in own or (v and k not in IGNORED)}
+        )
     base = resolve(keys.base_model_name_or_path)
     if (base / ADAPTER).is_file():
         raise CheckpointError(
@@ -132,7 +160,9 @@ def read_adapter_config(folder: Path) -> tuple[AdapterConfig, Path]:
 
 
 def read_adapter(folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-    """The content of config.json and the weights of the base, with the adapter merged. Raises CheckpointError."""
+    """The content of config.json and the weights of the base, with the adapter merged. Raises
+    CheckpointError.
+    """
     (keys, base), file = read_adapter_config(folder), TensorFile(folder / TENSORS)
     values = read_json(place := folder / WHOLE if (folder / WHOLE).is_file() else base / CONFIG)
     heads = {name.removeprefix(PREFIX): (file, name) for name in file if ".lora_" not in name}
@@ -144,10 +174,16 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     config, parameters = infer_config(family, config, weights := read_weights(base), place)
     expected = rules.saving(table := family.rules(config), parameters)
     theirs = rules.renamed(table, weights, expected)
-    tensors = {name: (theirs, name) for name in theirs if name in expected}  # without those of other heads
-    modules = {name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in file if ".lora_" in name}
+    tensors = {
+        name: (theirs, name) for name in theirs if name in expected
+    }  # without those of other heads
+    modules = {
+        name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in file if ".lora_" in name
+    }
     if unknown := sorted(f"{name!r}" for name in modules if f"{name}.weight" not in tensors):
-        raise list_problems(f"{folder / TENSORS}: adapters of modules that {base} does not have", unknown)
+        raise list_problems(
+            f"{folder / TENSORS}: adapters of modules that {base} does not have", unknown
+        )
 
     def merged(name: str, weight: Tensor) -> Tensor:
         module = name.removesuffix(".weight")
@@ -161,7 +197,9 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         if [None if part is None else tuple(part.shape) for part in (a, b, magnitude)] != shapes:
             expected_parts = zip(PARTS.values(), shapes, strict=True)
             wanted = ", ".join(f"{part} {shape}" for part, shape in expected_parts if shape)
-            raise CheckpointError(f"{folder / TENSORS}: {module} lacks the tensors {wanted} of {ADAPTER}")
+            raise CheckpointError(
+                f"{folder / TENSORS}: {module} lacks the tensors {wanted} of {ADAPTER}"
+            )
         assert a is not None and b is not None
         scale = LoRASettings(rank=keys.r, alpha=keys.lora_alpha, rslora=keys.use_rslora).scale
         whole = adapted(matrix, a, b, scale, magnitude)

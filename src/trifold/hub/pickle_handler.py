@@ -1,6 +1,8 @@
-"""Convert pickled weights to safetensors in the sandbox process (see `trifold.sandbox`); imports nothing of trifold.
+"""Convert pickled weights to safetensors in the sandbox process (see `trifold.sandbox`); imports
+nothing of trifold.
 
-PyTorch's `weights_only` unpickler builds tensors itself and rejects everything else that a file names.
+PyTorch's `weights_only` unpickler builds tensors itself and rejects everything else that a file
+names.
 """
 
 import pickle
@@ -19,7 +21,9 @@ class Refused(Exception):
 
 
 def answer(request: dict[str, str]) -> dict[str, Any]:
-    """Convert `file` to `output`. Returns {"tied": other names of tensors -> name} or {"error": …}."""
+    """Convert `file` to `output`. Returns {"tied": other names of tensors -> name} or {"error":
+    …}.
+    """
     try:
         return {"tied": save(read(Path(request["file"])), Path(request["output"]))}
     except Refused as error:
@@ -38,7 +42,9 @@ def read(file: Path) -> dict[str, torch.Tensor]:
     """The tensors of a pickle by name. Raises Refused if it holds anything else."""
     try:
         # Files from before PyTorch 1.6 are not archives, and cannot be mapped into memory.
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+        content = torch.load(
+            file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
+        )
     except pickle.UnpicklingError as error:
         raise Refused(_explain(str(error))) from None
     if not isinstance(content, dict):
@@ -53,7 +59,10 @@ def read(file: Path) -> dict[str, torch.Tensor]:
 def _explain(message: str) -> str:
     named = re.search(r"GLOBAL (\S+)", message)
     if named is not None:
-        return f"refused, and not run: it names {named[1]}, which no weights need; do not trust this file"
+        return (
+            f"refused, and not run: it names {named[1]}, which no weights need; do not trust "
+            "this file"
+        )
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     reasons = [line.partition("WeightsUnpickler error:")[2].strip() for line in lines]
     return f"refused, and not run: {next(filter(None, reasons), lines[0] if lines else '')}"
@@ -65,7 +74,9 @@ def _check(name: str, value: Any) -> None:
     if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
         raise Refused(f"holds {name[:60]!r}, which is not a plain tensor")
     if value.numel() * value.itemsize > value.untyped_storage().nbytes():
-        raise Refused(f"holds {name[:60]!r}, which claims to be {tuple(value.shape)} and has fewer numbers")
+        raise Refused(
+            f"holds {name[:60]!r}, which claims to be {tuple(value.shape)} and has fewer numbers"
+        )
 
 
 def save(tensors: dict[str, torch.Tensor], path: Path) -> dict[str, str]:

@@ -1,7 +1,9 @@
-"""Pickled weights of old folders that the user trusts: converted to safetensors in a sandbox process.
+"""Pickled weights of old folders that the user trusts: converted to safetensors in a sandbox
+process.
 
-Even `weights_only` had vulnerabilities (CVE-2025-32434, CVE-2026-24747), so it runs in `pickle_handler`, with little
-memory and time, without our state, and returns nothing but files that hold no code.
+Even `weights_only` had vulnerabilities (CVE-2025-32434, CVE-2026-24747), so it runs in
+`pickle_handler`, with little memory and time, without our state, and returns nothing but files that
+hold no code.
 """
 
 import re
@@ -22,12 +24,15 @@ _SPEED = 10 * 10**6  # bytes per second that the slowest disk reads and writes
 _MEMORY = 512 * 2**20  # bytes, and three times the size of the file
 
 
-def read_pickles(folder: Path, scratch: Path, *, timeout: float | None = None) -> Mapping[str, Tensor]:
-    """The tensors of `pytorch_model.bin`, or of the shards of its index, converted to files in `scratch`.
+def read_pickles(
+    folder: Path, scratch: Path, *, timeout: float | None = None
+) -> Mapping[str, Tensor]:
+    """The tensors of `pytorch_model.bin`, or of the shards of its index, converted to files in
+    `scratch`.
 
-    Tied tensors are stored once. Raises CheckpointError if there are none, if a file holds anything but tensors by
-    name, and if reading one takes more than `timeout` seconds (by default, what its size explains) or more memory than
-    its size explains.
+    Tied tensors are stored once. Raises CheckpointError if there are none, if a file holds anything
+    but tensors by name, and if reading one takes more than `timeout` seconds (by default, what its
+    size explains) or more memory than its size explains.
     """
     listed: dict[str, str] | None = None
     if (folder / PICKLE).is_file():
@@ -36,10 +41,14 @@ def read_pickles(folder: Path, scratch: Path, *, timeout: float | None = None) -
         listed = read_index(folder / PICKLE_INDEX, SHARD_NAME)
         shards = sorted(set(listed.values()))
     else:
-        raise CheckpointError(f"{folder}: no {PICKLE} and no {PICKLE_INDEX}; is this the folder of a model?")
+        raise CheckpointError(
+            f"{folder}: no {PICKLE} and no {PICKLE_INDEX}; is this the folder of a model?"
+        )
     files = [folder / shard for shard in shards]
     if missing := [file.name for file in files if not file.is_file()]:
-        raise CheckpointError(f"{folder}: {', '.join(missing)}: no such file, though the index names it")
+        raise CheckpointError(
+            f"{folder}: {', '.join(missing)}: no such file, though the index names it"
+        )
     for file in files:
         check_inside(file)
     environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -53,7 +62,9 @@ def read_pickles(folder: Path, scratch: Path, *, timeout: float | None = None) -
     return converted[files[0]]
 
 
-def _convert(sandbox: Sandbox, file: Path, output: Path, timeout: float | None) -> Mapping[str, Tensor]:
+def _convert(
+    sandbox: Sandbox, file: Path, output: Path, timeout: float | None
+) -> Mapping[str, Tensor]:
     """The tensors of one pickle. The answer of the sandbox is not trusted."""
     size = file.stat().st_size
     request = {"file": str(file.resolve()), "output": str(output)}
@@ -63,11 +74,15 @@ def _convert(sandbox: Sandbox, file: Path, output: Path, timeout: float | None) 
     except SandboxStartError as error:
         raise CheckpointError(f"{file}: {error}") from None
     except SandboxError as error:
-        raise CheckpointError(f"{file}: reading was stopped: {error}; do not trust this file") from None
+        raise CheckpointError(
+            f"{file}: reading was stopped: {error}; do not trust this file"
+        ) from None
     if "error" in answer:
         raise CheckpointError(f"{file}: {answer['error']!s}")
     tensors, tied = TensorFile(output), answer.get("tied")
-    if not isinstance(tied, dict) or not all(isinstance(v, str) and v in tensors for v in tied.values()):
+    if not isinstance(tied, dict) or not all(
+        isinstance(v, str) and v in tensors for v in tied.values()
+    ):
         raise CheckpointError(f"{file}: the sandbox gave an invalid answer; do not trust this file")
     names = {name: name for name in tensors} | tied
     return renamed_tensors({new: (tensors, old) for new, old in names.items()})

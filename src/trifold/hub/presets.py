@@ -1,7 +1,8 @@
 """Models by name, in their published sizes: `trifold show gpt2`.
 
-Each line of presets.txt is the content of a config.json that its family reads; nothing is allocated or downloaded. The
-number of parameters is the one its authors announced, which is not always the number it has.
+Each line of presets.txt is the content of a config.json that its family reads; nothing is allocated
+or downloaded. The number of parameters is the one its authors announced, which is not always the
+number it has.
 """
 
 import json
@@ -63,7 +64,10 @@ def _read(table: str) -> Iterator[tuple[str, Preset]]:
         for row in rows:
             name, announced, *cells = row.split()
             number = None if announced == "-" else f"{announced[:-1]} {announced[-1]}"
-            yield name, Preset(number, common | dict(zip(columns, map(json.loads, cells), strict=True)))
+            yield (
+                name,
+                Preset(number, common | dict(zip(columns, map(json.loads, cells), strict=True))),
+            )
 
 
 PRESETS: dict[str, Preset] = dict(_read(Path(__file__).with_name("presets.txt").read_text("utf-8")))

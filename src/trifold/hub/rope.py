@@ -1,5 +1,5 @@
-"""Rotary positions in config.json: `rope_parameters`, or `rope_theta` and `rope_scaling` in older files; layers that
-differ in their windows and positions.
+"""Rotary positions in config.json: `rope_parameters`, or `rope_theta` and `rope_scaling` in older
+files; layers that differ in their windows and positions.
 """
 
 import math
@@ -63,9 +63,10 @@ def rope(
 ) -> Entry:
     """The keys of rotary positions. The rows of sizes must be read before them.
 
-    part, theta: a family's own keys of the rotated share of a head, and of the base; share, base: their defaults.
-    Families without `part` rotate whole heads. scaling: `rope_parameters` of files without it. original: the default of
-    `original_max_position_embeddings` where the family always has this key. kinds: of scaling, that the family has.
+    part, theta: a family's own keys of the rotated share of a head, and of the base; share, base:
+    their defaults. Families without `part` rotate whole heads. scaling: `rope_parameters` of files
+    without it. original: the default of `original_max_position_embeddings` where the family always
+    has this key. kinds: of scaling, that the family has.
     """
     part_of_one = Annotated[float, Field(gt=0, le=1)]
     keys: Keys = {
@@ -88,7 +89,9 @@ def rope(
         used_base = inner.rope_theta or getattr(file, theta) or base
         if not part and rotated != 1.0:
             key = f"{place}." * bool(inner.partial_rotary_factor) + "partial_rotary_factor"
-            raise SettingsError(f"{key}: {rotated} is not supported; this family rotates whole heads")
+            raise SettingsError(
+                f"{key}: {rotated} is not supported; this family rotates whole heads"
+            )
         for key, used in {"partial_rotary_factor": rotated, "rope_theta": used_base}.items():
             if part and (value := getattr(file, key)) not in (None, used):
                 raise SettingsError(f"{key}: {value} contradicts {used}, the value of other keys")
@@ -111,23 +114,34 @@ def rope(
         inner: Fields = {"rope_type": "default", "rope_theta": config.rotary_theta}
         if part:
             rotated, width = config.rotated_width, config.head_width
-            inner["partial_rotary_factor"] = solution(rotated / width, lambda f: int(f * width), rotated)
+            inner["partial_rotary_factor"] = solution(
+                rotated / width, lambda f: int(f * width), rotated
+            )
         inner |= _keys(config)
         outer = "original_max_position_embeddings"
-        return {"rope_parameters": inner} | ({outer: inner.get(outer, original)} if original else {})
+        return {"rope_parameters": inner} | (
+            {outer: inner.get(outer, original)} if original else {}
+        )
 
     return Entry(keys, load, save)
 
 
 def rope_place(file: Any) -> str:
-    """The key that is read: `rope_scaling`, if it is not empty, takes precedence over `rope_parameters` as a whole."""
-    return "rope_scaling" if file.rope_scaling and file.rope_scaling.model_fields_set else "rope_parameters"
+    """The key that is read: `rope_scaling`, if it is not empty, takes precedence over
+    `rope_parameters` as a whole.
+    """
+    return (
+        "rope_scaling"
+        if file.rope_scaling and file.rope_scaling.model_fields_set
+        else "rope_parameters"
+    )
 
 
 def layered_rope(
     base: float, local: float, theta: str = "rope_theta", local_theta: str = "rope_local_base_freq"
 ) -> Entry:
-    """The keys of rotary positions where layers with a window have a base of their own, and no scaling.
+    """The keys of rotary positions where layers with a window have a base of their own, and no
+    scaling.
 
     base, local: the defaults; theta, local_theta: their keys in older files, "" for none.
     """
@@ -155,7 +169,8 @@ def layered_rope(
         whole = whole.model_copy(update=more.model_dump(exclude_unset=True))
         if (kind := near.rope_type or near.type) not in (None, "default"):
             raise SettingsError(
-                f"rope_parameters.sliding_attention.rope_type: {kind!r} is not supported; layers with a window are "
+                f"rope_parameters.sliding_attention.rope_type: {kind!r} is not supported; "
+                "layers with a window are "
                 "not scaled"
             )
         place = "rope_scaling" if more.model_fields_set else "rope_parameters.full_attention"
@@ -171,7 +186,10 @@ def layered_rope(
 
     def save(config: ModelConfig) -> Fields:
         whole = {"rope_type": "default", "rope_theta": config.rotary_theta} | _keys(config)
-        near = {"rope_type": "default", "rope_theta": config.rotary_local_theta or config.rotary_theta}
+        near = {
+            "rope_type": "default",
+            "rope_theta": config.rotary_local_theta or config.rotary_theta,
+        }
         return {"rope_parameters": {"full_attention": whole, "sliding_attention": near}}
 
     return Entry(keys, load, save)
@@ -184,15 +202,18 @@ KINDS = list[Literal["sliding_attention", "full_attention"]] | None
 def windows(
     window: int | None, *, every: int = 0, local: Callable[[Any, Fields, int], bool] | None = None
 ) -> Entry:
-    """`sliding_window`, by default `window`, and `layer_types`. The rows of sizes must be read before them.
+    """`sliding_window`, by default `window`, and `layer_types`. The rows of sizes must be read
+    before them.
 
     every: by default every n-th layer has no window, which `sliding_window_pattern` changes.
-    local: (the values of all keys, the fields read so far, the number of a layer) -> whether the layer has a window by
-    default; the window then applies only with `use_sliding_window`.
+    local: (the values of all keys, the fields read so far, the number of a layer) -> whether the
+    layer has a window by default; the window then applies only with `use_sliding_window`.
     """
     keys: Keys = {"sliding_window": (SIZE | None, window), "layer_types": (KINDS, None)}
     own: Keys = (
-        {"use_sliding_window": (bool, False)} if local else {"sliding_window_pattern": (SIZE | None, None)}
+        {"use_sliding_window": (bool, False)}
+        if local
+        else {"sliding_window_pattern": (SIZE | None, None)}
     )
 
     def load(file: Any, fields: Fields) -> Fields:
@@ -205,16 +226,24 @@ def windows(
     def save(config: ModelConfig) -> Fields:
         used, kinds = config.sliding_window, layer_types(config)
         if local is not None:
-            return {"use_sliding_window": used is not None, "sliding_window": used, "layer_types": kinds}
+            return {
+                "use_sliding_window": used is not None,
+                "sliding_window": used,
+                "layer_types": kinds,
+            }
         return {"sliding_window": used or window, "layer_types": kinds}
 
     return Entry(keys | own, load, save)
 
 
-def load_windows(file: Any, fields: Fields, window: int | None, local: Callable[[int], bool]) -> Fields:
+def load_windows(
+    file: Any, fields: Fields, window: int | None, local: Callable[[int], bool]
+) -> Fields:
     """Our fields for `layer_types`, by default windows in layers that are `local`."""
     layers = fields["n_layers"]
-    default = ("sliding_attention" if window and local(n) else "full_attention" for n in range(layers))
+    default = (
+        "sliding_attention" if window and local(n) else "full_attention" for n in range(layers)
+    )
     found = file.layer_types or [*default]
     if len(found) != layers:
         raise SettingsError(f"layer_types: has {len(found)} layers, but there are {layers}")
@@ -226,12 +255,17 @@ def load_windows(file: Any, fields: Fields, window: int | None, local: Callable[
 
 def layer_types(config: ModelConfig) -> list[str]:
     """The value of `layer_types`."""
-    return ["sliding_attention" if config.window(n) else "full_attention" for n in range(config.n_layers)]
+    return [
+        "sliding_attention" if config.window(n) else "full_attention"
+        for n in range(config.n_layers)
+    ]
 
 
 def window_fields(layers: list[str], window: int | None) -> Fields:
     """Our fields of the windows of layers, each "local" or "global"."""
-    return {"sliding_window": window, "window_pattern": repeated(layers)} if "local" in layers else {}
+    return (
+        {"sliding_window": window, "window_pattern": repeated(layers)} if "local" in layers else {}
+    )
 
 
 def repeated(layers: list[Any]) -> tuple[Any, ...]:
@@ -239,7 +273,9 @@ def repeated(layers: list[Any]) -> tuple[Any, ...]:
     return tuple(layers[: next(n for n in range(1, len(layers) + 1) if layers[n:] == layers[:-n])])
 
 
-def _scaling(keys: RopeKeys, max_positions: int, place: str, outer: int | None = None) -> Fields | None:
+def _scaling(
+    keys: RopeKeys, max_positions: int, place: str, outer: int | None = None
+) -> Fields | None:
     kind = keys.rope_type or keys.type or "default"
     if kind == "default":
         return None
@@ -249,7 +285,9 @@ def _scaling(keys: RopeKeys, max_positions: int, place: str, outer: int | None =
         if kind not in SCALED:
             raise SettingsError(f"{place}.factor: rope_type {kind} needs one")
         factor = max_positions / original
-        factor = max(1.0, factor) if kind == "longrope" else factor  # there it only sets the magnitude
+        factor = (
+            max(1.0, factor) if kind == "longrope" else factor
+        )  # there it only sets the magnitude
     own = {ours: getattr(keys, theirs) for theirs, ours in SCALINGS[kind].items()}
     if kind in REQUIRED and None in own.values():
         raise SettingsError(f"{place}: rope_type {kind} needs {' and '.join(SCALINGS[kind])}")

@@ -1,4 +1,6 @@
-"""The rows of a family's table: keys of config.json and the fields of ModelConfig that they set, in both directions."""
+"""The rows of a family's table: keys of config.json and the fields of ModelConfig that they set, in
+both directions.
+"""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -51,8 +53,10 @@ def row(
 ) -> Entry:
     """One key that sets one field.
 
-    kind: its type, by default that of our field; null is allowed where the default is None or with `nullable`.
-    map: their values -> ours, by default for activations; the first of several equivalent names is written.
+    kind: its type, by default that of our field; null is allowed where the default is None or with
+        `nullable`.
+    map: their values -> ours, by default for activations; the first of several equivalent names is
+        written.
     otherwise: the fields read so far -> our value where theirs is null.
     load: (their value, the fields read so far) -> our value.
     save: our value -> theirs.
@@ -81,8 +85,13 @@ def row(
 
 
 def rows(**fields: Any) -> tuple[Entry, ...]:
-    """Keys that set one field each: our field=(their key, its default), or the default of a key with our name."""
-    pairs = {field: value if isinstance(value, tuple) else (field, value) for field, value in fields.items()}
+    """Keys that set one field each: our field=(their key, its default), or the default of a key
+    with our name.
+    """
+    pairs = {
+        field: value if isinstance(value, tuple) else (field, value)
+        for field, value in fields.items()
+    }
     return tuple(row(key, field, default) for field, (key, default) in pairs.items())
 
 
@@ -94,7 +103,10 @@ def sizes(
         row("vocab_size", "vocab_size", vocab, kind=up_to(2**31)),
         *rows(d_model=("hidden_size", width), d_ff=("intermediate_size", inner)),
         *rows(n_layers=("num_hidden_layers", layers), n_heads=("num_attention_heads", heads)),
-        *rows(max_positions=("max_position_embeddings", positions), activation=("hidden_act", activation)),
+        *rows(
+            max_positions=("max_position_embeddings", positions),
+            activation=("hidden_act", activation),
+        ),
     )
 
 
@@ -111,13 +123,15 @@ SIZE_KEYS = {
 
 
 def resized(**values: Any) -> Fields:
-    """Other defaults for `revise`: of the keys of `sizes` by the names of its arguments, and of further keys."""
+    """Other defaults for `revise`: of the keys of `sizes` by the names of its arguments, and of
+    further keys.
+    """
     return {SIZE_KEYS.get(name, name): value for name, value in values.items()}
 
 
 def repeats(key: str, other: str, default: int | None = None, times: str = "") -> Entry:
-    """A key that, `times` a third one, repeats the number of another one, or is null: any other value is an error. It
-    is not written.
+    """A key that, `times` a third one, repeats the number of another one, or is null: any other
+    value is an error. It is not written.
     """
 
     def check(file: Any, fields: Fields) -> Fields:
@@ -130,7 +144,8 @@ def repeats(key: str, other: str, default: int | None = None, times: str = "") -
 
 
 def nested(field: str, switch: str = "", **values: Any) -> Entry:
-    """Keys that set the values of a part of the model, such as its experts, which the config must have.
+    """Keys that set the values of a part of the model, such as its experts, which the config must
+    have.
 
     values: each value of the part as (their key, its default), or a constant.
     switch: the part may be missing; this one of the keys is positive where it exists.
@@ -152,23 +167,32 @@ def nested(field: str, switch: str = "", **values: Any) -> Entry:
     infos = {inner: part.model_fields[inner] for inner in names}
     kinds = {inner: _bounded(info.annotation, info.metadata) for inner, info in infos.items()}
     kinds |= {inner: int for inner, (key, _) in names.items() if key == switch}
-    return Entry({key: (kinds[inner], default) for inner, (key, default) in names.items()}, read, write)
+    return Entry(
+        {key: (kinds[inner], default) for inner, (key, default) in names.items()}, read, write
+    )
 
 
 def fixed(**values: bool | int | float | str) -> Entry:
-    """Keys that select parts which ModelConfig lacks: any other value is an error. They are not written."""
+    """Keys that select parts which ModelConfig lacks: any other value is an error. They are not
+    written.
+    """
     return Entry({key: (Literal[value], value) for key, value in values.items()})
 
 
-def revise(entries: Sequence[Entry], *new: Entry, without: str = "", **defaults: Any) -> tuple[Entry, ...]:
-    """The entries of a related family with other defaults, without some keys, and with new entries, which replace
-    those that have the same key.
+def revise(
+    entries: Sequence[Entry], *new: Entry, without: str = "", **defaults: Any
+) -> tuple[Entry, ...]:
+    """The entries of a related family with other defaults, without some keys, and with new entries,
+    which replace those that have the same key.
     """
     dropped = {*without.split(), *(key for entry in new for key in entry.keys)}
     kept = []
     for entry in entries:
         if not dropped.intersection(entry.keys):
-            keys = {key: (kind, defaults.pop(key, default)) for key, (kind, default) in entry.keys.items()}
+            keys = {
+                key: (kind, defaults.pop(key, default))
+                for key, (kind, default) in entry.keys.items()
+            }
             kept.append(replace(entry, keys=keys))
     assert not defaults, f"no entries for {', '.join(defaults)}"
     return (*kept, *new)
@@ -201,8 +225,15 @@ def same(name: str) -> Callable[[Fields], Any]:
 
 
 def solution(guess: float, function: Callable[[float], float], value: float) -> float:
-    """The number near `guess` of which the function is exactly `value`, a short one if there is one."""
-    near = (float(f"{guess:.9g}"), guess, math.nextafter(guess, math.inf), math.nextafter(guess, -math.inf))
+    """The number near `guess` of which the function is exactly `value`, a short one if there is
+    one.
+    """
+    near = (
+        float(f"{guess:.9g}"),
+        guess,
+        math.nextafter(guess, math.inf),
+        math.nextafter(guess, -math.inf),
+    )
     return next((number for number in near if function(number) == value), guess)
 
 
@@ -239,15 +270,19 @@ def name_of(value: Any, table: Mapping[Any, Any] = ACTIVATIONS) -> Any:
     raise SettingsError(f"{value!r} has no name there")
 
 
-# --- special tokens ------------------------------------------------------------------------------------
+# --- special tokens -------------------------------------------------------------------------------
 
 Id = Annotated[int, Field(ge=0)]
 Ends = Id | Annotated[list[Id], Field(min_length=1)]
 
 
 def end(default: int) -> Entry:
-    """The end token of a family that requires one. Of several, ModelConfig has the first; see `read_generation`."""
-    return row("eos_token_id", "eos_id", default, kind=Ends, load=lambda value, fields: _first(value))
+    """The end token of a family that requires one. Of several, ModelConfig has the first; see
+    `read_generation`.
+    """
+    return row(
+        "eos_token_id", "eos_id", default, kind=Ends, load=lambda value, fields: _first(value)
+    )
 
 
 def _first(ends: Any) -> Any:
@@ -259,10 +294,12 @@ def ids(
 ) -> Entry:
     """Special tokens with these defaults.
 
-    A missing end token gets an id beyond the vocabulary; any other missing token gets the id of the end token.
+    A missing end token gets an id beyond the vocabulary; any other missing token gets the id of the
+    end token.
 
-    padded: no id is negative, and the padding is in the vocabulary, because `transformers` gives its embedding
-        no gradient. Otherwise -1 is a missing id, and padding equal to the end is written only where a head needs it.
+    padded: no id is negative, and the padding is in the vocabulary, because `transformers` gives
+        its embedding no gradient. Otherwise -1 is a missing id, and padding equal to the end is
+        written only where a head needs it.
     """
     one, ends = (Id if padded else int) | None, int | list[int] | None
 

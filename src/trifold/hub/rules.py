@@ -2,11 +2,13 @@
 
 A family's table maps our parameters to their tensors:
 
-    Rule("encoder.blocks.{i}.feed_forward.sublayer.in_proj.weight", "model.encoder.layers.{i}.fc1.weight")
+    Rule("encoder.blocks.{i}.feed_forward.sublayer.in_proj.weight",
+    "model.encoder.layers.{i}.fc1.weight")
 
-A placeholder {i} matches one part of a dotted name, {p:q|k|v} one of the given words, {*path} anything. A rule may map
-several of ours to several of theirs (q, k and v to one stacked matrix) through an invertible transform. Loading and
-saving are the two directions of the same table, so they always agree.
+A placeholder {i} matches one part of a dotted name, {p:q|k|v} one of the given words, {*path}
+anything. A rule may map several of ours to several of theirs (q, k and v to one stacked matrix)
+through an invertible transform. Loading and saving are the two directions of the same table, so
+they always agree.
 """
 
 import re
@@ -21,7 +23,7 @@ from torch import Tensor
 from trifold.hub.tensors import lazy_tensors, list_problems, renamed_tensors
 from trifold.hub.transforms import SAME, Tensors, Transform
 
-# --- rules ---------------------------------------------------------------------------------------------
+# --- rules ----------------------------------------------------------------------------------------
 
 Names = str | tuple[str, ...]
 # Supported types; shorter ones would need scales.
@@ -39,7 +41,8 @@ class Rule:
 
 @dataclass(frozen=True)
 class Zeros:
-    """A tensor of theirs that we do not have: one for each of our parameters `beside`, which determines its shape.
+    """A tensor of theirs that we do not have: one for each of our parameters `beside`, which
+    determines its shape.
 
     It is written as zeros and must be zero; `remedy` is the advice in the error if it is not.
     """
@@ -53,7 +56,11 @@ class Zeros:
         return beside.new_zeros(self.shape(beside))
 
     def problem(self, name: str, tensor: Tensor) -> str | None:
-        return f"not zero: {name}, which this model does not have; {self.remedy}" if tensor.any() else None
+        return (
+            f"not zero: {name}, which this model does not have; {self.remedy}"
+            if tensor.any()
+            else None
+        )
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,9 @@ class Computed:
 
 @dataclass(frozen=True)
 class Copy:
-    """A tied tensor that some files repeat: it may be missing, must be equal, and is not written."""
+    """A tied tensor that some files repeat: it may be missing, must be equal, and is not
+    written.
+    """
 
     theirs: str
     of: str
@@ -86,7 +95,9 @@ class Copy:
 
 @dataclass(frozen=True)
 class Ignored:
-    """A tensor in some files that can be computed: neither read nor written. shape: the shape that it must have."""
+    """A tensor in some files that can be computed: neither read nor written. shape: the shape that
+    it must have.
+    """
 
     theirs: str
     shape: tuple[int, ...] | None = None
@@ -96,8 +107,8 @@ class Ignored:
 class Renamed:
     """An old name of a tensor in some files.
 
-    It applies if the old name is not known and the new one is expected and not taken; several may apply in sequence,
-    each once. The new name is written.
+    It applies if the old name is not known and the new one is expected and not taken; several may
+    apply in sequence, each once. The new name is written.
     """
 
     old: str
@@ -106,8 +117,8 @@ class Renamed:
 
 @dataclass(frozen=True)
 class Unused:
-    """A tensor of theirs that nothing uses: it may be missing or hold anything. Without it, a copy is written, or what
-    `make` makes of the other one.
+    """A tensor of theirs that nothing uses: it may be missing or hold anything. Without it, a copy
+    is written, or what `make` makes of the other one.
     """
 
     theirs: str
@@ -123,7 +134,9 @@ def _expression(pattern: str) -> re.Pattern[str]:
     """The pattern as a regular expression."""
     parts = re.split(r"\{(\*?)(\w+)(?::([\w|]+))?\}", pattern)
     text = re.escape(parts[0])
-    for star, name, words, literal in zip(parts[1::4], parts[2::4], parts[3::4], parts[4::4], strict=True):
+    for star, name, words, literal in zip(
+        parts[1::4], parts[2::4], parts[3::4], parts[4::4], strict=True
+    ):
         text += f"(?P<{name}>{words or ('.+' if star else '[^.]+')})" + re.escape(literal)
     return re.compile(text)
 
@@ -142,7 +155,7 @@ def _as_tuple(names: Names) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else names
 
 
-# --- a table, expanded for one model -------------------------------------------------------------------
+# --- a table, expanded for one model --------------------------------------------------------------
 
 
 class Step(NamedTuple):
@@ -154,7 +167,9 @@ class Step(NamedTuple):
 
 
 def steps(rules: Iterable[AnyRule], names: Collection[str]) -> list[Step]:
-    """Every rule with its placeholders filled from our names. Each name must have exactly one rule."""
+    """Every rule with its placeholders filled from our names. Each name must have exactly one
+    rule.
+    """
     steps: list[Step] = []
     unfilled = dict.fromkeys(names)
     for rule in (rule for rule in rules if isinstance(rule, Rule)):
@@ -175,7 +190,9 @@ def steps(rules: Iterable[AnyRule], names: Collection[str]) -> list[Step]:
     return steps
 
 
-def constants(rules: Iterable[AnyRule], ours: Iterable[str]) -> dict[str, tuple[Zeros | Computed, str]]:
+def constants(
+    rules: Iterable[AnyRule], ours: Iterable[str]
+) -> dict[str, tuple[Zeros | Computed, str]]:
     """Their tensors that we do not have, each with its rule and the parameter beside it."""
     return {
         _fill(rule.theirs, values): (rule, name)
@@ -194,14 +211,18 @@ def unused(rules: Sequence[AnyRule], theirs: Mapping[str, Tensor]) -> dict[str, 
 
 def ignored(rules: Iterable[AnyRule], name: str) -> Ignored | Unused | None:
     """The rule of a tensor of theirs that nothing uses, if it is one."""
-    found = (r for r in rules if isinstance(r, Ignored | Unused) and _match(r.theirs, name) is not None)
+    found = (
+        r for r in rules if isinstance(r, Ignored | Unused) and _match(r.theirs, name) is not None
+    )
     return next(found, None)
 
 
 def saving(
     rules: Sequence[AnyRule], ours: Mapping[str, Tensor], kept: Mapping[str, Tensor] | None = None
 ) -> Mapping[str, Tensor]:
-    """Our parameters under their names and in their form, each made on demand; kept: from `unused`."""
+    """Our parameters under their names and in their form, each made on demand; kept: from
+    `unused`.
+    """
 
     def constant(rule: Zeros | Computed, beside: str) -> Tensors:
         return [rule.make(ours[beside])]
@@ -210,11 +231,14 @@ def saving(
         return [kept[rule.theirs] if kept and rule.theirs in kept else rule.make(used[rule.like])]
 
     makers: dict[tuple[str, ...], Callable[[], Tensors]] = {
-        step.theirs: partial(_run, step.transform.save, ours, step.ours) for step in steps(rules, ours)
+        step.theirs: partial(_run, step.transform.save, ours, step.ours)
+        for step in steps(rules, ours)
     }
     makers |= {(name,): partial(constant, *entry) for name, entry in constants(rules, ours).items()}
     used = lazy_tensors(makers)
-    return lazy_tensors(makers | {(r.theirs,): partial(copy, r) for r in rules if isinstance(r, Unused)})
+    return lazy_tensors(
+        makers | {(r.theirs,): partial(copy, r) for r in rules if isinstance(r, Unused)}
+    )
 
 
 def loading(
@@ -222,7 +246,10 @@ def loading(
 ) -> Mapping[str, Tensor]:
     """Our parameters from their tensors, as returned by `checked`, each made on demand."""
     return lazy_tensors(
-        {step.ours: partial(_run, step.transform.load, theirs, step.theirs) for step in steps(rules, ours)}
+        {
+            step.ours: partial(_run, step.transform.load, theirs, step.theirs)
+            for step in steps(rules, ours)
+        }
     )
 
 
@@ -237,8 +264,8 @@ def checked(
 ) -> Mapping[str, Tensor]:
     """Their tensors under current names; `ours` gives the expected names and shapes, on any device.
 
-    Raises CheckpointError listing every tensor that is missing, unknown, of a wrong shape or type, not zero although it
-    must be, or not equal to the tensor it is tied to.
+    Raises CheckpointError listing every tensor that is missing, unknown, of a wrong shape or type,
+    not zero although it must be, or not equal to the tensor it is tied to.
     """
     shapes = {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in ours.items()}
     fixed, expected = constants(rules, ours), dict(saving(rules, shapes))
@@ -246,7 +273,9 @@ def checked(
     tied = _copies(rules, theirs)
     unread = {rule.theirs for rule in rules if isinstance(rule, Unused)}
     optional = unread | fixed.keys()
-    problems = [f"missing: {name}" for name in expected if name not in theirs and name not in optional]
+    problems = [
+        f"missing: {name}" for name in expected if name not in theirs and name not in optional
+    ]
     for name in theirs:
         if name in unread:
             continue
@@ -288,7 +317,7 @@ def _copies(rules: Sequence[AnyRule], theirs: Iterable[str]) -> dict[str, str]:
     }
 
 
-# --- old names -----------------------------------------------------------------------------------------
+# --- old names ------------------------------------------------------------------------------------
 
 
 def renamed(
@@ -304,9 +333,12 @@ def renamed(
         known = name in expected or ignored(rules, name) is not None
         return known or _copies(rules, [name]).get(name) in names
 
-    # Current names first, then old ones; copies last, because one whose original is missing may replace it.
+    # Current names first, then old ones; copies last, because one whose original is missing may
+    # replace it.
     for old in sorted(theirs, key=lambda name: 2 if _copies(rules, [name]) else not is_known(name)):
-        later = (name for name in _later_names(old, renames) if name not in names and is_known(name))
+        later = (
+            name for name in _later_names(old, renames) if name not in names and is_known(name)
+        )
         names[old if is_known(old) else next(later, old)] = old
     return renamed_tensors({name: (theirs, old) for name, old in names.items()})
 

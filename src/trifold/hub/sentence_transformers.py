@@ -1,5 +1,5 @@
-"""Folders of sentence-transformers: modules.json names the modules after the Transformer: pooling, then any number of
-dense layers, then normalization.
+"""Folders of sentence-transformers: modules.json names the modules after the Transformer: pooling,
+then any number of dense layers, then normalization.
 
 Names of classes are compared, never imported.
 """
@@ -28,7 +28,8 @@ NO_LIMIT = 10**30  # as model_max_length
 IDENTITY = "torch.nn.modules.linear.Identity"
 FUNCTIONS = {"Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu"}
 FUNCTIONS = {f"torch.nn.modules.activation.{name}": ours for name, ours in FUNCTIONS.items()}
-# Keys without effect: of LIMITS with these values, besides the keys that are read; of modules after pooling.
+# Keys without effect: of LIMITS with these values, besides the keys that are read; of modules after
+# pooling.
 PLAIN = {
     "transformer_task": "feature-extraction",
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
@@ -40,7 +41,9 @@ DENSE = dict.fromkeys(("module_input_name", "module_output_name"), "sentence_emb
 
 
 class Dense(NamedTuple):
-    """activation(x Wᵀ + b) of a vector: weight (out, in), bias (out,) or None, activation a key of ACTIVATIONS."""
+    """activation(x Wᵀ + b) of a vector: weight (out, in), bias (out,) or None, activation a key of
+    ACTIVATIONS.
+    """
 
     weight: Tensor
     bias: Tensor | None
@@ -50,7 +53,8 @@ class Dense(NamedTuple):
         """x (B, in) -> (B, out) in float32. Raises UsageError for another width."""
         if x.shape[-1] != self.weight.shape[1]:
             raise UsageError(
-                f"a dense layer of the folder reads vectors of width {self.weight.shape[1]}, not {x.shape[-1]}"
+                f"a dense layer of the folder reads vectors of width {self.weight.shape[1]}, "
+                f"not {x.shape[-1]}"
             )
         bias = None if self.bias is None else self.bias.to(x.device).float()
         y = torch.nn.functional.linear(x.float(), self.weight.to(x.device).float(), bias)
@@ -58,7 +62,8 @@ class Dense(NamedTuple):
 
 
 class SentenceModules(NamedTuple):
-    """How the states of a text become its vector. max_length: the tokens of a text, which is truncated.
+    """How the states of a text become its vector. max_length: the tokens of a text, which is
+    truncated.
 
     problem: the modules or the setting that are not supported, if any. dense: layers after pooling.
     prompts: names of texts to be put before a text, by its purpose, and these texts.
@@ -81,7 +86,9 @@ def _steps(dense: int, normalise: bool) -> list[tuple[str, str]]:
 
 
 def read_modules(folder: Path) -> SentenceModules | None:
-    """The modules of a folder; None if it has no modules.json. Raises CheckpointError for an invalid file."""
+    """The modules of a folder; None if it has no modules.json. Raises CheckpointError for an
+    invalid file.
+    """
     place = folder / MODULES
     if not place.is_file():
         return None
@@ -94,15 +101,21 @@ def read_modules(folder: Path) -> SentenceModules | None:
         return SentenceModules(problem=f"{place}: {', '.join(name for _, name in steps)}")
     old = min((place.name for place in folder.glob("sentence_*_config.json")), default=LIMITS)
     size = LIMITS if (folder / LIMITS).is_file() else old
-    final = f"{steps[-1][0]}/config.json"  # of pooling, whose keys are others, or of a module after it
+    final = (
+        f"{steps[-1][0]}/config.json"  # of pooling, whose keys are others, or of a module after it
+    )
     pooling, limits, prompts, tokenizer, last = (
         read_json(folder / name, largest=10 * NO_LIMIT) if (folder / name).is_file() else {}
         for name in (POOLING, size, PROMPTS, TOKENIZER, final)
     )
-    modes = [key[13:] for key, chosen in pooling.items() if key.startswith("pooling_mode_") and chosen]
+    modes = [
+        key[13:] for key, chosen in pooling.items() if key.startswith("pooling_mode_") and chosen
+    ]
     mode: Any = pooling.get("pooling_mode", modes[0] if len(modes) == 1 else modes)
     texts: Any = prompts.get("prompts") or {}
-    valid = isinstance(texts, dict) and all(isinstance(text, str) for text in texts.values() if text)
+    valid = isinstance(texts, dict) and all(
+        isinstance(text, str) for text in texts.values() if text
+    )
     named = {name: text or "" for name, text in texts.items()} if valid else {}
     default, lower = prompts.get("default_prompt_name"), limits.pop("do_lower_case", None)
     length = limits.pop("max_seq_length", None) or tokenizer.get("model_max_length")
@@ -112,7 +125,10 @@ def read_modules(folder: Path) -> SentenceModules | None:
         (PROMPTS, "prompts", texts, valid),
         (PROMPTS, "default_prompt_name", default, default is None or default in [*named]),
         (POOLING, "include_prompt", pooled, pooled),
-        *((size, k, v, not v or k == "unpad_inputs" or v == PLAIN.get(k)) for k, v in limits.items()),
+        *(
+            (size, k, v, not v or k == "unpad_inputs" or v == PLAIN.get(k))
+            for k, v in limits.items()
+        ),
         *((final, k, last.get(k), last.get(k) in (None, v)) for k, v in DENSE.items()),
     ):
         if not supported:
@@ -159,14 +175,20 @@ def _write_dense(folder: Path, layer: Dense) -> None:
     name = IDENTITY if layer.activation is None else names[layer.activation]
     sizes = {"in_features": inputs, "out_features": outputs, "bias": layer.bias is not None}
     write_json(folder / "config.json", sizes | {"activation_function": name})
-    tensors = {"linear.weight": layer.weight} | ({} if layer.bias is None else {"linear.bias": layer.bias})
+    tensors = {"linear.weight": layer.weight} | (
+        {} if layer.bias is None else {"linear.bias": layer.bias}
+    )
     write_weights(folder, tensors)
 
 
 def write_modules(folder: Path, modules: SentenceModules, width: int, positions: int) -> None:
-    """Write the inverse of `read_modules` for a model of this width. Raises CheckpointError for unsupported modules."""
+    """Write the inverse of `read_modules` for a model of this width. Raises CheckpointError for
+    unsupported modules.
+    """
     if modules.problem:
-        raise CheckpointError(f"{modules.problem} is not supported; remove modules.json to keep the states")
+        raise CheckpointError(
+            f"{modules.problem} is not supported; remove modules.json to keep the states"
+        )
     steps = _steps(len(modules.dense), modules.normalise)
     for path, _ in steps:
         (folder / path).mkdir(parents=True, exist_ok=True)
@@ -180,5 +202,8 @@ def write_modules(folder: Path, modules: SentenceModules, width: int, positions:
         prompts = {"prompts": dict(modules.prompts), "default_prompt_name": modules.default_prompt}
         write_json(folder / PROMPTS, prompts)
     types = [(path, f"sentence_transformers.models.{name}") for path, name in steps]
-    listed = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(types)]
+    listed = [
+        {"idx": i, "name": str(i), "path": path, "type": kind}
+        for i, (path, kind) in enumerate(types)
+    ]
     write_json(folder / MODULES, listed)

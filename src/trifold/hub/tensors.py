@@ -1,7 +1,8 @@
-"""Tensors by name, one at a time in memory: lazy mappings, and reading and writing of safetensors files.
+"""Tensors by name, one at a time in memory: lazy mappings, and reading and writing of safetensors
+files.
 
-A safetensors file is 8 bytes with the length of the header, the header (JSON: type, shape and position of every
-tensor), and the tensors.
+A safetensors file is 8 bytes with the length of the header, the header (JSON: type, shape and
+position of every tensor), and the tensors.
 """
 
 import json
@@ -19,7 +20,9 @@ from torch import Tensor
 from trifold.errors import CheckpointError
 from trifold.jsonfiles import check_inside, parse_json
 
-MAX_HEADER = 10 * 2**20  # bytes; the format allows ten times as many, and the largest in use has below 1 MB
+MAX_HEADER = (
+    10 * 2**20
+)  # bytes; the format allows ten times as many, and the largest in use has below 1 MB
 
 # In the reverse order of the library's files, which store the widest types first.
 TYPE_NAMES = {
@@ -32,11 +35,13 @@ _METADATA = {"format": "pt"}  # `transformers` rejects files without it
 _ALIGNMENT = 8  # bytes; the header is padded with spaces
 
 
-# --- lazy mappings --------------------------------------------------------------------------------------
+# --- lazy mappings --------------------------------------------------------------------------------
 
 
 class TransformedTensors(Mapping[str, Tensor]):
-    """Tensors with the names of these values: `function(name, value)`, each made when it is read."""
+    """Tensors with the names of these values: `function(name, value)`, each made when it is
+    read.
+    """
 
     def __init__(self, values: Mapping[str, Any], function: Callable[[str, Any], Tensor]) -> None:
         self._values, self._function = values, function
@@ -56,7 +61,9 @@ def renamed_tensors(places: Mapping[str, tuple[Mapping[str, Tensor], str]]) -> M
     return TransformedTensors(places, lambda name, place: place[0][place[1]])
 
 
-def lazy_tensors(makers: Mapping[tuple[str, ...], Callable[[], Sequence[Tensor]]]) -> Mapping[str, Tensor]:
+def lazy_tensors(
+    makers: Mapping[tuple[str, ...], Callable[[], Sequence[Tensor]]],
+) -> Mapping[str, Tensor]:
     """Groups of names, each with the function that makes its tensors in the order of the names."""
 
     @lru_cache(maxsize=1)  # neighbours are read in sequence, and made once
@@ -67,14 +74,14 @@ def lazy_tensors(makers: Mapping[tuple[str, ...], Callable[[], Sequence[Tensor]]
     return TransformedTensors(groups, lambda name, group: make(group)[name])
 
 
-# --- files ----------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 class TensorFile(TransformedTensors):
     """The tensors of a safetensors file, which is mapped into memory once: read them, do not write.
 
-    Raises CheckpointError if the file is missing, damaged or a link out of its folder, if a name occurs twice (the
-    library takes the last one), or if a tensor is of a type that is not read.
+    Raises CheckpointError if the file is missing, damaged or a link out of its folder, if a name
+    occurs twice (the library takes the last one), or if a tensor is of a type that is not read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,11 +91,13 @@ class TensorFile(TransformedTensors):
                 size = int.from_bytes(file.read(8), "little")
                 if size > path.stat().st_size - 8:
                     raise CheckpointError(
-                        f"{path}: damaged or truncated (its header does not fit); copy the file again"
+                        f"{path}: damaged or truncated (its header does not fit); copy the file "
+                        "again"
                     )
                 if size > MAX_HEADER:
                     raise CheckpointError(
-                        f"{path}: a header of {size:,} bytes is too large; at most {MAX_HEADER:,} are read"
+                        f"{path}: a header of {size:,} bytes is too large; at most "
+                        f"{MAX_HEADER:,} are read"
                     )
                 header = parse_json(file.read(size), str(path))
                 # Copy-on-write, so that PyTorch takes it.
@@ -107,11 +116,15 @@ class TensorFile(TransformedTensors):
             if isinstance(entry, dict) and str(entry.get("dtype")) not in DTYPES
         ]
         if wrong:
-            raise list_problems(f"{path}: tensors of types that are not read; write it as F32 or BF16", wrong)
+            raise list_problems(
+                f"{path}: tensors of types that are not read; write it as F32 or BF16", wrong
+            )
         try:
             safe_open(path, framework="pt", device="cpu")  # checks sizes and positions
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path}: damaged or truncated ({error}); copy the file again") from None
+            raise CheckpointError(
+                f"{path}: damaged or truncated ({error}); copy the file again"
+            ) from None
 
 
 def _read_tensor(memory: mmap.mmap, first: int, name: str, entry: dict[str, Any]) -> Tensor:
@@ -142,7 +155,9 @@ def list_problems(what: str, problems: list[str]) -> CheckpointError:
 def encode_header(
     shapes: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> tuple[bytes, dict[str, int]]:
-    """The header of a file with these tensors in this order, and the position of each tensor after the header."""
+    """The header of a file with these tensors in this order, and the position of each tensor after
+    the header.
+    """
     header: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
     positions, end = {}, 0
     for name, shape in shapes.items():
@@ -166,10 +181,12 @@ def write_tensors(
     names: Sequence[str],
     on_written: Callable[[int], None] | None = None,
 ) -> None:
-    """Write the tensors `names`; each is made when it is its turn, and released before the next one.
+    """Write the tensors `names`; each is made when it is its turn, and released before the next
+    one.
 
-    The file is byte for byte what the safetensors library writes, which needs all tensors at once. shapes: the
-    same tensors on the meta device. `on_written` is called with the bytes of each tensor. Raises OSError.
+    The file is byte for byte what the safetensors library writes, which needs all tensors at once.
+    shapes: the same tensors on the meta device. `on_written` is called with the bytes of each
+    tensor. Raises OSError.
     """
     order = [*TYPE_NAMES]
     ordered = sorted(sorted(names), key=lambda name: -order.index(shapes[name].dtype))

@@ -27,12 +27,17 @@ def each(load: Callable[[Tensor], Tensor], save: Callable[[Tensor], Tensor]) -> 
 
 SAME = each(lambda theirs: theirs, lambda ours: ours)
 TRANSPOSED = each(Tensor.t, Tensor.t)  # their matrices are (in, out) where ours are (out, in)
-LEADING_AXIS = each(lambda theirs: theirs.squeeze(0), lambda ours: ours.unsqueeze(0))  # theirs is (1, …)
+LEADING_AXIS = each(
+    lambda theirs: theirs.squeeze(0), lambda ours: ours.unsqueeze(0)
+)  # theirs is (1, …)
 
 
 def joined_axes(axis: int, parts: int) -> Transform:
     """Their `axis`, with `parts` entries, and the next one are a single axis of ours."""
-    return each(lambda theirs: theirs.flatten(axis, axis + 1), lambda ours: ours.unflatten(axis, (parts, -1)))
+    return each(
+        lambda theirs: theirs.flatten(axis, axis + 1),
+        lambda ours: ours.unflatten(axis, (parts, -1)),
+    )
 
 
 def permuted(order: Sequence[int], axis: int = 0) -> Transform:
@@ -46,7 +51,9 @@ def permuted(order: Sequence[int], axis: int = 0) -> Transform:
 
 
 def _concatenate(tensors: Tensors, axis: int) -> Tensor:
-    """torch.cat. Its version for the meta device imports PyTorch's compiler, which takes a second."""
+    """torch.cat. Its version for the meta device imports PyTorch's compiler, which takes a
+    second.
+    """
     if not tensors[0].is_meta:
         return torch.cat(list(tensors), axis)
     shape = list(tensors[0].shape)
@@ -57,8 +64,9 @@ def _concatenate(tensors: Tensors, axis: int) -> Tensor:
 def interleaved(groups: int, shares: Sequence[int]) -> Transform:
     """Several tensors of ours are interleaved in one of theirs.
 
-    Each of its groups holds a share of our first tensor, then of the second, … `shares` are in any unit: three heads
-    of q, one of k and one of v are (3, 1, 1). In one group, tensors follow each other.
+    Each of its groups holds a share of our first tensor, then of the second, … `shares` are in any
+    unit: three heads of q, one of k and one of v are (3, 1, 1). In one group, tensors follow each
+    other.
     """
 
     def load(theirs: Tensors) -> Tensors:

@@ -23,7 +23,7 @@ MAX_SHARD = "5GB"
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
-# --- reading --------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 def has_weights(folder: Path) -> bool:
@@ -34,8 +34,8 @@ def has_weights(folder: Path) -> bool:
 def read_weights(folder: Path) -> Mapping[str, Tensor]:
     """The tensors of a model folder.
 
-    Raises CheckpointError if there are none, if they are pickled or damaged, and if the index names files outside the
-    folder or disagrees with its shards.
+    Raises CheckpointError if there are none, if they are pickled or damaged, and if the index names
+    files outside the folder or disagrees with its shards.
     """
     if (folder / SINGLE).is_file():
         return TensorFile(folder / SINGLE)
@@ -45,25 +45,33 @@ def read_weights(folder: Path) -> Mapping[str, Tensor]:
     if pickled:
         convertible = (folder / PICKLE).is_file() or (folder / PICKLE_INDEX).is_file()
         remedy = (
-            f"turn them into {SINGLE}: trifold convert {shlex.quote(str(folder))} NEW --trust-pickle"
+            f"turn them into {SINGLE}: trifold convert {shlex.quote(str(folder))} NEW "
+            "--trust-pickle"
             if convertible
             else f"load and save_pretrained them with transformers, which writes {SINGLE}"
         )
         raise CheckpointError(
-            f"{folder / pickled[0]}: pickled weights are refused, because opening them can run any code; "
+            f"{folder / pickled[0]}: pickled weights are refused, because opening them can run "
+            "any code; "
             f"if you trust them, {remedy}"
         )
     remedy = "is this the folder of a model?"
     if folder.parent.name == "snapshots":  # of the hub cache; pickles are not downloaded
-        remedy = "if it has pickled weights, and you trust them: trifold convert ID NEW --trust-pickle"
+        remedy = (
+            "if it has pickled weights, and you trust them: trifold convert ID NEW --trust-pickle"
+        )
     raise CheckpointError(f"{folder}: no {SINGLE} and no {INDEX}; {remedy}")
 
 
 def read_index(place: Path, shard_name: re.Pattern[str]) -> dict[str, str]:
-    """Tensor name -> shard. Raises CheckpointError listing every shard that is not a plain file name."""
+    """Tensor name -> shard. Raises CheckpointError listing every shard that is not a plain file
+    name.
+    """
     listed = read_json(place).get("weight_map")
     if not isinstance(listed, dict):
-        raise CheckpointError(f"{place}: weight_map: an object from tensor names to file names is required")
+        raise CheckpointError(
+            f"{place}: weight_map: an object from tensor names to file names is required"
+        )
     wrong = [
         f"{name!r} is listed in {shard!r}"
         for name, shard in listed.items()
@@ -71,7 +79,9 @@ def read_index(place: Path, shard_name: re.Pattern[str]) -> dict[str, str]:
     ]
     if wrong:
         kind = shard_name.pattern.rpartition(".")[2]
-        raise list_problems(f"{place}: weight_map: not the plain name of a {kind} file in this folder", wrong)
+        raise list_problems(
+            f"{place}: weight_map: not the plain name of a {kind} file in this folder", wrong
+        )
     return listed
 
 
@@ -80,8 +90,8 @@ def open_shards(
 ) -> Mapping[str, Tensor]:
     """The tensors in the shards of an index.
 
-    Raises CheckpointError listing all shards that are missing or damaged, and every tensor that is missing in its
-    shard, is in several shards, or is not in the index.
+    Raises CheckpointError listing all shards that are missing or damaged, and every tensor that is
+    missing in its shard, is in several shards, or is not in the index.
     """
     files: dict[str, Mapping[str, Tensor]] = {}
     shards_of: dict[str, list[str]] = {}
@@ -105,11 +115,13 @@ def open_shards(
             where = f"is in {found[0]}" if found else "is not there"
             problems.append(f"{name!r} is listed in {expected} and {where}")
     if problems:
-        raise list_problems(f"{place}: the index and its shards disagree; copy the folder again", problems)
+        raise list_problems(
+            f"{place}: the index and its shards disagree; copy the folder again", problems
+        )
     return renamed_tensors({name: (files[shard], name) for name, shard in listed.items()})
 
 
-# --- writing --------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 def write_weights(
@@ -120,11 +132,12 @@ def write_weights(
     max_shard_size: int | str = MAX_SHARD,
     on_written: Callable[[int], None] | None = None,
 ) -> None:
-    """Write one safetensors file, or shards of at most `max_shard_size` and their index; other weights are removed.
+    """Write one safetensors file, or shards of at most `max_shard_size` and their index; other
+    weights are removed.
 
-    Each file is replaced atomically. shapes: the same tensors on the meta device, if `tensors` are made on demand.
-    `on_written` is called with the bytes of each tensor. Raises CheckpointError if writing fails, UsageError for an
-    invalid size.
+    Each file is replaced atomically. shapes: the same tensors on the meta device, if `tensors` are
+    made on demand. `on_written` is called with the bytes of each tensor. Raises CheckpointError if
+    writing fails, UsageError for an invalid size.
     """
     shapes = tensors if shapes is None else shapes
     shards = split_into_shards(shapes, parse_size(max_shard_size))
@@ -145,14 +158,18 @@ def write_weights(
 def parse_size(text: int | str) -> int:
     """Bytes of a size such as 500MB, 5GB or 2GiB. Raises UsageError."""
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([A-Z]*)", str(text).strip().upper(), re.ASCII)
-    size = int(float(found[1]) * _UNITS[found[2]]) if found is not None and found[2] in _UNITS else 0
+    size = (
+        int(float(found[1]) * _UNITS[found[2]]) if found is not None and found[2] in _UNITS else 0
+    )
     if size < 1:
         raise UsageError(f"{text!r} is not a shard size: write a number of bytes, 500MB or 5GB")
     return size
 
 
 def split_into_shards(tensors: Mapping[str, Tensor], limit: int) -> list[list[str]]:
-    """Names for each shard of at most `limit` bytes, in order; a larger tensor gets its own shard."""
+    """Names for each shard of at most `limit` bytes, in order; a larger tensor gets its own
+    shard.
+    """
     shards: list[list[str]] = []
     free = -1  # no shard yet
     for name, tensor in tensors.items():

@@ -1,4 +1,6 @@
-"""What a model attends to while it reads and writes: the weights, the alignment of words, and pictures of both."""
+"""What a model attends to while it reads and writes: the weights, the alignment of words, and
+pictures of both.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -37,7 +39,9 @@ Weights = NDArray[np.float32]
 
 
 class Words(NamedTuple):
-    """The words of a text, and for each of its tokens the index of its word; None for special tokens."""
+    """The words of a text, and for each of its tokens the index of its word; None for special
+    tokens.
+    """
 
     texts: list[str]
     of_token: list[int | None]
@@ -45,12 +49,13 @@ class Words(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """Attention weights by kind, each (layers, heads, queries, keys) with rows that sum to 1 (to less in an
-    encoder with summaries of blocks), and the tokens.
+    """Attention weights by kind, each (layers, heads, queries, keys) with rows that sum to 1 (to
+    less in an encoder with summaries of blocks), and the tokens.
 
-    source: tokens of the encoder. given: input tokens of the decoder (start token, or the prompt). written: the tokens
-    that follow them, so row t of a decoder's pattern belongs to the prediction of written[t]. output: the generated
-    text. Fields of a part that the model does not have are empty.
+    source: tokens of the encoder. given: input tokens of the decoder (start token, or the prompt).
+    written: the tokens that follow them, so row t of a decoder's pattern belongs to the prediction
+    of written[t]. output: the generated text. Fields of a part that the model does not have are
+    empty.
     """
 
     text: str
@@ -68,13 +73,14 @@ class AttentionMaps:
         return rows, self.given if kind == "decoder" else self.source
 
 
-# --- weights ---------------------------------------------------------------------------------------------
+# --- weights --------------------------------------------------------------------------------------
 
 
 def read_attention(pipeline: Pipeline, text: str, target: str | None = None) -> AttentionMaps:
     """Run the model on `text` and `target` (default: its own output), and record every head.
 
-    Raises DataError for a text without tokens or with too many, UsageError for a target of an encoder.
+    Raises DataError for a text without tokens or with too many, UsageError for a target of an
+    encoder.
     """
     if pipeline.config.patch_size is not None:
         if target is not None:
@@ -90,7 +96,8 @@ def read_attention(pipeline: Pipeline, text: str, target: str | None = None) -> 
     length, limit = max(len(source), len(given)), pipeline.config.max_positions
     if length > limit:
         raise DataError(
-            f"{length:,} tokens, and the model reads at most {limit:,} (max_positions): shorten the text"
+            f"{length:,} tokens, and the model reads at most {limit:,} (max_positions): shorten "
+            "the text"
         )
     inputs = [Inputs(torch.tensor([ids], device=pipeline.device)) for ids in (source, given) if ids]
     with torch.no_grad(), eval_mode(pipeline.model), capture(pipeline.model, "pattern") as captured:
@@ -102,7 +109,9 @@ def read_attention(pipeline: Pipeline, text: str, target: str | None = None) -> 
 
 
 def read_ids(pipeline: Pipeline, text: str, target: str | None) -> tuple[list[int], ...]:
-    """Ids that the encoder reads, that the decoder reads, that follow each of the latter, and of the output."""
+    """Ids that the encoder reads, that the decoder reads, that follow each of the latter, and of
+    the output.
+    """
     shape, writer = pipeline.config.shape, pipeline.writer
     if shape == "encoder":
         if target is not None:
@@ -113,7 +122,10 @@ def read_ids(pipeline: Pipeline, text: str, target: str | None) -> tuple[list[in
         output, ended = best.tokens, best.finish_reason == "stop"
     else:
         output, ended = writer.encode([target])[0], True
-    source, written = pipeline.read([text])[0], [*output, writer.required("eos")] if ended else output
+    source, written = (
+        pipeline.read([text])[0],
+        [*output, writer.required("eos")] if ended else output,
+    )
     if shape == "decoder":
         whole = [*source, *written]
         return [], whole[:-1], whole[1:], output
@@ -121,7 +133,9 @@ def read_ids(pipeline: Pipeline, text: str, target: str | None) -> tuple[list[in
 
 
 def stacked_weights(activations: Mapping[str, torch.Tensor]) -> dict[str, Weights]:
-    """Kind -> weights (layers, heads, queries, keys), from those of each layer (heads, queries, keys) by hook point."""
+    """Kind -> weights (layers, heads, queries, keys), from those of each layer (heads, queries,
+    keys) by hook point.
+    """
     found = {}
     for kind, name in HOOKS.items():
         hooks = takewhile(activations.__contains__, map(name.format, count()))
@@ -131,12 +145,12 @@ def stacked_weights(activations: Mapping[str, torch.Tensor]) -> dict[str, Weight
     return found
 
 
-# --- alignment of words ----------------------------------------------------------------------------------
+# --- alignment of words ---------------------------------------------------------------------------
 
 
 def split_words(tokenizer: Tokenizer, ids: Sequence[int]) -> Words:
-    """The words and punctuation marks of the decoded text; each token belongs to the word in which it ends, or before
-    which it is a space. Special tokens belong to none.
+    """The words and punctuation marks of the decoded text; each token belongs to the word in which
+    it ends, or before which it is a space. Special tokens belong to none.
     """
     if not ids:
         return Words([], [])
@@ -144,7 +158,9 @@ def split_words(tokenizer: Tokenizer, ids: Sequence[int]) -> Words:
     words = list(_WORD.finditer(text))
     of_token, before = list[int | None](), 0
     for token, prefix in zip(ids, [*prefixes, text], strict=True):
-        is_special = not tokenizer.decode([[token]])[0] and tokenizer.decode([[token]], keep_special=True)[0]
+        is_special = (
+            not tokenizer.decode([[token]])[0] and tokenizer.decode([[token]], keep_special=True)[0]
+        )
         end = len(prefix.rstrip())
         end, before = max(end, before + 1), end
         word = next((n for n, each in enumerate(words) if each.end() >= end), None)
@@ -155,8 +171,8 @@ def split_words(tokenizer: Tokenizer, ids: Sequence[int]) -> Words:
 def align_words(maps: AttentionMaps) -> NDArray[np.float64]:
     """(written words, source words): cross-attention averaged over layers and heads.
 
-    The weights of the tokens of a source word are added, those of the tokens of a written word averaged. Special tokens
-    are left out, and the rows are normalized to sum to 1.
+    The weights of the tokens of a source word are added, those of the tokens of a written word
+    averaged. Special tokens are left out, and the rows are normalized to sum to 1.
     """
     weights = maps.patterns["cross"].mean(axis=(0, 1), dtype=np.float64)
     rows, columns = maps.written_words, maps.source_words
@@ -167,11 +183,15 @@ def align_words(maps: AttentionMaps) -> NDArray[np.float64]:
 def _one_hot(words: Words) -> NDArray[np.float64]:
     """(tokens, words): 1 at the word of each token, 0 elsewhere."""
     indices = np.arange(len(words.texts))
-    return np.array([indices == word for word in words.of_token], np.float64).reshape(-1, len(indices))
+    return np.array([indices == word for word in words.of_token], np.float64).reshape(
+        -1, len(indices)
+    )
 
 
 def draw_alignment(maps: AttentionMaps) -> Figure:
-    """The alignment of a translation: source words across, translated words down; without words, all heads."""
+    """The alignment of a translation: source words across, translated words down; without words,
+    all heads.
+    """
     columns, rows = maps.source_words.texts, maps.written_words.texts
     if not rows or not columns:
         return draw_heads(maps, ["cross"])
@@ -181,9 +201,13 @@ def draw_alignment(maps: AttentionMaps) -> Figure:
     axis = figure.subplots()
     image = _draw_cells(axis, weights, vmax=max(0.5, float(weights.max())))
     figure.suptitle("Attention of a translation model", fontsize=13, fontweight="bold")
-    axis.set_title("cross-attention, averaged over all layers and heads", fontsize=9, color="0.35", pad=8)
+    axis.set_title(
+        "cross-attention, averaged over all layers and heads", fontsize=9, color="0.35", pad=8
+    )
     slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
-    _label_ticks(axis.xaxis, columns, fontsize=11, **(slanted if max(map(len, columns)) > 6 else {}))
+    _label_ticks(
+        axis.xaxis, columns, fontsize=11, **(slanted if max(map(len, columns)) > 6 else {})
+    )
     _label_ticks(axis.yaxis, rows, fontsize=11)
     axis.set_xlabel("source sentence (read)", fontsize=10)
     axis.set_ylabel("translation (written)", fontsize=10)
@@ -192,7 +216,7 @@ def draw_alignment(maps: AttentionMaps) -> Figure:
     return figure
 
 
-# --- pictures of every head ------------------------------------------------------------------------------
+# --- pictures of every head -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -207,7 +231,9 @@ class Panel:
     heads: Sequence[int]
 
     def layout(self) -> tuple[float, float, str]:
-        """Inches (width, height), and the wrapped title: a cell per token, labels left and below, the title on top."""
+        """Inches (width, height), and the wrapped title: a cell per token, labels left and below,
+        the title on top.
+        """
         rows, columns = self.patterns.shape[:2]
         width = columns * max(1.3, _INCHES_PER_TOKEN * len(self.column_labels) + 0.15)
         height = rows * max(1.1, _INCHES_PER_TOKEN * len(self.row_labels) + 0.4)
@@ -224,7 +250,9 @@ def draw_heads(
     layer: int | None = None,
     head: int | None = None,
 ) -> Figure:
-    """One cell grid per layer and head, for each of the kinds; `layer` and `head` (from 1) select one."""
+    """One cell grid per layer and head, for each of the kinds; `layer` and `head` (from 1) select
+    one.
+    """
     panels = []
     for kind in kinds:
         if kind in maps.patterns:
@@ -247,7 +275,9 @@ def draw_panels(panels: Sequence[Panel]) -> Figure:
         axes = part.subplots(rows, columns, squeeze=False)
         for (row, column), axis in np.ndenumerate(axes):
             image = _draw_cells(axis, panel.patterns[row, column], vmax=1)
-            axis.set_title(f"layer {panel.layers[row]} head {panel.heads[column]}", fontsize=8, pad=3)
+            axis.set_title(
+                f"layer {panel.layers[row]} head {panel.heads[column]}", fontsize=8, pad=3
+            )
             _label_ticks(axis.xaxis, panel.column_labels if row == rows - 1 else [], rotation=90)
             _label_ticks(axis.yaxis, panel.row_labels if column == 0 else [])
         shrink = min(1.0, 1.6 / rows)
@@ -266,7 +296,13 @@ def _numbers(number: int | None, available: int, what: str) -> list[int]:
 def _draw_cells(axis: Any, weights: NDArray[np.floating], vmax: float) -> Any:
     """Cells with pale edges, the first row on top."""
     image = axis.pcolormesh(
-        weights, cmap=COLORMAP, vmin=0, vmax=vmax, edgecolors="0.92", linewidth=0.3, antialiased=True
+        weights,
+        cmap=COLORMAP,
+        vmin=0,
+        vmax=vmax,
+        edgecolors="0.92",
+        linewidth=0.3,
+        antialiased=True,
     )
     axis.invert_yaxis()
     axis.spines[:].set(color="0.8", linewidth=0.6)
@@ -281,7 +317,11 @@ def _color_bar(figure: Figure, image: Any, axes: Any, fontsize: float, **more: A
 
 
 def _label_ticks(axis: Any, labels: Sequence[str], fontsize: float = 7.5, **more: Any) -> None:
-    """A label of at most 24 letters at the middle of every cell; dollar signs are not parsed as formulas."""
+    """A label of at most 24 letters at the middle of every cell; dollar signs are not parsed as
+    formulas.
+    """
     labels = [label if len(label) <= 24 else f"{label[:23]}…" for label in labels]
-    axis.set_ticks(np.arange(len(labels)) + 0.5, labels, fontsize=fontsize, parse_math=False, **more)
+    axis.set_ticks(
+        np.arange(len(labels)) + 0.5, labels, fontsize=fontsize, parse_math=False, **more
+    )
     axis.set_tick_params(length=0, pad=2)

@@ -11,7 +11,9 @@ from trifold.nn.config import ModelConfig
 
 
 class Compared(NamedTuple):
-    """A part of a model: sizes, whether it is as in the paper of 2017, its description, and the paper's."""
+    """A part of a model: sizes, whether it is as in the paper of 2017, its description, and the
+    paper's.
+    """
 
     part: str
     size: str
@@ -67,7 +69,10 @@ _GLOBALS = {
     "question": "global tokens before the first end-of-sentence token",
     "answer": "global tokens after the second end-of-sentence token",
 }
-_QK_NORMS = {"head": "norm of the queries and keys of each head", "width": "norm of queries and keys"}
+_QK_NORMS = {
+    "head": "norm of the queries and keys of each head",
+    "width": "norm of queries and keys",
+}
 _RESIDUALS = {
     "parallel": "parallel attention and feed-forward after one norm",
     "parallel-two-norms": "parallel attention and feed-forward, each after its own norm",
@@ -89,7 +94,9 @@ _ACTIVATIONS = {
 
 
 def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, *tuple[str | None, ...]]]:
-    """Name, sizes, the paper's description, and for each possible difference a phrase, or None if the part agrees."""
+    """Name, sizes, the paper's description, and for each possible difference a phrase, or None if
+    the part agrees.
+    """
     stacks = config.stacks
     yield (
         "shape",
@@ -156,23 +163,32 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, str, str, *tuple[str | No
         _QK_NORMS.get(config.qk_norm or ""),
         _LINEAR.get(config.attention),
         "attention sinks" if config.attention_sinks else None,
-        f"keys and values from a latent vector of {config.latent.width:,}" if config.latent else None,
+        f"keys and values from a latent vector of {config.latent.width:,}"
+        if config.latent
+        else None,
         *dict.fromkeys(phrase for side, stack in stacks.items() for phrase in reach(stack, side)),
     )
     experts = config.experts if config.expert_layers else None
     width = experts.d_ff if experts else None
     yield (
         "feed-forward",
-        _both(f"{each.d_model:,} → {width or each.d_ff:,} → {each.d_model:,}" for each in stacks.values()),
+        _both(
+            f"{each.d_model:,} → {width or each.d_ff:,} → {each.d_model:,}"
+            for each in stacks.values()
+        ),
         "two layers with biases, ReLU between them",
         _ACTIVATIONS.get(config.activation),
         "gated feed-forward" if config.gated else None,
         None if config.gate_limit is None else f"gate clamped at {config.gate_limit:g}",
         None if config.feed_forward_bias else "feed-forward without biases",
         f"{experts.per_token} of {experts.count:,} experts" if experts else None,
-        f"{experts.groups_per_token} of {experts.groups} groups" if experts and experts.groups > 1 else None,
+        f"{experts.groups_per_token} of {experts.groups} groups"
+        if experts and experts.groups > 1
+        else None,
         plural(experts.shared, "shared expert") if experts and experts.shared else None,
-        f"{plural(experts.dense_layers, 'dense layer')} first" if experts and experts.dense_layers else None,
+        f"{plural(experts.dense_layers, 'dense layer')} first"
+        if experts and experts.dense_layers
+        else None,
     )
     writes = "lm" in config.chosen_heads
     yield (
@@ -202,7 +218,10 @@ def reach(config: ModelConfig, side: str) -> list[str]:
         found.append(f"summaries of {config.summary_block:,} tokens")
     if (blocks := config.sparse_blocks) is not None:
         training = " in training" if blocks.only_in_training else ""
-        found += [f"sparse blocks of {blocks.size:,} tokens", f"{blocks.random:,} random ones{training}"]
+        found += [
+            f"sparse blocks of {blocks.size:,} tokens",
+            f"{blocks.random:,} random ones{training}",
+        ]
     if (recurrence := config.recurrence) is not None:
         found.append(f"segments of {recurrence.size:,} tokens and {recurrence.reach:,} before")
     return found
@@ -210,9 +229,14 @@ def reach(config: ModelConfig, side: str) -> list[str]:
 
 def _embedding_sizes(config: ModelConfig) -> str:
     if config.patch_size is not None:
-        return f"{config.n_channels} × {config.patch_size[0]} × {config.patch_size[1]} → {config.d_model:,}"
+        return (
+            f"{config.n_channels} × {config.patch_size[0]} × {config.patch_size[1]} → "
+            f"{config.d_model:,}"
+        )
     own = (
-        [(config.target_vocab_size, config.decoder_side.embedding_width)] if config.target_vocab_size else []
+        [(config.target_vocab_size, config.decoder_side.embedding_width)]
+        if config.target_vocab_size
+        else []
     )
     tables = [(config.vocab_size, config.embedding_width), *own]
     return ", ".join(f"{size:,} × {width:,}" for size, width in tables)
@@ -235,7 +259,11 @@ def _local_positions(config: ModelConfig) -> str | None:
     if "none" in config.rotary_pattern:
         return "no positions in some layers"
     local = config.rotary_local_theta
-    return None if local is None else f"another base of the rotation in layers with a window ({local:g})"
+    return (
+        None
+        if local is None
+        else f"another base of the rotation in layers with a window ({local:g})"
+    )
 
 
 def _other_heads(config: ModelConfig) -> list[str]:

@@ -16,7 +16,9 @@ _PAIR = re.compile(r"(\d{1,6})-(\d{1,6})")
 
 
 class Link(NamedTuple):
-    """Words, from 0: a head of `role` attends from `query` to `key`. An alignment leads from target to source."""
+    """Words, from 0: a head of `role` attends from `query` to `key`. An alignment leads from target
+    to source.
+    """
 
     role: str
     relation: str
@@ -25,7 +27,9 @@ class Link(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A text and its target, and links between their words, which are separated by spaces. place: file and line."""
+    """A text and its target, and links between their words, which are separated by spaces. place:
+    file and line.
+    """
 
     text: str
     target: str | None = None
@@ -34,13 +38,17 @@ class Line(NamedTuple):
 
 
 def read_corpus(
-    corpus: Path, align: Path | None = None, coreference: Path | None = None, conllu: Path | None = None
+    corpus: Path,
+    align: Path | None = None,
+    coreference: Path | None = None,
+    conllu: Path | None = None,
 ) -> list[Line]:
     """The lines of a corpus that are not blank, then the sentences of a CoNLL-U file.
 
-    A line is a text, or a text, a tab and the target. Line N of `align` and `coreference` has pairs of word numbers for
-    line N of the corpus: source-target (the format of Pharaoh), or mention-antecedent. Raises DataError with the line
-    for a pair that does not fit, and for another number of lines.
+    A line is a text, or a text, a tab and the target. Line N of `align` and `coreference` has pairs
+    of word numbers for line N of the corpus: source-target (the format of Pharaoh), or
+    mention-antecedent. Raises DataError with the line for a pair that does not fit, and for another
+    number of lines.
     """
     lines, links = list(iter_lines(corpus)), defaultdict[int, list[Link]](list)
     for file, role in ((align, "alignment"), (coreference, "coreference")):
@@ -58,10 +66,14 @@ def read_corpus(
     return found
 
 
-def _read_pairs(file: Path, role: str, lines: Sequence[str], corpus: Path) -> Iterator[tuple[int, Link]]:
+def _read_pairs(
+    file: Path, role: str, lines: Sequence[str], corpus: Path
+) -> Iterator[tuple[int, Link]]:
     rows = list(iter_lines(file))
     if len(rows) != len(lines):
-        raise DataError(f"{file}: {len(rows):,} lines, {corpus}: {len(lines):,}; line N of both is a pair")
+        raise DataError(
+            f"{file}: {len(rows):,} lines, {corpus}: {len(lines):,}; line N of both is a pair"
+        )
     for number, row in enumerate(rows):
         text, _, target = lines[number].partition("\t")
         sizes = len(text.split()), len((target if role == "alignment" else text).split())
@@ -70,7 +82,8 @@ def _read_pairs(file: Path, role: str, lines: Sequence[str], corpus: Path) -> It
             first, second = map(int, match.groups()) if match else sizes
             if first >= sizes[0] or second >= sizes[1]:
                 raise DataError(
-                    f"{file}:{number + 1}: {pair!r:.40} is not a pair of words of {corpus}:{number + 1}, which has "
+                    f"{file}:{number + 1}: {pair!r:.40} is not a pair of words of "
+                    f"{corpus}:{number + 1}, which has "
                     f"{sizes[0]} and {sizes[1]}; write pairs of numbers from 0: 0-0 1-2"
                 )
             query, key = (second, first) if role == "alignment" else (first, second)
@@ -84,13 +97,15 @@ def _read_dependencies(file: Path) -> Iterator[Line]:
     for _, place, row in iter_conll(str(file), DataSettings()):
         if row is None or "7" not in row:
             raise DataError(
-                f"{place}: fewer than 8 columns; CoNLL-U has the head in column 7, the relation in 8"
+                f"{place}: fewer than 8 columns; CoNLL-U has the head in column 7, the relation "
+                "in 8"
             )
         words, links = list[str](row["words"]), list[Link]()
         for word, (head, relation) in enumerate(zip(row["6"], row["7"], strict=True)):
             if not head.isdecimal() or int(head) > len(words):
                 raise DataError(
-                    f"{place}: the head {head!r:.20} of word {word + 1} is not a number up to {len(words)}"
+                    f"{place}: the head {head!r:.20} of word {word + 1} is not a number up to "
+                    f"{len(words)}"
                 )
             if int(head):
                 links.append(Link("syntactic", relation, word, int(head) - 1))
@@ -99,7 +114,9 @@ def _read_dependencies(file: Path) -> Iterator[Line]:
 
 
 def find_words(tokenizer: Tokenizer, ids: Sequence[int], words: Sequence[str]) -> list[int] | None:
-    """The word of each token, -1 of special tokens; None if the tokens do not have as many letters as the words."""
+    """The word of each token, -1 of special tokens; None if the tokens do not have as many letters
+    as the words.
+    """
     prefixes = tokenizer.decode([ids[:n] for n in range(1, len(ids) + 1)])
     ends = [len("".join(words[: n + 1])) for n in range(len(words))]
     letters = [len("".join(prefix.split())) for prefix in prefixes]
@@ -107,6 +124,8 @@ def find_words(tokenizer: Tokenizer, ids: Sequence[int], words: Sequence[str]) -
         return None
     special = [not text for text in tokenizer.decode([[token] for token in ids])]
     return [
-        -1 if is_special else next(word for word, end in enumerate(ends) if end >= min(count, ends[-1]))
+        -1
+        if is_special
+        else next(word for word, end in enumerate(ends) if end >= min(count, ends[-1]))
         for count, is_special in zip(letters, special, strict=True)
     ]

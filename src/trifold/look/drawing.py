@@ -1,4 +1,6 @@
-"""The architecture as a text drawing, from bottom to top, laid out like figure 1 of "Attention Is All You Need"."""
+"""The architecture as a text drawing, from bottom to top, laid out like figure 1 of "Attention Is
+All You Need".
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
@@ -26,7 +28,9 @@ Box: TypeAlias = tuple[str, ...]  # its lines of text
 
 
 class Column(NamedTuple):
-    """A stack from top to bottom: boxes above its blocks, the boxes of a block, the box and the label below."""
+    """A stack from top to bottom: boxes above its blocks, the boxes of a block, the box and the
+    label below.
+    """
 
     top: list[Box]
     title: str
@@ -44,18 +48,24 @@ def draw_architecture(config: ModelConfig) -> str:
     height = max(map(len, drawn))
     padded = [[""] * (height - len(lines)) + lines for lines in drawn]
     gap = " " * _GAP
-    rows = [list(gap.join(f"{line:{width + 4}}" for line in row)) for row in zip(*padded, strict=True)]
+    rows = [
+        list(gap.join(f"{line:{width + 4}}" for line in row)) for row in zip(*padded, strict=True)
+    ]
     if len(columns) == 2:
         _connect(rows, height - len(drawn[0]), width)
     sheet = "\n".join("".join(row).rstrip() for row in rows)
     block = _PARALLEL.get(config.residual)
-    wiring = f"every block:  {block}" if block else f"every sub-layer f:  {_WIRING[config.norm_placement]}"
+    wiring = (
+        f"every block:  {block}"
+        if block
+        else f"every sub-layer f:  {_WIRING[config.norm_placement]}"
+    )
     if (part := config.convolution) is not None:
         wiring += f"\nfirst block:  y ← norm(block(x) + {part.activation}(conv{part.kernel}(x)))"
     return f"{sheet}\n\n{wiring}\nnorm:  {_NORMS[config.norm]}"
 
 
-# --- contents --------------------------------------------------------------------------------------------
+# --- contents -------------------------------------------------------------------------------------
 
 
 def _column(config: ModelConfig, side: str, sized: ModelConfig) -> Column:
@@ -109,7 +119,9 @@ def _tops(config: ModelConfig, side: str) -> list[Box]:
     tops: list[Box] = [("heads", others)] if others else []
     if "lm" in config.chosen_heads:
         weights = "tied" if config.tie_lm_head else "untied"
-        tops.append(("language-model head", f"{config.d_model:,} → {config.output_vocab_size:,}, {weights}"))
+        tops.append(
+            ("language-model head", f"{config.d_model:,} → {config.output_vocab_size:,}, {weights}")
+        )
     return tops
 
 
@@ -118,7 +130,7 @@ def _heads(config: ModelConfig) -> str:
     return f"{config.n_heads} heads of {config.head_width}{fewer}"
 
 
-# --- layout ----------------------------------------------------------------------------------------------
+# --- layout ---------------------------------------------------------------------------------------
 
 
 def _draw(column: Column, width: int) -> list[str]:

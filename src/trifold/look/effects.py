@@ -1,4 +1,6 @@
-"""The effect of edits over many lines: loss and accuracy of a model, and BLEU, with and without them."""
+"""The effect of edits over many lines: loss and accuracy of a model, and BLEU, with and without
+them.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,10 +21,13 @@ HEADS = "sublayer.heads"  # end of the name of a hook point
 
 
 def effect_over_lines(
-    pipeline: Pipeline, lines: Iterable[str], edits: Edits, on_done: Callable[[int], None] = lambda _: None
+    pipeline: Pipeline,
+    lines: Iterable[str],
+    edits: Edits,
+    on_done: Callable[[int], None] = lambda _: None,
 ) -> Answer:
-    """The numbers of lines and labels; loss (nats per label) and accuracy (share of labels that are the best
-    prediction), each without and with edits. on_done: called with a number of lines.
+    """The numbers of lines and labels; loss (nats per label) and accuracy (share of labels that are
+    the best prediction), each without and with edits. on_done: called with a number of lines.
 
     A line is a text, or a text, a tab and the target. Raises DataError if no line has labels.
     """
@@ -33,23 +38,36 @@ def effect_over_lines(
         labels += int((known := trace.labels >= 0).sum())
         for which, each in enumerate((trace, trace.patched(edits))):
             loss[which] += float(each.loss.double().nansum())
-            right[which] += int((each.logits.argmax(-1).cpu().reshape(-1) == trace.labels)[known].sum())
+            right[which] += int(
+                (each.logits.argmax(-1).cpu().reshape(-1) == trace.labels)[known].sum()
+            )
         on_done(1)
     if not labels:
         raise DataError(f"{count} lines have no labels; write text, a tab and the target on each")
-    means = {name: [x / labels for x in sums] for name, sums in (("loss", loss), ("accuracy", right))}
+    means = {
+        name: [x / labels for x in sums] for name, sums in (("loss", loss), ("accuracy", right))
+    }
     return {"lines": count, "labels": labels, **means}
 
 
 def effect_on_bleu(pipeline: Pipeline, lines: Iterable[str], edits: Edits) -> list[float] | None:
-    """BLEU of the outputs without and with edits of heads; None without targets, or with other edits.
+    """BLEU of the outputs without and with edits of heads; None without targets, or with other
+    edits.
 
-    A search computes one position at a time, so only `zero` and `scale` of whole heads have a meaning in it.
+    A search computes one position at a time, so only `zero` and `scale` of whole heads have a
+    meaning in it.
     """
     pairs = [line.rstrip("\n").split("\t", 1) for line in lines if "\t" in line]
-    whole = all(str(each.get("name")).endswith(HEADS) and each.get("positions") is None for each in edits)
+    whole = all(
+        str(each.get("name")).endswith(HEADS) and each.get("positions") is None for each in edits
+    )
     fits = whole and all(each["op"] in ("zero", "scale") for each in edits)
-    if not pairs or not fits or pipeline.config.shape != "encoder-decoder" or pipeline.tokenizer is None:
+    if (
+        not pairs
+        or not fits
+        or pipeline.config.shape != "encoder-decoder"
+        or pipeline.tokenizer is None
+    ):
         return None
     texts, targets = zip(*pairs, strict=True)
     before = pipeline.generate(texts)
@@ -60,7 +78,9 @@ def effect_on_bleu(pipeline: Pipeline, lines: Iterable[str], edits: Edits) -> li
 
 @contextmanager
 def scaled_heads(pipeline: Pipeline, edits: Edits) -> Iterator[None]:
-    """Edit the outputs of heads, with `zero` or `scale`, in every forward pass, also of a search."""
+    """Edit the outputs of heads, with `zero` or `scale`, in every forward pass, also of a
+    search.
+    """
     functions: dict[str, Function] = {}
     for edit in edits:
         if not edit["name"].endswith(HEADS):

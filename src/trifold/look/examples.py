@@ -16,8 +16,8 @@ from trifold.settings import nearest
 
 @dataclass(frozen=True)
 class Example:
-    """ids: those of each side, "encoder" and "decoder"; empty for an image. labels: (T,) the id that each position of
-    the last side predicts, (1,) a class; -1 where there is none.
+    """ids: those of each side, "encoder" and "decoder"; empty for an image. labels: (T,) the id
+    that each position of the last side predicts, (1,) a class; -1 where there is none.
     """
 
     target: str | None
@@ -28,10 +28,11 @@ class Example:
 
 
 def read_example(pipeline: Pipeline, text: Any, target: str | None = None) -> Example:
-    """The inputs and labels of a text, or of an image: a file, a Pillow image, or a tensor (channels, height, width).
+    """The inputs and labels of a text, or of an image: a file, a Pillow image, or a tensor
+    (channels, height, width).
 
-    target: see `Pipeline.trace`. Raises DataError for a text without tokens, and for a masked text and a target of
-    different lengths; UsageError for an unknown class.
+    target: see `Pipeline.trace`. Raises DataError for a text without tokens, and for a masked text
+    and a target of different lengths; UsageError for an unknown class.
     """
     config, device = pipeline.config, pipeline.device
     reader = ModelReader(pipeline.model, pipeline.tokenizer, pipeline.pictures, on_overflow=None)
@@ -39,10 +40,14 @@ def read_example(pipeline: Pipeline, text: Any, target: str | None = None) -> Ex
     following = [-1]
     if target is not None and "sequence" in config.chosen_heads:
         if target not in classes:
-            raise UsageError(f"target {target!r} is not a class{nearest(target, classes, 'classes')}")
+            raise UsageError(
+                f"target {target!r} is not a class{nearest(target, classes, 'classes')}"
+            )
         following = [classes.index(target)]
     if config.patch_size is not None:
-        inputs = Inputs(pixels=text[None]) if isinstance(text, Tensor) else reader.images([text], [0])
+        inputs = (
+            Inputs(pixels=text[None]) if isinstance(text, Tensor) else reader.images([text], [0])
+        )
         return Example(target, {}, torch.tensor(following), inputs.to(device))
     if not isinstance(text, str):
         raise UsageError(f"text is {type(text).__name__}; give a string")
@@ -55,7 +60,9 @@ def read_example(pipeline: Pipeline, text: Any, target: str | None = None) -> Ex
                 remedy = "a mask replaces one token. Without a masked text, leave the target out"
                 raise DataError(f"text has {len(own)} tokens, target {len(full)}; {remedy}")
             known, pairs = mask not in own, zip(own, full, strict=True)
-            following = [new if new != mask and (known or old == mask) else -1 for old, new in pairs]
+            following = [
+                new if new != mask and (known or old == mask) else -1 for old, new in pairs
+            ]
         return Example(target, ids, torch.tensor(following), reader.inputs(rows).to(device))
     if config.shape == "decoder":
         continuation = pipeline.writer.encode([target])[0] if target and predicts_tokens else []

@@ -1,4 +1,6 @@
-"""Figures of embeddings, positions, masks and learning rates, computed by the code that models and training use."""
+"""Figures of embeddings, positions, masks and learning rates, computed by the code that models and
+training use.
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -27,8 +29,12 @@ LENGTHENED = {"factor": 4.0, "original_positions": 2048}  # scalings of a model 
 CPU = torch.device("cpu")
 
 
-def offline(session: Session, text: str, target: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The requests that a written page answers: all figures, and the neighbours of the tokens of the text."""
+def offline(
+    session: Session, text: str, target: str | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The requests that a written page answers: all figures, and the neighbours of the tokens of
+    the text.
+    """
     yield from (("positions", {}), ("masks", {}), ("schedules", {}))
     for side in tables(session):
         yield "components", {"side": side, "text": text, "target": target}
@@ -37,7 +43,9 @@ def offline(session: Session, text: str, target: str | None) -> Iterator[tuple[s
 
 
 def tables(session: Session) -> list[str]:
-    """The stacks with embeddings of their own: both if the vocabularies differ, none of a model of images."""
+    """The stacks with embeddings of their own: both if the vocabularies differ, none of a model of
+    images.
+    """
     config = session.pipeline.config
     sides = [] if config.patch_size else list(config.stacks)
     return sides if config.target_vocab_size else sides[-1:]
@@ -52,35 +60,54 @@ def _table(session: Session, side: str) -> tuple[Tensor, Tokenizer]:
     """The embeddings (V, E) of a stack and its tokenizer."""
     sides, pipeline = tables(session), session.pipeline
     if side not in sides:
-        raise UsageError(f"side {side!r}: this model has embeddings of {' and '.join(sides) or 'no tokens'}")
+        raise UsageError(
+            f"side {side!r}: this model has embeddings of {' and '.join(sides) or 'no tokens'}"
+        )
     codec = pipeline.reader if side == "encoder" else pipeline.writer
     module: Any = getattr(pipeline.model, f"{side}_embeddings").tokens
-    return module(torch.arange(codec.vocab_size, device=pipeline.device)[None])[0].float().cpu(), codec
+    return module(torch.arange(codec.vocab_size, device=pipeline.device)[None])[
+        0
+    ].float().cpu(), codec
 
 
 def neighbours(session: Session, side: str, token: int | str, count: int = 10) -> Answer:
-    """The tokens whose embeddings have the largest cosine with that of `token`, an id or a text of one token."""
+    """The tokens whose embeddings have the largest cosine with that of `token`, an id or a text of
+    one token.
+    """
     table, codec = _table(session, side)
     if isinstance(token, str):
         names = codec.pieces(range(len(table)))
         forms = [[names.index(token)]] if token in names else codec.encode([token, f" {token}"])
         if not (single := [ids for ids in forms if len(ids) == 1]):
-            raise UsageError(f"{token!r:.40} has the tokens {' '.join(codec.pieces(forms[0]))}; choose one")
+            raise UsageError(
+                f"{token!r:.40} has the tokens {' '.join(codec.pieces(forms[0]))}; choose one"
+            )
         token = single[0][0]
     token = check_index("token", token, len(table))
     similarity = F.normalize(table, dim=-1) @ F.normalize(table[token], dim=-1)
     similarity[token] = -torch.inf
     values, found = similarity.topk(min(count, len(table) - 1))
     ids = found.tolist()
-    return {"id": token, "token": codec.pieces([token])[0], "tokens": codec.pieces(ids), "similarity": values}
+    return {
+        "id": token,
+        "token": codec.pieces([token])[0],
+        "tokens": codec.pieces(ids),
+        "similarity": values,
+    }
 
 
 def components(
-    session: Session, side: str, text: str | None = None, target: str | None = None, count: int = 1_000
+    session: Session,
+    side: str,
+    text: str | None = None,
+    target: str | None = None,
+    count: int = 1_000,
 ) -> Answer:
-    """points (N, 3): the first `count` embeddings, and those of the text, along the principal components of the first.
+    """points (N, 3): the first `count` embeddings, and those of the text, along the principal
+    components of the first.
 
-    shares (3,): of the variance. marked: the ids of the text. The largest weight of a component is positive.
+    shares (3,): of the variance. marked: the ids of the text. The largest weight of a component is
+    positive.
     """
     table, codec = _table(session, side)
     first = table[:count].double()
@@ -90,13 +117,20 @@ def components(
     ids = [*range(len(first)), *(token for token in marked if token >= len(first))]
     points = (table[ids].double() - first.mean(0)) @ axes.T
     shares = values[:3].square() / values.square().sum()
-    return {"ids": ids, "tokens": codec.pieces(ids), "marked": marked, "points": points, "shares": shares}
+    return {
+        "ids": ids,
+        "tokens": codec.pieces(ids),
+        "marked": marked,
+        "points": points,
+        "shares": shares,
+    }
 
 
 @torch.no_grad()
 def positions(session: Session) -> Answer:
-    """sinusoids (T, W); similarity (T, T): cosines of the vectors that are added; rotary frequencies (R/2,) by scaling,
-    angles (T, R/2); ALiBi slopes (H,), offsets (H, T) of the last query; buckets; learned offsets of the middle query.
+    """sinusoids (T, W); similarity (T, T): cosines of the vectors that are added; rotary
+    frequencies (R/2,) by scaling, angles (T, R/2); ALiBi slopes (H,), offsets (H, T) of the last
+    query; buckets; learned offsets of the middle query.
     """
     model, config = session.pipeline.model, session.pipeline.config
     places = torch.arange(min(POSITIONS, config.max_positions))
@@ -107,8 +141,13 @@ def positions(session: Session) -> Answer:
     added = learned[0][config.position_offset :][: len(places)].float().cpu() if learned else waves
     width, theta = config.rotated_width or config.head_width, config.rotary_theta
     omegas, own = {"unscaled": frequencies(width, theta)}, config.rotary_scaling
-    for scaling in [own] if own else [RotaryScaling.parse({"kind": kind, **LENGTHENED}) for kind in SCALINGS]:
-        name, by_length = f"{scaling.kind} × {scaling.factor:g}", SCALINGS_BY_LENGTH.get(scaling.kind)
+    for scaling in (
+        [own] if own else [RotaryScaling.parse({"kind": kind, **LENGTHENED}) for kind in SCALINGS]
+    ):
+        name, by_length = (
+            f"{scaling.kind} × {scaling.factor:g}",
+            SCALINGS_BY_LENGTH.get(scaling.kind),
+        )
         longest = torch.tensor([[int(scaling.factor * scaling.original_positions)]])
         scaled = by_length(width, theta, scaling, longest)[0] if by_length else None
         omegas[name] = frequencies(width, theta, scaling) if scaled is None else scaled
@@ -136,7 +175,10 @@ def positions(session: Session) -> Answer:
 
 def masks(session: Session) -> Answer:
     """Every kind of mask, for 12 tokens: by name (T, S), True where a query may attend to a key."""
-    real, order = padding_mask(torch.tensor([9]), 12), torch.tensor([[3, 7, 0, 9, 1, 11, 5, 2, 10, 4, 8, 6]])
+    real, order = (
+        padding_mask(torch.tensor([9]), 12),
+        torch.tensor([[3, 7, 0, 9, 1, 11, 5, 2, 10, 4, 8, 6]]),
+    )
     places, packing = torch.arange(12), Packing.of(torch.tensor([5, 3, 4]))
     blocks = Blocks.of(None, 12, size=1, heads=1, random=1, seed=0, repeat=False)
     kinds = {
@@ -167,12 +209,22 @@ def masks(session: Session) -> Answer:
 
 
 def schedules(session: Session) -> Answer:
-    """The learning rates of every schedule over 1,000 steps with a warmup of 100, to the peak of the paper."""
+    """The learning rates of every schedule over 1,000 steps with a warmup of 100, to the peak of
+    the paper.
+    """
     steps, peak = torch.arange(1, 1_001, 3), peak_rate(session.pipeline.config.d_model, 100)
-    kinds = {name: {"schedule": name} for name in get_args(TrainSettings.model_fields["schedule"].annotation)}
-    kinds["warmup-stable-decay, 1-sqrt"] = {"schedule": "warmup-stable-decay", "decay_form": "1-sqrt"}
+    kinds = {
+        name: {"schedule": name}
+        for name in get_args(TrainSettings.model_fields["schedule"].annotation)
+    }
+    kinds["warmup-stable-decay, 1-sqrt"] = {
+        "schedule": "warmup-stable-decay",
+        "decay_form": "1-sqrt",
+    }
     curves = {}
     for name, keys in kinds.items():
         settings = TrainSettings.parse({"steps": 1_000, "warmup": 100, **keys})
-        curves[name] = torch.tensor([learning_rate(settings, step, peak) for step in steps.tolist()])
+        curves[name] = torch.tensor(
+            [learning_rate(settings, step, peak) for step in steps.tolist()]
+        )
     return {"steps": steps, "peak": peak, "curves": curves}

@@ -37,7 +37,9 @@ Request = tuple[str, dict[str, Any]]
 
 
 def offline_requests(session: Session, text: str, target: str | None = None) -> Iterator[Request]:
-    """The requests that a written page answers: those of every view of one text that are not too large together."""
+    """The requests that a written page answers: those of every view of one text that are not too
+    large together.
+    """
     config, shared = session.pipeline.config, {"text": text, "target": target}
     kinds = (model := answer(session, "model", {}))["layers"]
     found = session.trace(text, target)
@@ -63,7 +65,9 @@ def offline_requests(session: Session, text: str, target: str | None = None) -> 
     for kind, layers in kinds.items():
         queries = len(found.tokens["decoder" if kind == "cross" else kind])
         sizes = product(range(layers), range(model["heads"][kind]), range(queries))
-        neurons += [{"kind": kind, "layer": n, "head": head, "query": query} for n, head, query in sizes]
+        neurons += [
+            {"kind": kind, "layer": n, "head": head, "query": query} for n, head, query in sizes
+        ]
     keys = max(map(len, found.tokens.values()))
     width = max(stack.head_width for stack in config.stacks.values())
     if config.attention == "softmax" and len(neurons) * keys * width <= MAX_NEURONS:
@@ -84,7 +88,9 @@ def _examples(roles: dict[str, Any]) -> Iterator[Request]:
 
 
 def write_page(session: Session, text: str, target: str | None, out: Path, model: str = "") -> Path:
-    """Write one file that needs no network and no model, with the answers to the requests of all views."""
+    """Write one file that needs no network and no model, with the answers to the requests of all
+    views.
+    """
     requests = offline_requests(session, text, target)
     answers = {key(name, params): answer(session, name, params) for name, params in requests}
     html = page(answers, {"text": text, "target": target, "models": [model]})
@@ -92,5 +98,7 @@ def write_page(session: Session, text: str, target: str | None, out: Path, model
         disk.make_folder(out.parent)
         disk.replace_text(out, html)
     except OSError as error:
-        raise TrifoldError(f"{out}: cannot be written ({error.strerror}); {disk.remedy(error)}") from None
+        raise TrifoldError(
+            f"{out}: cannot be written ({error.strerror}); {disk.remedy(error)}"
+        ) from None
     return out

@@ -1,4 +1,6 @@
-"""Plots for training runs and generated text, and the interface to matplotlib, which is optional."""
+"""Plots for training runs and generated text, and the interface to matplotlib, which is
+optional.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ UNCERTAINTY_COLORMAP = "Oranges"
 MAX_UNCERTAINTY = 1.6  # above 1, so that characters stay readable on the darkest cell
 
 
-# --- figures ---------------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 
 def check_picture(path: Path) -> None:
@@ -46,17 +48,21 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, path: Path, dots_per_inch: int = 130) -> Path:
-    """Write the figure in the format of the file name, create its folder if needed, and return the path."""
+    """Write the figure in the format of the file name, create its folder if needed, and return the
+    path.
+    """
     check_picture(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=dots_per_inch)
     except OSError as error:
-        raise TrifoldError(f"{path}: cannot be written ({error.strerror}); choose another place") from None
+        raise TrifoldError(
+            f"{path}: cannot be written ({error.strerror}); choose another place"
+        ) from None
     return path
 
 
-# --- metrics of a run ------------------------------------------------------------------------------------
+# --- metrics of a run -----------------------------------------------------------------------------
 
 
 def read_metric(run: Path, key: str) -> tuple[list[int], list[float]]:
@@ -80,7 +86,9 @@ def draw_loss(axis: Any, run: Path) -> None:
     steps, losses = read_metric(run, "train/loss")
     axis.plot(steps, smooth(losses), color=HIGHLIGHT, linewidth=1.2, alpha=0.45, label="training")
     steps, losses = read_metric(run, "valid/loss")
-    axis.plot(steps, losses, color=HIGHLIGHT, linewidth=1.8, marker="o", markersize=4, label="validation")
+    axis.plot(
+        steps, losses, color=HIGHLIGHT, linewidth=1.8, marker="o", markersize=4, label="validation"
+    )
     axis.set(xlabel="step", ylabel="loss, nats per token")
     low, high = axis.get_ylim()
     axis.set_ylim(low, high + 0.12 * (high - low))  # space for the legend above the curves
@@ -88,15 +96,21 @@ def draw_loss(axis: Any, run: Path) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def draw_law(law: Law, points: Sequence[tuple[int, int]], losses: Sequence[float], file: Path) -> None:
-    """Write a picture of the losses at points (N, D) and of their law; each panel has a color per other value."""
+def draw_law(
+    law: Law, points: Sequence[tuple[int, int]], losses: Sequence[float], file: Path
+) -> None:
+    """Write a picture of the losses at points (N, D) and of their law; each panel has a color per
+    other value.
+    """
     data, found = np.array(points, float), np.array(losses)
     names, figure = ("parameters without embeddings", "tokens"), new_figure(10, 4)
     for variable, axis in enumerate(figure.subplots(1, 2)):
         x, others = data[:, variable], data[:, 1 - variable]
         line = np.geomspace(x.min(), x.max())
         for other in np.unique(others):
-            (dots,) = axis.plot(x[others == other], found[others == other], "o", label=f"{other:,.0f}")
+            (dots,) = axis.plot(
+                x[others == other], found[others == other], "o", label=f"{other:,.0f}"
+            )
             values = law.loss(other, line) if variable else law.loss(line, other)
             axis.plot(line, values, color=dots.get_color())
         axis.set(xscale="log", xlabel=names[variable], ylabel="validation loss, nats per token")
@@ -105,21 +119,27 @@ def draw_law(law: Law, points: Sequence[tuple[int, int]], losses: Sequence[float
 
 
 def draw_confusion(axis: Any, table: NDArray[np.int64], names: Sequence[str]) -> None:
-    """table (C, C): rows are true classes, columns predicted ones; the color is the share of the row."""
+    """table (C, C): rows are true classes, columns predicted ones; the color is the share of the
+    row.
+    """
     shares = table / np.maximum(table.sum(1, keepdims=True), 1)
     axis.imshow(shares, cmap=COLORMAP, vmin=0, vmax=1)
     for (row, column), count in np.ndenumerate(table):
         if count:
             color = "white" if shares[row, column] > 0.55 else "0.25"
             axis.text(column, row, str(count), ha="center", va="center", fontsize=7, color=color)
-    axis.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor", fontsize=8)
+    axis.set_xticks(
+        range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor", fontsize=8
+    )
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.set(xlabel="predicted", ylabel="true")
     axis.tick_params(length=0)
 
 
 def draw_calibration(axis: Any, table: NDArray[np.float64]) -> None:
-    """Accuracy by confidence, from `scores.classification.reliability_table`; on the diagonal they are equal."""
+    """Accuracy by confidence, from `scores.classification.reliability_table`; on the diagonal they
+    are equal.
+    """
     places = np.flatnonzero(table[:, 0])
     count, confidence, correct = table[places].T
     width = 1 / len(table)
@@ -129,7 +149,7 @@ def draw_calibration(axis: Any, table: NDArray[np.float64]) -> None:
     axis.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
 
 
-# --- text with the model's uncertainty -------------------------------------------------------------------
+# --- text with the model's uncertainty ------------------------------------------------------------
 
 
 class TokenText(NamedTuple):
@@ -139,7 +159,9 @@ class TokenText(NamedTuple):
     probability: float | None
 
 
-def token_probabilities(pipeline: Pipeline, prompt: Sequence[int], written: Sequence[int]) -> list[TokenText]:
+def token_probabilities(
+    pipeline: Pipeline, prompt: Sequence[int], written: Sequence[int]
+) -> list[TokenText]:
     """The tokens of a prompt (with its special tokens) and of the text after it."""
     import torch
 
@@ -162,7 +184,9 @@ class Cell(NamedTuple):
 
 
 def arrange(texts: Sequence[Sequence[TokenText]], columns: int) -> list[Cell]:
-    """The characters of texts below each other, a blank row between them; longer lines are wrapped."""
+    """The characters of texts below each other, a blank row between them; longer lines are
+    wrapped.
+    """
     cells, row = list[Cell](), 0
     for text in texts:
         column = 0
@@ -178,9 +202,17 @@ def arrange(texts: Sequence[Sequence[TokenText]], columns: int) -> list[Cell]:
 
 
 def draw_probabilities(axis: Any, cells: Sequence[Cell], rows: int, columns: int) -> None:
-    """The characters of the first `rows`, those of the prompt bold; the darker a cell, the less likely its token."""
+    """The characters of the first `rows`, those of the prompt bold; the darker a cell, the less
+    likely its token.
+    """
     uncertainty = np.full((rows, columns), np.nan)
-    style = {"ha": "center", "va": "center", "fontsize": 7, "family": "monospace", "parse_math": False}
+    style = {
+        "ha": "center",
+        "va": "center",
+        "fontsize": 7,
+        "family": "monospace",
+        "parse_math": False,
+    }
     for row, column, character, probability in cells:
         if row < rows:
             uncertainty[row, column] = np.nan if probability is None else 1 - probability

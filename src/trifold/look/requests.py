@@ -26,7 +26,9 @@ _FUNCTIONS: tuple[Callable[..., dict[str, Any]], ...] = (
 REQUESTS = {function.__name__: function for function in _FUNCTIONS}
 
 
-def answer(session: Session | Sequence[Session], name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+def answer(
+    session: Session | Sequence[Session], name: str, params: Mapping[str, Any]
+) -> dict[str, Any]:
     """The answer as JSON values; the parameter `model` selects one of several sessions, from 0.
 
     Raises UsageError for unknown names and parameters, and the errors of the model.
@@ -41,7 +43,9 @@ def answer(session: Session | Sequence[Session], name: str, params: Mapping[str,
         signature(REQUESTS[name]).bind(sessions[number], **params)
     except TypeError as error:
         raise UsageError(f"{name}: {error}") from None
-    if not isinstance(params.get("text", ""), str) or not isinstance(params.get("target") or "", str):
+    if not isinstance(params.get("text", ""), str) or not isinstance(
+        params.get("target") or "", str
+    ):
         raise UsageError(f"{name}: text and target are strings")
     with sessions[number].lock:
         found = encode(REQUESTS[name](sessions[number], **params))
@@ -56,13 +60,19 @@ def key(name: str, params: Mapping[str, Any]) -> str:
 
 
 def encode(value: Any) -> Any:
-    """A value for JSON: arrays become their shape, type and bytes in base64, numbers that are not finite text."""
+    """A value for JSON: arrays become their shape, type and bytes in base64, numbers that are not
+    finite text.
+    """
     if isinstance(value, Tensor):
         value = value.detach().float().cpu().numpy()
     if isinstance(value, np.ndarray):
         is_small = value.dtype in (np.uint8, np.bool_)
         data = b64encode(value.astype("u1" if is_small else "<f4").tobytes()).decode("ascii")
-        return {"shape": list(value.shape), "dtype": "uint8" if is_small else "float32", "data": data}
+        return {
+            "shape": list(value.shape),
+            "dtype": "uint8" if is_small else "float32",
+            "data": data,
+        }
     if isinstance(value, Mapping):
         return {str(name): encode(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

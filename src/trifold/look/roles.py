@@ -1,7 +1,7 @@
 """Roles of attention heads: what the largest weights of a head have in common over a corpus.
 
-Voita et al. 2019 (section 5; positional, syntactic, rare word), Clark et al. 2019 (separators, coreference), Olsson et
-al. 2022 (induction), Wang et al. 2022 (duplicates).
+Voita et al. 2019 (section 5; positional, syntactic, rare word), Clark et al. 2019 (separators,
+coreference), Olsson et al. 2022 (induction), Wang et al. 2022 (duplicates).
 """
 
 import math
@@ -30,9 +30,9 @@ Mask = NDArray[np.bool_]
 class Pattern:
     """The attention of one kind over one line: T queries, S keys.
 
-    maxima: (L, H, T) the key with the largest weight. allowed: (T, S). queries, keys: tokens; in cross-attention a
-    query is the token that it predicts. words: the word of each query and key, or None. counts: of each key in the
-    corpus. special: (S,) whether a key is a special token.
+    maxima: (L, H, T) the key with the largest weight. allowed: (T, S). queries, keys: tokens; in
+    cross-attention a query is the token that it predicts. words: the word of each query and key, or
+    None. counts: of each key in the corpus. special: (S,) whether a key is a special token.
     """
 
     kind: str
@@ -90,7 +90,9 @@ def _links(role: str) -> Callable[[Pattern], Cases]:
             return
         masks: dict[str, Mask] = {}
         for link in (link for link in x.line.links if link.role == role):
-            rows = np.flatnonzero(x.words[0] == link.query)[-1:]  # in a decoder the last token has read it
+            rows = np.flatnonzero(x.words[0] == link.query)[
+                -1:
+            ]  # in a decoder the last token has read it
             mask = masks.setdefault(link.relation, np.zeros((len(x.queries), len(x.keys)), bool))
             mask[np.ix_(rows, x.words[1] == link.key)] = True
         yield from masks.items()
@@ -99,7 +101,9 @@ def _links(role: str) -> Callable[[Pattern], Cases]:
 
 
 class Role(NamedTuple):
-    """cases: the keys that a head of this role attends to. least: the share of queries that it has at least."""
+    """cases: the keys that a head of this role attends to. least: the share of queries that it has
+    at least.
+    """
 
     cases: Callable[[Pattern], Cases]
     least: float
@@ -123,7 +127,9 @@ LINKED = ("alignment", "syntactic", "coreference")  # roles that files of links 
 
 @dataclass
 class _Total:
-    """hits: (L, H). offsets: how often a key at that offset fits. chance: the expected hits of a uniform head."""
+    """hits: (L, H). offsets: how often a key at that offset fits. chance: the expected hits of a
+    uniform head.
+    """
 
     hits: Any = 0
     trials: int = 0
@@ -148,19 +154,23 @@ class _Total:
             if len(kept) < MAX_EXAMPLES:
                 at = int(rows[hits[layer, head].argmax()])
                 pair = str(x.queries[at]), str(x.keys[x.maxima[layer, head, at]])
-                kept.append({"text": x.line.text, "target": x.line.target, "row": at, "tokens": pair})
+                kept.append(
+                    {"text": x.line.text, "target": x.line.target, "row": at, "tokens": pair}
+                )
 
 
 def head_roles(
     pipeline: Pipeline, lines: Sequence[Line], on_done: Callable[[int], None] = lambda count: None
 ) -> dict[str, Any]:
-    """lines, skipped: their numbers; skipped lines have links, but their tokens do not spell their words.
+    """lines, skipped: their numbers; skipped lines have links, but their tokens do not spell their
+    words.
 
-    heads: for each kind, layer and head, from 0, and each role its best relation, and every other that is `found`:
-    share of the queries whose largest weight is at a key that fits, its 95 % interval (low, high; Wilson 1927), trials,
-    baseline: the share of the best fixed offset (of words for links; for `positional`, of uniform attention), and
-    examples: text, target, row, tokens. `found`: the share is at least that of the role and MARGIN above the
-    baseline, and the interval is above the baseline. on_done: called with a number of lines.
+    heads: for each kind, layer and head, from 0, and each role its best relation, and every other
+    that is `found`: share of the queries whose largest weight is at a key that fits, its 95 %
+    interval (low, high; Wilson 1927), trials, baseline: the share of the best fixed offset (of
+    words for links; for `positional`, of uniform attention), and examples: text, target, row,
+    tokens. `found`: the share is at least that of the role and MARGIN above the baseline, and the
+    interval is above the baseline. on_done: called with a number of lines.
     """
     patterns, skipped = list[Pattern](), 0
     counts: dict[str, Counter[str]] = {"encoder": Counter(), "decoder": Counter()}
@@ -168,7 +178,10 @@ def head_roles(
         read, spelled = _read(pipeline, line, counts)
         patterns, skipped = patterns + read, skipped + (not spelled)
         on_done(1)
-    totals, queries = defaultdict[tuple[str, str, str], _Total](_Total), Counter[str]()  # of each kind
+    totals, queries = (
+        defaultdict[tuple[str, str, str], _Total](_Total),
+        Counter[str](),
+    )  # of each kind
     for x in patterns:
         side = "encoder" if x.kind == "cross" else x.kind
         x.counts[:] = [counts[side][key] for key in x.keys]
@@ -178,17 +191,23 @@ def head_roles(
                 totals[x.kind, role, relation].add(x, mask, x.words if role in LINKED else None)
     found = list[dict[str, Any]]()
     for (kind, role, relation), total in totals.items():
-        if role != "positional" or total.trials >= queries[kind] / 2:  # most queries have a key at the offset
+        if (
+            role != "positional" or total.trials >= queries[kind] / 2
+        ):  # most queries have a key at the offset
             found += _rate(kind, role, relation, total)
     best: dict[tuple[Any, ...], dict[str, Any]] = {}
     for each in sorted(found, key=lambda each: each["share"] - each["baseline"]):
         best[each["kind"], each["layer"], each["head"], each["role"]] = each
-    kept = [each for each in found if each["found"] or any(each is other for other in best.values())]
+    kept = [
+        each for each in found if each["found"] or any(each is other for other in best.values())
+    ]
     kept.sort(key=lambda each: (not each["found"], [*ROLES].index(each["role"]), -each["share"]))
     return {"lines": len(lines), "skipped": skipped, "heads": kept}
 
 
-def _read(pipeline: Pipeline, line: Line, counts: Mapping[str, Counter[str]]) -> tuple[list[Pattern], bool]:
+def _read(
+    pipeline: Pipeline, line: Line, counts: Mapping[str, Counter[str]]
+) -> tuple[list[Pattern], bool]:
     """The patterns of a line, and whether its tokens spell the words of its links."""
     try:
         trace = run_with(pipeline, line.text, line.target)
@@ -203,7 +222,9 @@ def _read(pipeline: Pipeline, line: Line, counts: Mapping[str, Counter[str]]) ->
     if line.links:
         side = next(iter(ids))
         words[side] = find_words(codecs[side], ids[side], line.text.split())
-        words["cross"] = find_words(pipeline.writer, written, line.target.split()) if line.target else None
+        words["cross"] = (
+            find_words(pipeline.writer, written, line.target.split()) if line.target else None
+        )
         spelled = words[side] is not None and (not line.target or words["cross"] is not None)
     for side, pieces in tokens.items():
         counts[side].update(pieces)
@@ -212,11 +233,17 @@ def _read(pipeline: Pipeline, line: Line, counts: Mapping[str, Counter[str]]) ->
         side = "encoder" if kind == "cross" else kind
         queries = pipeline.writer.pieces(written) if kind == "cross" else tokens[side]
         units = words.get(kind), words.get(side)
-        known = None if units[0] is None or units[1] is None else (np.array(units[0]), np.array(units[1]))
+        known = (
+            None
+            if units[0] is None or units[1] is None
+            else (np.array(units[0]), np.array(units[1]))
+        )
         special = [not text for text in codecs[side].decode([[token] for token in ids[side]])]
         maxima, keys = weights.argmax(-1).astype(np.int32), np.array(tokens[side])
         counted = np.zeros(len(keys), np.int64)
-        found.append(Pattern(kind, line, maxima, np.array(queries), keys, np.array(special), known, counted))
+        found.append(
+            Pattern(kind, line, maxima, np.array(queries), keys, np.array(special), known, counted)
+        )
     return found, spelled
 
 
@@ -231,7 +258,12 @@ def _rate(kind: str, role: str, relation: str, total: _Total) -> Iterator[dict[s
         found = share >= max(least, baseline + MARGIN) and low > baseline
         place = {"kind": kind, "layer": layer, "head": head, "role": role, "relation": relation}
         numbers = {"share": share, "low": low, "high": high, "trials": n, "baseline": baseline}
-        yield {**place, "found": found, **numbers, "examples": total.examples.get((layer, head), [])}
+        yield {
+            **place,
+            "found": found,
+            **numbers,
+            "examples": total.examples.get((layer, head), []),
+        }
 
 
 def wilson(hits: int, trials: int, z: float = 1.96) -> tuple[float, float]:
@@ -250,7 +282,9 @@ def check_roles(roles: Sequence[str]) -> None:
 
 
 def prune_edits(report: Mapping[str, Any], roles: Sequence[str]) -> list[Edit]:
-    """The edits that zero the outputs of all heads with one of these roles. Raises UsageError if there are none."""
+    """The edits that zero the outputs of all heads with one of these roles. Raises UsageError if
+    there are none.
+    """
     check_roles(roles)
     heads: dict[str, set[int]] = {}
     for each in report["heads"]:
@@ -259,4 +293,6 @@ def prune_edits(report: Mapping[str, Any], roles: Sequence[str]) -> list[Edit]:
             heads.setdefault(point, set()).add(each["head"])
     if not heads:
         raise UsageError(f"no head is {' or '.join(roles)}")
-    return [{"name": name, "heads": sorted(numbers), "op": "zero"} for name, numbers in heads.items()]
+    return [
+        {"name": name, "heads": sorted(numbers), "op": "zero"} for name, numbers in heads.items()
+    ]

@@ -1,4 +1,6 @@
-"""The training run that a model belongs to: its curves and samples, and a head in each of its checkpoints."""
+"""The training run that a model belongs to: its curves and samples, and a head in each of its
+checkpoints.
+"""
 
 import csv
 from collections import defaultdict
@@ -24,18 +26,23 @@ MAX_SAMPLES = 20  # of a step
 def run_folder(model: str) -> Path | None:
     """The run of a model folder or of a run, or None."""
     folder = Path(model).expanduser()
-    return next((each for each in (folder, folder.parent) if (each / "metrics.jsonl").is_file()), None)
+    return next(
+        (each for each in (folder, folder.parent) if (each / "metrics.jsonl").is_file()), None
+    )
 
 
 def _folder(session: Session) -> Path:
     if session.folder is None:
-        raise UsageError("the model does not belong to a run; name the folder that `trifold train` wrote")
+        raise UsageError(
+            "the model does not belong to a run; name the folder that `trifold train` wrote"
+        )
     return session.folder
 
 
 def run(session: Session) -> Answer:
-    """curves: "steps" and "values" by name, from metrics.jsonl, at most 2,000 points evenly chosen. samples: "rows" of
-    source, reference and output by "step". checkpoints: the steps of those that exist.
+    """curves: "steps" and "values" by name, from metrics.jsonl, at most 2,000 points evenly chosen.
+    samples: "rows" of source, reference and output by "step". checkpoints: the steps of those that
+    exist.
 
     Raises UsageError if the model does not belong to a run.
     """
@@ -48,7 +55,9 @@ def run(session: Session) -> Answer:
     for file in sorted((folder / "samples").glob("step-*.tsv")):
         with file.open(encoding="utf-8", newline="") as lines:
             header, *rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-        samples.append({"step": step_of(file.with_suffix("")), "header": header, "rows": rows[:MAX_SAMPLES]})
+        samples.append(
+            {"step": step_of(file.with_suffix("")), "header": header, "rows": rows[:MAX_SAMPLES]}
+        )
     return {
         "name": folder.name,
         "curves": {name: _thin(points) for name, points in curves.items()},
@@ -65,7 +74,9 @@ def _thin(points: dict[float, float]) -> dict[str, Any]:
 
 
 def at_checkpoint(finished: Pipeline, checkpoint: Path) -> Pipeline:
-    """A copy of the model of a run with the weights of a checkpoint. Raises CheckpointError for other weights."""
+    """A copy of the model of a run with the weights of a checkpoint. Raises CheckpointError for
+    other weights.
+    """
     pipeline = copy(finished)
     pipeline.model = deepcopy(finished.model)
     saved, own = load(checkpoint, optimizer=False).weights, pipeline.model.state_dict()
@@ -78,10 +89,11 @@ def at_checkpoint(finished: Pipeline, checkpoint: Path) -> Pipeline:
 def head_over_checkpoints(
     session: Session, text: str, target: str | None = None, *, kind: str, layer: int, head: int
 ) -> Answer:
-    """steps: of the checkpoints; weights: of a head in each, uint8 (checkpoints, T, S), 255 being 1.
+    """steps: of the checkpoints; weights: of a head in each, uint8 (checkpoints, T, S), 255 being
+    1.
 
-    The output that the decoder reads is the target, by default that of the finished model. Raises CheckpointError for
-    weights that are damaged, or of another model.
+    The output that the decoder reads is the target, by default that of the finished model. Raises
+    CheckpointError for weights that are damaged, or of another model.
     """
     folder, finished = _folder(session), session.pipeline
     shape = attention(session, text, target, kind, layer)["weights"].shape
@@ -89,6 +101,8 @@ def head_over_checkpoints(
     example, steps, weights = session.trace(text, target).example, list[int](), []
     for checkpoint in list_checkpoints(folder / "checkpoints"):
         steps.append(step_of(checkpoint))
-        found = Trace(at_checkpoint(finished, checkpoint), example, {})[HOOKS[kind].format(layer)][head]
+        found = Trace(at_checkpoint(finished, checkpoint), example, {})[HOOKS[kind].format(layer)][
+            head
+        ]
         weights.append(found.float().mul(255).round().byte().cpu().numpy())
     return {"steps": steps, "weights": np.array(weights, np.uint8).reshape(-1, *shape[1:])}

@@ -1,4 +1,6 @@
-"""The tree of a search: every candidate that it considered, with its probability and what became of it."""
+"""The tree of a search: every candidate that it considered, with its probability and what became of
+it.
+"""
 
 import math
 from collections.abc import Sequence
@@ -28,13 +30,15 @@ Prefix = tuple[int, ...]
 def search(
     session: Session, text: str, forced: Sequence[int] = (), samples: int = 0, **options: Any
 ) -> Answer:
-    """The tree of a search for one text: nodes, outputs (text, score, node; best first) and settings.
+    """The tree of a search for one text: nodes, outputs (text, score, node; best first) and
+    settings.
 
-    forced: the ids that every output begins with. samples: number of samples; 0: beams. options: those of `generate`;
-    by default beams of the model, or 4; samples have seed 0, a decoder writes at most 20 tokens. A node has its number,
-    its parent (that of the first is -1), id, token, probability, score (the sum of log-probabilities), `kept`
-    (continued, or an output), and the reason if it ends there. Raises UsageError for other searches, for a forced token
-    that is forbidden, and for more than 20,000 nodes.
+    forced: the ids that every output begins with. samples: number of samples; 0: beams. options:
+    those of `generate`; by default beams of the model, or 4; samples have seed 0, a decoder writes
+    at most 20 tokens. A node has its number, its parent (that of the first is -1), id, token,
+    probability, score (the sum of log-probabilities), `kept` (continued, or an output), and the
+    reason if it ends there. Raises UsageError for other searches, for a forced token that is
+    forbidden, and for more than 20,000 nodes.
     """
     pipeline = session.pipeline
     if samples:
@@ -47,7 +51,9 @@ def search(
         options.setdefault("max_new_tokens", LENGTH)
     limit, config = pipeline.limit(text, **options), resolve(pipeline.generation, options)
     if wrong := [name for name in OTHERS if getattr(config, name) is not None]:
-        raise UsageError(f"{wrong[0]}: the tree shows beams, greedy decoding and samples; set it to null")
+        raise UsageError(
+            f"{wrong[0]}: the tree shows beams, greedy decoding and samples; set it to null"
+        )
     recorder = _Recorder(config, forced)
     rows = pipeline.read([text], language=config.source_language)
     inputs = Inputs(torch.tensor(rows, device=pipeline.device))
@@ -57,14 +63,20 @@ def search(
     places = recorder.finish(found, end_ids(config, pipeline.config))
     columns = zip(found, texts, places, strict=True)
     outputs = [{**each._asdict(), "text": text, "node": node} for each, text, node in columns]
-    settings = {"num_beams": 1, **config.model_dump(exclude_defaults=True), "max_new_tokens": limit.tokens}
+    settings = {
+        "num_beams": 1,
+        **config.model_dump(exclude_defaults=True),
+        "max_new_tokens": limit.tokens,
+    }
     named = zip(recorder.nodes.values(), ["", *names], strict=True)
     nodes = [{**node, "token": name} for node, name in named]
     return {"nodes": nodes, "outputs": outputs, "settings": settings}
 
 
 class _Recorder:
-    """A SearchHook: collects the candidates of one sentence, and allows only the forced tokens first."""
+    """A SearchHook: collects the candidates of one sentence, and allows only the forced tokens
+    first.
+    """
 
     def __init__(self, config: GenerationConfig, forced: Sequence[int]) -> None:
         self.config, self.forced = config, list(forced)
@@ -81,14 +93,28 @@ class _Recorder:
         token = self.forced[at]
         if token not in range(logits.shape[-1]) or float(logits[0, token]) == NEVER:
             raise UsageError(f"forced: token {token} at position {at} is forbidden or unknown")
-        return logits.masked_fill(torch.arange(logits.shape[-1], device=logits.device) != token, NEVER)
+        return logits.masked_fill(
+            torch.arange(logits.shape[-1], device=logits.device) != token, NEVER
+        )
 
     def step(
-        self, state: DecodingState, rows: Tensor, tokens: Tensor, scores: Tensor, kept: Tensor, ended: Tensor
+        self,
+        state: DecodingState,
+        rows: Tensor,
+        tokens: Tensor,
+        scores: Tensor,
+        kept: Tensor,
+        ended: Tensor,
     ) -> None:
-        for group in zip(*(each.tolist() for each in (rows, tokens, scores, kept, ended)), strict=True):
-            for rank, (row, token, score, is_kept, is_end) in enumerate(zip(*group, strict=True), start=1):
-                prefix = tuple(state.tokens[row, state.tokens.shape[1] - state.generated :].tolist())
+        for group in zip(
+            *(each.tolist() for each in (rows, tokens, scores, kept, ended)), strict=True
+        ):
+            for rank, (row, token, score, is_kept, is_end) in enumerate(
+                zip(*group, strict=True), start=1
+            ):
+                prefix = tuple(
+                    state.tokens[row, state.tokens.shape[1] - state.generated :].tolist()
+                )
                 reason = f"fell out of the beam: rank {rank}, and {self.beams} continue"
                 if is_end:
                     reason = f"ends at rank {rank}; only an end among the best {self.beams} counts"
@@ -106,7 +132,9 @@ class _Recorder:
         left, removed = self._log_probs, dict[str, Tensor]()
         for key, keep in chosen_filters(self.config).items():
             left, former = keep(left), left
-            removed[f"cut by {key} {getattr(self.config, key)}"] = (left == NEVER) & (former > NEVER)
+            removed[f"cut by {key} {getattr(self.config, key)}"] = (left == NEVER) & (
+                former > NEVER
+            )
         other = "not drawn" if self.config.is_sampling else "less probable than the best"
         values, ids = self._log_probs.topk(min(ALTERNATIVES + 1, self._log_probs.shape[-1]))
         for row, prefix in enumerate(prefixes):
@@ -121,7 +149,9 @@ class _Recorder:
         parent = self.nodes[prefix]
         node = self.nodes.setdefault((*prefix, token), {"number": len(self.nodes), "kept": False})
         if len(self.nodes) > MAX_NODES:
-            raise UsageError(f"the tree has over {MAX_NODES:,} nodes; lower the beams, samples or length")
+            raise UsageError(
+                f"the tree has over {MAX_NODES:,} nodes; lower the beams, samples or length"
+            )
         if not node["kept"]:
             node |= {"parent": parent["number"], "id": token, "probability": math.exp(log_prob)}
             node |= {"score": parent["score"] + log_prob, "kept": not reason, "reason": reason}
@@ -135,10 +165,14 @@ class _Recorder:
         for key, node in self.nodes.items():
             if key in found:
                 numbers = [str(n) for n, each in enumerate(found, start=1) if each == key]
-                node["reason"] = f"output {', '.join(numbers)} ({outputs[found.index(key)].finish_reason})"
+                node["reason"] = (
+                    f"output {', '.join(numbers)} ({outputs[found.index(key)].finish_reason})"
+                )
             elif key in self.ended:
                 node["reason"] = f"finished, but worse than the {len(outputs)} best outputs"
             elif node["kept"] and key not in parents:
                 is_last = len(key) == last
-                node["reason"] = "open when the search ended" if is_last else "no continuation remained"
+                node["reason"] = (
+                    "open when the search ended" if is_last else "no continuation remained"
+                )
         return [self.nodes[key]["number"] for key in found]

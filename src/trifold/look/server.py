@@ -1,7 +1,8 @@
 """The live page of `trifold look`: a server on the loopback interface that runs one model.
 
-Pages of other sites could send requests to the loopback interface. The server therefore requires a random token, which
-only the URL that it opens contains, and rejects other names in Host and other origins.
+Pages of other sites could send requests to the loopback interface. The server therefore requires a
+random token, which only the URL that it opens contains, and rejects other names in Host and other
+origins.
 """
 
 import hmac
@@ -19,11 +20,17 @@ from trifold.look.session import Session
 
 HOST = "127.0.0.1"
 MAX_BODY = 1 << 20  # bytes of a request
-HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 def open_socket(port: int = 0) -> socket.socket:
-    """A listening socket on the loopback interface; port 0: any free one. Raises UsageError if it is in use."""
+    """A listening socket on the loopback interface; port 0: any free one. Raises UsageError if it
+    is in use.
+    """
     try:
         return socket.create_server((HOST, port))
     except OSError as error:
@@ -50,7 +57,9 @@ def create_app(sessions: Sequence[Session], start: Mapping[str, Any], port: int,
         if request.headers.get("host") not in hosts or request.headers.get("origin") not in origins:
             return JSONResponse({"error": "another host or origin"}, 403, HEADERS)
         if not hmac.compare_digest(given.encode(), token.encode()):
-            return JSONResponse({"error": "wrong token; open the URL that trifold look prints"}, 403, HEADERS)
+            return JSONResponse(
+                {"error": "wrong token; open the URL that trifold look prints"}, 403, HEADERS
+            )
         return None
 
     def read(name: str, body: bytes) -> tuple[int, dict[str, Any]]:
@@ -83,9 +92,14 @@ def create_app(sessions: Sequence[Session], start: Mapping[str, Any], port: int,
 
 
 def serve(
-    sessions: Sequence[Session], start: Mapping[str, Any], port: int, on_ready: Callable[[str], None]
+    sessions: Sequence[Session],
+    start: Mapping[str, Any],
+    port: int,
+    on_ready: Callable[[str], None],
 ) -> None:
-    """Serve until interrupted; `on_ready` is called with the URL. Raises UsageError without starlette and uvicorn."""
+    """Serve until interrupted; `on_ready` is called with the URL. Raises UsageError without
+    starlette and uvicorn.
+    """
     token = secrets.token_urlsafe(24)
     with open_socket(port) as listener:
         number = listener.getsockname()[1]

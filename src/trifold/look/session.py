@@ -1,6 +1,8 @@
-"""Requests about one text: functions of a session that return what a view shows, as plain values and arrays.
+"""Requests about one text: functions of a session that return what a view shows, as plain values
+and arrays.
 
-Layers, heads and positions count from 0. Arrays are float32, or bool; a loss that is not known is NaN.
+Layers, heads and positions count from 0. Arrays are float32, or bool; a loss that is not known is
+NaN.
 """
 
 import json
@@ -28,17 +30,21 @@ Index = int | None
 
 
 class Session:
-    """A model and the last traces of it. folder: of its run, or None. roles: what `look.roles.head_roles` returned, or
-    None. Only one thread at a time runs the model.
+    """A model and the last traces of it. folder: of its run, or None. roles: what
+    `look.roles.head_roles` returned, or None. Only one thread at a time runs the model.
     """
 
-    def __init__(self, pipeline: Pipeline, folder: Path | None = None, roles: Answer | None = None) -> None:
+    def __init__(
+        self, pipeline: Pipeline, folder: Path | None = None, roles: Answer | None = None
+    ) -> None:
         self.pipeline, self.folder, self.roles, self.lock = pipeline, folder, roles, RLock()
         self._traces: dict[str, Trace] = {}
 
     def trace(self, text: Any, target: Target = None, edits: Edits = (), **options: bool) -> Trace:
         """The trace of these arguments, from the cache if it has it."""
-        key = json.dumps([text if isinstance(text, str) else id(text), target, list(edits), options])
+        key = json.dumps(
+            [text if isinstance(text, str) else id(text), target, list(edits), options]
+        )
         with self.lock:
             found = self._traces.pop(key, None)
             if found is None and edits:
@@ -63,23 +69,40 @@ def _best(found: Trace, probabilities: Tensor, ids: Tensor) -> Answer:
 
 
 def trace(session: Session, text: Any, target: Target = None, edits: Edits = ()) -> Answer:
-    """tokens: of each side; words: their texts, and the word of each token; labels: the tokens that the positions
-    predict; loss: theirs; masks: positions of masks; output: the target or the model's own; top: see `lens`.
+    """tokens: of each side; words: their texts, and the word of each token; labels: the tokens that
+    the positions predict; loss: theirs; masks: positions of masks; output: the target or the
+    model's own; top: see `lens`.
     """
     found, pipeline, words = session.trace(text, target, edits), session.pipeline, {}
     for side, ids in found.example.ids.items():
-        words[side] = split_words(pipeline.reader if side == "encoder" else pipeline.writer, ids)._asdict()
-    answer: Answer = {"side": found.side, "tokens": found.tokens, "words": words, "masks": found.masks}
+        words[side] = split_words(
+            pipeline.reader if side == "encoder" else pipeline.writer, ids
+        )._asdict()
+    answer: Answer = {
+        "side": found.side,
+        "tokens": found.tokens,
+        "words": words,
+        "masks": found.masks,
+    }
     if found.head is None:
         return answer | {"output": target}
     known = [label for label in found.labels.tolist() if label >= 0]
-    answer["output"] = pipeline.writer.decode([known])[0] if len(words) > 1 and found.head == "lm" else target
-    labels = [found.label_names([label])[0] if label >= 0 else None for label in found.labels.tolist()]
-    return answer | {"labels": labels, "loss": _array(found.loss), "top": _best(found, *found.top())}
+    answer["output"] = (
+        pipeline.writer.decode([known])[0] if len(words) > 1 and found.head == "lm" else target
+    )
+    labels = [
+        found.label_names([label])[0] if label >= 0 else None for label in found.labels.tolist()
+    ]
+    return answer | {
+        "labels": labels,
+        "loss": _array(found.loss),
+        "top": _best(found, *found.top()),
+    }
 
 
 def lens(session: Session, text: Any, target: Target = None, top: int = 5) -> Answer:
-    """The best predictions after each layer: tokens (L + 1, T, top) as lists, probabilities (L + 1, T, top).
+    """The best predictions after each layer: tokens (L + 1, T, top) as lists, probabilities (L + 1,
+    T, top).
 
     T is 1 for the class of a whole text or image.
     """
@@ -89,12 +112,16 @@ def lens(session: Session, text: Any, target: Target = None, top: int = 5) -> An
 
 
 def effect(session: Session, text: Any, target: Target = None, edits: Edits = ()) -> Answer:
-    """before and after: predictions and loss without and with edits; change: (T, top) of the logits of those before;
+    """before and after: predictions and loss without and with edits; change: (T, top) of the logits
+    of those before;
     largest: (T,) change of a logit.
     """
     before, (after, change, _) = (found := session.trace(text, target)).top(), found.effect(edits)
     traces = {"before": found, "after": after}
-    answer = {name: _best(each, *each.top()) | {"loss": _array(each.loss)} for name, each in traces.items()}
+    answer = {
+        name: _best(each, *each.top()) | {"loss": _array(each.loss)}
+        for name, each in traces.items()
+    }
     changes = {"change": change.gather(-1, before[1]), "largest": change.abs().amax(-1)}
     return answer | {name: _array(x) for name, x in changes.items()}
 
@@ -111,7 +138,9 @@ def gradients(
 def walkthrough(
     session: Session, text: Any, target: Target = None, side: Target = None, position: int = -1
 ) -> Answer:
-    """steps: title, formula, operands {name: array}, result and hook point of each; see `look.walkthrough`."""
+    """steps: title, formula, operands {name: array}, result and hook point of each; see
+    `look.walkthrough`.
+    """
     steps: list[Answer] = []
     for step in walk(session.trace(text, target), side, position):
         operands = {name: _array(x) for name, x in step.operands.items()}
@@ -124,11 +153,15 @@ def neuron(
 ) -> Answer:
     """How a query weights the keys: softmax(cap(scale · q · k_j) + offset_j).
 
-    query (D,), keys (S, D), as they enter the product; products (S, D); scores (S,) before the soft cap, capped (S,)
-    after it; allowed (S,): whether the mask leaves a key; offsets (S,): 0 where it does not; weights (S,). Rotary
-    positions are in query and keys, other relative positions in the offsets.
+    query (D,), keys (S, D), as they enter the product; products (S, D); scores (S,) before the soft
+    cap, capped (S,) after it; allowed (S,): whether the mask leaves a key; offsets (S,): 0 where it
+    does not; weights (S,). Rotary positions are in query and keys, other relative positions in the
+    offsets.
     """
-    found, point = session.trace(text, target), HOOKS.get(kind, kind).format(layer).removesuffix("pattern")
+    found, point = (
+        session.trace(text, target),
+        HOOKS.get(kind, kind).format(layer).removesuffix("pattern"),
+    )
     if f"{point}scores" not in found:
         raise UsageError(f"this model has no attention of kind {kind!r} in layer {layer}")
     if session.pipeline.config.attention != "softmax":
@@ -136,13 +169,27 @@ def neuron(
     heads = found[f"{point}scores"]
     check_index("head", head, len(heads))
     check_index("query", query, heads.shape[1])
-    masked, q, keys = heads[head, query], found[f"{point}queries"][head, query].float(), found[f"{point}keys"]
+    masked, q, keys = (
+        heads[head, query],
+        found[f"{point}queries"][head, query].float(),
+        found[f"{point}keys"],
+    )
     k, scale = keys[head * len(keys) // len(heads)].float(), 1 / math.sqrt(len(q))
     cap, scores = session.pipeline.config.score_soft_cap, (q * k).sum(-1) * scale
-    capped, allowed = scores if cap is None else cap * torch.tanh(scores / cap), masked > float("-inf")
+    capped, allowed = (
+        scores if cap is None else cap * torch.tanh(scores / cap),
+        masked > float("-inf"),
+    )
     offsets = torch.where(allowed, masked - capped, 0.0)
     weights = found[f"{point}pattern"][head, query]
-    rows = {"query": q, "keys": k, "products": q * k, "scores": scores, "capped": capped, "offsets": offsets}
+    rows = {
+        "query": q,
+        "keys": k,
+        "products": q * k,
+        "scores": scores,
+        "capped": capped,
+        "offsets": offsets,
+    }
     rows |= {"allowed": allowed, "weights": weights}
     return {"scale": scale, **{name: _array(x) for name, x in rows.items()}}
 

@@ -1,6 +1,8 @@
-"""Traces: every named activation of one text, its gradients, and what changes when activations are edited.
+"""Traces: every named activation of one text, its gradients, and what changes when activations are
+edited.
 
-Tensors have no batch axis: T queries, S keys, H heads, D head size, E model width, V vocabulary, C classes.
+Tensors have no batch axis: T queries, S keys, H heads, D head size, E model width, V vocabulary, C
+classes.
 """
 
 from __future__ import annotations
@@ -24,25 +26,34 @@ from trifold.settings import nearest
 
 Function = Callable[[Tensor], Tensor]
 Edit = Mapping[str, Any]
-"""name: a hook point. op: zero, mean (over positions), scale (by `value`) or copy (from the text `from`). heads and
-positions: the indices to change, from 0; default: all.
+"""name: a hook point. op: zero, mean (over positions), scale (by `value`) or copy (from the text
+`from`). heads and positions: the indices to change, from 0; default: all.
 """
 
 
 class Trace(dict[str, Tensor]):
     """A forward pass on one example: hook point -> tensor, in the order of computation.
 
-    hooks: hook point -> function that returns another tensor, or None. With `gradients`, tensors are part of a graph.
-    Raises UsageError for an unknown hook point. side: the last stack. head: the head whose logits are
-    traced, or None. labels: (T,) the id that each position predicts, (1,) of a classifier, -1 if unknown. masks:
-    positions of masks.
+    hooks: hook point -> function that returns another tensor, or None. With `gradients`, tensors
+    are part of a graph. Raises UsageError for an unknown hook point. side: the last stack. head:
+    the head whose logits are traced, or None. labels: (T,) the id that each position predicts, (1,)
+    of a classifier, -1 if unknown. masks: positions of masks.
     """
 
     def __init__(
-        self, pipeline: Pipeline, example: Example, hooks: Mapping[str, Function], gradients: bool = False
+        self,
+        pipeline: Pipeline,
+        example: Example,
+        hooks: Mapping[str, Function],
+        gradients: bool = False,
     ) -> None:
         super().__init__()
-        self.pipeline, self.example, self.hooks, self.labels = pipeline, example, hooks, example.labels
+        self.pipeline, self.example, self.hooks, self.labels = (
+            pipeline,
+            example,
+            hooks,
+            example.labels,
+        )
         self.side = "encoder" if pipeline.model.decoder is None else "decoder"
         heads = pipeline.config.chosen_heads
         self.head = next((name for name in heads if name not in ("pooler", *NEEDS_POSITIONS)), None)
@@ -56,13 +67,19 @@ class Trace(dict[str, Tensor]):
             before, changed = x[0], hooks[name](x[0]) if name in hooks else None
             x = before if changed is None else changed
             if not isinstance(x, Tensor) or x.shape != before.shape:
-                raise UsageError(f"{name}: a hook returns a tensor of shape {tuple(before.shape)}, or None")
+                raise UsageError(
+                    f"{name}: a hook returns a tensor of shape {tuple(before.shape)}, or None"
+                )
             if gradients and name.endswith("embeddings.output"):
                 x = x.detach().requires_grad_()
             self[name] = x
             return x[None]
 
-        with torch.set_grad_enabled(gradients), eval_mode(pipeline.model), hooked(pipeline.model, hook):
+        with (
+            torch.set_grad_enabled(gradients),
+            eval_mode(pipeline.model),
+            hooked(pipeline.model, hook),
+        ):
             try:
                 hidden = pipeline.model(example.inputs, example.decoder_inputs)
                 self._logits = None if self.head is None else self.apply_head(hidden[0])
@@ -77,9 +94,16 @@ class Trace(dict[str, Tensor]):
 
     @cached_property
     def tokens(self) -> dict[str, list[str]]:
-        """The tokens of "encoder" and "decoder"; those of an image are its class token and its patches."""
+        """The tokens of "encoder" and "decoder"; those of an image are its class token and its
+        patches.
+        """
         if not self.example.ids:
-            return {"encoder": ["[CLS]", *(f"patch {n + 1}" for n in range(self.pipeline.config.n_patches))]}
+            return {
+                "encoder": [
+                    "[CLS]",
+                    *(f"patch {n + 1}" for n in range(self.pipeline.config.n_patches)),
+                ]
+            }
         codecs = {"encoder": self.pipeline.reader, "decoder": self.pipeline.writer}
         return {side: codecs[side].pieces(ids) for side, ids in self.example.ids.items()}
 
@@ -87,11 +111,15 @@ class Trace(dict[str, Tensor]):
         """The names of predicted ids: tokens or classes."""
         if self.head != "lm":
             return [self.pipeline.config.labels[number] for number in ids]
-        return (self.pipeline.writer if self.side == "decoder" else self.pipeline.reader).pieces(ids)
+        return (self.pipeline.writer if self.side == "decoder" else self.pipeline.reader).pieces(
+            ids
+        )
 
     @property
     def logits(self) -> Tensor:
-        """(T, V) of a language model, (C,) of a classifier. Raises UsageError if the model has no head."""
+        """(T, V) of a language model, (C,) of a classifier. Raises UsageError if the model has no
+        head.
+        """
         return self.apply_head(torch.empty(0)) if self._logits is None else self._logits
 
     @property
@@ -103,7 +131,9 @@ class Trace(dict[str, Tensor]):
         return losses.masked_fill(labels < 0, math.nan)
 
     def layer_logits(self, layer: int) -> Tensor:
-        """The head's logits (T, V) or (C,) of the states after a layer (0: the embeddings) and the final norm."""
+        """The head's logits (T, V) or (C,) of the states after a layer (0: the embeddings) and the
+        final norm.
+        """
         name = f"{self.side}.states.{layer - 1}" if layer else f"{self.side}_embeddings.output"
         with torch.no_grad(), eval_mode(self.pipeline.model):
             model = self.pipeline.model
@@ -112,7 +142,9 @@ class Trace(dict[str, Tensor]):
             return self.apply_head(model.projected(stack.final_norm(state))[0])
 
     def lens(self, top: int = 5) -> tuple[Tensor, Tensor]:
-        """Probabilities and ids of the `top` predictions after each layer, the embeddings first: (L + 1, T, top)."""
+        """Probabilities and ids of the `top` predictions after each layer, the embeddings first: (L
+        + 1, T, top).
+        """
         layers = len(getattr(self.pipeline.model, self.side).order)
         found = [_best(self.layer_logits(layer), top) for layer in range(layers + 1)]
         values, ids = (torch.stack(parts) for parts in zip(*found, strict=True))
@@ -126,22 +158,31 @@ class Trace(dict[str, Tensor]):
         """The logits of hidden states (T, E). Raises UsageError if the model has no head."""
         if self.head is None:
             raise UsageError("this model has no head with logits; its activations can be traced")
-        return self.pipeline.model.apply_heads(hidden[None], self.example.inputs, [self.head])[self.head][0]
+        return self.pipeline.model.apply_heads(hidden[None], self.example.inputs, [self.head])[
+            self.head
+        ][0]
 
     @cached_property
     def gradients(self) -> dict[str, Tensor]:
-        """Hook point -> gradient of the sum of `loss`; without labels, of the best logit of the default position."""
+        """Hook point -> gradient of the sum of `loss`; without labels, of the best logit of the
+        default position.
+        """
         output = self.loss.nansum() if bool((self.labels >= 0).any()) else self._logit(None, None)
         return self._gradients(output, self.names)
 
-    def gradient_x_input(self, position: int | None = None, token: int | None = None) -> dict[str, Tensor]:
+    def gradient_x_input(
+        self, position: int | None = None, token: int | None = None
+    ) -> dict[str, Tensor]:
         """Side -> (T,) the sum over E of embedding times gradient of a logit.
 
-        position: default: the first mask, or the last position. token: its id, or the class; default: the best.
+        position: default: the first mask, or the last position. token: its id, or the class;
+        default: the best.
         """
         names = {side: f"{side}_embeddings.output" for side in self.tokens}
         gradients = self._gradients(self._logit(position, token), list(names.values()))
-        return {side: (self[name] * gradients[name]).sum(-1).detach() for side, name in names.items()}
+        return {
+            side: (self[name] * gradients[name]).sum(-1).detach() for side, name in names.items()
+        }
 
     def _logit(self, position: int | None, token: int | None) -> Tensor:
         rows, default = self.logits, (*self.masks, -1)[0]
@@ -159,12 +200,15 @@ class Trace(dict[str, Tensor]):
     def patched(self, edits: Sequence[Edit]) -> Trace:
         """The trace of the same example with edited activations.
 
-        Raises UsageError for an edit that does not fit its hook point, DataError for texts of different lengths.
+        Raises UsageError for an edit that does not fit its hook point, DataError for texts of
+        different lengths.
         """
         functions = dict(self.hooks)
         for edit in edits:
             for key in edit:
-                _require(key, ("name", "heads", "positions", "op", "value", "from"), "key of an edit")
+                _require(
+                    key, ("name", "heads", "positions", "op", "value", "from"), "key of an edit"
+                )
             name, op = str(edit.get("name")), str(edit.get("op"))
             _require(op, tuple(OPERATIONS), "op")
             if op == "copy" and not isinstance(edit.get("from"), str):
@@ -174,7 +218,9 @@ class Trace(dict[str, Tensor]):
         return Trace(self.pipeline, self.example, functions)
 
     def effect(self, edits: Sequence[Edit]) -> tuple[Trace, Tensor, Tensor]:
-        """The trace with edits, and the differences of its logits and its loss to those of this one."""
+        """The trace with edits, and the differences of its logits and its loss to those of this
+        one.
+        """
         after = self.patched(edits)
         return after, after.logits - self.logits, after.loss - self.loss
 
@@ -194,7 +240,9 @@ def run_with(pipeline: Pipeline, text: Any, target: str | None = None, **options
 
 OPERATIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "zero": lambda x, value: torch.zeros_like(x),
-    "mean": lambda x, value: x.where(x > -math.inf, math.nan).nanmean(-2, keepdim=True).expand_as(x),
+    "mean": lambda x, value: (
+        x.where(x > -math.inf, math.nan).nanmean(-2, keepdim=True).expand_as(x)
+    ),
     "scale": lambda x, value: x * value,
     "copy": lambda x, value: value.to(x),
 }
@@ -208,15 +256,21 @@ def edited(edit: Edit, value: Any, before: Function, x: Tensor) -> Tensor:
         raise UsageError(
             f"{name} has no heads; edit the hook point `heads` of its attention, or leave heads out"
         )
-    chosen = [range(n) if edit.get(key) is None else edit[key] for key, n in zip(axes, x.shape, strict=False)]
+    chosen = [
+        range(n) if edit.get(key) is None else edit[key]
+        for key, n in zip(axes, x.shape, strict=False)
+    ]
     for key, indices, size, available in zip(axes, chosen, x.shape, new.shape, strict=False):
         indices = [check_index(f"{name}: {key}", index, size) for index in indices]
         whole = edit.get(key) is None and size != available
         if whole or max(indices, default=0) >= available or new.shape[-1] != x.shape[-1]:
             raise DataError(
-                f"{name}: the texts have {size} and {available} tokens; copy positions that both have"
+                f"{name}: the texts have {size} and {available} tokens; copy positions that "
+                "both have"
             )
-    grid = torch.meshgrid(*(torch.tensor([*indices], device=x.device) for indices in chosen), indexing="ij")
+    grid = torch.meshgrid(
+        *(torch.tensor([*indices], device=x.device) for indices in chosen), indexing="ij"
+    )
     out = x.clone()
     out[grid] = torch.where(x[grid] == -math.inf, x[grid], new[grid])
     return out

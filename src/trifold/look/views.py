@@ -21,18 +21,27 @@ from trifold.nn.layers import Linear
 def model(session: Session) -> Answer:
     """The tree of components with shapes, parameters, and FLOPs per token.
 
-    A matrix has two FLOPs per element; attention has in addition 4 · H · D per key, for the scores and the weighted sum
-    (Kaplan et al. 2020, section 2.1). Shared parameters count where they occur first, FLOPs wherever they are used.
-    target: what the target of a text is, "Output", "Unmasked text" or "Class", or None. classes: their names.
+    A matrix has two FLOPs per element; attention has in addition 4 · H · D per key, for the scores
+    and the weighted sum (Kaplan et al. 2020, section 2.1). Shared parameters count where they occur
+    first, FLOPs wherever they are used.
+    target: what the target of a text is, "Output", "Unmasked text" or "Class", or None. classes:
+    their names.
     """
     pipeline = session.pipeline
     config, stacks, kinds = pipeline.config, pipeline.config.stacks, _kinds(pipeline.config)
     size, patch = config.image_size, config.patch_size
-    head = next((name for name in config.chosen_heads if name not in ("pooler", *NEEDS_POSITIONS)), None)
-    targets = {"lm": "Unmasked text" if config.shape == "encoder" else "Output", "sequence": "Class"}
+    head = next(
+        (name for name in config.chosen_heads if name not in ("pooler", *NEEDS_POSITIONS)), None
+    )
+    targets = {
+        "lm": "Unmasked text" if config.shape == "encoder" else "Output",
+        "sequence": "Class",
+    }
     grid = None if size is None or patch is None else [size[0] // patch[0], size[1] // patch[1]]
     names = ("d_model", "n_heads", "kv_heads", "head_width", "d_ff", "vocab_size", "max_positions")
-    sizes, written = ({name: getattr(side, name) for name in names} for side in (config, config.output_side))
+    sizes, written = (
+        {name: getattr(side, name) for name in names} for side in (config, config.output_side)
+    )
     return {
         "name": pipeline.model.family or "trifold",
         "shape": config.shape,
@@ -46,7 +55,9 @@ def model(session: Session) -> Answer:
         "has_logits": head is not None,
         "target": targets.get(head or ""),
         "classes": list(config.labels) if head == "sequence" else [],
-        "generates": "decoder" in stacks and "lm" in config.chosen_heads and pipeline.tokenizer is not None,
+        "generates": "decoder" in stacks
+        and "lm" in config.chosen_heads
+        and pipeline.tokenizer is not None,
         "tables": tables(session),
         "parameters": pipeline.model.count_parameters(),
         "flops": forward_flops(config, 1, 1)._asdict(),
@@ -62,13 +73,21 @@ def _kinds(config: ModelConfig) -> dict[str, int]:
 
 def _uses(model: Transformer) -> Counter[str]:
     """The name of each block -> the number of its layers."""
-    return Counter(f"{side}.blocks.{n}" for side in model.config.stacks for n in getattr(model, side).order)
+    return Counter(
+        f"{side}.blocks.{n}" for side in model.config.stacks for n in getattr(model, side).order
+    )
 
 
-def _node(module: nn.Module, name: str, title: str, seen: set[int], uses: Mapping[str, int]) -> Answer:
+def _node(
+    module: nn.Module, name: str, title: str, seen: set[int], uses: Mapping[str, int]
+) -> Answer:
     """A module, its own tensors, and its children that have parameters."""
     times = uses.get(".".join(name.split(".")[:3]), 1)
-    tensors = [(key, value) for key, value in module.named_parameters(recurse=False) if id(value) not in seen]
+    tensors = [
+        (key, value)
+        for key, value in module.named_parameters(recurse=False)
+        if id(value) not in seen
+    ]
     seen.update(id(value) for _, value in tensors)
     children = [
         _node(child, f"{name}.{key}".lstrip("."), key, seen, uses)
@@ -76,7 +95,9 @@ def _node(module: nn.Module, name: str, title: str, seen: set[int], uses: Mappin
         if next(child.parameters(), None) is not None
     ]
     own = sum(value.numel() for _, value in tensors)
-    flops = 2 * module.weight.numel() * times if isinstance(module, Linear | LanguageModelHead) else 0
+    flops = (
+        2 * module.weight.numel() * times if isinstance(module, Linear | LanguageModelHead) else 0
+    )
     per_key = 4 * module.q_proj.weight.shape[0] * times if isinstance(module, Attention) else 0
     return {
         "name": name,
@@ -98,7 +119,9 @@ def attention(
     layer: int = 0,
     edits: Edits = (),
 ) -> Answer:
-    """The weights of a layer, from 0: uint8 (H, T, S), 255 being 1. Raises UsageError for an unknown kind or layer."""
+    """The weights of a layer, from 0: uint8 (H, T, S), 255 being 1. Raises UsageError for an
+    unknown kind or layer.
+    """
     kinds = _kinds(session.pipeline.config)
     if kind not in kinds:
         raise UsageError(f"kind: {kind!r}; this model has {', '.join(kinds)}")

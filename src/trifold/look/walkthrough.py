@@ -1,4 +1,5 @@
-"""The arithmetic of one token: every step of the forward pass with its formula, operands and result.
+"""The arithmetic of one token: every step of the forward pass with its formula, operands and
+result.
 
 Each step is computed from the weights and the results before it.
 """
@@ -29,13 +30,20 @@ from trifold.pipeline import Pipeline
 from trifold.text import TokenizerSettings, train_tokenizer
 
 MAX_OPERAND = 2**14  # elements; larger operands are left out
-_RULES = {"window": "window", "segment": "segments", "blocks": "sparse blocks", "globals": "global tokens"}
+_RULES = {
+    "window": "window",
+    "segment": "segments",
+    "blocks": "sparse blocks",
+    "globals": "global tokens",
+}
 _ONE_STEP = {"GlobalAttention": "Attention; of global tokens with their own W_q, W_k and W_v"}
 
 
 @dataclass(frozen=True)
 class Step:
-    """hook: the hook point, or "logits", whose row for the token equals `result`; None if there is none."""
+    """hook: the hook point, or "logits", whose row for the token equals `result`; None if there is
+    none.
+    """
 
     title: str
     formula: str
@@ -46,8 +54,13 @@ class Step:
 
 @torch.no_grad()
 def walkthrough(trace: Trace, side: str | None = None, position: int = -1) -> list[Step]:
-    """The steps of the token at `position` through one side (default: the last), then through the head."""
-    model, (first, second) = trace.pipeline.model, (trace.example.inputs, trace.example.decoder_inputs)
+    """The steps of the token at `position` through one side (default: the last), then through the
+    head.
+    """
+    model, (first, second) = (
+        trace.pipeline.model,
+        (trace.example.inputs, trace.example.decoder_inputs),
+    )
     side = side or trace.side
     if f"{side}_embeddings.output" not in trace:
         raise UsageError(f"side {side!r}: this model has {' and '.join(trace.tokens)}")
@@ -85,12 +98,16 @@ def teaching_model() -> Pipeline:
     data = json.loads(files(__package__).joinpath("teaching.json").read_text("utf-8"))
     codec = train_tokenizer([data["text"]], TokenizerSettings(kind="word", min_frequency=1))
     model = Transformer(ModelConfig.parse(data["config"] | {"vocab_size": codec.vocab_size}))
-    model.load_state_dict({name: torch.tensor(x) for name, x in data["weights"].items()}, strict=False)
+    model.load_state_dict(
+        {name: torch.tensor(x) for name, x in data["weights"].items()}, strict=False
+    )
     return Pipeline(model.eval(), codec)
 
 
 class _Steps(list[Step]):
-    """Steps of the token at `position`. Activations are those of all tokens, (1, T, E) or (1, H, T, D)."""
+    """Steps of the token at `position`. Activations are those of all tokens, (1, T, E) or (1, H, T,
+    D).
+    """
 
     position, place = 0, ""
 
@@ -98,7 +115,9 @@ class _Steps(list[Step]):
         """That of the token; parameters, which have at most two axes, as they are."""
         return x[0].select(-2, self.position) if x.dim() > 2 else x
 
-    def add(self, title: str, formula: str, y: Tensor, hook: str | None = None, **operands: Any) -> Tensor:
+    def add(
+        self, title: str, formula: str, y: Tensor, hook: str | None = None, **operands: Any
+    ) -> Tensor:
         rows = {name: self.row(x).float() for name, x in operands.items() if isinstance(x, Tensor)}
         small = {name: x for name, x in rows.items() if x.numel() <= MAX_OPERAND}
         self.append(Step(self.place + title, formula, small, self.row(y).float(), hook))
@@ -115,11 +134,17 @@ class _Steps(list[Step]):
         row = self.row(x).float()
         values = {"mean x²": row.square().mean()}
         if isinstance(module, LayerNorm):
-            formula = "(x − mean) / √(var + ε) · weight" + (" + bias" if module.bias is not None else "")
+            formula = "(x − mean) / √(var + ε) · weight" + (
+                " + bias" if module.bias is not None else ""
+            )
             values = {"mean": row.mean(), "var": row.var(correction=0)}
-        return self.add(title, formula, module(x), hook, x=x, **values, **dict(module.named_parameters()))
+        return self.add(
+            title, formula, module(x), hook, x=x, **values, **dict(module.named_parameters())
+        )
 
-    def linear(self, title: str, layer: Any, x: Tensor, hook: str | None = None, head: int = 0) -> Tensor:
+    def linear(
+        self, title: str, layer: Any, x: Tensor, hook: str | None = None, head: int = 0
+    ) -> Tensor:
         """head: the width of the heads into which the result is split; 0: it is not."""
         formula, y = "W x" if layer.bias is None else "W x + b", layer(x)
         result = split_heads(y, head) if head else y
@@ -127,7 +152,9 @@ class _Steps(list[Step]):
 
     def embeddings(self, module: Any, inputs: Any, side: str) -> Tensor:
         if inputs.pixels is not None:  # positions are part of the result
-            return self.add("embedding", "W patch + b + p", module(inputs), f"{side}_embeddings.output")
+            return self.add(
+                "embedding", "W patch + b + p", module(inputs), f"{side}_embeddings.output"
+            )
         x = self.add("embedding", "E[token]", module.tokens(inputs.tokens))
         if module.projection is not None and module.projects_tokens:
             x = self.linear("projection", module.projection, x)
@@ -159,9 +186,14 @@ class _Steps(list[Step]):
         first, (other, x) = x, x.chunk(2, -1) if isinstance(block, ReversibleBlock) else (None, x)
         for part in ("self_attention", "cross_attention", "feed_forward"):
             if (residual := getattr(block, part)) is not None:
-                point, run = f"{name}.{part}", self.feed_forward if part == "feed_forward" else self.attention
+                point, run = (
+                    f"{name}.{part}",
+                    self.feed_forward if part == "feed_forward" else self.attention,
+                )
                 y = self.norm("norm", residual.enter, x, f"{point}.enter")
-                y = self.norm("norm of the output", residual.exit, run(residual.sublayer, y, inputs, point))
+                y = self.norm(
+                    "norm of the output", residual.exit, run(residual.sublayer, y, inputs, point)
+                )
                 if residual.scale != 1:
                     y = self.add("scale", "c · dx", y * residual.scale, dx=y)
                 self.equals(f"{point}.output")
@@ -181,9 +213,16 @@ class _Steps(list[Step]):
 
     def attention(self, layer: Any, x: Tensor, inputs: Any, name: str) -> Tensor:
         if type(layer) is not Attention:  # one step
-            y, kind = layer(x, mask=inputs.mask, bias=inputs.bias, rotary=inputs.rotary), type(layer).__name__
+            y, kind = (
+                layer(x, mask=inputs.mask, bias=inputs.bias, rotary=inputs.rotary),
+                type(layer).__name__,
+            )
             return self.add("attention", _ONE_STEP.get(kind, kind), y, x=x)
-        crosses, point, width = name.endswith("cross_attention"), f"{name}.sublayer", layer.head_width
+        crosses, point, width = (
+            name.endswith("cross_attention"),
+            f"{name}.sublayer",
+            layer.head_width,
+        )
         rotary, kind = None if crosses else inputs.rotary, "cross-attention " if crosses else ""
         q = self.linear(f"{kind}query", layer.q_proj, x, head=width)
         if layer.q_norm is not None:
@@ -198,7 +237,10 @@ class _Steps(list[Step]):
             q = self.add("scaled query", formula, scaled, q=q)
         self.equals(f"{point}.queries")
         if crosses:
-            k, v = (split_heads(project(inputs.memory), width) for project in (layer.k_proj, layer.v_proj))
+            k, v = (
+                split_heads(project(inputs.memory), width)
+                for project in (layer.k_proj, layer.v_proj)
+            )
         else:
             k = self.linear("key", layer.k_proj, x, head=width)
             if layer.k_norm is not None:
@@ -212,7 +254,9 @@ class _Steps(list[Step]):
         keys, values = (each.transpose(1, 2)[0].flatten(1) for each in (k, v))  # (S, H·D)
         s = self.add(f"{kind}scores", "q · k_j / √D", q @ k.mT / math.sqrt(width), q=q, keys=keys)
         if layer.soft_cap is not None:
-            s = self.add("soft cap", "c · tanh(s / c)", layer.soft_cap * torch.tanh(s / layer.soft_cap), s=s)
+            s = self.add(
+                "soft cap", "c · tanh(s / c)", layer.soft_cap * torch.tanh(s / layer.soft_cap), s=s
+            )
         mask = inputs.memory_mask if crosses else inputs.mask
         if isinstance(bias, PairBias):
             bias = bias.dense(*s.shape[-2:])
@@ -224,7 +268,9 @@ class _Steps(list[Step]):
         formula, weights = "exp(s_j) / Σ exp(s_i)", s.softmax(-1)
         if layer.sinks is not None:
             formula = "exp(s_j) / (exp(sink) + Σ exp(s_i))"
-            weights = weights * torch.sigmoid(s.logsumexp(-1, keepdim=True) - layer.sinks[:, None, None])
+            weights = weights * torch.sigmoid(
+                s.logsumexp(-1, keepdim=True) - layer.sinks[:, None, None]
+            )
         a = self.add("softmax", formula, weights, f"{point}.pattern", s=s)
         y = self.add("weighted sum", "Σ a_j · v_j", a @ v, f"{point}.heads", a=a, values=values)
         return self.linear(f"{kind}output", layer.o_proj, merge_heads(y))

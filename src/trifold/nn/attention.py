@@ -1,5 +1,5 @@
-"""Attention(Q, K, V) = softmax(Q Kᵀ / √d_k + mask) V                      (Vaswani et al. 2017, equation 1)
-MultiHead: head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V), concatenated, times W^O          (section 3.2.2)
+"""Attention(Q, K, V) = softmax(Q Kᵀ / √d_k + mask) V              (Vaswani et al. 2017, equation 1)
+MultiHead: head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V), concatenated, times W^O    (section 3.2.2)
 
 Equation 1 is `ops.attend`. Shapes: B batch, T queries, S keys, H heads, D head size, E model width.
 """
@@ -17,7 +17,14 @@ from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout, Linear, new_norm
 from trifold.nn.masks import Mask, PairBias
 from trifold.nn.packing import Packing
-from trifold.nn.relative import SCORES, DisentangledScores, Distances, Relations, RelativeScores, ScoreBias
+from trifold.nn.relative import (
+    SCORES,
+    DisentangledScores,
+    Distances,
+    Relations,
+    RelativeScores,
+    ScoreBias,
+)
 from trifold.nn.rotary import Rotation
 
 
@@ -41,20 +48,25 @@ class AttentionInputs(NamedTuple):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, or cross-attention if `memory` is given. It is stateless: a cache is an argument.
+    """Multi-head self-attention, or cross-attention if `memory` is given. It is stateless: a cache
+    is an argument.
 
-    memory_width: of the states that cross-attention reads; it has no relative positions, because the keys belong to
-        another sequence.
+    memory_width: of the states that cross-attention reads; it has no relative positions, because
+        the keys belong to another sequence.
 
-    Queries and keys may be normalized, each head or all heads together (Henry et al. 2020, "QK-norm").
+    Queries and keys may be normalized, each head or all heads together (Henry et al. 2020,
+    "QK-norm").
 
-    Hook points: `queries` (B, H, T, D), `keys` and `values` (B, H', S, D) as they enter equation 1; `scores` and
-    `pattern` (B, H, T, S) before and after the softmax; `heads` (B, H, T, D), the weighted sums.
+    Hook points: `queries` (B, H, T, D), `keys` and `values` (B, H', S, D) as they enter equation 1;
+    `scores` and `pattern` (B, H, T, S) before and after the softmax; `heads` (B, H, T, D), the
+    weighted sums.
     """
 
     watched = False
 
-    def __init__(self, config: ModelConfig, layer: int = 0, *, memory_width: int | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, layer: int = 0, *, memory_width: int | None = None
+    ) -> None:
         super().__init__()
         width, bias, read = config.head_width, config.attention_bias, memory_width or config.d_model
         self.head_width = width
@@ -94,7 +106,9 @@ class Attention(nn.Module):
 
         `memory` is not read if the cache already holds its keys and values.
         """
-        return self.o_proj(ops.attention(self, x, memory, AttentionInputs(mask, bias, rotary, cache)))
+        return self.o_proj(
+            ops.attention(self, x, memory, AttentionInputs(mask, bias, rotary, cache))
+        )
 
     def attend(self, x: Tensor, memory: Tensor | None, inputs: AttentionInputs) -> Tensor:
         """Project, rotate, cache, attend: x (B, T, E) -> all heads, concatenated (B, T, H·D)."""
@@ -111,7 +125,9 @@ class Attention(nn.Module):
         return self.attend_heads(q, k, v, inputs)
 
     def attend_heads(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
-        """Queries (B, H, T, D), keys and values (B', H', S, D) -> all heads, concatenated (B, T, H·D)."""
+        """Queries (B, H, T, D), keys and values (B', H', S, D) -> all heads, concatenated (B, T,
+        H·D).
+        """
         packing = inputs.mask.packing
         q, bias = self.queries_and_bias(q, k, inputs.bias)
         if self.watched:
@@ -121,16 +137,28 @@ class Attention(nn.Module):
         return merged if packing is None else packing.flat(merged)
 
     def weigh(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
-        """Equation 1 for all heads: q (B, H, T, D), k and v (B', H', S, D) -> (B, H, T, D). The bias is final."""
+        """Equation 1 for all heads: q (B, H, T, D), k and v (B', H', S, D) -> (B, H, T, D). The
+        bias is final.
+        """
         bias = inputs.bias
         assert bias is None or isinstance(bias, Tensor | PairBias), "see `queries_and_bias`"
         hooks, mask = self if self.watched else None, inputs.mask
         return ops.attend(
-            q, k, v, mask, bias=bias, soft_cap=self.soft_cap, sinks=self.sinks, drop=self.drop, hooks=hooks
+            q,
+            k,
+            v,
+            mask,
+            bias=bias,
+            soft_cap=self.soft_cap,
+            sinks=self.sinks,
+            drop=self.drop,
+            hooks=hooks,
         )
 
     def project(self, x: Tensor, packing: Packing | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """x (B, T, E), or packed (1, N, E), -> queries, keys and values (B, H, T, D), with shared heads repeated."""
+        """x (B, T, E), or packed (1, N, E), -> queries, keys and values (B, H, T, D), with shared
+        heads repeated.
+        """
         return ops.share_keys(*self._projections(x, packing))
 
     def queries_and_bias(
@@ -138,10 +166,14 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor | PairBias | None]:
         """The scaled queries (B, H, T, D), and the bias of their scores with keys (B, H', S, D)."""
         if isinstance(bias, Distances):
-            assert isinstance(self.relative, DisentangledScores), "distances are for disentangled positions"
+            assert isinstance(self.relative, DisentangledScores), (
+                "distances are for disentangled positions"
+            )
             bias = self.relative.scores(q, k, bias, self.q_proj, self.k_proj) * self.query_scale
         elif isinstance(bias, Relations):
-            assert isinstance(self.relative, RelativeScores), "these are for relative-sinusoidal positions"
+            assert isinstance(self.relative, RelativeScores), (
+                "these are for relative-sinusoidal positions"
+            )
             bias = self.relative.scores(q, bias) * self.query_scale
             q = self.relative.content_query(q)
         return q if self.query_scale == 1.0 else q * self.query_scale, bias
@@ -175,8 +207,9 @@ class Attention(nn.Module):
 
 
 class GlobalAttention(Attention):
-    """Self-attention of an encoder with a window, in which the queries of global tokens, and the keys and values that
-    they read, have projections of their own (Beltagy et al. 2020, "Longformer", section 3.1).
+    """Self-attention of an encoder with a window, in which the queries of global tokens, and the
+    keys and values that they read, have projections of their own (Beltagy et al. 2020,
+    "Longformer", section 3.1).
 
     Hook points show the pattern of the other tokens.
     """
@@ -193,13 +226,16 @@ class GlobalAttention(Attention):
         mask, out = inputs.mask, super().attend(x, memory, inputs)
         if mask.globals is None or not bool(mask.globals.any()):
             return out
-        grid, out = (x, out) if mask.packing is None else (mask.packing.grid(x), mask.packing.grid(out))
+        grid, out = (
+            (x, out) if mask.packing is None else (mask.packing.grid(x), mask.packing.grid(out))
+        )
         rows, columns = mask.globals.expand(len(grid), -1).nonzero(as_tuple=True)
         cells = (mask.globals.cumsum(1) - 1).expand(len(grid), -1)[rows, columns]
         few = grid.new_zeros(len(grid), int(mask.globals.sum(1).max()), grid.shape[2])
         q = self.global_q_proj(few.index_put((rows, cells), grid[rows, columns])) * self.query_scale
         q, k, v = (
-            split_heads(y, self.head_width) for y in (q, self.global_k_proj(grid), self.global_v_proj(grid))
+            split_heads(y, self.head_width)
+            for y in (q, self.global_k_proj(grid), self.global_v_proj(grid))
         )
         found = merge_heads(ops.attend(q, k, v, Mask(mask.keys), drop=self.drop))
         out = out.index_put((rows, columns), found[rows, cells])
@@ -207,8 +243,9 @@ class GlobalAttention(Attention):
 
 
 class SummaryAttention(Attention):
-    """Self-attention of an encoder with a window, in which all queries also attend to a summary of each block of
-    tokens: the normalized sum of its inputs (Guo et al. 2022, "LongT5", section 3.2, transient global attention).
+    """Self-attention of an encoder with a window, in which all queries also attend to a summary of
+    each block of tokens: the normalized sum of its inputs (Guo et al. 2022, "LongT5", section 3.2,
+    transient global attention).
     """
 
     def __init__(self, config: ModelConfig, layer: int = 0) -> None:

@@ -1,7 +1,8 @@
 """Key/value caches: a decoding step computes the keys and values of the new token only.
 
-A cache is an argument owned by the caller. The keys of self-attention grow by one token per step. Those of
-cross-attention are computed once from the encoder's output; they have one row per source, shared by all its beams.
+A cache is an argument owned by the caller. The keys of self-attention grow by one token per step.
+Those of cross-attention are computed once from the encoder's output; they have one row per source,
+shared by all its beams.
 
     growing   allocates as it needs
     static    allocates everything at the start, and no more
@@ -17,10 +18,13 @@ from trifold.nn.masks import Mask
 
 
 class GrowingKeys:
-    """Keys and values of one self-attention. `update` appends in place; the buffers grow by doubling.
+    """Keys and values of one self-attention. `update` appends in place; the buffers grow by
+    doubling.
 
-    buffers: keys and values (B, H, capacity, D), of which the first `length - evicted` tokens are filled.
-    length: number of tokens read. evicted: how many of them, from the first on, are no longer stored.
+    buffers: keys and values (B, H, capacity, D), of which the first `length - evicted` tokens are
+        filled.
+    length: number of tokens read. evicted: how many of them, from the first on, are no longer
+    stored.
     """
 
     def __init__(self) -> None:
@@ -43,11 +47,15 @@ class GrowingKeys:
         return self.buffers[0][:, :, :end], self.buffers[1][:, :, :end]
 
     def next_slot(self) -> int:
-        """Where in the buffers the next token belongs, for a caller that writes it there and then calls `advance`."""
+        """Where in the buffers the next token belongs, for a caller that writes it there and then
+        calls `advance`.
+        """
         assert self.buffers is not None, "the first tokens are appended by update"
         start = self._filled
         if self.buffers[0].shape[2] <= start:
-            self.buffers = self._enlarge(self.buffers, self.buffers[0].shape[0], self._capacity(start + 1))
+            self.buffers = self._enlarge(
+                self.buffers, self.buffers[0].shape[0], self._capacity(start + 1)
+            )
         return start
 
     def advance(self) -> None:
@@ -58,7 +66,9 @@ class GrowingKeys:
         """The number of tokens to allocate when `end` are needed."""
         return max(16, 2 * end)
 
-    def _enlarge(self, like: tuple[Tensor, Tensor], rows: int, capacity: int) -> tuple[Tensor, Tensor]:
+    def _enlarge(
+        self, like: tuple[Tensor, Tensor], rows: int, capacity: int
+    ) -> tuple[Tensor, Tensor]:
         """New buffers, with the current contents if the number of rows is the same."""
         keys, values = (y.new_zeros(rows, y.shape[1], capacity, y.shape[3]) for y in like)
         if self.buffers is not None and self.buffers[0].shape[0] == rows:
@@ -106,8 +116,8 @@ class GrowingKeys:
 class StackInputs(GrowingKeys):
     """The inputs (B, 1, T, E) of a stack whose rotations depend on the length of the text.
 
-    frequencies: (B or 1, R/2) those of the last step; if they change, the states of all tokens do. find_frequencies:
-    (mask, number of new tokens, device) -> those of the next step.
+    frequencies: (B or 1, R/2) those of the last step; if they change, the states of all tokens do.
+    find_frequencies: (mask, number of new tokens, device) -> those of the next step.
     """
 
     def __init__(self, find_frequencies: Callable[[Mask, int, torch.device], Tensor]) -> None:
@@ -138,7 +148,8 @@ class StaticKeys(GrowingKeys):
 
 
 class SlidingKeys(GrowingKeys):
-    """Stores the keys that a window can reach after `rollback` tokens were removed, and up to an eighth more.
+    """Stores the keys that a window can reach after `rollback` tokens were removed, and up to an
+    eighth more.
 
     reach: how many of the tokens before it a new token may attend to, including padding.
     """
@@ -148,7 +159,9 @@ class SlidingKeys(GrowingKeys):
         self.window, self.rollback, self.reach = window, rollback, window - 1
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values (B, H, T, D); return views of those stored before and the new ones."""
+        """Append keys and values (B, H, T, D); return views of those stored before and the new
+        ones.
+        """
         stored = super().update(keys, values)
         self._evict()
         return stored
@@ -171,35 +184,45 @@ class SlidingKeys(GrowingKeys):
         filled, kept = self._filled, self.reach + self.rollback
         if self.buffers is None or filled <= self._most:
             return
-        tails = self.buffers[0][:, :, filled - kept : filled], self.buffers[1][:, :, filled - kept : filled]
+        tails = (
+            self.buffers[0][:, :, filled - kept : filled],
+            self.buffers[1][:, :, filled - kept : filled],
+        )
         self.buffers, self.evicted = None, self.length - kept
         self.buffers = self._enlarge(tails, tails[0].shape[0], self._most + 1)
         for buffer, tail in zip(self.buffers, tails, strict=True):
             buffer[:, :, :kept] = tail
 
     def truncate(self, length: int) -> None:
-        """Remove all but the first `length` tokens. Raises ValueError if the next may attend to an evicted one."""
+        """Remove all but the first `length` tokens. Raises ValueError if the next may attend to an
+        evicted one.
+        """
         if length - self.evicted < min(length, self.reach):
             raise ValueError(
-                f"cannot remove {self.length - length} tokens from a sliding cache that was created with "
+                f"cannot remove {self.length - length} tokens from a sliding cache that was "
+                "created with "
                 f"rollback={self.rollback}; raise rollback"
             )
         super().truncate(length)
 
 
 class History(GrowingKeys):
-    """What attention stores that depends on all tokens read, as the inputs (B, 1, T, E) of LSH attention: how it sorts
-    a token changes the states of those before it.
+    """What attention stores that depends on all tokens read, as the inputs (B, 1, T, E) of LSH
+    attention: how it sorts a token changes the states of those before it.
     """
 
     def truncate(self, length: int) -> None:
         """Raises ValueError if a token would be removed."""
         if length < self.length:
-            raise ValueError("this attention cannot remove tokens from a cache; use no speculative search")
+            raise ValueError(
+                "this attention cannot remove tokens from a cache; use no speculative search"
+            )
 
 
 class RunningSums(History):
-    """The sums S (B, H, M, D + 1) of linear attention instead of keys: their size does not grow with the length."""
+    """The sums S (B, H, M, D + 1) of linear attention instead of keys: their size does not grow
+    with the length.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,15 +243,19 @@ class RunningSums(History):
 
 
 class SpanKeys(GrowingKeys):
-    """Keys and values of tokens and of the spans that end with them (`nn.spans`): n tokens have less than 2·n."""
+    """Keys and values of tokens and of the spans that end with them (`nn.spans`): n tokens have
+    less than 2·n.
+    """
 
     @property
     def _filled(self) -> int:
         return 2 * self.length
 
-    def put(self, slots: Tensor, keys: Tensor, values: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-        """Store keys and values (B, H, N, D) of so many tokens more at slots (B or 1, N); return all that are stored.
-        The last slot, 2·n − 1, is for what nothing reads.
+    def put(
+        self, slots: Tensor, keys: Tensor, values: Tensor, tokens: int
+    ) -> tuple[Tensor, Tensor]:
+        """Store keys and values (B, H, N, D) of so many tokens more at slots (B or 1, N); return
+        all that are stored. The last slot, 2·n − 1, is for what nothing reads.
         """
         end = 2 * (self.length + tokens)
         if self.buffers is None or self.buffers[0].shape[2] < end:
@@ -240,7 +267,9 @@ class SpanKeys(GrowingKeys):
 
 
 class LayerCache:
-    """The keys and values of one decoder layer: its own, and those (B, H, S, D) of the memory, once computed."""
+    """The keys and values of one decoder layer: its own, and those (B, H, S, D) of the memory, once
+    computed.
+    """
 
     def __init__(self, own: GrowingKeys | None = None) -> None:
         self.own = own or GrowingKeys()
@@ -250,12 +279,14 @@ class LayerCache:
 class Cache:
     """The cache of a whole decoder. Its rows are beams; consecutive rows share a row of the memory.
 
-    beam_index: (R, capacity) the row in which key s of each row is stored, so that `reorder` need not move keys; None
-        if each row stores its own. Only a decoding step that sets `uses_beam_index` reads it; before any other step,
-        `gather_beams` moves the keys.
+    beam_index: (R, capacity) the row in which key s of each row is stored, so that `reorder` need
+        not move keys; None if each row stores its own. Only a decoding step that sets
+        `uses_beam_index` reads it; before any other step, `gather_beams` moves the keys.
     """
 
-    def __init__(self, layers: int | Iterable[GrowingKeys], inputs: StackInputs | None = None) -> None:
+    def __init__(
+        self, layers: int | Iterable[GrowingKeys], inputs: StackInputs | None = None
+    ) -> None:
         """The given keys, one per layer, or a number of growing ones."""
         own = (GrowingKeys() for _ in range(layers)) if isinstance(layers, int) else layers
         self.layers, self.inputs = [LayerCache(keys) for keys in own], inputs
@@ -272,7 +303,9 @@ class Cache:
         return [layer.own for layer in self.layers] + ([] if self.inputs is None else [self.inputs])
 
     def note_padding(self, attend: Tensor | None) -> None:
-        """attend: (B, S), past and new keys. A window counts real keys only, so padding extends the reach."""
+        """attend: (B, S), past and new keys. A window counts real keys only, so padding extends the
+        reach.
+        """
         sliding = [layer.own for layer in self.layers if isinstance(layer.own, SlidingKeys)]
         if not sliding or attend is None:
             return

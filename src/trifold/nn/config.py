@@ -1,7 +1,7 @@
 """ModelConfig: every variant of the Transformer as plain values.
 
-A family or a preset is one ModelConfig; `nn` selects parts by these values and never tests a family's name. The
-defaults are the base model of "Attention Is All You Need" (Vaswani et al. 2017).
+A family or a preset is one ModelConfig; `nn` selects parts by these values and never tests a
+family's name. The defaults are the base model of "Attention Is All You Need" (Vaswani et al. 2017).
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ Positions = Literal[
 ]
 Pair = tuple[PositiveInt, PositiveInt]
 Activation = Literal["relu", "relu2", "gelu", "gelu-tanh", "quick-gelu", "silu", "tanh"]
-Head = Literal["lm", "pooler", "next-sentence", "sequence", "choice", "token", "span", "replaced", "boundary"]
+Head = Literal[
+    "lm", "pooler", "next-sentence", "sequence", "choice", "token", "span", "replaced", "boundary"
+]
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
 MAX_CLASSES = 2**20  # beyond any model in use, as MAX_LAYERS
 # Sizes of the decoder -> those of the encoder, which are their defaults.
@@ -37,93 +39,156 @@ DECODER_SIZES = {
 
 
 class ModelConfig(Settings):
-    """Sizes and choices of one Transformer. Derived numbers are properties; values are never overwritten."""
+    """Sizes and choices of one Transformer. Derived numbers are properties; values are never
+    overwritten.
+    """
 
     shape: Shape = "encoder-decoder"
 
     # Sizes
-    vocab_size: int = Field(37_000, gt=0, description="source vocabulary, by default also of the target")
-    target_vocab_size: int | None = Field(None, gt=0, description="separate vocabulary of the target")
+    vocab_size: int = Field(
+        37_000, gt=0, description="source vocabulary, by default also of the target"
+    )
+    target_vocab_size: int | None = Field(
+        None, gt=0, description="separate vocabulary of the target"
+    )
     max_positions: int = Field(1024, gt=0, description="longest sequence, in tokens")
     max_decoder_positions: int | None = Field(
         None, gt=0, description="of the decoder; default: max_positions"
     )
     d_model: int = Field(512, gt=0)
-    d_decoder: int | None = Field(None, gt=0, description="d_model of the decoder; default: d_model")
-    d_embedding: int | None = Field(None, gt=0, description="width of the embeddings before a projection")
+    d_decoder: int | None = Field(
+        None, gt=0, description="d_model of the decoder; default: d_model"
+    )
+    d_embedding: int | None = Field(
+        None, gt=0, description="width of the embeddings before a projection"
+    )
     n_layers: int = Field(6, gt=0, le=parts.MAX_LAYERS, description="layers of each stack")
-    n_decoder_layers: int | None = Field(None, gt=0, le=parts.MAX_LAYERS, description="default: n_layers")
+    n_decoder_layers: int | None = Field(
+        None, gt=0, le=parts.MAX_LAYERS, description="default: n_layers"
+    )
     n_heads: int = Field(8, gt=0)
     n_decoder_heads: int | None = Field(None, gt=0, description="decoder heads; default: n_heads")
-    n_kv_heads: int | None = Field(None, gt=0, description="heads of keys and values; default: n_heads")
-    n_decoder_kv_heads: int | None = Field(None, gt=0, description="of the decoder; default: n_kv_heads")
-    d_head: int | None = Field(None, gt=0, description="width of a head; default: d_model / n_heads")
-    d_decoder_head: int | None = Field(None, gt=0, description="d_head of the decoder; default: d_head")
+    n_kv_heads: int | None = Field(
+        None, gt=0, description="heads of keys and values; default: n_heads"
+    )
+    n_decoder_kv_heads: int | None = Field(
+        None, gt=0, description="of the decoder; default: n_kv_heads"
+    )
+    d_head: int | None = Field(
+        None, gt=0, description="width of a head; default: d_model / n_heads"
+    )
+    d_decoder_head: int | None = Field(
+        None, gt=0, description="d_head of the decoder; default: d_head"
+    )
     d_ff: int = Field(2048, gt=0)
     d_decoder_ff: int | None = Field(None, gt=0, description="d_ff of the decoder; default: d_ff")
     token_projection: bool = Field(
         False,
-        description="d_embedding: only tokens are projected, without bias, and states back to it for the heads",
+        description="d_embedding: only tokens are projected, without bias, and states back to "
+        "it for the heads",
     )
-    block_of_layer: tuple[int, ...] | None = Field(None, strict=False, description="block of each layer")
+    block_of_layer: tuple[int, ...] | None = Field(
+        None, strict=False, description="block of each layer"
+    )
 
     # Embeddings and positions
     positions: Positions = "sinusoidal"
-    learned_positions: bool = Field(False, description="relative, disentangled: add learned positions too")
-    position_offset: int = Field(0, ge=0, description="learned, sinusoidal: row of the table for position 0")
+    learned_positions: bool = Field(
+        False, description="relative, disentangled: add learned positions too"
+    )
+    position_offset: int = Field(
+        0, ge=0, description="learned, sinusoidal: row of the table for position 0"
+    )
     scale_embeddings: bool = Field(True, description="multiply embeddings by sqrt(d_model)")
     embedding_scale: float | None = Field(None, gt=0, description="another factor of embeddings")
-    embedding_scale_rounded: bool = Field(False, description="round the factor to the precision of the model")
+    embedding_scale_rounded: bool = Field(
+        False, description="round the factor to the precision of the model"
+    )
     embedding_norm: bool = Field(False, description="normalize the sum of the embeddings")
     n_token_types: int = Field(0, ge=0, description="kinds of segments, each with an embedding")
-    separator_id: int | None = Field(None, ge=0, description="segments are 1 after the first such token")
-    rotary_width: int | None = Field(None, gt=0, description="rotated dimensions of a head; default: all")
+    separator_id: int | None = Field(
+        None, ge=0, description="segments are 1 after the first such token"
+    )
+    rotary_width: int | None = Field(
+        None, gt=0, description="rotated dimensions of a head; default: all"
+    )
     rotary_pairs: Literal["halves", "interleaved"] = Field(
         "halves", description="rotate dimension i with i + width / 2, or neighbours together"
     )
     rotary_theta: float = Field(10_000.0, gt=0, description="base of the frequencies")
-    rotary_scaling: parts.RotaryScaling | None = Field(None, description="extension to longer contexts")
+    rotary_scaling: parts.RotaryScaling | None = Field(
+        None, description="extension to longer contexts"
+    )
     rotary_local_theta: float | None = Field(
-        None, gt=0, description="base in layers with a window, without scaling; default: as in other layers"
+        None,
+        gt=0,
+        description="base in layers with a window, without scaling; default: as in other layers",
     )
     rotary_pattern: tuple[Literal["rotary", "none"], ...] = Field(
-        ("rotary",), strict=False, min_length=1, description="layers with and without positions, repeated"
+        ("rotary",),
+        strict=False,
+        min_length=1,
+        description="layers with and without positions, repeated",
     )
-    relative_buckets: int = Field(32, gt=1, description="relative, disentangled: buckets of distances")
+    relative_buckets: int = Field(
+        32, gt=1, description="relative, disentangled: buckets of distances"
+    )
     relative_distance: int = Field(
         128, gt=1, description="relative, disentangled: larger ones share a bucket"
     )
     relative_log: bool = Field(
-        True, description="disentangled: far distances share buckets; else each has one, up to half of them"
+        True,
+        description="disentangled: far distances share buckets; else each has one, up to half "
+        "of them",
     )
     relative_scores: Literal["both", "content-to-position", "position-to-content"] = Field(
         "both", description="disentangled: which scores are added to those of content"
     )
-    relative_shared: bool = Field(False, description="disentangled: q_proj and k_proj also project distances")
-    relative_norm: bool = Field(False, description="disentangled: normalize the vectors of distances")
+    relative_shared: bool = Field(
+        False, description="disentangled: q_proj and k_proj also project distances"
+    )
+    relative_norm: bool = Field(
+        False, description="disentangled: normalize the vectors of distances"
+    )
     relative_clamp: int | None = Field(
-        None, gt=0, description="relative-sinusoidal: largest distance that is distinguished; default: none"
+        None,
+        gt=0,
+        description="relative-sinusoidal: largest distance that is distinguished; default: none",
     )
     segment_offsets: bool = Field(
-        False, description="relative-sinusoidal: scores depend on whether query and key share a segment"
+        False,
+        description="relative-sinusoidal: scores depend on whether query and key share a segment",
     )
-    query_stream: bool = Field(False, description="relative-sinusoidal: learned input of a query stream")
+    query_stream: bool = Field(
+        False, description="relative-sinusoidal: learned input of a query stream"
+    )
     alibi_scale: float = Field(1.0, gt=0, description="alibi: factor of the offsets")
     alibi_rounded: bool = Field(False, description="alibi: round slopes and offsets to bfloat16")
-    axial_shape: Pair | None = Field(None, strict=False, description="axial: rows and columns of positions")
-    axial_widths: Pair | None = Field(None, strict=False, description="axial: widths of a row and a column")
-    image_size: tuple[int, int] | None = Field(None, strict=False, description="height and width in pixels")
-    patch_size: tuple[int, int] | None = Field(None, strict=False, description="patch height and width")
+    axial_shape: Pair | None = Field(
+        None, strict=False, description="axial: rows and columns of positions"
+    )
+    axial_widths: Pair | None = Field(
+        None, strict=False, description="axial: widths of a row and a column"
+    )
+    image_size: tuple[int, int] | None = Field(
+        None, strict=False, description="height and width in pixels"
+    )
+    patch_size: tuple[int, int] | None = Field(
+        None, strict=False, description="patch height and width"
+    )
     n_channels: int = Field(3, gt=0, description="channels of a pixel")
     stem: tuple[PositiveInt, ...] = Field(
         (),
         strict=False,
-        description="channels of 3 x 3 convolutions before the patches; one with more than the one before has stride 2",
+        description="channels of 3 x 3 convolutions before the patches; one with more than the "
+        "one before has stride 2",
     )
 
     # Blocks
     residual: Literal["sequential", "parallel", "parallel-two-norms", "reversible"] = Field(
-        "sequential", description="attention, then feed-forward; parallel (one norm or two); in two streams"
+        "sequential",
+        description="attention, then feed-forward; parallel (one norm or two); in two streams",
     )
     norm: Literal["layer", "rms"] = "layer"
     norm_weight: Literal["plain", "plus-one", "none"] = Field(
@@ -140,81 +205,123 @@ class ModelConfig(Settings):
     decoder_final_norm: bool | None = Field(None, description="the same for the decoder")
     activation: Activation = "relu"
     gated: bool = Field(False, description="activation(gate_proj x) times in_proj x")
-    gate_limit: float | None = Field(None, gt=0, description="gated: clamp both factors; add 1 to in_proj x")
-    experts: parts.Experts | None = Field(None, description="mixture of experts instead of the network")
+    gate_limit: float | None = Field(
+        None, gt=0, description="gated: clamp both factors; add 1 to in_proj x"
+    )
+    experts: parts.Experts | None = Field(
+        None, description="mixture of experts instead of the network"
+    )
     feed_forward_bias: bool = True
-    convolution: parts.Convolution | None = Field(None, description="encoder: added to the first layer")
+    convolution: parts.Convolution | None = Field(
+        None, description="encoder: added to the first layer"
+    )
 
     # Attention
     attention_bias: bool = Field(False, description="biases of all projections of attention")
-    attention_out_bias: bool | None = Field(None, description="bias of o_proj; default: attention_bias")
+    attention_out_bias: bool | None = Field(
+        None, description="bias of o_proj; default: attention_bias"
+    )
     attention: Literal["softmax", "elu", "favor", "low-rank", "spans", "lsh"] = Field(
-        "softmax", description="weights of self-attention: softmax, or of (almost) linear cost in the length"
+        "softmax",
+        description="weights of self-attention: softmax, or of (almost) linear cost in the length",
     )
     n_features: int = Field(128, gt=0, description="favor: random features of a head")
     rank: int = Field(256, gt=0, description="low-rank: mixtures of keys")
-    span_keys: int = Field(16, gt=0, description="spans: keys of each level on each side of a token")
+    span_keys: int = Field(
+        16, gt=0, description="spans: keys of each level on each side of a token"
+    )
     lsh: parts.LSH = Field(parts.LSH(), description="lsh: hashing and chunks")
     qk_norm: Literal["head", "width"] | None = Field(
         None, description="norm of queries and keys, of each head or over all of them"
     )
     latent: parts.Latent | None = Field(None, description="multi-head latent attention")
-    attention_sinks: bool = Field(False, description="a learned score per head that attends to nothing")
+    attention_sinks: bool = Field(
+        False, description="a learned score per head that attends to nothing"
+    )
     attention_scale: float | None = Field(
         None, gt=0, description="factor of scores; default: 1/√d_head, disentangled: 1/√(3·d_head)"
     )
     attention_scale_by_layer: bool = Field(False, description="divide scores by the layer number")
     score_soft_cap: float | None = Field(None, gt=0, description="scores s become c·tanh(s / c)")
     sliding_window: int | None = Field(
-        None, gt=0, description="a query's keys: itself and those before it (in an encoder also after it)"
+        None,
+        gt=0,
+        description="a query's keys: itself and those before it (in an encoder also after it)",
     )
-    decoder_window: int | None = Field(None, ge=0, description="0 for none; default: sliding_window")
+    decoder_window: int | None = Field(
+        None, ge=0, description="0 for none; default: sliding_window"
+    )
     global_tokens: Literal["none", "first", "question", "answer"] = Field(
         "none",
-        description="tokens of an encoder that attend to all and that all attend to, beside the window: the first, "
+        description="tokens of an encoder that attend to all and that all attend to, beside the "
+        "window: the first, "
         "those before the first end-of-sentence token, or those after the second one",
     )
-    global_projections: bool = Field(False, description="global tokens have projections of their own")
-    summary_block: int | None = Field(
-        None, gt=0, description="encoder: tokens of a block; queries also attend to the summaries of blocks"
+    global_projections: bool = Field(
+        False, description="global tokens have projections of their own"
     )
-    sparse_blocks: parts.SparseBlocks | None = Field(None, description="encoder: attend to a few blocks")
+    summary_block: int | None = Field(
+        None,
+        gt=0,
+        description="encoder: tokens of a block; queries also attend to the summaries of blocks",
+    )
+    sparse_blocks: parts.SparseBlocks | None = Field(
+        None, description="encoder: attend to a few blocks"
+    )
     recurrence: parts.Recurrence | None = Field(None, description="decoder: segment recurrence")
     window_pattern: tuple[Literal["local", "global"] | int, ...] = Field(
-        ("local",), strict=False, min_length=1, description="repeated: the window, none, or one of that size"
+        ("local",),
+        strict=False,
+        min_length=1,
+        description="repeated: the window, none, or one of that size",
     )
 
     # Heads
-    heads: tuple[Head, ...] | None = Field(None, strict=False, description="default: lm with a decoder")
+    heads: tuple[Head, ...] | None = Field(
+        None, strict=False, description="default: lm with a decoder"
+    )
     tie_lm_head: bool = Field(True, description="the output projection shares the target embedding")
     lm_head_bias: bool = False
     lm_head_transform: Activation | None = Field(None, description="dense layer, activation, norm")
-    logits_scale: float = Field(1.0, gt=0, description="factor of states before the output projection")
+    logits_scale: float = Field(
+        1.0, gt=0, description="factor of states before the output projection"
+    )
     logit_soft_cap: float | None = Field(None, gt=0, description="logits z become c·tanh(z / c)")
     pooler_activation: Activation = Field("tanh", description="after the dense layer of the pooler")
     pooler_width: int | None = Field(None, gt=0, description="pooler's width; default: d_model")
     n_labels: int = Field(2, gt=0, le=MAX_CLASSES, description="classes of sequences or tokens")
-    label_names: tuple[str, ...] | None = Field(None, strict=False, description="default: LABEL_0, …")
+    label_names: tuple[str, ...] | None = Field(
+        None, strict=False, description="default: LABEL_0, …"
+    )
     problem_type: ProblemType | None = Field(
-        None, description="meaning of class logits: a number, one class (default), or any number of classes"
+        None,
+        description="meaning of class logits: a number, one class (default), or any number of "
+        "classes",
     )
     classifier_input: Literal["pooler", "first", "last", "eos", "mean", "mean-logits"] = Field(
         "first",
-        description="state that represents the sequence: of a token, the pooler's vector, or the mean; or the mean of "
+        description="state that represents the sequence: of a token, the pooler's vector, or "
+        "the mean; or the mean of "
         "the logits of all tokens",
     )
     starts_with_last: bool = Field(
         False, description="without a target, the decoder reads the source after its last token"
     )
-    classifier_transform: Activation | None = Field(None, description="dense layer and activation before it")
+    classifier_transform: Activation | None = Field(
+        None, description="dense layer and activation before it"
+    )
     token_transform: Activation | None = Field(
         None, description="dense layer and activation before the classes of tokens and spans"
     )
-    span_layer: bool = Field(False, description="a feed-forward sub-layer before the scores of spans")
+    span_layer: bool = Field(
+        False, description="a feed-forward sub-layer before the scores of spans"
+    )
     transform_norm: bool = Field(False, description="a norm after the dense layer of classifiers")
     transform_bias: bool = Field(True, description="bias of the dense layer before logits")
     classifier_bias: bool = Field(True, description="bias of the sequence classifier")
-    boundary_positions: int = Field(20, gt=0, description="boundary: distinct positions in a masked span")
+    boundary_positions: int = Field(
+        20, gt=0, description="boundary: distinct positions in a masked span"
+    )
     boundary_width: int = Field(200, gt=0, description="boundary: width of position embeddings")
 
     # Dropout
@@ -222,13 +329,17 @@ class ModelConfig(Settings):
     embedding_dropout: float | None = Field(None, ge=0, lt=1, description="default: dropout")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="on attention weights")
     activation_dropout: float = Field(0.0, ge=0, lt=1, description="inside the feed-forward")
-    classifier_dropout: float | None = Field(None, ge=0, lt=1, description="of heads; default: dropout")
+    classifier_dropout: float | None = Field(
+        None, ge=0, lt=1, description="of heads; default: dropout"
+    )
 
     # Special tokens
     pad_id: int = Field(0, ge=0)
     bos_id: int = Field(1, ge=0)
     eos_id: int = Field(2, ge=0)
-    decoder_start_id: int | None = Field(None, ge=0, description="first decoder token; default: bos_id")
+    decoder_start_id: int | None = Field(
+        None, ge=0, description="first decoder token; default: bos_id"
+    )
 
     @property
     def head_width(self) -> int:
@@ -337,15 +448,22 @@ class ModelConfig(Settings):
     def patch_shape(self) -> tuple[int, ...]:
         """Channels, height and width of a patch after the stem."""
         stride = prod(stride for *_, stride in self.stem_layers)
-        return (self.n_channels, *self.stem)[-1], *(side // stride for side in self.patch_size or (0, 0))
+        return (self.n_channels, *self.stem)[-1], *(
+            side // stride for side in self.patch_size or (0, 0)
+        )
 
     @property
     def decoder_side(self) -> ModelConfig:
-        """The config with the decoder's sizes in place of the encoder's (DECODER_SIZES), and its sliding_window."""
+        """The config with the decoder's sizes in place of the encoder's (DECODER_SIZES), and its
+        sliding_window.
+        """
         window = self.decoder_window
         return self.model_copy(
             update={
-                **{ours: getattr(self, own) or getattr(self, ours) for own, ours in DECODER_SIZES.items()},
+                **{
+                    ours: getattr(self, own) or getattr(self, ours)
+                    for own, ours in DECODER_SIZES.items()
+                },
                 "sliding_window": self.sliding_window if window is None else window or None,
                 "global_projections": False,
                 "summary_block": None,

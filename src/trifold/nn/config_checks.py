@@ -16,7 +16,12 @@ def first_problem(config: ModelConfig) -> str | None:
     checks = [_needs, _sizes, _layers, _experts, _linear_attention, _sparse_attention, _latent]
     checks += [_positions, _disentangled, _rotary_scaling, _images, _heads]
     found = (problem for check in checks for problem in check(config))
-    own = [_linear_attention, _latent, _positions, _rotary_scaling]  # of sizes that the decoder may have too
+    own = [
+        _linear_attention,
+        _latent,
+        _positions,
+        _rotary_scaling,
+    ]  # of sizes that the decoder may have too
     more = (f"decoder: {problem}" for check in own for problem in check(config.decoder_side))
     return next(chain(found, more), None)
 
@@ -24,9 +29,11 @@ def first_problem(config: ModelConfig) -> str | None:
 # Values of a setting, and the keys that need one of them.
 _NEEDED = {
     "shape": {
-        "encoder-decoder": "target_vocab_size d_decoder n_decoder_heads n_decoder_kv_heads d_decoder_head "
+        "encoder-decoder": "target_vocab_size d_decoder n_decoder_heads n_decoder_kv_heads "
+        "d_decoder_head "
         "d_decoder_ff decoder_window max_decoder_positions starts_with_last",
-        "encoder or encoder-decoder": "global_tokens global_projections summary_block sparse_blocks",
+        "encoder or encoder-decoder": "global_tokens global_projections summary_block "
+        "sparse_blocks",
         "encoder": "segment_offsets query_stream patch_size convolution",
         "decoder": "recurrence",
     },
@@ -34,7 +41,8 @@ _NEEDED = {
     "norm_placement": {"post": "convolution"},
     "attention": {"favor": "n_features", "low-rank": "rank", "spans": "span_keys", "lsh": "lsh"},
     "positions": {
-        "rotary": "rotary_width rotary_pairs rotary_theta rotary_scaling rotary_local_theta rotary_pattern",
+        "rotary": "rotary_width rotary_pairs rotary_theta rotary_scaling rotary_local_theta "
+        "rotary_pattern",
         "disentangled": "relative_log relative_scores relative_shared relative_norm",
         "relative or disentangled": "learned_positions relative_buckets relative_distance",
         "relative-sinusoidal": "relative_clamp segment_offsets query_stream",
@@ -67,28 +75,46 @@ def _sizes(config: ModelConfig) -> Iterator[str]:
             yield f"{kv_heads} {sized.n_kv_heads} does not divide {heads} {sized.n_heads}"
     shares = config.target_vocab_size is None and config.d_embedding is None
     if shares and config.d_decoder not in (None, config.d_model):
-        yield "d_decoder: stacks of two widths share no embeddings: set target_vocab_size, or d_embedding"
+        yield (
+            "d_decoder: stacks of two widths share no embeddings: set target_vocab_size, or "
+            "d_embedding"
+        )
 
 
 def _layers(config: ModelConfig) -> Iterator[str]:
     blocks = config.block_of_layer
     if blocks is not None:
         if {len(blocks)} != {config.encoder_layers, config.decoder_layers} - {0}:
-            yield f"block_of_layer has {len(blocks)} entries: give one for each of the n_layers layers"
+            yield (
+                f"block_of_layer has {len(blocks)} entries: give one for each of the n_layers "
+                "layers"
+            )
         if set(blocks) != set(range(max(blocks, default=0) + 1)):
             yield f"block_of_layer {blocks} skips a block: use each of 0, 1, … up to the largest"
         if config.attention_scale_by_layer:
-            yield "block_of_layer and attention_scale_by_layer exclude each other: a shared block has no single layer"
+            yield (
+                "block_of_layer and attention_scale_by_layer exclude each other: a shared "
+                "block has no single layer"
+            )
     if config.residual != "sequential":
         if config.norm_placement != "pre":
-            yield f"residual: {config.residual} needs norm_placement: pre, not {config.norm_placement}"
+            yield (
+                f"residual: {config.residual} needs norm_placement: pre, not "
+                f"{config.norm_placement}"
+            )
         if config.shape == "encoder-decoder":
-            yield f"residual: {config.residual} has no cross-attention: choose shape encoder or decoder"
+            yield (
+                f"residual: {config.residual} has no cross-attention: choose shape encoder or "
+                "decoder"
+            )
         if not config.first_norm or config.residual_scale != 1:
             yield f"residual: {config.residual} excludes first_norm: false and residual_scale"
     if config.residual == "reversible":
         if config.token_projection or config.token_transform or "replaced" in config.chosen_heads:
-            yield "residual: reversible excludes token_projection, token_transform and the head replaced"
+            yield (
+                "residual: reversible excludes token_projection, token_transform and the head "
+                "replaced"
+            )
         if config.positions in ("relative", "relative-sinusoidal", "disentangled"):
             yield "residual: reversible excludes learned offsets of scores"
     if not config.first_norm and config.norm_placement != "pre":
@@ -102,7 +128,10 @@ def _layers(config: ModelConfig) -> Iterator[str]:
     if wrong := [own for own in config.window_pattern if isinstance(own, int) and own < 1]:
         yield f"window_pattern: {wrong[0]} is neither local, global nor a positive number of keys"
     if "local" not in config.window_pattern and {*config.window_pattern} != {"global"}:
-        yield "window_pattern has numbers, but no local layer, which has sliding_window: write local for one of them"
+        yield (
+            "window_pattern has numbers, but no local layer, which has sliding_window: write "
+            "local for one of them"
+        )
     if config.sliding_window is None and config.decoder_window is not None:
         yield "decoder_window needs sliding_window, that of the encoder"
     if (part := config.convolution) is not None:
@@ -110,9 +139,17 @@ def _layers(config: ModelConfig) -> Iterator[str]:
             yield f"convolution: kernel {part.kernel} must be odd"
         if config.d_model % part.groups:
             yield f"convolution: groups {part.groups} does not divide d_model {config.d_model}"
-        others = config.block_of_layer or config.query_stream or config.summary_block or config.patch_size
+        others = (
+            config.block_of_layer
+            or config.query_stream
+            or config.summary_block
+            or config.patch_size
+        )
         if others or config.attention == "spans":
-            yield "convolution excludes block_of_layer, query_stream, summary_block, patch_size and attention: spans"
+            yield (
+                "convolution excludes block_of_layer, query_stream, summary_block, patch_size "
+                "and attention: spans"
+            )
 
 
 def _experts(config: ModelConfig) -> Iterator[str]:
@@ -123,9 +160,15 @@ def _experts(config: ModelConfig) -> Iterator[str]:
     if experts.count % experts.groups:
         yield f"experts.groups {experts.groups} does not divide experts.count {experts.count}"
     if experts.groups_per_token > experts.groups:
-        yield f"experts.groups_per_token {experts.groups_per_token} exceeds experts.groups {experts.groups}"
+        yield (
+            f"experts.groups_per_token {experts.groups_per_token} exceeds experts.groups "
+            f"{experts.groups}"
+        )
     if experts.per_token > (most := experts.count // experts.groups * experts.groups_per_token):
-        yield f"experts.per_token {experts.per_token} exceeds {most}, the experts that a token can reach"
+        yield (
+            f"experts.per_token {experts.per_token} exceeds {most}, the experts that a token "
+            "can reach"
+        )
 
 
 def _linear_attention(config: ModelConfig) -> Iterator[str]:
@@ -134,11 +177,16 @@ def _linear_attention(config: ModelConfig) -> Iterator[str]:
     if config.attention == "low-rank" and config.shape != "encoder":
         yield f"attention: low-rank mixes all tokens and needs shape: encoder, not {config.shape}"
     if config.attention == "spans" and (
-        config.shape == "encoder-decoder" or config.positions == "rotary" or config.experts is not None
+        config.shape == "encoder-decoder"
+        or config.positions == "rotary"
+        or config.experts is not None
     ):
         yield "attention: spans excludes shape: encoder-decoder, positions: rotary and experts"
     if config.positions in ("relative", "relative-sinusoidal", "alibi", "disentangled"):
-        yield f"attention: {config.attention} has no offsets of scores: choose other positions than {config.positions}"
+        yield (
+            f"attention: {config.attention} has no offsets of scores: choose other positions "
+            f"than {config.positions}"
+        )
     if config.rotary_scaling is not None and config.rotary_scaling.kind in ("dynamic", "longrope"):
         yield f"attention: {config.attention} excludes rotary_scaling: {config.rotary_scaling.kind}"
     excluded = ("n_kv_heads", "qk_norm") if config.attention == "lsh" else ("attention_dropout",)
@@ -148,7 +196,11 @@ def _linear_attention(config: ModelConfig) -> Iterator[str]:
 
 
 def _sparse_attention(config: ModelConfig) -> Iterator[str]:
-    for key, default in (("global_tokens", "none"), ("global_projections", False), ("summary_block", None)):
+    for key, default in (
+        ("global_tokens", "none"),
+        ("global_projections", False),
+        ("summary_block", None),
+    ):
         if getattr(config, key) != default and config.sliding_window is None:
             yield f"{key} needs sliding_window, the number of keys of the other tokens"
     for key in ("global_projections", "summary_block", "sparse_blocks", "recurrence"):
@@ -160,21 +212,33 @@ def _sparse_attention(config: ModelConfig) -> Iterator[str]:
             yield f"{key} excludes {'latent' if config.latent else 'n_kv_heads'}"
     if config.global_projections:
         if not config.positions.startswith(("learned", "sinusoidal", "none")):
-            yield f"global_projections excludes offsets of scores: choose other positions than {config.positions}"
+            yield (
+                "global_projections excludes offsets of scores: choose other positions than "
+                f"{config.positions}"
+            )
         for key in ("qk_norm", "score_soft_cap", "attention_sinks"):
             if getattr(config, key):
                 yield f"global_projections excludes {key}"
     if config.summary_block is not None:
         if config.positions in ("rotary", "alibi", "relative-sinusoidal", "disentangled"):
-            yield f"summary_block: a summary has no position; choose other positions than {config.positions}"
+            yield (
+                "summary_block: a summary has no position; choose other positions than "
+                f"{config.positions}"
+            )
         if config.global_projections:
             yield "summary_block excludes global_projections"
-    if config.sparse_blocks is not None and (config.sliding_window is not None or config.query_stream):
+    if config.sparse_blocks is not None and (
+        config.sliding_window is not None or config.query_stream
+    ):
         yield "sparse_blocks excludes sliding_window and query_stream"
     if config.recurrence is not None:
         if config.positions not in ("relative-sinusoidal", "none"):
             yield f"recurrence needs positions: relative-sinusoidal or none, not {config.positions}"
-        if config.sliding_window is not None or config.residual != "sequential" or config.experts is not None:
+        if (
+            config.sliding_window is not None
+            or config.residual != "sequential"
+            or config.experts is not None
+        ):
             yield "recurrence excludes sliding_window, parallel residuals and experts"
 
 
@@ -201,26 +265,41 @@ def _positions(config: ModelConfig) -> Iterator[str]:
     if config.positions == "rotary":
         rotated = config.rotated_width
         if config.latent is None and (rotated % 2 or rotated > config.head_width):
-            yield f"rotary_width {rotated} must be even and at most {config.head_width}, the width of a head"
-        if rotated == 2 and config.rotary_scaling is not None and config.rotary_scaling.kind == "dynamic":
+            yield (
+                f"rotary_width {rotated} must be even and at most {config.head_width}, the "
+                "width of a head"
+            )
+        if (
+            rotated == 2
+            and config.rotary_scaling is not None
+            and config.rotary_scaling.kind == "dynamic"
+        ):
             yield "rotary_scaling: dynamic needs a rotary width of at least 4, not 2"
     if config.positions == "relative-sinusoidal" and config.d_model % 2:
         yield f"relative-sinusoidal positions need an even d_model, not {config.d_model}"
     if config.positions == "relative":
-        # An encoder splits the buckets between both directions; half of a direction's buckets are for exact distances.
+        # An encoder splits the buckets between both directions; half of a direction's buckets are
+        # for exact distances.
         fewest = config.relative_buckets // (4 if config.encoder_layers else 2)
         most = config.relative_buckets // (2 if config.decoder_layers else 4)
         if fewest < 1 or config.relative_distance <= most:
             yield (
-                f"relative_distance {config.relative_distance} is too small for {config.relative_buckets} "
-                "relative_buckets: use at least four buckets, and a distance of more than half as many"
+                f"relative_distance {config.relative_distance} is too small for "
+                f"{config.relative_buckets} "
+                "relative_buckets: use at least four buckets, and a distance of more than half "
+                "as many"
             )
     if config.positions == "axial":
         shape, widths = config.axial_shape or (0, 0), config.axial_widths or (0, 0)
         if prod(shape) < (most := max(config.max_positions, config.max_decoder_positions or 0)):
-            yield f"axial positions need axial_shape, whose product is at least max_positions {most}"
+            yield (
+                f"axial positions need axial_shape, whose product is at least max_positions {most}"
+            )
         if sum(widths) != width:
-            yield f"axial positions need axial_widths, whose sum is the width {width} of the embeddings"
+            yield (
+                f"axial positions need axial_widths, whose sum is the width {width} of the "
+                "embeddings"
+            )
 
 
 def _disentangled(config: ModelConfig) -> Iterator[str]:
@@ -231,7 +310,8 @@ def _disentangled(config: ModelConfig) -> Iterator[str]:
     buckets, farthest = config.relative_buckets, config.relative_distance
     if buckets < 4 or buckets % 2 or (config.relative_log and farthest <= buckets // 4 + 1):
         yield (
-            f"disentangled positions need an even number of at least 4 relative_buckets, not {buckets}, "
+            "disentangled positions need an even number of at least 4 relative_buckets, not "
+            f"{buckets}, "
             f"and relative_distance {farthest} above a quarter of them"
         )
 
@@ -250,7 +330,10 @@ def _rotary_scaling(config: ModelConfig) -> Iterator[str]:
         elif factors is not None and scaling.kind != "longrope":
             yield f"rotary_scaling: {key} needs kind longrope, not {scaling.kind}"
         elif factors is not None and len(factors) != frequencies:
-            yield f"rotary_scaling: {key} has {len(factors)} values for {frequencies} frequencies: give one for each"
+            yield (
+                f"rotary_scaling: {key} has {len(factors)} values for {frequencies} "
+                "frequencies: give one for each"
+            )
     if scaling.kind == "longrope" and scaling.original_positions == 1 and scaling.magnitude is None:
         yield "rotary_scaling: longrope with original_positions 1 has no default magnitude: set it"
 
@@ -268,7 +351,8 @@ def _images(config: ModelConfig) -> Iterator[str]:
         yield f"the strides of stem {config.stem} do not divide patch_size {config.patch_size}"
     if config.max_positions != config.n_patches + 1:
         yield (
-            f"max_positions is {config.max_positions}: {config.n_patches} patches and a class token "
+            f"max_positions is {config.max_positions}: {config.n_patches} patches and a class "
+            "token "
             f"need {config.n_patches + 1}"
         )
     for key in ("n_token_types", "d_embedding"):
@@ -284,13 +368,24 @@ def _heads(config: ModelConfig) -> Iterator[str]:
         yield f"heads {heads} has duplicates"
     if "next-sentence" in heads and "pooler" not in heads:
         yield "the head next-sentence reads the pooler's vector: add pooler to heads"
-    if {"sequence", "choice"} & {*heads} and config.classifier_input == "pooler" and "pooler" not in heads:
+    if (
+        {"sequence", "choice"} & {*heads}
+        and config.classifier_input == "pooler"
+        and "pooler" not in heads
+    ):
         yield "classifier_input: pooler needs pooler in heads"
     if "boundary" in heads and "lm" not in heads:
         yield "the head boundary uses the table of the head lm: add lm to heads"
     if config.label_names is not None and len(config.label_names) != config.n_labels:
-        yield f"label_names gives {len(config.label_names)} names to n_labels {config.n_labels} classes"
-    if config.transform_norm and config.classifier_transform is None and config.token_transform is None:
+        yield (
+            f"label_names gives {len(config.label_names)} names to n_labels {config.n_labels} "
+            "classes"
+        )
+    if (
+        config.transform_norm
+        and config.classifier_transform is None
+        and config.token_transform is None
+    ):
         yield "transform_norm needs classifier_transform or token_transform"
     if config.span_layer and ("span" not in heads or config.token_projection):
         yield "span_layer needs span in heads, and excludes token_projection"
@@ -304,4 +399,7 @@ def _heads(config: ModelConfig) -> Iterator[str]:
             f"{states}: set lm_head_transform, or tie_lm_head: false"
         )
     if config.token_projection and (config.d_embedding is None or config.shape != "decoder"):
-        yield "token_projection needs d_embedding, the width of tokens and of projected states, and shape: decoder"
+        yield (
+            "token_projection needs d_embedding, the width of tokens and of projected states, "
+            "and shape: decoder"
+        )

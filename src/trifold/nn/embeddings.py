@@ -1,7 +1,9 @@
-"""Embeddings: x_t = E[w_t]·√d_model + position, then dropout (Vaswani et al. 2017, sections 3.4 and 5.4).
+"""Embeddings: x_t = E[w_t]·√d_model + position, then dropout (Vaswani et al. 2017, sections 3.4 and
+5.4).
 
-Extensions: an embedding of the segment and a norm (Devlin et al. 2019), a narrower table with a projection to d_model
-(Lan et al. 2020), patches of an image instead of tokens (Dosovitskiy et al. 2021).
+Extensions: an embedding of the segment and a norm (Devlin et al. 2019), a narrower table with a
+projection to d_model (Lan et al. 2020), patches of an image instead of tokens (Dosovitskiy et al.
+2021).
 """
 
 from __future__ import annotations
@@ -30,12 +32,16 @@ class Inputs:
     """The input of a stack.
 
     tokens: (B, T) ids; not used by models of images.
-    attend: (B, T) boolean, True at real tokens; None if there is no padding. With a cache: (B, S), past and new tokens.
+    attend: (B, T) boolean, True at real tokens; None if there is no padding. With a cache: (B, S),
+        past and new tokens.
     positions: (B or 1, T); default: counted over real tokens, from 0.
     packing: if `tokens` is one row (1, N) that holds many; it defines mask and positions.
-    segments: (B, T) the kind of segment of each token, from 0; default: see `ModelConfig.separator_id`.
-    order: (B, T) the rank of each token in a factorization order; tokens attend to those up to their own rank.
-    globals: (B, T) boolean, tokens that attend to all and that all attend to; default: see `ModelConfig.global_tokens`.
+    segments: (B, T) the kind of segment of each token, from 0; default: see
+        `ModelConfig.separator_id`.
+    order: (B, T) the rank of each token in a factorization order; tokens attend to those up to
+        their own rank.
+    globals: (B, T) boolean, tokens that attend to all and that all attend to; default: see
+        `ModelConfig.global_tokens`.
     pixels: (B, channels, height, width), for models of images.
     """
 
@@ -74,17 +80,25 @@ class Inputs:
 
     def last_columns(self) -> Tensor:
         """(B,) the column of each row's last real token."""
-        columns = torch.arange(self.tokens.shape[1], device=self.tokens.device).expand_as(self.tokens)
+        columns = torch.arange(self.tokens.shape[1], device=self.tokens.device).expand_as(
+            self.tokens
+        )
         return columns[:, -1] if self.attend is None else (columns * self.attend).amax(1)
 
     def to(self, device: torch.device, *, non_blocking: bool = True) -> Inputs:
         """A copy on another device."""
-        present = {each.name: x for each in fields(self) if (x := getattr(self, each.name)) is not None}
-        return replace(self, **{name: x.to(device, non_blocking=non_blocking) for name, x in present.items()})
+        present = {
+            each.name: x for each in fields(self) if (x := getattr(self, each.name)) is not None
+        }
+        return replace(
+            self, **{name: x.to(device, non_blocking=non_blocking) for name, x in present.items()}
+        )
 
 
 class _Lookup(torch.autograd.Function):
-    """Rows of a table. The backward pass sums in fp32: in bf16 gradients of frequent tokens would be rounded away."""
+    """Rows of a table. The backward pass sums in fp32: in bf16 gradients of frequent tokens would
+    be rounded away.
+    """
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, tokens: Tensor) -> Tensor:
@@ -137,7 +151,8 @@ _UNLIMITED = frozenset({"rotary", "relative", "relative-sinusoidal", "disentangl
 
 
 class Embeddings(nn.Module):
-    """Scaled tokens plus positions and segments; norm; dropout; projection. Stacks may share the token table.
+    """Scaled tokens plus positions and segments; norm; dropout; projection. Stacks may share the
+    token table.
 
     The projection may be that of the tokens only, without bias (Zhang et al. 2022, "OPT", 350m).
     `output` is the hook point of the result.
@@ -164,7 +179,8 @@ class Embeddings(nn.Module):
     def forward(self, inputs: Inputs, start: int = 0) -> Tensor:
         """-> (B, T, E); `start` is the position of the first token (the length of the cache).
 
-        Raises ValueError for a position beyond max_positions, and for segments if the model does not use them.
+        Raises ValueError for a position beyond max_positions, and for segments if the model does
+        not use them.
         """
         positions = inputs.token_positions(start)
         if self.is_limited:
@@ -185,13 +201,17 @@ class Embeddings(nn.Module):
         return self.output(x)
 
     def _scaled(self, x: Tensor) -> Tensor:
-        """x (…, E) times the factor, which may be rounded to the precision of x, as in Gemma: in bf16 √3072 is 55.5."""
+        """x (…, E) times the factor, which may be rounded to the precision of x, as in Gemma: in
+        bf16 √3072 is 55.5.
+        """
         if self.scale == 1.0:
             return x
         return x * (x.new_full((), self.scale) if self.rounds_scale else self.scale)
 
     def query_vectors(self, query_index: Tensor) -> Tensor:
-        """The input of the query stream, the same learned vector everywhere: query_index (B, P) -> (B, P, E)."""
+        """The input of the query stream, the same learned vector everywhere: query_index (B, P) ->
+        (B, P, E).
+        """
         assert self.query is not None, "this model has no query stream"
         return self.drop(self.query.expand(*query_index.shape, -1))
 
@@ -219,7 +239,10 @@ class PatchEmbeddings(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         assert config.patch_size is not None, "a model of images needs a patch_size"
-        self.patch, self.shape = config.patch_shape[1:], (config.n_channels, *(config.image_size or ()))
+        self.patch, self.shape = (
+            config.patch_shape[1:],
+            (config.n_channels, *(config.image_size or ())),
+        )
         layers = (
             (nn.Conv2d(inputs, outputs, 3, stride, 1), nn.GroupNorm(1, outputs), nn.GELU())
             for inputs, outputs, stride in config.stem_layers
@@ -233,11 +256,15 @@ class PatchEmbeddings(nn.Module):
         self.output = HookPoint("state")
 
     def forward(self, inputs: Inputs, start: int = 0) -> Tensor:
-        """-> (B, 1 + patches, E). Raises ValueError without images, or for images of another size."""
+        """-> (B, 1 + patches, E). Raises ValueError without images, or for images of another
+        size.
+        """
         pixels = inputs.pixels
         if pixels is None or tuple(pixels.shape[1:]) != self.shape:
             given = "no pixels" if pixels is None else f"pixels of shape {tuple(pixels.shape)}"
-            raise ValueError(f"{given}; this model needs B images (channels, height, width) = {self.shape}")
+            raise ValueError(
+                f"{given}; this model needs B images (channels, height, width) = {self.shape}"
+            )
         # (B, C, H, W) -> (B, patches, C·h·w) for patches of (h, w), row by row
         x = self.stem(pixels.contiguous(memory_format=torch.channels_last))
         x = self.patches(F.unfold(x, self.patch, stride=self.patch).mT.contiguous())

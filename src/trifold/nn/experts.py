@@ -1,10 +1,13 @@
 """Mixtures of experts: a router chooses a few feed-forward networks for each token.
 
-y = Σ_i g_i FFN_i(x) over the k experts with the largest scores s, plus a shared one   (Shazeer et al. 2017, equation 1)
+y = Σ_i g_i FFN_i(x) over the k experts with the largest scores s, plus a shared one
+                                                                   (Shazeer et al. 2017, equation 1)
 
-    softmax   s = softmax(W x);  g = s, divided by the sum over the k experts if `normalize`     (Jiang et al. 2024)
-    sigmoid   s = sigmoid(W x);  only the best groups of experts take part: those with the largest sums of the two
-              best s + b. The correction b affects the choice, not g.       (DeepSeek-V3 2024, equations 12 to 16)
+    softmax   s = softmax(W x);  g = s, divided by the sum over the k experts if `normalize`
+                                                                                 (Jiang et al. 2024)
+    sigmoid   s = sigmoid(W x);  only the best groups of experts take part: those with the largest
+              sums of the two best s + b. The correction b affects the choice, not g.
+                                                              (DeepSeek-V3 2024, equations 12 to 16)
 
 Every token passes all its experts: none has a capacity. Shapes: N tokens, X experts, k chosen ones.
 """
@@ -24,7 +27,9 @@ from trifold.nn.layers import FeedForward
 
 
 class Routing(NamedTuple):
-    """logits and scores (N, X) of the router; weights and chosen (N, k): the factors and the numbers of the experts."""
+    """logits and scores (N, X) of the router; weights and chosen (N, k): the factors and the
+    numbers of the experts.
+    """
 
     logits: Tensor
     scores: Tensor
@@ -48,10 +53,17 @@ class Router(nn.Module):
         bias = None if self.bias is None else self.bias.to(wide)
         logits = F.linear(x.to(wide), self.weight.to(wide), bias)
         scores = logits.softmax(-1) if experts.score == "softmax" else logits.sigmoid()
-        preferred = scores.detach() if self.correction is None else (scores + self.correction).detach()
+        preferred = (
+            scores.detach() if self.correction is None else (scores + self.correction).detach()
+        )
         if experts.groups > 1:
             groups = preferred.unflatten(-1, (experts.groups, -1))
-            best = groups.topk(min(2, groups.shape[-1])).values.sum(-1).topk(experts.groups_per_token).indices
+            best = (
+                groups.topk(min(2, groups.shape[-1]))
+                .values.sum(-1)
+                .topk(experts.groups_per_token)
+                .indices
+            )
             outside = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, False)
             preferred = groups.masked_fill(outside[..., None], float("-inf")).flatten(-2)
         chosen = preferred.topk(experts.per_token).indices
@@ -80,8 +92,8 @@ class MixtureOfExperts(nn.Module):
         *_, weights, chosen = self.router(tokens)
         weights = weights.to(x.dtype)
         out = torch.zeros_like(tokens)
-        # Hook points in an expert have a batch axis, of size 1. In training all experts run, so that one that no token
-        # chose has a gradient of 0.
+        # Hook points in an expert have a batch axis, of size 1. In training all experts run, so
+        # that one that no token chose has a gradient of 0.
         used = range(len(self.experts)) if torch.is_grad_enabled() else chosen.unique().tolist()
         for number in used:
             rows, slots = (chosen == number).nonzero(as_tuple=True)
@@ -91,7 +103,7 @@ class MixtureOfExperts(nn.Module):
         return out if self.shared is None else out + self.shared(x)
 
 
-# --- losses of routers -----------------------------------------------------------------------------------
+# --- losses of routers ----------------------------------------------------------------------------
 
 
 @contextmanager
@@ -103,10 +115,10 @@ def record_routers(model: nn.Module) -> Iterator[list[list[ModuleCall]]]:
 
 
 def balance_loss(routing: Routing, rows: Tensor, count: int) -> Tensor:
-    """The sum over rows of X Σ_i f_i p_i: f_i is the share of the row's choices that are expert i, p_i its mean
-    score, after a token's scores were divided by their sum. It is 1 if all experts are chosen equally     (Fedus et al.
-    2022, equations 4 to 6, for each row as in DeepSeek-V3 2024, equations 17 to 20, so that it does not depend on the
-    other rows of a batch).
+    """The sum over rows of X Σ_i f_i p_i: f_i is the share of the row's choices that are expert i,
+    p_i its mean score, after a token's scores were divided by their sum. It is 1 if all experts are
+    chosen equally (Fedus et al. 2022, equations 4 to 6, for each row as in DeepSeek-V3 2024,
+    equations 17 to 20, so that it does not depend on the other rows of a batch).
 
     rows: (N,) the row of each token, from 0 to count - 1; -1 for padding.
     """
@@ -114,7 +126,9 @@ def balance_loss(routing: Routing, rows: Tensor, count: int) -> Tensor:
     real = rows >= 0
     rows, probabilities = rows[real], F.normalize(scores[real], p=1, dim=-1)
     lengths = torch.bincount(rows, minlength=count).clamp_min(1)[:, None]
-    choices = F.one_hot(chosen[real], scores.shape[-1]).sum(1).to(probabilities.dtype) / chosen.shape[-1]
+    choices = (
+        F.one_hot(chosen[real], scores.shape[-1]).sum(1).to(probabilities.dtype) / chosen.shape[-1]
+    )
     shares, means = (
         probabilities.new_zeros(count, scores.shape[-1]).index_add(0, rows, x) / lengths
         for x in (choices, probabilities)
@@ -123,5 +137,7 @@ def balance_loss(routing: Routing, rows: Tensor, count: int) -> Tensor:
 
 
 def z_loss(routing: Routing, rows: Tensor) -> Tensor:
-    """The sum over tokens of (log Σ exp logits)², which keeps logits small         (Zoph et al. 2022, equation 5)."""
+    """The sum over tokens of (log Σ exp logits)², which keeps logits small         (Zoph et al.
+    2022, equation 5).
+    """
     return routing.logits[rows >= 0].logsumexp(-1).square().sum()

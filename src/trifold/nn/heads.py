@@ -3,7 +3,8 @@
     lm             h -> vocabulary: the next token, or a masked one
     pooler         first state -> one vector per sequence
     next-sentence  pooler's vector -> 2 classes: does the second segment follow the first?
-    sequence       one state, or the mean (config.classifier_input) -> classes of the sequence or image
+    sequence       one state, or the mean (config.classifier_input) -> classes of the text
+                   or image
     choice         one state -> one logit: of the text with one of several choices
     token          every state -> classes of the token
     span           every state -> scores of being the start and the end of the answer
@@ -36,7 +37,9 @@ class LanguageModelHead(nn.Module):
         self.weight = weight
         self.bias = nn.Parameter(torch.zeros(weight.shape[0])) if config.lm_head_bias else None
         transform = config.lm_head_transform
-        self.dense = Linear(config.state_width, width, bias=config.transform_bias) if transform else None
+        self.dense = (
+            Linear(config.state_width, width, bias=config.transform_bias) if transform else None
+        )
         self.activation = ACTIVATIONS[transform] if transform else None
         self.norm = new_norm(config, width) if transform else None
         self.scale, self.soft_cap = config.logits_scale, config.logit_soft_cap
@@ -50,7 +53,9 @@ class LanguageModelHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden (…, E) -> logits (…, V) in float32."""
         logits = ops.linear(self.features(hidden), self.weight, self.bias, torch.float32)
-        return logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)
+        return (
+            logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)
+        )
 
 
 class Pooler(nn.Module):
@@ -64,34 +69,47 @@ class Pooler(nn.Module):
     def forward(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
         """hidden (B, T, E) -> (B, pooler_width)."""
         rows = torch.arange(len(hidden), device=hidden.device)
-        return self.activation(self.dense(hidden[rows, inputs.first_columns()]))  # padding may be on the left
+        return self.activation(
+            self.dense(hidden[rows, inputs.first_columns()])
+        )  # padding may be on the left
 
 
 class Classes(nn.Module):
-    """Logits of classes: s · W + b, or activation(s · D + d) · W + b, with a norm of the activation if configured.
+    """Logits of classes: s · W + b, or activation(s · D + d) · W + b, with a norm of the activation
+    if configured.
 
-    state: what s is: the vector of the "pooler", the state of one token (a key of _COLUMNS), the "mean" of the states
-    of real tokens, or that of "every" token; "mean-logits": every token, and the result is the mean of their logits;
-    "span": every token, if configured after a feed-forward sub-layer as in a block, with residual and norm (BigBird).
+    state: what s is: the vector of the "pooler", the state of one token (a key of _COLUMNS), the
+    "mean" of the states of real tokens, or that of "every" token; "mean-logits": every token, and
+    the result is the mean of their logits; "span": every token, if configured after a feed-forward
+    sub-layer as in a block, with residual and norm (BigBird).
     """
 
     def __init__(
-        self, config: ModelConfig, state: str, outputs: int, transform: str | None = None, bias: bool = True
+        self,
+        config: ModelConfig,
+        state: str,
+        outputs: int,
+        transform: str | None = None,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.state, self.eos_id = state, config.eos_id
         width = (config.pooler_width or config.d_model) if state == "pooler" else config.state_width
-        inner = config.d_model if transform and width == config.stream_width else width  # joins two streams
+        inner = (
+            config.d_model if transform and width == config.stream_width else width
+        )  # joins two streams
         self.dense = Linear(width, inner, bias=config.transform_bias) if transform else None
         self.activation = ACTIVATIONS[transform] if transform else None
         self.norm = new_norm(config, inner) if transform and config.transform_norm else None
         self.drop = Dropout(_dropout(config))
-        self.layer = Residual(FeedForward(config), config) if state == "span" and config.span_layer else None
+        self.layer = (
+            Residual(FeedForward(config), config) if state == "span" and config.span_layer else None
+        )
         self.out_proj = Linear(inner, outputs, bias=bias)
 
     def forward(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
-        """hidden (B, T, E) -> (B, C), or (B, T, C) for every token. Raises ValueError if an end-of-sequence token to be
-        read is missing.
+        """hidden (B, T, E) -> (B, C), or (B, T, C) for every token. Raises ValueError if an
+        end-of-sequence token to be read is missing.
         """
         if self.state == "pooler":
             assert pooled is not None, "this head needs the pooler's vector"
@@ -101,7 +119,9 @@ class Classes(nn.Module):
         elif self.state in _COLUMNS:
             column = _COLUMNS[self.state](inputs, self.eos_id)
             hidden = hidden[torch.arange(len(hidden), device=hidden.device), column]
-        hidden = self.drop(hidden) if self.layer is None else self.layer(self.drop(hidden), onto=hidden)
+        hidden = (
+            self.drop(hidden) if self.layer is None else self.layer(self.drop(hidden), onto=hidden)
+        )
         if self.dense is not None and self.activation is not None:
             hidden = self.activation(self.dense(hidden))
             hidden = self.drop(hidden if self.norm is None else self.norm(hidden))
@@ -122,7 +142,9 @@ def _eos_column(inputs: Inputs, eos_id: int) -> Tensor:
     ends = ends if inputs.attend is None else ends & inputs.attend
     if not bool(ends.any(1).all()):
         row = int((~ends.any(1)).nonzero()[0])
-        raise ValueError(f"row {row} has no end-of-sequence token ({eos_id}), whose state is read; add one")
+        raise ValueError(
+            f"row {row} has no end-of-sequence token ({eos_id}), whose state is read; add one"
+        )
     columns = torch.arange(inputs.tokens.shape[1], device=inputs.tokens.device)
     return (columns * ends).amax(1)
 
@@ -135,8 +157,9 @@ _COLUMNS: dict[str, Callable[[Inputs, int], Tensor]] = {
 
 
 class SpanBoundary(nn.Module):
-    """f([x_left; x_right; p_position]), f being twice norm(activation(· W + b)); then the table of the language-model
-    head, with its own bias (V,). The tokens on both sides of a masked span predict it (Joshi et al. 2020, section 3.2).
+    """f([x_left; x_right; p_position]), f being twice norm(activation(· W + b)); then the table of
+    the language-model head, with its own bias (V,). The tokens on both sides of a masked span
+    predict it (Joshi et al. 2020, section 3.2).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -171,7 +194,9 @@ def _sequence_classes(config: ModelConfig, outputs: int) -> Classes:
 HEADS: dict[str, Callable[[ModelConfig], nn.Module]] = {
     "pooler": Pooler,
     "next-sentence": lambda config: Classes(
-        config.model_copy(update={"classifier_dropout": config.classifier_dropout or 0.0}), "pooler", 2
+        config.model_copy(update={"classifier_dropout": config.classifier_dropout or 0.0}),
+        "pooler",
+        2,
     ),
     "sequence": lambda config: _sequence_classes(config, config.n_labels),
     "choice": lambda config: _sequence_classes(config, 1),

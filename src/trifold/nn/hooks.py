@@ -20,10 +20,11 @@ Hook = Callable[[str, Tensor], Tensor | None]
 
 
 class Hookable(nn.Module):
-    """A module whose output is a hook point. While it is `watched`, so is the module that contains it, and operations
-    that do not compute its output are not used.
+    """A module whose output is a hook point. While it is `watched`, so is the module that contains
+    it, and operations that do not compute its output are not used.
 
-    kind: "pattern" for attention weights, "state" for outputs of layers and embeddings, "activation" for all others.
+    kind: "pattern" for attention weights, "state" for outputs of layers and embeddings,
+    "activation" for all others.
     """
 
     watched = False
@@ -42,7 +43,9 @@ class HookPoint(Hookable):
 
 
 def hook_points(model: nn.Module) -> Iterator[tuple[Hookable, nn.Module, list[str]]]:
-    """Every hook point, the module that contains it, and its dotted name in each of the layers that share it."""
+    """Every hook point, the module that contains it, and its dotted name in each of the layers that
+    share it.
+    """
     for name, point in model.named_modules():
         if isinstance(point, Hookable):
             side, _, inner = name.partition(".blocks.")
@@ -54,12 +57,14 @@ def hook_points(model: nn.Module) -> Iterator[tuple[Hookable, nn.Module, list[st
 
 
 @contextmanager
-def hooked(model: nn.Module, hook: Hook, ending: str = "", kind: Kind | None = None) -> Iterator[None]:
-    """Call hook(name, tensor) at the hook points whose name ends with `ending`, of one kind or all; a tensor that it
-    returns replaces that one.
+def hooked(
+    model: nn.Module, hook: Hook, ending: str = "", kind: Kind | None = None
+) -> Iterator[None]:
+    """Call hook(name, tensor) at the hook points whose name ends with `ending`, of one kind or all;
+    a tensor that it returns replaces that one.
 
-    The hook may not change the tensor in place. Each layer passes its points once per forward pass, of which only one
-    may run at a time.
+    The hook may not change the tensor in place. Each layer passes its points once per forward pass,
+    of which only one may run at a time.
     """
 
     def call(layers: Iterator[str], _module: nn.Module, _args: Any, out: Tensor) -> Tensor | None:
@@ -76,8 +81,12 @@ def hooked(model: nn.Module, hook: Hook, ending: str = "", kind: Kind | None = N
 
 
 @contextmanager
-def capture(model: nn.Module, ending: str = "", *, kind: Kind | None = None) -> Iterator[dict[str, Tensor]]:
-    """Record, detached, what passes through the hook points whose name ends with `ending`, of one kind or all."""
+def capture(
+    model: nn.Module, ending: str = "", *, kind: Kind | None = None
+) -> Iterator[dict[str, Tensor]]:
+    """Record, detached, what passes through the hook points whose name ends with `ending`, of one
+    kind or all.
+    """
     captured: dict[str, Tensor] = {}
 
     def record(name: str, x: Tensor) -> None:
@@ -100,6 +109,7 @@ def record_calls(module: nn.Module) -> Iterator[list[ModuleCall]]:
     """Record every call of a module, which must not be shared with another thread meanwhile."""
     recorded: list[ModuleCall] = []
     with module.register_forward_hook(
-        lambda _module, args, kwargs, out: recorded.append(ModuleCall(args, kwargs, out)), with_kwargs=True
+        lambda _module, args, kwargs, out: recorded.append(ModuleCall(args, kwargs, out)),
+        with_kwargs=True,
     ):
         yield recorded

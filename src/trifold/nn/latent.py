@@ -1,10 +1,13 @@
-"""Multi-head latent attention: the keys and values of all heads are projections of one narrow vector per token.
+"""Multi-head latent attention: the keys and values of all heads are projections of one narrow
+vector per token.
 
-    c = norm(W^C x),   k_h = [W_h^K c; r],   v_h = W_h^V c,   r = rotate(W^R x)        (DeepSeek-V2 2024, section 2.1)
+    c = norm(W^C x),   k_h = [W_h^K c; r],   v_h = W_h^V c,   r = rotate(W^R x)
+                                                                     (DeepSeek-V2 2024, section 2.1)
     q_h = [W_h^Q x; rotate(W_h^P x)],  or from norm(W^D x) instead of x
 
-The cache holds c and r, which all heads share. With a cache, W_h^K multiplies the query instead of every key, and W_h^V
-the weighted sum of c, so that no cached token is expanded: q·(W^K c) = (qᵀ W^K)·c. Shapes: R width of c, P of r.
+The cache holds c and r, which all heads share. With a cache, W_h^K multiplies the query instead of
+every key, and W_h^V the weighted sum of c, so that no cached token is expanded:
+q·(W^K c) = (qᵀ W^K)·c. Shapes: R width of c, P of r.
 """
 
 import math
@@ -35,7 +38,9 @@ class LatentAttention(nn.Module):
         self.d_key, self.d_value, self.width = config.head_width, latent.d_value, latent.width
         self.d_query = self.d_key + latent.d_rotary
         narrow = latent.query_width
-        inside = config.model_copy(update={"norm_epsilon": latent.norm_epsilon or config.norm_epsilon})
+        inside = config.model_copy(
+            update={"norm_epsilon": latent.norm_epsilon or config.norm_epsilon}
+        )
         self.q_down = Linear(config.d_model, narrow, bias=bias) if narrow else None
         self.q_norm = new_norm(inside, narrow) if narrow else None
         self.q_proj = Linear(narrow or config.d_model, heads * self.d_query, bias=False)
@@ -84,6 +89,8 @@ class LatentAttention(nn.Module):
         q = q * (self.scale * math.sqrt(q.shape[-1]))  # `ops.attend` divides by √ of the width
         if self.watched:
             q, k, v = self.queries(q), self.keys(k), self.values(v)
-        heads = ops.attend(q, k, v, mask, bias=bias, drop=self.drop, hooks=self if self.watched else None)
+        heads = ops.attend(
+            q, k, v, mask, bias=bias, drop=self.drop, hooks=self if self.watched else None
+        )
         merged = merge_heads(heads @ w_value.mT if is_narrow else self.heads(heads))
         return self.o_proj(merged if mask.packing is None else mask.packing.flat(merged))

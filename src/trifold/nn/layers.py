@@ -1,4 +1,5 @@
-"""Linear layers, dropout, norms, feed-forward networks, and the residual connection around every sub-layer.
+"""Linear layers, dropout, norms, feed-forward networks, and the residual connection around every
+sub-layer.
 
 post      LayerNorm(x + Sublayer(x))                 (Vaswani et al. 2017)
 pre       x + Sublayer(LayerNorm(x))                 (GPT-2; a final norm closes the stack)
@@ -36,7 +37,9 @@ class Linear(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Zeroes each element with probability p and scales the rest to keep the expectation (Srivastava et al. 2014)."""
+    """Zeroes each element with probability p and scales the rest to keep the expectation
+    (Srivastava et al. 2014).
+    """
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -125,8 +128,8 @@ def new_norm(config: ModelConfig, width: int | None = None) -> nn.Module:
 class FeedForward(nn.Module):
     """activation(x W₁ + b₁) W₂ + b₂ at every position (Vaswani et al. 2017, equation 2).
 
-    Gated: (activation(x W_g + b_g) ∘ (x W₁ + b₁)) W₂ + b₂ (Shazeer 2020, equation 6). With a limit c, the factors are
-    activation(min(·, c)) and 1 + clamp(·, −c, c), as in gpt-oss (OpenAI 2025).
+    Gated: (activation(x W_g + b_g) ∘ (x W₁ + b₁)) W₂ + b₂ (Shazeer 2020, equation 6). With a limit
+    c, the factors are activation(min(·, c)) and 1 + clamp(·, −c, c), as in gpt-oss (OpenAI 2025).
     The hook point `inner` (B, T, d_ff) is the factor of W₂.
     """
 
@@ -136,7 +139,9 @@ class FeedForward(nn.Module):
         super().__init__()
         self.in_proj = Linear(config.d_model, config.d_ff, bias=config.feed_forward_bias)
         self.gate_proj = (
-            Linear(config.d_model, config.d_ff, bias=config.feed_forward_bias) if config.gated else None
+            Linear(config.d_model, config.d_ff, bias=config.feed_forward_bias)
+            if config.gated
+            else None
         )
         self.out_proj = Linear(config.d_ff, config.d_model, bias=config.feed_forward_bias)
         self.activation_name, self.activation = config.activation, ACTIVATIONS[config.activation]
@@ -159,13 +164,19 @@ class FeedForward(nn.Module):
 
 
 class Residual(Hookable):
-    """after(x + drop(scale · exit(sublayer(enter(x))))): the placement decides which of these are norms.
+    """after(x + drop(scale · exit(sublayer(enter(x))))): the placement decides which of these are
+    norms.
 
     The hook point `output` is what is added to x.
     """
 
     # enter, exit, after
-    PLACEMENTS: ClassVar = {"pre": (1, 0, 0), "post": (0, 0, 1), "sandwich": (1, 1, 0), "exit": (0, 1, 0)}
+    PLACEMENTS: ClassVar = {
+        "pre": (1, 0, 0),
+        "post": (0, 0, 1),
+        "sandwich": (1, 1, 0),
+        "exit": (0, 1, 0),
+    }
 
     def __init__(self, sublayer: nn.Module, config: ModelConfig) -> None:
         super().__init__()
@@ -179,7 +190,11 @@ class Residual(Hookable):
         self.scale = config.residual_scale
 
     def forward(self, x: Tensor, *args: Any, onto: Tensor | None = None, **kwargs: Any) -> Tensor:
-        """x (B, T, E) -> (B, T, E); other arguments are for the sub-layer. onto: what is added to, if not x."""
+        """x (B, T, E) -> (B, T, E); other arguments are for the sub-layer. onto: what is added to,
+        if not x.
+        """
         y = self.exit(self.sublayer(self.enter(x), *args, **kwargs))
         y = y if self.scale == 1 else y * self.scale
-        return self.after(self.drop.add(x if onto is None else onto, self.output(y) if self.watched else y))
+        return self.after(
+            self.drop.add(x if onto is None else onto, self.output(y) if self.watched else y)
+        )

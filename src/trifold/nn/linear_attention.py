@@ -1,13 +1,16 @@
 """Attention whose cost grows with the length of a text and not with its square.
 
-elu       out_i = φ(q_i)ᵀ S_i / φ(q_i)ᵀ z_i,   S_i = Σ_j φ(k_j) v_jᵀ,   z_i = Σ_j φ(k_j),   φ(x) = elu(x) + 1
-          over all keys, or over j ≤ i                            (Katharopoulos et al. 2020, equations 5 to 7 and 9)
-favor     the same with φ(x) = exp(W x − |x|² / 2) / √m: its products approximate exp(q·k / √D), because the rows of W
-          are m normal vectors, orthogonal in groups of D                   (Choromanski et al. 2021, lemma 1, FAVOR+)
-low-rank  softmax(Q (E K)ᵀ / √D) F V: E and F (r, S) mix the keys and the values of all tokens into r
-                                                                                  (Wang et al. 2020, equation 7)
+elu       out_i = φ(q_i)ᵀ S_i / φ(q_i)ᵀ z_i,   S_i = Σ_j φ(k_j) v_jᵀ,   z_i = Σ_j φ(k_j),
+          φ(x) = elu(x) + 1, over all keys, or over j ≤ i
+                                              (Katharopoulos et al. 2020, equations 5 to 7 and 9)
+favor     the same with φ(x) = exp(W x − |x|² / 2) / √m: its products approximate exp(q·k / √D),
+          because the rows of W are m normal vectors, orthogonal in groups of D
+                                                       (Choromanski et al. 2021, lemma 1, FAVOR+)
+low-rank  softmax(Q (E K)ᵀ / √D) F V: E and F (r, S) mix the keys and the values of all tokens
+          into r                                                   (Wang et al. 2020, equation 7)
 
-Shapes: B batch, T queries, H heads, D head size, M features. The sum z is the last column of S, as the value 1.
+Shapes: B batch, T queries, H heads, D head size, M features. The sum z is the last column of S, as
+the value 1.
 """
 
 import torch
@@ -26,7 +29,9 @@ SEGMENT = 256  # tokens whose chunks are computed again in the backward pass
 
 
 class KernelAttention(Attention):
-    """Self-attention with a feature map instead of the exponential (elu, favor). A cache holds S only."""
+    """Self-attention with a feature map instead of the exponential (elu, favor). A cache holds S
+    only.
+    """
 
     directions: Tensor
 
@@ -53,7 +58,9 @@ class KernelAttention(Attention):
         mask, cache = inputs.mask, inputs.cache
         q, k, v = ops.share_keys(q, k, v)
         real = (
-            v.new_ones(1, 1, k.shape[2], 1) if mask.keys is None else mask.keys[:, None, -k.shape[2] :, None]
+            v.new_ones(1, 1, k.shape[2], 1)
+            if mask.keys is None
+            else mask.keys[:, None, -k.shape[2] :, None]
         )
         if self.watched:
             assert cache is None, "the weights of past keys are not stored"
@@ -74,7 +81,9 @@ class KernelAttention(Attention):
         return out
 
     def _add(self, k: Tensor, v: Tensor, real: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """S after these keys: k and v (B, H, T, D), real (B, 1, T, 1), S (B, H, M, D + 1). There is no output."""
+        """S after these keys: k and v (B, H, T, D), real (B, 1, T, 1), S (B, H, M, D + 1). There is
+        no output.
+        """
         state = state + self.features(k, is_query=False).mT @ _extended(v, real, state)
         return v[..., :0], state
 
@@ -104,7 +113,9 @@ class KernelAttention(Attention):
 
 
 class LowRankAttention(Attention):
-    """Self-attention of an encoder to r mixtures of all keys. `k_mix` and `v_mix` (r, positions) are E and F."""
+    """Self-attention of an encoder to r mixtures of all keys. `k_mix` and `v_mix` (r, positions)
+    are E and F.
+    """
 
     def __init__(self, config: ModelConfig, layer: int = 0) -> None:
         super().__init__(config, layer)
@@ -116,7 +127,9 @@ class LowRankAttention(Attention):
         if (keys := inputs.mask.keys) is not None:
             order = keys.long().argsort(dim=1, descending=True, stable=True)[:, None, :, None]
             k, v = ((x * keys[:, None, :, None]).gather(2, order.expand(x.shape)) for x in (k, v))
-        k, v = (mix[:, : x.shape[2]].to(x.dtype) @ x for mix, x in ((self.k_mix, k), (self.v_mix, v)))
+        k, v = (
+            mix[:, : x.shape[2]].to(x.dtype) @ x for mix, x in ((self.k_mix, k), (self.v_mix, v))
+        )
         return super().weigh(q, k, v, AttentionInputs(Mask()))
 
 
@@ -132,12 +145,16 @@ def _normalized(out: Tensor) -> Tensor:
 
 
 def orthogonal_directions(count: int, width: int, seed: int) -> Tensor:
-    """(count, width) normal vectors, orthogonal in groups of `width`. They are a function of the seed."""
+    """(count, width) normal vectors, orthogonal in groups of `width`. They are a function of the
+    seed.
+    """
     generator = torch.Generator().manual_seed(seed)
     groups = -(-count // width)
     normal = torch.randn(groups, width, width, generator=generator, dtype=torch.float64)
     q, r = torch.linalg.qr(normal)
     # Without these signs, the directions are not uniformly distributed (Mezzadri 2007, section 5).
     rows = (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]).flatten(0, 1)[:count]
-    norms = torch.randn(count, width, generator=generator, dtype=torch.float64).norm(dim=-1, keepdim=True)
+    norms = torch.randn(count, width, generator=generator, dtype=torch.float64).norm(
+        dim=-1, keepdim=True
+    )
     return (rows * norms).float()

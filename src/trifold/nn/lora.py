@@ -1,8 +1,10 @@
-"""Low-rank adapters of linear layers: y = x Wᵀ + b + s · drop(x) Aᵀ Bᵀ, where A (r, in) and B (out, r) are trained.
+"""Low-rank adapters of linear layers: y = x Wᵀ + b + s · drop(x) Aᵀ Bᵀ, where A (r, in) and B (out,
+r) are trained.
 
-LoRA (Hu et al. 2021): A is Kaiming-uniform and B zero, so that y is at first that of W; s = α / r. rsLoRA
-(Kalajdzievski 2023): s = α / √r. DoRA (Liu et al. 2024): each row of W + s B A is scaled to a trained length, at first
-that of the row of W; its own length is a constant in the gradient (section 4.3).
+LoRA (Hu et al. 2021): A is Kaiming-uniform and B zero, so that y is at first that of W; s = α / r.
+rsLoRA (Kalajdzievski 2023): s = α / √r. DoRA (Liu et al. 2024): each row of W + s B A is scaled to
+a trained length, at first that of the row of W; its own length is a constant in the gradient
+(section 4.3).
 """
 
 import math
@@ -19,12 +21,16 @@ from trifold.settings import Settings
 
 
 class LoRASettings(Settings):
-    """The kind of the adapters, and the layers of blocks that have one (default: q_proj, v_proj, kv_down)."""
+    """The kind of the adapters, and the layers of blocks that have one (default: q_proj, v_proj,
+    kv_down).
+    """
 
     rank: int = Field(8, ge=1)  # r
     alpha: float = Field(16.0, gt=0)  # α
     dropout: float = Field(0.0, ge=0, lt=1)  # of the input of A
-    targets: tuple[str, ...] | None = Field(None, strict=False, min_length=1)  # patterns, as of train.freeze
+    targets: tuple[str, ...] | None = Field(
+        None, strict=False, min_length=1
+    )  # patterns, as of train.freeze
     rslora: bool = False  # s = α / √r
     dora: bool = False  # train the lengths of the rows
     int8: bool = False  # store the matrices of the blocks in int8
@@ -44,7 +50,9 @@ class AdaptedLinear(Linear):
         self.lora_A = nn.Parameter(self.weight.new_empty(settings.rank, self.weight.shape[1]))
         self.lora_B = nn.Parameter(self.weight.new_zeros(len(self.weight), settings.rank))
         nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
-        self.lora_magnitude = nn.Parameter(self.weight.detach().norm(dim=1)) if settings.dora else None
+        self.lora_magnitude = (
+            nn.Parameter(self.weight.detach().norm(dim=1)) if settings.dora else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """x (…, in) -> (…, out)."""
@@ -59,7 +67,9 @@ class AdaptedLinear(Linear):
         return y if self.bias is None else y + self.bias
 
 
-def adapted(weight: Tensor, a: Tensor, b: Tensor, scale: float, magnitude: Tensor | None = None) -> Tensor:
+def adapted(
+    weight: Tensor, a: Tensor, b: Tensor, scale: float, magnitude: Tensor | None = None
+) -> Tensor:
     """The matrix (out, in) of the ordinary layer that equals one with an adapter."""
     weight = weight + scale * b @ a
     return weight if magnitude is None else weight * (magnitude / weight.norm(dim=1))[:, None]

@@ -1,4 +1,5 @@
-"""Cross-entropy of a linear layer's logits z = h Wᵀ + b, with label smoothing (Szegedy et al. 2016):
+"""Cross-entropy of a linear layer's logits z = h Wᵀ + b, with label smoothing (Szegedy et al.
+2016):
 
     loss = log Σ exp z − (1 − ε) z_y − ε mean(z)                        for the target class y
 
@@ -17,7 +18,8 @@ CHUNK = 512  # rows whose logits are computed at once
 
 
 class LossSums(NamedTuple):
-    """Sums over rows: the (smoothed) training loss, and the negative log-likelihood, without gradient.
+    """Sums over rows: the (smoothed) training loss, and the negative log-likelihood, without
+    gradient.
 
     float32 scalars; float64 for float64 inputs.
     """
@@ -29,23 +31,33 @@ class LossSums(NamedTuple):
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float = 0.0
 ) -> LossSums:
-    """hidden (N, E), weight (V, E), bias (V,) or None, targets (N,) in [0, V), or -1 for a row without loss."""
+    """hidden (N, E), weight (V, E), bias (V,) or None, targets (N,) in [0, V), or -1 for a row
+    without loss.
+    """
     return LossSums(*ops.cross_entropy(hidden, weight, bias, targets, smoothing))
 
 
 class TargetScores(NamedTuple):
-    """Sums over rows: the negative log-likelihood in nats, and how often the target has the largest logit."""
+    """Sums over rows: the negative log-likelihood in nats, and how often the target has the largest
+    logit.
+    """
 
     nll: Tensor
     correct: Tensor
 
 
 @torch.no_grad()
-def score_targets(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> TargetScores:
-    """Evaluate the targets, one chunk of logits at a time. Arguments as for `linear_cross_entropy`."""
+def score_targets(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+) -> TargetScores:
+    """Evaluate the targets, one chunk of logits at a time. Arguments as for
+    `linear_cross_entropy`.
+    """
     has_target, device = targets >= 0, hidden.device
     nll, correct = torch.zeros((), device=device), torch.zeros((), dtype=torch.int64, device=device)
-    for rows, labels in zip(hidden[has_target].split(CHUNK), targets[has_target].split(CHUNK), strict=True):
+    for rows, labels in zip(
+        hidden[has_target].split(CHUNK), targets[has_target].split(CHUNK), strict=True
+    ):
         logits = F.linear(rows, weight, bias).float()
         nll = nll + F.cross_entropy(logits, labels, reduction="sum")
         correct = correct + (logits.argmax(-1) == labels).sum()

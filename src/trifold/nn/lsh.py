@@ -1,19 +1,22 @@
-"""Attention of chunks: each attends to itself and to the chunk before it (Kitaev et al. 2020, "Reformer").
+"""Attention of chunks: each attends to itself and to the chunk before it (Kitaev et al. 2020,
+"Reformer").
 
 local    chunks of neighbouring tokens; a text is a circle, so the first chunk is after the last one
-lsh      the same after sorting the tokens by bucket, in R rounds, one after the other in the circle; queries and keys
-         are one projection x W
+lsh      the same after sorting the tokens by bucket, in R rounds, one after the other in the
+         circle; queries and keys are one projection x W
 
-    bucket(k) = argmax [k A; −k A],  A (D, n/2) normal                                    (section 2, "LSH attention")
-    out_i = Σ_r exp(z_i^r − logsumexp_r z_i^r) · softmax_j(s_ij) v_j,   z_i^r = logsumexp_j s_ij           (appendix A)
+    bucket(k) = argmax [k A; −k A],  A (D, n/2) normal                  (section 2, "LSH attention")
+    out_i = Σ_r exp(z_i^r − logsumexp_r z_i^r) · softmax_j(s_ij) v_j,   z_i^r = logsumexp_j s_ij
+                                                                                        (appendix A)
     s_ij = q_i · k_j / (√D |k_j| / √D),  j in the chunks of round r that i reads;  s_ii = −10⁵
 
-so a query attends to itself only if it may attend to nothing else. Sorting costs n log n, all else is linear in n.
-Keys after the query are masked, but which of those before it share its chunk depends on the whole text: how later
-tokens are sorted changes the states of earlier ones.
+so a query attends to itself only if it may attend to nothing else. Sorting costs n log n, all else
+is linear in n. Keys after the query are masked, but which of those before it share its chunk
+depends on the whole text: how later tokens are sorted changes the states of earlier ones.
 
-A text is padded to a multiple of the chunks of all layers, unless it is shorter than the smallest. A text of one chunk
-has full attention. Rows of a batch are computed in groups of one padded length, so a row does not depend on its batch.
+A text is padded to a multiple of the chunks of all layers, unless it is shorter than the smallest.
+A text of one chunk has full attention. Rows of a batch are computed in groups of one padded length,
+so a row does not depend on its batch.
 
 Shapes: B batch, T tokens, H heads, D head size, L padded length, R rounds, C chunks of c tokens.
 """
@@ -37,7 +40,9 @@ MASKED, SELF = -1e9, -1e5  # scores; the weight of a query itself is 0 unless al
 
 
 class LSHAttention(Attention):
-    """The attention of lsh and local layers. In lsh layers `q_proj` projects queries and keys; keys are normalized."""
+    """The attention of lsh and local layers. In lsh layers `q_proj` projects queries and keys; keys
+    are normalized.
+    """
 
     def __init__(self, config: ModelConfig, layer: int = 0) -> None:
         super().__init__(config, layer)
@@ -63,7 +68,8 @@ class LSHAttention(Attention):
         assert inputs.bias is None and mask.order is None, "chunks have no offsets of scores"
         if not self.watched:
             return self._by_length(q, k, v, mask)
-        # The weights are the output for values that are the unit vectors; the scores are their logarithms.
+        # The weights are the output for values that are the unit vectors; the scores are their
+        # logarithms.
         units = torch.eye(v.shape[2], dtype=v.dtype, device=v.device).expand(*v.shape[:2], -1, -1)
         weights = self._by_length(q, k, units, mask)
         scores = self.scores(weights.clamp_min(torch.finfo(weights.dtype).tiny).log())
@@ -87,7 +93,9 @@ class LSHAttention(Attention):
             out = out.index_copy(0, index, found)
         return out[:, :, :tokens]
 
-    def _of_length(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor, *, mask: Mask, length: int) -> Tensor:
+    def _of_length(
+        self, q: Tensor, k: Tensor, v: Tensor, real: Tensor, *, mask: Mask, length: int
+    ) -> Tensor:
         """(B, H, T, D) -> (B, H, T, D), where `real` (B, T) tokens count, padded to L = length.
 
         If there are many scores, one head at a time, and again in the backward pass.
@@ -102,11 +110,15 @@ class LSHAttention(Attention):
         heads = zip(*(x.split(1, 1) for x in (q, k, v, order)), strict=True)
         return torch.cat([recompute(self._attended, *head, real, mask.causal) for head in heads], 1)
 
-    def _attended(self, q: Tensor, k: Tensor, v: Tensor, order: Tensor, real: Tensor, causal: bool) -> Tensor:
+    def _attended(
+        self, q: Tensor, k: Tensor, v: Tensor, order: Tensor, real: Tensor, causal: bool
+    ) -> Tensor:
         """q, k, v (B, H, T, D), order (B, H, R, L) -> (B, H, T, D)."""
         length = order.shape[-1]
         chunk, is_one = min(self.chunk, length), length <= self.chunk
-        padding = (torch.arange(length, device=q.device) >= real.sum(1, keepdim=True))[:, None, None]
+        padding = (torch.arange(length, device=q.device) >= real.sum(1, keepdim=True))[
+            :, None, None
+        ]
 
         def chunks(x: Tensor) -> Tensor:
             """(B, H, T, D) -> (B, H, C, c, D)."""
@@ -141,10 +153,11 @@ class LSHAttention(Attention):
 
     @torch.no_grad()
     def order(self, k: Tensor, real: Tensor, length: int, mask: Mask) -> Tensor:
-        """k (B, H, T, D), real (B, T) -> (B, H, R, T), the tokens of each round by bucket, then by position; padding is
-        last.
+        """k (B, H, T, D), real (B, T) -> (B, H, R, T), the tokens of each round by bucket, then by
+        position; padding is last.
         """
-        # A second run, which repeats the order, draws the seed too: dropout draws from the same generator.
+        # A second run, which repeats the order, draws the seed too: dropout draws from the same
+        # generator.
         seed = self.seed or 0
         if self.seed is None and self.training:
             seed = int(torch.randint(2**32, (), generator=thread_rng()))
@@ -152,10 +165,14 @@ class LSHAttention(Attention):
         if length not in orders:
             sizes = self.buckets or default_buckets(length, self.chunk, self.max_positions)
             shape = (k.shape[1], k.shape[3], self.hashes, sum(sizes) // 2)
-            normal = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=k.dtype)
+            normal = torch.randn(
+                shape, generator=torch.Generator().manual_seed(seed), dtype=k.dtype
+            )
             rotated = torch.einsum("bhtd,hdrn->bhrtn", k, normal.to(k.device))
             found, factor = rotated.new_zeros((), dtype=torch.int64), 1
-            for size, part in zip(sizes, rotated.split([size // 2 for size in sizes], -1), strict=True):
+            for size, part in zip(
+                sizes, rotated.split([size // 2 for size in sizes], -1), strict=True
+            ):
                 found = found + factor * torch.cat([part, -part], -1).argmax(-1)
                 factor *= size
             orders[length] = found.where(real[:, None, None], factor).argsort(stable=True, dim=-1)
@@ -163,7 +180,9 @@ class LSHAttention(Attention):
 
 
 def default_buckets(length: int, chunk: int, max_positions: int) -> tuple[int, ...]:
-    """Twice as many buckets as chunks, rounded down to a power of two; two factors if they are many."""
+    """Twice as many buckets as chunks, rounded down to a power of two; two factors if they are
+    many.
+    """
     power = (2 * (length // chunk)).bit_length() - 1
     if 2**power <= 2 * max(math.isqrt(max_positions // chunk), chunk):
         return (2**power,)

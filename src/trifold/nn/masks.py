@@ -1,8 +1,8 @@
 """Attention masks; the only file that builds them.
 
-Everywhere True means "may attend". A `Mask` is built once per forward pass and keeps its structure (causal, padding,
-window, order), so that `attend` can choose the fastest kernel; its dense form broadcasts to (B, H, T, S). A query that
-may attend to nothing gives 0, with finite gradients.
+Everywhere True means "may attend". A `Mask` is built once per forward pass and keeps its structure
+(causal, padding, window, order), so that `attend` can choose the fastest kernel; its dense form
+broadcasts to (B, H, T, S). A query that may attend to nothing gives 0, with finite gradients.
 """
 
 from __future__ import annotations
@@ -27,21 +27,24 @@ class Mask:
     """Which keys a query may attend to: all that every field allows.
 
     keys: (B, S) boolean, True at real keys; None if all are.
-    causal: query t attends to the keys up to t + offset; offset is the number of keys already in a cache. If there are
-        fewer keys than were read, they are the last ones.
+    causal: query t attends to the keys up to t + offset; offset is the number of keys already in a
+        cache. If there are fewer keys than were read, they are the last ones.
     window: a query attends to keys at a distance of less than `window` real keys.
-    segment: (size, reach): the real keys are divided into segments; a query attends to the keys of its own segment and
-        to `reach` keys before it.
+    segment: (size, reach): the real keys are divided into segments; a query attends to the keys of
+        its own segment and to `reach` keys before it.
     blocks: a query attends to a few blocks of keys.
     spans: the keys are tokens and spans of them; a token attends to some of both.
-    globals: (B, S) boolean, tokens that attend to all keys and that all queries attend to, whatever the window is.
+    globals: (B, S) boolean, tokens that attend to all keys and that all queries attend to, whatever
+        the window is.
     summaries: the last keys are summaries of blocks of tokens; `globals` has them.
     table: (B or 1, H or 1, T, S) boolean, any other rule.
-    order: (B, S) the rank of each key in a factorization order; a query attends to the keys up to its own rank.
-    query_index: (B, T) the keys whose content the query stream predicts: query t attends to the keys of a lower rank
-        than key query_index[t], and not to that key.
+    order: (B, S) the rank of each key in a factorization order; a query attends to the keys up to
+        its own rank.
+    query_index: (B, T) the keys whose content the query stream predicts: query t attends to the
+        keys of a lower rank than key query_index[t], and not to that key.
     packing, key_packing: how the rows of the queries, and those of a memory's keys, are packed.
-    orders: by length, in which order a layer with LSH attention sorts the tokens; a second run repeats the first.
+    orders: by length, in which order a layer with LSH attention sorts the tokens; a second run
+    repeats the first.
     """
 
     keys: Tensor | None = None
@@ -66,7 +69,8 @@ class Mask:
 
     @property
     def has_fully_masked_rows(self) -> bool:
-        """True if some query may attend to nothing: its row has no real key, or it is the first in the order.
+        """True if some query may attend to nothing: its row has no real key, or it is the first in
+        the order.
 
         Also True while a graph is traced, which must not depend on the values of a mask.
         """
@@ -87,7 +91,9 @@ class Mask:
         return not bool(keys.any(-1).all())
 
     def positions(self, queries: int, device: torch.device) -> Tensor:
-        """(B or 1, S) the position of each key among the real keys of its row; the first query is key `offset`."""
+        """(B or 1, S) the position of each key among the real keys of its row; the first query is
+        key `offset`.
+        """
         real = self.packing.attend if self.keys is None and self.packing is not None else self.keys
         if real is not None:
             return real_positions(real)
@@ -101,7 +107,11 @@ class Mask:
 
     def pairs(self, x: Tensor, queries: int) -> tuple[Tensor, Tensor]:
         """x (B or 1, S) at the queries and at all keys: (B or 1, 1, T, 1) and (B or 1, 1, 1, S)."""
-        q = slice(self.offset, self.offset + queries) if self.query_index is None else self.query_index
+        q = (
+            slice(self.offset, self.offset + queries)
+            if self.query_index is None
+            else self.query_index
+        )
         return at_pairs(x, q, slice(None))
 
     def dense(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
@@ -112,7 +122,9 @@ class Mask:
             own, others = self.pairs(self.order, queries)
             rules.append(others <= own if self.query_index is None else others < own)
         q, k = slice(self.offset, self.offset + queries), slice(evicted, evicted + keys)
-        allowed = self.allowed(q, k, self.positions(queries, device) if self.is_local else None, device)
+        allowed = self.allowed(
+            q, k, self.positions(queries, device) if self.is_local else None, device
+        )
         rules += [] if allowed is None else [allowed]
         return reduce(torch.logical_and, rules) if rules else None
 
@@ -124,15 +136,18 @@ class Mask:
     def allowed(
         self, q: slice, k: slice | Tensor, positions: Tensor | None, device: torch.device
     ) -> Tensor | None:
-        """The dense form for some queries and some keys: q and k are their numbers, k also (B or 1, H or 1, S); without
-        `order` and `table`. positions: (B or 1, N) of all keys, if the mask is local.
+        """The dense form for some queries and some keys: q and k are their numbers, k also (B or 1,
+        H or 1, S); without `order` and `table`. positions: (B or 1, N) of all keys, if the mask is
+        local.
         """
         queries, keys = pair_numbers(q, k, device)
         rules, near = [] if self.keys is None else [_at(self.keys, keys)], []
         if self.causal and (isinstance(k, Tensor) or k.stop > q.start + 1):
             rules.append(keys <= queries)
         if positions is not None:
-            own, others = at_pairs(positions, q if self.query_index is None else self.query_index, k)
+            own, others = at_pairs(
+                positions, q if self.query_index is None else self.query_index, k
+            )
             if self.window is not None and not self._fits_window(q, k):
                 near.append((others - own).abs() < self.window)
             if self.segment is not None:
@@ -149,7 +164,9 @@ class Mask:
         return reduce(torch.logical_and, rules) if rules else None
 
     def with_summaries(self, size: int, queries: int, device: torch.device) -> Mask:
-        """The mask of self-attention with a summary of each block of `size` real tokens as further keys."""
+        """The mask of self-attention with a summary of each block of `size` real tokens as further
+        keys.
+        """
         positions = self.positions(queries, device)
         real = self.keys if self.packing is None else self.packing.attend
         real = torch.ones_like(positions, dtype=torch.bool) if real is None else real
@@ -173,8 +190,11 @@ class Mask:
         """How many of the first keys a cache no longer holds."""
         return max(0, self.offset + queries - keys) if self.causal else 0
 
-    def additive(self, queries: int, keys: int, like: Tensor, bias: Tensor | None = None) -> Tensor | None:
-        """The dense form to be added to scores: 0 or the bias where allowed, -inf elsewhere; cached for the last bias.
+    def additive(
+        self, queries: int, keys: int, like: Tensor, bias: Tensor | None = None
+    ) -> Tensor | None:
+        """The dense form to be added to scores: 0 or the bias where allowed, -inf elsewhere; cached
+        for the last bias.
 
         bias: (B or 1, H, T or 1, S), for all keys that were read.
         """
@@ -185,9 +205,13 @@ class Mask:
             self._additive[key] = self._new_additive(queries, keys, like, bias), bias
         return self._additive[key][0]
 
-    def _new_additive(self, queries: int, keys: int, like: Tensor, bias: Tensor | None) -> Tensor | None:
+    def _new_additive(
+        self, queries: int, keys: int, like: Tensor, bias: Tensor | None
+    ) -> Tensor | None:
         allowed = self.dense(queries, keys, like.device)
-        counts = None if self.blocks is None else self.blocks.offsets(slice(0, queries), slice(0, keys))
+        counts = (
+            None if self.blocks is None else self.blocks.offsets(slice(0, queries), slice(0, keys))
+        )
         bias = counts if bias is None else bias if counts is None else bias + counts
         if bias is not None:
             offsets = bias[..., self._evicted(queries, keys) :].to(like.dtype)
@@ -204,9 +228,11 @@ class Mask:
 
 @dataclass(frozen=True)
 class Summaries:
-    """Blocks of real tokens, each with a summary. The tokens after the last whole block belong to it.
+    """Blocks of real tokens, each with a summary. The tokens after the last whole block belong to
+    it.
 
-    blocks: (B or 1, T + G) the block of each of the T `tokens`, -1 for none; then the numbers of the G blocks.
+    blocks: (B or 1, T + G) the block of each of the T `tokens`, -1 for none; then the numbers of
+    the G blocks.
     """
 
     blocks: Tensor
@@ -216,16 +242,20 @@ class Summaries:
         """The sum of the tokens of each block: x (B, T, E) -> (B, G, E)."""
         count = self.blocks.shape[1] - self.tokens
         index = self.blocks[:, : self.tokens, None].expand(*x.shape)
-        sums = x.new_zeros(len(x), count + 1, x.shape[2])  # the last one is of tokens without a block
+        sums = x.new_zeros(
+            len(x), count + 1, x.shape[2]
+        )  # the last one is of tokens without a block
         return sums.scatter_add(1, index % (count + 1), x)[:, :count]
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of `size` consecutive tokens (Zaheer et al. 2020, "BigBird", section 2): a query attends to its own block,
-    the two beside it, the first, the last, and random ones; the queries of the first and the last block attend to all.
+    """Blocks of `size` consecutive tokens (Zaheer et al. 2020, "BigBird", section 2): a query
+    attends to its own block, the two beside it, the first, the last, and random ones; the queries
+    of the first and the last block attend to all.
 
-    last: (B or 1,) the last block of each row. random: (B or 1, H, N, R) the random blocks of each block of queries.
+    last: (B or 1,) the last block of each row. random: (B or 1, H, N, R) the random blocks of each
+        block of queries.
     full: (B or 1,) rows that are so short that every query attends to all.
     first_counts: how often the first block counts for the queries that do not attend to all.
     """
@@ -238,28 +268,45 @@ class Blocks:
 
     @classmethod
     def of(
-        cls, keys: Tensor | None, tokens: int, size: int, heads: int, random: int, *, seed: int, repeat: bool
+        cls,
+        keys: Tensor | None,
+        tokens: int,
+        size: int,
+        heads: int,
+        random: int,
+        *,
+        seed: int,
+        repeat: bool,
     ) -> Blocks:
-        """Blocks of rows of `tokens` tokens, of which `keys` (B, S) are real, with `random` random blocks, which depend
-        on the seed and the number of blocks of a row. repeat: the first block that often instead.
+        """Blocks of rows of `tokens` tokens, of which `keys` (B, S) are real, with `random` random
+        blocks, which depend on the seed and the number of blocks of a row. repeat: the first block
+        that often instead.
 
         Rows of at most 5 + 2·random blocks are full.
         """
         ends = torch.tensor([tokens])
         if keys is not None:
-            ends = (keys * torch.arange(1, keys.shape[1] + 1, device=keys.device)).amax(1).clamp_min(1)
+            ends = (
+                (keys * torch.arange(1, keys.shape[1] + 1, device=keys.device)).amax(1).clamp_min(1)
+            )
         counts, device = -(-ends // size), ends.device
         full = ends <= (5 + 2 * random) * size
-        chosen = torch.zeros(len(ends), heads, int(counts.max()), 0 if repeat else random, dtype=torch.int64)
+        chosen = torch.zeros(
+            len(ends), heads, int(counts.max()), 0 if repeat else random, dtype=torch.int64
+        )
         for row, (count, every) in enumerate(zip(counts.tolist(), full.tolist(), strict=True)):
             if not every and not repeat:
                 chosen[row, :, :count] = random_blocks(count, heads, random, seed)
         return cls(size, counts - 1, chosen.to(device), full, 1 + random if repeat else 1)
 
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """queries (T, 1), keys (B or 1, H or 1, 1, S), numbers of tokens -> (B or 1, H or 1, T, S)."""
+        """queries (T, 1), keys (B or 1, H or 1, 1, S), numbers of tokens -> (B or 1, H or 1, T,
+        S).
+        """
         own, others = queries // self.size, keys // self.size
-        chosen = self.random[:, :, own[:, 0].clamp_max(self.random.shape[2] - 1)]  # (B or 1, H, T, R)
+        chosen = self.random[
+            :, :, own[:, 0].clamp_max(self.random.shape[2] - 1)
+        ]  # (B or 1, H, T, R)
         rules = [chosen[..., number, None] == others for number in range(chosen.shape[-1])]
         rules += [(own - others).abs() <= 1, others == 0, others == self.last[:, None, None, None]]
         return reduce(torch.logical_or, rules) | self.reads_all(queries[:, 0])[:, None, :, None]
@@ -270,7 +317,9 @@ class Blocks:
         return (own == 0) | (own == self.last[:, None]) | self.full[:, None]
 
     def offsets(self, q: slice, k: slice | Tensor) -> Tensor | None:
-        """What is added to scores if the first block counts several times; for the arguments see `Mask.allowed`."""
+        """What is added to scores if the first block counts several times; for the arguments see
+        `Mask.allowed`.
+        """
         if self.first_counts == 1:
             return None
         queries, keys = pair_numbers(q, k, self.last.device)
@@ -280,11 +329,15 @@ class Blocks:
 
 @lru_cache(maxsize=256)
 def random_blocks(count: int, heads: int, chosen: int, seed: int) -> Tensor:
-    """(H, count, chosen) blocks for each of `count` blocks: not itself, its neighbours, the first or the last."""
+    """(H, count, chosen) blocks for each of `count` blocks: not itself, its neighbours, the first
+    or the last.
+    """
     scores = torch.rand(heads, count, count, generator=torch.Generator().manual_seed(seed))
     numbers = torch.arange(count)
     near = (numbers[:, None] - numbers).abs() <= 1
-    return scores.masked_fill(near | (numbers == 0) | (numbers == count - 1), -1).topk(chosen).indices
+    return (
+        scores.masked_fill(near | (numbers == 0) | (numbers == count - 1), -1).topk(chosen).indices
+    )
 
 
 def pair_numbers(q: slice, k: slice | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -296,7 +349,8 @@ def pair_numbers(q: slice, k: slice | Tensor, device: torch.device) -> tuple[Ten
 
 @dataclass(frozen=True)
 class PairBias:
-    """A bias of scores that is computed for some queries and keys only, because no query reads all keys.
+    """A bias of scores that is computed for some queries and keys only, because no query reads all
+    keys.
 
     compute: (numbers of queries, numbers of keys, *weights) -> (B or 1, H, T, S); see `at_pairs`.
     """
@@ -310,8 +364,8 @@ class PairBias:
 
 
 def at_pairs(x: Tensor, q: slice | Tensor, k: slice | Tensor) -> tuple[Tensor, Tensor]:
-    """x (B or 1, N) at the queries q, a slice or (B, T), and at the keys k, a slice or (B or 1, H or 1, S):
-    (B or 1, 1, T, 1) and (B or 1, H or 1, 1, S).
+    """x (B or 1, N) at the queries q, a slice or (B, T), and at the keys k, a slice or (B or 1, H
+    or 1, S): (B or 1, 1, T, 1) and (B or 1, H or 1, 1, S).
     """
     own = x[:, q] if isinstance(q, slice) else x.expand(len(q), -1).gather(1, q)
     others = x[:, None, None, k] if isinstance(k, slice) else _at(x, k[:, :, None])
@@ -323,15 +377,23 @@ def _at(x: Tensor, keys: Tensor) -> Tensor:
     if len(keys) == 1 and keys.shape[1] == 1:
         return x[:, keys[0, 0]][:, None]
     rows = max(len(x), len(keys))
-    return x[:, None, None].expand(rows, *keys.shape[1:3], -1).gather(-1, keys.expand(rows, -1, -1, -1))
+    return (
+        x[:, None, None]
+        .expand(rows, *keys.shape[1:3], -1)
+        .gather(-1, keys.expand(rows, -1, -1, -1))
+    )
 
 
 def real_positions(attend: Tensor) -> Tensor:
-    """(B, S) the position of each token among the real ones of its row; padding has that of the last one."""
+    """(B, S) the position of each token among the real ones of its row; padding has that of the
+    last one.
+    """
     return (attend.long().cumsum(1) - 1).clamp_min(0)
 
 
 def padding_mask(lengths: Tensor, width: int) -> Tensor | None:
-    """(B,) lengths in tokens -> (B, S) True at real positions, or None if no row is shorter than `width`."""
+    """(B,) lengths in tokens -> (B, S) True at real positions, or None if no row is shorter than
+    `width`.
+    """
     real = torch.arange(width, device=lengths.device) < lengths[:, None]
     return None if bool(real.all()) else real

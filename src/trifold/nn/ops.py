@@ -1,9 +1,11 @@
 """The operations of the model that may have a faster version, each with its plain definition.
 
-Modules call them as `ops.linear(…)`, so a replacement takes effect at once. `trifold.fast.enable()` installs the faster
-versions; each of those decides whether it suits its input and otherwise calls the plain definition.
+Modules call them as `ops.linear(…)`, so a replacement takes effect at once. `trifold.fast.enable()`
+installs the faster versions; each of those decides whether it suits its input and otherwise calls
+the plain definition.
 
-Shapes: B batch, T queries, S keys, H heads, D head size, E model width, V vocabulary; K and N: inputs and outputs.
+Shapes: B batch, T queries, S keys, H heads, D head size, E model width, V vocabulary; K and N:
+inputs and outputs.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from trifold.nn.masks import Mask, PairBias
     from trifold.nn.stack import LayerInputs, Stack
 
-# --- embeddings and linear layers ----------------------------------------------------------------------
+# --- embeddings and linear layers -----------------------------------------------------------------
 
 
 def embedding(indices: Tensor, weight: Tensor) -> Tensor:
@@ -34,8 +36,12 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
     return F.embedding(indices, weight)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """x (…, K) times weight (N, K) transposed, plus bias (N,) -> (…, N) of type `dtype`, or that of x."""
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """x (…, K) times weight (N, K) transposed, plus bias (N,) -> (…, N) of type `dtype`, or that of
+    x.
+    """
     return F.linear(x, weight, bias).to(dtype or x.dtype)
 
 
@@ -47,28 +53,29 @@ def linears(x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
 def activation_linear(
     layer: Linear, activation: Callable[[Tensor], Tensor], x: Tensor, gated: Tensor | None = None
 ) -> Tensor:
-    """layer(activation(x)), or layer(activation(x) · gated). A faster version may recompute the activation in the
-    backward pass instead of saving it.
+    """layer(activation(x)), or layer(activation(x) · gated). A faster version may recompute the
+    activation in the backward pass instead of saving it.
     """
     inner = activation(x)
     return layer(inner if gated is None else inner * gated)
 
 
-# --- elementwise operations and norms ------------------------------------------------------------------
+# --- elementwise operations and norms -------------------------------------------------------------
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³)))                    (Hendrycks & Gimpel 2016, section 2)."""
+    """0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³)))           (Hendrycks & Gimpel 2016, section 2)."""
     return F.gelu(x, approximate="tanh")
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
-    """(x − mean) / √(variance + ε) · weight + bias over the last dimension               (Ba et al. 2016)."""
+    """(x − mean) / √(variance + ε) · weight + bias over the last dimension     (Ba et al. 2016)."""
     return F.layer_norm(x, weight.shape, weight, bias, epsilon)
 
 
 def dropout(y: Tensor, p: float, x: Tensor | None = None) -> Tensor:
-    """Zeroes each element with probability p and multiplies the others by 1 / (1 − p)   (Srivastava et al. 2014).
+    """Zeroes each element with probability p and multiplies the others by 1 / (1 − p)
+                                                                           (Srivastava et al. 2014).
 
     x: added to the result.
     """
@@ -78,9 +85,11 @@ def dropout(y: Tensor, p: float, x: Tensor | None = None) -> Tensor:
 
 
 def _kept(like: Tensor, p: float) -> Tensor:
-    """A boolean mask, False with probability p: element j is kept where the hash of (seed, j) is at least p · 2³².
+    """A boolean mask, False with probability p: element j is kept where the hash of (seed, j) is at
+    least p · 2³².
 
-    One seed is drawn from the thread's generator. The hash is Wellons' "lowbias32" (2018), computed modulo 2³².
+    One seed is drawn from the thread's generator. The hash is Wellons' "lowbias32" (2018), computed
+    modulo 2³².
     """
     seed = int(torch.randint(2**32, (), generator=thread_rng()))
     low = 2**32 - 1
@@ -90,7 +99,7 @@ def _kept(like: Tensor, p: float) -> Tensor:
     return ((x ^ (x >> 16)) >= min(round(p * 2**32), low)).view(like.shape)
 
 
-# --- attention -----------------------------------------------------------------------------------------
+# --- attention ------------------------------------------------------------------------------------
 
 
 def attend(
@@ -105,12 +114,14 @@ def attend(
     drop: Dropout | None = None,
     hooks: Attention | LatentAttention | None = None,
 ) -> Tensor:
-    """softmax(Q Kᵀ / √D + mask) V: q (B, H, T, D), k and v (B', H', S, D) -> (B, H, T, D)    (Vaswani et al. 2017).
+    """softmax(Q Kᵀ / √D + mask) V: q (B, H, T, D), k and v (B', H', S, D) -> (B, H, T, D)
+                                                                              (Vaswani et al. 2017).
 
-    H / H' heads share a head of keys and values, and B / B' consecutive rows share a row of them. A soft cap c turns
-    scores s into c·tanh(s / c) (Gemma 2); then `bias` (B or 1, H, T or 1, S) is added. Sinks (H,) are scores of a key
-    whose value is 0: the other weights sum to less than 1 (Xiao et al. 2024). The weights pass through `drop`. A query
-    that may attend to nothing gives 0. hooks: the layer, if its hook points `scores` and `pattern` are watched.
+    H / H' heads share a head of keys and values, and B / B' consecutive rows share a row of them. A
+    soft cap c turns scores s into c·tanh(s / c) (Gemma 2); then `bias` (B or 1, H, T or 1, S) is
+    added. Sinks (H,) are scores of a key whose value is 0: the other weights sum to less than 1
+    (Xiao et al. 2024). The weights pass through `drop`. A query that may attend to nothing gives 0.
+    hooks: the layer, if its hook points `scores` and `pattern` are watched.
     """
     rows = q.shape[0]
     q, k, v = share_keys(q, k, v)
@@ -126,7 +137,8 @@ def attend(
         scores = hooks.scores(scores)
     masked = None
     if offsets is not None and mask.has_fully_masked_rows:
-        # A softmax over -inf only would give NaN gradients, so fully masked rows become 0 before it.
+        # A softmax over -inf only would give NaN gradients, so fully masked rows become 0 before
+        # it.
         masked = (offsets == float("-inf")).all(-1, keepdim=True)
         scores = scores.masked_fill(masked, 0.0)
     weights = torch.softmax(scores, dim=-1)
@@ -143,8 +155,9 @@ def attend(
 
 
 def share_keys(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Repeat shared heads of keys and values, and turn the rows that share a row of keys into queries of one row:
-    q (B, H, T, D) -> (B', H, B/B'·T, D), k and v (B', H', S, D) -> (B', H, S, D).
+    """Repeat shared heads of keys and values, and turn the rows that share a row of keys into
+    queries of one row: q (B, H, T, D) -> (B', H, B/B'·T, D), k and v (B', H', S, D) -> (B', H, S,
+    D).
     """
     if k.shape[1] < q.shape[1]:
         k, v = (y.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for y in (k, v))
@@ -160,27 +173,32 @@ def unshare_keys(out: Tensor, rows: int) -> Tensor:
     return out.unflatten(2, (rows // out.shape[0], -1)).transpose(1, 2).flatten(0, 1)
 
 
-def attention(layer: Attention, x: Tensor, memory: Tensor | None, inputs: AttentionInputs) -> Tensor:
+def attention(
+    layer: Attention, x: Tensor, memory: Tensor | None, inputs: AttentionInputs
+) -> Tensor:
     """All heads of an attention layer, concatenated (B, T, H·D); see `Attention.attend`."""
     return layer.attend(x, memory, inputs)
 
 
-# --- loss ----------------------------------------------------------------------------------------------
+# --- loss -----------------------------------------------------------------------------------------
 
 
 def cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of the logits hidden (N, E) · weight (V, E)ᵀ + bias with targets (N,), -1 where a row has none:
-    sums over rows of the smoothed loss, and of the negative log-likelihood, which has no gradient.
+    """Cross-entropy of the logits hidden (N, E) · weight (V, E)ᵀ + bias with targets (N,), -1 where
+    a row has none: sums over rows of the smoothed loss, and of the negative log-likelihood, which
+    has no gradient.
     """
     logits = F.linear(hidden, weight, bias)
     logits = logits if logits.dtype is torch.float64 else logits.float()
-    loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing, ignore_index=-1)
+    loss = F.cross_entropy(
+        logits, targets, reduction="sum", label_smoothing=smoothing, ignore_index=-1
+    )
     return loss, F.cross_entropy(logits, targets, reduction="sum", ignore_index=-1).detach()
 
 
-# --- decoding ------------------------------------------------------------------------------------------
+# --- decoding -------------------------------------------------------------------------------------
 
 
 def decoding_step(stack: Stack, x: Tensor, inputs: LayerInputs, cache: Cache) -> Tensor:
@@ -188,15 +206,18 @@ def decoding_step(stack: Stack, x: Tensor, inputs: LayerInputs, cache: Cache) ->
     return stack.run_layers(x, inputs, cache)
 
 
-# --- the table -----------------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------
 
 _LAYERS = (embedding, linear, linears, activation_linear, gelu_tanh, layer_norm, dropout)
 PLAIN: dict[str, Callable[..., Any]] = {
-    operation.__name__: operation for operation in (*_LAYERS, attend, attention, cross_entropy, decoding_step)
+    operation.__name__: operation
+    for operation in (*_LAYERS, attend, attention, cross_entropy, decoding_step)
 }
 
 
 def install(versions: dict[str, Callable[..., Any]]) -> None:
     """Replace the named operations by versions with the same signature; all others become plain."""
-    assert versions.keys() <= PLAIN.keys(), f"no such operations: {sorted(versions.keys() - PLAIN.keys())}"
+    assert versions.keys() <= PLAIN.keys(), (
+        f"no such operations: {sorted(versions.keys() - PLAIN.keys())}"
+    )
     globals().update(PLAIN | versions)

@@ -1,8 +1,9 @@
 """Rows of different lengths, packed into one long row of tokens.
 
-Everything except attention works on single tokens. In training the tokens of all rows are therefore stored one after
-the other, and no product is spent on padding; only attention uses the (B, T) grid. The length of the row is a
-multiple of 32 or 64, so that few shapes occur: a CPU library takes a millisecond to prepare a new one.
+Everything except attention works on single tokens. In training the tokens of all rows are therefore
+stored one after the other, and no product is spent on padding; only attention uses the (B, T) grid.
+The length of the row is a multiple of 32 or 64, so that few shapes occur: a CPU library takes a
+millisecond to prepare a new one.
 
     packed (1, N, E)  --grid-->  (B, T, E)  attention  --flat-->  (1, N, E)
 
@@ -38,8 +39,8 @@ class Packing:
 
     @classmethod
     def of(cls, lengths: Tensor, *, always_pad: bool = True) -> Packing:
-        """From the lengths (B,) of the rows. always_pad: at least one padding token, even for rows of equal length,
-        which need none.
+        """From the lengths (B,) of the rows. always_pad: at least one padding token, even for rows
+        of equal length, which need none.
         """
         real, width, rows = int(lengths.sum()), int(lengths.max()), len(lengths)
         length = round_up(real + (always_pad or real < rows * width))
@@ -78,7 +79,9 @@ class Packing:
     def to(self, device: torch.device, **options: bool) -> Packing:
         """A copy on another device; `options` are those of `Tensor.to`."""
         moved = {name: getattr(self, name) for name in ("token_of_cell", "cell_of_token", "attend")}
-        return replace(self, **{name: x.to(device, **options) for name, x in moved.items() if x is not None})
+        return replace(
+            self, **{name: x.to(device, **options) for name, x in moved.items() if x is not None}
+        )
 
 
 def round_up(tokens: int) -> int:
@@ -90,7 +93,8 @@ def round_up(tokens: int) -> int:
 class _Gather(torch.autograd.Function):
     """x[index]. `inverse` inverts `index`, so the gradient is a look-up too, not a scattered sum.
 
-    Cells after the end of a row take the gradient of the last padding token, which is 0; padding takes none.
+    Cells after the end of a row take the gradient of the last padding token, which is 0; padding
+    takes none.
     """
 
     @staticmethod

@@ -1,11 +1,13 @@
 """Position encodings that are added to embeddings.
 
-PE(p, 2i) = sin(p / 10000^(2i/d)),  PE(p, 2i+1) = cos(p / 10000^(2i/d))    (Vaswani et al. 2017, section 3.5)
+PE(p, 2i) = sin(p / 10000^(2i/d)),  PE(p, 2i+1) = cos(p / 10000^(2i/d))
+                                                                  (Vaswani et al. 2017, section 3.5)
 
-"sinusoidal" interleaves sines and cosines as in the formula; "sinusoidal-halves" has all sines before all cosines, as
-Marian does. "sinusoidal-tensor2tensor" has halves too, and its i-th of n frequencies is 10000^(-i/(n-1)), so that the
-last is 1/10000, as in tensor2tensor and fairseq (Vaswani et al. 2018, Ott et al. 2019). Rotary positions are in
-rotary.py, offsets of attention scores in relative.py.
+"sinusoidal" interleaves sines and cosines as in the formula; "sinusoidal-halves" has all sines
+before all cosines, as Marian does. "sinusoidal-tensor2tensor" has halves too, and its i-th of n
+frequencies is 10000^(-i/(n-1)), so that the last is 1/10000, as in tensor2tensor and fairseq
+(Vaswani et al. 2018, Ott et al. 2019). Rotary positions are in rotary.py, offsets of attention
+scores in relative.py.
 """
 
 from collections.abc import Callable
@@ -19,14 +21,18 @@ from trifold.nn.config import ModelConfig
 def sinusoids(positions: Tensor, width: int, kind: str = "sinusoidal") -> Tensor:
     """(N,) positions or distances -> (N, width) float32, computed in float64."""
     halves, last = kind != "sinusoidal", width // 2 - (kind == "sinusoidal-tensor2tensor")
-    exponents = torch.arange(width // 2, dtype=torch.float64, device=positions.device) / max(last, 1)
+    exponents = torch.arange(width // 2, dtype=torch.float64, device=positions.device) / max(
+        last, 1
+    )
     angles = positions.double()[:, None] * 10_000.0**-exponents
     both = torch.stack([angles.sin(), angles.cos()], dim=1 if halves else 2)
     return both.reshape(len(positions), width).float()
 
 
 class SinusoidalPositions(nn.Module):
-    """Adds fixed sinusoids, from that of `position_offset`; the table is not stored in checkpoints."""
+    """Adds fixed sinusoids, from that of `position_offset`; the table is not stored in
+    checkpoints.
+    """
 
     table: Tensor
 
@@ -56,7 +62,9 @@ class LearnedPositions(nn.Module):
 
 
 class AxialPositions(nn.Module):
-    """Adds [r; c], the learned vectors of the row and of the column of a position in a rectangle (Ho et al. 2019)."""
+    """Adds [r; c], the learned vectors of the row and of the column of a position in a rectangle
+    (Ho et al. 2019).
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -1,7 +1,9 @@
-"""Reversible blocks: the backward pass computes their inputs from their outputs (Gomez et al. 2017, section 3).
+"""Reversible blocks: the backward pass computes their inputs from their outputs (Gomez et al. 2017,
+section 3).
 
-A block is two steps (a, b) -> (b, a + f(b)): f is attention, then the feed-forward network. From (b, c) follows
-a = c − f(b), so the forward pass stores the last two streams only, and the state of the generator before each step.
+A block is two steps (a, b) -> (b, a + f(b)): f is attention, then the feed-forward network. From
+(b, c) follows a = c − f(b), so the forward pass stores the last two streams only, and the state of
+the generator before each step.
 """
 
 from typing import Any
@@ -12,12 +14,18 @@ from torch import Tensor
 from trifold.nn.layers import Residual
 from trifold.nn.rng import thread_rng, use_thread_rng
 
-Step = tuple[Residual, dict[str, Any]]  # a residual, and the arguments of its sub-layer besides the state
+Step = tuple[
+    Residual, dict[str, Any]
+]  # a residual, and the arguments of its sub-layer besides the state
 
 
 def run_reversibly(steps: list[Step], x: Tensor) -> Tensor:
-    """One step after the other: x (B, T, 2·E) -> (B, T, 2·E). The arguments of the steps have no gradients."""
-    parameters = {p: None for residual, _ in steps for p in residual.parameters() if p.requires_grad}
+    """One step after the other: x (B, T, 2·E) -> (B, T, 2·E). The arguments of the steps have no
+    gradients.
+    """
+    parameters = {
+        p: None for residual, _ in steps for p in residual.parameters() if p.requires_grad
+    }
     return _Reversible.apply(steps, x, *parameters)  # type: ignore[no-untyped-call]
 
 
@@ -36,7 +44,9 @@ class _Reversible(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (b, c), (d_b, d_c) = ctx.saved_tensors, gradients[0].chunk(2, -1)
         found = dict[Tensor, Tensor]()
-        for (residual, options), state in zip(reversed(ctx.steps), reversed(ctx.states), strict=True):
+        for (residual, options), state in zip(
+            reversed(ctx.steps), reversed(ctx.states), strict=True
+        ):
             own = [p for p in residual.parameters() if p.requires_grad]
             with torch.enable_grad(), use_thread_rng(torch.Generator().set_state(state)):
                 b = b.detach().requires_grad_()

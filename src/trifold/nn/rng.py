@@ -1,6 +1,8 @@
-"""The random generator of a thread, from which dropout draws, and recomputation, which repeats its draws.
+"""The random generator of a thread, from which dropout draws, and recomputation, which repeats its
+draws.
 
-Workers that train side by side must not share a generator: the order of their draws would depend on timing.
+Workers that train side by side must not share a generator: the order of their draws would depend on
+timing.
 """
 
 import threading
@@ -32,8 +34,8 @@ def use_thread_rng(generator: torch.Generator | None) -> Iterator[None]:
 
 
 class ReplayThreadRng(AbstractContextManager[None]):
-    """Records the state of this thread's generator when created; within the context, in any thread and as often as
-    needed, the thread's generator starts from that state.
+    """Records the state of this thread's generator when created; within the context, in any thread
+    and as often as needed, the thread's generator starts from that state.
 
     Without a generator of the thread it does nothing: PyTorch restores the global generators.
     """
@@ -53,14 +55,20 @@ class ReplayThreadRng(AbstractContextManager[None]):
 
 
 def recompute(run: Callable[..., Tensor], *inputs: Any) -> Tensor:
-    """run(…), which saves only its inputs and runs again in the backward pass (Chen et al. 2016, section 4).
+    """run(…), which saves only its inputs and runs again in the backward pass (Chen et al. 2016,
+    section 4).
 
     The same bits as without, dropout included. The first input is a tensor.
     """
-    # PyTorch restores the global generators, for all threads at once; needed only if this thread has none of its own.
+    # PyTorch restores the global generators, for all threads at once; needed only if this thread
+    # has none of its own.
     uses_global_rng = thread_rng() is None or inputs[0].device.type != "cpu"
     contexts = nullcontext(), ReplayThreadRng()
     out: Tensor = checkpoint(
-        run, *inputs, use_reentrant=False, preserve_rng_state=uses_global_rng, context_fn=lambda: contexts
+        run,
+        *inputs,
+        use_reentrant=False,
+        preserve_rng_state=uses_global_rng,
+        context_fn=lambda: contexts,
     )
     return out

@@ -1,10 +1,12 @@
-"""Rotary positions: queries and keys are rotated by their position, so that their product depends on the distance only.
+"""Rotary positions: queries and keys are rotated by their position, so that their product depends
+on the distance only.
 
-(x₁, x₂) at position p becomes (x₁ cos pω_i − x₂ sin pω_i, x₂ cos pω_i + x₁ sin pω_i),  ω_i = θ^(−2i/R)
-                                                                        (Su et al. 2021, equation 34)
+(x₁, x₂) at position p becomes (x₁ cos pω_i − x₂ sin pω_i, x₂ cos pω_i + x₁ sin pω_i),
+ω_i = θ^(−2i/R)                                                      (Su et al. 2021, equation 34)
 
-The first R dimensions of a head are rotated, in pairs (i, i + R/2) or (2i, 2i + 1). Scalings of the frequencies ω
-extend the context beyond that of pretraining: SCALINGS, and SCALINGS_BY_LENGTH if ω depends on the length of the text.
+The first R dimensions of a head are rotated, in pairs (i, i + R/2) or (2i, 2i + 1). Scalings of the
+frequencies ω extend the context beyond that of pretraining: SCALINGS, and SCALINGS_BY_LENGTH if ω
+depends on the length of the text.
 """
 
 import math
@@ -41,7 +43,9 @@ class Rotation:
 
 
 class Rotary:
-    """The rotations of a model. It has no parameters; the frequencies stay float32 in a bfloat16 model."""
+    """The rotations of a model. It has no parameters; the frequencies stay float32 in a bfloat16
+    model.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         self.width, self.theta = config.rotated_width, config.rotary_theta
@@ -52,12 +56,16 @@ class Rotary:
         self._frequencies: dict[torch.device, Tensor] = {}
 
     def frequencies(self, mask: Mask, tokens: int, device: torch.device) -> Tensor:
-        """(1, R/2), or (B or 1, R/2) if they depend on the length of a row: of so many new tokens and those before."""
+        """(1, R/2), or (B or 1, R/2) if they depend on the length of a row: of so many new tokens
+        and those before.
+        """
         if self.scaling is not None and self.by_length is not None:
             lengths = mask.positions(tokens, device)[:, -1:] + 1
             return self.by_length(self.width, self.theta, self.scaling, lengths)
         if device not in self._frequencies:
-            self._frequencies[device] = frequencies(self.width, self.theta, self.scaling).to(device)[None]
+            self._frequencies[device] = frequencies(self.width, self.theta, self.scaling).to(
+                device
+            )[None]
         return self._frequencies[device]
 
     def rotation(self, positions: Tensor, mask: Mask, like: Tensor) -> Rotation:
@@ -72,12 +80,14 @@ class Rotary:
 
 
 def frequencies(width: int, theta: float, scaling: RotaryScaling | None = None) -> Tensor:
-    """(width / 2,) angle per position, in float32 throughout, as other implementations compute it."""
+    """(width / 2,) angle per position, in float32 throughout, as other implementations compute
+    it.
+    """
     plain = 1.0 / (theta ** (torch.arange(0, width, 2, device="cpu").float() / width))
     return plain if scaling is None else SCALINGS[scaling.kind](plain, theta, scaling)
 
 
-# --- scalings ------------------------------------------------------------------------------------------
+# --- scalings -------------------------------------------------------------------------------------
 
 
 def _dynamic(width: int, theta: float, scaling: RotaryScaling, lengths: Tensor) -> Tensor:
@@ -90,8 +100,8 @@ def _dynamic(width: int, theta: float, scaling: RotaryScaling, lengths: Tensor) 
 
 
 def _longrope(width: int, theta: float, scaling: RotaryScaling, lengths: Tensor) -> Tensor:
-    """A divisor per frequency, found by search: one set up to the length of pretraining, one for longer texts (Ding et
-    al. 2024).
+    """A divisor per frequency, found by search: one set up to the length of pretraining, one for
+    longer texts (Ding et al. 2024).
     """
     short, long = (
         torch.tensor(factors, dtype=torch.float32, device=lengths.device)
@@ -114,7 +124,9 @@ def _linear(plain: Tensor, theta: float, scaling: RotaryScaling) -> Tensor:
 
 
 def _yarn(plain: Tensor, theta: float, scaling: RotaryScaling) -> Tensor:
-    """High frequencies stay, low ones are divided, with a ramp between them (Peng et al. 2023, section 3.2)."""
+    """High frequencies stay, low ones are divided, with a ramp between them (Peng et al. 2023,
+    section 3.2).
+    """
     width = 2 * len(plain)
 
     def dimension(turns: float) -> float:
@@ -132,7 +144,9 @@ def _yarn(plain: Tensor, theta: float, scaling: RotaryScaling) -> Tensor:
 
 
 def _llama3(plain: Tensor, theta: float, scaling: RotaryScaling) -> Tensor:
-    """As YaRN, with a ramp that is linear in turns (Dubey et al. 2024, section 3.2, and its code)."""
+    """As YaRN, with a ramp that is linear in turns (Dubey et al. 2024, section 3.2, and its
+    code).
+    """
     turns = scaling.original_positions * plain / (2 * math.pi)
     kept = (turns - scaling.low_frequency) / (scaling.high_frequency - scaling.low_frequency)
     kept = kept.clamp(0, 1)
@@ -147,8 +161,8 @@ SCALINGS: dict[str, Callable[[Tensor, float, RotaryScaling], Tensor]] = {
 
 
 def magnitude(scaling: RotaryScaling | None) -> float:
-    """The factor of cos and sin, which sharpens attention: Peng et al. 2023, equation 22 for YaRN; Ding et al. 2024,
-    section 3.2 for LongRoPE.
+    """The factor of cos and sin, which sharpens attention: Peng et al. 2023, equation 22 for YaRN;
+    Ding et al. 2024, section 3.2 for LongRoPE.
     """
     if scaling is None or scaling.kind not in ("yarn", "longrope"):
         return 1.0

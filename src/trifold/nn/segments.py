@@ -1,4 +1,6 @@
-"""A function of a long sequence, segment after segment: memory does not grow with what a segment computes."""
+"""A function of a long sequence, segment after segment: memory does not grow with what a segment
+computes.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,17 +12,21 @@ Step = Callable[..., tuple[Tensor, Tensor]]
 
 
 def scan(step: Step, size: int, state: Tensor, *sequences: Tensor) -> tuple[Tensor, Tensor]:
-    """Apply step(*segments, state) -> (out, state) to segments of at most `size` tokens of sequences (B, H, T, …).
+    """Apply step(*segments, state) -> (out, state) to segments of at most `size` tokens of
+    sequences (B, H, T, …).
 
-    Returns all outputs (B, H, T, …) and the last state. The backward pass computes each segment again and stores only
-    the sequences and the states between segments. The step may not read other tensors that need gradients.
+    Returns all outputs (B, H, T, …) and the last state. The backward pass computes each segment
+    again and stores only the sequences and the states between segments. The step may not read other
+    tensors that need gradients.
     """
     return _Scan.apply(step, size, state, *sequences)  # type: ignore[no-untyped-call]
 
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, step: Step, size: int, state: Tensor, *sequences: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, step: Step, size: int, state: Tensor, *sequences: Tensor
+    ) -> tuple[Tensor, Tensor]:
         ctx.step, ctx.size, states, whole = step, size, [], None
         for start in range(0, sequences[0].shape[2], size):
             states.append(state)
@@ -40,13 +46,16 @@ class _Scan(torch.autograd.Function):
         saved = ctx.saved_tensors  # read once, as checkpointing requires
         sequences, states = saved[: ctx.count], saved[ctx.count :]
         needed = ctx.needs_input_grad[3:]
-        found = [torch.empty_like(x) if need else None for x, need in zip(sequences, needed, strict=True)]
+        found = [
+            torch.empty_like(x) if need else None for x, need in zip(sequences, needed, strict=True)
+        ]
         d_out, d_state = gradients
         for number in reversed(range(len(states))):
             part = slice(number * ctx.size, (number + 1) * ctx.size)
             with torch.enable_grad():
                 inputs = [
-                    x[:, :, part].detach().requires_grad_(n) for x, n in zip(sequences, needed, strict=True)
+                    x[:, :, part].detach().requires_grad_(n)
+                    for x, n in zip(sequences, needed, strict=True)
                 ]
                 state = states[number].detach().requires_grad_()
                 outputs = ctx.step(*inputs, state)

@@ -1,15 +1,17 @@
-"""BP-Transformer: attention to near tokens, and to spans of far ones                (Ye et al. 2019, section 3)
+"""BP-Transformer: attention to near tokens, and to spans of far ones    (Ye et al. 2019, section 3)
 
-Span p of level l has the tokens p·2^l to (p + 1)·2^l − 1; a token is a span of level 0. The spans of the levels 1, 2, …
-have states too, which are 0 before the first layer. In every layer
+Span p of level l has the tokens p·2^l to (p + 1)·2^l − 1; a token is a span of level 0. The spans
+of the levels 1, 2, … have states too, which are 0 before the first layer. In every layer
 
     a span attends to its tokens;
-    a token attends to itself and, on each side (in a decoder only before it), to the nearest k tokens, then to the next
-    k spans of level 1, and so on to the end of the text, with scores s_ij = q_i·k_j / √D + b[side, level, place].
+    a token attends to itself and, on each side (in a decoder only before it), to the nearest k
+    tokens, then to the next k spans of level 1, and so on to the end of the text, with scores
+    s_ij = q_i·k_j / √D + b[side, level, place].
 
-If the k spans of a level end inside a span of the next level, its other half has the first place there. So a token
-reads every other token once, and all of them k·n·log(n / k) keys. As in the authors' program, far levels share their b;
-here b is a number per head, and not the product of the query and a vector. Shapes: B batch, T tokens, M spans, E width.
+If the k spans of a level end inside a span of the next level, its other half has the first place
+there. So a token reads every other token once, and all of them k·n·log(n / k) keys. As in the
+authors' program, far levels share their b; here b is a number per head, and not the product of the
+query and a vector. Shapes: B batch, T tokens, M spans, E width.
 """
 
 from collections.abc import Iterator
@@ -29,8 +31,8 @@ LEVELS = 10  # this level and all above it share their b
 
 
 def level_starts(tokens: int, k: int) -> tuple[int, ...]:
-    """Where in a row of tokens and spans each level starts, and the last one ends. Every level covers all tokens; some
-    token reads a span of the last one or of the one before it.
+    """Where in a row of tokens and spans each level starts, and the last one ends. Every level
+    covers all tokens; some token reads a span of the last one or of the one before it.
     """
     levels = max(tokens // k, 1).bit_length()
     whole = -(-tokens >> levels) << levels
@@ -43,7 +45,8 @@ def offset_rows(config: ModelConfig) -> int:
 
 
 def walk(tokens: Tensor, k: int, levels: int) -> Iterator[Tensor]:
-    """For levels 0, 1, …, (3, T): a token reads the spans low ≤ p < high on its left; p has the place end − p.
+    """For levels 0, 1, …, (3, T): a token reads the spans low ≤ p < high on its left; p has the
+    place end − p.
 
     Its right side is the same with ~token and ~p, which are −1 − token and −1 − p.
     """
@@ -56,31 +59,46 @@ def walk(tokens: Tensor, k: int, levels: int) -> Iterator[Tensor]:
 
 
 class Spans:
-    """Rows of the tokens x (B, T, E), or packed (1, N, E): the real ones first, and their M spans, level by level.
+    """Rows of the tokens x (B, T, E), or packed (1, N, E): the real ones first, and their M spans,
+    level by level.
 
-    mask: which keys of a row are real, and which of them a token reads. all_levels: also spans that only later tokens
-    read, for a cache.
+    mask: which keys of a row are real, and which of them a token reads. all_levels: also spans that
+    only later tokens read, for a cache.
     """
 
     def __init__(self, mask: Mask, x: Tensor, k: int, *, all_levels: bool = False) -> None:
         packing, keys = mask.packing, mask.keys if mask.packing is None else mask.packing.attend
         count = x.shape[1] if packing is None else packing.shape[1]
         keys = torch.ones(1, count, dtype=torch.bool, device=x.device) if keys is None else keys
-        starts, tokens = level_starts(count, 1 if all_levels else k), torch.arange(count, device=x.device)
+        starts, tokens = (
+            level_starts(count, 1 if all_levels else k),
+            torch.arange(count, device=x.device),
+        )
         sides = (tokens,) if mask.causal else (tokens, ~tokens)
         self.k, self.packing, self.starts = k, packing, starts
         self.columns = keys.long().argsort(dim=1, descending=True, stable=True)[..., None]
-        self.bounds = torch.stack([torch.stack([*walk(side, k, len(starts) - 1)], 1) for side in sides])
+        self.bounds = torch.stack(
+            [torch.stack([*walk(side, k, len(starts) - 1)], 1) for side in sides]
+        )
         self.bounds[0, 1, 0] += 1  # a token reads itself, at place 0
-        firsts = [torch.arange(stop - start) << level for level, (start, stop) in enumerate(pairwise(starts))]
+        firsts = [
+            torch.arange(stop - start) << level
+            for level, (start, stop) in enumerate(pairwise(starts))
+        ]
         self.mask = Mask(torch.cat(firsts).to(x.device) < keys.sum(1, keepdim=True), spans=self)
-        each = [span_slots(torch.tensor(level), first >> level) for level, first in enumerate(firsts)]
+        each = [
+            span_slots(torch.tensor(level), first >> level) for level, first in enumerate(firsts)
+        ]
         self.slots = torch.cat(each).clamp_max(2 * count - 1)[None].to(x.device)
 
     def rows(self, x: Tensor, spans: Tensor | None = None) -> Tensor:
         """The tokens, and states (B, M, E) of spans, by default 0 -> (B, T + M, E)."""
         x = self.packing.grid(x) if self.packing else x.gather(1, self.columns.expand_as(x))
-        spans = x.new_zeros(len(x), self.starts[-1] - self.starts[1], x.shape[2]) if spans is None else spans
+        spans = (
+            x.new_zeros(len(x), self.starts[-1] - self.starts[1], x.shape[2])
+            if spans is None
+            else spans
+        )
         return torch.cat((x, spans), 1)
 
     def tokens(self, x: Tensor) -> Tensor:
@@ -89,7 +107,9 @@ class Spans:
         return packing.flat(x) if packing else x.gather(1, self.columns.argsort(1).expand_as(x))
 
     def places(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """The row of b for tokens (C, 1) and keys (…, 1, S) -> (…, C, S), -1 where a token does not read the key."""
+        """The row of b for tokens (C, 1) and keys (…, 1, S) -> (…, C, S), -1 where a token does not
+        read the key.
+        """
         level = torch.bucketize(keys, torch.tensor(self.starts[1:], device=keys.device), right=True)
         span = keys - torch.tensor(self.starts, device=keys.device)[level]
         found = torch.full((), -1, device=keys.device)
@@ -107,17 +127,23 @@ class Spans:
 
 
 class SpanStep(Spans):
-    """Rows of one token more, for a decoder with a cache, and of the spans that end with it: (B, 1 + L, E).
+    """Rows of one token more, for a decoder with a cache, and of the spans that end with it: (B, 1
+    + L, E).
 
-    own: (B or 1, 1) the position of the token in its row. read: (B or 1, N), where in the cache the token finds its
-    keys, which of them exist, and their rows of b. Where fewer than L spans end, nothing reads the others.
+    own: (B or 1, 1) the position of the token in its row. read: (B or 1, N), where in the cache the
+    token finds its keys, which of them exist, and their rows of b. Where fewer than L spans end,
+    nothing reads the others.
     """
 
     def __init__(self, mask: Mask, x: Tensor, k: int) -> None:
         count, self.own = mask.offset + 1, mask.positions(1, x.device)[:, -1:]
         ends = (self.own + 1) & -(self.own + 1)  # tokens of the longest span that ends
         self.levels = torch.arange(int(ends.max()).bit_length(), device=x.device)
-        self.packing, self.starts, self.columns = None, (0, 1, len(self.levels)), self.own.new_zeros(1, 1, 1)
+        self.packing, self.starts, self.columns = (
+            None,
+            (0, 1, len(self.levels)),
+            self.own.new_zeros(1, 1, 1),
+        )
         done = (1 << self.levels <= ends) & (mask.keys is None or mask.keys[:, -1:])
         self.slots = span_slots(self.levels, self.own >> self.levels).where(done, 2 * count - 1)
         levels = torch.arange(len(level_starts(count, k)) - 1, device=x.device)[:, None]
@@ -138,7 +164,9 @@ def span_slots(levels: Tensor, spans: Tensor) -> Tensor:
 
 
 class SpanAttention(Attention):
-    """Self-attention of rows of tokens and spans. `offsets` (rows, H) is b. Hook points show the queries of tokens."""
+    """Self-attention of rows of tokens and spans. `offsets` (rows, H) is b. Hook points show the
+    queries of tokens.
+    """
 
     def __init__(self, config: ModelConfig, layer: int = 0) -> None:
         super().__init__(config, layer)
@@ -167,11 +195,15 @@ class SpanAttention(Attention):
             # If the first token is padding, all are, and nothing reads the span.
             allowed = (allowed | ~allowed[..., :1])[..., None, :]
             scores = q[:, :, start:stop, None] * q.shape[-1] ** -0.5 @ keys.mT
-            outs.append((scores.masked_fill(~allowed, float("-inf")).softmax(-1) @ values)[..., 0, :])
+            outs.append(
+                (scores.masked_fill(~allowed, float("-inf")).softmax(-1) @ values)[..., 0, :]
+            )
         return torch.cat(outs, 2)
 
     def _step(self, q: Tensor, k: Tensor, v: Tensor, spans: SpanStep) -> Tensor:
-        """`weigh` for one token and the spans that end with it: q (B, H, 1 + L, D), all stored keys and values."""
+        """`weigh` for one token and the spans that end with it: q (B, H, 1 + L, D), all stored keys
+        and values.
+        """
         slots, exist, rows = spans.read
         bias = F.embedding(rows, self.offsets).mT[:, :, None]
         inputs = AttentionInputs(Mask(table=exist[:, None, None]), bias)
@@ -179,7 +211,9 @@ class SpanAttention(Attention):
         for level in range(1, len(spans.levels)):
             tokens = (spans.own >> level << level) + torch.arange(1 << level, device=q.device)
             slots = span_slots(spans.levels[0], tokens.minimum(spans.own))
-            outs.append(ops.attend(q[:, :, level : level + 1], _at(k, slots), _at(v, slots), Mask()))
+            outs.append(
+                ops.attend(q[:, :, level : level + 1], _at(k, slots), _at(v, slots), Mask())
+            )
         return torch.cat(outs, 2)
 
 

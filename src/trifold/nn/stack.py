@@ -1,7 +1,8 @@
 """Blocks, and stacks of blocks.
 
-A block has self-attention, optional cross-attention and a feed-forward network, each with a residual connection. A
-stack has n layers, and a final norm if its blocks do not end with one (placements pre and sandwich).
+A block has self-attention, optional cross-attention and a feed-forward network, each with a
+residual connection. A stack has n layers, and a final norm if its blocks do not end with one
+(placements pre and sandwich).
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +32,8 @@ from trifold.nn.spans import SpanAttention, Spans, SpanStep
 
 
 class LayerInputs(NamedTuple):
-    """What every layer of a stack reads besides x: masks, a memory (B, S, E), and positions in attention scores.
+    """What every layer of a stack reads besides x: masks, a memory (B, S, E), and positions in
+    attention scores.
 
     local_rotary: the rotations of layers with a window, if they have their own.
     """
@@ -46,7 +48,11 @@ class LayerInputs(NamedTuple):
 
 def self_attention(config: ModelConfig, layer: int) -> nn.Module:
     """The self-attention of that layer."""
-    special = {"latent": config.latent, "global": config.global_projections, "summary": config.summary_block}
+    special = {
+        "latent": config.latent,
+        "global": config.global_projections,
+        "summary": config.summary_block,
+    }
     return ATTENTIONS[next((kind for kind, chosen in special.items() if chosen), config.attention)](
         config, layer
     )
@@ -85,20 +91,24 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, inputs: LayerInputs, cache: LayerCache | None = None) -> Tensor:
         """x (B, T, E) -> (B, T, E)."""
-        x = self.self_attention(x, mask=inputs.mask, bias=inputs.bias, rotary=inputs.rotary, cache=cache)
+        x = self.self_attention(
+            x, mask=inputs.mask, bias=inputs.bias, rotary=inputs.rotary, cache=cache
+        )
         if self.cross_attention is not None:
             x = self.cross_attention(x, inputs.memory, mask=inputs.memory_mask, cache=cache)
         return self.feed_forward(x)
 
     def query_stream(self, g: Tensor, x: Tensor, inputs: LayerInputs) -> Tensor:
-        """The query stream with the same weights: g (B, P, E) attends to x (B, T, E) -> (B, P, E)."""
+        """The query stream with the same weights: g (B, P, E) attends to x (B, T, E) -> (B, P,
+        E).
+        """
         g = self.self_attention(g, self.self_attention.enter(x), mask=inputs.mask, bias=inputs.bias)
         return self.feed_forward(g)
 
 
 class ConvolutionBlock(Block):
-    """norm(Block(x) + f(drop(y))), where y_t = Σ_j W_j x_{t+j} + b with |j| ≤ k // 2, and x is 0 outside of the text
-    (the first layer of DeBERTa v2, He et al. 2021).
+    """norm(Block(x) + f(drop(y))), where y_t = Σ_j W_j x_{t+j} + b with |j| ≤ k // 2, and x is 0
+    outside of the text (the first layer of DeBERTa v2, He et al. 2021).
     """
 
     def __init__(self, config: ModelConfig, layer: int = 0, *, memory_width: int | None) -> None:
@@ -106,7 +116,10 @@ class ConvolutionBlock(Block):
         assert config.convolution is not None, "a config without convolution"
         width, kernel, groups = config.d_model, config.convolution.kernel, config.convolution.groups
         self.convolution = nn.Conv1d(width, width, kernel, padding=kernel // 2, groups=groups)
-        self.drop, self.activation = Dropout(config.dropout), ACTIVATIONS[config.convolution.activation]
+        self.drop, self.activation = (
+            Dropout(config.dropout),
+            ACTIVATIONS[config.convolution.activation],
+        )
         self.convolved, self.norm = HookPoint(), new_norm(config)
 
     def forward(self, x: Tensor, inputs: LayerInputs, cache: LayerCache | None = None) -> Tensor:
@@ -123,9 +136,11 @@ class ConvolutionBlock(Block):
 
 
 class ReversibleBlock(Block):
-    """y₁ = x₁ + drop(attention(norm x₂)),  y₂ = x₂ + drop(feed-forward(norm y₁))      (Kitaev et al. 2020, equation 9).
+    """y₁ = x₁ + drop(attention(norm x₂)),  y₂ = x₂ + drop(feed-forward(norm y₁))
+                                                                   (Kitaev et al. 2020, equation 9).
 
-    Both streams can be computed from the output, so the backward pass needs no other state (`run_reversibly`).
+    Both streams can be computed from the output, so the backward pass needs no other state
+    (`run_reversibly`).
     """
 
     def forward(self, x: Tensor, inputs: LayerInputs, cache: LayerCache | None = None) -> Tensor:
@@ -137,12 +152,18 @@ class ReversibleBlock(Block):
 
     def steps(self, inputs: LayerInputs, cache: LayerCache | None = None) -> tuple[Step, Step]:
         """Attention and feed-forward network."""
-        options = {"mask": inputs.mask, "bias": inputs.bias, "rotary": inputs.rotary, "cache": cache}
+        options = {
+            "mask": inputs.mask,
+            "bias": inputs.bias,
+            "rotary": inputs.rotary,
+            "cache": cache,
+        }
         return (self.self_attention, options), (self.feed_forward, {})
 
 
 class ParallelBlock(nn.Module):
-    """x + drop(attention(norm x) + feed-forward(norm x)), with one shared norm or two (Wang & Komatsuzaki 2021).
+    """x + drop(attention(norm x) + feed-forward(norm x)), with one shared norm or two (Wang &
+    Komatsuzaki 2021).
 
     Parameters are named as in a sequential pre-norm block; a shared norm is `self_attention.enter`.
     """
@@ -152,7 +173,11 @@ class ParallelBlock(nn.Module):
         assert memory_width is None, "a parallel block has no cross-attention"
         self.two_norms = config.residual == "parallel-two-norms"
         norm = new_norm(config) if self.two_norms else nn.Identity()
-        parts = {"enter": new_norm(config), "sublayer": self_attention(config, layer), "output": HookPoint()}
+        parts = {
+            "enter": new_norm(config),
+            "sublayer": self_attention(config, layer),
+            "output": HookPoint(),
+        }
         self.self_attention = nn.ModuleDict(parts)
         parts = {"enter": norm, "sublayer": FeedForward(config), "output": HookPoint()}
         self.feed_forward = nn.ModuleDict(parts)
@@ -162,9 +187,15 @@ class ParallelBlock(nn.Module):
         """x (B, T, E) -> (B, T, E)."""
         normed = self.self_attention["enter"](x)
         positions = {"bias": inputs.bias, "rotary": inputs.rotary}
-        attended = self.self_attention["sublayer"](normed, mask=inputs.mask, cache=cache, **positions)
-        inner = self.feed_forward["sublayer"](self.feed_forward["enter"](x) if self.two_norms else normed)
-        return self.drop.add(x, self.self_attention["output"](attended) + self.feed_forward["output"](inner))
+        attended = self.self_attention["sublayer"](
+            normed, mask=inputs.mask, cache=cache, **positions
+        )
+        inner = self.feed_forward["sublayer"](
+            self.feed_forward["enter"](x) if self.two_norms else normed
+        )
+        return self.drop.add(
+            x, self.self_attention["output"](attended) + self.feed_forward["output"](inner)
+        )
 
 
 BLOCKS: dict[str, Callable[..., nn.Module]] = {
@@ -176,9 +207,11 @@ BLOCKS: dict[str, Callable[..., nn.Module]] = {
 
 
 class Stack(nn.Module):
-    """n layers, of which several may share a block (`block_of_layer`). `states` are the hook points of their outputs.
+    """n layers, of which several may share a block (`block_of_layer`). `states` are the hook points
+    of their outputs.
 
-    `run_block(block, …)` calls a block; training may replace it to recompute blocks in the backward pass.
+    `run_block(block, …)` calls a block; training may replace it to recompute blocks in the backward
+    pass.
     """
 
     def __init__(
@@ -222,14 +255,18 @@ class Stack(nn.Module):
     ) -> Tensor:
         """x (B, T, E) -> (B, T, E).
 
-        positions: (B or 1, T), by default those of the mask. segments: (B, T), if scores depend on them.
+        positions: (B or 1, T), by default those of the mask. segments: (B, T), if scores depend on
+        them.
         """
         config, count = self.config, x.shape[1]
         if cache is not None and cache.inputs is not None:
             x, mask = self._new_or_all(x, mask, cache, cache.inputs)
-            assert positions is None or x.shape[1] == count, "the positions of earlier tokens are not stored"
+            assert positions is None or x.shape[1] == count, (
+                "the positions of earlier tokens are not stored"
+            )
         if cache is not None and config.attention == "lsh":
-            # The cache stores x only. Every step computes all layers again, because new tokens change what others read.
+            # The cache stores x only. Every step computes all layers again, because new tokens
+            # change what others read.
             assert positions is None, "the positions of earlier tokens are not stored"
             x = cache.layers[0].own.update(x[:, None], x[:, None, :, :0])[0][:, 0]
             return self(x, replace(mask, offset=0), memory, memory_mask)[:, -count:]
@@ -241,7 +278,11 @@ class Stack(nn.Module):
                     outs.append(self(token, replace(mask, keys=keys, offset=n), cache=cache))
                 return torch.cat(outs, 1)
             k = config.span_keys
-            spans = SpanStep(mask, x, k) if mask.offset else Spans(mask, x, k, all_levels=cache is not None)
+            spans = (
+                SpanStep(mask, x, k)
+                if mask.offset
+                else Spans(mask, x, k, all_levels=cache is not None)
+            )
             return spans.tokens(self.run_layers(spans.rows(x), LayerInputs(spans.mask), cache))
         queries = x.shape[1] if mask.packing is None else mask.packing.shape[1]
         if config.recurrence is not None:
@@ -262,9 +303,16 @@ class Stack(nn.Module):
             return self.run_layers(x, inputs)
         return ops.decoding_step(self, x, inputs, cache)[:, -count:]
 
-    def _new_or_all(self, x: Tensor, mask: Mask, cache: Cache, stored: StackInputs) -> tuple[Tensor, Mask]:
-        """The new tokens x (B, T, E), or all if the rotations, and so the states, of earlier ones have changed."""
-        before, stored.frequencies = stored.frequencies, stored.find_frequencies(mask, x.shape[1], x.device)
+    def _new_or_all(
+        self, x: Tensor, mask: Mask, cache: Cache, stored: StackInputs
+    ) -> tuple[Tensor, Mask]:
+        """The new tokens x (B, T, E), or all if the rotations, and so the states, of earlier ones
+        have changed.
+        """
+        before, stored.frequencies = (
+            stored.frequencies,
+            stored.find_frequencies(mask, x.shape[1], x.device),
+        )
         changed = mask.offset > 0 and bool((before != stored.frequencies).any())
         if changed:
             cache.gather_beams()
@@ -274,15 +322,22 @@ class Stack(nn.Module):
         return (every, replace(mask, offset=0)) if changed else (x, mask)
 
     def run_layers(self, x: Tensor, inputs: LayerInputs, cache: Cache | None = None) -> Tensor:
-        """One block after the other, then the final norm: x (B, T, E) -> (B, T, E), or two streams (B, T, 2·E)."""
+        """One block after the other, then the final norm: x (B, T, E) -> (B, T, E), or two streams
+        (B, T, 2·E).
+        """
         x = x if self.streams == 1 else x.repeat(1, 1, self.streams)
         tokens = x.shape[1] if inputs.mask.packing is None else inputs.mask.packing.shape[1]
-        # Hook points read the states between blocks, and blocks in shards, of another type, gather their parameters.
-        blocks = [block for number in self.order if type(block := self.blocks[number]) is ReversibleBlock]
+        # Hook points read the states between blocks, and blocks in shards, of another type, gather
+        # their parameters.
+        blocks = [
+            block for number in self.order if type(block := self.blocks[number]) is ReversibleBlock
+        ]
         if blocks and cache is None and torch.is_grad_enabled() and not self._is_watched():
             steps, sorts = list[Step](), self.config.attention == "lsh"
             for block, own in zip(blocks, self._layer_inputs(inputs, tokens), strict=True):
-                steps += block.steps(own._replace(mask=replace(own.mask, orders={})) if sorts else own)
+                steps += block.steps(
+                    own._replace(mask=replace(own.mask, orders={})) if sorts else own
+                )
             return self.final_norm(run_reversibly(steps, x))
         caches: Sequence[LayerCache | None] = [None] * len(self.order)
         if cache is not None:
@@ -323,8 +378,9 @@ class Stack(nn.Module):
         return any(getattr(module, "watched", False) for module in self.modules())
 
     def _recurrent(self, x: Tensor, mask: Mask, recurrence: Recurrence) -> Tensor:
-        """Segment after segment: each layer also attends to its last inputs of the segments before, as constants
-        (Dai et al. 2019, section 3.2). The values are those of `Mask.segment`; the gradients end at segments.
+        """Segment after segment: each layer also attends to its last inputs of the segments before,
+        as constants (Dai et al. 2019, section 3.2). The values are those of `Mask.segment`; the
+        gradients end at segments.
         """
         packing, attend, order = mask.packing, mask.keys, None
         if packing is not None:
@@ -338,7 +394,9 @@ class Stack(nn.Module):
             seen, stop = memories[0].shape[1], start + part.shape[1]
             keys = None if attend is None else attend[:, start - seen : stop]
             own = Mask(keys, causal=True, offset=seen)
-            bias = None if self.offsets is None else self.offsets(own, part.shape[1], x.device, None)
+            bias = (
+                None if self.offsets is None else self.offsets(own, part.shape[1], x.device, None)
+            )
             for layer, number in enumerate(self.order):
                 context = torch.cat([memories[layer], part], 1)
                 memories[layer] = context[:, max(0, context.shape[1] - recurrence.reach) :].detach()
@@ -354,8 +412,8 @@ class Stack(nn.Module):
     def query_stream(
         self, g: Tensor, x: Tensor, mask: Mask, query_index: Tensor, segments: Tensor | None = None
     ) -> Tensor:
-        """Two streams (Yang et al. 2019, equations 1 and 2): in every layer g (B, P, E), at the positions `query_index`
-        (B, P), attends to x (B, T, E), and x to itself -> (B, P, E).
+        """Two streams (Yang et al. 2019, equations 1 and 2): in every layer g (B, P, E), at the
+        positions `query_index` (B, P), attends to x (B, T, E), and x to itself -> (B, P, E).
         """
         assert self.offsets is not None, "without offsets a query does not know its position"
         query_mask = replace(mask, query_index=query_index)

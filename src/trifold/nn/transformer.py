@@ -1,6 +1,7 @@
 """The Transformer in three shapes.
 
-    encoder-decoder   tokens -> encoder -> memory;  target tokens -> decoder (reads the memory) -> hidden states
+    encoder-decoder   tokens -> encoder -> memory;
+                      target tokens -> decoder (reads the memory) -> hidden states
     encoder           tokens -> encoder -> hidden states
     decoder           tokens -> decoder -> hidden states
 
@@ -31,7 +32,9 @@ from trifold.nn.stack import Stack
 
 @dataclass
 class Memory:
-    """The output of an encoder: hidden (B, S, E) or packed (1, N, E); attend (B, S), True at real positions."""
+    """The output of an encoder: hidden (B, S, E) or packed (1, N, E); attend (B, S), True at real
+    positions.
+    """
 
     hidden: Tensor
     attend: Tensor | None = None
@@ -51,7 +54,9 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, *, initialize: bool = True) -> None:
         super().__init__()
         self.config = config
-        self.family: str | None = None  # the format of the folder it was loaded from, preferred for saving
+        self.family: str | None = (
+            None  # the format of the folder it was loaded from, preferred for saving
+        )
         self.unused: dict[str, Tensor] = {}  # its tensors that nothing uses, under its names
         encodes, decodes = config.encoder_layers > 0, config.decoder_layers > 0
         has_tokens = config.patch_size is None
@@ -64,25 +69,37 @@ class Transformer(nn.Module):
         self.decoder_embeddings = _embeddings(config.decoder_side, target) if decodes else None
         self.decoder = Stack(config, "decoder", crosses=encodes) if decodes else None
         projects = config.token_projection
-        self.projection = Linear(config.d_model, config.state_width, bias=False) if projects else None
+        self.projection = (
+            Linear(config.d_model, config.state_width, bias=False) if projects else None
+        )
         last = config.output_side
         self.lm_head = _lm_head(last, target) if "lm" in config.chosen_heads else None
         self.heads = nn.ModuleDict(
-            {name.replace("-", "_"): HEADS[name](last) for name in config.chosen_heads if name in HEADS}
+            {
+                name.replace("-", "_"): HEADS[name](last)
+                for name in config.chosen_heads
+                if name in HEADS
+            }
         )
         if initialize:
             self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Xavier-uniform matrices (Glorot & Bengio 2010), embeddings N(0, 1/d_model), norms 1, biases 0."""
+        """Xavier-uniform matrices (Glorot & Bengio 2010), embeddings N(0, 1/d_model), norms 1,
+        biases 0.
+        """
         for name, parameter in self.named_parameters():
             if parameter.is_meta:
                 continue
             if parameter.dim() == 1:
                 # The only weights with one axis are those of norms.
-                parameter.fill_(float(name.endswith("weight") and self.config.norm_weight != "plus-one"))
-            elif name.endswith(("tokens.weight", "positions.weight", "token_types.weight", "lm_head.weight")):
+                parameter.fill_(
+                    float(name.endswith("weight") and self.config.norm_weight != "plus-one")
+                )
+            elif name.endswith(
+                ("tokens.weight", "positions.weight", "token_types.weight", "lm_head.weight")
+            ):
                 side = self.config if name.startswith("encoder") else self.config.output_side
                 nn.init.normal_(parameter, std=side.d_model**-0.5)
             else:
@@ -90,7 +107,9 @@ class Transformer(nn.Module):
 
     def encode(self, inputs: Inputs) -> Memory:
         """tokens (B, S), or pixels, -> memory (B, S, E)."""
-        assert self.encoder is not None and self.encoder_embeddings is not None, "this shape has no encoder"
+        assert self.encoder is not None and self.encoder_embeddings is not None, (
+            "this shape has no encoder"
+        )
         packing = inputs.packing
         attend = inputs.attend if packing is None else packing.attend
         inputs = replace(inputs, segments=self._segments(inputs))
@@ -103,23 +122,31 @@ class Transformer(nn.Module):
         return Memory(hidden, attend, packing)
 
     def query_stream(self, inputs: Inputs, query_index: Tensor) -> Tensor:
-        """Hidden states (B, P, E) of the query stream (Yang et al. 2019, section 2.3): query p has the position of
-        token query_index[p] (B, P) and attends to the tokens of a lower rank in `inputs.order`, but not to that token.
+        """Hidden states (B, P, E) of the query stream (Yang et al. 2019, section 2.3): query p has
+        the position of token query_index[p] (B, P) and attends to the tokens of a lower rank in
+        `inputs.order`, but not to that token.
         """
         embeddings = self.encoder_embeddings
         assert self.encoder is not None and isinstance(embeddings, Embeddings), "no encoder of text"
-        assert inputs.packing is None and inputs.order is not None, "a query stream needs an order, unpacked"
+        assert inputs.packing is None and inputs.order is not None, (
+            "a query stream needs an order, unpacked"
+        )
         mask = Mask(inputs.attend, order=inputs.order)
         g, x = embeddings.query_vectors(query_index), embeddings(inputs)
         return self.encoder.query_stream(g, x, mask, query_index, self._score_segments(inputs))
 
-    def decode(self, inputs: Inputs, memory: Memory | None = None, cache: Cache | None = None) -> Tensor:
-        """Hidden states (B, T, E) of the decoder; position t attends to the tokens up to t and to all of the memory.
+    def decode(
+        self, inputs: Inputs, memory: Memory | None = None, cache: Cache | None = None
+    ) -> Tensor:
+        """Hidden states (B, T, E) of the decoder; position t attends to the tokens up to t and to
+        all of the memory.
 
-        With a cache, `inputs` holds the new tokens only, and the cache advances. The number of rows may be a multiple
-        of the memory's: consecutive rows (beams) share one of its rows.
+        With a cache, `inputs` holds the new tokens only, and the cache advances. The number of rows
+        may be a multiple of the memory's: consecutive rows (beams) share one of its rows.
         """
-        assert self.decoder is not None and self.decoder_embeddings is not None, "this shape has no decoder"
+        assert self.decoder is not None and self.decoder_embeddings is not None, (
+            "this shape has no decoder"
+        )
         start = 0 if cache is None else cache.length
         if cache is not None:
             cache.note_padding(inputs.attend)
@@ -138,7 +165,8 @@ class Transformer(nn.Module):
     def forward(self, inputs: Inputs, decoder_inputs: Inputs | None = None) -> Tensor:
         """Hidden states (B, T, E) of the last stack.
 
-        Without `decoder_inputs` an encoder-decoder reads the inputs again, shifted right, as fine-tuned classifiers do.
+        Without `decoder_inputs` an encoder-decoder reads the inputs again, shifted right, as
+        fine-tuned classifiers do.
         """
         if self.decoder is None:
             return self.encode(inputs).hidden
@@ -152,17 +180,25 @@ class Transformer(nn.Module):
         return self.decode(decoder_inputs, self.encode(inputs))
 
     def head_outputs(
-        self, inputs: Inputs, decoder_inputs: Inputs | None = None, *, heads: Iterable[str] | None = None
+        self,
+        inputs: Inputs,
+        decoder_inputs: Inputs | None = None,
+        *,
+        heads: Iterable[str] | None = None,
     ) -> dict[str, Tensor]:
-        """The outputs of the named heads (default: all) by name: logits, or the pooler's vectors; of packed inputs,
-        those of the rows.
+        """The outputs of the named heads (default: all) by name: logits, or the pooler's vectors;
+        of packed inputs, those of the rows.
 
         Raises KeyError for a head that the model does not have.
         """
         return self.apply_heads(self(inputs, decoder_inputs), inputs, heads)
 
-    def apply_heads(self, hidden: Tensor, inputs: Inputs, heads: Iterable[str] | None) -> dict[str, Tensor]:
-        """The outputs of the named heads for hidden states (B, T, E) of the last stack; see `head_outputs`."""
+    def apply_heads(
+        self, hidden: Tensor, inputs: Inputs, heads: Iterable[str] | None
+    ) -> dict[str, Tensor]:
+        """The outputs of the named heads for hidden states (B, T, E) of the last stack; see
+        `head_outputs`.
+        """
         if (packing := inputs.packing) is not None:
             tokens = packing.grid(inputs.tokens[..., None])[..., 0]
             hidden, inputs = packing.grid(hidden), Inputs(tokens, packing.attend)
@@ -184,15 +220,19 @@ class Transformer(nn.Module):
         return self.head_outputs(*inputs, **options)
 
     @torch.no_grad()
-    def hidden_states(self, inputs: Inputs, decoder_inputs: Inputs | None = None) -> dict[str, list[Tensor]]:
-        """n_layers + 1 tensors (B, T, E) for "encoder" and "decoder": the embeddings and the output of each layer, the
-        last one after the final norm.
+    def hidden_states(
+        self, inputs: Inputs, decoder_inputs: Inputs | None = None
+    ) -> dict[str, list[Tensor]]:
+        """n_layers + 1 tensors (B, T, E) for "encoder" and "decoder": the embeddings and the output
+        of each layer, the last one after the final norm.
         """
         with capture(self, kind="state") as captured:
             self(inputs, decoder_inputs)
         states = {}
         for side in self.config.stacks:
-            *before, last = (captured[f"{side}.states.{n}"] for n in range(len(getattr(self, side).order)))
+            *before, last = (
+                captured[f"{side}.states.{n}"] for n in range(len(getattr(self, side).order))
+            )
             before = [captured[f"{side}_embeddings.output"], *before]
             states[side] = [*before, self.projected(getattr(self, side).final_norm(last))]
         return states
@@ -205,8 +245,9 @@ class Transformer(nn.Module):
         rollback: int = 0,
         room: int | None = None,
     ) -> Cache:
-        """An empty cache for this decoder: "growing"; "static" for `capacity` tokens (default: its positions); or
-        "sliding", which keeps the tokens that the windows reach and `rollback` more, for `truncate`.
+        """An empty cache for this decoder: "growing"; "static" for `capacity` tokens (default: its
+        positions); or "sliding", which keeps the tokens that the windows reach and `rollback` more,
+        for `truncate`.
         """
         assert self.decoder is not None, "this shape has no decoder"
         if room is not None:
@@ -216,11 +257,15 @@ class Transformer(nn.Module):
         if self.config.attention == "lsh":
             return Cache([History()])
         rotary = self.decoder.rotary
-        inputs = StackInputs(rotary.frequencies) if rotary is not None and rotary.by_length else None
+        inputs = (
+            StackInputs(rotary.frequencies) if rotary is not None and rotary.by_length else None
+        )
         special = {"elu": RunningSums, "favor": RunningSums, "spans": SpanKeys}
         if (keys := special.get(self.config.attention)) is not None:
             return Cache(keys() for _ in self.decoder.windows)
-        return Cache((KEYS[kind](window, capacity, rollback) for window in self.decoder.windows), inputs)
+        return Cache(
+            (KEYS[kind](window, capacity, rollback) for window in self.decoder.windows), inputs
+        )
 
     def count_parameters(self) -> int:
         """The number of distinct parameters; tied ones count once."""
@@ -231,20 +276,28 @@ class Transformer(nn.Module):
         kind, packing = self.config.global_tokens, inputs.packing
         if kind == "none" or inputs.globals is not None:
             return inputs.globals
-        tokens = inputs.tokens if packing is None else packing.grid(inputs.tokens[..., None])[..., 0]
+        tokens = (
+            inputs.tokens if packing is None else packing.grid(inputs.tokens[..., None])[..., 0]
+        )
         attend = inputs.attend if packing is None else packing.attend
         real = torch.ones_like(tokens, dtype=torch.bool) if attend is None else attend
         if kind == "first":
             return real & (real.cumsum(1) == 1)
         ends = (tokens == self.config.eos_id) & real
-        return real & (ends.cumsum(1) == 0 if kind == "question" else ends.cumsum(1) - ends.long() >= 2)
+        return real & (
+            ends.cumsum(1) == 0 if kind == "question" else ends.cumsum(1) - ends.long() >= 2
+        )
 
     def _segments(self, inputs: Inputs) -> Tensor | None:
-        """(B, T) segments, packed (1, N); by default 1 after the first separator, or else after the first token."""
+        """(B, T) segments, packed (1, N); by default 1 after the first separator, or else after the
+        first token.
+        """
         separator, packing = self.config.separator_id, inputs.packing
         if separator is None or inputs.segments is not None or self.config.n_token_types < 2:
             return inputs.segments
-        tokens = inputs.tokens if packing is None else packing.grid(inputs.tokens[..., None])[..., 0]
+        tokens = (
+            inputs.tokens if packing is None else packing.grid(inputs.tokens[..., None])[..., 0]
+        )
         first = (tokens == separator).int().argmax(1).maximum(inputs.first_columns())
         after = torch.arange(tokens.shape[1], device=tokens.device) > first[:, None]
         return after.long() if packing is None else packing.flat(after[..., None].long())[..., 0]
@@ -270,12 +323,16 @@ def _lm_head(config: ModelConfig, table: TokenEmbedding | None) -> LanguageModel
 
 
 def shift_right(inputs: Inputs, start: int | Tensor) -> Inputs:
-    """The real tokens of each row shifted right by one, after `start`, (B, 1); padding stays where it is."""
+    """The real tokens of each row shifted right by one, after `start`, (B, 1); padding stays where
+    it is.
+    """
     tokens, attend = inputs.tokens.roll(1, dims=1), inputs.attend
     tokens[:, :1] = start
     if attend is None or bool((attend[:, 1:] <= attend[:, :-1]).all()):
         return Inputs(tokens)  # causal attention does not reach padding at the end
     columns = torch.arange(tokens.shape[1], device=tokens.device)
-    before = columns.where(attend, -1).cummax(1).values.roll(1, dims=1)  # the real token before each column
+    before = (
+        columns.where(attend, -1).cummax(1).values.roll(1, dims=1)
+    )  # the real token before each column
     before[:, 0] = -1
     return Inputs(inputs.tokens.gather(1, before.clamp_min(0)).where(before >= 0, start), attend)

@@ -1,4 +1,6 @@
-"""Objectives: what a model learns. Read each as settings -> rows -> examples -> batch -> loss terms -> scores."""
+"""Objectives: what a model learns. Read each as settings -> rows -> examples -> batch -> loss terms
+-> scores.
+"""
 
 from importlib import import_module
 
@@ -6,7 +8,8 @@ from trifold.objectives.batch import LossTerm
 from trifold.objectives.objective import ObjectiveSettings
 from trifold.objectives.translate import Translate, TranslateSettings
 
-# The `kind` of a recipe's task -> module and class of its settings. Only the selected module is imported.
+# The `kind` of a recipe's task -> module and class of its settings. Only the selected module is
+# imported.
 KINDS = {
     "translate": "translate.TranslateSettings",
     "causal": "causal.CausalSettings",

@@ -1,9 +1,12 @@
-"""Extractive question answering: the answer is a span of the context (Devlin et al. 2019, section 4.2).
+"""Extractive question answering: the answer is a span of the context (Devlin et al. 2019, section
+4.2).
 
-rows -> examples   the question with each window of its context, and the first and last token of the answer
+rows -> examples   the question with each window of its context, and the first and last token of the
+                   answer
 example -> batch   packed windows
-loss               - Σ ½ (log P(start) + log P(end)) over the windows; the softmax is over the context and the class
-                   token, which both point to if the window does not contain the answer
+loss               - Σ ½ (log P(start) + log P(end)) over the windows; the softmax is over the
+                   context and the class token, which both point to if the window does not contain
+                   the answer
 predictions        the best span of all windows (`predict.answer`)
 scores             exact match and F1 of words; with unanswerable questions also those of each group
 """
@@ -32,13 +35,14 @@ from trifold.scores.squad import SquadScore, score_answer
 from trifold.text import Encoded
 from trifold.text.spans import Ids
 
-# --- settings -> rows ------------------------------------------------------------------------------------
+# --- settings -> rows -----------------------------------------------------------------------------
 
 
 def _read_answers(value: Any, place: str) -> Any:
     if not isinstance(value, list | Mapping):
         raise DataError(
-            f"{place} is {value!r:.40}, expected a list of answers, each with text and answer_start (no answer: [])"
+            f"{place} is {value!r:.40}, expected a list of answers, each with text and "
+            "answer_start (no answer: [])"
         )
     return value
 
@@ -52,7 +56,9 @@ ROLES = {
 
 
 class AnswerSettings(LabelledSettings):
-    """Settings of question answering; `data.columns` names the columns of question, context, answers and id."""
+    """Settings of question answering; `data.columns` names the columns of question, context,
+    answers and id.
+    """
 
     command = 'predict {folder} "a question" --context "a text that contains the answer"'
     shapes = ("encoder",)
@@ -64,7 +70,8 @@ class AnswerSettings(LabelledSettings):
     max_length: int = Field(
         384,
         ge=8,
-        description="tokens of the question and a window of its context, at most the model's positions",
+        description="tokens of the question and a window of its context, at most the model's "
+        "positions",
     )
     stride: int | None = Field(
         None, ge=0, description="tokens that windows share; default: 128, at most half a window"
@@ -72,32 +79,42 @@ class AnswerSettings(LabelledSettings):
     max_answer_length: int = Field(15, ge=1, description="most tokens of a predicted answer")
     impossible: bool | None = Field(
         None,
-        description="predictions: whether a question may have no answer; default: whether one of the evaluated "
+        description="predictions: whether a question may have no answer; default: whether one "
+        "of the evaluated "
         "questions has none",
     )
     best_by: Literal["loss", "exact_match", "f1"] = "f1"
 
     def build(self, context: BuildContext) -> TaskBundle:
         train, valid = context.read(_read_rows)
-        texts = [text for role in ("context", "question") for text in dict.fromkeys(train.columns[role])]
+        texts = [
+            text for role in ("context", "question") for text in dict.fromkeys(train.columns[role])
+        ]
         tokenizer = context.load_or_train_tokenizer(lambda: texts)
         if not tokenizer.has_offsets or tokenizer.rows([""], [""])[0].ids[:1] != [tokenizer.cls_id]:
             raise SettingsError(
-                "tokenizer: answers require the positions of tokens, and a class token in front of the text; set "
-                "tokenizer.kind=bpe and tokenizer.special=[cls, sep, mask], or another tokenizer.file"
+                "tokenizer: answers require the positions of tokens, and a class token in front "
+                "of the text; set "
+                "tokenizer.kind=bpe and tokenizer.special=[cls, sep, mask], or another "
+                "tokenizer.file"
             )
-        objective = Answer(self, tokenizer, context.config_for(tokenizer), context.width, context.report)
+        objective = Answer(
+            self, tokenizer, context.config_for(tokenizer), context.width, context.report
+        )
         return TaskBundle(objective, objective.config, train, valid)
 
 
 def _read_rows(source: Any, settings: Any, split: str) -> Records:
-    """The questions; the answers as {"text", "start"}. A question with an empty answer counts as a blank row.
+    """The questions; the answers as {"text", "start"}. A question with an empty answer counts as a
+    blank row.
 
     Raises DataError, which names file and id, for an answer that is not in its context.
     """
     rows = read_records(source, settings, ROLES, split)
     columns, kept = rows.columns, list[int]()
-    for row, (answers, context) in enumerate(zip(columns["answers"], columns["context"], strict=True)):
+    for row, (answers, context) in enumerate(
+        zip(columns["answers"], columns["context"], strict=True)
+    ):
         found = columns["answers"][row] = check_answers(answers, context, place_of(rows, row))
         if is_blank := not all(each["text"].strip() for each in found):
             rows.report.header.append(f"an empty answer in {place_of(rows, row)}")
@@ -109,17 +126,20 @@ def _read_rows(source: Any, settings: Any, split: str) -> Records:
 def place_of(rows: Records, row: int) -> str:
     """The file and the id of a question, or its line if it has no id."""
     name = rows.columns["id"][row]
-    return f"{rows.report.name}" + (f":{rows.lines[row]}" if name is None else f", question {name!r:.80}")
+    return f"{rows.report.name}" + (
+        f":{rows.lines[row]}" if name is None else f", question {name!r:.80}"
+    )
 
 
-# --- examples, batches -----------------------------------------------------------------------------------
+# --- examples, batches ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Examples(TextExamples):
     """Windows. visible: 1 at tokens in the softmax.
 
-    labels (N, 2): first and last token, 0 for none, UNKNOWN if the answer is in no window as a whole.
+    labels (N, 2): first and last token, 0 for none, UNKNOWN if the answer is in no window as a
+    whole.
     """
 
     visible: Ragged
@@ -135,11 +155,15 @@ class Batch(BaseBatch):
 def label_windows(parts: Sequence[Encoded], start: int, end: int) -> list[tuple[int, int]]:
     """The first and last token of the characters [start, end) of the context, in each window.
 
-    (0, 0), the class token, for a window that does not contain all of them; UNKNOWN if no window does. Tokens that are
-    partly in the span belong to it.
+    (0, 0), the class token, for a window that does not contain all of them; UNKNOWN if no window
+    does. Tokens that are partly in the span belong to it.
     """
     found = [
-        [n for n, (a, b) in enumerate(part.offsets) if part.texts[n] == 1 and max(a, start) < min(b, end)]
+        [
+            n
+            for n, (a, b) in enumerate(part.offsets)
+            if part.texts[n] == 1 and max(a, start) < min(b, end)
+        ]
         for part in parts
     ]
     extents = [
@@ -159,18 +183,26 @@ class Answer(LabelledObjective):
     row_name, token_name = "windows", "windows"
 
     def windows(self, rows: Records) -> Iterator[list[Encoded]]:
-        """The windows of each question. Raises DataError for a question that leaves no room for its context."""
+        """The windows of each question. Raises DataError for a question that leaves no room for its
+        context.
+        """
         columns, positions = rows.columns, self.width or self.config.max_positions
         sizes = window_sizes(self.settings.max_length, self.settings.stride, positions)
-        for row, (question, context) in enumerate(zip(columns["question"], columns["context"], strict=True)):
+        for row, (question, context) in enumerate(
+            zip(columns["question"], columns["context"], strict=True)
+        ):
             place = place_of(rows, row)
             try:
                 yield read_windows(self.tokenizer, question, context, *sizes, place)
             except UsageError as error:
-                raise DataError(f"{error} (task.stride, task.max_length, model.max_positions)") from None
+                raise DataError(
+                    f"{error} (task.stride, task.max_length, model.max_positions)"
+                ) from None
 
     def examples(self, rows: Records, draw: int | None = None) -> Examples:
-        """Read the windows of all questions and label them. Reports answers that no window contains as a whole."""
+        """Read the windows of all questions and label them. Reports answers that no window contains
+        as a whole.
+        """
         encoded, labels, lost = list[Encoded](), list[tuple[int, int]](), 0
         for row, parts in enumerate(self.windows(rows)):
             own = [(0, 0)] * len(parts)
@@ -182,19 +214,24 @@ class Answer(LabelledObjective):
             encoded += parts
         if lost:
             self.report(
-                f"{rows.report.name}: {lost:,} answers match no tokens of a single window: not in the loss"
+                f"{rows.report.name}: {lost:,} answers match no tokens of a single window: not "
+                "in the loss"
             )
         visible = Ragged.of([is_visible(part, self.tokenizer.cls_id) for part in encoded])
         return Examples(*self.tokens_and_types(encoded), np.array(labels), visible)
 
-    def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
+    def batch(
+        self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0
+    ) -> Batch:
         inputs = self.pack(examples, rows, width)
         packing: Any = inputs.packing
         visible = examples.visible.padded(rows, packing.shape[1], 0).bool()
         labels = np.where(examples.labels[rows, 1:] < packing.shape[1], examples.labels[rows], 0)
-        return Batch(inputs, torch.from_numpy(labels), int((labels[:, 0] != UNKNOWN).sum()), visible)
+        return Batch(
+            inputs, torch.from_numpy(labels), int((labels[:, 0] != UNKNOWN).sum()), visible
+        )
 
-    # --- loss, predictions, scores -----------------------------------------------------------------------
+    # --- loss, predictions, scores ----------------------------------------------------------------
 
     def logits(self, model: Transformer, batch: Batch) -> Tensor:
         """(B, T, 2) of start and end; -inf outside of the softmax."""
@@ -211,7 +248,9 @@ class Answer(LabelledObjective):
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
         columns, settings = run.rows.columns, self.settings
-        impossible = not all(columns["answers"]) if settings.impossible is None else settings.impossible
+        impossible = (
+            not all(columns["answers"]) if settings.impossible is None else settings.impossible
+        )
         options = Options(1, settings.max_answer_length, impossible)
         logits = iter(run.by_row("logits"))
         predictions, sure = list[str](), list[float]()

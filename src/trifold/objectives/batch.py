@@ -26,7 +26,9 @@ class Examples(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs of one forward pass with labels. tokens: the number of labels that count, also of the term "tokens"."""
+    """Inputs of one forward pass with labels. tokens: the number of labels that count, also of the
+    term "tokens".
+    """
 
     inputs: Inputs
     labels: Tensor
@@ -34,13 +36,19 @@ class Batch:
 
     def to(self, device: torch.device, *, non_blocking: bool = True) -> Self:
         """A copy on another device."""
-        values: dict[str, Any] = {n: x for n, x in vars(self).items() if isinstance(x, Tensor | Inputs)}
-        return replace(self, **{n: x.to(device, non_blocking=non_blocking) for n, x in values.items()})
+        values: dict[str, Any] = {
+            n: x for n, x in vars(self).items() if isinstance(x, Tensor | Inputs)
+        }
+        return replace(
+            self, **{n: x.to(device, non_blocking=non_blocking) for n, x in values.items()}
+        )
 
 
 def pad_end(values: NDArray[np.integer], size: int, padding: int) -> Tensor:
     """values (N,) with padding at the end, (size,) int64."""
-    return torch.from_numpy(np.pad(values.astype(np.int64), (0, size - len(values)), constant_values=padding))
+    return torch.from_numpy(
+        np.pad(values.astype(np.int64), (0, size - len(values)), constant_values=padding)
+    )
 
 
 def pack(
@@ -54,7 +62,9 @@ def pack(
 def pack_rows(
     texts: Ragged, rows: Ids, width: int | None, tokenizer: Tokenizer, types: Ragged | None = None
 ) -> tuple[Inputs, Packing]:
-    """The given rows, truncated to `width` tokens if given, as one packed row, with their token types, if any."""
+    """The given rows, truncated to `width` tokens if given, as one packed row, with their token
+    types, if any.
+    """
     lengths = texts.lengths[rows] if width is None else np.minimum(texts.lengths[rows], width)
     inputs, packing = pack(texts.joined(rows, lengths), lengths, tokenizer.required("pad"))
     if types is None:
@@ -65,10 +75,11 @@ def pack_rows(
 
 @dataclass(frozen=True)
 class LossTerm:
-    """One term of a loss: weight · sum / count. `nll` is the same sum without label smoothing, for logging.
+    """One term of a loss: weight · sum / count. `nll` is the same sum without label smoothing, for
+    logging.
 
-    An objective returns sums and counts, never means. Training divides each sum by its count over all micro-batches
-    and ranks, so accumulation and uneven batches do not change the gradient.
+    An objective returns sums and counts, never means. Training divides each sum by its count over
+    all micro-batches and ranks, so accumulation and uneven batches do not change the gradient.
     """
 
     sum: Tensor
@@ -77,8 +88,12 @@ class LossTerm:
     nll: Tensor | None = None
 
 
-def token_loss(model: Transformer, states: Tensor, batch: Batch, smoothing: float = 0.0) -> LossTerm:
-    """Cross-entropy of the labels, -1 for none, predicted by the language-model head from `states` (N, E)."""
+def token_loss(
+    model: Transformer, states: Tensor, batch: Batch, smoothing: float = 0.0
+) -> LossTerm:
+    """Cross-entropy of the labels, -1 for none, predicted by the language-model head from `states`
+    (N, E).
+    """
     head, labels = model.lm_head, batch.labels.flatten()
     assert head is not None
     sums = linear_cross_entropy(head.features(states), head.weight, head.bias, labels, smoothing)
@@ -86,7 +101,9 @@ def token_loss(model: Transformer, states: Tensor, batch: Batch, smoothing: floa
 
 
 def measure_tokens(model: Transformer, states: Tensor, batch: Batch) -> dict[str, Any]:
-    """The negative log-likelihood of the labels and the number of correct predictions, for `Objective.measure`."""
+    """The negative log-likelihood of the labels and the number of correct predictions, for
+    `Objective.measure`.
+    """
     head, labels = model.lm_head, batch.labels.flatten()
     assert head is not None
     found = score_targets(head.features(states), head.weight, head.bias, labels)

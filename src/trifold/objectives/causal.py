@@ -5,8 +5,9 @@ example -> batch   inputs: all tokens of a chunk but the last; labels: all but t
 loss               - Σ log P(t_i | t_<i) over the labels
 scores             perplexity, bits per byte, accuracy
 
-Chunks are packed without padding and do not attend to each other. A chunk begins at position 0 with the last token of
-the chunk before it, so that every token of a document but its first is a label exactly once.
+Chunks are packed without padding and do not attend to each other. A chunk begins at position 0 with
+the last token of the chunk before it, so that every token of a document but its first is a label
+exactly once.
 """
 
 from __future__ import annotations
@@ -41,11 +42,14 @@ from trifold.text.vocabulary import BYTE_ALPHABET
 PROMPT_LENGTH = 16  # tokens of a validation document that a sample continues
 SAMPLE_LENGTH = 128  # new tokens of a sample by default
 TRAINED_ON = 50_000_000  # characters, from all over a cached text, that a tokenizer is trained on
-ROUTERS = {"balance": 0.01, "router_z": 0.001}  # default weights (Fedus et al. 2022, Zoph et al. 2022)
+ROUTERS = {
+    "balance": 0.01,
+    "router_z": 0.001,
+}  # default weights (Fedus et al. 2022, Zoph et al. 2022)
 _SCAN = 1 << 20  # document starts that are read at once
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that stands for a byte
 
-# --- settings -> rows ------------------------------------------------------------------------------------
+# --- settings -> rows -----------------------------------------------------------------------------
 
 
 class CausalSettings(ObjectiveSettings):
@@ -57,49 +61,79 @@ class CausalSettings(ObjectiveSettings):
 
     kind: Literal["causal"] = "causal"
     best_by: Literal["loss", "accuracy"] = "loss"
-    begin: bool = Field(True, description="prepend <s> to each document, so that its first token is a label")
-    end: bool = Field(True, description="append </s> to each document, so that the model learns to stop")
+    begin: bool = Field(
+        True, description="prepend <s> to each document, so that its first token is a label"
+    )
+    end: bool = Field(
+        True, description="append </s> to each document, so that the model learns to stop"
+    )
     balance_loss: float | None = Field(
         None,
         ge=0,
-        description="models with experts: weight of the loss that makes experts equally frequent in each row; default: "
+        description="models with experts: weight of the loss that makes experts equally "
+        "frequent in each row; default: "
         "0.01",
     )
     router_z_loss: float | None = Field(
         None,
         ge=0,
-        description="models with experts: weight of the loss that keeps the logits of routers small; default: 0.001",
+        description="models with experts: weight of the loss that keeps the logits of routers "
+        "small; default: 0.001",
     )
     prompts: tuple[str, ...] = Field(
         (),
         strict=False,
-        description="texts that validation samples continue; by default beginnings of validation documents",
+        description="texts that validation samples continue; by default beginnings of "
+        "validation documents",
     )
 
     def model_problem(self, config: ModelConfig) -> str | None:
         unused = [key for key in ("balance_loss", "router_z_loss") if getattr(self, key)]
         if unused and not config.expert_layers:
-            return f"model.experts: missing, and task.{unused[0]} needs layers with experts; set it, or remove the key"
+            return (
+                f"model.experts: missing, and task.{unused[0]} needs layers with experts; "
+                "set it, or remove the key"
+            )
         return super().model_problem(config)
 
     def router_loss(self, config: ModelConfig) -> RouterLoss:
-        """The loss of the routers of a model, with the weights of the literature where the settings give none."""
-        given = {"balance": self.balance_loss, "router_z": self.router_z_loss} if config.expert_layers else {}
-        weights = {name: ROUTERS[name] if weight is None else weight for name, weight in given.items()}
-        return RouterLoss({name: weight for name, weight in weights.items() if weight}, config.expert_layers)
+        """The loss of the routers of a model, with the weights of the literature where the settings
+        give none.
+        """
+        given = (
+            {"balance": self.balance_loss, "router_z": self.router_z_loss}
+            if config.expert_layers
+            else {}
+        )
+        weights = {
+            name: ROUTERS[name] if weight is None else weight for name, weight in given.items()
+        }
+        return RouterLoss(
+            {name: weight for name, weight in weights.items() if weight}, config.expert_layers
+        )
 
     def build(self, context: BuildContext) -> TaskBundle:
         context.require_data()
         build = self._read_into_memory if context.data.cache is None else self._open_cache
         objective, train, valid, name = build(context)
-        tokenizer, width, redraws = objective.tokenizer, objective.width, context.data.cut == "windows"
+        tokenizer, width, redraws = (
+            objective.tokenizer,
+            objective.width,
+            context.data.cut == "windows",
+        )
         for line in _describe_unknown(tokenizer, valid):
             context.report(f"{name}: {line}; bits per byte is undefined with unknown tokens")
         if not (valid.tokens.lengths > 1).any():
-            raise DataError(f"{name}: no validation document has two tokens, so there are no labels")
+            raise DataError(
+                f"{name}: no validation document has two tokens, so there are no labels"
+            )
         if long := sum(len(ids) + self.begin > width for ids in tokenizer.encode(self.prompts)):
-            context.report(f"task.prompts: {long:,} have more than {width:,} tokens and are truncated")
-        return TaskBundle(objective, context.config_for(tokenizer), train, valid, lambda _epoch: redraws)
+            context.report(
+                f"task.prompts: {long:,} have more than {width:,} tokens and are truncated"
+            )
+        return TaskBundle(
+            objective, context.config_for(tokenizer), train, valid, lambda _epoch: redraws
+        )
 
     def _read_into_memory(self, context: BuildContext) -> tuple[Causal, Any, Corpus, str]:
         """The objective, training text, validation text and the name of the latter."""
@@ -119,16 +153,23 @@ class CausalSettings(ObjectiveSettings):
         return objective, corpus, objective.encode(valid.texts), valid.report.name
 
     def _open_cache(self, context: BuildContext) -> tuple[Causal, Any, Corpus, str]:
-        """As `_read_into_memory`, with the training text in a cache on disk, which is created if it does not exist."""
+        """As `_read_into_memory`, with the training text in a cache on disk, which is created if it
+        does not exist.
+        """
         data, source, seed, report = context.data, context.data.train, context.seed, context.report
         assert source is not None
         if data.cut == "drop":
-            raise SettingsError("data.cut: drop is not supported with data.cache; use pieces or windows")
+            raise SettingsError(
+                "data.cut: drop is not supported with data.cache; use pieces or windows"
+            )
         side: Side = "train" if data.holdout else "all"
 
         def sample() -> list[str]:
             texts = sample_documents(source, data, TRAINED_ON, side=side, seed=seed)
-            report(f"tokenizer: trained on {sum(map(len, texts)):,} characters of {len(texts):,} documents")
+            report(
+                f"tokenizer: trained on {sum(map(len, texts)):,} characters of {len(texts):,} "
+                "documents"
+            )
             return texts
 
         def encode(texts: Sequence[str]) -> tuple[NDArray[np.integer], NDArray[np.int64], int]:
@@ -150,7 +191,9 @@ class CausalSettings(ObjectiveSettings):
         for line in self._describe_unlabelled(train.starts):
             report(f"{train.report.name}: {line}")
         if data.valid is not None:
-            documents = read_documents(data.valid, data.model_copy(update={"cache": None}), split="valid")
+            documents = read_documents(
+                data.valid, data.model_copy(update={"cache": None}), split="valid"
+            )
             report(str(documents.report))
             return objective, train, objective.encode(documents.texts), documents.report.name
         valid = open_side("valid")
@@ -164,7 +207,8 @@ class CausalSettings(ObjectiveSettings):
                 f"the first token of each of {len(starts) - 1:,} documents is never a label "
                 "(set task.begin=true to include it)"
             )
-        # With <s> and </s> every document has two tokens, so the starts need not be read from the disk.
+        # With <s> and </s> every document has two tokens, so the starts need not be read from the
+        # disk.
         if not (self.begin and self.end) and (short := _count_single_tokens(starts)):
             yield f"{short:,} documents of a single token: no label in them"
 
@@ -181,13 +225,14 @@ def _describe_unknown(tokenizer: Tokenizer, corpus: Corpus) -> Iterator[str]:
         yield f"{count:,} of {total:,} tokens are unknown: input and label are {unknown}"
 
 
-# --- examples, batches -----------------------------------------------------------------------------------
+# --- examples, batches ----------------------------------------------------------------------------
 
 
 class Corpus(NamedTuple):
     """Encoded documents with their special tokens.
 
-    bytes: UTF-8 bytes of the text that the labels stand for. cut: treatment of documents that are too long.
+    bytes: UTF-8 bytes of the text that the labels stand for. cut: treatment of documents that are
+    too long.
     """
 
     tokens: Ragged
@@ -197,19 +242,24 @@ class Corpus(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenStream(Blocks):
-    """A corpus on disk in rows of equal width. The last token of a document is no input, the first one no target."""
+    """A corpus on disk in rows of equal width. The last token of a document is no input, the first
+    one no target.
+    """
 
     ids: Any = None  # indexed like an array of integers
 
 
-def chunk_corpus(tokens: Ragged, width: int, cut: Cut = "pieces", draw: int | None = None) -> DocumentChunks:
+def chunk_corpus(
+    tokens: Ragged, width: int, cut: Cut = "pieces", draw: int | None = None
+) -> DocumentChunks:
     """Chunks of at most `width` inputs, whose labels are one token later.
 
     With `draw` and windows, long documents begin with a chunk of a random size.
     """
     first = None
     if cut == "windows" and draw is not None:
-        # numpy keeps raw bits the same in all versions. The bias of a remainder of 64 bits is negligible.
+        # numpy keeps raw bits the same in all versions. The bias of a remainder of 64 bits is
+        # negligible.
         drawn = np.random.Philox(key=[draw, 0]).random_raw(len(tokens)) % np.uint64(width)
         first = drawn.astype(np.int64) + 1
     labels = np.maximum(tokens.lengths - 1, 0)
@@ -218,47 +268,68 @@ def chunk_corpus(tokens: Ragged, width: int, cut: Cut = "pieces", draw: int | No
 
 
 class Causal(Objective):
-    """Causal language model. width: tokens that the model reads at once. routers: the loss of its routers, if any."""
+    """Causal language model. width: tokens that the model reads at once. routers: the loss of its
+    routers, if any.
+    """
 
     row_name = "pieces"
 
     def __init__(
-        self, settings: CausalSettings, tokenizer: Tokenizer, width: int, routers: RouterLoss | None = None
+        self,
+        settings: CausalSettings,
+        tokenizer: Tokenizer,
+        width: int,
+        routers: RouterLoss | None = None,
     ) -> None:
         self.settings: CausalSettings = settings
         self.tokenizer, self.width, self.routers = tokenizer, width, routers or RouterLoss({}, 0)
         self.before = [tokenizer.required("bos")] if settings.begin else []
-        self.save_options = {"prepend_bos": settings.begin}  # other programs begin a text in the same way
+        self.save_options = {
+            "prepend_bos": settings.begin
+        }  # other programs begin a text in the same way
 
     def encode(self, texts: Sequence[str]) -> Corpus:
         """Documents as tokens, with <s> and </s> as the settings specify."""
         after = [self.tokenizer.required("eos")] if self.settings.end else []
         encoded = self.tokenizer.encode(texts)
-        # Tokenizers may lose capitals or repeated spaces, which are not predicted, or insert spaces.
+        # Tokenizers may lose capitals or repeated spaces, which are not predicted, or insert
+        # spaces.
         decoded = self.tokenizer.decode(encoded)
-        size = sum(min(len(each.encode()) for each in pair) for pair in zip(texts, decoded, strict=True))
+        size = sum(
+            min(len(each.encode()) for each in pair) for pair in zip(texts, decoded, strict=True)
+        )
         if not self.before:  # the first token of a document is not predicted
             alone = self.tokenizer.decode([ids[:1] for ids in encoded])
             for text, ids, first in zip(texts, encoded, alone, strict=True):
                 if ids:
-                    size -= _first_token_bytes(text, str(self.tokenizer.library.id_to_token(ids[0])), first)
+                    size -= _first_token_bytes(
+                        text, str(self.tokenizer.library.id_to_token(ids[0])), first
+                    )
         return Corpus(Ragged.of([[*self.before, *ids, *after] for ids in encoded]), size)
 
-    def examples(self, rows: Corpus | TokenCache, draw: int | None = None) -> DocumentChunks | TokenStream:
+    def examples(
+        self, rows: Corpus | TokenCache, draw: int | None = None
+    ) -> DocumentChunks | TokenStream:
         """Chunks; with `draw` and a cache or windows, at other positions for each draw."""
         if isinstance(rows, TokenCache):
-            return TokenStream(rows.starts, self.width, (draw or 0) % self.width, skip_last=1, ids=rows.ids)
+            return TokenStream(
+                rows.starts, self.width, (draw or 0) % self.width, skip_last=1, ids=rows.ids
+            )
         return chunk_corpus(rows.tokens, self.width, rows.cut, draw)
 
     def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
-        """Pack the given chunks; labels (N,): the token after each position of the packed row, -1 in padding."""
+        """Pack the given chunks; labels (N,): the token after each position of the packed row, -1
+        in padding.
+        """
         chunks = examples.select(rows)
         sizes = chunks.sizes if width is None else np.minimum(chunks.sizes, width)
         indices = positions(chunks.starts, sizes)
-        inputs, packing = pack(examples.ids[indices], sizes, self.tokenizer.pad_id or 0, always_pad=False)
+        inputs, packing = pack(
+            examples.ids[indices], sizes, self.tokenizer.pad_id or 0, always_pad=False
+        )
         return Batch(inputs, pad_end(examples.ids[indices + 1], packing.length, -1), packing.real)
 
-    # --- loss, scores ------------------------------------------------------------------------------------
+    # --- loss, scores -----------------------------------------------------------------------------
 
     def counts(self, batch: Batch) -> dict[str, int]:
         assert batch.inputs.packing is not None
@@ -281,7 +352,9 @@ class Causal(Objective):
     # --- samples ---------------------------------------------------------------------------------
 
     def samples(self, model: Transformer, rows: Corpus, context: EvalContext) -> list[Sample]:
-        """Sampled continuations of the recipe's prompts, or of beginnings of the rows; a function of the seed."""
+        """Sampled continuations of the recipe's prompts, or of beginnings of the rows; a function
+        of the seed.
+        """
         prompts = self._prompts(rows, context.samples)
         if not len(prompts):
             return []
@@ -298,7 +371,9 @@ class Causal(Objective):
         """Tokens of the recipe's prompts, or the beginnings of `count` documents or chunks."""
         if self.settings.prompts:
             encoded = self.tokenizer.encode(self.settings.prompts[:count])
-            return Ragged.of([[*self.before, *ids][: self.width] for ids in encoded if self.before or ids])
+            return Ragged.of(
+                [[*self.before, *ids][: self.width] for ids in encoded if self.before or ids]
+            )
         chunks = chunk_corpus(rows.tokens, self.width).chunks
         starts, sizes = chunks.starts, chunks.sizes
         if len(rows.tokens) >= count:
@@ -308,11 +383,15 @@ class Causal(Objective):
         chosen = np.arange(count) * len(starts) // max(count, 1)
         most = max(1, min(PROMPT_LENGTH, self.width // 2))
         ids = rows.tokens.ids
-        return Ragged.of([ids[starts[n] : starts[n] + min(sizes[n], most)].tolist() for n in chosen])
+        return Ragged.of(
+            [ids[starts[n] : starts[n] + min(sizes[n], most)].tolist() for n in chosen]
+        )
 
 
 def _first_token_bytes(text: str, token: str, decoded: str) -> int:
-    """UTF-8 bytes of a text that its first token stands for; the token alone decodes to `decoded`."""
+    """UTF-8 bytes of a text that its first token stands for; the token alone decodes to
+    `decoded`.
+    """
     size = len(decoded.encode())
     if "\ufffd" in decoded:  # part of a character
         if _BYTE.fullmatch(token):
@@ -324,7 +403,9 @@ def _first_token_bytes(text: str, token: str, decoded: str) -> int:
 
 
 def _sampling(config: GenerationConfig, seed: int) -> GenerationConfig:
-    """The recipe's generation options; samples by default, because greedy continuations are repetitive."""
+    """The recipe's generation options; samples by default, because greedy continuations are
+    repetitive.
+    """
     options = config.model_dump(exclude_unset=True)
     searches = config.num_beams > 1 or config.penalty_alpha is not None or config.do_sample is False
     if not searches:

@@ -1,4 +1,5 @@
-"""Multiple choice: which of several texts answers or continues a text (Zellers et al. 2018, Lai et al. 2017).
+"""Multiple choice: which of several texts answers or continues a text (Zellers et al. 2018, Lai et
+al. 2017).
 
 rows -> example    a pair of the text and each choice, after the question if there is one
 example -> batch   packed pairs
@@ -27,10 +28,16 @@ from trifold.text.spans import Ids
 
 
 def read_choices(value: Any, place: str) -> tuple[list[str], list[str]]:
-    """The texts and the names of choices: of a list of texts, or of an object with lists under "text" and "label"."""
-    texts, names = (value.get("text"), value.get("label", [])) if isinstance(value, Mapping) else (value, [])
+    """The texts and the names of choices: of a list of texts, or of an object with lists under
+    "text" and "label".
+    """
+    texts, names = (
+        (value.get("text"), value.get("label", [])) if isinstance(value, Mapping) else (value, [])
+    )
     if not isinstance(texts, list) or not isinstance(names, list):
-        raise DataError(f"{place} is not a list of choices; set data.columns.choices to the column of lists")
+        raise DataError(
+            f"{place} is not a list of choices; set data.columns.choices to the column of lists"
+        )
     return [check_text(text, place) for text in texts], [*map(str, names)]
 
 
@@ -38,11 +45,17 @@ LETTERS = "ABCDEFGHIJ"
 WORDS = ("choice", "ending", "option", "answer", "sol")
 COLUMNS = {
     f"choice{n}": Role(
-        (*(f"{word}{n}" for word in WORDS), f"answer{letter}"), check_text, required=False, may_be_empty=True
+        (*(f"{word}{n}" for word in WORDS), f"answer{letter}"),
+        check_text,
+        required=False,
+        may_be_empty=True,
     )
     for n, letter in enumerate("-abcdefghi")
 }
-TEXTS = "context ctx article passage premise sent1 startphrase sentence1 sentence goal question_stem question text"
+TEXTS = (
+    "context ctx article passage premise sent1 startphrase sentence1 sentence goal "
+    "question_stem question text"
+)
 ROLES = {
     "text": Role(TEXTS.split(), check_text),
     "question": Role(("question", "sent2"), check_text, required=False),
@@ -53,7 +66,9 @@ ROLES = {
 
 
 class ChooseSettings(LabelledSettings):
-    """Settings of multiple choice; `data.columns` names the columns of text, question, choices and label."""
+    """Settings of multiple choice; `data.columns` names the columns of text, question, choices and
+    label.
+    """
 
     command = 'predict {folder} "your text" --choices one --choices another'
     shapes = ("encoder",)
@@ -64,20 +79,26 @@ class ChooseSettings(LabelledSettings):
     best_by: Literal["accuracy", "loss"] = "accuracy"
 
     def build(self, context: BuildContext) -> TaskBundle:
-        train, valid = context.read(lambda source, data, split: read_records(source, data, ROLES, split))
+        train, valid = context.read(
+            lambda source, data, split: read_records(source, data, ROLES, split)
+        )
         number_labels(context, train, valid)
         both = zip(train.columns["text"], train.columns["choices"], strict=True)
         texts = (text for first, choices in both for text in (first, *choices))
         tokenizer = context.load_or_train_tokenizer(lambda: texts)
-        task = Choose(self, tokenizer, context.config_for(tokenizer), context.text_width, context.report)
+        task = Choose(
+            self, tokenizer, context.config_for(tokenizer), context.text_width, context.report
+        )
         return task.bundle(context, train, valid)
 
 
 def number_labels(context: BuildContext, *sources: Records) -> None:
-    """Make the choices of each row a list of texts, after the question if any, and its label a number from 0.
+    """Make the choices of each row a list of texts, after the question if any, and its label a
+    number from 0.
 
-    Numbers in labels begin at 1 if the columns of choices do and no label is 0. A text that is the number of one choice
-    and the text of another is read as the other labels are. Raises DataError for a label of no choice.
+    Numbers in labels begin at 1 if the columns of choices do and no label is 0. A text that is the
+    number of one choice and the text of another is read as the other labels are. Raises DataError
+    for a label of no choice.
     """
     has = {name for name in COLUMNS for rows in sources if any(rows.columns[name])}
     labels = {str(label) for rows in sources for label in rows.columns["label"]}
@@ -95,13 +116,16 @@ def number_labels(context: BuildContext, *sources: Records) -> None:
         numbers = {number for kind, number in readings.items() if len(kinds) != 1 or kind in kinds}
         if len(numbers) != 1:
             problem = (
-                f"the label {values['label']!r:.60} is the text, the letter or the number (from {first}) of "
-                f"{'two' if numbers else 'none'} of {len(texts)} choices; correct it (a letter or a JSON integer "
+                f"the label {values['label']!r:.60} is the text, the letter or the number (from "
+                f"{first}) of "
+                f"{'two' if numbers else 'none'} of {len(texts)} choices; correct it (a letter "
+                "or a JSON integer "
                 "is clear), or set data.columns.choices and data.columns.label"
             )
             if not texts:
                 problem = (
-                    "no choices; set data.columns.choices to a column of lists, or data.columns.choice1, …"
+                    "no choices; set data.columns.choices to a column of lists, or "
+                    "data.columns.choice1, …"
                 )
             raise DataError(f"{rows.report.name}:{rows.lines[row]}: {problem}")
         question = f"{values['question']} " if values["question"] else ""
@@ -110,7 +134,9 @@ def number_labels(context: BuildContext, *sources: Records) -> None:
 
 
 def _read_label(label: Any, texts: list[str], names: list[str], first: int) -> dict[str, int]:
-    """The number, from 0, of the choice that a label means as a name, a number or a letter, and as a text."""
+    """The number, from 0, of the choice that a label means as a name, a number or a letter, and as
+    a text.
+    """
     text = str(label)
     if text in names:
         return {"number": names.index(text)}
@@ -121,7 +147,9 @@ def _read_label(label: Any, texts: list[str], names: list[str], first: int) -> d
 
 @dataclass(frozen=True)
 class Examples(TextExamples):
-    """Pairs; row r has those from starts[r] to starts[r + 1] (N + 1,). labels (N,): the numbers of the right ones."""
+    """Pairs; row r has those from starts[r] to starts[r + 1] (N + 1,). labels (N,): the numbers of
+    the right ones.
+    """
 
     starts: Ids
 
@@ -151,14 +179,18 @@ class Choose(LabelledObjective):
         starts = np.cumsum([0, *map(len, choices)])
         return Examples(*self.tokens_and_types(encoded), np.array(rows.columns["label"]), starts)
 
-    def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
+    def batch(
+        self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0
+    ) -> Batch:
         pairs = [np.arange(examples.starts[row], examples.starts[row + 1]) for row in rows]
         inputs = self.pack(examples, np.concatenate(pairs), width)
         return Batch(inputs, torch.from_numpy(examples.labels[rows]), len(rows), [*map(len, pairs)])
 
     def logits(self, model: Transformer, batch: Batch) -> Tensor:
         """(B, C), C being the largest number of choices; -infinity beyond those of a row."""
-        scores = model.head_outputs(batch.inputs, heads=["choice"])["choice"][:, 0].split(batch.counts)
+        scores = model.head_outputs(batch.inputs, heads=["choice"])["choice"][:, 0].split(
+            batch.counts
+        )
         return pad_sequence(scores, batch_first=True, padding_value=float("-inf"))
 
     def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
@@ -167,8 +199,12 @@ class Choose(LabelledObjective):
         return {"correct": int((best == batch.labels).sum()), **values}
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
-        best, sure = (run.by_row(name)[: run.context.samples] for name in ("outputs", "confidences"))
+        best, sure = (
+            run.by_row(name)[: run.context.samples] for name in ("outputs", "confidences")
+        )
         columns = (run.rows.columns[name] for name in ("text", "choices", "label"))
         rows = zip(*columns, best, strict=False)
-        samples = [Sample(text, choices[label], choices[chosen]) for text, choices, label, chosen in rows]
+        samples = [
+            Sample(text, choices[label], choices[chosen]) for text, choices, label, chosen in rows
+        ]
         return Evaluation(self.scores_of_sums(run.sums), samples, (), [*map(float, sure)])

@@ -1,9 +1,11 @@
-"""Classification of texts and of pairs of texts: one label, any number of labels, or a number (regression).
+"""Classification of texts and of pairs of texts: one label, any number of labels, or a number
+(regression).
 
 rows -> example    a text or a pair with the tokenizer's special tokens, and its labels
 example -> batch   packed texts
-loss               - Σ log P(label | text), label-smoothed; of several labels, the sum over all; Σ (number - output)²
-scores             accuracy, macro F1, F1 of two classes, Matthews; micro and macro F1; Pearson and Spearman
+loss               - Σ log P(label | text), label-smoothed; of several labels, the sum over all; Σ
+                   (number - output)²
+scores     accuracy, macro F1, F1 of two classes, Matthews; micro and macro F1; Pearson and Spearman
 """
 
 from collections.abc import Mapping
@@ -36,27 +38,33 @@ OneLabelScore = Literal["accuracy", "macro_f1", "f1", "matthews"]
 LabelsScore = Literal["micro_f1", "subset_accuracy"]
 NumberScore = Literal["pearson", "spearman"]
 
-# --- settings -> rows ------------------------------------------------------------------------------------
+# --- settings -> rows -----------------------------------------------------------------------------
 
 
 class ClassifySettings(LabelledSettings):
-    """Settings of classification; `data.columns` names the columns of text, pair (the second text) and label."""
+    """Settings of classification; `data.columns` names the columns of text, pair (the second text)
+    and label.
+    """
 
     heads = ("sequence",)
     reads_whole = True
 
     kind: Literal["classify"] = "classify"
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="probability mass spread over all labels")
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="probability mass spread over all labels"
+    )
     r_drop: float = Field(0.0, ge=0, description="weight of the divergence of two passes (R-Drop)")
     class_weights: Literal["balanced"] | dict[str, NonNegativeFloat] | None = Field(
         None,
-        description="factors of the loss by label, by default 1; balanced: so that all labels have the same share",
+        description="factors of the loss by label, by default 1; balanced: so that all labels "
+        "have the same share",
     )
     label_separator: str = Field(
         ",", min_length=1, description="sign between the labels of a text that may have several"
     )
     best_by: Literal["auto", "loss", OneLabelScore, LabelsScore, NumberScore] = Field(
-        "auto", description="auto: accuracy; of several labels, micro F1; of numbers, Pearson correlation"
+        "auto",
+        description="auto: accuracy; of several labels, micro F1; of numbers, Pearson correlation",
     )
 
     _reads_pairs: bool = PrivateAttr(False)  # set by `build`
@@ -73,23 +81,27 @@ class ClassifySettings(LabelledSettings):
     def build(self, context: BuildContext) -> TaskBundle:
         is_multi = context.model.problem_type == MULTI
         roles = ROLES | {"label": ROLES["label"]._replace(may_be_empty=is_multi)}
-        train, valid = context.read(lambda source, data, split: read_records(source, data, roles, split))
+        train, valid = context.read(
+            lambda source, data, split: read_records(source, data, roles, split)
+        )
         pairs = [pair for pair in train.columns["pair"] if pair is not None]
         self._reads_pairs = bool(pairs)
         tokenizer = context.load_or_train_tokenizer(lambda: [*train.columns["text"], *pairs])
         config = context.config_for(tokenizer)
         config = config_with_labels(context, config, train, valid, self.label_separator)
-        objective = Classify(self, tokenizer, config, context.text_width, context.report, pairs=bool(pairs))
+        objective = Classify(
+            self, tokenizer, config, context.text_width, context.report, pairs=bool(pairs)
+        )
         objective.weights = objective.class_weights(train)
         return objective.bundle(context, train, valid)
 
 
-# --- examples, batches -----------------------------------------------------------------------------------
+# --- examples, batches ----------------------------------------------------------------------------
 
 
 class Classify(LabelledObjective):
-    """Classification. Labels (N,) are classes or numbers, or (N, C) 0 and 1. Classes beyond those of the model are
-    labels not seen in training; they count as wrong.
+    """Classification. Labels (N,) are classes or numbers, or (N, C) 0 and 1. Classes beyond those
+    of the model are labels not seen in training; they count as wrong.
 
     pairs: whether rows have a second text. weights (C,): factors of the loss by class.
     """
@@ -105,7 +117,8 @@ class Classify(LabelledObjective):
         best_by = scores[0] if settings.best_by == "auto" else settings.best_by
         if best_by not in ("loss", *scores):
             raise SettingsError(
-                f"task.best_by: {best_by} is no score of {self.problem} with {self.classes} labels; choose loss, "
+                f"task.best_by: {best_by} is no score of {self.problem} with {self.classes} "
+                "labels; choose loss, "
                 f"{', '.join(scores)}"
             )
         for key in ("label_smoothing", "class_weights", "r_drop"):
@@ -122,20 +135,23 @@ class Classify(LabelledObjective):
     def examples(self, rows: Records, draw: int | None = None) -> TextExamples:
         """Encode texts and number labels.
 
-        Raises DataError for a second text that is missing or not expected, SettingsError for a missing </s>.
+        Raises DataError for a second text that is missing or not expected, SettingsError for a
+        missing </s>.
         """
         texts, pairs = rows.columns["text"], rows.columns["pair"]
         for pair, line in zip(pairs, rows.lines, strict=True):
             if (pair is None) == self.pairs:
                 raise DataError(
-                    f"{rows.report.name}:{line}: {'no' if self.pairs else 'a'} second text, unlike the training data; "
+                    f"{rows.report.name}:{line}: {'no' if self.pairs else 'a'} second text, "
+                    "unlike the training data; "
                     "use the same columns, or set data.columns.pair"
                 )
         encoded = self.encode(rows, texts, pairs if self.pairs else None)
         end = self.config.eos_id
         if self.config.classifier_input == "eos" and any(end not in row.ids for row in encoded):
             raise SettingsError(
-                "model.classifier_input: eos, but a text has no </s>, because its tokenizer appends none; "
+                "model.classifier_input: eos, but a text has no </s>, because its tokenizer "
+                "appends none; "
                 "set model.classifier_input=first or last"
             )
         return TextExamples(*self.tokens_and_types(encoded), self._number_labels(rows))
@@ -147,7 +163,8 @@ class Classify(LabelledObjective):
         unseen = [[name for name in names if name not in self.numbers] for names in sets]
         if len(rows) and all(unseen):
             raise DataError(
-                f"{rows.report.name}: no row has a label of the model ({', '.join(self.config.labels):.60}), but "
+                f"{rows.report.name}: no row has a label of the model "
+                f"({', '.join(self.config.labels):.60}), but "
                 f"{unseen[0][0]!r:.60} for example; is the column of the labels right?"
             )
         noun = "rows with labels"
@@ -162,7 +179,9 @@ class Classify(LabelledObjective):
         return table
 
     def class_weights(self, rows: Records) -> Tensor | None:
-        """(C,) the factors of the settings, or of the training rows. Raises SettingsError for an unknown label."""
+        """(C,) the factors of the settings, or of the training rows. Raises SettingsError for an
+        unknown label.
+        """
         given, names = self.settings.class_weights, self.config.labels
         if given == "balanced":
             counts = np.bincount(self._number_labels(rows), minlength=self.classes)[: self.classes]
@@ -173,11 +192,13 @@ class Classify(LabelledObjective):
             )
         return None if given is None else torch.tensor([given.get(name, 1.0) for name in names])
 
-    def batch(self, examples: TextExamples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
+    def batch(
+        self, examples: TextExamples, rows: Ids, width: int | None = None, *, draw: int = 0
+    ) -> Batch:
         labels = torch.from_numpy(examples.labels[rows])
         return Batch(self.pack(examples, rows, width), labels, len(rows))
 
-    # --- loss, scores ------------------------------------------------------------------------------------
+    # --- loss, scores -----------------------------------------------------------------------------
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
         logits, smoothing = self.logits(model, batch), self.settings.label_smoothing
@@ -187,7 +208,9 @@ class Classify(LabelledObjective):
             again = self.logits(model, batch)
             loss = (loss + self.nll(again, batch, smoothing, self.weights)) / 2
             a, b = logits.log_softmax(-1), again.log_softmax(-1)
-            terms["r_drop"] = LossTerm(((a.exp() - b.exp()) * (a - b)).sum() / 2, batch.tokens, weight)
+            terms["r_drop"] = LossTerm(
+                ((a.exp() - b.exp()) * (a - b)).sum() / 2, batch.tokens, weight
+            )
         return terms | {"tokens": LossTerm(loss, batch.tokens, nll=nll)}
 
     def counts(self, batch: Batch) -> dict[str, int]:
@@ -201,7 +224,9 @@ class Classify(LabelledObjective):
         if self.problem == REGRESSION:
             return F.mse_loss(logits[:, 0], labels, reduction="sum")
         if self.problem == MULTI:
-            return F.binary_cross_entropy_with_logits(logits, labels[:, : self.classes], reduction="sum")
+            return F.binary_cross_entropy_with_logits(
+                logits, labels[:, : self.classes], reduction="sum"
+            )
         known = labels.masked_fill(labels >= self.classes, UNKNOWN)
         weights = None if weights is None else weights.to(logits)
         return F.cross_entropy(logits, known, weights, reduction="sum", label_smoothing=smoothing)
@@ -211,10 +236,16 @@ class Classify(LabelledObjective):
         return model.head_outputs(batch.inputs, heads=["sequence"])["sequence"]
 
     def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
-        """Labels, predictions and their probabilities, and the number of labels that the model has."""
+        """Labels, predictions and their probabilities, and the number of labels that the model
+        has.
+        """
         labels, outputs = batch.labels, choose_labels(logits, self.config)
         count = int((labels < self.classes).sum()) if self.problem == SINGLE else len(labels)
-        values = {"labels": labels, "outputs": outputs, "confidences": confidences(logits, self.config)}
+        values = {
+            "labels": labels,
+            "outputs": outputs,
+            "confidences": confidences(logits, self.config),
+        }
         return {"tokens": count, **{name: [value.cpu().numpy()] for name, value in values.items()}}
 
     def scores_of_sums(self, sums: Mapping[str, Any]) -> dict[str, float]:
@@ -234,17 +265,23 @@ class Classify(LabelledObjective):
         return {name: values[name] for name in SCORES[self.problem] if name in values}
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
-        outputs, sure = (run.by_row(name)[: run.context.samples] for name in ("outputs", "confidences"))
+        outputs, sure = (
+            run.by_row(name)[: run.context.samples] for name in ("outputs", "confidences")
+        )
         samples = [self._sample(run.rows, *each) for each in enumerate(outputs)]
         return Evaluation(self.scores_of_sums(run.sums), samples, (), [*map(float, sure)])
 
     def _sample(self, rows: Records, row: int, output: Any) -> Sample:
         text, pair, label = (rows.columns[role][row] for role in ("text", "pair", "label"))
         if self.problem == MULTI:
-            output = [name for name, applies in zip(self.config.labels, output, strict=True) if applies]
+            output = [
+                name for name, applies in zip(self.config.labels, output, strict=True) if applies
+            ]
             label = label if isinstance(label, list) else label.split(self.settings.label_separator)
             label = sorted(filter(None, map(str.strip, label)), key=lambda name: self.numbers[name])
         else:
             output = self.config.labels[output] if self.problem == SINGLE else f"{output:.3f}"
-        source, given, ours = (", ".join(x) if isinstance(x, list) else str(x) for x in (text, label, output))
+        source, given, ours = (
+            ", ".join(x) if isinstance(x, list) else str(x) for x in (text, label, output)
+        )
         return Sample(source if pair is None else f"{source} | {pair}", given, ours)

@@ -1,4 +1,6 @@
-"""Defaults of a recipe that depend on its task and its data: model, special tokens, steps, held-out data."""
+"""Defaults of a recipe that depend on its task and its data: model, special tokens, steps, held-out
+data.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -25,7 +27,11 @@ from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
 from trifold.objectives.objective import ObjectiveSettings
 from trifold.settings import nearest
 
-WIDTHS = ((50_000, 64, 2), (1_000_000, 128, 2), (inf, 256, 4))  # below these tokens: width and layers
+WIDTHS = (
+    (50_000, 64, 2),
+    (1_000_000, 128, 2),
+    (inf, 256, 4),
+)  # below these tokens: width and layers
 LARGE = 20_000_000  # bytes of files from which on only their sizes are read
 HELD_OUT = 500_000  # most tokens of the held-out tenth
 
@@ -33,11 +39,17 @@ HELD_OUT = 500_000  # most tokens of the held-out tenth
 def complete(values: dict[str, Any]) -> list[str]:
     """Add the defaults of the task to the values of a recipe, and expand its preset.
 
-    A recipe that leaves the model to its task also gets defaults for the size of its data, which are returned as
-    key=value. With start_from, its model and its tokenizer are those of that folder.
+    A recipe that leaves the model to its task also gets defaults for the size of its data, which
+    are returned as key=value. With start_from, its model and its tokenizer are those of that
+    folder.
     """
-    groups = {name: values.get(name, {}) for name in ("task", "data", "tokenizer", "model", "batch", "train")}
-    kind = str(groups["task"].get("kind", DEFAULT_KIND)) if isinstance(groups["task"], Mapping) else ""
+    groups = {
+        name: values.get(name, {})
+        for name in ("task", "data", "tokenizer", "model", "batch", "train")
+    }
+    kind = (
+        str(groups["task"].get("kind", DEFAULT_KIND)) if isinstance(groups["task"], Mapping) else ""
+    )
     if kind not in KINDS or not all(isinstance(group, Mapping) for group in groups.values()):
         return []  # an error, which `Recipe` reports
     objective, chosen, config = settings_class(kind), {}, None
@@ -51,7 +63,8 @@ def complete(values: dict[str, Any]) -> list[str]:
             if "pooling" in objective.model_fields and (modules := read_modules(start)) is not None:
                 if modules.dense:
                     raise SettingsError(
-                        f"start_from: {start} has dense layers after pooling, which training does not support; "
+                        f"start_from: {start} has dense layers after pooling, which training "
+                        "does not support; "
                         "remove modules.json to train without them"
                     )
                 defaults["task"] = {"pooling": modules.pooling, "normalise": modules.normalise}
@@ -65,7 +78,12 @@ def complete(values: dict[str, Any]) -> list[str]:
     model = dict(values.get("model", {}))
     if (preset := model.pop("preset", None)) is not None:
         values["model"] = {**objective.with_heads(_preset(preset)).model_dump(), **model}
-    return [f"{g}.{key}={more[key]}" for g, more in chosen.items() for key in more if key not in groups[g]]
+    return [
+        f"{g}.{key}={more[key]}"
+        for g, more in chosen.items()
+        for key in more
+        if key not in groups[g]
+    ]
 
 
 def _preset(name: Any) -> ModelConfig:
@@ -75,7 +93,9 @@ def _preset(name: Any) -> ModelConfig:
 
 
 def _with_heads(folder: Path, objective: type[ObjectiveSettings]) -> ModelConfig:
-    """The config of a model folder, with the heads for the objective as its family has them, and without labels."""
+    """The config of a model folder, with the heads for the objective as its family has them, and
+    without labels.
+    """
     config, family = read_config(folder), FAMILIES[read_json(folder / "config.json")["model_type"]]
     counts = {
         len(fields["heads"]): name
@@ -93,25 +113,41 @@ def _for_size(
 ) -> dict[str, dict[str, Any]]:
     """Settings, by group, for the size of the training data. start: the config of start_from.
 
-    The peak of the learning rate is that of 4,000 steps of warmup for this width, or a tenth of it with `start`.
+    The peak of the learning rate is that of 4,000 steps of warmup for this width, or a tenth of it
+    with `start`.
     """
     data, batch, train = groups["data"], groups["batch"], groups["train"]
     token_bytes = 1 if groups["tokenizer"].get("kind") == "char" else 4
     kind, images = groups["task"].get("kind"), dict[str, Any]()
     if kind == "images":
         count, images = _measure_images(data["train"])
-        tokens, longest = count * (images["max_positions"] if start is None else start.max_positions), 0.0
+        tokens, longest = (
+            count * (images["max_positions"] if start is None else start.max_positions),
+            0.0,
+        )
     else:
         tokens, longest = _measure(data, token_bytes, in_columns=kind == "tag")
     if kind == "answer":
         longest = 512  # of windows; the lines of JSON are no rows
-    width, layers = next((width, layers) for limit, width, layers in WIDTHS if tokens < limit or images)
+    width, layers = next(
+        (width, layers) for limit, width, layers in WIDTHS if tokens < limit or images
+    )
     width = _number(groups["model"], "d_model", width) if start is None else start.d_model
     epoch = tokens / (_number(batch, "tokens", 4096) * _number(train, "accumulate", 1))
     steps = _number(train, "steps", min(10_000, max(100, round(10 * epoch))))
-    rate, every = (4000 * width) ** -0.5 / (1 if start is None else 10), min(steps, 500, max(20, steps // 10))
-    chosen: dict[str, dict[str, Any]] = {"model": {}, "train": {"steps": steps, "warmup": steps // 10}}
-    chosen["train"] |= {"learning_rate": float(f"{rate:.2g}"), "validate_every": every, "save_every": every}
+    rate, every = (
+        (4000 * width) ** -0.5 / (1 if start is None else 10),
+        min(steps, 500, max(20, steps // 10)),
+    )
+    chosen: dict[str, dict[str, Any]] = {
+        "model": {},
+        "train": {"steps": steps, "warmup": steps // 10},
+    }
+    chosen["train"] |= {
+        "learning_rate": float(f"{rate:.2g}"),
+        "validate_every": every,
+        "save_every": every,
+    }
     if start is None:
         sizes = {"d_model": width, "n_layers": layers, "n_heads": 4, "d_ff": 4 * width}
         positions = min(512, max(64, 1 << int(1.5 * longest).bit_length()))
@@ -140,8 +176,12 @@ def _number(group: Mapping[str, Any], key: str, default: int) -> int:
 
 
 def _join_words(lines: Iterable[str]) -> Iterator[str]:
-    """The sentences of files in columns, whose first one holds the words; JSON lines as they are."""
-    for (is_blank, is_object), block in groupby(lines, lambda line: (not line.strip(), line.startswith("{"))):
+    """The sentences of files in columns, whose first one holds the words; JSON lines as they
+    are.
+    """
+    for (is_blank, is_object), block in groupby(
+        lines, lambda line: (not line.strip(), line.startswith("{"))
+    ):
         if is_object:
             yield from block
         elif not is_blank:
@@ -156,7 +196,9 @@ def _iter_records(file: str) -> Iterator[str]:
 
 
 def _measure(data: Mapping[str, Any], token_bytes: int, *, in_columns: bool) -> tuple[int, float]:
-    """Estimates of the tokens of the training files, and of a long row. What cannot be read, training reports."""
+    """Estimates of the tokens of the training files, and of a long row. What cannot be read,
+    training reports.
+    """
     size, lengths = 0, []
     with suppress(TrifoldError, OSError, TypeError, AttributeError):
         files = list_files(data.get("train"))
@@ -165,5 +207,7 @@ def _measure(data: Mapping[str, Any], token_bytes: int, *, in_columns: bool) -> 
             lines = chain.from_iterable(map(_iter_records, files))
             rows = _join_words(lines) if in_columns else lines
             lengths = [len(row.encode()) / token_bytes + 2 for row in rows]
-    longest = np.percentile(lengths, 99) if lengths and data.get("documents", "line") == "line" else 512
+    longest = (
+        np.percentile(lengths, 99) if lengths and data.get("documents", "line") == "line" else 512
+    )
     return int(sum(lengths)) or (size or LARGE) // token_bytes, float(longest)

@@ -1,16 +1,18 @@
-"""Denoising with an encoder-decoder: the encoder reads a corrupted text, the decoder writes what is missing.
+"""Denoising with an encoder-decoder: the encoder reads a corrupted text, the decoder writes what is
+missing.
 
 rows -> example    chunks of documents
-example -> batch   corrupted, differently in each epoch: source and target, each with </s>; then as in translation
+example -> batch   corrupted, differently in each epoch: source and target, each with </s>; then as
+                   in translation
 loss               - Σ log P(y_t | y_<t, X) over the target tokens
 scores             perplexity; exact match of greedy outputs for the first validation texts
 
 Two corruptions:
 
-    denoise   BART: the target is the original text (Lewis et al. 2020, section 2.2). The authors' model uses infill
-              0.3 and permute 1
-    spans     T5: sentinels replace spans, and the target lists the spans (Raffel et al. 2020, section 3.1.4). 15 % of
-              the tokens, in spans of 3 on average
+    denoise   BART: the target is the original text (Lewis et al. 2020, section 2.2). The authors'
+              model uses infill 0.3 and permute 1
+    spans     T5: sentinels replace spans, and the target lists the spans (Raffel et al. 2020,
+              section 3.1.4). 15 % of the tokens, in spans of 3 on average
 """
 
 from __future__ import annotations
@@ -25,7 +27,12 @@ from trifold.errors import SettingsError
 from trifold.generate.config import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.batch import LossTerm
-from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
+from trifold.objectives.documents import (
+    Cut,
+    DocumentChunks,
+    DocumentObjective,
+    DocumentObjectiveSettings,
+)
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.objective import ObjectiveSettings
 from trifold.objectives.translate import Batch, Examples, Translate, with_end
@@ -40,7 +47,7 @@ from trifold.text.spans import MAX_SPAN_RATE, Flags, Ids, Rng, example_rng
 # Ids, and flags at the first tokens of sentences -> source and target.
 Corruption = Callable[[Ids, Flags, Rng], tuple[Ids, Ids]]
 
-# --- settings --------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 class DenoisingSettings(DocumentObjectiveSettings):
@@ -51,7 +58,9 @@ class DenoisingSettings(DocumentObjectiveSettings):
     append_eos = True
 
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    written: int = Field(100, ge=0, description="validation texts generated greedily to measure exact_match")
+    written: int = Field(
+        100, ge=0, description="validation texts generated greedily to measure exact_match"
+    )
     best_by: Literal["loss", "exact_match"] = "loss"
 
     def corruption(self, tokenizer: Tokenizer, width: int) -> Corruption:
@@ -66,9 +75,13 @@ class Noise(Settings):
     """Rates of BART's five noises; 0 disables one."""
 
     permute: float = Field(1.0, ge=0, le=1, description="share of the sentences that are permuted")
-    rotate: float = Field(0.0, ge=0, le=1, description="probability that a text is rotated to a random token")
+    rotate: float = Field(
+        0.0, ge=0, le=1, description="probability that a text is rotated to a random token"
+    )
     delete: float = Field(0.0, ge=0, lt=1, description="share of the tokens that are deleted")
-    mask: float = Field(0.0, ge=0, lt=1, description="share of the tokens that become the mask token")
+    mask: float = Field(
+        0.0, ge=0, lt=1, description="share of the tokens that become the mask token"
+    )
     infill: float = Field(
         0.3,
         ge=0,
@@ -79,7 +92,9 @@ class Noise(Settings):
     @model_validator(mode="after")
     def _check_rates(self) -> Self:
         if not any(self.model_dump().values()):
-            raise ValueError("all rates are 0, so texts would only be copied; set infill=0.3, for example")
+            raise ValueError(
+                "all rates are 0, so texts would only be copied; set infill=0.3, for example"
+            )
         return self
 
 
@@ -120,8 +135,10 @@ class SpansSettings(DenoisingSettings):
         needed = max_spans(width, self.rate, self.mean_span)
         if len(sentinels) < needed:
             raise SettingsError(
-                f"tokenizer.sentinels: texts of {width} tokens have up to {needed} spans, and the tokenizer has "
-                f"{len(sentinels)} sentinels; set tokenizer.sentinels={needed}, or lower model.max_positions"
+                f"tokenizer.sentinels: texts of {width} tokens have up to {needed} spans, and "
+                "the tokenizer has "
+                f"{len(sentinels)} sentinels; set tokenizer.sentinels={needed}, or lower "
+                "model.max_positions"
             )
 
         def corrupt(ids: Ids, sentences: Flags, rng: Rng) -> tuple[Ids, Ids]:
@@ -133,11 +150,13 @@ class SpansSettings(DenoisingSettings):
         return corrupt
 
 
-# --- objective -------------------------------------------------------------------------------------------
+# --- objective ------------------------------------------------------------------------------------
 
 
 class Denoise(DocumentObjective):
-    """Denoising. width: tokens that the model reads or writes at once. start_id: first token of the decoder."""
+    """Denoising. width: tokens that the model reads or writes at once. start_id: first token of the
+    decoder.
+    """
 
     token_name = "target tokens"
     save_options = {"append_eos": True}  # noqa: RUF012
@@ -147,7 +166,9 @@ class Denoise(DocumentObjective):
     ) -> None:
         self.corrupt = settings.corruption(tokenizer, width)
         if settings.best_by == "exact_match" and not settings.written:
-            raise SettingsError("task.best_by: exact_match requires generated texts; set task.written=100")
+            raise SettingsError(
+                "task.best_by: exact_match requires generated texts; set task.written=100"
+            )
         super().__init__(settings, tokenizer, width, cut)
         self._translate = Translate(settings, tokenizer, tokenizer, start_id=start_id)
 
@@ -157,12 +178,17 @@ class Denoise(DocumentObjective):
         if isinstance(self.settings, DenoiseSettings) and self.settings.noise.permute:
             sentences = np.cumsum(np.append(0, documents.sentence_starts))
             if single := int((np.diff(sentences[documents.starts]) == 1).sum()):
-                yield f"{single:,} of {len(documents):,} documents are a single sentence: nothing to permute"
+                yield (
+                    f"{single:,} of {len(documents):,} documents are a single sentence: "
+                    "nothing to permute"
+                )
 
     def corrupt_rows(
         self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0
     ) -> Examples:
-        """Sources and targets of the given examples, each a function of (draw, number of the example)."""
+        """Sources and targets of the given examples, each a function of (draw, number of the
+        example).
+        """
         pairs = []
         for row in rows.tolist():
             ids, _, sentences = examples[row]
@@ -170,7 +196,9 @@ class Denoise(DocumentObjective):
             pairs.append(self.corrupt(ids[:room], sentences[:room], example_rng(draw, row)))
         return Examples(*(with_end(self.tokenizer, side) for side in zip(*pairs, strict=True)))
 
-    def batch(self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
+    def batch(
+        self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0
+    ) -> Batch:
         pairs = self.corrupt_rows(examples, rows, width, draw=draw)
         return self._translate.batch(pairs, np.arange(len(rows)))
 
@@ -185,8 +213,13 @@ class Denoise(DocumentObjective):
             return Evaluation(scores)
         pairs = self.corrupt_rows(run.examples, np.arange(count))
         greedy = GenerationConfig(max_new_tokens=int(pairs.targets.lengths.max()) + 8)
-        found = generate_rows(run.model, pairs.sources, greedy, codec=self.tokenizer, poll=run.context.poll)
-        sources, targets = self._decode(pairs.sources.tolist()), self._decode(pairs.targets.tolist())
+        found = generate_rows(
+            run.model, pairs.sources, greedy, codec=self.tokenizer, poll=run.context.poll
+        )
+        sources, targets = (
+            self._decode(pairs.sources.tolist()),
+            self._decode(pairs.targets.tolist()),
+        )
         ours = self._decode([best[0].tokens for best in found])
         score = exact_match(ours, targets)
         samples = [Sample(*each) for each in zip(sources, targets, ours, strict=True)]

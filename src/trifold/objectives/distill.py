@@ -1,8 +1,10 @@
-"""Distillation: a student learns from a larger teacher that was trained on the same objective (Hinton et al. 2015).
+"""Distillation: a student learns from a larger teacher that was trained on the same objective
+(Hinton et al. 2015).
 
 rows -> batch      those of the wrapped objective
 loss               the wrapped objective's, plus terms over all input tokens:
-                   soft targets and the cosine of the last states   DistilBERT: Sanh et al. 2019, section 3
+                   soft targets and the cosine of the last states
+                                                   DistilBERT: Sanh et al. 2019, section 3
                    attention and value relations of one layer       MiniLM: Wang et al. 2020; 2021
 scores             those of the wrapped objective, for the student alone
 
@@ -45,20 +47,28 @@ from trifold.text.spans import Ids
 
 Result = TypeVar("Result")
 
-# --- settings -> rows ------------------------------------------------------------------------------------
+# --- settings -> rows -----------------------------------------------------------------------------
 
 
 class RelationWeights(Settings):
-    """Weights of the divergences between the relations of student and teacher in one layer; 0 disables one."""
+    """Weights of the divergences between the relations of student and teacher in one layer; 0
+    disables one.
+    """
 
     attention: float = Field(0.0, ge=0, description="weight of query-key relations (MiniLM)")
-    values: float = Field(0.0, ge=0, description="weight of value-value relations (MiniLM, both versions)")
+    values: float = Field(
+        0.0, ge=0, description="weight of value-value relations (MiniLM, both versions)"
+    )
     queries: float = Field(0.0, ge=0, description="weight of query-query relations (MiniLMv2)")
     keys: float = Field(0.0, ge=0, description="weight of key-key relations (MiniLMv2)")
     heads: int | None = Field(
-        None, gt=0, description="heads that vectors are split into; by default the models' own, equal in both"
+        None,
+        gt=0,
+        description="heads that vectors are split into; by default the models' own, equal in both",
     )
-    teacher_layer: int | None = Field(None, ge=0, description="the teacher's layer from 0; default: the last")
+    teacher_layer: int | None = Field(
+        None, ge=0, description="the teacher's layer from 0; default: the last"
+    )
 
     @property
     def weights(self) -> dict[str, float]:
@@ -78,7 +88,9 @@ class DistillSettings(ObjectiveSettings):
     )
     teacher: str = Field(description="the teacher: a run, a model folder, or a hub id")
     temperature: float = Field(2.0, gt=0, description="divides the logits of both models")
-    soft: float = Field(5.0, ge=0, description="weight of the divergence from the teacher's probabilities")
+    soft: float = Field(
+        5.0, ge=0, description="weight of the divergence from the teacher's probabilities"
+    )
     hard: float = Field(2.0, ge=0, description="weight of the objective's own loss")
     cosine: float = Field(
         1.0, ge=0, description="weight of the cosine loss of the last states; requires equal widths"
@@ -88,7 +100,8 @@ class DistillSettings(ObjectiveSettings):
     )
     start: Literal["new", "spread"] | Annotated[tuple[int, ...], Field(strict=False)] = Field(
         "new",
-        description="initial weights of the student: random, or copies of layers of the teacher: a list of numbers "
+        description="initial weights of the student: random, or copies of layers of the "
+        "teacher: a list of numbers "
         "from 0, or spread evenly",
     )
 
@@ -104,12 +117,15 @@ class DistillSettings(ObjectiveSettings):
     @model_validator(mode="after")
     def _check_weights(self) -> Self:
         if not (self.soft or self.cosine or self.relations.weights):
-            raise ValueError("soft, cosine and all relations are 0: the teacher would have no effect")
+            raise ValueError(
+                "soft, cosine and all relations are 0: the teacher would have no effect"
+            )
         return self
 
     def build(self, context: BuildContext) -> TaskBundle:
-        """The student uses the teacher's tokenizer, whatever the recipe specifies: their probabilities are compared
-        token by token. Raises SettingsError if teacher and student do not fit together.
+        """The student uses the teacher's tokenizer, whatever the recipe specifies: their
+        probabilities are compared token by token. Raises SettingsError if teacher and student do
+        not fit together.
         """
         folder = resolve(self.teacher)
         if not (context.folder / TOKENIZER_FILE).is_file():
@@ -121,29 +137,36 @@ class DistillSettings(ObjectiveSettings):
         if problem := next(self._mismatches(bundle.config, teacher), None):
             raise SettingsError(problem)
         initialize = None if self.start == "new" else partial(self._copy_layers, teacher=teacher)
-        return replace(bundle, objective=Distill(self, bundle.objective, teacher), initialize=initialize)
+        return replace(
+            bundle, objective=Distill(self, bundle.objective, teacher), initialize=initialize
+        )
 
     def _mismatches(self, student: ModelConfig, model: Transformer) -> Iterator[str]:
         """Reasons why student and teacher cannot be compared."""
         teacher, relations, name = model.config, self.relations, f"task.teacher: {self.teacher}"
         if teacher.shape != student.shape:
-            yield f"{name} has shape {teacher.shape}, the student {student.shape}; they must be equal"
+            yield (
+                f"{name} has shape {teacher.shape}, the student {student.shape}; they must be equal"
+            )
         if model.lm_head is None:
             yield f"{name} has no language-model head; choose another teacher"
         if teacher.vocab_size != student.vocab_size:
             yield (
-                f"{name} has {teacher.vocab_size:,} tokens, but its tokenizer {student.vocab_size:,}; they do not "
+                f"{name} has {teacher.vocab_size:,} tokens, but its tokenizer "
+                f"{student.vocab_size:,}; they do not "
                 "belong together"
             )
         if teacher.max_positions < student.max_positions:
             yield (
-                f"{name} has {teacher.max_positions:,} positions, the student {student.max_positions:,}; set "
+                f"{name} has {teacher.max_positions:,} positions, the student "
+                f"{student.max_positions:,}; set "
                 f"model.max_positions={teacher.max_positions}"
             )
         teacher, student = teacher.output_side, student.output_side
         if self.cosine and teacher.d_model != student.d_model:
             yield (
-                f"task.cosine: the states of the student have width {student.d_model}, those of the teacher "
+                f"task.cosine: the states of the student have width {student.d_model}, those of "
+                "the teacher "
                 f"{teacher.d_model}; set task.cosine=0, or model.d_model={teacher.d_model}"
             )
         if not relations.weights:
@@ -161,7 +184,8 @@ class DistillSettings(ObjectiveSettings):
                 yield f"task.relations cannot compare {found[0]} of the {who}; omit it"
         if relations.heads is None and student.n_heads != teacher.n_heads:
             yield (
-                f"task.relations: the student has {student.n_heads} heads, the teacher {teacher.n_heads}; set "
+                f"task.relations: the student has {student.n_heads} heads, the teacher "
+                f"{teacher.n_heads}; set "
                 "task.relations.heads, which splits both, or model.n_heads"
             )
         for width in (config.n_heads * config.head_width for config in (student, teacher)):
@@ -170,13 +194,18 @@ class DistillSettings(ObjectiveSettings):
         layers = len(last_stack(model).order)
         if relations.teacher_layer is not None and relations.teacher_layer >= layers:
             yield (
-                f"task.relations.teacher_layer: {relations.teacher_layer} is not a layer of the teacher, which has "
+                f"task.relations.teacher_layer: {relations.teacher_layer} is not a layer of the "
+                "teacher, which has "
                 f"0 to {layers - 1}"
             )
 
     def _copy_layers(self, student: Transformer, *, teacher: Transformer) -> None:
         counts = (len(last_stack(model).blocks) for model in (student, teacher))
-        layers = distillation_losses.evenly_spaced(*counts) if isinstance(self.start, str) else self.start
+        layers = (
+            distillation_losses.evenly_spaced(*counts)
+            if isinstance(self.start, str)
+            else self.start
+        )
         try:
             distillation_losses.copy_layers(student, teacher, layers)
         except ValueError as error:
@@ -185,15 +214,17 @@ class DistillSettings(ObjectiveSettings):
             ) from None
 
 
-# --- objective -------------------------------------------------------------------------------------------
+# --- objective ------------------------------------------------------------------------------------
 
 
 class Distill(Objective):
-    """The wrapped objective with additional loss terms that compare student and teacher. Data and scores are those of
-    the wrapped objective, for the student alone.
+    """The wrapped objective with additional loss terms that compare student and teacher. Data and
+    scores are those of the wrapped objective, for the student alone.
     """
 
-    def __init__(self, settings: DistillSettings, objective: Objective, teacher: Transformer) -> None:
+    def __init__(
+        self, settings: DistillSettings, objective: Objective, teacher: Transformer
+    ) -> None:
         self.settings: DistillSettings = settings
         self.objective, self.tokenizer = objective, objective.tokenizer
         self.row_name, self.read_name = objective.row_name, objective.read_name
@@ -208,23 +239,33 @@ class Distill(Objective):
     def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         return self.objective.batch(examples, rows, width, draw=draw)
 
-    def evaluate(self, model: Transformer, rows: Any, examples: Any, context: EvalContext) -> Evaluation:
+    def evaluate(
+        self, model: Transformer, rows: Any, examples: Any, context: EvalContext
+    ) -> Evaluation:
         return self.objective.evaluate(model, rows, examples, context)
 
-    # --- loss --------------------------------------------------------------------------------------------
+    # --- loss -------------------------------------------------------------------------------------
 
     def counts(self, batch: Any) -> dict[str, int]:
-        """The counts of the wrapped objective; the count of the teacher's terms is the number of input tokens."""
-        return self.objective.counts(batch) | dict.fromkeys(self._weights, batch.inputs.packing.real)
+        """The counts of the wrapped objective; the count of the teacher's terms is the number of
+        input tokens.
+        """
+        return self.objective.counts(batch) | dict.fromkeys(
+            self._weights, batch.inputs.packing.real
+        )
 
     def loss(self, model: Transformer, batch: Any) -> dict[str, LossTerm]:
-        """The weighted terms of the wrapped objective, and the teacher's: soft, cosine, and one per relation."""
+        """The weighted terms of the wrapped objective, and the teacher's: soft, cosine, and one per
+        relation.
+        """
         modules = [self_attention(model)] if self.settings.relations.weights else []
         recorded, own = _record([model, *modules], lambda: self.objective.loss(model, batch))
         count, weights, hard = batch.inputs.packing.real, self._weights, self.settings.hard
         compared = self._compare(model, *recorded)
         terms = {name: replace(term, weight=term.weight * hard) for name, term in own.items()}
-        return terms | {name: LossTerm(total, count, weights[name]) for name, total in compared.items()}
+        return terms | {
+            name: LossTerm(total, count, weights[name]) for name, total in compared.items()
+        }
 
     @property
     def _weights(self) -> dict[str, float]:
@@ -233,7 +274,9 @@ class Distill(Objective):
         weights = {"soft": settings.soft, "cosine": settings.cosine, **settings.relations.weights}
         return {name: weight for name, weight in weights.items() if weight}
 
-    def _compare(self, student: Transformer, call: ModuleCall, *attention: ModuleCall) -> dict[str, Tensor]:
+    def _compare(
+        self, student: Transformer, call: ModuleCall, *attention: ModuleCall
+    ) -> dict[str, Tensor]:
         """Sums of the losses against the teacher, over the input tokens.
 
         call: the student's forward pass; attention: that of its compared self-attention, if any.
@@ -258,12 +301,14 @@ class Distill(Objective):
         if names:
             ours = distillation_losses.attention_relations(self_attention(student), attention[0])
             theirs = distillation_losses.attention_relations(modules[0], teacher_attention[0])
-            losses |= distillation_losses.relation_losses(ours, theirs, names, settings.relations.heads)
+            losses |= distillation_losses.relation_losses(
+                ours, theirs, names, settings.relations.heads
+            )
         return losses
 
     def _teacher_like(self, states: Tensor) -> Transformer:
-        """The teacher with the student's precision and device: a copy for this thread, because its modules are hooked
-        while they run. The copies share their weights.
+        """The teacher with the student's precision and device: a copy for this thread, because its
+        modules are hooked while they run. The copies share their weights.
         """
         with self._lock:
             if not hasattr(self._local, "teacher"):
@@ -289,7 +334,9 @@ def last_stack(model: Transformer) -> Stack:
     return stack
 
 
-def _record(modules: Sequence[nn.Module], run: Callable[[], Result]) -> tuple[list[ModuleCall], Result]:
+def _record(
+    modules: Sequence[nn.Module], run: Callable[[], Result]
+) -> tuple[list[ModuleCall], Result]:
     """The last call of each module while `run` runs, and the result of `run`."""
     with ExitStack() as hooks:
         recorded = [hooks.enter_context(record_calls(module)) for module in modules]

@@ -1,13 +1,18 @@
-"""Losses of a student against its teacher, and the student's initial weights. All losses are sums over rows.
+"""Losses of a student against its teacher, and the student's initial weights. All losses are sums
+over rows.
 
-soft targets   τ² Σ_v p_v (log p_v − log q_v),  p = softmax(z_T / τ),  q = softmax(z_S / τ)        (Hinton et al. 2015)
-states         1 − cos(h_S, h_T)                                          (Sanh et al. 2019, DistilBERT, section 3)
-relations      1/A Σ_a KL( softmax(X_a Y_aᵀ / √d)_T ‖ the same of the student )        (Wang et al. 2020, MiniLM)
+soft targets   τ² Σ_v p_v (log p_v − log q_v),  p = softmax(z_T / τ),  q = softmax(z_S / τ)
+                                                                                (Hinton et al. 2015)
+states         1 − cos(h_S, h_T)                           (Sanh et al. 2019, DistilBERT, section 3)
+relations      1/A Σ_a KL( softmax(X_a Y_aᵀ / √d)_T ‖ the same of the student )
+                                                                          (Wang et al. 2020, MiniLM)
 
-X and Y are queries, keys or values of one layer: q·k is its attention, v·v its value relation (MiniLM, section 3). With
-the width split into A new heads, q·q, k·k and v·v are those of the second version (Wang et al. 2021, section 3.2).
+X and Y are queries, keys or values of one layer: q·k is its attention, v·v its value relation
+(MiniLM, section 3). With the width split into A new heads, q·q, k·k and v·v are those of the second
+version (Wang et al. 2021, section 3.2).
 
-In the formulas T and S are teacher and student. Shapes: B batch, T tokens, H heads, D head size, E width, V vocabulary.
+In the formulas T and S are teacher and student. Shapes: B batch, T tokens, H heads, D head size, E
+width, V vocabulary.
 """
 
 import math
@@ -28,9 +33,9 @@ from trifold.nn.transformer import Transformer
 class _SoftTargets(torch.autograd.Function):
     """τ² · KL summed over N rows, float32, in chunks of logits.
 
-    The student's features (N, E), weight (V, E) and bias (V,) or None; the teacher's states (N, E') and the function
-    that computes its logits (…, V) from them. Computes the gradients in the forward pass, while a chunk's
-    probabilities exist: dKL/dz_S = (q − p) / τ.
+    The student's features (N, E), weight (V, E) and bias (V,) or None; the teacher's states (N, E')
+    and the function that computes its logits (…, V) from them. Computes the gradients in the
+    forward pass, while a chunk's probabilities exist: dKL/dz_S = (q − p) / τ.
     """
 
     @staticmethod
@@ -45,7 +50,11 @@ class _SoftTargets(torch.autograd.Function):
     ) -> Tensor:
         d_features = torch.empty_like(features)
         d_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        d_bias = None if bias is None else torch.zeros(bias.shape, dtype=torch.float32, device=bias.device)
+        d_bias = (
+            None
+            if bias is None
+            else torch.zeros(bias.shape, dtype=torch.float32, device=bias.device)
+        )
         loss = torch.zeros((), device=features.device)
         for start in range(0, len(features), CHUNK):
             rows = slice(start, start + CHUNK)
@@ -80,11 +89,13 @@ def cosine_loss(states: Tensor, targets: Tensor) -> Tensor:
     return (1 - F.cosine_similarity(states.float(), targets.float(), dim=-1)).sum()
 
 
-# --- relations -----------------------------------------------------------------------------------------
+# --- relations ------------------------------------------------------------------------------------
 
 
 class AttentionRelations(NamedTuple):
-    """The relations of one attention layer: two factors (B, H, T, D) each; the bias of its own scores; its mask."""
+    """The relations of one attention layer: two factors (B, H, T, D) each; the bias of its own
+    scores; its mask.
+    """
 
     factors: dict[str, tuple[Tensor, Tensor]]
     bias: Tensor | PairBias | None
@@ -103,12 +114,17 @@ def attention_relations(attention: Attention, recorded: ModuleCall) -> Attention
 
 
 def relation_losses(
-    student: AttentionRelations, teacher: AttentionRelations, names: Sequence[str], heads: int | None = None
+    student: AttentionRelations,
+    teacher: AttentionRelations,
+    names: Sequence[str],
+    heads: int | None = None,
 ) -> dict[str, Tensor]:
-    """The divergence of each named relation, averaged over heads and summed over real tokens, float32.
+    """The divergence of each named relation, averaged over heads and summed over real tokens,
+    float32.
 
-    heads: the number of heads that the widths are split into; by default each model's own, which must then be equal.
-    The bias of scores belongs to a model's own heads and is left out after a new split.
+    heads: the number of heads that the widths are split into; by default each model's own, which
+    must then be equal. The bias of scores belongs to a model's own heads and is left out after a
+    new split.
     """
     values, _ = teacher.factors["values"]
     tokens = values.shape[2]
@@ -135,7 +151,8 @@ def _log_relation(
         bias = relations.bias
         scores = scores + (bias if isinstance(bias, Tensor) else bias.dense(*scores.shape[-2:]))
     if allowed is not None:
-        # Not -inf: masked keys have probability 0 in both models, and their logarithms must have a difference.
+        # Not -inf: masked keys have probability 0 in both models, and their logarithms must have a
+        # difference.
         scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
     return scores.log_softmax(-1)
 
@@ -145,7 +162,7 @@ def _split_again(x: Tensor, heads: int | None) -> Tensor:
     return x if heads is None else split_heads(merge_heads(x), x.shape[1] * x.shape[3] // heads)
 
 
-# --- initial weights of a student ----------------------------------------------------------------------
+# --- initial weights of a student -----------------------------------------------------------------
 
 
 def evenly_spaced(student: int, teacher: int) -> tuple[int, ...]:
@@ -158,15 +175,19 @@ def evenly_spaced(student: int, teacher: int) -> tuple[int, ...]:
 
 @torch.no_grad()
 def copy_layers(student: Transformer, teacher: Transformer, layers: Sequence[int]) -> None:
-    """Copy layer `layers[n]` of the teacher's stacks into layer n of the student's, and all other parameters.
+    """Copy layer `layers[n]` of the teacher's stacks into layer n of the student's, and all other
+    parameters.
 
     Raises ValueError with the parameters that the teacher lacks or has in another shape.
     """
     for side in ("encoder", "decoder"):
         ours, theirs = getattr(student, side), getattr(teacher, side)
-        if ours is not None and (len(ours.blocks) != len(layers) or max(layers) >= len(theirs.blocks)):
+        if ours is not None and (
+            len(ours.blocks) != len(layers) or max(layers) >= len(theirs.blocks)
+        ):
             raise ValueError(
-                f"cannot fill {len(ours.blocks)} layers of the student's {side} with layers {tuple(layers)} of "
+                f"cannot fill {len(ours.blocks)} layers of the student's {side} with layers "
+                f"{tuple(layers)} of "
                 f"{len(theirs.blocks)} layers of the teacher's"
             )
     learned, missing = dict(teacher.named_parameters()), []
@@ -177,7 +198,9 @@ def copy_layers(student: Transformer, teacher: Transformer, layers: Sequence[int
         else:
             missing.append(f"{name} of shape {tuple(parameter.shape)}")
     if missing:
-        raise ValueError(f"the teacher has no {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}")
+        raise ValueError(
+            f"the teacher has no {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}"
+        )
 
 
 def _source_name(name: str, layers: Sequence[int]) -> str:

@@ -1,6 +1,8 @@
-"""Raw text as training data: reading, tokenizing, and splitting into chunks that a model can read at once.
+"""Raw text as training data: reading, tokenizing, and splitting into chunks that a model can read
+at once.
 
-Base of the objectives that corrupt raw text: masked.py, sentence_pairs.py, permutation.py, denoise.py.
+Base of the objectives that corrupt raw text: masked.py, sentence_pairs.py, permutation.py,
+denoise.py.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig
 from trifold.nn.config import Shape
 from trifold.objectives.evaluation import Sample
-from trifold.objectives.objective import ENCODER, BuildContext, Objective, ObjectiveSettings, TaskBundle
+from trifold.objectives.objective import (
+    ENCODER,
+    BuildContext,
+    Objective,
+    ObjectiveSettings,
+    TaskBundle,
+)
 from trifold.ragged import Chunks, Ragged, split_into_chunks
 from trifold.text import Tokenizer
 from trifold.text.annotation import AnnotatedTexts, annotate, count_unknown, special_flags
@@ -39,10 +47,13 @@ def describe_long(lengths: Ids, long: Flags, size: int, cut: Cut) -> Iterator[st
             "windows": f"split into pieces of {size:,}, at other positions in each epoch",
             "drop": f"left out, with {int(lengths[long].sum()):,} tokens",
         }[cut]
-        yield f"{int(long.sum()):,} of {len(lengths):,} documents have more than {size:,} tokens: {treatment}"
+        yield (
+            f"{int(long.sum()):,} of {len(lengths):,} documents have more than {size:,} "
+            f"tokens: {treatment}"
+        )
 
 
-# --- chunks of annotated documents -----------------------------------------------------------------------
+# --- chunks of annotated documents ----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,9 @@ class DocumentChunks:
         return Chunks(self.chunks.starts[rows], self.chunks.sizes[rows])
 
     def __getitem__(self, row: int) -> tuple[Ids, Flags, Flags]:
-        """Ids of one chunk of annotated documents, and flags at the first tokens of words and of sentences."""
+        """Ids of one chunk of annotated documents, and flags at the first tokens of words and of
+        sentences.
+        """
         start, documents = self.chunks.starts[row], self.documents
         assert isinstance(documents, AnnotatedTexts)
         part = slice(start, start + self.chunks.sizes[row])
@@ -90,7 +103,9 @@ class SpecialTokens(NamedTuple):
     def of(cls, tokenizer: Tokenizer, *, pair: bool = False) -> SpecialTokens:
         """Those that the tokenizer adds to a text, or to a pair of texts."""
         row = tokenizer.rows(["a"], ["a"] if pair else None)[0]
-        first, last = ([at for at, text in enumerate(row.texts) if text == which] for which in (0, int(pair)))
+        first, last = (
+            [at for at, text in enumerate(row.texts) if text == which] for which in (0, int(pair))
+        )
         parts = slice(first[0]), slice(first[-1] + 1, last[0]), slice(last[-1] + 1, None)
         before, between, after = (np.array(row.ids[part], dtype=np.int64) for part in parts)
         _, *segments = ((row.types[part] or [0])[-1] for part in parts)
@@ -122,13 +137,16 @@ class SpecialTokens(NamedTuple):
 class DocumentObjective(Objective):
     """Base of objectives that corrupt chunks of documents.
 
-    special: tokens added to each chunk. room: tokens of a chunk without them. is_special (V,): flags of the vocabulary.
+    special: tokens added to each chunk. room: tokens of a chunk without them. is_special (V,):
+        flags of the vocabulary.
     reads_pairs: whether examples are pairs of texts.
     """
 
     reads_pairs = False
 
-    def __init__(self, settings: Any, tokenizer: Tokenizer, width: int, cut: Cut = "pieces") -> None:
+    def __init__(
+        self, settings: Any, tokenizer: Tokenizer, width: int, cut: Cut = "pieces"
+    ) -> None:
         self.settings, self.tokenizer, self.cut = settings, tokenizer, cut
         self.special = SpecialTokens.of(tokenizer, pair=self.reads_pairs)
         if settings.append_eos:
@@ -137,22 +155,29 @@ class DocumentObjective(Objective):
         if self.room < 1 + self.reads_pairs:
             texts = "two texts" if self.reads_pairs else "a text"
             raise SettingsError(
-                f"model.max_positions: {width} tokens leave no room for {texts} beside special tokens; raise it"
+                f"model.max_positions: {width} tokens leave no room for {texts} beside special "
+                "tokens; raise it"
             )
 
     def examples(self, rows: AnnotatedTexts, draw: int | None = None) -> Any:
-        """Chunks of the documents. With `draw` and windows, the first chunk of a longer document has a random size, so
-        that the boundaries change from draw to draw.
+        """Chunks of the documents. With `draw` and windows, the first chunk of a longer document
+        has a random size, so that the boundaries change from draw to draw.
         """
         first = None
         if self.cut == "windows" and draw is not None:
             first = example_rng(draw, 2**63).integers(1, self.room + 1, size=len(rows))
         drop = self.cut == "drop"
-        chunks = split_into_chunks(rows.starts[:-1], rows.lengths, self.room, first=first, drop=drop)
+        chunks = split_into_chunks(
+            rows.starts[:-1], rows.lengths, self.room, first=first, drop=drop
+        )
         return DocumentChunks(rows, chunks, self.special.size)
 
-    def with_special(self, examples: DocumentChunks, row: int, width: int | None = None) -> tuple[Ids, Flags]:
-        """One example with special tokens, truncated to `width` tokens if given, and flags at first tokens of words."""
+    def with_special(
+        self, examples: DocumentChunks, row: int, width: int | None = None
+    ) -> tuple[Ids, Flags]:
+        """One example with special tokens, truncated to `width` tokens if given, and flags at first
+        tokens of words.
+        """
         ids, words, _ = examples[row]
         room = len(ids) if width is None else max(0, width - self.special.size)
         whole = self.special.around(ids[:room])
@@ -168,8 +193,8 @@ class DocumentObjective(Objective):
 class DocumentObjectiveSettings(ObjectiveSettings):
     """Base of the settings of objectives that corrupt chunks of documents.
 
-    append_eos: whether texts end with </s>. redraws: whether the examples of each epoch differ even if data.cut is not
-    windows.
+    append_eos: whether texts end with </s>. redraws: whether the examples of each epoch differ even
+    if data.cut is not windows.
     """
 
     shapes: ClassVar[tuple[Shape, ...]] = ("encoder",)
@@ -182,12 +207,15 @@ class DocumentObjectiveSettings(ObjectiveSettings):
         """The id of the mask token. Raises SettingsError if there is none."""
         if tokenizer.mask_id is None:
             raise SettingsError(
-                "tokenizer.special: the tokenizer has no mask token; set tokenizer.special=[cls, sep, mask], or, for a "
+                "tokenizer.special: the tokenizer has no mask token; set "
+                "tokenizer.special=[cls, sep, mask], or, for a "
                 "tokenizer.file, name a mask_token in the tokenizer_config.json next to it"
             )
         return tokenizer.mask_id
 
-    def create(self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut) -> DocumentObjective:
+    def create(
+        self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut
+    ) -> DocumentObjective:
         """The objective, for a model that reads `width` tokens at once."""
         raise NotImplementedError
 
@@ -203,7 +231,9 @@ class DocumentObjectiveSettings(ObjectiveSettings):
         if isinstance(rows, Documents):
             return rows
         values = chain(*(rows.columns[role] for role in TEXTS if role in rows.columns))
-        texts = (each if isinstance(each, str) else " ".join(each) for each in values if each is not None)
+        texts = (
+            each if isinstance(each, str) else " ".join(each) for each in values if each is not None
+        )
         return Documents.of([*dict.fromkeys(texts)], rows.report.name)
 
     def build(self, context: BuildContext) -> TaskBundle:
@@ -211,13 +241,19 @@ class DocumentObjectiveSettings(ObjectiveSettings):
         tokenizer = context.load_or_train_tokenizer(lambda: train.texts, append_eos=self.append_eos)
         config = context.config_for(tokenizer)
         objective = self.create(tokenizer, config, context.width, context.data.cut)
-        rows, valid_rows = (self._annotate(objective, documents, context) for documents in (train, valid))
+        rows, valid_rows = (
+            self._annotate(objective, documents, context) for documents in (train, valid)
+        )
         examples = objective.examples(valid_rows)
         plan = plan_all(examples.lengths, context.batches)
-        if not any(objective.batch(examples, batch).tokens for batch in plan):  # every model would be perfect
+        if not any(
+            objective.batch(examples, batch).tokens for batch in plan
+        ):  # every model would be perfect
             raise DataError(
-                f"{valid.report.name}: this validation text has no target tokens: documents are too short, have only "
-                "unknown tokens, or are left out by data.cut=drop; name another text with data.valid, or raise "
+                f"{valid.report.name}: this validation text has no target tokens: documents are "
+                "too short, have only "
+                "unknown tokens, or are left out by data.cut=drop; name another text with "
+                "data.valid, or raise "
                 "data.holdout"
             )
         redraws = self.redraws or context.data.cut == "windows"
@@ -226,7 +262,9 @@ class DocumentObjectiveSettings(ObjectiveSettings):
     def _annotate(
         self, objective: DocumentObjective, documents: Documents, context: BuildContext
     ) -> AnnotatedTexts:
-        """Encode documents and report what is left out. Raises DataError if no document has a token."""
+        """Encode documents and report what is left out. Raises DataError if no document has a
+        token.
+        """
         name, tokenizer = documents.report.name, objective.tokenizer
         annotated = annotate(tokenizer, documents.texts)
         if empty := int((annotated.lengths == 0).sum()):

@@ -2,8 +2,10 @@
 
 rows -> example    two or three texts, and a score of the first two, if any
 example -> batch   packed texts
-loss               of the pooled vectors of all rows of an update: ranking, cosent; or of each row: cosine, triplet
-scores             Pearson and Spearman of the cosine; accuracy of triplets; or recall at 1 and mean reciprocal rank
+loss               of the pooled vectors of all rows of an update: ranking, cosent; or of each row:
+                   cosine, triplet
+scores             Pearson and Spearman of the cosine; accuracy of triplets; or recall at 1 and mean
+                   reciprocal rank
 """
 
 from collections.abc import Mapping
@@ -43,7 +45,9 @@ NEEDED = {"cosent": "label", "cosine": "label", "triplet": "negative", "ranking"
 
 
 class EmbedSettings(labelled.LabelledSettings):
-    """Settings of embeddings; `data.columns` names the columns of text, pair, negative and label (a score)."""
+    """Settings of embeddings; `data.columns` names the columns of text, pair, negative and label (a
+    score).
+    """
 
     heads = ("pooler",)
 
@@ -53,21 +57,30 @@ class EmbedSettings(labelled.LabelledSettings):
     )
     scale: float = Field(20.0, gt=0, description="ranking and cosent: factor of the cosine")
     margin: float = Field(5.0, ge=0, description="triplet: of the Euclidean distances")
-    pooling: Literal["mean", "cls", "last", "max"] = Field("mean", description="which states make the vector")
+    pooling: Literal["mean", "cls", "last", "max"] = Field(
+        "mean", description="which states make the vector"
+    )
     normalise: bool = Field(False, description="make the vectors of length 1")
     best_by: Literal["auto", "loss"] = Field(
-        "auto", description="auto: Pearson; without scores, accuracy of triplets or mean reciprocal rank"
+        "auto",
+        description="auto: Pearson; without scores, accuracy of triplets or mean reciprocal rank",
     )
 
     @classmethod
     def with_heads(cls, config: ModelConfig) -> ModelConfig:
-        """The config with BERT's pooler, which is not trained; families without token types and decoders have none."""
+        """The config with BERT's pooler, which is not trained; families without token types and
+        decoders have none.
+        """
         has_pooler = config.shape == "encoder" and config.n_token_types > 0
         return super().with_heads(config).model_copy(update={} if has_pooler else {"heads": ()})
 
     def build(self, context: BuildContext) -> TaskBundle:
         train, valid = context.read(_read_rows)
-        has = {role for role, values in train.columns.items() if any(value is not None for value in values)}
+        has = {
+            role
+            for role, values in train.columns.items()
+            if any(value is not None for value in values)
+        }
         loss = self.loss if self.loss != "auto" else "cosent" if "label" in has else "ranking"
         if (needed := NEEDED[loss]) not in has:
             raise SettingsError(f"task.loss: {loss} requires a column; set data.columns.{needed}")
@@ -77,7 +90,9 @@ class EmbedSettings(labelled.LabelledSettings):
         _texts(train, roles)
         score = "pearson" if "label" in has else "accuracy" if len(roles) == 3 else "mrr"
         chosen = {"loss": loss, "best_by": score if self.best_by == "auto" else self.best_by}
-        tokenizer = context.load_or_train_tokenizer(lambda: chain(*(train.columns[role] for role in roles)))
+        tokenizer = context.load_or_train_tokenizer(
+            lambda: chain(*(train.columns[role] for role in roles))
+        )
         config, width = context.config_for(tokenizer), context.text_width
         objective = Embed(self.model_copy(update=chosen), tokenizer, config, width, context.report)
         objective.roles, objective.gathers = roles, loss in ("ranking", "cosent")
@@ -91,7 +106,8 @@ def _read_rows(source: Source, data: DataSettings, split: str) -> Records:
     text, label = (rows.report.columns.get(role, "").casefold() for role in ("text", "label"))
     if text == "premise" and label in CLASSES and "label" not in data.columns:
         raise SettingsError(
-            f"data.columns.label: {label!r} of a premise and a hypothesis is a class, not a score; name a column of "
+            f"data.columns.label: {label!r} of a premise and a hypothesis is a class, not a "
+            "score; name a column of "
             "scores, or keep the rows of entailment and set data.columns.label=null"
         )
     return rows
@@ -119,14 +135,18 @@ class Examples(labelled.TextExamples):
 
 @dataclass(frozen=True)
 class Batch(BaseBatch):
-    """Packed texts. labels (B,): scores; gradient: of the loss of the global batch, `value`, by this part's table."""
+    """Packed texts. labels (B,): scores; gradient: of the loss of the global batch, `value`, by
+    this part's table.
+    """
 
     gradient: Tensor | None = None
     value: float = 0.0
 
 
 class Embed(labelled.LabelledObjective):
-    """Embeddings. roles: the columns of texts. top: the largest score of training, which becomes 1; None: no scores."""
+    """Embeddings. roles: the columns of texts. top: the largest score of training, which becomes 1;
+    None: no scores.
+    """
 
     token_name = row_name = "rows"
     loss_unit = "per row"
@@ -136,22 +156,32 @@ class Embed(labelled.LabelledObjective):
     def examples(self, rows: Records, draw: int | None = None) -> Examples:
         """Encode texts. Raises DataError for a missing text or score."""
         texts = _texts(rows, self.roles)
-        scores = np.zeros(len(rows), np.float32) if self.top is None else read_numbers(rows) / self.top
+        scores = (
+            np.zeros(len(rows), np.float32) if self.top is None else read_numbers(rows) / self.top
+        )
         return Examples(*self.tokens_and_types(self.encode(rows, texts)), scores)
 
-    def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
+    def batch(
+        self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0
+    ) -> Batch:
         sides = np.arange(len(self.roles))
         texts = (rows[:, None] * len(sides) + sides).ravel()
         labels = torch.from_numpy(examples.labels[rows])
         return Batch(self.pack(examples, texts, width), labels, len(rows))
 
-    # --- loss, scores ------------------------------------------------------------------------------------
+    # --- loss, scores -----------------------------------------------------------------------------
 
     def table(self, model: Transformer, batch: Batch) -> Tensor:
-        """(B, 1 + sides · E) the score and the vectors of each row, of which the loss is a function."""
+        """(B, 1 + sides · E) the score and the vectors of each row, of which the loss is a
+        function.
+        """
         packing: Any = batch.inputs.packing
         hidden = packing.grid(model(batch.inputs))
-        real = hidden.new_ones(packing.shape, dtype=torch.bool) if packing.attend is None else packing.attend
+        real = (
+            hidden.new_ones(packing.shape, dtype=torch.bool)
+            if packing.attend is None
+            else packing.attend
+        )
         vectors = POOLINGS[self.settings.pooling](hidden, real).float()
         vectors = F.normalize(vectors, dim=-1) if self.settings.normalise else vectors
         return torch.cat([batch.labels[:, None], vectors.reshape(batch.tokens, -1)], 1)
@@ -159,9 +189,11 @@ class Embed(labelled.LabelledObjective):
     def table_loss(self, table: Tensor) -> Tensor:
         """The mean loss of the rows of a table, whose other rows are the negatives of a row.
 
-        ranking: -log softmax of scale · cosine of the first and the second text, among the other texts of all rows
-        (Henderson et al. 2017). cosent: log(1 + Σ exp(scale · (cosine i - cosine j))) over score i < score j (Su 2022).
-        cosine: squared error. triplet: max(0, margin + distance of the second text - distance of the third).
+        ranking: -log softmax of scale · cosine of the first and the second text, among the other
+        texts of all rows (Henderson et al. 2017). cosent: log(1 + Σ exp(scale · (cosine i - cosine
+        j))) over score i < score j (Su 2022).
+        cosine: squared error. triplet: max(0, margin + distance of the second text - distance of
+        the third).
         """
         scores, vectors, scale = table[:, 0], self._vectors(table), self.settings.scale
         unit = F.normalize(vectors, dim=-1)
@@ -195,7 +227,9 @@ class Embed(labelled.LabelledObjective):
         return {"nll": nll, "tokens": len(table), "tables": [table.cpu().numpy()]}
 
     def scores_of_sums(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """Correlations; or in percent: accuracy of triplets, or ranks of second texts among those of all rows."""
+        """Correlations; or in percent: accuracy of triplets, or ranks of second texts among those
+        of all rows.
+        """
         table = torch.from_numpy(np.concatenate(sums["tables"]))
         unit = F.normalize(self._vectors(table), dim=-1)
         cosines = (unit[:, :1] * unit[:, 1:]).sum(-1)
@@ -206,7 +240,9 @@ class Embed(labelled.LabelledObjective):
         if len(self.roles) == 3:
             return {"accuracy": 100 * float((cosines[:, 0] > cosines[:, 1]).double().mean())}
         queries = zip(unit[:, 0], cosines, strict=True)
-        ranks = torch.stack([1 + (unit[:, 1] @ query > own + 1e-6).sum() for query, own in queries]).double()
+        ranks = torch.stack(
+            [1 + (unit[:, 1] @ query > own + 1e-6).sum() for query, own in queries]
+        ).double()
         recall, mrr = (100 * float(values.mean()) for values in ((ranks == 1).double(), 1 / ranks))
         return {"recall_at_1": recall, "mrr": mrr}
 

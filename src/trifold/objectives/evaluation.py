@@ -24,10 +24,11 @@ class Sample(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Scores by name, generated samples, and a signature of each score that states how it is computed.
+    """Scores by name, generated samples, and a signature of each score that states how it is
+    computed.
 
-    confidences: the probability of the prediction in each sample, of a task that predicts labels. loss: in nats per
-    token, without smoothing. value: what `best_by` names; larger is better.
+    confidences: the probability of the prediction in each sample, of a task that predicts labels.
+    loss: in nats per token, without smoothing. value: what `best_by` names; larger is better.
     """
 
     scores: dict[str, float]
@@ -42,8 +43,9 @@ class Evaluation(NamedTuple):
 class EvalContext:
     """Options of a validation.
 
-    batches: the recipe's limits; rows are neither dropped nor truncated. samples: number of texts to generate if the
-    scores do not need all of them. poll: called often; an exception that it raises ends the validation.
+    batches: the recipe's limits; rows are neither dropped nor truncated. samples: number of texts
+    to generate if the scores do not need all of them. poll: called often; an exception that it
+    raises ends the validation.
     """
 
     batches: BatchSettings
@@ -54,8 +56,8 @@ class EvalContext:
 
 
 class EvalRun(NamedTuple):
-    """A validation in progress: its arguments, and the sums of `Objective.measure`, with the mean "loss", and "rows":
-    the numbers of the examples of each batch.
+    """A validation in progress: its arguments, and the sums of `Objective.measure`, with the mean
+    "loss", and "rows": the numbers of the examples of each batch.
     """
 
     model: Transformer
@@ -70,7 +72,9 @@ class EvalRun(NamedTuple):
         return math.exp(min(self.sums["loss"], 700.0))
 
     def by_row(self, name: str) -> list[Any]:
-        """A statistic of `measure` that has a value for each row of a batch, in the order of the examples."""
+        """A statistic of `measure` that has a value for each row of a batch, in the order of the
+        examples.
+        """
         numbered = zip(chain(*self.sums["rows"]), chain(*self.sums[name]), strict=True)
         return [value for _, value in sorted(numbered, key=lambda pair: pair[0])]
 

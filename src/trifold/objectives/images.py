@@ -34,11 +34,15 @@ class AugmentSettings(Settings):
 
     crop: int = Field(0, ge=0, description="largest shift in pixels; the edge is repeated")
     flip: bool = Field(False, description="mirror half of the images")
-    erase: int = Field(0, ge=0, description="side of a black square in pixels (DeVries & Taylor 2017)")
+    erase: int = Field(
+        0, ge=0, description="side of a black square in pixels (DeVries & Taylor 2017)"
+    )
 
 
 class ImagesSettings(ClassifySettings):
-    """Settings of image classification. `data` names folders or tar archives with a folder per class, or IDX files."""
+    """Settings of image classification. `data` names folders or tar archives with a folder per
+    class, or IDX files.
+    """
 
     data_kind = "images"  # type: ignore[assignment]
     command = "predict {folder} image.png"
@@ -46,7 +50,9 @@ class ImagesSettings(ClassifySettings):
     defaults = {"model": {"preset": "vit-b"}}  # noqa: RUF012
 
     kind: Literal["images"] = "images"  # type: ignore[assignment]
-    augment: AugmentSettings = Field(AugmentSettings(), description="random changes of training images")
+    augment: AugmentSettings = Field(
+        AugmentSettings(), description="random changes of training images"
+    )
 
     def build(self, context: BuildContext) -> TaskBundle:
         # Preprocessing of this run, or of start_from, whose folder is also that of the tokenizer.
@@ -88,7 +94,9 @@ class Images(Classify):
         """The pixels of the given images; with a `draw`, each is changed at random."""
         images = np.stack([examples.images[row] for row in rows])
         if draw:
-            images = augment(images, self.settings.augment, [example_rng(draw, row) for row in rows])
+            images = augment(
+                images, self.settings.augment, [example_rng(draw, row) for row in rows]
+            )
         planes = np.moveaxis(images, -1, 0)  # (C, B, H, W)
         values = normalize(planes.reshape(len(planes), -1, images.shape[2]), self.pictures)
         inputs = Inputs(pixels=torch.from_numpy(values.reshape(planes.shape)).transpose(0, 1))
@@ -118,6 +126,8 @@ def augment(
         inside.append(abs(np.arange(side) + 0.5 - center) < settings.erase / 2)
     if settings.flip:
         places[1] = np.where(drawn[:, 4:] < 0.5, places[1][:, ::-1], places[1])
-    images = images[np.arange(len(images))[:, None, None], places[0][:, :, None], places[1][:, None]]
+    images = images[
+        np.arange(len(images))[:, None, None], places[0][:, :, None], places[1][:, None]
+    ]
     images[inside[0][:, :, None] & inside[1][:, None]] = 0
     return images

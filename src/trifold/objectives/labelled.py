@@ -1,4 +1,6 @@
-"""What the objectives of labelled texts share: settings, encoding with its reports, examples and batches."""
+"""What the objectives of labelled texts share: settings, encoding with its reports, examples and
+batches.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +15,13 @@ from trifold.data import Records
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.config import Shape
 from trifold.objectives.batch import LossTerm, pack_rows
-from trifold.objectives.objective import ENCODER, BuildContext, Objective, ObjectiveSettings, TaskBundle
+from trifold.objectives.objective import (
+    ENCODER,
+    BuildContext,
+    Objective,
+    ObjectiveSettings,
+    TaskBundle,
+)
 from trifold.ragged import Ragged
 from trifold.text import Encoded, Tokenizer, report
 from trifold.text.spans import Ids
@@ -22,7 +30,8 @@ UNKNOWN = -100  # label of what is not in the loss
 
 
 class LabelledSettings(ObjectiveSettings):
-    """Base of the settings of a task on labelled texts. `data.columns` names the columns of its roles.
+    """Base of the settings of a task on labelled texts. `data.columns` names the columns of its
+    roles.
 
     reads_whole: whether the head has one output for a text, not for a token.
     """
@@ -31,11 +40,15 @@ class LabelledSettings(ObjectiveSettings):
     data_kind = "table"
     command = 'predict {folder} "your text"'
     shapes: ClassVar[tuple[Shape, ...]] = ("encoder", "decoder")
-    defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {**ENCODER, "batch": {"on_overflow": "truncate"}}
+    defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        **ENCODER,
+        "batch": {"on_overflow": "truncate"},
+    }
 
     @classmethod
     def with_heads(cls, config: ModelConfig) -> ModelConfig:
-        """The config, with the heads of the task and without parts of a language-model head if it lacks one of them.
+        """The config, with the heads of the task and without parts of a language-model head if it
+        lacks one of them.
 
         A head for the whole text reads what BERT's reads, or the last state of a decoder.
         """
@@ -66,8 +79,10 @@ class TextExamples:
 class LabelledObjective(Objective):
     """Base of the objectives of labelled texts.
 
-    config: names the labels. width: texts are truncated to it, unless None. report: receives what is left out.
-    logits: of the head, for a batch. predictions: what the scores are computed from, as statistics of `measure`.
+    config: names the labels. width: texts are truncated to it, unless None. report: receives what
+        is left out.
+    logits: of the head, for a batch. predictions: what the scores are computed from, as statistics
+    of `measure`.
     """
 
     logits: Callable[[Transformer, Any], Tensor]
@@ -120,12 +135,20 @@ class LabelledObjective(Objective):
     def tokens_and_types(self, encoded: Sequence[Encoded]) -> tuple[Ragged, Ragged | None]:
         """The arguments of `TextExamples`."""
         reads_types = self.config.n_token_types > 1 or self.config.segment_offsets
-        has_types = self.tokenizer.has_token_types and reads_types and any(any(row.types) for row in encoded)
+        has_types = (
+            self.tokenizer.has_token_types
+            and reads_types
+            and any(any(row.types) for row in encoded)
+        )
         types = Ragged.of([row.types for row in encoded]) if has_types else None
         return Ragged.of([row.ids for row in encoded]), types
 
-    def report_unseen(self, rows: Records, names: Iterable[str], noun: str, count: int | None = None) -> None:
-        """Report labels that the model does not have. count: of what they are, by default of the labels."""
+    def report_unseen(
+        self, rows: Records, names: Iterable[str], noun: str, count: int | None = None
+    ) -> None:
+        """Report labels that the model does not have. count: of what they are, by default of the
+        labels.
+        """
         if unseen := Counter(names):
             listed = shorten(", ".join(sorted(unseen)), 60, placeholder=" …")
             number = count or unseen.total()

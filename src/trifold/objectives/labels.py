@@ -26,19 +26,35 @@ SCORES = {
     REGRESSION: ("pearson", "spearman"),
 }
 NUMBERS = "score similarity similarity_score relatedness_score".split()  # columns of a regression
-FIRST = ("sentence1", "premise", "question1", "#1 string", "text1", "text_a", "sentence_a", "question")
-SECOND = "sentence2,hypothesis,question2,#2 string,text2,text_b,sentence_b,passage,sentence".split(",")
+FIRST = (
+    "sentence1",
+    "premise",
+    "question1",
+    "#1 string",
+    "text1",
+    "text_a",
+    "sentence_a",
+    "question",
+)
+SECOND = "sentence2,hypothesis,question2,#2 string,text2,text_b,sentence_b,passage,sentence".split(
+    ","
+)
 LABELS = (
-    *"label labels gold_label class category sentiment emotion topic intent quality is_duplicate".split(),
+    *"label labels gold_label class category sentiment emotion topic intent".split(),
+    *"quality is_duplicate".split(),
     *NUMBERS,
-    *"rating,stars,acceptability,genre,label_coarse,coarse_label,answer,target,class index".split(","),
+    *"rating,stars,acceptability,genre,label_coarse,coarse_label,answer,target,class index".split(
+        ","
+    ),
 )
 
 
 def read_label(value: Any, place: str) -> str | list[str]:
-    """A label, or the list of labels, from text, numbers and lists. Raises DataError for anything else.
+    """A label, or the list of labels, from text, numbers and lists. Raises DataError for anything
+    else.
 
-    The "-" of SNLI's gold labels, for pairs on which the annotators do not agree, is read as no label.
+    The "-" of SNLI's gold labels, for pairs on which the annotators do not agree, is read as no
+    label.
     """
     if isinstance(value, list):
         return [str(read_label(each, place)) for each in value]
@@ -63,7 +79,9 @@ def config_with_labels(
         numbers = read_numbers(train)
         context.report(f"numbers from {numbers.min():g} to {numbers.max():g}: regression")
         names = config.label_names if config.n_labels == 1 else (train.report.columns["label"],)
-        return config.model_copy(update={"n_labels": 1, "label_names": names, "problem_type": REGRESSION})
+        return config.model_copy(
+            update={"n_labels": 1, "label_names": names, "problem_type": REGRESSION}
+        )
     found = {*chain.from_iterable(label_sets(train, problem, separator))}
     held_out = label_sets(valid, problem, separator) if context.data.holdout else []
     labels = sort_labels([*found, *chain.from_iterable(held_out)])  # a rare label may be held out
@@ -72,7 +90,9 @@ def config_with_labels(
         _check_labels(context, train, valid, found, labels)
         update |= {"n_labels": len(labels), "label_names": labels}
     config = config.model_copy(update=update)
-    if (unknown := sorted({*labels}.difference(config.labels))) and context.data.train != context.data.valid:
+    if (
+        unknown := sorted({*labels}.difference(config.labels))
+    ) and context.data.train != context.data.valid:
         raise DataError(
             f"{train.report.name}: the label {unknown[0]!r:.60} is not in model.label_names; add it"
         )
@@ -81,7 +101,9 @@ def config_with_labels(
 
 
 def _find_problem(context: BuildContext, config: ModelConfig, rows: Records) -> ProblemType:
-    """One label per text unless the rows have lists, or a column of scores has decimals; reports these."""
+    """One label per text unless the rows have lists, or a column of scores has decimals; reports
+    these.
+    """
     labels, column = rows.columns["label"], rows.report.columns["label"]
     if config.label_names is not None:
         return "single_label_classification"
@@ -92,17 +114,21 @@ def _find_problem(context: BuildContext, config: ModelConfig, rows: Records) -> 
     if are_numbers and any("." in label for label in labels):
         if column.strip().casefold() in NUMBERS:
             context.report(
-                f"{column!r} has decimals: regression; model.problem_type={SINGLE} makes them labels"
+                f"{column!r} has decimals: regression; model.problem_type={SINGLE} makes them "
+                "labels"
             )
             return "regression"
-        context.report(f"warning: labels with decimals; model.problem_type={REGRESSION} predicts numbers")
+        context.report(
+            f"warning: labels with decimals; model.problem_type={REGRESSION} predicts numbers"
+        )
     return "single_label_classification"
 
 
 def _check_labels(
     context: BuildContext, train: Records, valid: Records, found: set[str], labels: Sequence[str]
 ) -> None:
-    """Raises DataError for a single label, and for labels in the column of texts. Warns about a likely header.
+    """Raises DataError for a single label, and for labels in the column of texts. Warns about a
+    likely header.
 
     found: labels of the training rows. labels: all of them.
     """
@@ -110,20 +136,29 @@ def _check_labels(
     texts = len({*zip(train.columns["text"], train.columns["pair"], strict=True)})
     if len(found) > texts:
         raise DataError(
-            f"{name}: {texts:,} different texts with {len(found):,} different labels; the columns are likely swapped; "
+            f"{name}: {texts:,} different texts with {len(found):,} different labels; the "
+            "columns are likely swapped; "
             "set data.columns.text and data.columns.label, by name or by number from 0"
         )
     if len(labels) < 2:
         raise DataError(
-            f"{name}: the only label is {labels[0]!r}, and classification requires two; is data.columns.label the "
+            f"{name}: the only label is {labels[0]!r}, and classification requires two; is "
+            "data.columns.label the "
             "column of the labels?"
         )
     if context.data.header is None and "no header" in str(train.report):
-        both = [*zip(train.lines + valid.lines, train.columns["label"] + valid.columns["label"], strict=True)]
+        both = [
+            *zip(
+                train.lines + valid.lines,
+                train.columns["label"] + valid.columns["label"],
+                strict=True,
+            )
+        ]
         later = {label for line, label in both if line > 1}
         for label in {label for line, label in both if line == 1} - later:
             context.report(
-                f"warning: the label {label!r:.40} is in row 1 only; if that is a header, data.header=true skips it"
+                f"warning: the label {label!r:.40} is in row 1 only; if that is a header, "
+                "data.header=true skips it"
             )
 
 
@@ -134,7 +169,8 @@ def label_sets(rows: Records, problem: str, separator: str) -> list[list[str]]:
         names = label if isinstance(label, list) else [label]
         if problem == SINGLE and names is label:
             raise DataError(
-                f"{rows.report.name}:{line}: a list of labels; set model.problem_type={MULTI} if texts have several"
+                f"{rows.report.name}:{line}: a list of labels; set model.problem_type={MULTI} "
+                "if texts have several"
             )
         if problem == MULTI and names is not label:
             names = [name for each in label.split(separator) if (name := each.strip())]
@@ -159,7 +195,9 @@ def read_numbers(rows: Records) -> NDArray[np.float32]:
 
 
 def sort_labels(labels: Sequence[str]) -> tuple[str, ...]:
-    """The distinct labels in alphabetical order, numbers in them by value: "2 stars" before "10 stars"."""
+    """The distinct labels in alphabetical order, numbers in them by value: "2 stars" before "10
+    stars".
+    """
 
     def key(label: str) -> list[Any]:
         parts = re.split(r"([0-9]+)", label)  # text and number alternate

@@ -4,10 +4,12 @@ rows -> example    chunks of documents, with the tokenizer's special tokens
 example -> batch   15 % of the tokens masked, others in each epoch; only these are labels
 loss               - Σ log P(w_i | the unmasked tokens) over the masked tokens
                    [ - Σ log P(w_i | both ends of its span) ]
-scores             accuracy and perplexity of the masked tokens; pseudo-perplexity (Salazar et al. 2020)
+scores         accuracy and perplexity of the masked tokens; pseudo-perplexity (Salazar et al. 2020)
 
-Only the states at masked positions reach the head. sentence_pairs.py adds a second loss to this objective.
-Shapes: N tokens of the packed row, M masked ones (padded to a multiple), E model width, V vocabulary.
+Only the states at masked positions reach the head. sentence_pairs.py adds a second loss to this
+objective.
+Shapes: N tokens of the packed row, M masked ones (padded to a multiple), E model width, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -28,15 +30,27 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.nn.heads import SpanBoundary
 from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.packing import round_up
-from trifold.objectives.batch import Batch as BaseBatch, LossTerm, measure_tokens, pack, pad_end, token_loss
-from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
+from trifold.objectives.batch import (
+    Batch as BaseBatch,
+    LossTerm,
+    measure_tokens,
+    pack,
+    pad_end,
+    token_loss,
+)
+from trifold.objectives.documents import (
+    Cut,
+    DocumentChunks,
+    DocumentObjective,
+    DocumentObjectiveSettings,
+)
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.objective import ENCODER, FILL_MASK
 from trifold.text import Tokenizer
 from trifold.text.corruption import MASK_CHOICES, MaskedRow, Replacement, choose_spans, mask_tokens
 from trifold.text.spans import MAX_SPAN_RATE, Flags, Ids, example_rng, expand_spans, geometric
 
-# --- settings --------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 class MaskingSettings(DocumentObjectiveSettings):
@@ -53,13 +67,17 @@ class MaskingSettings(DocumentObjectiveSettings):
         0.1, ge=0, le=1, description="share of these replaced by a random token; others stay"
     )
     span_p: float = Field(
-        0.2, gt=0, lt=1, description="spans: p of the geometric distribution of their lengths in words"
+        0.2,
+        gt=0,
+        lt=1,
+        description="spans: p of the geometric distribution of their lengths in words",
     )
     span_longest: int = Field(10, ge=1, description="spans: largest length in words")
     boundary: float = Field(
         0.0,
         ge=0,
-        description="weight of the span-boundary objective, which predicts a masked token from the states at both "
+        description="weight of the span-boundary objective, which predicts a masked token from "
+        "the states at both "
         "ends of its span; requires the head boundary",
     )
 
@@ -70,26 +88,31 @@ class MaskedSettings(MaskingSettings):
     command = FILL_MASK
 
     kind: Literal["masked"] = "masked"
-    texts_of: Literal["classify", "tag", "answer"] | None = Field(None, description="task of rows with texts")
+    texts_of: Literal["classify", "tag", "answer"] | None = Field(
+        None, description="task of rows with texts"
+    )
     best_by: Literal["loss", "accuracy"] = "loss"
     pseudo_perplexity: int = Field(
-        0, ge=0, description="texts for the pseudo-perplexity, which masks each of their tokens in turn"
+        0,
+        ge=0,
+        description="texts for the pseudo-perplexity, which masks each of their tokens in turn",
     )
 
     def create(self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut) -> MaskedLM:
         return MaskedLM(self, tokenizer, config, width, cut)
 
 
-# --- examples -> batch -----------------------------------------------------------------------------------
+# --- examples -> batch ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Batch(BaseBatch):
     """Packed rows with masked tokens.
 
-    positions (M,): of masked tokens in the packed row; labels (M,): the original tokens, -1 in padding. boundary
-    (3, M), for the span-boundary objective: the positions at both ends of the span of each masked token, and its
-    position in the span, -1 beyond the positions of the boundary head.
+    positions (M,): of masked tokens in the packed row; labels (M,): the original tokens, -1 in
+    padding. boundary (3, M), for the span-boundary objective: the positions at both ends of the
+    span of each masked token, and its position in the span, -1 beyond the positions of the boundary
+    head.
     """
 
     positions: Tensor
@@ -106,25 +129,35 @@ class MaskedLM(DocumentObjective):
     token_name = "masked tokens"
 
     def __init__(
-        self, settings: Any, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut = "pieces"
+        self,
+        settings: Any,
+        tokenizer: Tokenizer,
+        config: ModelConfig,
+        width: int,
+        cut: Cut = "pieces",
     ) -> None:
         mask = settings.required_mask(tokenizer)
         if settings.mask == "spans" and settings.rate > MAX_SPAN_RATE:
             raise SettingsError(
-                f"task.rate: {settings.rate} of the words do not fit into separate spans; set at most "
+                f"task.rate: {settings.rate} of the words do not fit into separate spans; set "
+                "at most "
                 f"{MAX_SPAN_RATE}, or task.mask=words"
             )
         if settings.masked + settings.random > 1:
-            raise SettingsError(f"task.masked + task.random is {settings.masked + settings.random}, above 1")
+            raise SettingsError(
+                f"task.masked + task.random is {settings.masked + settings.random}, above 1"
+            )
         if (settings.boundary > 0) != ("boundary" in config.chosen_heads):
             raise SettingsError(
-                "task.boundary and model.heads: the span-boundary objective requires both a weight and the head; "
+                "task.boundary and model.heads: the span-boundary objective requires both a "
+                "weight and the head; "
                 "set task.boundary=1.0 model.heads=[lm, boundary], or remove both"
             )
         super().__init__(settings, tokenizer, width, cut)
         if settings.boundary and not (len(self.special.before) and len(self.special.after)):
             raise SettingsError(
-                "task.boundary: a span at the end of a text has no neighbor, because the tokenizer adds no special "
+                "task.boundary: a span at the end of a text has no neighbor, because the "
+                "tokenizer adds no special "
                 "tokens; set tokenizer.special=[cls, sep, mask]"
             )
         self.config = config
@@ -135,19 +168,29 @@ class MaskedLM(DocumentObjective):
             distribution = partial(geometric, p=settings.span_p, longest=settings.span_longest)
             self._choose = partial(choose_spans, distribution=distribution)
 
-    def batch(self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
-        """Mask tokens of the given examples, as a function of (draw, number of the example), and pack them."""
+    def batch(
+        self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0
+    ) -> Batch:
+        """Mask tokens of the given examples, as a function of (draw, number of the example), and
+        pack them.
+        """
         return self.pack([self.mask(examples, int(row), width, draw) for row in rows])
 
-    def mask(self, examples: DocumentChunks, row: int, width: int | None = None, draw: int = 0) -> MaskedRow:
+    def mask(
+        self, examples: DocumentChunks, row: int, width: int | None = None, draw: int = 0
+    ) -> MaskedRow:
         """One example with special tokens and masks."""
         return self.mask_ids(*self.with_special(examples, row, width), draw, row)
 
     def mask_ids(self, ids: Ids, starts: Flags, draw: int, row: int) -> MaskedRow:
-        """Mask tokens of one row; a function of (draw, row). starts: flags at the first tokens of words."""
+        """Mask tokens of one row; a function of (draw, row). starts: flags at the first tokens of
+        words.
+        """
         rng = example_rng(draw, row)
         positions = self._choose(~self.is_special[ids], starts, self.settings.rate, rng)
-        return mask_tokens(ids, positions, rng, self.replacement, per_span=self.settings.mask == "spans")
+        return mask_tokens(
+            ids, positions, rng, self.replacement, per_span=self.settings.mask == "spans"
+        )
 
     def pack(self, rows: Sequence[MaskedRow], segments: Sequence[Ids] | None = None) -> Batch:
         """Concatenate rows into one."""
@@ -155,11 +198,15 @@ class MaskedLM(DocumentObjective):
         ids = np.concatenate([row.inputs for row in rows])
         inputs, packing = pack(ids, lengths, self.tokenizer.required("pad"))
         if segments is not None and self.config.n_token_types > 1:
-            inputs = replace(inputs, segments=pad_end(np.concatenate(segments), packing.length, 0)[None])
+            inputs = replace(
+                inputs, segments=pad_end(np.concatenate(segments), packing.length, 0)[None]
+            )
         firsts = packing.starts[:-1].numpy()
         count = sum(len(row.positions) for row in rows)
         size, last = round_up(count), packing.length - 1  # padding refers to the last token
-        positions = np.concatenate([row.positions + first for row, first in zip(rows, firsts, strict=True)])
+        positions = np.concatenate(
+            [row.positions + first for row, first in zip(rows, firsts, strict=True)]
+        )
         labels = np.concatenate([row.targets for row in rows])
         batch = Batch(inputs, pad_end(labels, size, -1), count, pad_end(positions, size, last))
         if not self.settings.boundary:
@@ -176,11 +223,13 @@ class MaskedLM(DocumentObjective):
         boundary = {"boundary": batch.boundary_tokens} if self.settings.boundary else {}
         return {"tokens": batch.tokens} | boundary
 
-    # --- loss, scores ------------------------------------------------------------------------------------
+    # --- loss, scores -----------------------------------------------------------------------------
 
-    def loss(self, model: Transformer, batch: Batch, states: Tensor | None = None) -> dict[str, LossTerm]:
-        """Cross-entropy of the masked tokens, and of the span-boundary objective, in nats. states (N, E): the last
-        ones, if they are known.
+    def loss(
+        self, model: Transformer, batch: Batch, states: Tensor | None = None
+    ) -> dict[str, LossTerm]:
+        """Cross-entropy of the masked tokens, and of the span-boundary objective, in nats. states
+        (N, E): the last ones, if they are known.
         """
         states = model(batch.inputs)[0] if states is None else states
         own = states.index_select(0, batch.positions)
@@ -196,8 +245,12 @@ class MaskedLM(DocumentObjective):
             terms["boundary"] = LossTerm(sums.loss, batch.boundary_tokens, self.settings.boundary)
         return terms
 
-    def measure(self, model: Transformer, batch: Batch, states: Tensor | None = None) -> dict[str, Any]:
-        """Negative log-likelihood and correct predictions of the masked tokens. states: as for `loss`."""
+    def measure(
+        self, model: Transformer, batch: Batch, states: Tensor | None = None
+    ) -> dict[str, Any]:
+        """Negative log-likelihood and correct predictions of the masked tokens. states: as for
+        `loss`.
+        """
         states = model(batch.inputs)[0] if states is None else states
         return measure_tokens(model, states.index_select(0, batch.positions), batch)
 
@@ -209,7 +262,8 @@ class MaskedLM(DocumentObjective):
         return Evaluation(scores, self.samples(run))
 
     def pseudo_perplexity(self, run: EvalRun, count: int) -> float:
-        """exp of the mean - log P(w_i | all other tokens) over all tokens of the first `count` examples.
+        """exp of the mean - log P(w_i | all other tokens) over all tokens of the first `count`
+        examples.
 
         Salazar et al. 2020, equation 3. Each token is masked in a copy of its row.
         """

@@ -1,8 +1,8 @@
 """Base classes of the objectives and of their settings, and the interface that training calls.
 
-An objective file reads in the order of the data: settings -> rows -> examples -> batch -> loss terms -> scores.
-Rows, examples and batches have types that only the objective knows. Training needs the lengths of the examples and the
-number of target tokens of a batch.
+An objective file reads in the order of the data: settings -> rows -> examples -> batch -> loss
+terms -> scores. Rows, examples and batches have types that only the objective knows. Training needs
+the lengths of the examples and the number of target tokens of a batch.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ ENCODER: Mapping[str, Mapping[str, Any]] = {
     "tokenizer": {"special": ["cls", "sep", "mask"]},
 }
 
-# --- building --------------------------------------------------------------------------------------------
+# --- building -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class BuildContext:
     """The parts of a recipe that an objective is built from.
 
-    folder: holds the tokenizers of the run; existing ones are loaded. report: receives lines about the data.
+    folder: holds the tokenizers of the run; existing ones are loaded. report: receives lines about
+    the data.
     """
 
     data: DataSettings
@@ -68,16 +69,25 @@ class BuildContext:
 
     @property
     def text_width(self) -> int | None:
-        """The number of tokens that texts are truncated to; None if the recipe does not truncate."""
+        """The number of tokens that texts are truncated to; None if the recipe does not
+        truncate.
+        """
         return self.width if self.batches.on_overflow == "truncate" else None
 
     def require_data(self) -> None:
         """Raises SettingsError if the recipe has no training data or no validation data."""
         if self.data.train is None:
-            raise SettingsError("data.train: no training data; set data.train=FILE, or FILE,FILE for pairs")
+            raise SettingsError(
+                "data.train: no training data; set data.train=FILE, or FILE,FILE for pairs"
+            )
         if self.data.valid is None and not self.data.holdout:
-            held_out = "data.holdout=0.1 (a share) or data.holdout=500 (a number) to hold out training data"
-            raise SettingsError(f"data.valid: no validation data; set data.valid=FILE, or {held_out}")
+            held_out = (
+                "data.holdout=0.1 (a share) or data.holdout=500 (a number) to hold out "
+                "training data"
+            )
+            raise SettingsError(
+                f"data.valid: no validation data; set data.valid=FILE, or {held_out}"
+            )
 
     def read(self, read: Callable[[Any, DataSettings, str], Rows]) -> tuple[Rows, Rows]:
         """Training and validation rows, whose reports are printed."""
@@ -88,18 +98,22 @@ class BuildContext:
         return train, valid
 
     def select_readable(self, rows: Rows, examples: Examples, noun: str, remedy: str = "") -> Rows:
-        """The validation rows whose examples fit the model's positions. Reports how many are left out."""
+        """The validation rows whose examples fit the model's positions. Reports how many are left
+        out.
+        """
         positions, name = self.model.max_positions, rows.report.name
         fits = examples.lengths.max(axis=1) <= positions
         if fits.all():
             return rows
         if not fits.any():
             raise DataError(
-                f"{name}: no validation row has at most {positions} tokens; raise model.max_positions{remedy}"
+                f"{name}: no validation row has at most {positions} tokens; raise "
+                f"model.max_positions{remedy}"
             )
         left_out = int((~fits).sum())
         self.report(
-            f"{name}: {left_out:,} of {len(fits):,} {noun} are longer than {positions} tokens: left out"
+            f"{name}: {left_out:,} of {len(fits):,} {noun} are longer than {positions} tokens: "
+            "left out"
         )
         return rows.select(np.flatnonzero(fits).tolist(), name)
 
@@ -108,9 +122,14 @@ class BuildContext:
         self.report(shorten(f"{noun}: {listed}", 80, placeholder=f" … ({len(labels):,} {noun})"))
 
     def load_or_train_tokenizer(
-        self, texts: Callable[[], Iterable[str]], name: str = TOKENIZER_FILE, note: str = "", **save: Any
+        self,
+        texts: Callable[[], Iterable[str]],
+        name: str = TOKENIZER_FILE,
+        note: str = "",
+        **save: Any,
     ) -> Tokenizer:
-        """The tokenizer of the run, so that a resumed run encodes as before; else a new one trained on `texts()`.
+        """The tokenizer of the run, so that a resumed run encodes as before; else a new one trained
+        on `texts()`.
 
         name: its file. note: for the report. save: options of `Tokenizer.save` for a new one.
         """
@@ -123,8 +142,8 @@ class BuildContext:
         return tokenizer
 
     def config_for(self, tokenizer: Tokenizer) -> ModelConfig:
-        """The model's config with the vocabulary size and special ids of its only tokenizer. A table of the decoder has
-        at least that size.
+        """The model's config with the vocabulary size and special ids of its only tokenizer. A
+        table of the decoder has at least that size.
         """
         size, own = tokenizer.vocab_size, self.model.target_vocab_size
         sizes = {"vocab_size": size, "target_vocab_size": None if own is None else max(own, size)}
@@ -151,10 +170,13 @@ class TaskBundle:
 class ObjectiveSettings(Settings):
     """Base of the settings of an objective; `kind` selects the class.
 
-    data_kind: what the objective reads: pairs of texts, a table, images, raw documents, or parts with their own data.
-    command: the command that uses a trained model. unused_keys: recipe keys that have no effect and are rejected.
-    supports_cache: whether it reads tokens from data.cache. shapes, heads: model shapes that the objective supports,
-    and heads that it requires. defaults: settings, by group, of a recipe with neither model.preset nor model.shape.
+    data_kind: what the objective reads: pairs of texts, a table, images, raw documents, or parts
+        with their own data.
+    command: the command that uses a trained model. unused_keys: recipe keys that have no effect and
+        are rejected.
+    supports_cache: whether it reads tokens from data.cache. shapes, heads: model shapes that the
+    objective supports, and heads that it requires. defaults: settings, by group, of a recipe with
+    neither model.preset nor model.shape.
     special: settings of a new tokenizer that the objective requires with any model.
     """
 
@@ -176,13 +198,17 @@ class ObjectiveSettings(Settings):
 
     @property
     def evaluated(self) -> ObjectiveSettings:
-        """Settings of the objective that a validation evaluates; of an objective that wraps another, the inner one."""
+        """Settings of the objective that a validation evaluates; of an objective that wraps
+        another, the inner one.
+        """
         return self
 
     def usage(self, folder: Path) -> str:
         """The command that uses the model of a run with these settings."""
         mask = names_of(merge_files(folder / "model"), {}).get("mask_token", "<mask>")
-        return f"trifold {self.evaluated.command.format(folder=shlex.quote(str(folder)), mask=mask)}"
+        return (
+            f"trifold {self.evaluated.command.format(folder=shlex.quote(str(folder)), mask=mask)}"
+        )
 
     @classmethod
     def with_heads(cls, config: ModelConfig) -> ModelConfig:
@@ -191,17 +217,27 @@ class ObjectiveSettings(Settings):
         return config if complete else config.model_copy(update={"heads": cls.heads})
 
     def model_problem(self, config: ModelConfig) -> str | None:
-        """Why the objective does not support the model: shape, heads, or a cap of the logits; None if it does."""
+        """Why the objective does not support the model: shape, heads, or a cap of the logits; None
+        if it does.
+        """
         if config.shape not in self.shapes:
             return (
-                f"model.shape: {config.shape} does not support task.kind: {self.kind}, which requires shape "
-                f"{' or '.join(self.shapes)}; set model.shape={self.shapes[0]}, or choose another task"
+                f"model.shape: {config.shape} does not support task.kind: {self.kind}, which "
+                "requires shape "
+                f"{' or '.join(self.shapes)}; set model.shape={self.shapes[0]}, or choose "
+                "another task"
             )
         if config.logit_soft_cap is not None and "lm" in self.heads:
-            return "model.logit_soft_cap: not supported in training, which never materializes the logits; remove it"
+            return (
+                "model.logit_soft_cap: not supported in training, which never materializes "
+                "the logits; remove it"
+            )
         needed = self.with_heads(config).chosen_heads
         if missing := sorted(set(needed).difference(config.chosen_heads)):
-            return f"model.heads: {', '.join(missing)} is missing; set model.heads=[{', '.join(needed)}]"
+            return (
+                f"model.heads: {', '.join(missing)} is missing; set "
+                f"model.heads=[{', '.join(needed)}]"
+            )
         return first_problem(config)
 
     def check_unused_keys(self, context: BuildContext) -> None:
@@ -210,29 +246,33 @@ class ObjectiveSettings(Settings):
             part = context.data if group == "data" else context.tokenizer
             if getattr(part, key) != type(part).model_fields[key].get_default():
                 raise SettingsError(
-                    f"{group}.{key}: has no effect on a task of kind {self.kind}; remove it, or choose another task"
+                    f"{group}.{key}: has no effect on a task of kind {self.kind}; remove it, or "
+                    "choose another task"
                 )
         if context.data.cache is not None and not self.supports_cache:
             raise SettingsError(
-                f"data.cache: a task of kind {self.kind} reads its text into memory; remove data.cache"
+                f"data.cache: a task of kind {self.kind} reads its text into memory; remove "
+                "data.cache"
             )
 
     def build(self, context: BuildContext) -> TaskBundle:
-        """Read the data, load or train the tokenizers, and construct the objective. Reports what is left out.
+        """Read the data, load or train the tokenizers, and construct the objective. Reports what is
+        left out.
 
         Raises SettingsError or DataError before training starts.
         """
         raise NotImplementedError
 
 
-# --- objective -------------------------------------------------------------------------------------------
+# --- objective ------------------------------------------------------------------------------------
 
 
 class Objective(ABC):
     """What training calls: `examples`, `batch`, `counts`, `loss`, `evaluate`, `save`.
 
-    row_name, read_name, token_name: names in reports of rows, tokens of their last side, and target tokens. packs:
-    whether a batch is one row without padding. gathers: whether the loss is that of the `table` of the global batch.
+    row_name, read_name, token_name: names in reports of rows, tokens of their last side, and target
+    tokens. packs: whether a batch is one row without padding. gathers: whether the loss is that of
+    the `table` of the global batch.
     """
 
     row_name, read_name, token_name = "texts", "tokens", "tokens"
@@ -250,14 +290,16 @@ class Objective(ABC):
 
     @abstractmethod
     def examples(self, rows: Any, draw: int | None = None) -> Examples:
-        """Encode rows. `draw` (64 bits of seed and epoch) is given if they are encoded again in each epoch."""
+        """Encode rows. `draw` (64 bits of seed and epoch) is given if they are encoded again in
+        each epoch.
+        """
 
     @abstractmethod
     def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Build a batch of the given examples, truncated to `width` tokens if given.
 
-        Random choices are a function of `draw` (64 bits of seed and epoch) and the example's number, and do not
-        depend on the other examples.
+        Random choices are a function of `draw` (64 bits of seed and epoch) and the example's
+        number, and do not depend on the other examples.
         """
 
     def counts(self, batch: Any) -> dict[str, int]:
@@ -281,12 +323,22 @@ class Objective(ABC):
         return Evaluation(self.scores_of_sums(run.sums))
 
     def scores_of_sums(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """The scores that are functions of the sums of `measure`, which `trifold compare` resamples."""
-        return {"accuracy": 100 * sums["correct"] / max(sums["tokens"], 1)} if "correct" in sums else {}
+        """The scores that are functions of the sums of `measure`, which `trifold compare`
+        resamples.
+        """
+        return (
+            {"accuracy": 100 * sums["correct"] / max(sums["tokens"], 1)}
+            if "correct" in sums
+            else {}
+        )
 
     @torch.no_grad()
-    def evaluate(self, model: Transformer, rows: Any, examples: Any, context: EvalContext) -> Evaluation:
-        """Evaluate a model in evaluation mode on rows and their examples; none is dropped or truncated."""
+    def evaluate(
+        self, model: Transformer, rows: Any, examples: Any, context: EvalContext
+    ) -> Evaluation:
+        """Evaluate a model in evaluation mode on rows and their examples; none is dropped or
+        truncated.
+        """
         sums: dict[str, Any] = defaultdict(int)
         device = next(model.parameters()).device
         for chosen in plan_all(examples.lengths, context.batches):
@@ -298,7 +350,9 @@ class Objective(ABC):
         sums["loss"] = loss = sums["nll"] / max(sums["tokens"], 1)
         found = self.compute_scores(EvalRun(model, rows, examples, context, sums))
         best_by = self.settings.best_by
-        return found._replace(loss=loss, value=-loss if best_by == "loss" else found.scores[best_by])
+        return found._replace(
+            loss=loss, value=-loss if best_by == "loss" else found.scores[best_by]
+        )
 
     def save(self, folder: Path) -> None:
         """Write the tokenizers next to a model."""

@@ -5,8 +5,8 @@ example -> batch   a random factorization order in each epoch; its last 1/K are 
 loss               - Σ log P(x_{z_t} | x_{z_<t}) over the targets
 scores             accuracy and perplexity of the targets
 
-The content stream reads every token. The query stream is at the target positions and does not see their tokens. Both
-share their weights, and only the query stream reaches the head.
+The content stream reads every token. The query stream is at the target positions and does not see
+their tokens. Both share their weights, and only the query stream reaches the head.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ from torch.nn.utils.rnn import pad_sequence
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.masks import padding_mask
 from trifold.objectives.batch import Batch as BaseBatch, LossTerm, measure_tokens, token_loss
-from trifold.objectives.documents import Cut, DocumentChunks, DocumentObjective, DocumentObjectiveSettings
+from trifold.objectives.documents import (
+    Cut,
+    DocumentChunks,
+    DocumentObjective,
+    DocumentObjectiveSettings,
+)
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.objective import ENCODER, FILL_MASK
 from trifold.text import Tokenizer
@@ -40,11 +45,14 @@ class PermutationSettings(DocumentObjectiveSettings):
     kind: Literal["permutation"] = "permutation"
     best_by: Literal["loss", "accuracy"] = "loss"
     share: int = Field(
-        6, ge=1, description="one in this many tokens, the last in the order, is a target (K of the paper)"
+        6,
+        ge=1,
+        description="one in this many tokens, the last in the order, is a target (K of the paper)",
     )
     ask: Literal["spans", "tokens"] = Field(
         "spans",
-        description="which tokens are last in the order: spans with context around each, or any tokens",
+        description="which tokens are last in the order: spans with context around each, or any "
+        "tokens",
     )
     longest: int = Field(5, ge=1, description="spans: largest length in tokens")
 
@@ -53,13 +61,17 @@ class PermutationSettings(DocumentObjectiveSettings):
         missing = f"model.query_stream: the model has no query stream; {remedy}"
         return super().model_problem(config) or (None if config.query_stream else missing)
 
-    def create(self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut) -> Permutation:
+    def create(
+        self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut
+    ) -> Permutation:
         return Permutation(self, tokenizer, width, cut)
 
 
 @dataclass(frozen=True)
 class Batch(BaseBatch):
-    """Padded rows with the order of their tokens. positions (B, P): of the targets; labels (B, P): -1 in padding."""
+    """Padded rows with the order of their tokens. positions (B, P): of the targets; labels (B, P):
+    -1 in padding.
+    """
 
     positions: Tensor
 
@@ -70,8 +82,12 @@ class Permutation(DocumentObjective):
     token_name = "target tokens"
     packs = False
 
-    def batch(self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
-        """Draw an order for each of the given examples, a function of (draw, number of the example)."""
+    def batch(
+        self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0
+    ) -> Batch:
+        """Draw an order for each of the given examples, a function of (draw, number of the
+        example).
+        """
         texts = [self.with_special(examples, int(row), width)[0] for row in rows]
         orders = [self.order(ids, draw, int(row)) for ids, row in zip(texts, rows, strict=True)]
         positions = [np.flatnonzero(order) for order in orders]
@@ -82,13 +98,15 @@ class Permutation(DocumentObjective):
         return Batch(inputs, _padded(labels, -1), sum(map(len, positions)), _padded(positions, 0))
 
     def order(self, ids: Ids, draw: int, row: int) -> Ids:
-        """The rank of each token in the order, 0 for tokens that are no target; special tokens are never targets."""
+        """The rank of each token in the order, 0 for tokens that are no target; special tokens are
+        never targets.
+        """
         rng, settings = example_rng(draw, row), self.settings
         choose = PREDICTION_CHOICES[settings.ask]
         positions = choose(~self.is_special[ids], settings.share, settings.longest, rng)
         return draw_ranks(positions, len(ids), rng)
 
-    # --- loss, scores ------------------------------------------------------------------------------------
+    # --- loss, scores -----------------------------------------------------------------------------
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
         states = model.query_stream(batch.inputs, batch.positions).flatten(0, 1)
@@ -100,15 +118,21 @@ class Permutation(DocumentObjective):
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
         """Accuracy and perplexity. Every validation uses the same orders."""
-        return Evaluation(self.scores_of_sums(run.sums) | {"perplexity": run.perplexity}, self.samples(run))
+        return Evaluation(
+            self.scores_of_sums(run.sums) | {"perplexity": run.perplexity}, self.samples(run)
+        )
 
     def samples(self, run: EvalRun) -> list[Sample]:
-        """Texts without their targets, the original texts, and the texts with the model's predictions."""
+        """Texts without their targets, the original texts, and the texts with the model's
+        predictions.
+        """
         if not len(run.sample_rows):
             return []
         batch, head = self.batch(run.examples, run.sample_rows).to(run.device), run.model.lm_head
         assert head is not None
-        predictions = head(run.model.query_stream(batch.inputs, batch.positions)).argmax(-1).cpu().numpy()
+        predictions = (
+            head(run.model.query_stream(batch.inputs, batch.positions)).argmax(-1).cpu().numpy()
+        )
         mask, samples = self.tokenizer.mask_id, []
         for row, predicted in enumerate(predictions):
             ids, _ = self.with_special(run.examples, row)
@@ -123,4 +147,6 @@ class Permutation(DocumentObjective):
 def _padded(rows: list[Ids], value: int) -> Tensor:
     """(B, longest) int64; at least one column."""
     rows = [np.append(row, value) if not len(row) else row for row in rows]
-    return pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True, padding_value=value)
+    return pad_sequence(
+        [torch.from_numpy(row) for row in rows], batch_first=True, padding_value=value
+    )

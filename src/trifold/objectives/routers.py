@@ -16,9 +16,9 @@ from trifold.objectives.batch import LossTerm
 class RouterLoss:
     """Loss terms of the routers of a model with experts, by the weights that are not 0.
 
-    balance: X Σ_i f_i p_i of each row, which is least if all experts are chosen equally; a sum over layers (Fedus et
-    al. 2022, equations 4 to 6). router_z: (log Σ exp logits)², a mean over tokens and layers (Zoph et al. 2022,
-    equation 5).
+    balance: X Σ_i f_i p_i of each row, which is least if all experts are chosen equally; a sum over
+    layers (Fedus et al. 2022, equations 4 to 6). router_z: (log Σ exp logits)², a mean over tokens
+    and layers (Zoph et al. 2022, equation 5).
     """
 
     weights: Mapping[str, float]
@@ -30,8 +30,8 @@ class RouterLoss:
         return {name: counts[name] for name in self.weights}
 
     def run(self, model: Transformer, inputs: Inputs) -> tuple[Tensor, dict[str, LossTerm]]:
-        """The hidden states of packed inputs, and the terms. Routers are recorded in the forward pass only, so blocks
-        that run again in the backward pass count once.
+        """The hidden states of packed inputs, and the terms. Routers are recorded in the forward
+        pass only, so blocks that run again in the backward pass count once.
         """
         if not self.weights or inputs.packing is None:
             return model(inputs), {}
@@ -46,6 +46,8 @@ class RouterLoss:
         }
         counts = self.counts(packing)
         return states, {
-            name: LossTerm(torch.stack([losses[name](each) for each in routings]).sum(), counts[name], weight)
+            name: LossTerm(
+                torch.stack([losses[name](each) for each in routings]).sum(), counts[name], weight
+            )
             for name, weight in self.weights.items()
         }

@@ -1,10 +1,13 @@
 """Masked language model with a classification of pairs of texts.
 
-    follows   whether the second text follows the first or is from another document   Devlin et al. 2019, section 3.1
-    order     whether two consecutive texts are in their original order               Lan et al. 2020, section 3.1
+    follows   whether the second text follows the first or is from another document   Devlin et al.
+              2019, section 3.1
+    order     whether two consecutive texts are in their original order               Lan et al.
+              2020, section 3.1
 
-rows -> example    two consecutive runs of whole sentences of a document, drawn again in each epoch; half of the pairs
-                   are negative: with the second text of another document, or with the texts swapped
+rows -> example    two consecutive runs of whole sentences of a document, drawn again in each epoch;
+                   half of the pairs are negative: with the second text of another document, or with
+                   the texts swapped
 example -> batch   tokens masked
 loss               - Σ log P(masked token) / tokens - Σ log P(positive or negative) / pairs
 scores             accuracy of the masked tokens and of the pairs
@@ -45,23 +48,30 @@ class SentencePairSettings(MaskingSettings):
     kind: Literal["pairs"] = "pairs"
     pairs: Literal["follows", "order"] = Field(
         "follows",
-        description="what is predicted: whether the second text follows the first, or whether two texts are in order",
+        description="what is predicted: whether the second text follows the first, or whether "
+        "two texts are in order",
     )
-    weight: float = Field(1.0, gt=0, description="weight of the loss of the pairs; masked tokens have 1")
-    short: float = Field(0.1, ge=0, le=1, description="share of the pairs that get a random, shorter length")
+    weight: float = Field(
+        1.0, gt=0, description="weight of the loss of the pairs; masked tokens have 1"
+    )
+    short: float = Field(
+        0.1, ge=0, le=1, description="share of the pairs that get a random, shorter length"
+    )
     best_by: Literal["loss", "accuracy", "pairs_accuracy"] = "loss"
 
-    def create(self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut) -> SentencePairs:
+    def create(
+        self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut
+    ) -> SentencePairs:
         return SentencePairs(self, tokenizer, config, width)
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Examples. document (N,): number of the document; bounds (N, 3): start, middle and end of the two texts; whole
-    (N, 3): the same before truncation.
+    """Examples. document (N,): number of the document; bounds (N, 3): start, middle and end of the
+    two texts; whole (N, 3): the same before truncation.
 
-    negative (N,): whether the second text is that of example `other`, or the texts are swapped. lengths (N, 1): tokens
-    of both texts, including special tokens.
+    negative (N,): whether the second text is that of example `other`, or the texts are swapped.
+    lengths (N, 1): tokens of both texts, including special tokens.
     """
 
     documents: AnnotatedTexts
@@ -94,27 +104,36 @@ class SentencePairs(MaskedLM):
         super().__init__(*parts)
         if not len(self.special.before):
             raise SettingsError(
-                "tokenizer.special: the pooler reads the first token, and the tokenizer adds none before a text; "
+                "tokenizer.special: the pooler reads the first token, and the tokenizer adds "
+                "none before a text; "
                 "set tokenizer.special=[cls, sep, mask]"
             )
 
-    # --- rows -> examples --------------------------------------------------------------------------------
+    # --- rows -> examples -------------------------------------------------------------------------
 
     def examples(self, rows: AnnotatedTexts, draw: int | None = None) -> Pairs:
-        """Runs of sentences that fill the model's width, each split in two between sentences; half are negative.
+        """Runs of sentences that fill the model's width, each split in two between sentences; half
+        are negative.
 
-        Raises DataError if no document has two sentences, or if only one has and a second one is required.
+        Raises DataError if no document has two sentences, or if only one has and a second one is
+        required.
         """
         numbers = range(len(rows))
-        found = [(number, *cut) for number in numbers for cut in self._cut_document(rows, number, draw or 0)]
+        found = [
+            (number, *cut)
+            for number in numbers
+            for cut in self._cut_document(rows, number, draw or 0)
+        ]
         table = np.array(found, dtype=np.int64).reshape(-1, 4)
         document, whole = table[:, 0], table[:, 1:]
         follows = self.settings.pairs == "follows"
         useful, needed = len(np.unique(document)), 1 + follows
         if useful < needed:
             raise DataError(
-                f"of {len(rows):,} documents {useful:,} have two sentences or more; pairs require {needed}; set "
-                "data.documents=blank if blank lines separate documents, hold out more, or use another text"
+                f"of {len(rows):,} documents {useful:,} have two sentences or more; pairs "
+                f"require {needed}; set "
+                "data.documents=blank if blank lines separate documents, hold out more, or use "
+                "another text"
             )
         # The longer text loses its outer tokens, so that the texts stay adjacent.
         middle = whole[:, 1]
@@ -127,14 +146,20 @@ class SentencePairs(MaskedLM):
         lengths = np.minimum(first + second[other], self.room)[:, None] + self.special.size
         return Pairs(rows, document, bounds, whole, negative, other, lengths)
 
-    def _cut_document(self, rows: AnnotatedTexts, number: int, draw: int) -> list[tuple[int, int, int]]:
+    def _cut_document(
+        self, rows: AnnotatedTexts, number: int, draw: int
+    ) -> list[tuple[int, int, int]]:
         """Start, middle and end of the pairs of one document, of any length."""
         start, end = int(rows.starts[number]), int(rows.starts[number + 1])
         sentences = np.append(start + np.flatnonzero(rows.sentence_starts[start:end]), end)
         rng = example_rng(draw, number)
         cuts, at = [], 0
         while at < len(sentences) - 1:
-            size = int(rng.integers(2, self.room + 1)) if rng.random() < self.settings.short else self.room
+            size = (
+                int(rng.integers(2, self.room + 1))
+                if rng.random() < self.settings.short
+                else self.room
+            )
             last = int(np.searchsorted(sentences, sentences[at] + size, side="right")) - 1
             # A single sentence is not a pair: the next one is added and truncated.
             last = min(max(last, at + 2), len(sentences) - 1)
@@ -145,7 +170,9 @@ class SentencePairs(MaskedLM):
         return cuts
 
     def describe(self, documents: AnnotatedTexts) -> Iterator[str]:
-        """Lines about tokens in no pair. The numbers are those of one epoch; each epoch draws other pairs."""
+        """Lines about tokens in no pair. The numbers are those of one epoch; each epoch draws other
+        pairs.
+        """
         pairs = self.examples(documents)
         sizes = np.ptp(pairs.whole, axis=1)
         used = np.bincount(pairs.document, sizes, minlength=len(documents)).astype(np.int64)
@@ -154,12 +181,14 @@ class SentencePairs(MaskedLM):
             (rest[used == 0], "{:,} documents of a single sentence: left out, with {:,} tokens"),
             (
                 rest[used > 0],
-                "{:,} last sentences with none after them to form a pair (about as many in each epoch): left out, with "
+                "{:,} last sentences with none after them to form a pair (about as many in each "
+                "epoch): left out, with "
                 "{:,} tokens",
             ),
             (
                 lost,
-                f"{{:,}} of {len(lost):,} pairs have more than {self.room:,} tokens (about as many in each epoch): "
+                f"{{:,}} of {len(lost):,} pairs have more than {self.room:,} tokens (about as "
+                "many in each epoch): "
                 "truncated, {:,} tokens are lost",
             ),
         ):
@@ -167,11 +196,12 @@ class SentencePairs(MaskedLM):
                 yield line.format(number, tokens.sum())
         if self.settings.pairs == "follows":
             yield (
-                "half of the pairs, others in each epoch, get the second text of another document, truncated if it "
+                "half of the pairs, others in each epoch, get the second text of another "
+                "document, truncated if it "
                 "does not fit"
             )
 
-    # --- examples -> batch -------------------------------------------------------------------------------
+    # --- examples -> batch ------------------------------------------------------------------------
 
     def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         masked, segments = [], []
@@ -189,7 +219,11 @@ class SentencePairs(MaskedLM):
             first, second = second, first
         a, b = share_room(len(first[0]), len(second[0]), self.room)
         special = self.special
-        parts = [_no_words(special.before), (first[0][:a], first[1][:a]), _no_words(special.between)]
+        parts = [
+            _no_words(special.before),
+            (first[0][:a], first[1][:a]),
+            _no_words(special.between),
+        ]
         parts += [(second[0][:b], second[1][:b]), _no_words(special.after)]
         segments = (0, 0, special.segments[1], special.segments[0], special.segments[2])
         ids, starts = (np.concatenate(side) for side in zip(*parts, strict=True))
@@ -198,9 +232,11 @@ class SentencePairs(MaskedLM):
     def counts(self, batch: Any) -> dict[str, int]:
         return super().counts(batch) | {"pairs": len(batch.pairs)}
 
-    # --- loss, scores ------------------------------------------------------------------------------------
+    # --- loss, scores -----------------------------------------------------------------------------
 
-    def loss(self, model: Transformer, batch: Any, states: Tensor | None = None) -> dict[str, LossTerm]:
+    def loss(
+        self, model: Transformer, batch: Any, states: Tensor | None = None
+    ) -> dict[str, LossTerm]:
         states = model(batch.inputs)[0] if states is None else states
         nll = F.cross_entropy(self._logits(model, batch, states), batch.pairs, reduction="sum")
         terms = super().loss(model, batch, states)
@@ -214,14 +250,18 @@ class SentencePairs(MaskedLM):
         logits: Tensor = model.heads["next_sentence"](first, batch.inputs, pooled)
         return logits
 
-    def measure(self, model: Transformer, batch: Any, states: Tensor | None = None) -> dict[str, Any]:
+    def measure(
+        self, model: Transformer, batch: Any, states: Tensor | None = None
+    ) -> dict[str, Any]:
         states = model(batch.inputs)[0] if states is None else states
         correct = int((self._logits(model, batch, states).argmax(-1) == batch.pairs).sum())
         sums = super().measure(model, batch, states)
         return sums | {"pairs_correct": correct, "pairs": len(batch.pairs)}
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
-        """Accuracies. Every validation reads the same masks and pairs; half of the pairs are negative."""
+        """Accuracies. Every validation reads the same masks and pairs; half of the pairs are
+        negative.
+        """
         pairs = 100 * run.sums["pairs_correct"] / max(run.sums["pairs"], 1)
         scores = {"perplexity": run.perplexity, "pairs_accuracy": pairs}
         return Evaluation(self.scores_of_sums(run.sums) | scores)
@@ -233,6 +273,9 @@ def _no_words(ids: Ids) -> tuple[Ids, Flags]:
 
 def _draw_others(document: Ids, rng: Rng) -> Ids:
     """For each example a random one of another document; `document` (N,) is sorted."""
-    first, after = np.searchsorted(document, document), np.searchsorted(document, document, side="right")
+    first, after = (
+        np.searchsorted(document, document),
+        np.searchsorted(document, document, side="right"),
+    )
     drawn: Ids = rng.integers(len(document) - (after - first))
     return np.where(drawn < first, drawn, drawn + after - first)

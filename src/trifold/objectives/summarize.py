@@ -24,7 +24,9 @@ from trifold.scores.rouge import RougeScore
 def _read_texts(value: Any, place: str) -> list[str]:
     if value == []:
         raise DataError(f"{place} is an empty list; remove the row")
-    return [check_text(text, place).strip() for text in (value if isinstance(value, list) else [value])]
+    return [
+        check_text(text, place).strip() for text in (value if isinstance(value, list) else [value])
+    ]
 
 
 def _join_texts(value: Any, place: str) -> str:
@@ -48,7 +50,10 @@ class SummarizeSettings(TranslateSettings):
     """Settings of summarization; `data.columns` names the columns of source and target."""
 
     data_kind = "table"  # type: ignore[assignment]
-    defaults = {"model": {"preset": "transformer-base"}, "batch": {"on_overflow": "truncate"}}  # noqa: RUF012
+    defaults = {  # noqa: RUF012
+        "model": {"preset": "transformer-base"},
+        "batch": {"on_overflow": "truncate"},
+    }
 
     kind: Literal["summarize"] = "summarize"  # type: ignore[assignment]
     best_by: Literal["rouge1", "rouge2", "rougeL", "loss"] = "rougeL"  # type: ignore[assignment]
@@ -76,7 +81,9 @@ class Summarize(Translate):
         found, limit = super().examples(rows, draw), self.settings.max_source
         lengths = np.minimum(found.sources.lengths, limit)
         if draw is None and (count := int((found.sources.lengths > limit).sum())):
-            what = f"{count:,} of {len(lengths):,} sources have more than {limit:,} tokens: truncated"
+            what = (
+                f"{count:,} of {len(lengths):,} sources have more than {limit:,} tokens: truncated"
+            )
             self.report(f"{rows.report.name}: {what}")
         sources = found.sources.select(np.arange(len(lengths)), lengths)
         sources.ids[sources.starts[1:] - 1] = self.source.required("eos")

@@ -1,6 +1,7 @@
 """Tagging of words: one tag per word of a sentence, such as B-PER, I-PER and O.
 
-rows -> example    words joined by spaces, as tokens; the first token of each word has the number of its tag
+rows -> example    words joined by spaces, as tokens; the first token of each word has the number of
+                   its tag
 example -> batch   packed sentences
 loss               - Σ log P(tag | sentence) over the first tokens
 predictions        the class of the first token of each word, by `predict.tag`
@@ -35,24 +36,29 @@ from trifold.text.tokenizer import NO_LIMITS
 NO_TAG = UNKNOWN  # label of the tokens that are not the first of a word, and of unknown tags
 
 
-# --- settings -> rows ------------------------------------------------------------------------------------
+# --- settings -> rows -----------------------------------------------------------------------------
 
 
 class TagSettings(LabelledSettings):
-    """Settings of tagging; `data.columns` names the columns of words and tags; in plain text, the first and last."""
+    """Settings of tagging; `data.columns` names the columns of words and tags; in plain text, the
+    first and last.
+    """
 
     heads = ("token",)
 
     kind: Literal["tag"] = "tag"
     best_by: Literal["f1", "accuracy", "loss"] = Field(
-        "f1", description="f1: of entities; accuracy and loss: tags of any kind, such as parts of speech"
+        "f1",
+        description="f1: of entities; accuracy and loss: tags of any kind, such as parts of speech",
     )
 
     def build(self, context: BuildContext) -> TaskBundle:
         train, valid = context.read(self._read)
         tokenizer = context.load_or_train_tokenizer(lambda: map(" ".join, train.columns["words"]))
         if not tokenizer.has_offsets:
-            raise DataError("this tokenizer does not provide the positions of tokens, which tags require")
+            raise DataError(
+                "this tokenizer does not provide the positions of tokens, which tags require"
+            )
         tokenizer.settings = {**(tokenizer.settings or NO_LIMITS), MERGE: "words"}
         config = _with_labels(context.config_for(tokenizer), train)
         context.report_labels("tags", config.labels)
@@ -60,30 +66,45 @@ class TagSettings(LabelledSettings):
         return objective.bundle(context, train, valid)
 
     def _read(self, source: Source, settings: DataSettings, split: str) -> Records:
-        """Sentences with as many tags as words. Raises DataError for others, and for tags without a scheme."""
+        """Sentences with as many tags as words. Raises DataError for others, and for tags without a
+        scheme.
+        """
         rows = read_records(source, settings, ROLES, split, plain="conll")
         for line, words, tags in zip(rows.lines, *rows.columns.values(), strict=True):
             place = f"{rows.report.name}:{line}"
             if len(words) != len(tags):
-                raise DataError(f"{place}: {len(words)} words and {len(tags)} tags; give each word one tag")
+                raise DataError(
+                    f"{place}: {len(words)} words and {len(tags)} tags; give each word one tag"
+                )
             try:
                 list(find_entities(tags) if self.best_by == "f1" else ())
             except DataError as error:
-                remedy = "set data.columns.tags, or task.best_by=accuracy for tags that are not of entities"
+                remedy = (
+                    "set data.columns.tags, or task.best_by=accuracy for tags that are not "
+                    "of entities"
+                )
                 raise DataError(f"{place}: {error}; {remedy}") from None
         if self.best_by == "f1" and (count := sum(map(count_invalid, rows.columns["tags"]))):
-            rows.report.header.append(f"{plural(count, 'I- or E- tag')} in no entity of that type: begin one")
+            rows.report.header.append(
+                f"{plural(count, 'I- or E- tag')} in no entity of that type: begin one"
+            )
         return rows
 
 
 def _read_list(value: Any, place: str) -> list[str]:
-    """A list of words or tags, which may be numbers. Raises DataError for anything else and for empty ones."""
+    """A list of words or tags, which may be numbers. Raises DataError for anything else and for
+    empty ones.
+    """
     if not isinstance(value, list):
-        raise DataError(f"{place} is {value!r:.40}, not a list; for one word per line, set data.format=conll")
+        raise DataError(
+            f"{place} is {value!r:.40}, not a list; for one word per line, set data.format=conll"
+        )
     if not value:
         raise DataError(f"{place} is an empty list; remove the row")
     for number, each in enumerate(value):
-        if not check_text(str(each) if isinstance(each, int) else each, f"{place}[{number}]").strip():
+        if not check_text(
+            str(each) if isinstance(each, int) else each, f"{place}[{number}]"
+        ).strip():
             raise DataError(f"{place}[{number}] is blank; remove this word and its tag")
     return [str(each) for each in value]
 
@@ -101,17 +122,20 @@ def _with_labels(config: ModelConfig, rows: Records) -> ModelConfig:
     labels = sorted({*chain(*rows.columns["tags"])}, key=lambda tag: (tag != "O", tag[2:], tag))
     if len(labels) < 2:
         raise DataError(
-            f"{rows.report.name}: the only tag is {labels[0]!r}; set data.columns.tags to the column of tags"
+            f"{rows.report.name}: the only tag is {labels[0]!r}; set data.columns.tags to the "
+            "column of tags"
         )
     return config.model_copy(update={"n_labels": len(labels), "label_names": tuple(labels)})
 
 
-# --- examples, batches -----------------------------------------------------------------------------------
+# --- examples, batches ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Examples(TextExamples):
-    """Sentences, the label of each token, and of each sentence the first tokens of its words (-1: none)."""
+    """Sentences, the label of each token, and of each sentence the first tokens of its words (-1:
+    none).
+    """
 
     firsts: list[list[int]]
 
@@ -123,29 +147,42 @@ class Tag(LabelledObjective):
     token_name = "words"
 
     def examples(self, rows: Records, draw: int | None = None) -> Examples:
-        """Encode sentences and align their words with tokens. Reports truncated sentences and unknown tags."""
+        """Encode sentences and align their words with tokens. Reports truncated sentences and
+        unknown tags.
+        """
         sentences, tags = rows.columns["words"], rows.columns["tags"]
         encoded = self.encode(rows, [" ".join(words) for words in sentences])
-        firsts = [first_tokens(row, word_spans(words)) for row, words in zip(encoded, sentences, strict=True)]
+        firsts = [
+            first_tokens(row, word_spans(words))
+            for row, words in zip(encoded, sentences, strict=True)
+        ]
         labels = [np.full(len(row.ids), NO_TAG) for row in encoded]
         for label, places, own in zip(labels, firsts, tags, strict=True):
             for place, tag in zip(places, own, strict=True):
                 if place >= 0:
                     label[place] = self.numbers.get(tag, NO_TAG)
         if lost := sum(places.count(-1) for places in firsts):
-            self.report(f"{rows.report.name}: {plural(lost, 'word')} without a token, predicted as O")
+            self.report(
+                f"{rows.report.name}: {plural(lost, 'word')} without a token, predicted as O"
+            )
         self.report_unseen(rows, (tag for tag in chain(*tags) if tag not in self.numbers), "tags")
         labelled = Ragged.of([label.tolist() for label in labels])
         return Examples(*self.tokens_and_types(encoded), labelled, firsts)
 
-    def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
-        """Pack the given sentences, truncated to `width` tokens if given. Not random. labels (T,): of the tokens."""
+    def batch(
+        self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0
+    ) -> Batch:
+        """Pack the given sentences, truncated to `width` tokens if given. Not random. labels (T,):
+        of the tokens.
+        """
         inputs = self.pack(examples, rows, width)
         packing: Any = inputs.packing
-        labels = pad_end(examples.labels.joined(rows, np.diff(packing.starts)), packing.length, NO_TAG)
+        labels = pad_end(
+            examples.labels.joined(rows, np.diff(packing.starts)), packing.length, NO_TAG
+        )
         return Batch(inputs, labels, int((labels != NO_TAG).sum()))
 
-    # --- loss, predictions, scores -----------------------------------------------------------------------
+    # --- loss, predictions, scores ----------------------------------------------------------------
 
     def logits(self, model: Transformer, batch: Batch) -> Tensor:
         """(T, C)."""
@@ -175,10 +212,14 @@ class Tag(LabelledObjective):
         if self.settings.best_by == "f1":
             entities = EntityScore()
             entities.add(references, found)
-            values = {name: entities.values()[name] for name in ("f1", "precision", "recall")} | values
+            values = {
+                name: entities.values()[name] for name in ("f1", "precision", "recall")
+            } | values
             types = {f"entities|{entities.signature}": values} | entities.by_type()
             lines += [
-                "{}: f1 = {f1:.2f}, precision = {precision:.2f}, recall = {recall:.2f}".format(name, **each)
+                "{}: f1 = {f1:.2f}, precision = {precision:.2f}, recall = {recall:.2f}".format(
+                    name, **each
+                )
                 for name, each in types.items()
             ]
         words, probabilities = run.rows.columns["words"], run.by_row("confidences")
@@ -191,7 +232,10 @@ class Tag(LabelledObjective):
         """The sentence with its entities, or its tags: the reference and the prediction."""
         if self.settings.best_by != "f1":
             return Sample(" ".join(words), *(" ".join(tags) for tags in both))
-        found = ([f"{' '.join(words[s:e])} ({name})" for name, s, e in find_entities(tags)] for tags in both)
+        found = (
+            [f"{' '.join(words[s:e])} ({name})" for name, s, e in find_entities(tags)]
+            for tags in both
+        )
         return Sample(" ".join(words), *(", ".join(entities) or "–" for entities in found))
 
 

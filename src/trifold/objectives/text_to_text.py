@@ -1,13 +1,15 @@
 """Several tasks as one: text in, text out (Raffel et al. 2020, sections 2.4 and 3.5.2).
 
-rows -> example    a part's template filled with its columns ("translate English to German: {source}"), and its target;
-                   a number is written as text, rounded to a step (STS-B: 0.2)
+rows -> example    a part's template filled with its columns ("translate English to German:
+                   {source}"), and its target; a number is written as text, rounded to a step
+                   (STS-B: 0.2)
 example -> batch   rows of all parts together, as in translation
 loss               - Σ log P(y_t | y_<t, X) over the target tokens
 scores             a score of each part, and their mean, for greedy outputs
 
-Examples-proportional mixing: of a part m of size e_m, limited to K, an epoch has min(e_m, K) rows. Temperature-scaled
-mixing: its share is proportional to min(e_m, K)^(1/T). Each epoch draws other rows of a larger part.
+Examples-proportional mixing: of a part m of size e_m, limited to K, an epoch has min(e_m, K) rows.
+Temperature-scaled mixing: its share is proportional to min(e_m, K)^(1/T). Each epoch draws other
+rows of a larger part.
 """
 
 import re
@@ -31,9 +33,19 @@ from trifold.text.spans import Ids, example_rng
 NO_NUMBER = -1.0  # value of an output that is not a number, as in the paper's code
 _COLUMN = re.compile(r"\{([^{}]+)\}")
 # Rows may have more than two columns, so the keys of pairs and documents do not apply.
-_PAIR_KEYS = ("cut", "documents", "duplicates", "field", "holdout", "source", "target", "format", "header")
+_PAIR_KEYS = (
+    "cut",
+    "documents",
+    "duplicates",
+    "field",
+    "holdout",
+    "source",
+    "target",
+    "format",
+    "header",
+)
 
-# --- settings -> rows ------------------------------------------------------------------------------------
+# --- settings -> rows -----------------------------------------------------------------------------
 
 
 class PartSettings(Settings):
@@ -41,13 +53,19 @@ class PartSettings(Settings):
 
     train: Source = Field(description="training rows, named like pairs in data.train")
     valid: Source = Field(description="validation rows")
-    input: str = Field(description="source template, columns in braces: 'stsb sentence1: {sentence1} …'")
+    input: str = Field(
+        description="source template, columns in braces: 'stsb sentence1: {sentence1} …'"
+    )
     target: str | int = Field("target", description="column of the target")
-    number: float | None = Field(None, gt=0, description="a numeric target, rounded to a multiple of this")
+    number: float | None = Field(
+        None, gt=0, description="a numeric target, rounded to a multiple of this"
+    )
     score: Literal["exact_match", "bleu", "chrf", "pearson"] = Field(
         "exact_match", description="score of the validation rows"
     )
-    format: Literal["auto", "text", "tsv", "csv", "jsonl"] = Field("auto", description="like data.format")
+    format: Literal["auto", "text", "tsv", "csv", "jsonl"] = Field(
+        "auto", description="like data.format"
+    )
     header: bool | None = Field(None, description="like data.header")
 
     @model_validator(mode="after")
@@ -66,7 +84,9 @@ class TextToTextSettings(ObjectiveSettings):
     kind: Literal["text-to-text"] = "text-to-text"
     parts: dict[str, PartSettings] = Field(default={}, description="the tasks, by name")
     limit: int = Field(2**19, ge=1, description="most rows that count for a part (K of the paper)")
-    temperature: float = Field(1.0, ge=1, description="shares are proportional to size^(1 / temperature)")
+    temperature: float = Field(
+        1.0, ge=1, description="shares are proportional to size^(1 / temperature)"
+    )
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     best_by: Literal["mean", "loss"] = Field(
         "mean", description="what selects the best weights: the mean of the parts' scores, or loss"
@@ -77,13 +97,16 @@ class TextToTextSettings(ObjectiveSettings):
         if not self.parts:
             raise ValueError("parts: no task is named; name at least one")
         if "mean" in self.parts:
-            raise ValueError("parts: 'mean' is the name of the mean of the scores; choose another name")
+            raise ValueError(
+                "parts: 'mean' is the name of the mean of the scores; choose another name"
+            )
         return self
 
     def build(self, context: BuildContext) -> TaskBundle:
         if context.data.train is not None or context.data.valid is not None:
             raise SettingsError(
-                "data.train: a text-to-text task names the data of each part; move it to task.parts.NAME.train"
+                "data.train: a text-to-text task names the data of each part; move it to "
+                "task.parts.NAME.train"
             )
         train, valid = (
             {name: _read_part(name, part, split, context) for name, part in self.parts.items()}
@@ -105,14 +128,23 @@ class TextToTextSettings(ObjectiveSettings):
 
 
 def _read_part(name: str, part: PartSettings, split: str, context: BuildContext) -> Pairs:
-    """Source and target of each row that has all of its columns; the others are counted and reported."""
+    """Source and target of each row that has all of its columns; the others are counted and
+    reported.
+    """
     source: Source = getattr(part, split)
     place, template = f"task.parts.{name}", _COLUMN.split(part.input)  # text and columns alternate
     columns = template[1::2]
     if source is None or not columns:
         what = f"{split}: no data" if source is None else "input: no column in braces"
-        raise SettingsError(f"{place}.{what}; set {place}.{split}=FILE, and name columns as in '{{source}}'")
-    settings = {"target": part.target, "format": part.format, "header": part.header, "blank": "keep"}
+        raise SettingsError(
+            f"{place}.{what}; set {place}.{split}=FILE, and name columns as in '{{source}}'"
+        )
+    settings = {
+        "target": part.target,
+        "format": part.format,
+        "header": part.header,
+        "blank": "keep",
+    }
     settings["max_line_bytes"] = context.data.max_line_bytes
     found = {
         column: read_pairs(source, DataSettings.parse({**settings, "source": column}), split=split)
@@ -120,7 +152,9 @@ def _read_part(name: str, part: PartSettings, split: str, context: BuildContext)
     }
     rows = found[columns[0]]
     needed = (rows.targets, *(each.sources for each in found.values()))
-    complete = [row for row, texts in enumerate(zip(*needed, strict=True)) if all(map(str.strip, texts))]
+    complete = [
+        row for row, texts in enumerate(zip(*needed, strict=True)) if all(map(str.strip, texts))
+    ]
     if blank := len(rows) - len(complete):
         context.report(f"{name}: {blank:,} of {len(rows):,} rows with a blank text: left out")
     if not complete:
@@ -140,18 +174,19 @@ def _format_target(text: str, line: int, part: PartSettings, name: str) -> str:
         return text if part.number is None else format_number(float(text), part.number)
     except (ValueError, OverflowError):
         raise DataError(
-            f"{name}, line {line}: {text!r} is not a number, but the part has number: {part.number}; correct the row "
+            f"{name}, line {line}: {text!r} is not a number, but the part has number: "
+            f"{part.number}; correct the row "
             "or remove number"
         ) from None
 
 
-# --- examples, batches -----------------------------------------------------------------------------------
+# --- examples, batches ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of all parts, concatenated. parts: name, first row and end of each. mixed: whether an epoch mixes the
-    parts by their shares, or has every row once.
+    """The rows of all parts, concatenated. parts: name, first row and end of each. mixed: whether
+    an epoch mixes the parts by their shares, or has every row once.
     """
 
     parts: Sequence[tuple[str, int, int]]
@@ -199,7 +234,9 @@ class TextToText(Translate):
         return Examples(rows.examples.sources.select(chosen), rows.examples.targets.select(chosen))
 
     def choose_rows(self, rows: Rows, draw: int) -> Ids:
-        """The share of each part: all of its rows equally often, except for a random choice that comes once more."""
+        """The share of each part: all of its rows equally often, except for a random choice that
+        comes once more.
+        """
         chosen, counts = [], self.rows_per_epoch(rows)
         for number, ((_, start, stop), count) in enumerate(zip(rows.parts, counts, strict=True)):
             repeats, rest = divmod(count, stop - start)
@@ -214,25 +251,31 @@ class TextToText(Translate):
         outputs = self.outputs(run, rows.examples.sources)
         scores, signatures = {}, []
         for name, start, stop in rows.parts:
-            scores[name], signature = self._score(name, outputs[start:stop], rows.targets[start:stop])
+            scores[name], signature = self._score(
+                name, outputs[start:stop], rows.targets[start:stop]
+            )
             signatures.append(f"{name}: {signature}")
         scores["mean"] = sum(scores.values()) / len(scores)
         samples = [Sample(*each) for each in zip(rows.sources, rows.targets, outputs, strict=True)]
         # The first sample of every part, then the second of every part.
         place = np.concatenate([np.arange(stop - start) for _, start, stop in rows.parts])
-        return Evaluation(scores, [samples[row] for row in np.argsort(place, kind="stable")], signatures)
+        return Evaluation(
+            scores, [samples[row] for row in np.argsort(place, kind="stable")], signatures
+        )
 
     def _score(self, name: str, ours: Sequence[str], targets: Sequence[str]) -> tuple[float, str]:
         kind = self.settings.parts[name].score
         if kind == "pearson":
-            numbers, labels = (np.array([parse_number(text) for text in texts]) for texts in (ours, targets))
+            numbers, labels = (
+                np.array([parse_number(text) for text in texts]) for texts in (ours, targets)
+            )
             value, wrong = 100 * pearson(numbers, labels), np.count_nonzero(numbers == NO_NUMBER)
             return value, f"Pearson {value:.2f} ({wrong} of {len(ours)} outputs are not a number)"
         score = SCORES[kind](ours, targets)
         return score.value, str(score)
 
 
-# --- numbers as text -------------------------------------------------------------------------------------
+# --- numbers as text ------------------------------------------------------------------------------
 
 
 def format_number(value: float, step: float) -> str:

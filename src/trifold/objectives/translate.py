@@ -37,7 +37,7 @@ from trifold.text.spans import Ids, example_rng
 
 TARGET_TOKENIZER_FILE = "target_tokenizer.json"
 
-# --- settings -> rows ------------------------------------------------------------------------------------
+# --- settings -> rows -----------------------------------------------------------------------------
 
 
 class TranslateSettings(ObjectiveSettings):
@@ -48,16 +48,22 @@ class TranslateSettings(ObjectiveSettings):
 
     kind: Literal["translate"] = "translate"
     label_smoothing: float = Field(0.1, ge=0, lt=1)
-    scheduled_sampling: float = Field(0.0, ge=0, lt=1, description="share of predicted decoder inputs")
+    scheduled_sampling: float = Field(
+        0.0, ge=0, lt=1, description="share of predicted decoder inputs"
+    )
     best_by: Literal["bleu", "chrf", "exact_match", "loss"] = "bleu"
-    tokenize: str = Field("13a", description="sacreBLEU's tokenizer; none if the text is tokenized already")
+    tokenize: str = Field(
+        "13a", description="sacreBLEU's tokenizer; none if the text is tokenized already"
+    )
     lowercase: bool = False
 
     @field_validator("tokenize")
     @classmethod
     def _check_tokenize(cls, name: str) -> str:
         if name not in BLEU.TOKENIZERS:
-            raise ValueError(f"sacreBLEU has no tokenizer {name!r}{nearest(name, list(BLEU.TOKENIZERS))}")
+            raise ValueError(
+                f"sacreBLEU has no tokenizer {name!r}{nearest(name, list(BLEU.TOKENIZERS))}"
+            )
         return name
 
     def read(self, source: Any, data: Any, split: str) -> Any:
@@ -84,15 +90,22 @@ class TranslateSettings(ObjectiveSettings):
 
     def scores(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Score]:
         """All scores of texts, by name."""
-        return {name: score(hypotheses, references, **self._options(name)) for name, score in SCORES.items()}
+        return {
+            name: score(hypotheses, references, **self._options(name))
+            for name, score in SCORES.items()
+        }
 
     def scorer(self, hypotheses: Sequence[str], references: Sequence[str]) -> Scorer:
         """The values of `scores` for some of the texts."""
-        scorers = [text_scorer(name, hypotheses, references, **self._options(name)) for name in SCORES]
+        scorers = [
+            text_scorer(name, hypotheses, references, **self._options(name)) for name in SCORES
+        ]
         return lambda rows: {name: value for each in scorers for name, value in each(rows).items()}
 
     def _options(self, name: str) -> dict[str, Any]:
-        return {"lowercase": self.lowercase} | ({"tokenize": self.tokenize} if name == "bleu" else {})
+        return {"lowercase": self.lowercase} | (
+            {"tokenize": self.tokenize} if name == "bleu" else {}
+        )
 
 
 def _load_or_train_tokenizers(context: BuildContext, pairs: Pairs) -> tuple[Tokenizer, Tokenizer]:
@@ -104,7 +117,7 @@ def _load_or_train_tokenizers(context: BuildContext, pairs: Pairs) -> tuple[Toke
     return load(lambda: pairs.sources, note=", source side", append_eos=True), target
 
 
-# --- examples, batches -----------------------------------------------------------------------------------
+# --- examples, batches ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -122,8 +135,8 @@ class Examples:
 
 @dataclass(frozen=True)
 class Batch(BaseBatch):
-    """Packed rows: inputs of the encoder; target, those of the decoder; labels (N,): the token to predict at each
-    position of the decoder's packed row, -1 in padding.
+    """Packed rows: inputs of the encoder; target, those of the decoder; labels (N,): the token to
+    predict at each position of the decoder's packed row, -1 in padding.
     """
 
     target: Inputs
@@ -143,28 +156,39 @@ class Translate(Objective):
         self.start_id = target.required("bos") if start_id is None else start_id
 
     def examples(self, pairs: Pairs, draw: int | None = None) -> Examples:
-        """Encode both sides. With `draw`, merges are dropped at random as the tokenizers specify."""
-        return Examples(_encode(self.source, pairs.sources, draw), _encode(self.target, pairs.targets, draw))
+        """Encode both sides. With `draw`, merges are dropped at random as the tokenizers
+        specify.
+        """
+        return Examples(
+            _encode(self.source, pairs.sources, draw), _encode(self.target, pairs.targets, draw)
+        )
 
-    def batch(self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
-        """Pack the given rows, truncated to `width` tokens if given. Random only with scheduled sampling."""
+    def batch(
+        self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0
+    ) -> Batch:
+        """Pack the given rows, truncated to `width` tokens if given. Random only with scheduled
+        sampling.
+        """
         source, _ = pack_rows(examples.sources, rows, width, self.source)
         target, packing = pack_rows(examples.targets, rows, width, self.target)
         ids, labels = target.tokens[0], torch.full_like(target.tokens[0], -1)
         labels[: packing.real] = ids[: packing.real]
-        # Teacher forcing: each position reads the token before its label; a row begins with the start token.
+        # Teacher forcing: each position reads the token before its label; a row begins with the
+        # start token.
         shifted = ids.roll(1)
         shifted[packing.starts[:-1]] = self.start_id
         batch = Batch(source, labels, packing.real, Inputs(shifted[None], packing=packing))
         if not (share := getattr(self.settings, "scheduled_sampling", 0.0)):
             return batch
         sampled = torch.zeros(packing.length, dtype=torch.bool)
-        for row, (start, end) in zip(rows.tolist(), pairwise(packing.starts.tolist()), strict=False):
+        for row, (start, end) in zip(
+            rows.tolist(), pairwise(packing.starts.tolist()), strict=False
+        ):
             drawn = example_rng(draw, row).random(end - start - 1) < share
             sampled[start + 1 : end] = torch.from_numpy(drawn)
         return replace(batch, sampled=sampled)
 
-    # --- loss, scores ------------------------------------------------------------------------------------
+    # --- loss, scores -----------------------------------------------------------------------------
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
         target, smoothing = batch.target, self.settings.label_smoothing
@@ -173,7 +197,9 @@ class Translate(Objective):
             with torch.no_grad():
                 parts = model(batch.inputs, target)[0].split(1024)
                 predicted = torch.cat([model.lm_head(part).argmax(-1) for part in parts])
-            target = replace(target, tokens=torch.where(batch.sampled, predicted.roll(1), target.tokens))
+            target = replace(
+                target, tokens=torch.where(batch.sampled, predicted.roll(1), target.tokens)
+            )
         states = model(batch.inputs, target)[0]
         return {"tokens": token_loss(model, states, batch, smoothing)}
 
@@ -184,8 +210,12 @@ class Translate(Objective):
         values = {name: score.value for name, score in scores.items()}
         return Evaluation(values, samples, [str(score) for score in scores.values()])
 
-    def outputs(self, run: EvalRun, sources: Ragged, search: GenerationConfig | None = None) -> list[str]:
-        """The output of each source, as text; by default the greedy one, which measures the weights and no search."""
+    def outputs(
+        self, run: EvalRun, sources: Ragged, search: GenerationConfig | None = None
+    ) -> list[str]:
+        """The output of each source, as text; by default the greedy one, which measures the weights
+        and no search.
+        """
         search = search or GenerationConfig(max_new_tokens=run.context.generation.max_new_tokens)
         found = generate_rows(run.model, sources, search, codec=self.target, poll=run.context.poll)
         return self.target.decode([best[0].tokens for best in found])
@@ -198,7 +228,9 @@ class Translate(Objective):
 
 
 def _encode(tokenizer: Tokenizer, texts: Sequence[str], draw: int | None) -> Ragged:
-    encoded = tokenizer.encode(texts) if draw is None else tokenizer.sample(texts, draw & 0xFFFF_FFFF)
+    encoded = (
+        tokenizer.encode(texts) if draw is None else tokenizer.sample(texts, draw & 0xFFFF_FFFF)
+    )
     return with_end(tokenizer, encoded)
 
 

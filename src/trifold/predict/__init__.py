@@ -1,1 +1,3 @@
-"""Predictions of a trained model: classification, tagging, answers, embeddings, generation for many texts."""
+"""Predictions of a trained model: classification, tagging, answers, embeddings, generation for many
+texts.
+"""

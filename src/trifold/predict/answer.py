@@ -21,7 +21,9 @@ GROUP = 16  # questions that are read together
 
 
 class Answer(NamedTuple):
-    """A span [start, end) of the context's characters, with P(start) · P(end); empty text: no answer."""
+    """A span [start, end) of the context's characters, with P(start) · P(end); empty text: no
+    answer.
+    """
 
     text: str
     score: float
@@ -48,25 +50,33 @@ def answer(
     max_length: int | None = None,
     stride: int | None = None,
 ) -> list[list[Answer]]:
-    """The `top_k` best answers to each question of `texts` in its context of `pairs`, best first, as whole words.
+    """The `top_k` best answers to each question of `texts` in its context of `pairs`, best first,
+    as whole words.
 
-    An answer has at most `max_answer_length` tokens; with `impossible`, an empty answer is possible. Windows have
-    `max_length` tokens including the question (384, or the model's positions) and overlap by `stride` tokens (128, or
-    half a window). Raises DataError for a side without tokens, UsageError if a question leaves no room for the context.
+    An answer has at most `max_answer_length` tokens; with `impossible`, an empty answer is
+    possible. Windows have `max_length` tokens including the question (384, or the model's
+    positions) and overlap by `stride` tokens (128, or half a window). Raises DataError for a side
+    without tokens, UsageError if a question leaves no room for the context.
     """
     tokenizer = reader.required_tokenizer
     if not tokenizer.has_offsets:
-        raise UsageError("this tokenizer does not provide the positions of tokens, which answers require")
+        raise UsageError(
+            "this tokenizer does not provide the positions of tokens, which answers require"
+        )
     longest, overlap = window_sizes(max_length, stride, reader.config.max_positions)
     options, answers = Options(top_k, max_answer_length, impossible), list[list[Answer]]()
     for start in range(0, len(texts), GROUP):
         group = range(start, min(start + GROUP, len(texts)))
         windows = [
-            read_windows(tokenizer, texts[n], pairs[n], longest, overlap, reader.place(n, len(texts)))
+            read_windows(
+                tokenizer, texts[n], pairs[n], longest, overlap, reader.place(n, len(texts))
+            )
             for n in group
         ]
         silent = replace(reader, on_done=None)  # which would count windows instead of questions
-        logits = iter(silent.run_rows([part for parts in windows for part in parts], reader.head("span")))
+        logits = iter(
+            silent.run_rows([part for parts in windows for part in parts], reader.head("span"))
+        )
         for n, parts in zip(group, windows, strict=True):
             answers.append(choose_answers(parts, logits, pairs[n], tokenizer.cls_id, options))
         if reader.on_done is not None:
@@ -85,7 +95,8 @@ def read_windows(
 ) -> list[Encoded]:
     """The question with each window of the context.
 
-    Raises DataError for a side without tokens, UsageError if the question leaves no room; both name the `place`.
+    Raises DataError for a side without tokens, UsageError if the question leaves no room; both name
+    the `place`.
     """
     try:
         parts = tokenizer.windows(question, context, max_length=longest, stride=overlap)
@@ -97,9 +108,15 @@ def read_windows(
 
 
 def choose_answers(
-    parts: Sequence[Encoded], logits: Iterator[Tensor], context: str, cls_id: int | None, options: Options
+    parts: Sequence[Encoded],
+    logits: Iterator[Tensor],
+    context: str,
+    cls_id: int | None,
+    options: Options,
 ) -> list[Answer]:
-    """The best answers in all windows of a context, best first. logits: (T, 2) or longer, next for each window."""
+    """The best answers in all windows of a context, best first. logits: (T, 2) or longer, next for
+    each window.
+    """
     spans: list[Answer] = []
     no_answer = 1.0
     for part, own in zip(parts, logits, strict=False):
@@ -113,7 +130,9 @@ def choose_answers(
 
 
 def is_visible(part: Encoded, cls_id: int | None) -> list[bool]:
-    """Which tokens take part in the softmax: those of the context, and the class token, which means "no answer"."""
+    """Which tokens take part in the softmax: those of the context, and the class token, which means
+    "no answer".
+    """
     return [side == 1 or token == cls_id for side, token in zip(part.texts, part.ids, strict=True)]
 
 
@@ -140,7 +159,9 @@ def _spans(
 
 
 def _whole_words(part: Encoded, first: int, last: int) -> tuple[int, int]:
-    """The characters of the words of the tokens `first` to `last`; of the tokens themselves if they have no words."""
+    """The characters of the words of the tokens `first` to `last`; of the tokens themselves if they
+    have no words.
+    """
     ends = part.words[first], part.words[last]
     if None in ends:
         return part.offsets[first][0], part.offsets[last][1]

@@ -1,7 +1,8 @@
-"""Classification: logits of a head -> probabilities of the classes of a text, a pair of texts or an image.
+"""Classification: logits of a head -> probabilities of the classes of a text, a pair of texts or an
+image.
 
-Next-sentence prediction has the classes yes and no: whether one text follows another (Devlin et al. 2019), or two texts
-are in order (Lan et al. 2020).
+Next-sentence prediction has the classes yes and no: whether one text follows another (Devlin et al.
+2019), or two texts are in order (Lan et al. 2020).
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,11 @@ from trifold.nn import ModelConfig
 from trifold.predict.model_reader import ModelReader
 
 # The values of `problem_type`.
-SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
+SINGLE, MULTI, REGRESSION = (
+    "single_label_classification",
+    "multi_label_classification",
+    "regression",
+)
 
 
 class Label(NamedTuple):
@@ -25,7 +30,11 @@ class Label(NamedTuple):
 
 
 def classify(
-    reader: ModelReader, texts: Sequence[Any], pairs: Sequence[str] | None = None, *, top_k: int | None = 5
+    reader: ModelReader,
+    texts: Sequence[Any],
+    pairs: Sequence[str] | None = None,
+    *,
+    top_k: int | None = 5,
 ) -> list[list[Label]]:
     """The `top_k` most probable classes of each input, best first; all classes if None."""
     labels, found = reader.config.labels, []
@@ -46,7 +55,9 @@ def activate(logits: Tensor, config: ModelConfig) -> Tensor:
 
 
 def choose_labels(logits: Tensor, config: ModelConfig) -> Tensor:
-    """logits (B, C) -> classes (B,), whether each class applies (B, C), or the numbers (B,) of a regression."""
+    """logits (B, C) -> classes (B,), whether each class applies (B, C), or the numbers (B,) of a
+    regression.
+    """
     if config.problem_type == REGRESSION:
         return logits[:, 0]
     if config.problem_type == MULTI:
@@ -72,7 +83,9 @@ class Follows(NamedTuple):
 
 
 def next_sentence(reader: ModelReader, texts: Sequence[str], pairs: Sequence[str]) -> list[Follows]:
-    """For each of `texts`, whether the text of `pairs` follows it; the first of two logits stands for yes."""
+    """For each of `texts`, whether the text of `pairs` follows it; the first of two logits stands
+    for yes.
+    """
     logits = reader.run(texts, pairs, reader.head("next-sentence"))
     scores = [float(row.softmax(-1)[0]) for row in logits]
     return [Follows(score > 0.5, score) for score in scores]

@@ -1,4 +1,6 @@
-"""Embeddings: one vector for each text or image, pooled from the last hidden states; search by their cosine."""
+"""Embeddings: one vector for each text or image, pooled from the last hidden states; search by
+their cosine.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +22,9 @@ PART = 2048  # texts of a corpus that are in memory at a time
 
 
 class Found(NamedTuple):
-    """A text of a corpus with its number, from 1, and the cosine of its vector and that of the query."""
+    """A text of a corpus with its number, from 1, and the cosine of its vector and that of the
+    query.
+    """
 
     number: int
     text: str
@@ -36,7 +40,9 @@ def _mean(hidden: Tensor, real: Tensor) -> Tensor:
 POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mean": _mean,
     "cls": lambda hidden, real: hidden[:, 0],
-    "last": lambda hidden, real: hidden[torch.arange(len(hidden), device=hidden.device), real.sum(1) - 1],
+    "last": lambda hidden, real: hidden[
+        torch.arange(len(hidden), device=hidden.device), real.sum(1) - 1
+    ],
     "max": lambda hidden, real: hidden.masked_fill(~real[:, :, None], -math.inf).amax(1),
 }
 
@@ -53,9 +59,10 @@ def embed(
 ) -> list[Tensor]:
     """A vector (E,) in float32 for each input; for an encoder-decoder, from its encoder.
 
-    pooling: the mean of the states of all tokens, including special ones (Reimers & Gurevych 2019), the first state
-    (cls), the last state, the maximum, or the output of the pooler. dense: layers that the vector passes then. prompt:
-    put before each text. Raises UsageError if the model has no pooler.
+    pooling: the mean of the states of all tokens, including special ones (Reimers & Gurevych 2019),
+    the first state (cls), the last state, the maximum, or the output of the pooler. dense: layers
+    that the vector passes then. prompt: put before each text. Raises UsageError if the model has no
+    pooler.
     """
     model = reader.model
     if pooling not in (*POOLINGS, "pooler"):
@@ -69,7 +76,9 @@ def embed(
         else:
             hidden = model(inputs) if model.encoder is None else model.encode(inputs).hidden
             everything = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
-            vectors = POOLINGS[pooling](hidden, everything if inputs.attend is None else inputs.attend)
+            vectors = POOLINGS[pooling](
+                hidden, everything if inputs.attend is None else inputs.attend
+            )
         vectors = vectors.float()
         for layer in dense:
             vectors = layer(vectors)
@@ -102,7 +111,9 @@ def search(
     numbered = ((number, text) for number, text in enumerate(corpus, start=1) if text.strip())
     while part := [*islice(numbered, PART)]:
         reader = replace(reader, places=[f"line {number} of the corpus" for number, _ in part])
-        texts = torch.stack(embed(reader, [text for _, text in part], prompt=corpus_prompt, **options))
+        texts = torch.stack(
+            embed(reader, [text for _, text in part], prompt=corpus_prompt, **options)
+        )
         for row, cosines in enumerate((vectors @ texts.T).tolist()):
             found = [Found(*each, score) for each, score in zip(part, cosines, strict=True)]
             best[row] = nlargest(top_k, [*best[row], *found], key=lambda one: one.score)

@@ -22,30 +22,43 @@ class Filling(NamedTuple):
     sequence: str
 
 
-def fill_mask(reader: ModelReader, texts: Sequence[str], *, top_k: int = 5) -> list[list[list[Filling]]]:
+def fill_mask(
+    reader: ModelReader, texts: Sequence[str], *, top_k: int = 5
+) -> list[list[list[Filling]]]:
     """For each mask of each text the `top_k` most probable tokens, best first.
 
-    Each of several masks is filled while the others stay (Devlin et al. 2019): the probabilities are not joint.
-    Raises DataError for a text without a mask, UsageError if the tokenizer has no mask token.
+    Each of several masks is filled while the others stay (Devlin et al. 2019): the probabilities
+    are not joint. Raises DataError for a text without a mask, UsageError if the tokenizer has no
+    mask token.
     """
     tokenizer = reader.required_tokenizer
     mask = tokenizer.mask_id
     if mask is None:
-        raise UsageError("the tokenizer has no mask token: this model was not trained to fill masks")
-    rows = reader.encode(texts, special_in_text=True)  # so that the mask token in a text is recognized
+        raise UsageError(
+            "the tokenizer has no mask token: this model was not trained to fill masks"
+        )
+    rows = reader.encode(
+        texts, special_in_text=True
+    )  # so that the mask token in a text is recognized
     for number, row in enumerate(rows):
         if mask not in row.ids:
             name = tokenizer.names["mask_token"]
             truncated = ", or the mask was truncated" if row.dropped else ""
             raise DataError(
-                f"{reader.place(number, len(rows))} has no mask: write {name} in place of a word{truncated}"
+                f"{reader.place(number, len(rows))} has no mask: write {name} in place of a "
+                f"word{truncated}"
             )
     head = reader.model.lm_head
     assert head is not None, "called for a model without the head"
 
     def apply(inputs: Inputs) -> list[Tensor]:
-        """(masks, 2, top_k) of each row: scores and tokens. The scores of all tokens would need too much memory."""
-        scores = [head(states).softmax(-1) for states in _mask_states(inputs.tokens == mask, inputs, reader)]
+        """(masks, 2, top_k) of each row: scores and tokens. The scores of all tokens would need too
+        much memory.
+        """
+        scores = [
+            head(states).softmax(-1)
+            for states in _mask_states(inputs.tokens == mask, inputs, reader)
+        ]
         best = [each.topk(min(top_k, each.shape[-1])) for each in scores]
         return [torch.stack([values.double(), tokens.double()], 1) for values, tokens in best]
 
@@ -72,7 +85,9 @@ def _fillings(tokenizer: Tokenizer, row: Encoded, mask: int, found: Tensor) -> l
     # Without special tokens, unless there are other masks.
     shown = [place for place, text in enumerate(row.texts) if text is not None or len(places) == 1]
     fillings = []
-    for place, values, best in zip(places, found[:, 0].tolist(), found[:, 1].long().tolist(), strict=True):
+    for place, values, best in zip(
+        places, found[:, 0].tolist(), found[:, 1].long().tolist(), strict=True
+    ):
         filled = [[token if at == place else row.ids[at] for at in shown] for token in best]
         sequences = tokenizer.decode(filled, keep_special=len(places) > 1)
         words = tokenizer.decode([[token] for token in best], keep_special=True)

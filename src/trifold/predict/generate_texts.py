@@ -1,4 +1,6 @@
-"""Generation for many token sequences: sequences of similar length form batches, results keep the input order."""
+"""Generation for many token sequences: sequences of similar length form batches, results keep the
+input order.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,16 +29,20 @@ def generate_rows(
     poll: Callable[[], None] | None = None,
     **options: Any,
 ) -> list[list[Hypothesis]]:
-    """Hypotheses for each row (a source or a prompt), best first; `options` go to `generate_tokens`.
+    """Hypotheses for each row (a source or a prompt), best first; `options` go to
+    `generate_tokens`.
 
-    first: number of rows[0] in the whole input, so that sampling part by part draws the same as a single call.
+    first: number of rows[0] in the whole input, so that sampling part by part draws the same as a
+        single call.
     on_done: called with the number of rows that were finished. poll: called at each step.
     """
     if poll is not None:
         options["on_step"] = lambda _tokens, _open: poll()
     results: list[list[Hypothesis]] = [[] for _ in range(len(rows))]
     device = next(model.parameters()).device
-    for chosen in batches_by_length(rows.lengths, batch_tokens, partial(search_tokens, config, model.config)):
+    for chosen in batches_by_length(
+        rows.lengths, batch_tokens, partial(search_tokens, config, model.config)
+    ):
         inputs = pad_rows(rows, chosen, model.config.pad_id).to(device)
         found = generate_tokens(model, inputs, config, numbers=(chosen + first).tolist(), **options)
         for row, hypotheses in zip(chosen, found, strict=True):
@@ -56,10 +62,12 @@ def pad_rows(rows: Ragged, chosen: NDArray[np.int64], pad: int) -> Inputs:
 def search_tokens(config: GenerationConfig, model: ModelConfig, longest: int) -> int:
     """Cached tokens of a row of `longest` tokens during the search, over all of its hypotheses.
 
-    A decoder caches its prompt and its output. An encoder-decoder caches its source once; the output is usually of
-    similar length, so the source counts for both.
+    A decoder caches its prompt and its output. An encoder-decoder caches its source once; the
+    output is usually of similar length, so the source counts for both.
     """
-    rows = max(config.num_beams, config.num_return_sequences, (config.penalty_alpha and config.top_k) or 1)
+    rows = max(
+        config.num_beams, config.num_return_sequences, (config.penalty_alpha and config.top_k) or 1
+    )
     if model.encoder_layers:
         return longest * rows
     most = config.max_length or longest + (config.max_new_tokens or DEFAULT_MAX_NEW_TOKENS)

@@ -29,10 +29,10 @@ IMAGES_PER_BATCH = 16
 class ModelReader:
     """A model with its tokenizer, and options of how inputs are read.
 
-    on_overflow: what to do with a text that has more tokens than the model has positions: "error", or "truncate", which
-        calls `on_cut` with a summary; None: an error that does not name this option. places: names of the inputs in
-        errors. on_done: called with the number of inputs of each finished batch. max_tokens: a lower limit than the
-        positions.
+    on_overflow: what to do with a text that has more tokens than the model has positions: "error",
+        or "truncate", which calls `on_cut` with a summary; None: an error that does not name this
+        option. places: names of the inputs in errors. on_done: called with the number of inputs of
+        each finished batch. max_tokens: a lower limit than the positions.
     """
 
     model: Transformer
@@ -71,26 +71,36 @@ class ModelReader:
         return self._run(batches, lambda chosen: self.images(texts, chosen), apply)
 
     def encode(
-        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, special_in_text: bool = False
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        special_in_text: bool = False,
     ) -> list[Encoded]:
         """Encode texts, or pairs of texts.
 
-        Raises DataError for a text without tokens, and for a text that is too long if it may not be truncated.
+        Raises DataError for a text without tokens, and for a text that is too long if it may not be
+        truncated.
         """
         limit = min(self.max_tokens or self.config.max_positions, self.config.max_positions)
         truncates, end = self.on_overflow == "truncate", self._missing_end
         room = limit - (end is not None) if truncates else None
-        rows = self.required_tokenizer.rows(texts, pairs, max_length=room, special_in_text=special_in_text)
+        rows = self.required_tokenizer.rows(
+            texts, pairs, max_length=room, special_in_text=special_in_text
+        )
         if end is not None:
             rows = [_append(row, end) for row in rows]
         for number, row in enumerate(rows):
             place = self.place(number, len(rows))
             if any(which not in row.texts for which in range(1 if pairs is None else 2)):
-                raise DataError(f"{place} has no tokens{' on one side' if pairs else ''}: nothing to read")
+                raise DataError(
+                    f"{place} has no tokens{' on one side' if pairs else ''}: nothing to read"
+                )
             if len(row.ids) > limit:
                 remedy = ", or truncate it (--on-overflow truncate)" if self.on_overflow else ""
                 raise DataError(
-                    f"{place}: {len(row.ids):,} tokens, but the model reads at most {limit:,}; shorten the text{remedy}"
+                    f"{place}: {len(row.ids):,} tokens, but the model reads at most {limit:,}; "
+                    f"shorten the text{remedy}"
                 )
         if truncates and self.on_cut is not None and (summary := report(rows)):
             self.on_cut(summary)
@@ -100,7 +110,9 @@ class ModelReader:
         """Apply a function to each row; results are on the CPU and include padding at the end."""
         lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
         batches = batches_by_length(lengths, self.batch_tokens)
-        return self._run(batches, lambda chosen: self.inputs([rows[number] for number in chosen]), apply)
+        return self._run(
+            batches, lambda chosen: self.inputs([rows[number] for number in chosen]), apply
+        )
 
     @torch.no_grad()
     def _run(
@@ -123,7 +135,7 @@ class ModelReader:
         """The function that returns the output of a head."""
         return lambda inputs: self.model.head_outputs(inputs, heads=[name])[name]
 
-    # --- rows -> inputs ----------------------------------------------------------------------------------
+    # --- rows -> inputs ---------------------------------------------------------------------------
 
     def inputs(self, rows: Sequence[Encoded]) -> Inputs:
         """The rows, padded to the longest."""
@@ -131,17 +143,22 @@ class ModelReader:
         inputs = pad_rows(Ragged.of([row.ids for row in rows]), every, config.pad_id)
         if (largest := int(inputs.tokens.max())) >= config.vocab_size:
             raise CheckpointError(
-                f"the tokenizer gives the id {largest}, but the model has {config.vocab_size:,} tokens; "
+                f"the tokenizer gives the id {largest}, but the model has {config.vocab_size:,} "
+                "tokens; "
                 "they do not belong together"
             )
-        if (config.n_token_types > 1 or config.segment_offsets) and self.required_tokenizer.has_token_types:
+        if (
+            config.n_token_types > 1 or config.segment_offsets
+        ) and self.required_tokenizer.has_token_types:
             types = Ragged.of([row.types for row in rows])
             inputs = replace(inputs, segments=types.padded(every, inputs.tokens.shape[1], 0))
         return inputs
 
     @property
     def _missing_end(self) -> int | None:
-        """The end token that an encoder-decoder requires after a text, if the tokenizer does not append it."""
+        """The end token that an encoder-decoder requires after a text, if the tokenizer does not
+        append it.
+        """
         end, config = self.config.eos_id, self.config
         if config.shape != "encoder-decoder" or end >= config.vocab_size:
             return None
@@ -152,7 +169,8 @@ class ModelReader:
         config, settings = self.config, self.pictures
         if settings is None:
             raise UsageError(
-                "the model folder has no preprocessor_config.json, which defines how images are preprocessed; "
+                "the model folder has no preprocessor_config.json, which defines how images are "
+                "preprocessed; "
                 "copy the file of the original model, or use logits, which takes pixels"
             )
         size, edge = settings.fixed_size, settings.shortest_edge
@@ -171,10 +189,13 @@ class ModelReader:
                 name = f"{self.places[number]}: {name}"
             image = read_image(images[number], settings, config.n_channels, name)
             if image.shape[1:] != config.image_size:
-                raise DataError(f"{name}: {image.shape[1:]} pixels, but the model reads {config.image_size}")
+                raise DataError(
+                    f"{name}: {image.shape[1:]} pixels, but the model reads {config.image_size}"
+                )
             if not np.isfinite(image).all():
                 raise CheckpointError(
-                    f"{name}: a pixel becomes NaN or infinite; correct rescale_factor, image_mean and image_std "
+                    f"{name}: a pixel becomes NaN or infinite; correct rescale_factor, "
+                    "image_mean and image_std "
                     "in preprocessor_config.json"
                 )
             pixels.append(torch.from_numpy(image))
@@ -194,4 +215,6 @@ def require_tokenizer(tokenizer: Tokenizer | None, alternative: str) -> Tokenize
 def _append(row: Encoded, token: int) -> Encoded:
     types, offsets = [*row.types, *(row.types[-1:] or [0])], [*row.offsets, (0, 0)]
     texts, words = [*row.texts, None], [*row.words, None]
-    return replace(row, ids=[*row.ids, token], types=types, offsets=offsets, texts=texts, words=words)
+    return replace(
+        row, ids=[*row.ids, token], types=types, offsets=offsets, texts=texts, words=words
+    )

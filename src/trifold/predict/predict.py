@@ -50,7 +50,9 @@ READER_OPTIONS = ("batch_tokens", "max_tokens", "on_overflow", "places", "on_don
 
 
 def supported_tasks(config: ModelConfig) -> list[str]:
-    """The tasks of a model with these heads. Every model can embed and search; a decoder cannot fill masks."""
+    """The tasks of a model with these heads. Every model can embed and search; a decoder cannot
+    fill masks.
+    """
     heads = config.chosen_heads if config.shape != "decoder" else set(config.chosen_heads) - {"lm"}
     return [name for name, task in TASKS.items() if task.head is None or task.head in heads]
 
@@ -58,19 +60,26 @@ def supported_tasks(config: ModelConfig) -> list[str]:
 def choose_task(config: ModelConfig, task: str | None) -> str:
     """The requested task, or by default the one that the model's heads are for.
 
-    Raises UsageError for a task that is unknown or not supported, and if there is no single default.
+    Raises UsageError for a task that is unknown or not supported, and if there is no single
+    default.
     """
     supported = supported_tasks(config)
     names = ", ".join(supported)
     if task is None:
         generates = "lm" in config.chosen_heads and config.shape != "encoder"
-        usual = [name for name in supported if TASKS[name].head and not (generates and name == "fill-mask")]
+        usual = [
+            name
+            for name in supported
+            if TASKS[name].head and not (generates and name == "fill-mask")
+        ]
         if len(usual) == 1:
             return usual[0]
         if usual:
             raise UsageError(f"this model supports several tasks; name one of {names}")
         if generates:
-            raise UsageError(f"this is a generation model; use `trifold generate`, or name a task ({names})")
+            raise UsageError(
+                f"this is a generation model; use `trifold generate`, or name a task ({names})"
+            )
         return "embed"
     if task not in TASKS:
         raise UsageError(f"task {task!r} is not known{nearest(task, list(TASKS), 'tasks')}")
@@ -79,18 +88,22 @@ def choose_task(config: ModelConfig, task: str | None) -> str:
         needed = "a bidirectional language-model head" if head == "lm" else f"a {head} head"
         heads = ", ".join(config.chosen_heads) or "none"
         raise UsageError(
-            f"task {task}: requires {needed}; this model has the heads: {heads}; it supports {names}"
+            f"task {task}: requires {needed}; this model has the heads: {heads}; it supports "
+            f"{names}"
         )
     return task
 
 
 class PredictMixin:
-    """Prediction methods of a pipeline. A single text gives one prediction, several texts give a list.
+    """Prediction methods of a pipeline. A single text gives one prediction, several texts give a
+    list.
 
-    All methods take the options of `ModelReader`: `on_overflow` ("error" or "truncate") for texts that are too long,
-    `batch_tokens`, and the callbacks `on_done` and `on_cut`. Image models take file paths or Pillow images.
+    All methods take the options of `ModelReader`: `on_overflow` ("error" or "truncate") for texts
+    that are too long, `batch_tokens`, and the callbacks `on_done` and `on_cut`. Image models take
+    file paths or Pillow images.
 
-    All raise DataError for input that cannot be read and UsageError for tasks that the model does not support.
+    All raise DataError for input that cannot be read and UsageError for tasks that the model does
+    not support.
     """
 
     model: Transformer
@@ -99,9 +112,15 @@ class PredictMixin:
     modules: SentenceModules | None
 
     def predict(
-        self, texts: Any, pairs: str | Sequence[str] | None = None, *, task: str | None = None, **options: Any
+        self,
+        texts: Any,
+        pairs: str | Sequence[str] | None = None,
+        *,
+        task: str | None = None,
+        **options: Any,
     ) -> Any:
-        """The prediction of the model's head, or of `task`; the methods below, named like the tasks, describe it.
+        """The prediction of the model's head, or of `task`; the methods below, named like the
+        tasks, describe it.
 
         pairs: the second text of each input, or one for all.
         """
@@ -113,7 +132,9 @@ class PredictMixin:
             options = _with_modules(self.modules, options)
         reader_options = {key: options.pop(key) for key in READER_OPTIONS if key in options}
         if reader_options.get("on_overflow", "error") not in ("error", "truncate"):
-            raise UsageError(f"on_overflow: {reader_options['on_overflow']!r} is neither error nor truncate")
+            raise UsageError(
+                f"on_overflow: {reader_options['on_overflow']!r} is neither error nor truncate"
+            )
         for option in options:
             if option not in chosen.options:
                 hint = nearest(option, list(chosen.options), "options") if chosen.options else ""
@@ -127,69 +148,87 @@ class PredictMixin:
         return self.predict(texts, task="fill-mask", **options)
 
     def classify(self, texts: Any, pairs: str | Sequence[str] | None = None, **options: Any) -> Any:
-        """The `top_k` (5; None: all) most probable classes (`Label`) of a text, a pair or an image, best first."""
+        """The `top_k` (5; None: all) most probable classes (`Label`) of a text, a pair or an image,
+        best first.
+        """
         return self.predict(texts, pairs, task="classify", **options)
 
     def choose(self, texts: str | Sequence[str], choices: Sequence[str]) -> Any:
-        """The `choices` with the probability (`Label`) that each answers or continues a text, best first."""
+        """The `choices` with the probability (`Label`) that each answers or continues a text, best
+        first.
+        """
         return self.predict(texts, task="choose", choices=choices)
 
     def tag(self, texts: str | Sequence[str], **options: Any) -> Any:
-        """Classes of words with their positions (`Tag`); adjacent words of one class form a tag. Further option:
-        `ignore` (default: O).
+        """Classes of words with their positions (`Tag`); adjacent words of one class form a tag.
+        Further option: `ignore` (default: O).
 
-        merge: none, simple, first, average or max, as in the pipelines of transformers, or words (`predict.tag`).
+        merge: none, simple, first, average or max, as in the pipelines of transformers, or words
+        (`predict.tag`).
         """
         return self.predict(texts, task="tag", **options)
 
-    def answer(self, questions: str | Sequence[str], contexts: str | Sequence[str], **options: Any) -> Any:
+    def answer(
+        self, questions: str | Sequence[str], contexts: str | Sequence[str], **options: Any
+    ) -> Any:
         """The `top_k` (1) most probable answers (`Answer`) to a question, as spans of its context.
 
         Further options: max_answer_length, impossible, max_length and stride (`predict.answer`).
         """
         return self.predict(questions, contexts, task="answer", **options)
 
-    def next_sentence(self, texts: str | Sequence[str], pairs: str | Sequence[str], **options: Any) -> Any:
+    def next_sentence(
+        self, texts: str | Sequence[str], pairs: str | Sequence[str], **options: Any
+    ) -> Any:
         """Whether the second text follows the first, with its probability (`Follows`)."""
         return self.predict(texts, pairs, task="next-sentence", **options)
 
     def embed(self, texts: Any, **options: Any) -> Any:
         """One vector (E,) in float32 for a text or an image; of length 1 with `normalise`.
 
-        pooling: mean (default), cls (the first state), last or max, of the states, or the pooler's output. A folder of
-        sentence-transformers sets the defaults and a number of tokens, `max_tokens`, to which texts are truncated.
+        pooling: mean (default), cls (the first state), last or max, of the states, or the pooler's
+        output. A folder of sentence-transformers sets the defaults and a number of tokens,
+        `max_tokens`, to which texts are truncated.
         prompt: put before each text; prompt_name: that of the folder with this name.
         """
         return self.predict(texts, task="embed", **options)
 
     def search(self, queries: str | Sequence[str], texts: Iterable[str], **options: Any) -> Any:
-        """The `top_k` (5) texts nearest to each query by the cosine of their vectors (`Found`), best first.
+        """The `top_k` (5) texts nearest to each query by the cosine of their vectors (`Found`),
+        best first.
 
-        Further options: pooling; prompt, put before each query, and corpus_prompt, before each text. By default these
-        are the prompts "query" and "document" (or "passage", "corpus") of a folder of sentence-transformers.
-        Memory holds 2,048 texts at a time, so `texts` may be an iterator of any length.
+        Further options: pooling; prompt, put before each query, and corpus_prompt, before each
+        text. By default these are the prompts "query" and "document" (or "passage", "corpus") of a
+        folder of sentence-transformers. Memory holds 2,048 texts at a time, so `texts` may be an
+        iterator of any length.
         """
         return self.predict(queries, task="search", corpus=texts, **options)
 
     def trace(self, text: Any, target: str | None = None, **options: Any) -> Any:
-        """The activations of one text or image by the name of their hook point, as a `look.trace.Trace`.
+        """The activations of one text or image by the name of their hook point, as a
+        `look.trace.Trace`.
 
-        target: the output of an encoder-decoder (default: its own), the continuation of a decoder's text, the text
-        without masks of a masked language model, the class of a classifier. Option: gradients (False).
+        target: the output of an encoder-decoder (default: its own), the continuation of a decoder's
+        text, the text without masks of a masked language model, the class of a classifier. Option:
+        gradients (False).
         """
         return importlib.import_module("trifold.look.trace").run_with(self, text, target, **options)
 
     def run_with(self, text: Any, target: str | None = None, *, hooks: Any) -> Any:
-        """The trace in which each function of `hooks`, {hook point: function}, replaces a tensor, which it does not
-        change in place. Tensors have no batch axis.
+        """The trace in which each function of `hooks`, {hook point: function}, replaces a tensor,
+        which it does not change in place. Tensors have no batch axis.
         """
         return self.trace(text, target, hooks=hooks)
 
 
 def _with_modules(modules: SentenceModules, options: dict[str, Any]) -> dict[str, Any]:
-    """The options of embed with the defaults of the folder. Raises UsageError for modules that are not supported."""
+    """The options of embed with the defaults of the folder. Raises UsageError for modules that are
+    not supported.
+    """
     if modules.problem and "pooling" not in options:
-        raise UsageError(f"{modules.problem} is not supported; --pooling mean pools the states without it")
+        raise UsageError(
+            f"{modules.problem} is not supported; --pooling mean pools the states without it"
+        )
     reader = {"max_tokens": modules.max_length, "on_overflow": "truncate", "on_cut": warn}
     unit = {} if "corpus" in options else {"normalise": modules.normalise}
     own = {"pooling": modules.pooling, "dense": modules.dense, **unit}
@@ -197,7 +236,9 @@ def _with_modules(modules: SentenceModules, options: dict[str, Any]) -> dict[str
 
 
 def _with_prompts(modules: SentenceModules, options: dict[str, Any]) -> dict[str, Any]:
-    """The options with the text of the chosen prompt, or of the default one. Raises UsageError for an unknown name."""
+    """The options with the text of the chosen prompt, or of the default one. Raises UsageError for
+    an unknown name.
+    """
     prompts, name = dict(modules.prompts), options.get("prompt_name")
     if name is not None and name not in prompts:
         known = f"the folder has {', '.join(prompts)}" if prompts else "the folder has no prompts"
@@ -211,7 +252,10 @@ def _with_prompts(modules: SentenceModules, options: dict[str, Any]) -> dict[str
     if searches:
         chosen["corpus_prompt"] = first("document", "passage", "corpus", default)
     elif any(prompts.values()) and name is default is None and "prompt" not in options:
-        warn(f"the model has prompts, and none is used; name one with prompt_name: {', '.join(prompts)}")
+        warn(
+            "the model has prompts, and none is used; name one with prompt_name: "
+            f"{', '.join(prompts)}"
+        )
     return chosen | {key: value for key, value in options.items() if key != "prompt_name"}
 
 
@@ -227,6 +271,7 @@ def _pairs(name: str, texts: Sequence[Any], pairs: Any) -> list[list[str]]:
     given = [pairs] * len(texts) if isinstance(pairs, str) else list(pairs)
     if len(given) != len(texts):
         raise UsageError(
-            f"{len(texts):,} texts and {len(given):,} second texts; give one for each, or one for all"
+            f"{len(texts):,} texts and {len(given):,} second texts; give one for each, or one "
+            "for all"
         )
     return [given]

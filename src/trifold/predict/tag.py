@@ -29,7 +29,9 @@ class Tag(NamedTuple):
 
 
 class _Token(NamedTuple):
-    """A token or a word: scores (C,), its characters, and whether it continues the word before it."""
+    """A token or a word: scores (C,), its characters, and whether it continues the word before
+    it.
+    """
 
     scores: Scores
     start: int
@@ -48,27 +50,40 @@ WORDS: dict[str, Callable[[Scores], Scores]] = {
 
 
 def tag(
-    reader: ModelReader, texts: Sequence[str], *, merge: Merge | None = None, ignore: Sequence[str] = ("O",)
+    reader: ModelReader,
+    texts: Sequence[str],
+    *,
+    merge: Merge | None = None,
+    ignore: Sequence[str] = ("O",),
 ) -> list[list[Tag]]:
     """The tags of each text in text order, without those whose label is in `ignore`.
 
-    merge: `none` returns single tokens; `simple` merges adjacent tokens of one class (a label with B- starts a span);
-    `first`, `average` and `max` merge whole words, with the class of their first token, of the mean of their tokens, or
-    of their most certain token; `words` reads words between spaces, with the class of their first token, as training
-    does, where labels without B- and I- are not merged. Default: words; with WordPiece, first, unless the model was
-    trained here. Raises UsageError if the tokenizer has no positions of tokens.
+    merge: `none` returns single tokens; `simple` merges adjacent tokens of one class (a label with
+    B- starts a span); `first`, `average` and `max` merge whole words, with the class of their first
+    token, of the mean of their tokens, or of their most certain token; `words` reads words between
+    spaces, with the class of their first token, as training does, where labels without B- and I-
+    are not merged. Default: words; with WordPiece, first, unless the model was trained here. Raises
+    UsageError if the tokenizer has no positions of tokens.
     """
     tokenizer = reader.required_tokenizer
     is_wordpiece = hasattr(tokenizer.library.model, "max_input_chars_per_word")
     merge = merge or tokenizer.settings.get(MERGE) or ("first" if is_wordpiece else "words")
     if merge not in ("none", "simple", "words", *WORDS):
-        raise UsageError(f"merge: {merge!r} is not known; known: none, simple, {', '.join(WORDS)}, words")
+        raise UsageError(
+            f"merge: {merge!r} is not known; known: none, simple, {', '.join(WORDS)}, words"
+        )
     if not tokenizer.has_offsets:
-        raise UsageError("this tokenizer does not provide the positions of tokens, which tags require")
+        raise UsageError(
+            "this tokenizer does not provide the positions of tokens, which tags require"
+        )
     rows, labels = reader.encode(texts), reader.config.labels
-    has_scheme = any(label != _class(label) for label in labels)  # otherwise parts of speech, for example
+    has_scheme = any(
+        label != _class(label) for label in labels
+    )  # otherwise parts of speech, for example
     tagged = []
-    for text, row, logits in zip(texts, rows, reader.run_rows(rows, reader.head("token")), strict=True):
+    for text, row, logits in zip(
+        texts, rows, reader.run_rows(rows, reader.head("token")), strict=True
+    ):
         scores = logits[: len(row.ids)].softmax(-1).numpy()
         if merge == "words":
             words = [match.span() for match in re.finditer(r"[^ \t\r\n]+", text)]
@@ -78,13 +93,18 @@ def tag(
             units = _tokens(tokenizer, text, row, scores)
             units = _merge_words(units, WORDS[merge]) if merge in WORDS else units
         tags = [_tag(unit, labels, text) for unit in units]
-        tags = tags if merge == "none" or (merge == "words" and not has_scheme) else _merge_spans(tags, text)
+        tags = (
+            tags
+            if merge == "none" or (merge == "words" and not has_scheme)
+            else _merge_spans(tags, text)
+        )
         tagged.append([tag for tag in tags if tag.label not in ignore])
     return tagged
 
 
 def first_tokens(row: Encoded, words: Sequence[tuple[int, int]]) -> list[int]:
-    """The place of the first token of each word, given by characters [start, end); -1 for a word without tokens.
+    """The place of the first token of each word, given by characters [start, end); -1 for a word
+    without tokens.
 
     words: in text order. A token that covers parts of several words belongs to the first of them.
     """
@@ -92,12 +112,19 @@ def first_tokens(row: Encoded, words: Sequence[tuple[int, int]]) -> list[int]:
     for place, ((start, end), own) in enumerate(zip(row.offsets, row.texts, strict=True)):
         while number < len(words) and words[number][1] <= start:
             number += 1
-        if number < len(words) and own is not None and end > words[number][0] and firsts[number] < 0:
+        if (
+            number < len(words)
+            and own is not None
+            and end > words[number][0]
+            and firsts[number] < 0
+        ):
             firsts[number] = place
     return firsts
 
 
-def choose_tags(classes: NDArray[np.integer], firsts: Sequence[int], labels: Sequence[str]) -> list[str]:
+def choose_tags(
+    classes: NDArray[np.integer], firsts: Sequence[int], labels: Sequence[str]
+) -> list[str]:
     """The tag of each word from the classes (T,) of the tokens; O for a word without tokens."""
     return ["O" if first < 0 else labels[classes[first]] for first in firsts]
 
@@ -125,16 +152,23 @@ def _merge_words(tokens: Sequence[_Token], join: Callable[[Scores], Scores]) -> 
         if not token.continues or not words:
             words.append([])
         words[-1].append(token)
-    return [_Token(join(np.stack([t.scores for t in word])), word[0].start, word[-1].end) for word in words]
+    return [
+        _Token(join(np.stack([t.scores for t in word])), word[0].start, word[-1].end)
+        for word in words
+    ]
 
 
 def _tag(unit: _Token, labels: Sequence[str], text: str) -> Tag:
     best = int(unit.scores.argmax())
-    return Tag(labels[best], float(unit.scores[best]), text[unit.start : unit.end], unit.start, unit.end)
+    return Tag(
+        labels[best], float(unit.scores[best]), text[unit.start : unit.end], unit.start, unit.end
+    )
 
 
 def _merge_spans(tags: Sequence[Tag], text: str) -> list[Tag]:
-    """Adjacent tags of one class as one tag, without B-, I-, E- and S- in its label; its score is their mean."""
+    """Adjacent tags of one class as one tag, without B-, I-, E- and S- in its label; its score is
+    their mean.
+    """
     groups: list[list[Tag]] = []
     for tag in tags:
         last = groups[-1][-1].label if groups else ""

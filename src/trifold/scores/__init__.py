@@ -1,13 +1,17 @@
 """Scores; each equals the value of its reference tool.
 
-BLEU and chrF are functions of a whole corpus. The other modules have a class for each task: `add` references and
-predictions, batch by batch, then read `values()` by name. `signature` states how they are computed.
+BLEU and chrF are functions of a whole corpus. The other modules have a class for each task: `add`
+references and predictions, batch by batch, then read `values()` by name. `signature` states how
+they are computed.
 """
 
 from trifold.scores.bleu import SCORES, Score, bleu, chrf, exact_match
 
-# Scores of language models differ in the third digit, and correlations are at most 1; the others are percentages.
-DIGITS = {"bits_per_byte": 4, "loss": 4} | dict.fromkeys(("matthews", "pearson", "perplexity", "spearman"), 3)
+# Scores of language models differ in the third digit, and correlations are at most 1; the others
+# are percentages.
+DIGITS = {"bits_per_byte": 4, "loss": 4} | dict.fromkeys(
+    ("matthews", "pearson", "perplexity", "spearman"), 3
+)
 
 
 def score_text(key: str, value: float) -> str:

@@ -1,4 +1,6 @@
-"""BLEU, chrF and exact match against one reference; computed by sacreBLEU, so they compare with published scores."""
+"""BLEU, chrF and exact match against one reference; computed by sacreBLEU, so they compare with
+published scores.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +26,10 @@ class Score(NamedTuple):
 
 
 def bleu(
-    hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a", lowercase: bool = False
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    tokenize: str = "13a",
+    lowercase: bool = False,
 ) -> Score:
     """Corpus BLEU (Papineni et al. 2002; Post 2018). `tokenize="none"` is for tokenized text."""
     _check(hypotheses, references)
@@ -41,8 +46,12 @@ def chrf(hypotheses: Sequence[str], references: Sequence[str], lowercase: bool =
     return Score("chrF2", float(value), str(metric.get_signature()))
 
 
-def exact_match(hypotheses: Sequence[str], references: Sequence[str], lowercase: bool = False) -> Score:
-    """Percentage of hypotheses equal to their reference, ignoring leading and trailing white space."""
+def exact_match(
+    hypotheses: Sequence[str], references: Sequence[str], lowercase: bool = False
+) -> Score:
+    """Percentage of hypotheses equal to their reference, ignoring leading and trailing white
+    space.
+    """
     _check(hypotheses, references)
 
     def normalize(text: str) -> str:
@@ -51,21 +60,33 @@ def exact_match(hypotheses: Sequence[str], references: Sequence[str], lowercase:
     pairs = zip(hypotheses, references, strict=True)
     equal = sum(normalize(hypothesis) == normalize(reference) for hypothesis, reference in pairs)
     case = "lc" if lowercase else "mixed"
-    return Score("exact match", 100 * equal / len(references), f"nrefs:1|case:{case}|space:stripped")
+    return Score(
+        "exact match", 100 * equal / len(references), f"nrefs:1|case:{case}|space:stripped"
+    )
 
 
 SCORES: dict[str, Callable[..., Score]] = {"bleu": bleu, "chrf": chrf, "exact_match": exact_match}
 
 
-def text_scorer(name: str, hypotheses: Sequence[str], references: Sequence[str], **options: Any) -> Scorer:
-    """The values of one of SCORES for some of the texts, to resample it. options: those of the score."""
+def text_scorer(
+    name: str, hypotheses: Sequence[str], references: Sequence[str], **options: Any
+) -> Scorer:
+    """The values of one of SCORES for some of the texts, to resample it. options: those of the
+    score.
+    """
     if name not in ("bleu", "chrf"):  # the mean over the texts
         pairs = zip(hypotheses, references, strict=True)
-        values = np.array([SCORES[name]([ours], [theirs], **options).value for ours, theirs in pairs])
+        values = np.array(
+            [SCORES[name]([ours], [theirs], **options).value for ours, theirs in pairs]
+        )
         return lambda rows: {name: float(values[rows].mean())}
     metric: Any = BLEU(force=True, **options) if name == "bleu" else CHRF(**options)
-    counts = [{name: np.array(x)} for x in metric._extract_corpus_statistics(hypotheses, [references])]
-    return sums_scorer(counts, lambda sums: {name: metric._compute_score_from_stats(sums[name]).score})
+    counts = [
+        {name: np.array(x)} for x in metric._extract_corpus_statistics(hypotheses, [references])
+    ]
+    return sums_scorer(
+        counts, lambda sums: {name: metric._compute_score_from_stats(sums[name]).score}
+    )
 
 
 def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:

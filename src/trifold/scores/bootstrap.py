@@ -1,7 +1,8 @@
-"""Paired bootstrap resampling: would the difference of two systems' scores hold on other examples (Koehn 2004)?
+"""Paired bootstrap resampling: would the difference of two systems' scores hold on other examples
+(Koehn 2004)?
 
-A resample is as many examples as there are, drawn with replacement; both systems are scored on it. Draws and p-values
-are those of sacreBLEU.
+A resample is as many examples as there are, drawn with replacement; both systems are scored on it.
+Draws and p-values are those of sacreBLEU.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,9 @@ Scorer: TypeAlias = Callable[[NDArray[np.int64]], Mapping[str, float]]
 
 
 class Difference(NamedTuple):
-    """A score of two systems, b - a with its 95 % confidence interval, and the one-sided p-value of the difference."""
+    """A score of two systems, b - a with its 95 % confidence interval, and the one-sided p-value of
+    the difference.
+    """
 
     a: float
     b: float
@@ -44,11 +47,13 @@ def paired_bootstrap(
     return results
 
 
-def sums_scorer(examples: Sequence[Mapping[str, Any]], score: Callable[[Any], Mapping[str, float]]) -> Scorer:
+def sums_scorer(
+    examples: Sequence[Mapping[str, Any]], score: Callable[[Any], Mapping[str, float]]
+) -> Scorer:
     """The scorer for scores that are functions of sums over examples.
 
-    examples: the statistics of each by name: numbers and arrays, which are added, or lists of arrays, which are joined.
-    Lists of anything else are left out.
+    examples: the statistics of each by name: numbers and arrays, which are added, or lists of
+    arrays, which are joined. Lists of anything else are left out.
     """
     columns = {name: [values[name] for values in examples] for name in examples[0]}
     joined = {name: [*chain(*x)] for name, x in columns.items() if isinstance(x[0], list)}

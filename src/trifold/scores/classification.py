@@ -1,7 +1,8 @@
-"""Scores of classification, equal to scikit-learn's, and the calibration error of Guo et al. (2017).
+"""Scores of classification, equal to scikit-learn's, and the calibration error of Guo et al.
+(2017).
 
-The functions take sums over examples, so the sums of batches can be added. Values are in percent; Matthews correlation
-is between -1 and 1.
+The functions take sums over examples, so the sums of batches can be added. Values are in percent;
+Matthews correlation is between -1 and 1.
 """
 
 import math
@@ -29,7 +30,9 @@ def accuracy(table: Counts) -> float:
 
 
 def macro_f1(table: Counts) -> float:
-    """Percent: 2 · correct / (labels + predictions), mean over the classes that occur as label or prediction."""
+    """Percent: 2 · correct / (labels + predictions), mean over the classes that occur as label or
+    prediction.
+    """
     both = table.sum(0) + table.sum(1)
     occurs = both > 0
     return 100 * float((2 * np.diag(table)[occurs] / both[occurs]).mean()) if occurs.any() else 0.0
@@ -37,11 +40,15 @@ def macro_f1(table: Counts) -> float:
 
 def binary_f1(table: Counts, positive: int = 1) -> float:
     """Percent: F1 of one class."""
-    return 100 * float(f1(table[positive, positive], table[positive].sum(), table[:, positive].sum()))
+    return 100 * float(
+        f1(table[positive, positive], table[positive].sum(), table[:, positive].sum())
+    )
 
 
 def matthews(table: Counts) -> float:
-    """Matthews correlation of any number of classes (Gorodkin 2004), -1 to 1; 0 if one class is predicted or true."""
+    """Matthews correlation of any number of classes (Gorodkin 2004), -1 to 1; 0 if one class is
+    predicted or true.
+    """
     labels, predictions, total = table.sum(1), table.sum(0), int(table.sum())
     covariance = int(np.trace(table)) * total - int(labels @ predictions)
     scale = math.prod(math.sqrt(total * total - int(each @ each)) for each in (labels, predictions))
@@ -49,7 +56,8 @@ def matthews(table: Counts) -> float:
 
 
 def reliability_table(labels: Counts, predictions: Counts, confidences: Floats) -> Floats:
-    """(M, 3) number of examples, sum of their confidences, and number of correct ones, by confidence.
+    """(M, 3) number of examples, sum of their confidences, and number of correct ones, by
+    confidence.
 
     confidences (B,): the probability of each prediction. Bin m of M contains ((m - 1) / M, m / M].
     """
@@ -59,12 +67,16 @@ def reliability_table(labels: Counts, predictions: Counts, confidences: Floats) 
 
 
 def calibration_error(table: Floats) -> float:
-    """Expected calibration error in percent: Σ_m n_m / n · |accuracy_m - mean confidence_m| (Guo et al. 2017)."""
+    """Expected calibration error in percent: Σ_m n_m / n · |accuracy_m - mean confidence_m| (Guo et
+    al. 2017).
+    """
     return 100 * float(np.abs(table[:, 2] - table[:, 1]).sum()) / max(float(table[:, 0].sum()), 1.0)
 
 
 class ClassificationScore:
-    """Scores of predicted classes 0 to `classes` - 1. `positive`: the class of the binary F1, if there are two."""
+    """Scores of predicted classes 0 to `classes` - 1. `positive`: the class of the binary F1, if
+    there are two.
+    """
 
     def __init__(self, classes: int, positive: int = 1) -> None:
         self.positive = positive
@@ -75,7 +87,9 @@ class ClassificationScore:
     def add(
         self, references: ArrayLike, predictions: ArrayLike, confidences: ArrayLike | None = None
     ) -> None:
-        """Add classes (B,), and the probabilities of the predictions (B,). Raises DataError for an unknown class."""
+        """Add classes (B,), and the probabilities of the predictions (B,). Raises DataError for an
+        unknown class.
+        """
         labels, found = np.asarray(references, np.int64), np.asarray(predictions, np.int64)
         check_lengths(labels, found, "labels")
         classes = len(self.table)
@@ -83,10 +97,14 @@ class ClassificationScore:
             raise DataError(f"class {min(unknown)} is unknown; the classes are 0 to {classes - 1}")
         self.table += confusion_matrix(labels, found, classes)
         if confidences is not None:
-            self.reliability += reliability_table(labels, found, np.asarray(confidences, np.float64))
+            self.reliability += reliability_table(
+                labels, found, np.asarray(confidences, np.float64)
+            )
 
     def values(self) -> dict[str, float]:
-        """accuracy, micro_f1, macro_f1, matthews; f1 of two classes; calibration_error if there are confidences."""
+        """accuracy, micro_f1, macro_f1, matthews; f1 of two classes; calibration_error if there are
+        confidences.
+        """
         percent = accuracy(self.table)
         values = {"accuracy": percent, "micro_f1": percent, "macro_f1": macro_f1(self.table)}
         if len(self.table) == 2:
@@ -98,7 +116,9 @@ class ClassificationScore:
 
 
 class MultiLabelScore:
-    """F1 and subset accuracy of label sets. Unlike that of single labels, macro F1 is the mean over all classes."""
+    """F1 and subset accuracy of label sets. Unlike that of single labels, macro F1 is the mean over
+    all classes.
+    """
 
     def __init__(self, classes: int) -> None:
         self.counts = np.zeros((3, classes), np.int64)  # correct, labels, predictions
@@ -114,7 +134,9 @@ class MultiLabelScore:
         self.examples += len(labels)
 
     def values(self) -> dict[str, float]:
-        """micro_f1, macro_f1, and subset_accuracy: the percentage of rows in which all labels are correct."""
+        """micro_f1, macro_f1, and subset_accuracy: the percentage of rows in which all labels are
+        correct.
+        """
         return {
             "micro_f1": 100 * float(f1(*self.counts.sum(1))),
             "macro_f1": 100 * float(np.mean([f1(*column) for column in self.counts.T])),

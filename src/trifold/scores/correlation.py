@@ -10,7 +10,9 @@ Values = NDArray[np.float64]
 
 
 def pearson(x: Values, y: Values) -> float:
-    """Correlation of two vectors, -1 to 1; 0 if one of them is constant, where scipy returns NaN."""
+    """Correlation of two vectors, -1 to 1; 0 if one of them is constant, where scipy returns
+    NaN.
+    """
     if not len(x) or x.min() == x.max() or y.min() == y.max():
         return 0.0
     x, y = x - x.mean(), y - y.mean()
@@ -26,7 +28,9 @@ def ranks(x: Values) -> Values:
 
 
 class CorrelationScore:
-    """Pearson and Spearman correlation. Ranks depend on all values, so 16 bytes per example are kept."""
+    """Pearson and Spearman correlation. Ranks depend on all values, so 16 bytes per example are
+    kept.
+    """
 
     signature = "ties:mean_rank|constant:0"
 
@@ -39,7 +43,9 @@ class CorrelationScore:
         check_lengths(labels, found)
         batch = np.stack([labels, found])
         if not np.isfinite(batch).all():
-            raise DataError("correlation: a reference or prediction is non-finite (NaN or infinity)")
+            raise DataError(
+                "correlation: a reference or prediction is non-finite (NaN or infinity)"
+            )
         self.batches.append(batch)
 
     def values(self) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Precision, recall and F1 of entities in tagged words, equal to seqeval's.
 
-By default any sequence of tags has entities, as in conlleval: I-PER after O or after I-LOC begins one. With a scheme,
-only entities that follow it count, as in seqeval's strict mode.
+By default any sequence of tags has entities, as in conlleval: I-PER after O or after I-LOC begins
+one. With a scheme, only entities that follow it count, as in seqeval's strict mode.
 """
 
 import re
@@ -25,10 +25,15 @@ class Entity(NamedTuple):
 
 
 def find_entities(tags: Sequence[str], scheme: Scheme | None = None) -> Iterator[Entity]:
-    """The entities of the tags of a sentence, such as B-PER, I-PER and O. Raises DataError for an invalid tag."""
+    """The entities of the tags of a sentence, such as B-PER, I-PER and O. Raises DataError for an
+    invalid tag.
+    """
     for tag in tags:
         if tag[:1] not in tuple(scheme or "BIOES") or tag[1:2] not in ("", "-"):
-            known = f"a tag of the scheme {scheme or 'BIOES'}; a tag is O, or a prefix such as B- and a type"
+            known = (
+                f"a tag of the scheme {scheme or 'BIOES'}; a tag is O, or a prefix such as "
+                "B- and a type"
+            )
             raise DataError(f"{tag!r} is not {known}")
     prefixes, types = "".join(tag[0] for tag in tags) + "O", [*(tag[2:] or "_" for tag in tags), ""]
     start = 0
@@ -40,9 +45,13 @@ def find_entities(tags: Sequence[str], scheme: Scheme | None = None) -> Iterator
 
 
 def count_invalid(tags: Sequence[str]) -> int:
-    """The tags with I- and E- that continue no entity of their type, as after O or after B- of another type."""
+    """The tags with I- and E- that continue no entity of their type, as after O or after B- of
+    another type.
+    """
     pairs = zip(["O", *tags], tags, strict=False)
-    return sum(tag[0] in "IE" and (before[0] not in "BI" or before[1:] != tag[1:]) for before, tag in pairs)
+    return sum(
+        tag[0] in "IE" and (before[0] not in "BI" or before[1:] != tag[1:]) for before, tag in pairs
+    )
 
 
 class EntityScore:
@@ -50,11 +59,21 @@ class EntityScore:
 
     def __init__(self, scheme: Scheme | None = None) -> None:
         self.scheme = scheme
-        self.counts = Counter[str](), Counter[str](), Counter[str]()  # correct, references, predictions
-        self.signature = f"average:micro|mode:{'strict' if scheme else 'default'}|scheme:{scheme or 'any'}"
+        self.counts = (
+            Counter[str](),
+            Counter[str](),
+            Counter[str](),
+        )  # correct, references, predictions
+        self.signature = (
+            f"average:micro|mode:{'strict' if scheme else 'default'}|scheme:{scheme or 'any'}"
+        )
 
-    def add(self, references: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]) -> None:
-        """Add the tags of sentences, one per word. Raises DataError for numbers of tags that differ."""
+    def add(
+        self, references: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]
+    ) -> None:
+        """Add the tags of sentences, one per word. Raises DataError for numbers of tags that
+        differ.
+        """
         check_lengths(references, predictions, "sentences")
         for expected, tags in zip(references, predictions, strict=True):
             check_lengths(expected, tags, "words in a sentence")
@@ -74,4 +93,8 @@ class EntityScore:
 
 def _values(correct: int, references: int, predictions: int) -> dict[str, float]:
     precision, recall = 100 * correct / max(predictions, 1), 100 * correct / max(references, 1)
-    return {"precision": precision, "recall": recall, "f1": 100 * f1(correct, references, predictions)}
+    return {
+        "precision": precision,
+        "recall": recall,
+        "f1": 100 * f1(correct, references, predictions),
+    }

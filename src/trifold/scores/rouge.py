@@ -1,4 +1,6 @@
-"""ROUGE-1, ROUGE-2 and ROUGE-L (Lin 2004), equal to rouge-score: F1 of word n-grams and common subsequences."""
+"""ROUGE-1, ROUGE-2 and ROUGE-L (Lin 2004), equal to rouge-score: F1 of word n-grams and common
+subsequences.
+"""
 
 import re
 from collections import defaultdict
@@ -19,7 +21,8 @@ def common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
     places: defaultdict[str, int] = defaultdict(int)
     for place, word in enumerate(first):
         places[word] |= 1 << place
-    # Bit i of `row` is 0 if the first i + 1 words have a longer common subsequence with `second` than the first i.
+    # Bit i of `row` is 0 if the first i + 1 words have a longer common subsequence with `second`
+    # than the first i.
     every = row = (1 << len(first)) - 1
     for word in second:
         matches = row & places[word]
@@ -28,7 +31,9 @@ def common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
 
 
 class RougeScore:
-    """Mean F1 over examples; of several references, the best for each score. Words are not stemmed."""
+    """Mean F1 over examples; of several references, the best for each score. Words are not
+    stemmed.
+    """
 
     signature = "measure:f1|stemming:no|references:best"
 
@@ -45,7 +50,9 @@ class RougeScore:
             if not expected:
                 raise DataError(f"ROUGE: the prediction {prediction!r:.40} has no reference")
             self.sums["rouge1"] += max(overlap_f1(words, found) for words in expected)
-            self.sums["rouge2"] += max(overlap_f1(pairwise(words), pairwise(found)) for words in expected)
+            self.sums["rouge2"] += max(
+                overlap_f1(pairwise(words), pairwise(found)) for words in expected
+            )
             longest = [(common_subsequence(words, found), len(words)) for words in expected]
             self.sums["rougeL"] += max(f1(common, size, len(found)) for common, size in longest)
             self.examples += 1

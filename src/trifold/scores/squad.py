@@ -1,4 +1,6 @@
-"""Exact match and F1 of answers, equal to the scripts of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018)."""
+"""Exact match and F1 of answers, equal to the scripts of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016,
+2018).
+"""
 
 import re
 import string
@@ -14,7 +16,9 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalize(answer: str) -> str:
-    """The answer in lower case without ASCII punctuation and English articles, its words separated by one space."""
+    """The answer in lower case without ASCII punctuation and English articles, its words separated
+    by one space.
+    """
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", answer.lower().translate(PUNCTUATION)).split())
 
 
@@ -23,8 +27,9 @@ def score_answer(
 ) -> tuple[float, float]:
     """Exact match and F1 of words, 0 to 1: each the best over the references.
 
-    Version 2.0: a question without a reference expects the empty text, and the F1 of two empty texts is 1. Version 1.1
-    raises DataError for such a question, and the F1 of two empty texts is 0.
+    Version 2.0: a question without a reference expects the empty text, and the F1 of two empty
+    texts is 1. Version 1.1 raises DataError for such a question, and the F1 of two empty texts is
+    0.
     """
     expected, found = [normalize(text) for text in as_texts(references)], normalize(prediction)
     if version == "2.0":
@@ -38,7 +43,9 @@ def score_answer(
 
 
 class SquadScore:
-    """Exact match and F1 of answers to questions; separate ones if some questions have no answer."""
+    """Exact match and F1 of answers to questions; separate ones if some questions have no
+    answer.
+    """
 
     def __init__(self, version: Literal["1.1", "2.0"] = "2.0") -> None:
         self.version = version
@@ -49,10 +56,15 @@ class SquadScore:
         """Add answers. A question whose references are all empty has no answer."""
         check_lengths(references, predictions, "questions")
         for expected, answer in zip(references, predictions, strict=True):
-            self.sums[int(any(as_texts(expected)))] += (*score_answer(expected, answer, self.version), 1)
+            self.sums[int(any(as_texts(expected)))] += (
+                *score_answer(expected, answer, self.version),
+                1,
+            )
 
     def values(self) -> dict[str, float]:
-        """exact_match and f1 in percent; if some questions have no answer, also answerable_… and no_answer_…"""
+        """exact_match and f1 in percent; if some questions have no answer, also answerable_… and
+        no_answer_…
+        """
         groups = {"": self.sums.sum(0)}
         if self.sums[0, 2]:
             groups |= {"answerable_": self.sums[1], "no_answer_": self.sums[0]}

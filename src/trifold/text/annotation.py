@@ -14,7 +14,8 @@ from trifold.text.sentences import split_sentences
 from trifold.text.spans import Flags, Ids
 from trifold.text.tokenizer import Tokenizer
 
-# Thai, Lao, Burmese, Khmer, Kana and Han have no spaces between words: each character counts as a word.
+# Thai, Lao, Burmese, Khmer, Kana and Han have no spaces between words: each character counts as a
+# word.
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
     "\U00020000-\U0003ffff]"
@@ -24,25 +25,32 @@ _LINE = re.compile(r".*(?:\n\s*|\Z)")  # with the blank lines that follow
 
 @dataclass(frozen=True)
 class AnnotatedTexts(Ragged):
-    """Token ids of many texts, with flags at the first tokens of words and of sentences (sum of lengths,)."""
+    """Token ids of many texts, with flags at the first tokens of words and of sentences (sum of
+    lengths,).
+    """
 
     word_starts: Flags
     sentence_starts: Flags
 
 
 def find_sentence_starts(text: str) -> list[int]:
-    """Characters at which a sentence starts, except the first one. A line break always ends a sentence."""
+    """Characters at which a sentence starts, except the first one. A line break always ends a
+    sentence.
+    """
     sentences = (sentence for line in _LINE.findall(text) for sentence in split_sentences(line))
     visible = len(text) - len(text.lstrip())
     return [start for start in accumulate(map(len, sentences)) if visible < start < len(text)]
 
 
 def annotate(tokenizer: Tokenizer, texts: Sequence[str]) -> AnnotatedTexts:
-    """Encode texts without special tokens. Raises UsageError if the tokenizer gives no character offsets."""
+    """Encode texts without special tokens. Raises UsageError if the tokenizer gives no character
+    offsets.
+    """
     if not tokenizer.has_offsets:
         raise UsageError(
             "this tokenizer splits text before tokenization and gives no character offsets; "
-            "choose another one for pretraining (tokenizer.kind, or tokenizer.file of another family)"
+            "choose another one for pretraining (tokenizer.kind, or tokenizer.file of another "
+            "family)"
         )
     ids: list[list[int]] = []
     words, sentences = [np.zeros(0, np.bool_)], [np.zeros(0, np.bool_)]
@@ -80,7 +88,8 @@ def _borders_unspaced(text: str, offsets: Sequence[tuple[int, int]]) -> Flags:
 def count_unknown(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> int:
     """Number of unknown tokens.
 
-    0 if the unknown token also starts or ends a text, as in GPT-2, whose byte alphabet covers every text.
+    0 if the unknown token also starts or ends a text, as in GPT-2, whose byte alphabet covers every
+    text.
     """
     if tokenizer.unk_id in (None, tokenizer.bos_id, tokenizer.eos_id):
         return 0
@@ -88,7 +97,9 @@ def count_unknown(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> int:
 
 
 def unknown_words(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
-    """The different words with unknown tokens; words end at white space and at the names of special tokens."""
+    """The different words with unknown tokens; words end at white space and at the names of special
+    tokens.
+    """
     borders = "|".join([r"\s+", *map(re.escape, tokenizer.names.values())])
     words = list(dict.fromkeys(word for text in texts for word in re.split(borders, text)))
     rows = zip(words, tokenizer.encode(words), strict=True)
@@ -104,7 +115,9 @@ def special_flags(tokenizer: Tokenizer) -> Flags:
 
 
 def sentinel_ids(tokenizer: Tokenizer) -> Ids:
-    """Ids of T5's sentinels <extra_id_0>, <extra_id_1>, … in order, as far as the vocabulary has them."""
+    """Ids of T5's sentinels <extra_id_0>, <extra_id_1>, … in order, as far as the vocabulary has
+    them.
+    """
     found: list[int] = []
     while (token := tokenizer.library.token_to_id(f"<extra_id_{len(found)}>")) is not None:
         found.append(token)

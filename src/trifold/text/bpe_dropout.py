@@ -1,4 +1,6 @@
-"""BPE-dropout (Provilkov et al. 2020) with keyed randomness: a function of text, seed and index on every machine."""
+"""BPE-dropout (Provilkov et al. 2020) with keyed randomness: a function of text, seed and index on
+every machine.
+"""
 
 import json
 import math
@@ -17,24 +19,30 @@ from trifold.ragged import positions
 
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15  # of splitmix64
-_UNSUPPORTED = "continuing_subword_prefix end_of_word_suffix byte_fallback ignore_merges fuse_unk".split()
+_UNSUPPORTED = (
+    "continuing_subword_prefix end_of_word_suffix byte_fallback ignore_merges fuse_unk".split()
+)
 _NEVER = 1 << 62  # rank of a pair that is not a merge
 MAX_TEXTS = 1 << 18  # texts whose words are cached; others are split into words each time
 MAX_SEGMENTATIONS = 1 << 20  # with drops
 
 
 class BPEDropout:
-    """Segment words by a BPE model's merges; each merge is dropped with probability p when it is due.
+    """Segment words by a BPE model's merges; each merge is dropped with probability p when it is
+    due.
 
-    Algorithm 1 of the paper: of the possible merges that are not dropped in this round, apply the one with the highest
-    priority, until none is left. Instead of one random number per merge, the number of merges until the next drop is
-    drawn. Few words have more than one drop, so the segmentations are cached by these numbers.
+    Algorithm 1 of the paper: of the possible merges that are not dropped in this round, apply the
+    one with the highest priority, until none is left. Instead of one random number per merge, the
+    number of merges until the next drop is drawn. Few words have more than one drop, so the
+    segmentations are cached by these numbers.
     """
 
     def __init__(self, library: Library, unk_id: int, p: float) -> None:
         model = json.loads(library.to_str())["model"]
         if model["type"] != "BPE" or any(model.get(key) for key in _UNSUPPORTED):
-            raise SettingsError("tokenizer.dropout: this tokenizer has no plain BPE merges; set it to 0")
+            raise SettingsError(
+                "tokenizer.dropout: this tokenizer has no plain BPE merges; set it to 0"
+            )
         self._vocabulary: dict[str, int] = model["vocab"]
         self._ranks = {tuple(pair): rank for rank, pair in enumerate(model["merges"])}
         self._library = library
@@ -48,13 +56,18 @@ class BPEDropout:
         """Ids of every text: random, but a pure function of (text, seed, index)."""
         rows = [self._texts[text] if text in self._texts else self._split(text) for text in texts]
         keys = _make_keys(seed, indices, np.array(list(map(len, rows)), dtype=np.int64))
-        # The number of merges until the first drop is geometric: inversion of the 53 high bits of the key.
+        # The number of merges until the first drop is geometric: inversion of the 53 high bits of
+        # the key.
         until_drop = np.log(((keys >> np.uint64(11)) + np.uint64(1)) * 2.0**-53) / self._log_keep
-        draws = zip(np.minimum(until_drop, _NEVER).astype(np.int64).tolist(), keys.tolist(), strict=True)
+        draws = zip(
+            np.minimum(until_drop, _NEVER).astype(np.int64).tolist(), keys.tolist(), strict=True
+        )
         return [self._segment(row, draws) for row in rows]
 
     def _segment(self, words: list[str], draws: Iterator[tuple[int, int]]) -> list[int]:
-        """The ids of a text. draws: for each word, the number of merges until the first drop, and its key."""
+        """The ids of a text. draws: for each word, the number of merges until the first drop, and
+        its key.
+        """
         row: list[int] = []
         for word, (left, key) in zip(words, draws, strict=False):
             ids, merges = self._whole[word]
@@ -68,10 +81,14 @@ class BPEDropout:
         return row
 
     def _split(self, text: str) -> list[str]:
-        """The words that the library splits a text into before it merges; new ones are segmented."""
+        """The words that the library splits a text into before it merges; new ones are
+        segmented.
+        """
         normalizer, pre_tokenizer = self._library.normalizer, self._library.pre_tokenizer
         normal = normalizer.normalize_str(text) if normalizer is not None else text
-        split = [(normal, None)] if pre_tokenizer is None else pre_tokenizer.pre_tokenize_str(normal)
+        split = (
+            [(normal, None)] if pre_tokenizer is None else pre_tokenizer.pre_tokenize_str(normal)
+        )
         words = [sys.intern(word) for word, _ in split]
         self._whole |= {word: self._merge(word, ()) for word in {*words}.difference(self._whole)}
         if len(self._texts) < MAX_TEXTS:
@@ -79,9 +96,13 @@ class BPEDropout:
         return words
 
     def _merge(self, word: str, drops: tuple[int, ...]) -> tuple[list[int], int]:
-        """The ids of a word, and the number of merges after the last drop; drops: merges before each drop."""
+        """The ids of a word, and the number of merges after the last drop; drops: merges before
+        each drop.
+        """
         ranks, pieces = self._ranks, list(word)
-        priority = [ranks.get(pair, _NEVER) for pair in pairwise(pieces)]  # of merging pieces i and i + 1
+        priority = [
+            ranks.get(pair, _NEVER) for pair in pairwise(pieces)
+        ]  # of merging pieces i and i + 1
         dropped: dict[int, int] = {}  # in this round: position -> priority
         remaining, merges = list(drops), 0  # merges: since the last drop
         while (best := min(priority, default=_NEVER)) < _NEVER:
@@ -103,7 +124,9 @@ class BPEDropout:
 
 
 def _mix(key: Any) -> Any:
-    """The next number of a 64-bit random sequence (splitmix64, Steele et al. 2014), or an array of such."""
+    """The next number of a 64-bit random sequence (splitmix64, Steele et al. 2014), or an array of
+    such.
+    """
     key = (key + _STEP) & _MASK
     key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & _MASK

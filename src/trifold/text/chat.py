@@ -1,6 +1,7 @@
 """Chat templates: messages to the text that a chat model was trained on.
 
-Templates run in a sandbox process (`chat_handler`), which is started by the first rendering and then reused.
+Templates run in a sandbox process (`chat_handler`), which is started by the first rendering and
+then reused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +19,14 @@ _SANDBOX = Sandbox(Path(__file__).with_name("chat_handler.py"))
 
 
 def read_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Templates by name (`default` is the usual one). Files take precedence over `chat_template` in the settings."""
+    """Templates by name (`default` is the usual one). Files take precedence over `chat_template` in
+    the settings.
+    """
     given = settings.get("chat_template")
     listed = [{"name": "default", "template": given}] if isinstance(given, str) else given
-    entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    entries = (
+        [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    )
     found = {str(entry.get("name")): str(entry.get("template", "")) for entry in entries}
     check_inside(folder / "additional_chat_templates")
     more = sorted((folder / "additional_chat_templates").glob("*.jinja"))[:32]
@@ -31,7 +36,8 @@ def read_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     for name, text in found.items():
         if len(text) > MAX_TEMPLATE:
             raise CheckpointError(
-                f"{folder}: chat template {name!r} has {len(text):,} characters; at most {MAX_TEMPLATE:,} are read"
+                f"{folder}: chat template {name!r} has {len(text):,} characters; at most "
+                f"{MAX_TEMPLATE:,} are read"
             )
     return found
 
@@ -39,8 +45,8 @@ def read_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
 def render(template: str, values: Mapping[str, Any], *, timeout: float = TIMEOUT) -> str:
     """Render a template with JSON-serializable values.
 
-    Raises DataError if the template rejects the messages; CheckpointError if it is invalid, does something that is
-    not allowed, or exceeds the time or memory limit.
+    Raises DataError if the template rejects the messages; CheckpointError if it is invalid, does
+    something that is not allowed, or exceeds the time or memory limit.
     """
     try:
         request = {"template": template, "values": dict(values)}
@@ -48,7 +54,9 @@ def render(template: str, values: Mapping[str, Any], *, timeout: float = TIMEOUT
     except SandboxError as error:
         raise CheckpointError(f"the chat template was stopped: {error}") from None
     except (TypeError, ValueError) as error:
-        raise DataError(f"messages for a chat template must be text, lists and objects ({error})") from None
+        raise DataError(
+            f"messages for a chat template must be text, lists and objects ({error})"
+        ) from None
     if "refused" in found:
         raise DataError(f"the chat template refuses these messages: {found['refused']}")
     if "error" in found:
@@ -56,9 +64,13 @@ def render(template: str, values: Mapping[str, Any], *, timeout: float = TIMEOUT
     return str(found["text"])
 
 
-def template_values(messages: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> dict[str, Any]:
+def template_values(
+    messages: Sequence[Mapping[str, Any]], more: Mapping[str, Any]
+) -> dict[str, Any]:
     """Variables of a template: messages without empty entries, and `more`."""
     if not messages:
         raise DataError("a conversation needs at least one message")
-    clean = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    clean = [
+        {key: value for key, value in message.items() if value is not None} for message in messages
+    ]
     return {"tools": None, "documents": None, **more, "messages": clean}

@@ -1,7 +1,7 @@
 """Render chat templates in the sandbox process (see `trifold.sandbox`); imports nothing of trifold.
 
-A template is an untrusted program. Jinja's sandbox keeps it from files, modules and attributes, but not from running
-forever or exhausting the memory, so it runs in a process that can be stopped.
+A template is an untrusted program. Jinja's sandbox keeps it from files, modules and attributes, but
+not from running forever or exhausting the memory, so it runs in a process that can be stopped.
 """
 
 import json
@@ -19,7 +19,9 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-MAX_LENGTH = 1 << 24  # characters of the result, and entries of any string or list multiplied or concatenated
+MAX_LENGTH = (
+    1 << 24
+)  # characters of the result, and entries of any string or list multiplied or concatenated
 
 
 class Refused(Exception):
@@ -47,11 +49,15 @@ class Environment(ImmutableSandboxedEnvironment):
 
 def _check_length(size: int) -> None:
     if size > MAX_LENGTH:
-        raise SecurityError(f"a text or list of {size:,} entries; at most {MAX_LENGTH:,} are allowed")
+        raise SecurityError(
+            f"a text or list of {size:,} entries; at most {MAX_LENGTH:,} are allowed"
+        )
 
 
 class Generation(jinja2.ext.Extension):
-    """`{% generation %}` … `{% endgeneration %}` marks text of the model; it does not change the output."""
+    """`{% generation %}` … `{% endgeneration %}` marks text of the model; it does not change the
+    output.
+    """
 
     tags = {"generation"}  # noqa: RUF012 (the name and type are jinja's)
 
@@ -88,7 +94,11 @@ def _raise_exception(message: object) -> None:
 
 
 def _tojson(
-    value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
+    value: Any,
+    ensure_ascii: Any = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: Any = False,
 ) -> str:
     if isinstance(indent, int) and indent > 16:
         raise SecurityError("tojson: an indent of at most 16 is allowed")
@@ -105,11 +115,18 @@ def _strftime_now(pattern: str) -> str:
 
 @lru_cache(maxsize=1)
 def _compile(template: str) -> jinja2.Template:
-    """A template with the functions, block trimming and loop controls that those of the ecosystem expect."""
-    env = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
+    """A template with the functions, block trimming and loop controls that those of the ecosystem
+    expect.
+    """
+    env = Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
     env.filters["tojson"] = _tojson
     env.globals.update(
-        raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=PublicNamespace, dict=dict
+        raise_exception=_raise_exception,
+        strftime_now=_strftime_now,
+        namespace=PublicNamespace,
+        dict=dict,
     )
     env.globals.pop("lipsum")
     return env.from_string(template)

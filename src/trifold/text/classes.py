@@ -1,15 +1,23 @@
 """Tokenizer classes of `transformers`: how each builds its parts from a vocabulary.
 
-A class is one row of `CLASSES`: its parts, the special tokens around a text, and the default names of its special
-tokens. If the folder has a `tokenizer.json`, only the vocabulary comes from there, as in `transformers`, so that
-the settings file decides.
+A class is one row of `CLASSES`: its parts, the special tokens around a text, and the default names
+of its special tokens. If the folder has a `tokenizer.json`, only the vocabulary comes from there,
+as in `transformers`, so that the settings file decides.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer as Library, decoders, models, normalizers, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer as Library,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+)
 
 from trifold.errors import CheckpointError
 from trifold.text.languages import MBART, MBART_50
@@ -57,7 +65,9 @@ def _mpnet(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
 
 def _byte_level(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
     library = Library(models.BPE(vocabulary.ids, vocabulary.merges))
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space")))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=bool(settings.get("add_prefix_space"))
+    )
     library.decoder = decoders.ByteLevel()
     return library
 
@@ -80,7 +90,9 @@ def _qwen(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
 
 def _gpt_2018(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
     suffix, unknown = "</w>", names["unk_token"]
-    model = models.BPE(vocabulary.ids, vocabulary.merges, unk_token=unknown, end_of_word_suffix=suffix)
+    model = models.BPE(
+        vocabulary.ids, vocabulary.merges, unk_token=unknown, end_of_word_suffix=suffix
+    )
     library = Library(model)
     library.normalizer = normalizers.BertNormalizer(lowercase=True)
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -89,10 +101,14 @@ def _gpt_2018(vocabulary: Vocabulary, settings: Settings, names: Names) -> Libra
 
 
 def _llama(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
-    library = Library(models.BPE(vocabulary.ids, vocabulary.merges, fuse_unk=True, byte_fallback=True))
+    library = Library(
+        models.BPE(vocabulary.ids, vocabulary.merges, fuse_unk=True, byte_fallback=True)
+    )
     prefix = settings.get("add_prefix_space") is not False
     first = "always" if settings.get("legacy", False) else "first"
-    library.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, first if prefix else "never", split=False)
+    library.pre_tokenizer = pre_tokenizers.Metaspace(
+        SPACE, first if prefix else "never", split=False
+    )
     strip = [decoders.Strip(content=" ", left=1)] if prefix else []
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     library.decoder = decoders.Sequence(steps)
@@ -100,7 +116,9 @@ def _llama(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
 
 
 def _unigram(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
-    """T5, XLM-R, CamemBERT, ALBERT: split at white space; each word begins with ▁ for the space before it."""
+    """T5, XLM-R, CamemBERT, ALBERT: split at white space; each word begins with ▁ for the space
+    before it.
+    """
     pieces = [piece for piece, _ in vocabulary.scores]
     if names["unk_token"] not in pieces:
         raise CheckpointError(f"the vocabulary lacks {names['unk_token']!r}, the unknown token")
@@ -118,7 +136,8 @@ def _t5(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
     count = settings.get("extra_ids", 100)
     if not isinstance(count, int) or not 0 <= count <= _MAX_SENTINELS:
         raise CheckpointError(
-            f"tokenizer_config.json: extra_ids: {count!r} is not an integer from 0 to {_MAX_SENTINELS}"
+            f"tokenizer_config.json: extra_ids: {count!r} is not an integer from 0 to "
+            f"{_MAX_SENTINELS}"
         )
     sentinels = [f"<extra_id_{number}>" for number in range(count)]
     vocabulary = _set_ids(vocabulary, [], 0, reversed(sentinels))
@@ -126,8 +145,11 @@ def _t5(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
     return _with_special(library, sentinels)
 
 
-def _set_ids(vocabulary: Vocabulary, first: Sequence[str], skip: int, last: Iterable[str] = ()) -> Vocabulary:
-    """The vocabulary of a SentencePiece model with `first` instead of its `skip` first tokens, and `last` at its end.
+def _set_ids(
+    vocabulary: Vocabulary, first: Sequence[str], skip: int, last: Iterable[str] = ()
+) -> Vocabulary:
+    """The vocabulary of a SentencePiece model with `first` instead of its `skip` first tokens, and
+    `last` at its end.
 
     That of a tokenizer.json has these ids.
     """
@@ -141,8 +163,13 @@ def _set_ids(vocabulary: Vocabulary, first: Sequence[str], skip: int, last: Iter
 
 
 def _fairseq(vocabulary: Vocabulary, names: Names, last: Sequence[str]) -> Vocabulary:
-    """fairseq's ids: four special tokens in its own order, the pieces after the model's first three, then `last`."""
-    head = [names.get("bos_token", "<s>"), *(names[f"{role}_token"] for role in ("pad", "eos", "unk"))]
+    """fairseq's ids: four special tokens in its own order, the pieces after the model's first
+    three, then `last`.
+    """
+    head = [
+        names.get("bos_token", "<s>"),
+        *(names[f"{role}_token"] for role in ("pad", "eos", "unk")),
+    ]
     return _set_ids(vocabulary, head, 3, last)
 
 
@@ -153,10 +180,14 @@ def _xlm_roberta(vocabulary: Vocabulary, settings: Settings, names: Names) -> Li
 def _multilingual(
     languages: Sequence[str], *, by_words: bool = False
 ) -> Callable[[Vocabulary, Settings, Names], Library]:
-    """mBART, NLLB: fairseq's ids, then those of the languages, then the mask. by_words: as in XLM-R."""
+    """mBART, NLLB: fairseq's ids, then those of the languages, then the mask. by_words: as in
+    XLM-R.
+    """
 
     def build(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
-        listed = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
+        listed = (
+            settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
+        )
         codes = [*dict.fromkeys([*languages, *filter(None, map(content_of, listed))])]
         vocabulary = _fairseq(vocabulary, names, [*codes, names["mask_token"]])
         if vocabulary.scores:
@@ -173,8 +204,12 @@ def _multilingual(
 
 
 def _set_spaces(library: Library, vocabulary: Vocabulary, without_map: list[Any]) -> None:
-    """A space is ▁, and several spaces are one; `without_map`: normalizers if the vocabulary has no map."""
-    charsmap = [normalizers.Precompiled(vocabulary.charsmap)] if vocabulary.charsmap else without_map
+    """A space is ▁, and several spaces are one; `without_map`: normalizers if the vocabulary has no
+    map.
+    """
+    charsmap = (
+        [normalizers.Precompiled(vocabulary.charsmap)] if vocabulary.charsmap else without_map
+    )
     library.normalizer = normalizers.Sequence([*charsmap, normalizers.Replace(Regex(" {2,}"), " ")])
     library.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "always", split=True)
     library.decoder = decoders.Metaspace(SPACE, "always", split=True)
@@ -184,7 +219,9 @@ def _pegasus(vocabulary: Vocabulary, settings: Settings, names: Names) -> Librar
     """Tokens of pretraining take the ids below `offset`."""
     offset = settings.get("offset", 103)
     if not isinstance(offset, int) or not 2 < offset <= _MAX_SENTINELS:
-        raise CheckpointError(f"tokenizer_config.json: offset: {offset!r} is not from 3 to {_MAX_SENTINELS}")
+        raise CheckpointError(
+            f"tokenizer_config.json: offset: {offset!r} is not from 3 to {_MAX_SENTINELS}"
+        )
     masks = [content_of(settings.get("mask_token_sent", "<mask_1>")), names["mask_token"]]
     special = [*filter(None, masks), *(f"<unk_{number}>" for number in range(2, offset))]
     vocabulary = _set_ids(vocabulary, [names["pad_token"], names["eos_token"], *special], 2)
@@ -241,20 +278,30 @@ def _deberta(vocabulary: Vocabulary, settings: Settings, names: Names) -> Librar
     strip = normalizers.Strip(left=False, right=True)
     library.normalizer = normalizers.Sequence([*lower, spaces, normalizers.NFC(), strip])
     scheme = "first" if settings.get("add_prefix_space") is False else "always"
-    marks = [pre_tokenizers.Punctuation("isolated")] if settings.get("split_by_punct", False) else []
-    library.pre_tokenizer = pre_tokenizers.Sequence([*marks, pre_tokenizers.Metaspace(SPACE, scheme)])
+    marks = (
+        [pre_tokenizers.Punctuation("isolated")] if settings.get("split_by_punct", False) else []
+    )
+    library.pre_tokenizer = pre_tokenizers.Sequence(
+        [*marks, pre_tokenizers.Metaspace(SPACE, scheme)]
+    )
     library.decoder = decoders.Metaspace(SPACE, scheme)
     return library
 
 
 def _sentencepiece(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
-    """Spaces become ▁, and nothing is put before the text. Usual special tokens take the roles that are open."""
+    """Spaces become ▁, and nothing is put before the text. Usual special tokens take the roles that
+    are open.
+    """
     unk_id, byte_fallback = vocabulary.unk_id, vocabulary.byte_fallback
     assert unk_id is not None
     if vocabulary.scores:
         library = Library(models.Unigram(vocabulary.scores, unk_id, byte_fallback))
     else:
-        options = {"unk_token": [*vocabulary.ids][unk_id], "fuse_unk": True, "byte_fallback": byte_fallback}
+        options = {
+            "unk_token": [*vocabulary.ids][unk_id],
+            "fuse_unk": True,
+            "byte_fallback": byte_fallback,
+        }
         library = Library(models.BPE(vocabulary.ids, vocabulary.merges, **options))
     charsmap = [normalizers.Precompiled(vocabulary.charsmap)] if vocabulary.charsmap else []
     library.normalizer = normalizers.Sequence([*charsmap, normalizers.Replace(" ", SPACE)])
@@ -266,24 +313,38 @@ def _sentencepiece(vocabulary: Vocabulary, settings: Settings, names: Names) -> 
 
 
 def _with_special(library: Library, tokens: Sequence[str]) -> Library:
-    library.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
+    library.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in tokens]
+    )
     return library
 
 
 def _with_mask(library: Library, names: Names) -> Library:
-    library.add_special_tokens([AddedToken(names["mask_token"], lstrip=True, special=True, normalized=False)])
+    library.add_special_tokens(
+        [AddedToken(names["mask_token"], lstrip=True, special=True, normalized=False)]
+    )
     return library
 
 
-# --- the classes ------------------------------------------------------------------------------------------
+# --- the classes ----------------------------------------------------------------------------------
 
 _BRACKETS = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
 _BRACKETS |= {"cls_token": "[CLS]", "mask_token": "[MASK]"}
 _BOS_EOS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-FAIRSEQ = _BOS_EOS | {"sep_token": "</s>", "pad_token": "<pad>", "cls_token": "<s>", "mask_token": "<mask>"}
+FAIRSEQ = _BOS_EOS | {
+    "sep_token": "</s>",
+    "pad_token": "<pad>",
+    "cls_token": "<s>",
+    "mask_token": "<mask>",
+}
 _END_OF_TEXT = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
 T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-_ALBERT = _BRACKETS | {"bos_token": "[CLS]", "eos_token": "[SEP]", "unk_token": "<unk>", "pad_token": "<pad>"}
+_ALBERT = _BRACKETS | {
+    "bos_token": "[CLS]",
+    "eos_token": "[SEP]",
+    "unk_token": "<unk>",
+    "pad_token": "<pad>",
+}
 _DEBERTA = _BRACKETS | {"bos_token": "[CLS]", "eos_token": "[SEP]"}
 _BIG_BIRD = _BRACKETS | _BOS_EOS | {"pad_token": "<pad>"}
 _XLNET = FAIRSEQ | {"sep_token": "<sep>", "cls_token": "<cls>"}
@@ -316,7 +377,9 @@ CLASSES: dict[str, TokenizerClass] = {
     "BartTokenizer": _ROBERTA,
     "LlamaTokenizer": TokenizerClass(_llama, bos_and_eos, _BOS_EOS, "BPE"),
     "ElectraTokenizer": _WORDPIECE,
-    "MPNetTokenizer": TokenizerClass(_mpnet, roberta, FAIRSEQ | {"unk_token": "[UNK]"}, "WordPiece"),
+    "MPNetTokenizer": TokenizerClass(
+        _mpnet, roberta, FAIRSEQ | {"unk_token": "[UNK]"}, "WordPiece"
+    ),
     "DebertaV2Tokenizer": TokenizerClass(_deberta, _CLS_SEP, _DEBERTA, "Unigram"),
     "T5Tokenizer": TokenizerClass(_t5, _EOS_EOS, T5, "Unigram"),
     "XLMRobertaTokenizer": TokenizerClass(_xlm_roberta, BOS_EOS_EOS, FAIRSEQ, "Unigram"),
@@ -326,16 +389,24 @@ CLASSES: dict[str, TokenizerClass] = {
     "XLNetTokenizer": TokenizerClass(_xlnet, _SEP_CLS, _XLNET, "Unigram"),
     "PegasusTokenizer": TokenizerClass(_pegasus, EOS, _PEGASUS, "Unigram"),
     "MBartTokenizer": TokenizerClass(_MBART, language("en_XX", first=False), FAIRSEQ, "Unigram"),
-    "MBart50Tokenizer": TokenizerClass(_MBART_50, language("en_XX", first=True), _MBART_50_NAMES, "Unigram"),
-    "NllbTokenizer": TokenizerClass(_multilingual(()), language("eng_Latn", first=True), FAIRSEQ, "BPE"),
+    "MBart50Tokenizer": TokenizerClass(
+        _MBART_50, language("en_XX", first=True), _MBART_50_NAMES, "Unigram"
+    ),
+    "NllbTokenizer": TokenizerClass(
+        _multilingual(()), language("eng_Latn", first=True), FAIRSEQ, "BPE"
+    ),
 }
 
 # The class of a model type whose folder names none.
 _MODEL_TYPES = {
-    "Albert": "albert", "Bart": "bart", "Bert": "bert", "Bertweet": "bertweet", "BigBird": "big_bird",
-    "Camembert": "camembert", "DebertaV2": "deberta-v2", "DistilBert": "distilbert", "Electra": "electra",
-    "GPT2": "codegen gpt2 gpt_bigcode gpt_neo gptj opt starcoder2", "GPTNeoX": "gpt_neox", "M2M100": "m2m_100",
-    "MBart": "mbart", "MPNet": "mpnet", "Marian": "marian", "OpenAIGPT": "openai-gpt", "Pegasus": "pegasus",
-    "Qwen2": "qwen2 qwen3", "Roberta": "roberta", "T5": "mt5 t5", "XLMRoberta": "xlm-roberta", "XLNet": "xlnet",
+    "Albert": "albert", "Bart": "bart", "Bert": "bert", "Bertweet": "bertweet",
+    "BigBird": "big_bird", "Camembert": "camembert", "DebertaV2": "deberta-v2",
+    "DistilBert": "distilbert", "Electra": "electra",
+    "GPT2": "codegen gpt2 gpt_bigcode gpt_neo gptj opt starcoder2", "GPTNeoX": "gpt_neox",
+    "M2M100": "m2m_100", "MBart": "mbart", "MPNet": "mpnet", "Marian": "marian",
+    "OpenAIGPT": "openai-gpt", "Pegasus": "pegasus", "Qwen2": "qwen2 qwen3", "Roberta": "roberta",
+    "T5": "mt5 t5", "XLMRoberta": "xlm-roberta", "XLNet": "xlnet",
 }  # fmt: skip
-CLASS_OF_MODEL = {kind: f"{name}Tokenizer" for name, kinds in _MODEL_TYPES.items() for kind in kinds.split()}
+CLASS_OF_MODEL = {
+    kind: f"{name}Tokenizer" for name, kinds in _MODEL_TYPES.items() for kind in kinds.split()
+}

@@ -1,6 +1,8 @@
-"""Corruptions of token sequences: masking (BERT), denoising (BART), sentinels (T5), permutation (XLNet).
+"""Corruptions of token sequences: masking (BERT), denoising (BART), sentinels (T5), permutation
+(XLNet).
 
-Each is a pure function of a row and a random generator; the result holds what is needed to restore the row.
+Each is a pure function of a row and a random generator; the result holds what is needed to restore
+the row.
 Shapes: T tokens, M masked tokens in S spans.
 """
 
@@ -12,14 +14,16 @@ import numpy as np
 from trifold.text import spans
 from trifold.text.spans import Flags, Ids, LengthDistribution, Rng
 
-# --- masked language modeling --------------------------------------------------------------------------
+# --- masked language modeling ---------------------------------------------------------------------
 #
-# 15 % of the tokens are selected: 80 % of these become the mask, 10 % a random token, 10 % stay unchanged
-# (Devlin et al. 2019, section 3.1, task 1).
+# 15 % of the tokens are selected: 80 % of these become the mask, 10 % a random token, 10 % stay
+# unchanged (Devlin et al. 2019, section 3.1, task 1).
 
 
 class Replacement(NamedTuple):
-    """What selected tokens become: the mask, one of the `ordinary` (not special) tokens, or themselves."""
+    """What selected tokens become: the mask, one of the `ordinary` (not special) tokens, or
+    themselves.
+    """
 
     mask: int
     ordinary: Ids
@@ -28,7 +32,9 @@ class Replacement(NamedTuple):
 
 
 class MaskedRow(NamedTuple):
-    """inputs (T,), selected positions (M,) in order, original tokens there (M,), and bounds of their runs (S, 2)."""
+    """inputs (T,), selected positions (M,) in order, original tokens there (M,), and bounds of
+    their runs (S, 2).
+    """
 
     inputs: Ids
     positions: Ids
@@ -56,47 +62,64 @@ def choose_words(free: Flags, starts: Flags, rate: float, rng: Rng) -> Ids:
 
 
 def choose_spans(
-    free: Flags, starts: Flags, rate: float, rng: Rng, distribution: LengthDistribution = spans.geometric
+    free: Flags,
+    starts: Flags,
+    rate: float,
+    rng: Rng,
+    distribution: LengthDistribution = spans.geometric,
 ) -> Ids:
     """Positions of spans of whole words (SpanBERT, Joshi et al. 2020, section 3.1).
 
-    The number of spans is drawn first and then every length, so that short rows do not shorten spans by exhausting
-    their 15 %. Spans never touch: the tokens on both sides of a span stay visible.
+    The number of spans is drawn first and then every length, so that short rows do not shorten
+    spans by exhausting their 15 %. Spans never touch: the tokens on both sides of a span stay
+    visible.
     """
     bounds = spans.find_words(free, starts)
     lengths = spans.draw_span_lengths(len(bounds), rate, distribution, rng)
     first = spans.place_spans(lengths, len(bounds), rng)
-    positions = spans.expand_spans(np.stack([bounds[first, 0], bounds[first + lengths - 1, 1]], axis=1))
+    positions = spans.expand_spans(
+        np.stack([bounds[first, 0], bounds[first + lengths - 1, 1]], axis=1)
+    )
     return positions[free[positions]]
 
 
 MaskChoice = Callable[[Flags, Flags, float, Rng], Ids]
-MASK_CHOICES: dict[str, MaskChoice] = {"plain": choose_tokens, "words": choose_words, "spans": choose_spans}
+MASK_CHOICES: dict[str, MaskChoice] = {
+    "plain": choose_tokens,
+    "words": choose_words,
+    "spans": choose_spans,
+}
 
 
 def mask_tokens(
     ids: Ids, positions: Ids, rng: Rng, replacement: Replacement, *, per_span: bool = False
 ) -> MaskedRow:
-    """Mask a row at the given positions. The replacement is drawn per token, or per span of adjacent tokens."""
+    """Mask a row at the given positions. The replacement is drawn per token, or per span of
+    adjacent tokens.
+    """
     flags = np.zeros(len(ids), np.bool_)
     flags[positions] = True
     runs = spans.find_runs(flags)
     lengths = runs[:, 1] - runs[:, 0]
     draws = np.repeat(rng.random(len(runs)), lengths) if per_span else rng.random(len(positions))
-    random_tokens = replacement.ordinary[rng.integers(len(replacement.ordinary), size=len(positions))]
+    random_tokens = replacement.ordinary[
+        rng.integers(len(replacement.ordinary), size=len(positions))
+    ]
     inputs, targets = ids.copy(), ids[positions]
     unmasked = np.where(draws < replacement.masked + replacement.random, random_tokens, targets)
     inputs[positions] = np.where(draws < replacement.masked, replacement.mask, unmasked)
     return MaskedRow(inputs, positions, targets, runs)
 
 
-# --- BART's noises (Lewis et al. 2020, section 2.2) -----------------------------------------------------
+# --- BART's noises (Lewis et al. 2020, section 2.2) -----------------------------------------------
 #
 # The authors' model was trained with infill 0.3 and permute 1. Special tokens keep their positions.
 
 
 class NoiseInput(NamedTuple):
-    """ids (T,), which of them may change, sentence starts, and the maximum length of the noised row."""
+    """ids (T,), which of them may change, sentence starts, and the maximum length of the noised
+    row.
+    """
 
     ids: Ids
     free: Flags
@@ -146,7 +169,8 @@ def replace_by_mask(row: NoiseInput, rng: Rng, rate: float, mask: int) -> Noised
 def infill_spans(row: NoiseInput, rng: Rng, rate: float, mask: int) -> NoisedRow:
     """Replace spans that hold a share of the tokens by one mask each; spans never touch.
 
-    Each span of length 0 inserts a mask, neither inside nor next to another span, while `max_length` permits.
+    Each span of length 0 inserts a mask, neither inside nor next to another span, while
+    `max_length` permits.
     """
     positions = np.flatnonzero(row.free)
     lengths = spans.draw_span_lengths(len(positions), rate, spans.poisson, rng)
@@ -162,7 +186,11 @@ def infill_spans(row: NoiseInput, rng: Rng, rate: float, mask: int) -> NoisedRow
         inserted = max(0, min(inserted, row.max_length - int(kept.sum()) - len(heads)))
     inputs[heads], origin[heads], kept[heads] = mask, -1, True
     slots = np.append(positions, positions[-1] + 1) if len(positions) else positions
-    at = slots[np.sort(rng.permutation(np.flatnonzero(gaps))[:inserted])] if inserted else positions[:0]
+    at = (
+        slots[np.sort(rng.permutation(np.flatnonzero(gaps))[:inserted])]
+        if inserted
+        else positions[:0]
+    )
     kept = np.insert(kept, at, True)
     return NoisedRow(np.insert(inputs, at, mask)[kept], np.insert(origin, at, -1)[kept])
 
@@ -198,23 +226,27 @@ def _reorder(row: NoiseInput, positions: Ids, order: Ids) -> NoisedRow:
     return NoisedRow(row.ids[origin], origin)
 
 
-# --- T5's span corruption (Raffel et al. 2020, sections 3.1.4 and 3.3.4) --------------------------------
+# --- T5's span corruption (Raffel et al. 2020, sections 3.1.4 and 3.3.4) --------------------------
 #
 #     original   Thank you for inviting me to your party last week
 #     input      Thank you <0> me to your party <1> week
 #     target     <0> for inviting <1> last
 #
-# The distribution is that of the authors' code. Of n >= 2 tokens, round(rate * n) are noise (at least one, and at
-# least one is not), in round(noise / mean) spans (at least one). Noise and rest are both divided uniformly at random
-# into that many non-empty parts, which alternate, starting with the rest and ending with noise. The code writes no
-# sentinel after the last span, although section 3.1.4 mentions one.
+# The distribution is that of the authors' code. Of n >= 2 tokens, round(rate * n) are noise (at
+# least one, and at least one is not), in round(noise / mean) spans (at least one). Noise and rest
+# are both divided uniformly at random into that many non-empty parts, which alternate, starting
+# with the rest and ending with noise. The code writes no sentinel after the last span, although
+# section 3.1.4 mentions one.
 #
-# Up to about thirty tokens form a single span, which would always lie at the end. The authors train on packed rows
-# of 512 tokens; rows here can be short documents, so a single span is placed uniformly at random instead.
+# Up to about thirty tokens form a single span, which would always lie at the end. The authors train
+# on packed rows of 512 tokens; rows here can be short documents, so a single span is placed
+# uniformly at random instead.
 
 
 class SpanCorruptedRow(NamedTuple):
-    """inputs: the row with one sentinel per span; targets: every sentinel, followed by the tokens it replaces."""
+    """inputs: the row with one sentinel per span; targets: every sentinel, followed by the tokens
+    it replaces.
+    """
 
     inputs: Ids
     targets: Ids
@@ -231,7 +263,9 @@ def corrupt_spans(
     noise[np.flatnonzero(free)] = draw_noise_mask(int(free.sum()), rng, rate, mean)
     runs = spans.find_runs(noise)
     if len(runs) > len(sentinels):
-        raise ValueError(f"{len(runs)} spans need as many sentinels; the tokenizer has {len(sentinels)}")
+        raise ValueError(
+            f"{len(runs)} spans need as many sentinels; the tokenizer has {len(sentinels)}"
+        )
     used = sentinels[: len(runs)]
     inputs, kept = ids.copy(), ~noise
     inputs[runs[:, 0]], kept[runs[:, 0]] = used, True
@@ -249,7 +283,9 @@ def draw_noise_mask(tokens: int, rng: Rng, rate: float, mean: float) -> Flags:
     if count == 1:
         positions = np.arange(tokens) - rng.integers(tokens - noise + 1)
         return (positions >= 0) & (positions < noise)
-    lengths = np.stack([_partition(tokens - noise, count, rng), _partition(noise, count, rng)], axis=1)
+    lengths = np.stack(
+        [_partition(tokens - noise, count, rng), _partition(noise, count, rng)], axis=1
+    )
     return np.repeat(np.arange(2 * count) % 2 == 1, lengths.ravel())
 
 
@@ -265,13 +301,14 @@ def _partition(items: int, count: int, rng: Rng) -> Ids:
     return np.diff(cuts, prepend=0, append=items)
 
 
-# --- XLNet's permutation language modeling (Yang et al. 2019, sections 2.2-2.3) ------------------------
+# --- XLNet's permutation language modeling (Yang et al. 2019, sections 2.2-2.3) -------------------
 #
 #     max E_z Σ_{t > c} log P(x_{z_t} | x_{z_1}, …, x_{z_{t-1}})
 #
-# Only the last 1/K of the factorization order z is predicted (partial prediction). A row's order is an array of
-# ranks: 0 for all other tokens, which see each other, and 1, 2, … for the predicted tokens. In the content stream a
-# token sees ranks up to its own; in the query stream it sees lower ranks only.
+# Only the last 1/K of the factorization order z is predicted (partial prediction). A row's order is
+# an array of ranks: 0 for all other tokens, which see each other, and 1, 2, … for the predicted
+# tokens. In the content stream a token sees ranks up to its own; in the query stream it sees lower
+# ranks only.
 
 
 def choose_last_in_order(free: Flags, share: int, longest: int, rng: Rng) -> Ids:
@@ -282,7 +319,8 @@ def choose_last_in_order(free: Flags, share: int, longest: int, rng: Rng) -> Ids
 
 
 def choose_spans_in_context(free: Flags, share: int, longest: int, rng: Rng) -> Ids:
-    """Positions of spans of 1 to `longest` tokens, each at a random place within `share` times as many tokens.
+    """Positions of spans of 1 to `longest` tokens, each at a random place within `share` times as
+    many tokens.
 
     1/share of the remainder at the end of a row is chosen too (section 3.1: K = 6, at most 5).
     """

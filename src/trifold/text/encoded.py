@@ -14,14 +14,18 @@ _BATCH = 10_000  # texts encoded at once: enough for all cores, few enough to bo
 
 @dataclass(frozen=True)
 class Encoded:
-    """A row of model input. All lists are as long as `ids`; `dropped` counts the tokens beyond `max_length`."""
+    """A row of model input. All lists are as long as `ids`; `dropped` counts the tokens beyond
+    `max_length`.
+    """
 
     ids: list[int]
     types: list[int]  # 0 for the first text, 1 for the second, as in the tokenizer's template
     offsets: list[tuple[int, int]]  # characters of the text, start and end (exclusive)
     texts: list[int | None]  # the text a token belongs to, 0 or 1; None for special tokens
     dropped: int = 0
-    words: list[int | None] = field(default_factory=list)  # the word of its text; None as in `texts`
+    words: list[int | None] = field(
+        default_factory=list
+    )  # the word of its text; None as in `texts`
 
 
 def add_special_tokens(library: Any, first: Any, second: Any | None, dropped: int) -> Encoded:
@@ -29,17 +33,22 @@ def add_special_tokens(library: Any, first: Any, second: Any | None, dropped: in
     length = len(first)  # the result tells special tokens apart, but not the two texts
     whole = library.post_process(first, second)
     places = count()
-    texts = [None if special else int(next(places) >= length) for special in whole.special_tokens_mask]
+    texts = [
+        None if special else int(next(places) >= length) for special in whole.special_tokens_mask
+    ]
     return Encoded(whole.ids, whole.type_ids, whole.offsets, texts, dropped, whole.word_ids)
 
 
 def split_encoding(encoding: Any, size: int, overlap: int) -> list[Any]:
-    """Split a library encoding into parts of at most `size` tokens that overlap by `overlap`. Raises UsageError."""
+    """Split a library encoding into parts of at most `size` tokens that overlap by `overlap`.
+    Raises UsageError.
+    """
     if len(encoding) <= size:
         return [encoding]
     if size <= overlap:
         raise UsageError(
-            f"{max(0, size)} tokens of the second text fit beside the first, and its parts overlap by {overlap}: "
+            f"{max(0, size)} tokens of the second text fit beside the first, and its parts "
+            f"overlap by {overlap}: "
             "shorten the first text, lower stride, or raise max_length"
         )
     encoding.truncate(size, stride=overlap)
@@ -47,17 +56,20 @@ def split_encoding(encoding: Any, size: int, overlap: int) -> list[Any]:
 
 
 def truncate(first: Any, second: Any | None, size: int, cut: Cut) -> int:
-    """Truncate two library encodings in place to `size` tokens in total. Returns the number of tokens removed.
+    """Truncate two library encodings in place to `size` tokens in total. Returns the number of
+    tokens removed.
 
-    `longest_first` shortens the longer text until both are equally long, then both. Raises UsageError if the text
-    that may be cut is too short.
+    `longest_first` shortens the longer text until both are equally long, then both. Raises
+    UsageError if the text that may be cut is too short.
     """
     lengths = [len(first), 0 if second is None else len(second)]
     excess = sum(lengths) - size
     if excess <= 0:
         return 0
     if size < 0:
-        raise UsageError(f"max_length leaves no room for text: special tokens alone take {-size} more")
+        raise UsageError(
+            f"max_length leaves no room for text: special tokens alone take {-size} more"
+        )
     if cut == "longest_first":
         kept = list(share_room(lengths[0], lengths[1], size))
     else:
@@ -73,7 +85,9 @@ def truncate(first: Any, second: Any | None, size: int, cut: Cut) -> int:
 
 
 def share_room(first: int, second: int, room: int) -> tuple[int, int]:
-    """The tokens that two texts keep: the longer one is truncated to the length of the other, then both are."""
+    """The tokens that two texts keep: the longer one is truncated to the length of the other, then
+    both are.
+    """
     if first + second <= room:
         return first, second
     half = min(first, second, room // 2)
@@ -85,13 +99,20 @@ def report(rows: Iterable[Encoded]) -> str:
     cut = [row.dropped for row in rows if row.dropped]
     if not cut:
         return ""
-    return f"{len(cut):,} texts were cut to fit, {sum(cut):,} tokens in all (at most {max(cut):,} in one)"
+    return (
+        f"{len(cut):,} texts were cut to fit, {sum(cut):,} tokens in all (at most "
+        f"{max(cut):,} in one)"
+    )
 
 
 def batched(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """The texts in groups that are encoded together. Raises UsageError for a single text, and for no list."""
+    """The texts in groups that are encoded together. Raises UsageError for a single text, and for
+    no list.
+    """
     if isinstance(texts, str) or not hasattr(texts, "__getitem__"):
-        raise UsageError(f"a list of texts is expected, not {texts!r:.60}; for a single text, write [text]")
+        raise UsageError(
+            f"a list of texts is expected, not {texts!r:.60}; for a single text, write [text]"
+        )
     return (texts[start : start + _BATCH] for start in range(0, len(texts), _BATCH))
 
 
@@ -105,7 +126,9 @@ def verify(texts: Iterable[object]) -> None:
 
 
 def truncate_ids(ids: list[int], limit: int, end: int | None) -> list[int]:
-    """The first `limit` ids. With an end token, what follows the text is kept: all from that token on, or the last."""
+    """The first `limit` ids. With an end token, what follows the text is kept: all from that token
+    on, or the last.
+    """
     if len(ids) <= limit:
         return ids
     kept = 0 if end is None else ids.index(end) - len(ids) if end in ids else -1

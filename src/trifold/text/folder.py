@@ -1,7 +1,7 @@
 """Read the tokenizer of a Hugging Face folder of any layout.
 
-The settings file, or else the model's config, names a class. The class determines the parts (`classes`), the files
-give the vocabulary (`vocabulary`). No other file of the folder is opened.
+The settings file, or else the model's config, names a class. The class determines the parts
+(`classes`), the files give the vocabulary (`vocabulary`). No other file of the folder is opened.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,14 @@ from trifold.text.chat import read_templates
 from trifold.text.classes import CLASS_OF_MODEL, CLASSES, UNKNOWN_SENTENCEPIECE, TokenizerClass
 from trifold.text.patterns import PatternGuard
 from trifold.text.segmenters import read_bertweet, read_m2m, read_marian
-from trifold.text.special_tokens import Names, added_tokens, merge_files, names_of, new_tokens, read_optional
+from trifold.text.special_tokens import (
+    Names,
+    added_tokens,
+    merge_files,
+    names_of,
+    new_tokens,
+    read_optional,
+)
 from trifold.text.templates import bos_and_eos, post_processor
 from trifold.text.tokenizer import TOKEN_TYPES, Tokenizer
 from trifold.text.validation import is_panic, read_library
@@ -28,10 +35,12 @@ _OVERRIDDEN = ("mistral", "mixtral", "gpt_bigcode", "umt5", "phi3", "bigbird_peg
 
 
 def read_tokenizer(folder: str | Path, *, target: bool = False, **options: Any) -> Tokenizer:
-    """The tokenizer of a model folder of any family; with `target`, that of a Marian model's target side.
+    """The tokenizer of a model folder of any family; with `target`, that of a Marian model's target
+    side.
 
-    options: complete and dropout of `Tokenizer`, for training. Unless it is complete, a role without a special token
-    has the id None. Raises CheckpointError if there is no tokenizer, or it is damaged, unsafe or not supported.
+    options: complete and dropout of `Tokenizer`, for training. Unless it is complete, a role
+    without a special token has the id None. Raises CheckpointError if there is no tokenizer, or it
+    is damaged, unsafe or not supported.
     """
     path = Path(folder)
     settings = merge_files(path)
@@ -46,10 +55,14 @@ def read_tokenizer(folder: str | Path, *, target: bool = False, **options: Any) 
         return _read(path, settings, name, {"complete": False} | options)
     except CheckpointError:
         raise
-    except BaseException as error:  # the library raises plain Exception, and panics on some invalid files
+    except (
+        BaseException
+    ) as error:  # the library raises plain Exception, and panics on some invalid files
         if not isinstance(error, Exception) and not is_panic(error):
             raise
-        raise CheckpointError(f"{path}: its tokenizer files do not fit together ({error})") from None
+        raise CheckpointError(
+            f"{path}: its tokenizer files do not fit together ({error})"
+        ) from None
 
 
 def read_tokenizers(folder: Path) -> tuple[Tokenizer | None, Tokenizer | None]:
@@ -59,7 +72,9 @@ def read_tokenizers(folder: Path) -> tuple[Tokenizer | None, Tokenizer | None]:
     reader, target = read_tokenizer(folder), folder / "target_tokenizer.json"
     if target.is_file():
         return reader, Tokenizer.load(target)
-    return reader, read_tokenizer(folder, target=True) if (folder / "target.spm").is_file() else None
+    return reader, read_tokenizer(folder, target=True) if (
+        folder / "target.spm"
+    ).is_file() else None
 
 
 def _class_name(path: Path, settings: Mapping[str, Any]) -> str | None:
@@ -74,7 +89,9 @@ def _class_name(path: Path, settings: Mapping[str, Any]) -> str | None:
     return str(named).removesuffix("Fast") if named else None
 
 
-def _read(path: Path, settings: Mapping[str, Any], name: str | None, options: Mapping[str, Any]) -> Tokenizer:
+def _read(
+    path: Path, settings: Mapping[str, Any], name: str | None, options: Mapping[str, Any]
+) -> Tokenizer:
     library: Library | None = None
     guard = PatternGuard({}, "")
     document: dict[str, Any] = {}
@@ -97,9 +114,15 @@ def _read(path: Path, settings: Mapping[str, Any], name: str | None, options: Ma
         if row is not None and row.drop_post_processor:
             library.post_processor = bos_and_eos(library, {}, names)
     templates = read_templates(path, settings)
-    if name in ("BertTokenizer", "ElectraTokenizer", "DebertaV2Tokenizer"):  # give token types by default
+    if name in (
+        "BertTokenizer",
+        "ElectraTokenizer",
+        "DebertaV2Tokenizer",
+    ):  # give token types by default
         settings = {**TOKEN_TYPES, **settings}
-    return Tokenizer(library, names=names, settings=settings, templates=templates, guard=guard, **options)
+    return Tokenizer(
+        library, names=names, settings=settings, templates=templates, guard=guard, **options
+    )
 
 
 def _guess_class(path: Path) -> TokenizerClass:
@@ -112,19 +135,27 @@ def _guess_class(path: Path) -> TokenizerClass:
 
 
 def _matches(row: TokenizerClass, document: Mapping[str, Any]) -> bool:
-    """Whether the class fits the file: its model is of that kind, and not byte-level as in Llama 3."""
+    """Whether the class fits the file: its model is of that kind, and not byte-level as in Llama
+    3.
+    """
     byte_level = "'ByteLevel'" in str(document.get("pre_tokenizer"))
     return document["model"].get("type", row.model) == row.model and not byte_level
 
 
 def _build(
-    row: TokenizerClass, path: Path, document: Mapping[str, Any], settings: Mapping[str, Any], names: Names
+    row: TokenizerClass,
+    path: Path,
+    document: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    names: Names,
 ) -> Library:
     """The parts of the class with the folder's vocabulary."""
     vocabulary = from_document(document) if document else read_vocabulary(path)
     needed = vocabulary.scores if row.model == "Unigram" else vocabulary.ids
     if not needed and row is not UNKNOWN_SENTENCEPIECE:
-        raise CheckpointError(f"{path}: its files hold no {row.model} vocabulary, which the class needs")
+        raise CheckpointError(
+            f"{path}: its files hold no {row.model} vocabulary, which the class needs"
+        )
     built = row.build(vocabulary, settings, names)
     first = [*added_tokens(document, settings), *vocabulary.added]
     built.add_tokens(new_tokens(built, first, settings, names))
@@ -135,6 +166,10 @@ def _build(
 def _set_prefix_space(library: Library, settings: Mapping[str, Any]) -> None:
     """`add_prefix_space` of the settings file overrides `tokenizer.json`."""
     prefix, part = settings.get("add_prefix_space"), library.pre_tokenizer
-    if isinstance(prefix, bool) and type(part).__name__ == "ByteLevel" and part.add_prefix_space != prefix:
+    if (
+        isinstance(prefix, bool)
+        and type(part).__name__ == "ByteLevel"
+        and part.add_prefix_space != prefix
+    ):
         part.add_prefix_space = prefix
         library.pre_tokenizer = part

@@ -1,4 +1,6 @@
-"""Run the patterns of a tokenizer in the sandbox process (see `trifold.sandbox`); imports nothing of trifold."""
+"""Run the patterns of a tokenizer in the sandbox process (see `trifold.sandbox`); imports nothing
+of trifold.
+"""
 
 import json
 from typing import Any

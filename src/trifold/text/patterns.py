@@ -1,6 +1,8 @@
-"""Regular expressions of untrusted tokenizers run on every text in a sandbox process first, which can be stopped.
+"""Regular expressions of untrusted tokenizers run on every text in a sandbox process first, which
+can be stopped.
 
-`tokenizers` matches by backtracking, which can take longer than any time limit and cannot be interrupted.
+`tokenizers` matches by backtracking, which can take longer than any time limit and cannot be
+interrupted.
 """
 
 import json
@@ -13,7 +15,10 @@ from tokenizers import AddedToken
 from trifold.errors import CheckpointError
 from trifold.sandbox import Sandbox, SandboxError
 
-TIMEOUT, TIME_PER_CHARACTER = 2.0, 1e-5  # seconds; a harmless pattern takes a microsecond per character
+TIMEOUT, TIME_PER_CHARACTER = (
+    2.0,
+    1e-5,
+)  # seconds; a harmless pattern takes a microsecond per character
 _MEMORY = 1 << 29  # bytes
 _SANDBOX = Sandbox(Path(__file__).with_name("pattern_handler.py"))
 PARTS = ("normalizer", "pre_tokenizer", "decoder")
@@ -23,8 +28,10 @@ _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN_WORDS = rf"{_WORDS}\p{{N}}{_REST}"
 _CASES = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 KNOWN = {
@@ -34,12 +41,23 @@ KNOWN = {
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2
     r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",  # CLIP
     r" ?[^(\s|[.,!?…。，、।۔،])]+",  # BLOOM
-    *(r"[\s\S]", "<", " {2,}", r"\s+", r"\p{N}", r"\p{N}{1,3}", "[0-9]", "[0-9][0-9][0-9]", r"[\r\n]"),
+    *(
+        r"[\s\S]",
+        "<",
+        " {2,}",
+        r"\s+",
+        r"\p{N}",
+        r"\p{N}{1,3}",
+        "[0-9]",
+        "[0-9][0-9][0-9]",
+        r"[\r\n]",
+    ),
 }
 
 
 class PatternGuard:
-    """Runs the parts of a tokenizer.json on texts in a sandbox process, unless all of its patterns are known.
+    """Runs the parts of a tokenizer.json on texts in a sandbox process, unless all of its patterns
+    are known.
 
     decodes: whether its decoder has a pattern.
     """
@@ -52,33 +70,51 @@ class PatternGuard:
         self.add([])
 
     def add(self, tokens: Iterable[AddedToken]) -> None:
-        """Split texts at these tokens too. Raises CheckpointError if a pattern is too large, or too slow on a token."""
+        """Split texts at these tokens too. Raises CheckpointError if a pattern is too large, or too
+        slow on a token.
+        """
         if self._is_needed:
             self._added += [token.__getstate__() for token in tokens]
             added = [{**token, "id": number} for number, token in enumerate(self._added)]
-            self._whole, self._split = (json.dumps(self._parts | {"added_tokens": x}) for x in ([], added))
+            self._whole, self._split = (
+                json.dumps(self._parts | {"added_tokens": x}) for x in ([], added)
+            )
             self.check([])
 
     def check(
-        self, texts: Sequence[str], tokens: Sequence[Sequence[str]] = (), *, special: bool | None = False
+        self,
+        texts: Sequence[str],
+        tokens: Sequence[Sequence[str]] = (),
+        *,
+        special: bool | None = False,
     ) -> None:
-        """Raises CheckpointError if encoding the texts, or decoding the tokens, fails or exceeds its time or memory.
+        """Raises CheckpointError if encoding the texts, or decoding the tokens, fails or exceeds
+        its time or memory.
 
-        special: whether texts are split at special tokens too; None: they are not split at any added token.
+        special: whether texts are split at special tokens too; None: they are not split at any
+        added token.
         """
         if not self._is_needed:
             return
         size = sum(map(len, texts)) + sum(len(token) for row in tokens for token in row)
         parts = self._whole if special is None else self._split
-        request = {"parts": parts, "special": bool(special), "texts": list(texts), "tokens": list(tokens)}
+        request = {
+            "parts": parts,
+            "special": bool(special),
+            "texts": list(texts),
+            "tokens": list(tokens),
+        }
         try:
             timeout = TIMEOUT + TIME_PER_CHARACTER * size
-            problem = _SANDBOX.request(request, timeout=timeout, memory=_MEMORY + 1000 * size).get("error")
+            problem = _SANDBOX.request(request, timeout=timeout, memory=_MEMORY + 1000 * size).get(
+                "error"
+            )
         except SandboxError as error:
             problem = str(error)
         if problem is not None:
             raise CheckpointError(
-                f"{self._place}: its regular expressions cannot be run on this text: {problem}; use another tokenizer"
+                f"{self._place}: its regular expressions cannot be run on this text: {problem}; "
+                "use another tokenizer"
             )
 
 

@@ -1,6 +1,8 @@
-"""Tokenizers that `tokenizers` cannot run: Marian (two SentencePiece models) and BERTweet (fastBPE).
+"""Tokenizers that `tokenizers` cannot run: Marian (two SentencePiece models) and BERTweet
+(fastBPE).
 
-They segment text here; the library only maps pieces to ids. Such a tokenizer is saved as the files it was read from.
+They segment text here; the library only maps pieces to ids. Such a tokenizer is saved as the files
+it was read from.
 """
 
 import re
@@ -23,7 +25,8 @@ from trifold.text.vocabulary import MAX_MODEL, SPACE, read_ids, read_lines, read
 
 _WORD = re.compile(r"\S+\n?")
 _FILES = (
-    *"source.spm target.spm sentencepiece.bpe.model vocab.json target_vocab.json vocab.txt bpe.codes".split(),
+    *"source.spm target.spm sentencepiece.bpe.model vocab.json target_vocab.json vocab.txt "
+    "bpe.codes".split(),
     *SETTINGS,
 )
 _M2M = {role: name for role, name in FAIRSEQ.items() if role not in ("cls_token", "mask_token")}
@@ -53,7 +56,9 @@ def read_m2m(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
     kind = settings.get("language_codes") or "m2m100"
     if kind not in M2M:
         known = ", ".join(M2M)
-        raise CheckpointError(f"{path / SETTINGS[0]}: language_codes: {kind!r} is not known; known: {known}")
+        raise CheckpointError(
+            f"{path / SETTINGS[0]}: language_codes: {kind!r} is not known; known: {known}"
+        )
     ids = read_ids(path / "vocab.json")
     ids |= {f"__{code}__": len(ids) + number for number, code in enumerate(M2M[kind])}
     tokens = [f"__{code}__" for code in M2M[kind]]
@@ -62,12 +67,19 @@ def read_m2m(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
     joined = decoders.Replace(Regex(f"(?<={special}){SPACE}"), "")  # no space after a special token
     decoder = [decoders.Fuse(), joined, decoders.Replace(SPACE, " ")]
     source = f"__{settings.get('src_lang') or 'en'}__"
-    extra = {**settings, "extra_special_tokens": tokens, "src_lang": source, "legacy_behaviour": False}
+    extra = {
+        **settings,
+        "extra_special_tokens": tokens,
+        "src_lang": source,
+        "legacy_behaviour": False,
+    }
     return _make_tokenizer(path, extra, names, ids, language(source, first=True), decoder, segment)
 
 
 def read_bertweet(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer of BERTweet. Raises CheckpointError if it normalizes tweets, which is not supported."""
+    """The tokenizer of BERTweet. Raises CheckpointError if it normalizes tweets, which is not
+    supported.
+    """
     if settings.get("normalization"):
         place = path / "tokenizer_config.json"
         remedy = "normalize them beforehand and set normalization to false"
@@ -77,8 +89,14 @@ def read_bertweet(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
     ids = {names[role]: number for number, role in enumerate(first)}
     for line in read_lines(path / "vocab.txt"):
         ids[line.strip().rpartition(" ")[0]] = len(ids)
-    decoder = [decoders.WordPiece(prefix="\0", cleanup=False), decoders.Fuse(), decoders.Replace("@@ ", "")]
-    return _make_tokenizer(path, settings, names, ids, BOS_EOS_EOS, decoder, fast_bpe(path / "bpe.codes"))
+    decoder = [
+        decoders.WordPiece(prefix="\0", cleanup=False),
+        decoders.Fuse(),
+        decoders.Replace("@@ ", ""),
+    ]
+    return _make_tokenizer(
+        path, settings, names, ids, BOS_EOS_EOS, decoder, fast_bpe(path / "bpe.codes")
+    )
 
 
 def _make_tokenizer(
@@ -103,17 +121,23 @@ def _make_tokenizer(
         complete=False,
         settings=settings,
         segment=segment,
-        files={name: read_bytes(path / name, MAX_MODEL) for name in _FILES if (path / name).is_file()},
+        files={
+            name: read_bytes(path / name, MAX_MODEL) for name in _FILES if (path / name).is_file()
+        },
         templates=read_templates(path, settings),
     )
 
 
 def sentencepiece_segmenter(path: Path, *, any_kind: bool = False) -> Segment:
-    """Segmentation by a unigram model, or one of any kind. Raises CheckpointError for another or an invalid one."""
+    """Segmentation by a unigram model, or one of any kind. Raises CheckpointError for another or an
+    invalid one.
+    """
     from sentencepiece import SentencePieceProcessor
 
     if not read_sentencepiece(path).scores and not any_kind:
-        raise CheckpointError(f"{path}: a Marian tokenizer needs a SentencePiece model of the unigram kind")
+        raise CheckpointError(
+            f"{path}: a Marian tokenizer needs a SentencePiece model of the unigram kind"
+        )
     try:
         processor = SentencePieceProcessor(model_proto=read_bytes(path, MAX_MODEL))
     except Exception as error:  # the library raises RuntimeError, OSError and others
@@ -123,7 +147,9 @@ def sentencepiece_segmenter(path: Path, *, any_kind: bool = False) -> Segment:
 
 def fast_bpe(codes: Path) -> Segment:
     """BERTweet's BPE (Nguyen et al. 2020): `@@` follows every piece that does not end a word."""
-    merges = [(pair[0], pair[1]) for line in read_lines(codes) if len(pair := line.split()[:2]) == 2]
+    merges = [
+        (pair[0], pair[1]) for line in read_lines(codes) if len(pair := line.split()[:2]) == 2
+    ]
     tokens = dict.fromkeys(token for left, right in merges for token in (left, right, left + right))
     ids = {token: number for number, token in enumerate(["\0", *tokens])}
     model = models.BPE(ids, merges, unk_token="\0", end_of_word_suffix="</w>")

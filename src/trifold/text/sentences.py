@@ -1,9 +1,10 @@
 """Rule-based sentence splitting that keeps every character.
 
-A sentence ends at a terminator (. ! ? … and those of other scripts), including closing quotes and brackets, if white
-space follows; Chinese and Japanese need none. A period after an abbreviation, initial or ordinal does not end a
-sentence, and neither does a terminator in brackets or before a lower-case word. A blank line always does. The rules
-follow Grefenstette and Tapanainen (1994) and Kiss and Strunk (2006), with tables instead of counts.
+A sentence ends at a terminator (. ! ? … and those of other scripts), including closing quotes and
+brackets, if white space follows; Chinese and Japanese need none. A period after an abbreviation,
+initial or ordinal does not end a sentence, and neither does a terminator in brackets or before a
+lower-case word. A blank line always does. The rules follow Grefenstette and Tapanainen (1994) and
+Kiss and Strunk (2006), with tables instead of counts.
 """
 
 import re
@@ -51,13 +52,16 @@ class Language(NamedTuple):
 
 @cache
 def read_language(name: str | None) -> Language:
-    """The words of a language, or of all languages, where a word that may end a sentence in one may end one in all."""
+    """The words of a language, or of all languages, where a word that may end a sentence in one may
+    end one in all.
+    """
     tables = tomllib.loads(Path(__file__).with_name("abbreviations.toml").read_text("utf-8"))
     if name is not None and name not in tables:
         raise SettingsError(f"language: {name!r} is not known{nearest(name, [*tables])}")
     chosen = tables.values() if name is None else [tables[name]]
     within, either, numbered, starters = (
-        frozenset(word for table in chosen for word in table[kind].split()) for kind in Language._fields[:4]
+        frozenset(word for table in chosen for word in table[kind].split())
+        for kind in Language._fields[:4]
     )
     if name is None:
         return Language(within - either, either, numbered, starters, ordinals=False)
@@ -65,15 +69,21 @@ def read_language(name: str | None) -> Language:
 
 
 def split_sentences(text: str, language: str | None = None) -> list[str]:
-    """Split a text into sentences with the white space that follows each; concatenated they are the text.
+    """Split a text into sentences with the white space that follows each; concatenated they are the
+    text.
 
-    language: en, de, …; by default the abbreviations of all languages apply. Raises SettingsError if it is unknown.
+    language: en, de, …; by default the abbreviations of all languages apply. Raises SettingsError
+    if it is unknown.
     """
-    return [text[start:end] for start, end in pairwise([0, *_find_ends(text, read_language(language))])]
+    return [
+        text[start:end] for start, end in pairwise([0, *_find_ends(text, read_language(language))])
+    ]
 
 
 def _find_ends(text: str, rules: Language) -> Iterator[int]:
-    """End positions of sentences, after the white space that follows; the last one is the end of the text."""
+    """End positions of sentences, after the white space that follows; the last one is the end of
+    the text.
+    """
     start = paragraph = 0  # leading white space belongs to the first sentence
     for border in _PARAGRAPH.finditer(text):
         stop = border.start()
@@ -111,7 +121,11 @@ def _is_end(text: str, start: int, found: re.Match[str], stop: int, rules: Langu
     if wide or sign[-1] not in ".…":
         return True
     word = _WORD.match(text, begin.end(), stop)
-    starts = word is not None and word.group() in rules.starters and text[word.end() : word.end() + 1] != "."
+    starts = (
+        word is not None
+        and word.group() in rules.starters
+        and text[word.end() : word.end() + 1] != "."
+    )
     if len(sign) > 1 or sign == "…":  # an ellipsis
         return not (following.isupper() and word is not None and word.group() in ("I", "I'"))
     if sign != terminator:  # a quote or bracket closes after the period
@@ -124,7 +138,9 @@ def _is_end(text: str, start: int, found: re.Match[str], stop: int, rules: Langu
 def _period_ends(
     before: str, text: str, start: int, place: int, following: str, starts: bool, rules: Language
 ) -> bool:
-    """Whether a period after the word `before` ends a sentence if the next word is not in lower case."""
+    """Whether a period after the word `before` ends a sentence if the next word is not in lower
+    case.
+    """
     word = before.lower()
     if word in rules.within or (word in rules.numbered and following.isdigit()):
         return False

@@ -1,7 +1,8 @@
-"""Random spans and words: how many tokens a corruption changes, how long its spans are, and where they lie.
+"""Random spans and words: how many tokens a corruption changes, how long its spans are, and where
+they lie.
 
-A rate is the expected share of changed tokens: of n tokens, rate * n are selected on average for every n. A
-fractional remainder is rounded up or down at random, never always in the same direction.
+A rate is the expected share of changed tokens: of n tokens, rate * n are selected on average for
+every n. A fractional remainder is rounded up or down at random, never always in the same direction.
 
     free     (T,) bool: tokens that may change; special tokens may not
     starts   (T,) bool: first tokens of words (or sentences)
@@ -21,11 +22,15 @@ Ids: TypeAlias = NDArray[np.int64]
 Flags: TypeAlias = NDArray[np.bool_]
 Rng: TypeAlias = np.random.Generator
 
-MAX_SPAN_RATE = 0.5  # beyond it too many drawn spans do not fit, and the expected rate is not reached
+MAX_SPAN_RATE = (
+    0.5  # beyond it too many drawn spans do not fit, and the expected rate is not reached
+)
 
 
 def example_rng(draw: int, row: int) -> Rng:
-    """Random generator of one example: a function of the epoch's `draw` (64 bits) and the row number."""
+    """Random generator of one example: a function of the epoch's `draw` (64 bits) and the row
+    number.
+    """
     return np.random.Generator(np.random.Philox(key=np.array([draw % 2**64, row], dtype=np.uint64)))
 
 
@@ -46,7 +51,9 @@ def expand_spans(bounds: Ids) -> Ids:
 
 
 def find_words(free: Flags, starts: Flags) -> Ids:
-    """(W, 2): start and end (exclusive) of every word; a token that is not free ends the word before it."""
+    """(W, 2): start and end (exclusive) of every word; a token that is not free ends the word
+    before it.
+    """
     after_fixed = np.concatenate([[True], ~free[:-1]])[: len(free)]
     begins = free & (starts | after_fixed)
     edges = np.flatnonzero(np.append(begins | ~free, True))
@@ -57,15 +64,18 @@ def find_words(free: Flags, starts: Flags) -> Ids:
 def choose_units(lengths: Ids, rate: float, rng: Rng) -> Ids:
     """Indices, in order, of units drawn at random until they hold rate * (all tokens).
 
-    lengths: tokens per unit. The unit that exceeds the target is taken with the probability that makes the mean exact.
+    lengths: tokens per unit. The unit that exceeds the target is taken with the probability that
+    makes the mean exact.
     """
     order = rng.permutation(len(lengths))
     sizes = lengths[order]
-    missing = rate * sizes.sum() - (np.cumsum(sizes) - sizes)  # tokens still to select before each unit
+    missing = rate * sizes.sum() - (
+        np.cumsum(sizes) - sizes
+    )  # tokens still to select before each unit
     return np.sort(order[rng.random() * sizes < missing])
 
 
-# --- spans ---------------------------------------------------------------------------------------------
+# --- spans ----------------------------------------------------------------------------------------
 
 # Maximum length -> the probability of each length 0, 1, … and the mean length.
 LengthDistribution: TypeAlias = Callable[[int], tuple[NDArray[np.float64], float]]
@@ -73,7 +83,9 @@ LengthDistribution: TypeAlias = Callable[[int], tuple[NDArray[np.float64], float
 
 @cache
 def geometric(limit: int, p: float = 0.2, longest: int = 10) -> tuple[NDArray[np.float64], float]:
-    """P(l) ∝ p (1 - p)^(l-1) for l = 1 … longest (Joshi et al. 2020, section 3.1: p = 0.2, longest 10, mean 3.8)."""
+    """P(l) ∝ p (1 - p)^(l-1) for l = 1 … longest (Joshi et al. 2020, section 3.1: p = 0.2, longest
+    10, mean 3.8).
+    """
     lengths = np.arange(min(longest, limit) + 1)
     return _normalize(np.where(lengths > 0, (1 - p) ** (lengths - 1.0), 0.0))
 
@@ -95,8 +107,8 @@ def _normalize(weights: NDArray[np.float64]) -> tuple[NDArray[np.float64], float
 def draw_span_lengths(items: int, rate: float, distribution: LengthDistribution, rng: Rng) -> Ids:
     """Independent lengths of spans that cover rate * items on average.
 
-    A span covers at most half of the items (but may always cover one), so that context remains. Spans that do not fit
-    next to the others are dropped.
+    A span covers at most half of the items (but may always cover one), so that context remains.
+    Spans that do not fit next to the others are dropped.
     """
     probabilities, mean = distribution(max(1, items // 2))
     if not items or not mean:
@@ -108,8 +120,12 @@ def draw_span_lengths(items: int, rate: float, distribution: LengthDistribution,
 
 
 def place_spans(lengths: Ids, items: int, rng: Rng) -> Ids:
-    """Start positions of non-empty spans in this order that never touch; all placements are equally likely."""
+    """Start positions of non-empty spans in this order that never touch; all placements are equally
+    likely.
+    """
     count = len(lengths)
-    gaps = items - int(lengths.sum()) - (count - 1) if count else 0  # items in no span and no separator
+    gaps = (
+        items - int(lengths.sum()) - (count - 1) if count else 0
+    )  # items in no span and no separator
     bars = np.sort(rng.permutation(gaps + count)[:count])
     return bars + np.cumsum(lengths) - lengths

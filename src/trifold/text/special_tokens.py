@@ -1,4 +1,6 @@
-"""Special and added tokens: read them by role from a folder's files, and add them to a library tokenizer."""
+"""Special and added tokens: read them by role from a folder's files, and add them to a library
+tokenizer.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,9 +16,14 @@ Names: TypeAlias = dict[str, str]  # role -> token
 
 PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
 SPECIAL = [PAD, BOS, EOS, UNK]  # ids 0, 1, 2, 3 of a tokenizer that is trained here
-_ADDED = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS}  # if no token of the library takes the role
+_ADDED = {
+    "pad_token": PAD,
+    "bos_token": BOS,
+    "eos_token": EOS,
+}  # if no token of the library takes the role
 NAMED_ROLES = (*_ADDED, "unk_token", "cls_token", "sep_token", "mask_token")
-# What takes a role that the files leave open, most suitable first: a token, or the token of an earlier role.
+# What takes a role that the files leave open, most suitable first: a token, or the token of an
+# earlier role.
 _SUBSTITUTES = {
     "cls_token": ["[CLS]"],
     "sep_token": ["[SEP]"],
@@ -45,13 +52,21 @@ def names_of(settings: Mapping[str, Any], defaults: Names) -> Names:
 
 
 def complete_names(library: Library, names: Mapping[str, str]) -> dict[str, str]:
-    """Tokens by role: `names`; for other roles tokens of the library, or else those that are added."""
-    special = {token.content for token in library.get_added_tokens_decoder().values() if token.special}
+    """Tokens by role: `names`; for other roles tokens of the library, or else those that are
+    added.
+    """
+    special = {
+        token.content for token in library.get_added_tokens_decoder().values() if token.special
+    }
     found: dict[str, str | None] = {}
     for role, substitutes in _SUBSTITUTES.items():
         options = [found.get(each, each) for each in substitutes]
         normal = role in NAMED_ROLES[:4]  # may be a token that is not marked as special
-        known = [n for n in options if n in special or (normal and library.token_to_id(n or "") is not None)]
+        known = [
+            n
+            for n in options
+            if n in special or (normal and library.token_to_id(n or "") is not None)
+        ]
         found[role] = names.get(role) or next(iter(known), _ADDED.get(role))
     return {role: name for role in NAMED_ROLES if (name := found[role]) is not None}
 
@@ -62,7 +77,9 @@ def merge_files(folder: Path) -> dict[str, Any]:
     if "added_tokens_decoder" not in settings:
         settings = settings | special
         roles = {content_of(settings.get(role)) for role in ROLES}
-        tokens = {str(n): {"content": token, "special": token in roles} for token, n in added.items()}
+        tokens = {
+            str(n): {"content": token, "special": token in roles} for token, n in added.items()
+        }
         settings["added_tokens_decoder"] = tokens
     return settings
 
@@ -82,7 +99,9 @@ def added_tokens(document: Mapping[str, Any], settings: Mapping[str, Any]) -> li
 def new_tokens(
     library: Library, first: list[AddedToken], settings: Mapping[str, Any], names: Names
 ) -> list[AddedToken]:
-    """`first`, tokens that the settings list by id, those of the roles, other special tokens: what `library` lacks."""
+    """`first`, tokens that the settings list by id, those of the roles, other special tokens: what
+    `library` lacks.
+    """
     tokens = {token.content: token for token in first}
     tokens |= {str(token.content): token for token in _listed_tokens(settings)}
     for role in ROLES:
@@ -92,17 +111,27 @@ def new_tokens(
                 tokens[name] = _make_special(entry, name)
             tokens[name].special = True
     extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
-    for entry in extra.values() if isinstance(extra, dict) else extra if isinstance(extra, list) else []:
+    for entry in (
+        extra.values() if isinstance(extra, dict) else extra if isinstance(extra, list) else []
+    ):
         if (other := content_of(entry)) is not None:
             tokens.setdefault(other, _make_special(entry, other))
-    special = {token.content: token.special for token in library.get_added_tokens_decoder().values()}
-    return [token for name, token in tokens.items() if name not in special or token.special > special[name]]
+    special = {
+        token.content: token.special for token in library.get_added_tokens_decoder().values()
+    }
+    return [
+        token
+        for name, token in tokens.items()
+        if name not in special or token.special > special[name]
+    ]
 
 
 def _listed_tokens(settings: Mapping[str, Any]) -> Iterator[AddedToken]:
     table = settings.get("added_tokens_decoder") or {}
     place = "tokenizer_config.json: added_tokens_decoder"
-    if not isinstance(table, dict) or not all(isinstance(e, dict) and content_of(e) for e in table.values()):
+    if not isinstance(table, dict) or not all(
+        isinstance(e, dict) and content_of(e) for e in table.values()
+    ):
         raise CheckpointError(f"{place} is not a list of tokens by id")
     if any(not key.isdecimal() or len(key) > 9 or int(key) >= MAX_TOKENS for key in table):
         raise CheckpointError(f"{place} has an id that is not below {MAX_TOKENS:,}")
@@ -110,7 +139,9 @@ def _listed_tokens(settings: Mapping[str, Any]) -> Iterator[AddedToken]:
 
 
 def _make_special(entry: object, name: str) -> AddedToken:
-    return _make_token({**(entry if isinstance(entry, dict) else {}), "content": name, "special": True})
+    return _make_token(
+        {**(entry if isinstance(entry, dict) else {}), "content": name, "special": True}
+    )
 
 
 def _make_token(entry: Mapping[str, Any]) -> AddedToken:

@@ -11,12 +11,14 @@ Decode = Callable[[list[int]], str]
 class TextStream:
     """Decode ids incrementally: the returned parts, followed by `end()`, are the text of all ids.
 
-    Text that a later token may change is held back: incomplete characters; the last two words if the decoder removes
-    spaces before punctuation (`closes_up`); and a run of `open` tokens, which stand for single bytes and are decoded
-    together.
+    Text that a later token may change is held back: incomplete characters; the last two words if
+    the decoder removes spaces before punctuation (`closes_up`); and a run of `open` tokens, which
+    stand for single bytes and are decoded together.
     """
 
-    def __init__(self, decode: Decode, *, closes_up: bool = False, open: Collection[int] = ()) -> None:
+    def __init__(
+        self, decode: Decode, *, closes_up: bool = False, open: Collection[int] = ()
+    ) -> None:
         self._decode = decode
         self._closes_up = closes_up
         self._open = frozenset(open)
@@ -53,7 +55,9 @@ class TextStream:
         return end
 
     def _drop_old_ids(self, text: str) -> None:
-        """Drop ids before the window if the rest decodes to the same text, except for a leading space."""
+        """Drop ids before the window if the rest decodes to the same text, except for a leading
+        space.
+        """
         kept = self._ids[-_WINDOW // 2 :]
         tail = self._decode(kept)
         before = len(text) - len(tail)
@@ -62,7 +66,9 @@ class TextStream:
 
 
 def clean_up_spaces(text: str) -> str:
-    """Remove spaces before punctuation, as `clean_up_tokenization_spaces` of `transformers` does."""
+    """Remove spaces before punctuation, as `clean_up_tokenization_spaces` of `transformers`
+    does.
+    """
     for spaced in (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"):
         text = text.replace(spaced, spaced.strip())
     return text

@@ -9,8 +9,8 @@ from trifold.errors import CheckpointError
 from trifold.text.special_tokens import Names
 
 Settings: TypeAlias = Mapping[str, Any]
-# The special tokens around a text and around a pair, by role (`{sep}` is the separator), or a function that makes the
-# post-processor.
+# The special tokens around a text and around a pair, by role (`{sep}` is the separator), or a
+# function that makes the post-processor.
 Around: TypeAlias = tuple[str, str] | Callable[[Library, Settings, Names], Any]
 
 
@@ -47,7 +47,8 @@ def roberta(library: Library, settings: Settings, names: Names) -> Any:
 def bos_and_eos(library: Library, settings: Settings, names: Names) -> Any:
     """Begin and end tokens if `add_bos_token` and `add_eos_token` are set."""
     bos, eos = (
-        names.get(f"{end}_token") if settings.get(f"add_{end}_token") else None for end in ("bos", "eos")
+        names.get(f"{end}_token") if settings.get(f"add_{end}_token") else None
+        for end in ("bos", "eos")
     )
     single = f"{f'{bos}:0 ' if bos else ''}$A:0{f' {eos}:0' if eos else ''}"
     second = f"{f' {bos}:1' if bos else ''} $B:1{f' {eos}:1' if eos else ''}"
@@ -55,7 +56,9 @@ def bos_and_eos(library: Library, settings: Settings, names: Names) -> Any:
 
 
 def language(default: str, *, first: bool) -> Around:
-    """The end token after a text, and the source language, by default `default`, before it or after both."""
+    """The end token after a text, and the source language, by default `default`, before it or after
+    both.
+    """
 
     def around(library: Library, settings: Settings, names: Names) -> Any:
         code, eos = settings.get("src_lang") or default, names["eos_token"]

@@ -9,14 +9,30 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
-from tokenizers import AddedToken, Regex, Tokenizer as Library, decoders, models, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer as Library,
+    decoders,
+    models,
+    pre_tokenizers,
+    processors,
+)
 
 from trifold import disk
 from trifold.deprecated import has_old_names
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.text.bpe_dropout import BPEDropout
 from trifold.text.chat import render, template_values
-from trifold.text.encoded import Cut, Encoded, add_special_tokens, batched, split_encoding, truncate, verify
+from trifold.text.encoded import (
+    Cut,
+    Encoded,
+    add_special_tokens,
+    batched,
+    split_encoding,
+    truncate,
+    verify,
+)
 from trifold.text.languages import find_languages
 from trifold.text.patterns import PatternGuard
 from trifold.text.special_tokens import NAMED_ROLES, complete_names, merge_files, names_of
@@ -36,13 +52,15 @@ NO_LIMITS = {"split_special_tokens": True, "model_max_length": int(1e30)}
 class Tokenizer:
     """A tokenizer of the `tokenizers` library and the ids of its special tokens.
 
-    Special tokens enter a sequence by id only: a text that contains `</s>` stays text, unless `special_in_text` is
-    set. Truncation and padding of a loaded tokenizer are disabled. A role that the files leave open gets the most
-    suitable token, such as `[SEP]` for the end; tokens for padding, begin and end are added if there is none. With
-    `complete` False, and for other roles, the id of a role without a token is None.
+    Special tokens enter a sequence by id only: a text that contains `</s>` stays text, unless
+    `special_in_text` is set. Truncation and padding of a loaded tokenizer are disabled. A role that
+    the files leave open gets the most suitable token, such as `[SEP]` for the end; tokens for
+    padding, begin and end are added if there is none. With `complete` False, and for other roles,
+    the id of a role without a token is None.
 
-    segment: splits a text into pieces, for tokenizers that `tokenizers` cannot run; `library` then only knows their
-    ids. files: what such a tokenizer was read from, and is saved as. guard: runs untrusted patterns beforehand.
+    segment: splits a text into pieces, for tokenizers that `tokenizers` cannot run; `library` then
+    only knows their ids. files: what such a tokenizer was read from, and is saved as. guard: runs
+    untrusted patterns beforehand.
     """
 
     def __init__(
@@ -74,20 +92,34 @@ class Tokenizer:
         cleans_up = bool(self.settings.get("clean_up_tokenization_spaces"))
         self._cleans_up = cleans_up and not isinstance(library.model, models.BPE)
         ids = [self._id(role) for role in NAMED_ROLES]
-        self.pad_id, self.bos_id, self.eos_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = ids
+        (
+            self.pad_id,
+            self.bos_id,
+            self.eos_id,
+            self.unk_id,
+            self.cls_id,
+            self.sep_id,
+            self.mask_id,
+        ) = ids
 
-    # --- properties ------------------------------------------------------------------------------------
+    # --- properties -------------------------------------------------------------------------------
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, including special ones. Every id is below it unless the vocabulary has gaps."""
+        """Number of tokens, including special ones. Every id is below it unless the vocabulary has
+        gaps.
+        """
         return int(self.library.get_vocab_size(with_added_tokens=True))
 
     def required(self, role: str) -> int:
-        """The id of the special token of a role (`pad`, `eos`, …). Raises DataError if there is none."""
+        """The id of the special token of a role (`pad`, `eos`, …). Raises DataError if there is
+        none.
+        """
         number = self._id(f"{role}_token")
         if number is None:
-            raise DataError(f"the tokenizer has no {role} token, which is needed; name one in its settings")
+            raise DataError(
+                f"the tokenizer has no {role} token, which is needed; name one in its settings"
+            )
         return number
 
     def _id(self, role: str) -> int | None:
@@ -96,12 +128,16 @@ class Tokenizer:
 
     @property
     def has_token_types(self) -> bool:
-        """Whether models receive the token types of a pair of texts, by the folder's settings or the class."""
+        """Whether models receive the token types of a pair of texts, by the folder's settings or
+        the class.
+        """
         return "token_type_ids" in (self.settings.get("model_input_names") or ())
 
     @property
     def has_offsets(self) -> bool:
-        """Whether offsets refer to the text; they do not if the text is segmented before `library` sees it."""
+        """Whether offsets refer to the text; they do not if the text is segmented before `library`
+        sees it.
+        """
         return self._segment is None
 
     @property
@@ -111,22 +147,28 @@ class Tokenizer:
 
     @property
     def encoding_digest(self) -> str:
-        """SHA-256 of everything that affects `encode`; special tokens around a text and dropout do not."""
+        """SHA-256 of everything that affects `encode`; special tokens around a text and dropout do
+        not.
+        """
         document = json.loads(self._copy().to_str())
         document["model"].pop("dropout", None)
         parts = [json.dumps(document, sort_keys=True).encode("utf-8")]
         parts += [self.files[name] for name in sorted(self.files)]
         return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
-    # --- text to ids -----------------------------------------------------------------------------------
+    # --- text to ids ------------------------------------------------------------------------------
 
     def encode(self, texts: Sequence[str], *, special_in_text: bool = False) -> list[list[int]]:
-        """Token ids of every text, without special tokens around it or truncation. Raises DataError for non-text."""
+        """Token ids of every text, without special tokens around it or truncation. Raises DataError
+        for non-text.
+        """
         batches = (self._encode(batch, special_in_text, fast=True) for batch in batched(texts))
         return [encoding.ids for batch in batches for encoding in batch]
 
     def encodings(self, texts: Sequence[str]) -> Iterator[Any]:
-        """The library's encodings (`ids`, `word_ids`, `offsets`, …), without special tokens around the text."""
+        """The library's encodings (`ids`, `word_ids`, `offsets`, …), without special tokens around
+        the text.
+        """
         for batch in batched(texts):
             yield from self._encode(batch, False)
 
@@ -141,27 +183,33 @@ class Tokenizer:
     ) -> list[Encoded]:
         """Texts, or pairs of texts, with the special tokens that the model expects around them.
 
-        Rows are truncated to `max_length` tokens including these. Raises UsageError if the texts that may be cut are
-        too short.
+        Rows are truncated to `max_length` tokens including these. Raises UsageError if the texts
+        that may be cut are too short.
         """
         both = [texts] if pairs is None else [texts, pairs]
         batches = zip(*map(batched, both), strict=True)
         if len(both[0]) != len(both[-1]):
-            raise UsageError(f"{len(both[0]):,} texts and {len(both[-1]):,} second texts are not pairs")
+            raise UsageError(
+                f"{len(both[0]):,} texts and {len(both[-1]):,} second texts are not pairs"
+            )
         special = self.library.num_special_tokens_to_add(pairs is not None)
         found = []
         for batch in batches:
             columns = [self._encode(column, special_in_text) for column in batch]
             for first, *rest in zip(*columns, strict=True):
                 second = rest[0] if rest else None
-                dropped = 0 if max_length is None else truncate(first, second, max_length - special, cut)
+                dropped = (
+                    0 if max_length is None else truncate(first, second, max_length - special, cut)
+                )
                 found.append(add_special_tokens(self.library, first, second, dropped))
         return found
 
     def windows(self, text: str, other: str, *, max_length: int, stride: int) -> list[Encoded]:
-        """Pairs of `text` and a part of `other`, with special tokens, at most `max_length` tokens each.
+        """Pairs of `text` and a part of `other`, with special tokens, at most `max_length` tokens
+        each.
 
-        Parts overlap by `stride` tokens; offsets refer to all of `other`. Raises UsageError if `text` is too long.
+        Parts overlap by `stride` tokens; offsets refer to all of `other`. Raises UsageError if
+        `text` is too long.
         """
         first, second = (self._encode([one], False)[0] for one in (text, other))
         size = max_length - self.library.num_special_tokens_to_add(True) - len(first)
@@ -173,37 +221,51 @@ class Tokenizer:
     ) -> list[list[int]]:
         """`encode` with BPE-dropout (Provilkov et al. 2020), if the tokenizer has a dropout rate.
 
-        A pure function of (text, seed, index); `indices` are the positions of the texts in the whole data, 0, 1, 2, …
-        by default.
+        A pure function of (text, seed, index); `indices` are the positions of the texts in the
+        whole data, 0, 1, 2, … by default.
         """
         if not self.dropout:
             return self.encode(texts)
         self._patterns.check(texts, special=None)
-        return self._bpe_dropout.encode(texts, seed, range(len(texts)) if indices is None else indices)
+        return self._bpe_dropout.encode(
+            texts, seed, range(len(texts)) if indices is None else indices
+        )
 
     @cached_property
     def _bpe_dropout(self) -> BPEDropout:
         return BPEDropout(self.library, self.required("unk"), self.dropout)
 
-    def _encode(self, texts: Sequence[str], special_in_text: bool, *, fast: bool = False) -> list[Any]:
+    def _encode(
+        self, texts: Sequence[str], special_in_text: bool, *, fast: bool = False
+    ) -> list[Any]:
         """The library's encodings, without offsets if `fast`."""
         if special_in_text:
             return self._run(self._with_special, texts, self._segment_around_special, fast)
         library = self.library if fast else self._without_template
         found = self._run(library, texts, self._segment, fast)
-        affected = [at for at, one in enumerate(found) if not self._forbidden_ids.isdisjoint(one.ids)]
+        affected = [
+            at for at, one in enumerate(found) if not self._forbidden_ids.isdisjoint(one.ids)
+        ]
         if affected:
             again = self._run(self._guarded, [texts[at] for at in affected], self._segment, fast)
             for at, one in zip(affected, again, strict=True):
                 found[at] = one
         return found
 
-    def _run(self, library: Library, texts: Sequence[str], segment: Segment | None, fast: bool) -> list[Any]:
+    def _run(
+        self, library: Library, texts: Sequence[str], segment: Segment | None, fast: bool
+    ) -> list[Any]:
         encode = library.encode_batch_fast if fast else library.encode_batch
         try:
             self._patterns.check(texts, special=not library.encode_special_tokens)
-            inputs = texts if self._segment is None or segment is None else [segment(text) for text in texts]
-            return list(encode(inputs, is_pretokenized=self._segment is not None, add_special_tokens=False))
+            inputs = (
+                texts
+                if self._segment is None or segment is None
+                else [segment(text) for text in texts]
+            )
+            return list(
+                encode(inputs, is_pretokenized=self._segment is not None, add_special_tokens=False)
+            )
         except BaseException as error:  # some invalid files fail only when a text is encoded
             verify(texts)
             if type(error) is not Exception and not is_panic(error):  # the library raises both
@@ -215,13 +277,19 @@ class Tokenizer:
         assert self._segment is not None
         special = "|".join(map(re.escape, self.names.values()))
         parts = enumerate(re.split(f"({special})", text))  # every second part is a special token
-        return [piece for at, part in parts for piece in ([part] if at % 2 else self._segment(part))]
+        return [
+            piece for at, part in parts for piece in ([part] if at % 2 else self._segment(part))
+        ]
 
     @cached_property
     def languages(self) -> dict[str, int]:
-        """The codes of the languages that have a special token, such as fra_Latn or fr, and its id."""
+        """The codes of the languages that have a special token, such as fra_Latn or fr, and its
+        id.
+        """
         added = self.library.get_added_tokens_decoder()
-        return find_languages({token.content: number for number, token in added.items() if token.special})
+        return find_languages(
+            {token.content: number for number, token in added.items() if token.special}
+        )
 
     @cached_property
     def _forbidden_ids(self) -> frozenset[int]:
@@ -231,13 +299,17 @@ class Tokenizer:
 
     @cached_property
     def _guarded(self) -> Library:
-        """A copy that splits the names of special tokens in a text, so that no piece can be one of them.
+        """A copy that splits the names of special tokens in a text, so that no piece can be one of
+        them.
 
-        Some vocabularies hold their special tokens as normal pieces too, and the library would find them in a text.
+        Some vocabularies hold their special tokens as normal pieces too, and the library would find
+        them in a text.
         """
         copy = self._copy()
         names = [str(self.library.id_to_token(token)) for token in sorted(self._forbidden_ids)]
-        cuts = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names if len(name) > 1)
+        cuts = "|".join(
+            f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names if len(name) > 1
+        )
         guard = pre_tokenizers.Split(Regex(cuts), "isolated")
         before = copy.pre_tokenizer
         copy.pre_tokenizer = guard if before is None else pre_tokenizers.Sequence([before, guard])
@@ -250,21 +322,27 @@ class Tokenizer:
 
     @cached_property
     def _without_template(self) -> Library:
-        """The library for `rows`, which calls the post-processor itself: some would trim offsets twice."""
+        """The library for `rows`, which calls the post-processor itself: some would trim offsets
+        twice.
+        """
         harmless = (type(None), processors.TemplateProcessing, processors.BertProcessing)
         return self.library if isinstance(self.library.post_processor, harmless) else self._copy()
 
     def _copy(self, *, encode_special_tokens: bool = True) -> Library:
-        """A copy without a post-processor. Switching options of one library would not be thread-safe."""
+        """A copy without a post-processor. Switching options of one library would not be
+        thread-safe.
+        """
         copy = Library.from_str(self.library.to_str())
         copy.post_processor = None
         copy.encode_special_tokens = encode_special_tokens
         return copy
 
-    # --- ids to text -----------------------------------------------------------------------------------
+    # --- ids to text ------------------------------------------------------------------------------
 
     def decode(self, ids: Sequence[Sequence[int]], *, keep_special: bool = False) -> list[str]:
-        """The text of every sequence, without special tokens unless `keep_special`. Raises DataError for no ids."""
+        """The text of every sequence, without special tokens unless `keep_special`. Raises
+        DataError for no ids.
+        """
         try:
             rows = [list(row) for row in ids]
             if self._patterns.decodes:
@@ -308,19 +386,23 @@ class Tokenizer:
         template: str | None = None,
         **more: Any,
     ) -> str:
-        """Messages (`role` and `content`) as one text by the folder's chat template, or by the one of that name.
+        """Messages (`role` and `content`) as one text by the folder's chat template, or by the one
+        of that name.
 
-        The template sees `more` (tools, documents, …). Encode the text with `special_in_text`. Raises DataError if
-        there is no template or it rejects the messages, CheckpointError if it is invalid.
+        The template sees `more` (tools, documents, …). Encode the text with `special_in_text`.
+        Raises DataError if there is no template or it rejects the messages, CheckpointError if it
+        is invalid.
         """
-        name = template or ("tool_use" if more.get("tools") and "tool_use" in self.templates else "default")
+        name = template or (
+            "tool_use" if more.get("tools") and "tool_use" in self.templates else "default"
+        )
         if name not in self.templates:
             known = ", ".join(sorted(self.templates)) or "none"
             raise DataError(f"the tokenizer has no chat template {name!r} (known: {known})")
         more = {"add_generation_prompt": add_generation_prompt, **self.names, **more}
         return render(self.templates[name], template_values(messages, more))
 
-    # --- files -----------------------------------------------------------------------------------------
+    # --- files ------------------------------------------------------------------------------------
 
     def save(
         self,
@@ -330,10 +412,12 @@ class Tokenizer:
         append_eos: bool = False,
         prepend_bos: bool = False,
     ) -> None:
-        """Write `name` into `folder`, and next to `tokenizer.json` the two settings files that `transformers` reads.
+        """Write `name` into `folder`, and next to `tokenizer.json` the two settings files that
+        `transformers` reads.
 
-        append_eos, prepend_bos: other programs put the end token after every text, as translation models expect, or
-        the start token before it, as some language models do. `encode` does neither.
+        append_eos, prepend_bos: other programs put the end token after every text, as translation
+        models expect, or the start token before it, as some language models do. `encode` does
+        neither.
         """
         if self.files:
             for file, content in self.files.items():
@@ -345,7 +429,9 @@ class Tokenizer:
             if [*self.templates] == ["default"]:
                 config["chat_template"] = self.templates["default"]
             elif self.templates:
-                entries = [{"name": name, "template": text} for name, text in self.templates.items()]
+                entries = [
+                    {"name": name, "template": text} for name, text in self.templates.items()
+                ]
                 config["chat_template"] = entries
             if not config.get("added_tokens_decoder"):
                 config.pop("added_tokens_decoder", None)
@@ -365,7 +451,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path, *, dropout: float = 0.0) -> Self:
-        """Read a `tokenizer.json`, or the one in a folder; the files next to it name the special tokens.
+        """Read a `tokenizer.json`, or the one in a folder; the files next to it name the special
+        tokens.
 
         Raises DataError if it is missing or invalid.
         """

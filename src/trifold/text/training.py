@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
-from tokenizers import Regex, Tokenizer as Library, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    Regex,
+    Tokenizer as Library,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
 from trifold.errors import SettingsError
 from trifold.settings import Settings
@@ -25,15 +33,17 @@ _ROUNDS = 4  # of Viterbi training; further rounds change one token in a thousan
 class TokenizerSettings(Settings):
     """The tokenizer to train, or the file of an existing one.
 
-    Kinds: `byte-bpe` (text is restored exactly, nothing is unknown), `bpe` (merges within words; white space is
-    restored as single spaces), `unigram` (most probable pieces) and `word`, both likewise, and `char` (exact).
-    Characters or words outside the vocabulary become `<unk>`.
+    Kinds: `byte-bpe` (text is restored exactly, nothing is unknown), `bpe` (merges within words;
+    white space is restored as single spaces), `unigram` (most probable pieces) and `word`, both
+    likewise, and `char` (exact). Characters or words outside the vocabulary become `<unk>`.
     """
 
     kind: Literal["byte-bpe", "bpe", "unigram", "word", "char"] = "bpe"
     vocab_size: int = Field(default=8000, ge=5)  # maximum number of tokens, including special ones
     joint: bool = True  # one vocabulary for source and target
-    min_frequency: int = Field(default=2, ge=1)  # of a pair (bpe), word or character that gets a token
+    min_frequency: int = Field(
+        default=2, ge=1
+    )  # of a pair (bpe), word or character that gets a token
     lowercase: bool = False
     punctuation: bool = True  # bpe, unigram, word: split off punctuation; false for tokenized text
     special: tuple[Literal["cls", "sep", "mask"], ...] = Field(
@@ -48,24 +58,36 @@ class TokenizerSettings(Settings):
     add: Annotated[tuple[str, ...], Field(strict=False)] | str = Field(
         (), description="tokens to add to those of `file`, or a file with one per line"
     )
-    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # bpe, byte-bpe: share of merges dropped in training
-    dropout_epochs: int | None = Field(default=None, ge=1)  # number of first epochs with dropout; default all
+    dropout: float = Field(
+        default=0.0, ge=0.0, lt=1.0
+    )  # bpe, byte-bpe: share of merges dropped in training
+    dropout_epochs: int | None = Field(
+        default=None, ge=1
+    )  # number of first epochs with dropout; default all
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.dropout and self.file is None and self.kind not in ("bpe", "byte-bpe"):
-            raise ValueError(f"dropout drops BPE merges, and kind {self.kind!r} has none; set it to 0")
+            raise ValueError(
+                f"dropout drops BPE merges, and kind {self.kind!r} has none; set it to 0"
+            )
         if self.dropout_epochs and not self.dropout:
-            raise ValueError("dropout_epochs has no effect without dropout; set dropout, for example to 0.1")
+            raise ValueError(
+                "dropout_epochs has no effect without dropout; set dropout, for example to 0.1"
+            )
         if self.add and (self.file is None or not self.joint):
-            raise ValueError("add: there is no joint tokenizer to add tokens to; set file, and joint to true")
+            raise ValueError(
+                "add: there is no joint tokenizer to add tokens to; set file, and joint to true"
+            )
         if len({"cls", "sep"}.intersection(self.special)) == 1:
             raise ValueError("special: cls and sep surround a text together; give both or neither")
         return self
 
 
 def make_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokenizer:
-    """The tokenizer in `settings.file`, with added tokens, if it is set, else one trained on `texts`."""
+    """The tokenizer in `settings.file`, with added tokens, if it is set, else one trained on
+    `texts`.
+    """
     if settings.file is None:
         return train_tokenizer(texts, settings)
     folder = Path(os.path.expandvars(settings.file)).expanduser()
@@ -78,7 +100,9 @@ def make_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokeniz
         try:
             tokens = tuple(Path(tokens).expanduser().read_text("utf-8").splitlines())
         except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"tokenizer.add: {tokens} cannot be read ({error}); name a file") from None
+            raise SettingsError(
+                f"tokenizer.add: {tokens} cannot be read ({error}); name a file"
+            ) from None
     tokenizer.library.add_tokens([token for token in tokens if token.strip()])
     return tokenizer
 
@@ -99,11 +123,15 @@ def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokeni
     if "cls_token" not in names:
         return Tokenizer(library, dropout=settings.dropout, names=names)
     library.post_processor = template(library, "<cls> $A <sep>", "<cls> $A <sep> $B:1 <sep>:1")
-    return Tokenizer(library, dropout=settings.dropout, names=names, settings=NO_LIMITS | TOKEN_TYPES)
+    return Tokenizer(
+        library, dropout=settings.dropout, names=names, settings=NO_LIMITS | TOKEN_TYPES
+    )
 
 
 def special_tokens(settings: TokenizerSettings) -> list[str]:
-    """The first tokens of a vocabulary: the four that training needs, then those of the settings."""
+    """The first tokens of a vocabulary: the four that training needs, then those of the
+    settings.
+    """
     more = [f"<{role}>" for role in settings.special]
     return [*SPECIAL, *more, *(f"<extra_id_{number}>" for number in range(settings.sentinels))]
 
@@ -111,10 +139,13 @@ def special_tokens(settings: TokenizerSettings) -> list[str]:
 def _make_library(settings: TokenizerSettings) -> tuple[Library, Any]:
     """The untrained parts of one kind of tokenizer, and the trainer.
 
-    All kinds but byte-bpe and char split at white space and write ▁ for the space before a word. For them, "<" is a
-    token of its own, so that no learned piece can be part of "</s>".
+    All kinds but byte-bpe and char split at white space and write ▁ for the space before a word.
+    For them, "<" is a token of its own, so that no learned piece can be part of "</s>".
     """
-    common: dict[str, Any] = {"vocab_size": settings.vocab_size, "special_tokens": special_tokens(settings)}
+    common: dict[str, Any] = {
+        "vocab_size": settings.vocab_size,
+        "special_tokens": special_tokens(settings),
+    }
     common["show_progress"] = False
     frequent = {"min_frequency": settings.min_frequency, **common}
     trainer: Any
@@ -123,7 +154,9 @@ def _make_library(settings: TokenizerSettings) -> tuple[Library, Any]:
             library = Library(models.BPE(unk_token=UNK))
             library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
             library.decoder = decoders.ByteLevel()
-            trainer = trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **frequent)
+            trainer = trainers.BpeTrainer(
+                initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **frequent
+            )
         case "char":  # single characters, including spaces and line ends
             library = Library(models.WordLevel(unk_token=UNK))
             library.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -172,9 +205,10 @@ def _check_alphabet(library: Library, texts: list[str], settings: TokenizerSetti
 def _recompute_scores(library: Library, texts: list[str], special: list[str]) -> None:
     """Compute the scores of a unigram model from its pieces.
 
-    The library adds probabilities in the random order of a hash table, so that two trainings agree in the pieces but
-    not in the scores, and therefore not in the segmentation. Here the scores start from how often each piece occurs;
-    then the best segmentations are counted in a few rounds of Viterbi training, in integers.
+    The library adds probabilities in the random order of a hash table, so that two trainings agree
+    in the pieces but not in the scores, and therefore not in the segmentation. Here the scores
+    start from how often each piece occurs; then the best segmentations are counted in a few rounds
+    of Viterbi training, in integers.
     """
     words: Counter[str] = Counter()
     for text in texts:
@@ -202,6 +236,8 @@ def _unigram_model(counts: dict[str, int], special: list[str]) -> Any:
     """Scores are log probabilities; a piece with count 0 gets half a count and stays possible."""
     # Rounded, because the library does not read back every long number exactly as it wrote it.
     total = sum(counts.values()) or 1
-    scores = [(piece, round(math.log(max(count, 0.5) / total), 6)) for piece, count in counts.items()]
+    scores = [
+        (piece, round(math.log(max(count, 0.5) / total), 6)) for piece, count in counts.items()
+    ]
     scores.sort(key=lambda entry: (-entry[1], entry[0]))
     return models.Unigram([*((name, 0.0) for name in special), *scores], unk_id=special.index(UNK))

@@ -1,4 +1,6 @@
-"""Validate an untrusted `tokenizer.json` before it runs: sizes, ids, text growth. Patterns are run by `patterns`."""
+"""Validate an untrusted `tokenizer.json` before it runs: sizes, ids, text growth. Patterns are run
+by `patterns`.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +20,9 @@ _MAX_LIST = 128
 _MAX_GROWTH = 1_000  # factor by which all replacements together may lengthen a text
 _MODELS = ("BPE", "WordPiece", "WordLevel", "Unigram", None)  # None: files from before 2020
 _MAX_PATTERN = 10_000  # characters; the longest in use has about 1,000
-_MAX_WORD = 1_000  # characters of a word, which WordPiece splits in quadratic time; the usual limit is 100
+_MAX_WORD = (
+    1_000  # characters of a word, which WordPiece splits in quadratic time; the usual limit is 100
+)
 
 
 class Rejected(ValueError):
@@ -44,14 +48,18 @@ def read_library(path: Path) -> tuple[Library, dict[str, Any], PatternGuard]:
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
-        raise CheckpointError(f"{path}: not a tokenizer of the `tokenizers` library ({error})") from None
+        raise CheckpointError(
+            f"{path}: not a tokenizer of the `tokenizers` library ({error})"
+        ) from None
     if document["model"].get("dropout"):
         library.model.dropout = None  # used for training only, and implemented in bpe_dropout.py
     return library, document, guard
 
 
 def validate(document: Mapping[str, Any], place: str) -> None:
-    """Raise CheckpointError if the vocabulary, merges, added tokens or other parts are out of bounds or unsafe."""
+    """Raise CheckpointError if the vocabulary, merges, added tokens or other parts are out of
+    bounds or unsafe.
+    """
     try:
         model = _as_object(document.get("model"), "model")
         if model.get("type") not in _MODELS:
@@ -64,13 +72,17 @@ def validate(document: Mapping[str, Any], place: str) -> None:
         for name in (*PARTS, "post_processor"):
             _check_part(document.get(name), name)
         if any(_growth(document.get(part)) > _MAX_GROWTH for part in ("normalizer", "decoder")):
-            raise Rejected(f"replacements that can make a text more than {_MAX_GROWTH:,} times as long")
+            raise Rejected(
+                f"replacements that can make a text more than {_MAX_GROWTH:,} times as long"
+            )
     except Rejected as error:
         raise CheckpointError(f"{place}: not a tokenizer that is safe to run ({error})") from None
 
 
 def check_vocabulary(vocabulary: object) -> None:
-    """Raise Rejected unless the vocabulary is a list of (token, score), or maps tokens to ids below MAX_TOKENS."""
+    """Raise Rejected unless the vocabulary is a list of (token, score), or maps tokens to ids below
+    MAX_TOKENS.
+    """
     if isinstance(vocabulary, list):
         if len(vocabulary) > MAX_TOKENS:
             raise Rejected(f"model.vocab: {len(vocabulary):,} tokens is more than {MAX_TOKENS:,}")
@@ -88,7 +100,9 @@ def check_vocabulary(vocabulary: object) -> None:
 
 def _check_id(number: object, what: str) -> None:
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < MAX_TOKENS:
-        raise Rejected(f"{what} has the id {number!r}, which is not an integer from 0 to {MAX_TOKENS - 1:,}")
+        raise Rejected(
+            f"{what} has the id {number!r}, which is not an integer from 0 to {MAX_TOKENS - 1:,}"
+        )
 
 
 def _check_merges(merges: object) -> None:
@@ -116,10 +130,14 @@ def _check_part(part: object, where: str, longest: int = _MAX_STRING) -> None:
             raise Rejected(f"{where}.length is 0")
         for key, value in part.items():
             if key != "precompiled_charsmap":  # binary, and bounded by the file size
-                _check_part(value, f"{where}.{key}", _MAX_PATTERN if key == "Regex" else _MAX_STRING)
+                _check_part(
+                    value, f"{where}.{key}", _MAX_PATTERN if key == "Regex" else _MAX_STRING
+                )
     elif isinstance(part, list):
         if len(part) > _MAX_LIST:
-            raise Rejected(f"{where}: a list of {len(part):,} entries; at most {_MAX_LIST} are read")
+            raise Rejected(
+                f"{where}: a list of {len(part):,} entries; at most {_MAX_LIST} are read"
+            )
         for entry in part:
             _check_part(entry, where)
     elif isinstance(part, str) and len(part) > longest:

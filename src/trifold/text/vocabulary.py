@@ -1,4 +1,6 @@
-"""Vocabulary files of all layouts: `tokenizer.json`, `vocab.txt`, `vocab.json` + `merges.txt`, SentencePiece models."""
+"""Vocabulary files of all layouts: `tokenizer.json`, `vocab.txt`, `vocab.json` + `merges.txt`,
+SentencePiece models.
+"""
 
 import base64
 import math
@@ -18,7 +20,8 @@ from trifold.text.validation import MAX_FILE, MAX_TOKENS, Rejected, check_vocabu
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model")
 SPACE = "▁"  # stands for a space in SentencePiece and similar vocabularies
 
-# Character -> byte in byte-level BPE: a visible byte is itself, the others are mapped to U+0100 and up.
+# Character -> byte in byte-level BPE: a visible byte is itself, the others are mapped to U+0100 and
+# up.
 _VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _HIDDEN = sorted({*range(256)}.difference(_VISIBLE))
 BYTE_ALPHABET = {chr(byte): byte for byte in _VISIBLE}
@@ -29,7 +32,8 @@ BYTE_ALPHABET |= {chr(256 + number): byte for number, byte in enumerate(_HIDDEN)
 class Vocabulary:
     """The tokens of a tokenizer folder of any layout.
 
-    scores: of a unigram model, in the order of the ids. unk_id, byte_fallback: of a SentencePiece model.
+    scores: of a unigram model, in the order of the ids. unk_id, byte_fallback: of a SentencePiece
+    model.
     """
 
     ids: dict[str, int] = field(default_factory=dict)
@@ -42,14 +46,18 @@ class Vocabulary:
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
-    """The vocabulary of a folder without a `tokenizer.json`. Raises CheckpointError if there is none."""
+    """The vocabulary of a folder without a `tokenizer.json`. Raises CheckpointError if there is
+    none.
+    """
     for name in SENTENCEPIECE:
         if (folder / name).is_file():
             return read_sentencepiece(folder / name)
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return from_vocab_and_merges(folder / "vocab.json", folder / "merges.txt")
     if (folder / "vocab.txt").is_file():
-        return Vocabulary(ids={line.rstrip(): n for n, line in enumerate(read_lines(folder / "vocab.txt"))})
+        return Vocabulary(
+            ids={line.rstrip(): n for n, line in enumerate(read_lines(folder / "vocab.txt"))}
+        )
     layouts = ("tokenizer.json", *SENTENCEPIECE, "source.spm + target.spm + vocab.json")
     looked = "; ".join([*layouts, "vocab.json + merges.txt", "vocab.txt"])
     raise CheckpointError(f"{folder}: has no tokenizer; looked for {looked}")
@@ -58,12 +66,20 @@ def read_vocabulary(folder: Path) -> Vocabulary:
 def from_document(document: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary of a validated `tokenizer.json`."""
     model = document["model"]
-    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or []]
-    parts = (part for part in iter_objects(document.get("normalizer")) if part.get("type") == "Precompiled")
+    merges = [
+        merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or []
+    ]
+    parts = (
+        part
+        for part in iter_objects(document.get("normalizer"))
+        if part.get("type") == "Precompiled"
+    )
     vocabulary = model["vocab"]
     return Vocabulary(
         ids=vocabulary if isinstance(vocabulary, dict) else {},
-        scores=[(piece, float(score)) for piece, score in vocabulary] if isinstance(vocabulary, list) else [],
+        scores=[(piece, float(score)) for piece, score in vocabulary]
+        if isinstance(vocabulary, list)
+        else [],
         merges=[(left, right) for left, right in merges],
         charsmap=base64.b64decode(next(parts, {}).get("precompiled_charsmap") or ""),
     )
@@ -97,11 +113,13 @@ def read_lines(path: Path) -> list[str]:
     text = read_text(path, MAX_FILE)
     lines = text.removesuffix("\n").split("\n") if text else []
     if not lines or len(lines) > MAX_TOKENS:
-        raise CheckpointError(f"{path}: {len(lines):,} lines; between 1 and {MAX_TOKENS:,} are read")
+        raise CheckpointError(
+            f"{path}: {len(lines):,} lines; between 1 and {MAX_TOKENS:,} are read"
+        )
     return [line.removesuffix("\r") for line in lines]
 
 
-# --- SentencePiece (Kudo & Richardson 2018) -------------------------------------------------------------
+# --- SentencePiece (Kudo & Richardson 2018) -------------------------------------------------------
 
 MAX_MODEL = 16 * 2**20  # bytes; the largest in use has about 5 million
 NORMAL, CONTROL, USER = 1, 3, 4  # piece types
@@ -110,7 +128,9 @@ _MAX_PIECE = 256  # bytes; trainers write at most 16 characters by default
 
 
 def _all_merges(ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Every pair of pieces that forms another piece, ordered by that piece and then by the length of the first."""
+    """Every pair of pieces that forms another piece, ordered by that piece and then by the length
+    of the first.
+    """
     return [
         (piece[:cut], piece[cut:])
         for piece in sorted(ids, key=ids.__getitem__)
@@ -120,7 +140,8 @@ def _all_merges(ids: Mapping[str, int]) -> list[tuple[str, str]]:
 
 
 def read_sentencepiece(path: Path) -> Vocabulary:
-    """The vocabulary of a SentencePiece model; the merges of a BPE model are all those that its pieces allow.
+    """The vocabulary of a SentencePiece model; the merges of a BPE model are all those that its
+    pieces allow.
 
     Raises CheckpointError if the file is missing, too large or invalid.
     """
@@ -133,11 +154,17 @@ def read_sentencepiece(path: Path) -> Vocabulary:
         kind, unk_id = int(trainer.get(3, UNIGRAM)), int(trainer.get(40, 0))
         charsmap = normalizer.get(2, b"")
     except (ValueError, IndexError, TypeError, struct.error) as error:
-        raise CheckpointError(f"{path}: not a SentencePiece model ({error}); copy the file again") from None
+        raise CheckpointError(
+            f"{path}: not a SentencePiece model ({error}); copy the file again"
+        ) from None
     if kind not in (UNIGRAM, BPE):
-        raise CheckpointError(f"{path}: SentencePiece kind {kind}; only unigram (1) and BPE (2) are read")
+        raise CheckpointError(
+            f"{path}: SentencePiece kind {kind}; only unigram (1) and BPE (2) are read"
+        )
     if not pieces or not 0 <= unk_id < len(pieces) or not isinstance(charsmap, bytes):
-        raise CheckpointError(f"{path}: not a SentencePiece model ({len(pieces)} pieces); copy it again")
+        raise CheckpointError(
+            f"{path}: not a SentencePiece model ({len(pieces)} pieces); copy it again"
+        )
     added = [
         AddedToken(piece, normalized=False, special=kind_of_piece == CONTROL)
         for piece, _, kind_of_piece in pieces
@@ -148,19 +175,27 @@ def read_sentencepiece(path: Path) -> Vocabulary:
         ids = {piece: number for number, (piece, _, _) in enumerate(pieces)}
         more = {"ids": ids, "merges": _all_merges(ids)}
     byte_fallback = bool(trainer.get(35, False))
-    return Vocabulary(charsmap=charsmap, added=added, unk_id=unk_id, byte_fallback=byte_fallback, **more)
+    return Vocabulary(
+        charsmap=charsmap, added=added, unk_id=unk_id, byte_fallback=byte_fallback, **more
+    )
 
 
 def _parse_piece(content: bytes) -> tuple[str, float, int]:
     fields = dict(_iter_fields(content))
-    text, score, kind = str(fields.get(1, b""), "utf-8"), float(fields.get(2, 0.0)), fields.get(3, NORMAL)
+    text, score, kind = (
+        str(fields.get(1, b""), "utf-8"),
+        float(fields.get(2, 0.0)),
+        fields.get(3, NORMAL),
+    )
     if not math.isfinite(score) or len(text.encode()) > _MAX_PIECE:
         raise ValueError(f"the piece {text!r:.40} is too long, or its score is not finite")
     return text, score, kind
 
 
 def _iter_fields(content: bytes) -> Iterator[tuple[int, Any]]:
-    """(number, value) of every field of a protobuf message: an integer, a float32, or bytes (nested messages too)."""
+    """(number, value) of every field of a protobuf message: an integer, a float32, or bytes (nested
+    messages too).
+    """
     at = 0
     value: Any
     while at < len(content):

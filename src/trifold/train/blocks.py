@@ -1,4 +1,6 @@
-"""Options for the blocks of a model in training: recomputed in the backward pass (checkpointing), or compiled."""
+"""Options for the blocks of a model in training: recomputed in the backward pass (checkpointing),
+or compiled.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,17 +15,22 @@ from trifold.nn.lsh import LSHAttention
 from trifold.nn.rng import recompute
 from trifold.nn.stack import LayerInputs, Stack
 
-# All blocks share one compiled function, with a graph per kind of mask, window and scale of a layer.
+# All blocks share one compiled function, with a graph per kind of mask, window and scale of a
+# layer.
 MAX_GRAPHS = 128
 UNCOMPILED = (MixtureOfExperts, LSHAttention)
 
 
 def recomputed(block: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Tensor:
-    """block(…), which saves only its inputs and runs again in the backward pass, in about a third more time."""
+    """block(…), which saves only its inputs and runs again in the backward pass, in about a third
+    more time.
+    """
 
     def run(*inputs: Any) -> Any:
         # A mask caches its tensors; the second run must compute what the first one computed.
-        fresh = (_with_new_masks(each) if isinstance(each, LayerInputs) else each for each in inputs)
+        fresh = (
+            _with_new_masks(each) if isinstance(each, LayerInputs) else each for each in inputs
+        )
         return block(*fresh, **kwargs)
 
     return recompute(run, *inputs)
@@ -44,9 +51,9 @@ def recompute_blocks(model: nn.Module) -> None:
 def compile_blocks(model: nn.Module) -> None:
     """Compile the blocks of a model, each at its first call, which must be within `under_graphs`.
 
-    All sizes are dynamic from the start. Hooks inside blocks no longer fire, and the query stream is not compiled, nor
-    are blocks with experts or LSH attention, whose shapes depend on values. Graphs of earlier models are discarded, so
-    that they do not count towards the limit.
+    All sizes are dynamic from the start. Hooks inside blocks no longer fire, and the query stream
+    is not compiled, nor are blocks with experts or LSH attention, whose shapes depend on values.
+    Graphs of earlier models are discarded, so that they do not count towards the limit.
     """
     torch._dynamo.reset()
     for stack in model.modules():
@@ -59,8 +66,8 @@ def compile_blocks(model: nn.Module) -> None:
 def under_graphs() -> AbstractContextManager[None]:
     """Within this context, a case beyond MAX_GRAPHS is an error.
 
-    By default PyTorch would run the block without a graph, which draws other dropout. A resumed run meets its cases in
-    another order, so its results would differ.
+    By default PyTorch would run the block without a graph, which draws other dropout. A resumed run
+    meets its cases in another order, so its results would differ.
     """
     limits: AbstractContextManager[None] = torch._dynamo.config.patch(
         recompile_limit=MAX_GRAPHS, fail_on_recompile_limit_hit=True

@@ -1,9 +1,9 @@
 """Checkpoints: the full training state, with checksums.
 
-A checkpoint is written to a temporary folder, flushed to disk, listed in a manifest with a SHA-256 for each file
-(written last), and then renamed: `step-00002000` is complete and durable, or does not exist. The latest checkpoint is
-the one with the highest number. Damaged checkpoints are rejected by name, and the newest intact one is used. There is
-no pickle.
+A checkpoint is written to a temporary folder, flushed to disk, listed in a manifest with a SHA-256
+for each file (written last), and then renamed: `step-00002000` is complete and durable, or does not
+exist. The latest checkpoint is the one with the highest number. Damaged checkpoints are rejected by
+name, and the newest intact one is used. There is no pickle.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Best(NamedTuple):
 class Progress:
     """The position of a run, as saved in checkpoints. It is equal on all ranks, except for `lines`.
 
-    validated: the step of the last validation. lines: of metrics.jsonl. rejected: the number of updates that were
-    skipped. losses: the recent losses that detect a spike. scores: those of the best validation. loss_sum, loss_count:
-    the losses of the updates since the last logged step.
+    validated: the step of the last validation. lines: of metrics.jsonl. rejected: the number of
+    updates that were skipped. losses: the recent losses that detect a spike. scores: those of the
+    best validation. loss_sum, loss_count: the losses of the updates since the last logged step.
     """
 
     step: int = 0
@@ -71,21 +71,27 @@ class Progress:
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Progress:
-        """The progress in a checkpoint. Other keys are ignored; runs of 0.1 call `rejected` "refused"."""
+        """The progress in a checkpoint. Other keys are ignored; runs of 0.1 call `rejected`
+        "refused".
+        """
         known = {each.name for each in fields(cls)}
         values = {key: value for key, value in saved.items() if key in known}
         return cls(**{"rejected": saved.get("refused", 0), **values, "best": Best(*saved["best"])})
 
 
 class Checkpoint(NamedTuple):
-    """weights: fp32 master weights by name; optimizer: the optimizer state; progress: the position in the run."""
+    """weights: fp32 master weights by name; optimizer: the optimizer state; progress: the position
+    in the run.
+    """
 
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     progress: dict[str, Any]
 
     def gathered(self) -> Iterator[Tensor]:
-        """The full tensors in the order in which they are saved: the weights, then the optimizer state."""
+        """The full tensors in the order in which they are saved: the weights, then the optimizer
+        state.
+        """
         return gathered(self.weights, self.optimizer)
 
     def snapshot(self, tensors: Iterator[Tensor]) -> Checkpoint:
@@ -97,11 +103,12 @@ class Checkpoint(NamedTuple):
         return Checkpoint(weights, optimizer, json.loads(json.dumps(self.progress)))
 
 
-# --- writing -------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 def save(folder: Path, checkpoint: Checkpoint, tensors: Iterator[Tensor] | None = None) -> Path:
-    """Write `folder/step-N` for N = progress["step"], atomically; `tensors` are those of `checkpoint.gathered()`.
+    """Write `folder/step-N` for N = progress["step"], atomically; `tensors` are those of
+    `checkpoint.gathered()`.
 
     Raises CheckpointError if writing fails; an existing checkpoint of that name stays.
     """
@@ -118,7 +125,9 @@ def save(folder: Path, checkpoint: Checkpoint, tensors: Iterator[Tensor] | None 
         }
         disk.write(partial / MANIFEST, [_manifest_text(digests).encode()])
         disk.flush_folder(partial)
-        if final.exists():  # saved again: the old checkpoint is removed only after the new one is in place
+        if (
+            final.exists()
+        ):  # saved again: the old checkpoint is removed only after the new one is in place
             if not _is_ours(final):
                 old = _unused(final.with_name(f"{final.name}.foreign"))  # it is not removed
             disk.rename(final, old)
@@ -129,20 +138,25 @@ def save(folder: Path, checkpoint: Checkpoint, tensors: Iterator[Tensor] | None 
         disk.remove(partial)
         _restore_replaced(folder)
         raise CheckpointError(
-            f"{final}: could not be written ({error}); {disk.remedy(error)} or choose another --out, then continue "
+            f"{final}: could not be written ({error}); {disk.remedy(error)} or choose another "
+            "--out, then continue "
             "with --resume auto"
         ) from error
     return final
 
 
 def prune(folder: Path, settings: TrainSettings, step: int, best: int) -> None:
-    """Remove checkpoints up to `step` that the settings do not keep, and temporary folders; `best` is the best step.
+    """Remove checkpoints up to `step` that the settings do not keep, and temporary folders; `best`
+    is the best step.
 
     The newest checkpoint stays, and so do folders with other files than those of a checkpoint.
     """
     ours = {step_of(path): path for path in list_checkpoints(folder) if _is_ours(path)}
     steps = [each for each in ours if each <= step]
-    kept = {*[each for each in steps if each % settings.save_every == 0][-settings.keep_last :], *steps[-1:]}
+    kept = {
+        *[each for each in steps if each % settings.save_every == 0][-settings.keep_last :],
+        *steps[-1:],
+    }
     kept |= {each for each in steps if settings.keep_every and each % settings.keep_every == 0}
     kept |= {best} if settings.keep_best else set()
     for each in steps:
@@ -152,7 +166,9 @@ def prune(folder: Path, settings: TrainSettings, step: int, best: int) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Restore a checkpoint that was being replaced when the process was killed, and remove temporary folders."""
+    """Restore a checkpoint that was being replaced when the process was killed, and remove
+    temporary folders.
+    """
     _restore_replaced(folder)
     temporary = [*folder.glob(f".{NAME}.partial"), *folder.glob(f".{NAME}.old")]
     if temporary:  # otherwise a power failure could restore them, half removed, as checkpoints
@@ -162,7 +178,9 @@ def sweep(folder: Path) -> None:
 
 
 def _mark_for_removal(path: Path) -> None:
-    """Rename a checkpoint for `sweep`, so that an interrupted removal leaves no partial checkpoint."""
+    """Rename a checkpoint for `sweep`, so that an interrupted removal leaves no partial
+    checkpoint.
+    """
     with suppress(OSError):
         disk.rename(path, _hidden(path, "partial"))
 
@@ -186,7 +204,9 @@ def _unused(path: Path) -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a folder has a valid manifest and no foreign files; the listed files may be damaged."""
+    """Whether a folder has a valid manifest and no foreign files; the listed files may be
+    damaged.
+    """
     try:
         _read_manifest(path)
         return {file.name for file in path.iterdir()} <= {*FILES, MANIFEST}
@@ -195,7 +215,9 @@ def _is_ours(path: Path) -> bool:
 
 
 def _serialize(named: Mapping[str, Tensor], tensors: Iterator[Tensor]) -> Iterator[disk.Bytes]:
-    """A safetensors file of the next tensors; the writer of the library needs a copy of all tensors at once."""
+    """A safetensors file of the next tensors; the writer of the library needs a copy of all tensors
+    at once.
+    """
     yield encode_header({name: named[name] for name in sorted(named)})[0]
     for tensor in islice(tensors, len(named)):
         if tensor.numel():
@@ -203,19 +225,25 @@ def _serialize(named: Mapping[str, Tensor], tensors: Iterator[Tensor]) -> Iterat
 
 
 class Saver:
-    """Writes checkpoints to `folder`, one at a time, in this thread or in the background, and removes old ones.
+    """Writes checkpoints to `folder`, one at a time, in this thread or in the background, and
+    removes old ones.
 
-    A failed background save is raised by the next `check` or `wait`. Only rank 0 writes. Sharded tensors are gathered
-    for it one at a time, so a checkpoint does not depend on the number of ranks.
+    A failed background save is raised by the next `check` or `wait`. Only rank 0 writes. Sharded
+    tensors are gathered for it one at a time, so a checkpoint does not depend on the number of
+    ranks.
     """
 
     def __init__(self, folder: Path, settings: TrainSettings, ranks: Ranks = SINGLE) -> None:
         self._folder, self._settings, self._ranks = folder, settings, ranks
-        self._pool = ThreadPoolExecutor(1, "saver") if settings.async_save and ranks.is_first else None
+        self._pool = (
+            ThreadPoolExecutor(1, "saver") if settings.async_save and ranks.is_first else None
+        )
         self._pending: Future[None] | None = None
 
     def save(self, state: Checkpoint, best: int) -> None:
-        """Write the shards of all ranks, which all call this; best: the best step so far. Raises CheckpointError."""
+        """Write the shards of all ranks, which all call this; best: the best step so far. Raises
+        CheckpointError.
+        """
         tensors = state.gathered()
         if not self._ranks.is_first:
             exhaust(tensors)
@@ -252,11 +280,13 @@ class Saver:
         prune(self._folder, self._settings, state.progress["step"], best)
 
 
-# --- reading -------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 def load(path: Path, *, optimizer: bool = True) -> Checkpoint:
-    """Read and verify a checkpoint. Raises CheckpointError naming the file that is missing, damaged or unreadable."""
+    """Read and verify a checkpoint. Raises CheckpointError naming the file that is missing, damaged
+    or unreadable.
+    """
     try:
         for name, expected in _read_manifest(path).items():
             file = path / name
@@ -289,7 +319,9 @@ class Found(NamedTuple):
 
 
 def load_newest(folder: Path) -> Found | None:
-    """None if there is no checkpoint. Raises CheckpointError if there are some and all are damaged."""
+    """None if there is no checkpoint. Raises CheckpointError if there are some and all are
+    damaged.
+    """
     rejected: list[str] = []
     for path in reversed(list_checkpoints(folder)):
         try:
@@ -298,13 +330,17 @@ def load_newest(folder: Path) -> Found | None:
             rejected.append(str(error))
     if rejected:
         raise CheckpointError(
-            "\n".join([*rejected, f"{folder}: no intact checkpoint remains; start another run with --out"])
+            "\n".join(
+                [*rejected, f"{folder}: no intact checkpoint remains; start another run with --out"]
+            )
         )
     return None
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Finished checkpoints, oldest first. Raises CheckpointError if they cannot be listed, so no run starts over."""
+    """Finished checkpoints, oldest first. Raises CheckpointError if they cannot be listed, so no
+    run starts over.
+    """
     try:
         entries = list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -323,7 +359,9 @@ def _is_non_empty(path: Path) -> bool:
 
 
 def regular_checkpoints(folder: Path, every: int) -> list[Path]:
-    """The checkpoints that an uninterrupted run has too: those whose step is a multiple of `every`."""
+    """The checkpoints that an uninterrupted run has too: those whose step is a multiple of
+    `every`.
+    """
     return [path for path in list_checkpoints(folder) if step_of(path) % every == 0]
 
 
@@ -332,7 +370,7 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-# --- the manifest --------------------------------------------------------------------------------------
+# --- the manifest ---------------------------------------------------------------------------------
 
 
 def _json(value: object) -> str:
@@ -340,7 +378,9 @@ def _json(value: object) -> str:
 
 
 def _manifest_text(digests: Mapping[str, str]) -> str:
-    """The manifest includes its own digest, to tell damage to it from damage to the listed files."""
+    """The manifest includes its own digest, to tell damage to it from damage to the listed
+    files.
+    """
     content = {"format": FORMAT, "sha256": dict(digests)}
     return _json({**content, "manifest": hashlib.sha256(_json(content).encode()).hexdigest()})
 
@@ -358,7 +398,9 @@ def _read_manifest(path: Path) -> Mapping[str, str]:
     except (ValueError, KeyError, TypeError):
         known = False
     if not known:
-        raise CheckpointError(f"{file}: not a checkpoint of trifold (damaged, or of another format)")
+        raise CheckpointError(
+            f"{file}: not a checkpoint of trifold (damaged, or of another format)"
+        )
     if text != _manifest_text(digests):
         raise CheckpointError(f"{file}: damaged (its SHA-256 differs from the one it contains)")
     return digests

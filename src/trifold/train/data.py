@@ -1,4 +1,6 @@
-"""From a recipe to batches: the objective, its examples, the plan of an epoch, and batches from any position."""
+"""From a recipe to batches: the objective, its examples, the plan of an epoch, and batches from any
+position.
+"""
 
 import platform
 import zlib
@@ -66,7 +68,9 @@ class TrainingData:
 
     @property
     def batches(self) -> BatchSettings:
-        """The batch settings of the recipe, with `max_length` limited to the positions of the model."""
+        """The batch settings of the recipe, with `max_length` limited to the positions of the
+        model.
+        """
         settings = self.recipe.batch
         limit = min(settings.max_length or self.config.max_positions, self.config.max_positions)
         return settings.model_copy(update={"max_length": limit})
@@ -78,16 +82,22 @@ class TrainingData:
 
     @property
     def fingerprint(self) -> str:
-        """The number of training rows and a checksum of their lengths, to compare the data of ranks and sessions."""
+        """The number of training rows and a checksum of their lengths, to compare the data of ranks
+        and sessions.
+        """
         if isinstance(self.train, Blocks):
             return f"{len(self.train.lengths):,} rows of {self.train.tokens:,} tokens"
-        return f"{len(self.train.lengths):,} rows, checksum {zlib.crc32(self.train.lengths.tobytes()):08x}"
+        return (
+            f"{len(self.train.lengths):,} rows, checksum "
+            f"{zlib.crc32(self.train.lengths.tobytes()):08x}"
+        )
 
     def check_fingerprint(self, expected: str) -> None:
         """Raises DataError if the data of this rank differs from that of rank 0."""
         if self.fingerprint != expected:
             raise DataError(
-                f"{self.recipe.data.train}: {platform.node()} reads {self.fingerprint}, but rank 0 reads {expected}; "
+                f"{self.recipe.data.train}: {platform.node()} reads {self.fingerprint}, but "
+                f"rank 0 reads {expected}; "
                 "use the same files and the same version of trifold on all machines"
             )
 
@@ -100,7 +110,9 @@ class TrainingData:
             known = tokens = 0
             if self.recipe.tokenizer.add:
                 tokens = self.objective.tokenizer.vocab_size
-                known = make_tokenizer([], self.recipe.tokenizer.model_copy(update={"add": ()})).vocab_size
+                known = make_tokenizer(
+                    [], self.recipe.tokenizer.model_copy(update={"add": ()})
+                ).vocab_size
                 new = f"{tokens - known:,} new tokens"
                 self.report(f"tokenizer.add: {new}; their rows begin as the mean of the others")
             line, fresh = start_from(start, model, range(known, tokens))
@@ -112,14 +124,18 @@ class TrainingData:
                 raise SettingsError("train.lora: adapters need a base model; set start_from")
             add_adapters(model, lora, fresh)
             weights = dict(model.named_parameters())
-            adapter_tensors(resolve(start), self.config, weights, fresh)  # raises if they cannot be saved
+            adapter_tensors(
+                resolve(start), self.config, weights, fresh
+            )  # raises if they cannot be saved
             if lora.int8:
                 quantize_blocks(model)
         return model
 
 
 def load_data(recipe: Recipe, tokenizer_folder: Path, view: View) -> TrainingData:
-    """Read data, train or load tokenizers, encode, and report skipped rows. Raises SettingsError or DataError."""
+    """Read data, train or load tokenizers, encode, and report skipped rows. Raises SettingsError or
+    DataError.
+    """
     parts = recipe.data, recipe.tokenizer, recipe.model, recipe.batch
     context = BuildContext(*parts, recipe.train.seed, tokenizer_folder, view.say)
     recipe.task.check_unused_keys(context)
@@ -130,7 +146,9 @@ def load_data(recipe: Recipe, tokenizer_folder: Path, view: View) -> TrainingDat
     bundle = recipe.task.build(context)
     start = None if recipe.start_from is None else resolve(recipe.start_from)
     if start is not None and recipe.tokenizer.file in (recipe.start_from, str(start)):
-        size = max(bundle.config.vocab_size, read_config(start).vocab_size)  # its table may have unused rows
+        size = max(
+            bundle.config.vocab_size, read_config(start).vocab_size
+        )  # its table may have unused rows
         bundle = replace(bundle, config=bundle.config.model_copy(update={"vocab_size": size}))
     train, valid = (bundle.objective.examples(rows) for rows in (bundle.train, bundle.valid))
     data = TrainingData(recipe, bundle, train, valid, view.say)
@@ -146,13 +164,22 @@ def _report(data: TrainingData, view: View) -> None:
     lengths, settings, objective = data.train.lengths, data.batches, data.objective
     plan = data.plan(data.train, 0)
     if isinstance(data.train, Blocks):
-        size, padding = f"{len(lengths):,} rows, {data.train.tokens:,} {objective.token_name}", "no padding"
+        size, padding = (
+            f"{len(lengths):,} rows, {data.train.tokens:,} {objective.token_name}",
+            "no padding",
+        )
     else:
         if count := int(overlong(lengths, settings).sum()):
-            what = f"{count:,} of {len(lengths):,} {objective.row_name} are longer than {settings.max_length} tokens"
+            what = (
+                f"{count:,} of {len(lengths):,} {objective.row_name} are longer than "
+                f"{settings.max_length} tokens"
+            )
             view.say(f"{what}: {'skipped' if settings.on_overflow == 'drop' else 'truncated'}")
         used = np.concatenate(plan)
-        size = f"{len(used):,} {objective.row_name}, {int(lengths[used, -1].sum()):,} {objective.read_name}"
+        size = (
+            f"{len(used):,} {objective.row_name}, {int(lengths[used, -1].sum()):,} "
+            f"{objective.read_name}"
+        )
         padding = "packed" if objective.packs else f"{padding_share(lengths, plan):.1%} padding"
     sizes = (data.config.vocab_size, data.config.target_vocab_size)
     known = " + ".join(f"{size:,}" for size in sizes if size is not None)
@@ -161,19 +188,24 @@ def _report(data: TrainingData, view: View) -> None:
     view.say(f"an epoch: {size}, {batches}, {padding}{vocabulary}")
 
 
-# --- the initial weights -------------------------------------------------------------------------------
+# --- the initial weights --------------------------------------------------------------------------
 
 HEADS = ("heads.", "lm_head.")  # these parameters may be missing on either side
-TABLES = ("_embeddings.tokens.weight", "lm_head.weight", "lm_head.bias")  # with a row for each token
+TABLES = (
+    "_embeddings.tokens.weight",
+    "lm_head.weight",
+    "lm_head.bias",
+)  # with a row for each token
 
 
 def start_from(folder: str, model: Transformer, new: range = range(0)) -> tuple[str, set[str]]:
-    """Copy the weights of the model in `folder` (or hub id) to `model`. Heads that are
-    missing or have other sizes keep their initial values. The rows of `new` tokens become the mean of those before them
-    (Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
+    """Copy the weights of the model in `folder` (or hub id) to `model`. Heads that are missing or
+    have other sizes keep their initial values. The rows of `new` tokens become the mean of those
+    before them (Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
 
-    Returns a line about the weights that are new or not used, and the names of those with new values. Raises
-    CheckpointError if the folder cannot be read, SettingsError listing the parameters that do not fit.
+    Returns a line about the weights that are new or not used, and the names of those with new
+    values. Raises CheckpointError if the folder cannot be read, SettingsError listing the
+    parameters that do not fit.
     """
     source, _ = load_model(resolve(folder), heads=model.config.chosen_heads)
     theirs, ours = (dict[str, Tensor](each.named_parameters()) for each in (source, model))
@@ -186,13 +218,19 @@ def start_from(folder: str, model: Transformer, new: range = range(0)) -> tuple[
     common = {name for name in theirs.keys() | ours.keys() if not name.startswith(HEADS)}
     wrong = sorted(name for name in common if _shape(theirs, name) != _shape(ours, name))
     if wrong:
-        listed = ", ".join(f"{n} ({_shape(theirs, n)} there, {_shape(ours, n)} here)" for n in wrong[:8])
+        listed = ", ".join(
+            f"{n} ({_shape(theirs, n)} there, {_shape(ours, n)} here)" for n in wrong[:8]
+        )
         more = f" and {len(wrong) - 8} more" if len(wrong) > 8 else ""
         raise SettingsError(
-            f"start_from: {folder}: the model of the recipe has other parameters: {listed}{more}; set the sizes "
-            "under `model` to those of that folder's config.json, and tokenizer.file to its tokenizer"
+            f"start_from: {folder}: the model of the recipe has other parameters: "
+            f"{listed}{more}; set the sizes "
+            "under `model` to those of that folder's config.json, and tokenizer.file to its "
+            "tokenizer"
         )
-    copied = {name for name in ours.keys() & theirs.keys() if ours[name].shape == theirs[name].shape}
+    copied = {
+        name for name in ours.keys() & theirs.keys() if ours[name].shape == theirs[name].shape
+    }
     model.load_state_dict({name: theirs[name] for name in copied}, strict=False)
     unset, added = ours.keys() - copied, {name for name in copied if new and name.endswith(TABLES)}
     counts = f"{_count('new', unset)}, {_count('not used', theirs.keys() - copied)}"
@@ -208,13 +246,14 @@ def _shape(parameters: dict[str, Tensor], name: str) -> str:
     return "x".join(map(str, parameters[name].shape)) if name in parameters else "missing"
 
 
-# --- batches -------------------------------------------------------------------------------------------
+# --- batches --------------------------------------------------------------------------------------
 
 
 class RankBatch(NamedTuple):
     """The share of one rank in batch `number` of the plan of `epoch`.
 
-    micro_batches: what the workers of this rank learn from. idle: batches that keep this rank in step with others.
+    micro_batches: what the workers of this rank learn from. idle: batches that keep this rank in
+    step with others.
     """
 
     epoch: int
@@ -229,7 +268,13 @@ class RankBatch(NamedTuple):
 
 
 def iterate_batches(
-    data: TrainingData, workers: int, epoch: int = 0, number: int = 0, *, rank: int = 0, world: int = 1
+    data: TrainingData,
+    workers: int,
+    epoch: int = 0,
+    number: int = 0,
+    *,
+    rank: int = 0,
+    world: int = 1,
 ) -> Iterator[RankBatch]:
     """The share of `rank` in every batch from a position at which an update begins, without end."""
     accumulate, index = data.recipe.train.accumulate, 0
@@ -238,7 +283,13 @@ def iterate_batches(
         lengths, plan = examples.lengths, data.plan(examples, epoch)
         for position in range(number, len(plan)):
             share = deal_batch(
-                lengths, plan[position], index, accumulate=accumulate, rank=rank, world=world, workers=workers
+                lengths,
+                plan[position],
+                index,
+                accumulate=accumulate,
+                rank=rank,
+                world=world,
+                workers=workers,
             )
             index = (index + 1) % accumulate
             micro_batches, idle = (
@@ -249,12 +300,16 @@ def iterate_batches(
         epoch, number = epoch + 1, 0
 
 
-def batches_of_all_ranks(data: TrainingData, workers: int, taken: list[RankBatch], world: int) -> list[Batch]:
+def batches_of_all_ranks(
+    data: TrainingData, workers: int, taken: list[RankBatch], world: int
+) -> list[Batch]:
     """The micro-batches of all ranks in an update; those of the other ranks are built again."""
     if world == 1:
         return [each for batch in taken for each in batch.micro_batches]
     found: list[Batch] = []
     for rank in range(world):
-        again = iterate_batches(data, workers, taken[0].epoch, taken[0].number, rank=rank, world=world)
+        again = iterate_batches(
+            data, workers, taken[0].epoch, taken[0].number, rank=rank, world=world
+        )
         found += [each for batch in islice(again, len(taken)) for each in batch.micro_batches]
     return found

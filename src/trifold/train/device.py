@@ -1,4 +1,6 @@
-"""The machine of a run: device, precision, workers, ranks and versions, and the settings of its process."""
+"""The machine of a run: device, precision, workers, ranks and versions, and the settings of its
+process.
+"""
 
 import ctypes
 import os
@@ -28,8 +30,10 @@ ELEMENTWISE = ("adam", "adamw")
 class Machine(NamedTuple):
     """What a run computes with.
 
-    workers: threads that process micro-batches in parallel. sharded: whether each rank has a part of the model only.
-    compiles: whether blocks are compiled. int8: whether layers train in int8. The last two are None if not requested.
+    workers: threads that process micro-batches in parallel. sharded: whether each rank has a part
+        of the model only.
+    compiles: whether blocks are compiled. int8: whether layers train in int8. The last two are None
+    if not requested.
     """
 
     device: torch.device
@@ -51,18 +55,26 @@ class Machine(NamedTuple):
         parts += [f"{threads} thread{'s' * (threads != 1)}"] if self.device.type == "cpu" else []
         parts += [f"{self.workers} workers"] if self.workers > 1 else []
         if self.ranks.world > 1:
-            parts.append(f"{self.ranks.world} ranks{' with a sharded model' if self.sharded else ''}")
+            parts.append(
+                f"{self.ranks.world} ranks{' with a sharded model' if self.sharded else ''}"
+            )
         if self.compiles is not None:
             reason = compile_obstacle(self.device) or "another rank cannot"
             parts.append("compiled blocks" if self.compiles else f"blocks not compiled ({reason})")
         parts.append(f"{self.arithmetic} arithmetic")
         if self.int8 is False:
-            parts[-1] += f" without int8 ({int8_training_obstacle(self.device) or 'another rank cannot'})"
-        return ", ".join([*parts, f"{str(master_dtype(self.dtype)).removeprefix('torch.')} master weights"])
+            parts[-1] += (
+                f" without int8 ({int8_training_obstacle(self.device) or 'another rank cannot'})"
+            )
+        return ", ".join(
+            [*parts, f"{str(master_dtype(self.dtype)).removeprefix('torch.')} master weights"]
+        )
 
 
 def find_machine(settings: TrainSettings, tokens: int, ranks: Ranks) -> Machine:
-    """The machine for batches of `tokens` tokens. Raises UsageError if it lacks what the recipe requires."""
+    """The machine for batches of `tokens` tokens. Raises UsageError if it lacks what the recipe
+    requires.
+    """
     device = device_of_rank(settings.device, ranks)
     dtype = choose_precision(settings.precision, device)
     sharded = settings.sharding == "full" and ranks.world > 1
@@ -78,12 +90,14 @@ def check_sharding(settings: TrainSettings) -> None:
     """Raises SettingsError for settings that are incompatible with sharding."""
     if settings.optimizer not in ELEMENTWISE:
         raise SettingsError(
-            f"train.sharding: full is incompatible with train.optimizer: {settings.optimizer}, which needs whole "
+            f"train.sharding: full is incompatible with train.optimizer: {settings.optimizer}, "
+            "which needs whole "
             f"matrices; set train.sharding=none, or train.optimizer to {' or '.join(ELEMENTWISE)}"
         )
     if settings.workers not in (None, 1):
         raise SettingsError(
-            f"train.sharding: full is incompatible with train.workers: {settings.workers}, because workers share "
+            f"train.sharding: full is incompatible with train.workers: {settings.workers}, "
+            "because workers share "
             "full weights; set train.workers=1, and start more ranks instead"
         )
 
@@ -99,8 +113,11 @@ def agree_on_options(machine: Machine) -> Machine:
 
 @cache
 def compile_obstacle(device: torch.device) -> str:
-    """Why blocks cannot be compiled for this device, or "". Compiles a small function, which takes seconds."""
-    # A compiler may be missing, too old, without headers or without disk space; the error types are not documented.
+    """Why blocks cannot be compiled for this device, or "". Compiles a small function, which takes
+    seconds.
+    """
+    # A compiler may be missing, too old, without headers or without disk space; the error types are
+    # not documented.
     try:
         x = torch.ones(2, 3, device=device, requires_grad=True)
         torch.compile(torch.nn.functional.gelu, dynamic=True)(x).sum().backward()
@@ -110,18 +127,22 @@ def compile_obstacle(device: torch.device) -> str:
 
 
 def device_of_rank(name: str, ranks: Ranks) -> torch.device:
-    """The named device; of several ranks the CPU, or the GPU with their local number. Raises UsageError if missing."""
+    """The named device; of several ranks the CPU, or the GPU with their local number. Raises
+    UsageError if missing.
+    """
     if ranks.world == 1:
         return find_device(name)
     if name not in ("auto", "cuda", "cpu"):
         raise UsageError(
-            f"train.device: {name!r} is a single device, but there are {ranks.world} ranks; use auto, cuda or cpu"
+            f"train.device: {name!r} is a single device, but there are {ranks.world} ranks; use "
+            "auto, cuda or cpu"
         )
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if (found := torch.cuda.device_count()) < ranks.local_world:
         raise UsageError(
-            f"{ranks.local_world} ranks on this machine, but only {found} GPUs; start one rank per GPU "
+            f"{ranks.local_world} ranks on this machine, but only {found} GPUs; start one rank "
+            "per GPU "
             f"(--nproc-per-node {found}), or choose train.device=cpu"
         )
     torch.cuda.set_device(ranks.local_rank)
@@ -132,11 +153,15 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": t
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:
-    """The named type. For auto, and for int8 outside its matmuls: bf16 if the device multiplies it faster than fp32."""
+    """The named type. For auto, and for int8 outside its matmuls: bf16 if the device multiplies it
+    faster than fp32.
+    """
     if device.type == "cuda":
         is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
     else:  # Instructions for bf16 matmuls: AVX-512 BF16 or AMX. Emulation is slower than fp32.
-        has_instructions = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        has_instructions = (
+            torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        )
         is_fast = device.type == "cpu" and has_instructions
     return PRECISIONS.get(name) or (torch.bfloat16 if is_fast else torch.float32)
 
@@ -147,20 +172,25 @@ def master_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def choose_workers(requested: int | None, device: torch.device, tokens: int) -> int:
-    """The number of workers for batches of `tokens` tokens. Raises UsageError if a GPU is to have several."""
+    """The number of workers for batches of `tokens` tokens. Raises UsageError if a GPU is to have
+    several.
+    """
     if device.type != "cpu":
         if requested not in (None, 1):
             raise UsageError(
-                f"train.workers={requested}: workers share batches on a CPU only, not on {device}; set train.workers=1"
+                f"train.workers={requested}: workers share batches on a CPU only, not on "
+                f"{device}; set train.workers=1"
             )
         return 1
     if requested is not None:
         return requested
     # Without the compiled loops, threads within an operator are as fast as workers.
-    return max(1, min(torch.get_num_threads(), tokens // 1024)) if compiled_loops() is not None else 1
+    return (
+        max(1, min(torch.get_num_threads(), tokens // 1024)) if compiled_loops() is not None else 1
+    )
 
 
-# --- what a run depends on besides its recipe ----------------------------------------------------------
+# --- what a run depends on besides its recipe -----------------------------------------------------
 
 
 def environment(machine: Machine) -> dict[str, Any]:
@@ -174,7 +204,9 @@ def environment(machine: Machine) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": str(device) if ranks.world == 1 else device.type,
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
+        "device_name": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.processor(),
         "precision": machine.arithmetic,
         "threads": torch.get_num_threads(),
         "workers": machine.workers,
@@ -201,7 +233,7 @@ def _git_revision() -> str | None:
     return result.stdout.strip()
 
 
-# --- settings of the process ---------------------------------------------------------------------------
+# --- settings of the process ----------------------------------------------------------------------
 
 
 MMAP_THRESHOLD = 48 * 2**20  # bytes
@@ -209,11 +241,13 @@ MAX_MMAP_THRESHOLD = 32 * 2**20  # that glibc before 2.35 accepts
 
 
 def keep_freed_memory() -> None:
-    """Configure glibc to keep freed blocks instead of returning them to the system after every operation.
+    """Configure glibc to keep freed blocks instead of returning them to the system after every
+    operation.
 
-    Activations of several megabytes are allocated hundreds of times per step, and each allocation from the system costs
-    a page fault per 4 KiB. Blocks above MMAP_THRESHOLD are still returned: they are few, and keeping them fragments
-    about a tenth of the memory. Does nothing with other C libraries.
+    Activations of several megabytes are allocated hundreds of times per step, and each allocation
+    from the system costs a page fault per 4 KiB. Blocks above MMAP_THRESHOLD are still returned:
+    they are few, and keeping them fragments about a tenth of the memory. Does nothing with other C
+    libraries.
     """
     mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
     with suppress(OSError, AttributeError):

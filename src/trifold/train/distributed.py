@@ -1,9 +1,9 @@
 """The ranks that `torchrun` starts, and how they agree.
 
-All ranks take the same steps; only rank 0 writes files and prints. Tensors are summed through the process group (gloo
-on CPU, NCCL on GPU), where all ranks meet. Decisions of rank 0 that may take long (a validation, a write to disk) go
-through the key-value store: the other ranks wait for the result without a time limit and forward the signals that they
-receive.
+All ranks take the same steps; only rank 0 writes files and prints. Tensors are summed through the
+process group (gloo on CPU, NCCL on GPU), where all ranks meet. Decisions of rank 0 that may take
+long (a validation, a write to disk) go through the key-value store: the other ranks wait for the
+result without a time limit and forward the signals that they receive.
 """
 
 import hashlib
@@ -27,15 +27,21 @@ from trifold.train.ranks import Interrupted, Ranks
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# How long ranks wait for each other in a collective. A lost rank is noticed at once, by its closed connection.
+# How long ranks wait for each other in a collective. A lost rank is noticed at once, by its closed
+# connection.
 TIMEOUT = timedelta(minutes=30)
-POLL_INTERVALS = 0.002, 0.1  # seconds between two polls of the store: the first and the longest interval
+POLL_INTERVALS = (
+    0.002,
+    0.1,
+)  # seconds between two polls of the store: the first and the longest interval
 HEARTBEAT_INTERVAL = 0.25  # seconds
-# Polls without a heartbeat after which rank 0 counts as lost; native code may block it for long. The limit is lower
-# after a signal, which torchrun sends if a rank is lost. Polls are counted, not seconds, because a suspended process
-# does not poll.
+# Polls without a heartbeat after which rank 0 counts as lost; native code may block it for long.
+# The limit is lower after a signal, which torchrun sends if a rank is lost. Polls are counted, not
+# seconds, because a suspended process does not poll.
 MAX_POLLS, MAX_POLLS_AFTER_SIGNAL = 6000, 30
-FINAL_POLLS = 50  # how long a failing rank 0 keeps the store alive for ranks that have not read its error
+FINAL_POLLS = (
+    50  # how long a failing rank 0 keeps the store alive for ranks that have not read its error
+)
 
 
 class ProcessGroup(Ranks):
@@ -50,7 +56,11 @@ class ProcessGroup(Ranks):
 
     @property
     def command(self) -> str:
-        machines = "" if self.local_world == self.world else f"--nnodes {self.world // self.local_world} … "
+        machines = (
+            ""
+            if self.local_world == self.world
+            else f"--nnodes {self.world // self.local_world} … "
+        )
         return f"torchrun {machines}--nproc-per-node {self.local_world} -m trifold"
 
     def sum(self, values: Sequence[float]) -> list[float]:
@@ -89,7 +99,9 @@ class ProcessGroup(Ranks):
             self.store.set(key, json.dumps(message))
 
     def _publish_last(self, key: str, message: Mapping[str, Any]) -> None:
-        """Publish an error and wait until all ranks have read it, since the store may live in this process."""
+        """Publish an error and wait until all ranks have read it, since the store may live in this
+        process.
+        """
         with suppress(OtherRankError):
             self._publish(key, message)
             for _ in range(FINAL_POLLS):
@@ -181,7 +193,8 @@ def explain_lost_rank() -> Iterator[None]:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
         raise OtherRankError(
-            "another rank ended unexpectedly; see its error message or that of torchrun, then continue with "
+            "another rank ended unexpectedly; see its error message or that of torchrun, then "
+            "continue with "
             "--resume auto",
             reported=False,
         ) from error
@@ -190,9 +203,9 @@ def explain_lost_rank() -> Iterator[None]:
 def _meet(store: Any, rank: int, world: int) -> str:
     """Wait for all ranks of this start, and return a name that no earlier start has used.
 
-    The store may outlive the ranks: after a restart by torchrun it still contains the keys of killed processes.
-    Each rank therefore writes a random number, rank 0 announces the numbers that it sees, and the run begins when
-    every rank has confirmed its own.
+    The store may outlive the ranks: after a restart by torchrun it still contains the keys of
+    killed processes. Each rank therefore writes a random number, rank 0 announces the numbers that
+    it sees, and the run begins when every rank has confirmed its own.
     """
     own = secrets.token_hex(8)
     store.set(f"present {rank}", own)
@@ -206,7 +219,9 @@ def _meet(store: Any, rank: int, world: int) -> str:
             name = hashlib.sha256(announced.encode()).hexdigest()
             if announced.split(" ")[rank : rank + 1] == [own]:
                 store.set(f"{name} confirmed by {rank}", "")
-                if rank == 0 and store.check([f"{name} confirmed by {other}" for other in range(world)]):
+                if rank == 0 and store.check(
+                    [f"{name} confirmed by {other}" for other in range(world)]
+                ):
                     store.set(f"{name} begins", "")
                 if store.check([f"{name} begins"]):
                     return name
@@ -221,23 +236,32 @@ _store: Any = None
 
 @contextmanager
 def join_group() -> Iterator[Ranks]:
-    """The ranks that `torchrun` started. Raises UsageError if torch.distributed is already in use."""
+    """The ranks that `torchrun` started. Raises UsageError if torch.distributed is already in
+    use.
+    """
     global _current, _joins, _store
     if _current is not None:
         yield _current
         return
     if dist.is_initialized():
         raise UsageError(
-            "torch.distributed is already initialized; trifold joins the ranks of torchrun itself, so do not call "
+            "torch.distributed is already initialized; trifold joins the ranks of torchrun "
+            "itself, so do not call "
             "init_process_group"
         )
     if _store is None:
         _store, _, _ = next(iter(rendezvous("env://", timeout=TIMEOUT)))
     _joins += 1
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    group = ProcessGroup(PrefixStore(_meet(PrefixStore(f"trifold {_joins}", _store), rank, world), _store))
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    dist.init_process_group(backend, store=group.store, rank=rank, world_size=world, timeout=TIMEOUT)
+    group = ProcessGroup(
+        PrefixStore(_meet(PrefixStore(f"trifold {_joins}", _store), rank, world), _store)
+    )
+    backend = (
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    )
+    dist.init_process_group(
+        backend, store=group.store, rank=rank, world_size=world, timeout=TIMEOUT
+    )
     _current = group
     try:
         with group.heartbeat(), explain_lost_rank():

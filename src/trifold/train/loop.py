@@ -1,10 +1,12 @@
 """The training loop: set the rate, update, log, validate, save.
 
-A position in training is three integers (step, epoch, batch), and every random number is a function of (seed, step,
-micro-batch), so a resumed run needs no saved generator and is bit-identical to an uninterrupted one.
+A position in training is three integers (step, epoch, batch), and every random number is a function
+of (seed, step, micro-batch), so a resumed run needs no saved generator and is bit-identical to an
+uninterrupted one.
 
-All ranks execute the loop, step by step. `ranks.first(f, …)` calls f on rank 0 and returns its result on all ranks;
-`ranks.in_turn(f, …)` calls f on rank 0 and then on the others. In a single process both are plain calls.
+All ranks execute the loop, step by step. `ranks.first(f, …)` calls f on rank 0 and returns its
+result on all ranks; `ranks.in_turn(f, …)` calls f on rank 0 and then on the others. In a single
+process both are plain calls.
 """
 
 from collections.abc import Iterator
@@ -21,7 +23,13 @@ from trifold.memory import available_memory
 from trifold.recipe import Recipe, is_run, load_recipe
 from trifold.train import checkpoint
 from trifold.train.checkpoint import Best, Progress, Saver
-from trifold.train.data import RankBatch, TrainingData, batches_of_all_ranks, iterate_batches, load_data
+from trifold.train.data import (
+    RankBatch,
+    TrainingData,
+    batches_of_all_ranks,
+    iterate_batches,
+    load_data,
+)
 from trifold.train.device import agree_on_options, environment, find_machine, keep_freed_memory
 from trifold.train.memory import check_fits, estimate_memory
 from trifold.train.monitor import Meter, MetricsLog, Outcome, Snapshot, StoppedBy, View, choose_view
@@ -44,12 +52,14 @@ def train(
     view: View | None = None,
     **overrides: Any,
 ) -> Outcome:
-    """Train a recipe (a shipped name, a YAML file, a run, or a Recipe) in `out` (default: runs/NAME, or that run).
+    """Train a recipe (a shipped name, a YAML file, a run, or a Recipe) in `out` (default:
+    runs/NAME, or that run).
 
-    `resume="auto"` continues an existing run, or starts a new one, and `data_changed` accepts other data files for it.
-    Overrides are dotted recipe keys: `train("smoke", **{"train.steps": 50})`. view: shows progress, by default on
-    stderr; `View()` shows none. Raises TrifoldError, but not for an interruption. Under `torchrun`, all processes
-    return the same outcome. If one fails, the others raise OtherRankError.
+    `resume="auto"` continues an existing run, or starts a new one, and `data_changed` accepts other
+    data files for it. Overrides are dotted recipe keys: `train("smoke", **{"train.steps": 50})`.
+    view: shows progress, by default on stderr; `View()` shows none. Raises TrifoldError, but not
+    for an interruption. Under `torchrun`, all processes return the same outcome. If one fails, the
+    others raise OtherRankError.
     """
     if not isinstance(recipe, str | Path | Recipe):
         raise TypeError(f"recipe is a name, a path or a Recipe, not {recipe!r:.60}")
@@ -68,11 +78,15 @@ def train(
             if not outcome.finished:
                 return outcome
         with closing(RunFolder(path, ranks.command)) as folder:
-            return Run(recipe, folder, ranks, view, resume=resume, data_changed=data_changed).train()
+            return Run(
+                recipe, folder, ranks, view, resume=resume, data_changed=data_changed
+            ).train()
 
 
 def resume(run: str | Path, **arguments: Any) -> Outcome:
-    """Continue a run (else UsageError) as if it had not stopped. The arguments are those of `train`."""
+    """Continue a run (else UsageError) as if it had not stopped. The arguments are those of
+    `train`.
+    """
     return train(recipe := recipe_of_run(run), out=recipe.parent, resume="auto", **arguments)
 
 
@@ -80,7 +94,14 @@ class Run:
     """One session of a run on one rank. The methods are in the order in which they execute."""
 
     def __init__(
-        self, recipe: Recipe, folder: RunFolder, ranks: Ranks, view: View, *, resume: Any, data_changed: bool
+        self,
+        recipe: Recipe,
+        folder: RunFolder,
+        ranks: Ranks,
+        view: View,
+        *,
+        resume: Any,
+        data_changed: bool,
     ) -> None:
         self.recipe, self.settings = recipe, recipe.train
         self.folder, self.ranks, self.view = folder, ranks, view
@@ -89,7 +110,9 @@ class Run:
 
     def train(self) -> Outcome:
         """Prepare, train until a limit or a signal, and report how the run ended."""
-        machine = self.ranks.in_turn(find_machine, self.settings, self.recipe.batch.tokens, self.ranks)
+        machine = self.ranks.in_turn(
+            find_machine, self.settings, self.recipe.batch.tokens, self.ranks
+        )
         self.machine = agree_on_options(machine)
         keep_freed_memory()
         with handle_signals(self.ranks) as self.stop, explain_resource_errors(self.folder):
@@ -107,12 +130,14 @@ class Run:
                 saved = checkpoint.list_checkpoints(self.folder.checkpoints)
                 steps = checkpoint.step_of(saved[-1]) if saved else 0
                 command = self.folder.continue_command
-                self.view.say(f"stopped at step {steps:,}, while preparing; continue with {command}")
+                self.view.say(
+                    f"stopped at step {steps:,}, while preparing; continue with {command}"
+                )
                 return Outcome(self.folder.path, steps, 0.0, {}, "signal", self.stop.exit_code)
             finally:
                 self.view.end()
 
-    # --- data, tokenizer, model --------------------------------------------------------------------------
+    # --- data, tokenizer, model -------------------------------------------------------------------
 
     def _open_folder(self) -> None:
         """Rank 0: create or check the run folder and the recipe of an existing run."""
@@ -124,24 +149,34 @@ class Run:
                 self.view.say(line)
 
     def _read_data(self) -> None:
-        """Write the recipe, read the data, train or load the tokenizer, and compare them with those of the run."""
-        digest = self.ranks.first(lambda: self.folder.write_recipe(self.recipe, environment(self.machine)))
+        """Write the recipe, read the data, train or load the tokenizer, and compare them with those
+        of the run.
+        """
+        digest = self.ranks.first(
+            lambda: self.folder.write_recipe(self.recipe, environment(self.machine))
+        )
         self.ranks.in_turn(self.folder.check_shared, digest)
         self.data = self.ranks.in_turn(self.stop.call, self._load_data)
         self.ranks.in_turn(self.data.check_fingerprint, self.ranks.first(self._identify))
 
     def _load_data(self) -> TrainingData:
         if self.ranks.is_first:
-            self.changed_files = check_same_data(self.folder, self.recipe, changed=self.data_changed)
+            self.changed_files = check_same_data(
+                self.folder, self.recipe, changed=self.data_changed
+            )
         data = load_data(self.recipe, self.folder.tokenizer, self.view)
         if self.settings.check_memory:
             tokens, length = self.recipe.batch.tokens, max(1, int(data.train.lengths.mean()))
             need = estimate_memory(self.settings, tokens, data.config, length, self.machine)
-            check_fits(*need, self.recipe, available_memory(self.machine.device, self.ranks.local_world))
+            check_fits(
+                *need, self.recipe, available_memory(self.machine.device, self.ranks.local_world)
+            )
         return data
 
     def _identify(self) -> str:
-        """Rank 0: record the identity of the run, and return the fingerprint of its training rows."""
+        """Rank 0: record the identity of the run, and return the fingerprint of its training
+        rows.
+        """
         rows = self.data.fingerprint
         if self.continues:
             check_same_rows(self.folder, rows, changed=self.data_changed)
@@ -149,7 +184,9 @@ class Run:
         return rows
 
     def _create_model(self, resources: ExitStack) -> None:
-        self.trainer = Trainer(self.data.new_model(), self.data.objective, self.settings, self.machine)
+        self.trainer = Trainer(
+            self.data.new_model(), self.data.objective, self.settings, self.machine
+        )
         resources.callback(self.trainer.close)
         self.saver = Saver(self.folder.checkpoints, self.settings, self.ranks)
         resources.callback(self.saver.close)
@@ -159,7 +196,10 @@ class Run:
         self.loaded: checkpoint.Checkpoint | None = None
         name = self.ranks.first(self._load_newest)
         if name is not None:
-            state, self.loaded = self.loaded or checkpoint.load(self.folder.checkpoints / name), None
+            state, self.loaded = (
+                self.loaded or checkpoint.load(self.folder.checkpoints / name),
+                None,
+            )
             self.trainer.restore(state.weights, state.optimizer)
             self.progress = Progress.from_dict(state.progress)
         self.trainer.broadcast_weights()
@@ -171,16 +211,22 @@ class Run:
             self.folder.record_session(0, [], self.recipe.overrides)
             return None
         if found.rejected:
-            self.view.say(f"warning: {'; '.join(found.rejected)}; an earlier checkpoint is used instead")
+            self.view.say(
+                f"warning: {'; '.join(found.rejected)}; an earlier checkpoint is used instead"
+            )
         self.view.say(f"continuing from {found.path}")
-        self.folder.record_session(checkpoint.step_of(found.path), found.rejected, self.recipe.overrides)
+        self.folder.record_session(
+            checkpoint.step_of(found.path), found.rejected, self.recipe.overrides
+        )
         self.loaded = found.state
         return found.path.name
 
-    # --- step by step ------------------------------------------------------------------------------------
+    # --- step by step -----------------------------------------------------------------------------
 
     def _train(self) -> Outcome:
-        """Train until steps, minutes, patience or a signal end it; the end is saved and validated."""
+        """Train until steps, minutes, patience or a signal end it; the end is saved and
+        validated.
+        """
         settings, progress = self.settings, self.progress
         self.view.say(f"{self.trainer}; writing to {self.folder.path}")
         log = MetricsLog(self.folder, progress.step, progress.lines, writes=self.ranks.is_first)
@@ -189,11 +235,14 @@ class Run:
                 self.view.say(line)
                 self.log.event(progress.step, "data changed", what=line)
             if self.ranks.is_first and self.log.board is None:
-                self.view.say("no TensorBoard (pip install 'trifold[plots]'); metrics are in metrics.jsonl")
+                self.view.say(
+                    "no TensorBoard (pip install 'trifold[plots]'); metrics are in metrics.jsonl"
+                )
             self.view.begin(settings.steps, progress.step)
             self.meter = Meter(settings.steps, progress.seconds, progress.step)
             if self.ranks.first(bool, self.changed_files) and progress.step:
-                self._save()  # with the digests of the new files, so that they are accepted from now on
+                # With the digests of the new files, so that they are accepted from now on.
+                self._save()
             stopped_by = self._train_steps()
             self.saver.wait()
             progress = self.progress
@@ -201,18 +250,24 @@ class Run:
                 self.log.event(progress.step, "interrupted", signal=self.stop.name)
         self.ranks.first(self.folder.record_end, progress.step, progress.seconds, stopped_by)
         if stopped_by == "signal":
-            self.view.say(f"stopped at step {progress.step:,}; continue with {self.folder.continue_command}")
+            self.view.say(
+                f"stopped at step {progress.step:,}; continue with {self.folder.continue_command}"
+            )
         ended = stopped_by, self.stop.exit_code, progress.best.step
         return Outcome(self.folder.path, progress.step, progress.seconds, progress.scores, *ended)
 
     def _train_steps(self) -> StoppedBy:
         settings, ranks = self.settings, self.ranks
         position = self.progress.epoch, self.progress.batch
-        plan = iterate_batches(self.data, self.machine.workers, *position, rank=ranks.rank, world=ranks.world)
+        plan = iterate_batches(
+            self.data, self.machine.workers, *position, rank=ranks.rank, world=ranks.world
+        )
         # Several ranks leave together, after synchronizing.
         with closing(prefetch(plan, stop=lambda: ranks.world == 1 and bool(self.stop))) as batches:
             stopped_by = self._should_stop()
-            if self._validation_is_due(stopped_by):  # a signal interrupted it in the previous session
+            if self._validation_is_due(
+                stopped_by
+            ):  # a signal interrupted it in the previous session
                 stopped_by = self._validate() or stopped_by
                 self._save()
             while stopped_by is None:
@@ -253,7 +308,10 @@ class Run:
         progress.step += 1
         progress.epoch, progress.batch = taken[-1].end
         progress.tokens += update.tokens
-        progress.loss_sum, progress.loss_count = progress.loss_sum + update.loss, progress.loss_count + 1
+        progress.loss_sum, progress.loss_count = (
+            progress.loss_sum + update.loss,
+            progress.loss_count + 1,
+        )
         progress.losses = [*progress.losses, update.loss][-settings.spike_window :]
         self.meter.count(update.tokens)
         progress.seconds = self.meter.seconds()
@@ -280,7 +338,9 @@ class Run:
         positions = [[batch.epoch, batch.number] for batch in taken]
         file = save_batches(self.folder.rejected, rejected, batches, positions)
         where = "could not be written" if file is None else f"is in {file}"
-        details = rejected.details | {"batch": str(file.relative_to(self.folder.path)) if file else where}
+        details = rejected.details | {
+            "batch": str(file.relative_to(self.folder.path)) if file else where
+        }
         try:
             action = choose_action(self.settings, rejected, self.progress.rejected)
         except RejectedUpdate:
@@ -297,7 +357,9 @@ class Run:
         return details, names[-1] if names else None
 
     def _rewind(self, to: Path, position: tuple[int, int]) -> None:
-        """Restore weights, optimizer and step from a checkpoint; the data continues from `position`."""
+        """Restore weights, optimizer and step from a checkpoint; the data continues from
+        `position`.
+        """
         current, state = self.progress, checkpoint.load(to)
         self.trainer.restore(state.weights, state.optimizer)
         self.progress = Progress.from_dict(state.progress)
@@ -307,9 +369,15 @@ class Run:
         self.log.rewind(self.progress.step, self.progress.lines)
 
     def _log(self, update: Update) -> None:
-        """Report the mean loss since the last logged step, and the other values of the last update."""
+        """Report the mean loss since the last logged step, and the other values of the last
+        update.
+        """
         progress = self.progress
-        loss, progress.loss_sum, progress.loss_count = progress.loss_sum / progress.loss_count, 0.0, 0
+        loss, progress.loss_sum, progress.loss_count = (
+            progress.loss_sum / progress.loss_count,
+            0.0,
+            0,
+        )
         speed, left = self.meter.read(progress.step, self.settings.minutes)
         measured = loss, update.rate, speed, left, self.data.objective.token_name
         snapshot = Snapshot(progress.step, self.settings.steps, progress.epoch, *measured)
@@ -331,7 +399,9 @@ class Run:
     def _validation_is_due(self, stopped_by: StoppedBy | None) -> bool:
         step, has_model = self.progress.step, self.progress.best.score is not None
         is_last = stopped_by is not None and not (stopped_by == "signal" and has_model)
-        return step > self.progress.validated and (is_last or step % self.settings.validate_every == 0)
+        return step > self.progress.validated and (
+            is_last or step % self.settings.validate_every == 0
+        )
 
     def _validate(self) -> StoppedBy | None:
         """Validate the (averaged) weights; the reason to stop, if any."""
@@ -350,14 +420,20 @@ class Run:
         return Validator(self.data, self.folder, self.machine.device, self.trainer.weights.names)
 
     def _evaluate(self, weights: dict[str, Any]) -> tuple[Best, dict[str, float]] | None:
-        """Rank 0: the best validation so far and its scores; None if a signal interrupted the validation."""
+        """Rank 0: the best validation so far and its scores; None if a signal interrupted the
+        validation.
+        """
         self.saver.wait()  # earlier checkpoints may be averaged
         try:
-            result, best = self.validator(self.progress.step, weights, self.progress.best, self._poll)
+            result, best = self.validator(
+                self.progress.step, weights, self.progress.best, self._poll
+            )
         except Interrupted:
             return None
         if result.damaged:
-            self.view.say(f"warning: {'; '.join(result.damaged)}; the average of last weights excludes it")
+            self.view.say(
+                f"warning: {'; '.join(result.damaged)}; the average of last weights excludes it"
+            )
             self.log.event(self.progress.step, "averaged without", rejected=result.damaged)
         self.view.validated(result)
         scores = {f"valid/{name}": value for name, value in result.scores.items()}

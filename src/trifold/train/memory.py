@@ -1,7 +1,7 @@
 """Whether a run fits into memory: its estimated need.
 
-The need consists of the persistent tensors and of those saved for the backward pass. Small tensors, copies of weights
-and the overhead of the allocator are not counted.
+The need consists of the persistent tensors and of those saved for the backward pass. Small tensors,
+copies of weights and the overhead of the allocator are not counted.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,10 @@ from trifold.train.device import Machine
 from trifold.train.parameters import count_trained
 
 RUNTIME = 450 * 2**20  # interpreter, PyTorch and compiled loops; measured
-TOKEN_BYTES, BATCH_BYTES = 32, 2**12  # of the tensors of a batch, for each token, and of their headers
+TOKEN_BYTES, BATCH_BYTES = (
+    32,
+    2**12,
+)  # of the tensors of a batch, for each token, and of their headers
 # Bytes of optimizer state per parameter, at most.
 OPTIMIZER_BYTES = {"adam": 8, "adamw": 8, "adafactor": 1, "muon": 8}
 
@@ -44,15 +47,18 @@ class TrainingMemory(NamedTuple):
 def estimate_memory(
     train: TrainSettings, tokens: int, config: ModelConfig, length: int, machine: Machine
 ) -> tuple[TrainingMemory, int]:
-    """The need of rank 0, which validates, for batches of `tokens` tokens on either side in rows of `length`, and the
-    number of parameters.
+    """The need of rank 0, which validates, for batches of `tokens` tokens on either side in rows of
+    `length`, and the number of parameters.
 
-    weights      4 bytes per parameter, and the copy used in computations if it has another type; 32 bytes per element
-                 of a table of sinusoids, which is computed in float64
-    gradients    in the type of the computation, for each worker, and 4 bytes per parameter for their sum
+    weights      4 bytes per parameter, and the copy used in computations if it has another type; 32
+                 bytes per element of a table of sinusoids, which is computed in float64
+    gradients    in the type of the computation, for each worker, and 4 bytes per parameter for
+                 their sum
     optimizer    its state, the moving average, and the copy that is saved in the background
-    validation   a second model with the averaged weights and the file it is written to; a mean in float64
-    activations  `saved_elements` in the type of the computation; compiled blocks do not use the compiled loops
+    validation   a second model with the averaged weights and the file it is written to; a mean in
+                 float64
+    activations  `saved_elements` in the type of the computation; compiled blocks do not use the
+                 compiled loops
     batches      the batches of an update, which are counted before its first forward pass
     runtime      the process, on a CPU
     """
@@ -63,7 +69,9 @@ def estimate_memory(
     micro_batch = tokens if train.accumulate % world == 0 else -(-tokens // world)
     compiled = on_cpu and train.compile == "none" and compiled_loops() is not None
     kept = saved_elements(config, train, micro_batch, length, compiled=compiled)
-    state = OPTIMIZER_BYTES[train.optimizer] + (4 if train.ema else 0) + (12 if train.async_save else 0)
+    state = (
+        OPTIMIZER_BYTES[train.optimizer] + (4 if train.ema else 0) + (12 if train.async_save else 0)
+    )
     memory = TrainingMemory(
         weights=(4 if dtype is torch.float32 else 4 + dtype.itemsize) * parameters
         + 32 * position_table(config),
@@ -77,7 +85,9 @@ def estimate_memory(
     )
     if train.sharding == "full" and world > 1:
         memory = memory._replace(
-            weights=2 * memory.weights // world,  # the shards of the model and of the master weights
+            weights=2
+            * memory.weights
+            // world,  # the shards of the model and of the master weights
             gradients=2 * memory.gradients // world,
             optimizer=memory.optimizer // world,
         )
@@ -89,20 +99,25 @@ def saved_elements(
 ) -> int:
     """Elements saved for the backward pass, with `tokens` on each side in rows of `length`.
 
-    With E the model width, A = H·D and F the feed-forward width, a sub-layer saves per token: its input, the inputs of
-    its norms (an RMS norm: also the scaled values) and the dropout mask (E each; once for parallel sub-layers).
-    Attention adds q, k, v and its output, by heads and merged (A each), and H·S weights unless a fused kernel
-    recomputes them. The feed-forward network adds the inputs of its activation (F, and F of a gate), and also the
-    outputs with activation dropout or int8 training.
+    With E the model width, A = H·D and F the feed-forward width, a sub-layer saves per token: its
+    input, the inputs of its norms (an RMS norm: also the scaled values) and the dropout mask (E
+    each; once for parallel sub-layers). Attention adds q, k, v and its output, by heads and merged
+    (A each), and H·S weights unless a fused kernel recomputes them. The feed-forward network adds
+    the inputs of its activation (F, and F of a gate), and also the outputs with activation dropout
+    or int8 training.
 
-    compiled: whether the compiled loops run. Recomputed blocks save only their inputs, one block at a time the rest.
+    compiled: whether the compiled loops run. Recomputed blocks save only their inputs, one block at
+    a time the rest.
     """
     mask = 1 if config.dropout and not compiled else 0  # the compiled loops redraw the mask
     layers, recompute, int8 = 0, train.recompute == "blocks", train.precision == "int8"
     is_reversible = config.residual == "reversible"
     for side, sized in config.stacks.items():
         crosses = side == "decoder" and config.shape == "encoder-decoder"
-        kept = sum(_kept_keys(sized, layer, length, side) for layer in range(sized.n_layers)) / sized.n_layers
+        kept = (
+            sum(_kept_keys(sized, layer, length, side) for layer in range(sized.n_layers))
+            / sized.n_layers
+        )
         kept += length if crosses else 0
         block = _saved_by_block(
             sized, kept, length, mask, attentions=2 if crosses else 1, int8=int8, compiled=compiled
@@ -111,10 +126,14 @@ def saved_elements(
         inputs = config.stream_width if is_reversible else sized.n_layers * sized.d_model
         layers += inputs + block if recompute or is_reversible else sized.n_layers * block
         # The output of the stack, and the input of its final norm.
-        layers += sized.d_model * (1 + mask + (_READ[config.norm] if config.norm_placement != "post" else 0))
+        layers += sized.d_model * (
+            1 + mask + (_READ[config.norm] if config.norm_placement != "post" else 0)
+        )
     if config.attention == "spans":
         tokens = tokens * level_starts(length, config.span_keys)[-1] // length
-    if config.convolution is not None:  # its input without padding, and those of its activation and its norm
+    if (
+        config.convolution is not None
+    ):  # its input without padding, and those of its activation and its norm
         layers += config.d_model * (2 + _READ[config.norm] + mask)
     return tokens * layers
 
@@ -123,8 +142,8 @@ _READ = {"layer": 1, "rms": 2}  # tensors of width E that a norm saves
 
 
 def _kept_keys(config: ModelConfig, layer: int, length: int, side: str) -> int:
-    """For how many keys of a query self-attention may save weights. If queries read few keys, it computes blocks of
-    queries again, except those that read all keys.
+    """For how many keys of a query self-attention may save weights. If queries read few keys, it
+    computes blocks of queries again, except those that read all keys.
     """
     keys = keys_read(config, layer, length, side)
     if config.attention == "lsh" or 2 * keys >= length:
@@ -133,9 +152,21 @@ def _kept_keys(config: ModelConfig, layer: int, length: int, side: str) -> int:
 
 
 def _is_packed(config: ModelConfig, length: int) -> bool:
-    """Whether attention is that of packed rows in compiled loops, which saves the weights, and its output only once."""
-    is_other = config.attention != "softmax" or config.latent is not None or config.kv_heads < config.n_heads
-    has_offsets = config.positions in ("rotary", "relative", "relative-sinusoidal", "disentangled", "alibi")
+    """Whether attention is that of packed rows in compiled loops, which saves the weights, and its
+    output only once.
+    """
+    is_other = (
+        config.attention != "softmax"
+        or config.latent is not None
+        or config.kv_heads < config.n_heads
+    )
+    has_offsets = config.positions in (
+        "rotary",
+        "relative",
+        "relative-sinusoidal",
+        "disentangled",
+        "alibi",
+    )
     is_scaled = config.qk_norm or config.attention_scale or config.attention_scale_by_layer
     reads_weights = config.attention_dropout or config.attention_sinks or config.score_soft_cap
     return length <= 512 and not (
@@ -144,9 +175,18 @@ def _is_packed(config: ModelConfig, length: int) -> bool:
 
 
 def _saved_by_block(
-    config: ModelConfig, kept: float, length: int, mask: int, attentions: int, *, int8: bool, compiled: bool
+    config: ModelConfig,
+    kept: float,
+    length: int,
+    mask: int,
+    attentions: int,
+    *,
+    int8: bool,
+    compiled: bool,
 ) -> int:
-    """Elements per token, saved by the residuals and the sub-layers of one block; kept: see `_kept_keys`."""
+    """Elements per token, saved by the residuals and the sub-layers of one block; kept: see
+    `_kept_keys`.
+    """
     merged = config.n_heads * config.head_width
     read = _READ[config.norm]
     each = 1 + read * (2 if config.norm_placement == "sandwich" else 1) + mask
@@ -170,11 +210,15 @@ def _saved_by_block(
     if experts is not None:  # with the inputs of the experts
         width = (experts.per_token + experts.shared) * (experts.d_ff or width)
         residuals += 2 * experts.per_token
-    return config.d_model * residuals + attentions * (5 - is_packed) * merged + weights + width * inner
+    return (
+        config.d_model * residuals + attentions * (5 - is_packed) * merged + weights + width * inner
+    )
 
 
 def check_fits(memory: TrainingMemory, parameters: int, recipe: Recipe, limit: Limit) -> None:
-    """Raises SettingsError, naming three settings to change, if a run needs more than the available memory."""
+    """Raises SettingsError, naming three settings to change, if a run needs more than the available
+    memory.
+    """
     available, origin = limit
     growth = memory.total - memory.runtime  # the process itself already exists
     if growth <= available:
@@ -182,13 +226,16 @@ def check_fits(memory: TrainingMemory, parameters: int, recipe: Recipe, limit: L
     if memory.batches > growth / 2:
         raise SettingsError(
             f"train.accumulate={recipe.train.accumulate}: the batches of an update need "
-            f"{format_size(memory.batches)} of memory; {format_size(available)} available ({origin}). Lower it"
+            f"{format_size(memory.batches)} of memory; {format_size(available)} available "
+            f"({origin}). Lower it"
         )
     per_parameter = (growth - memory.activations - memory.batches) / parameters
     raise SettingsError(
-        f"this run needs another {format_size(growth)} of memory; {format_size(available)} available ({origin}). "
+        f"this run needs another {format_size(growth)} of memory; {format_size(available)} "
+        f"available ({origin}). "
         f"Three settings to change: batch.tokens={recipe.batch.tokens} (activations take "
-        f"{format_size(memory.activations)}; smaller batches with train.accumulate give the same updates); "
+        f"{format_size(memory.activations)}; smaller batches with train.accumulate give the "
+        "same updates); "
         f"model.d_model={recipe.model.d_model} and model.n_layers={recipe.model.n_layers} "
         f"({parameters:,} parameters take {per_parameter:.0f} bytes each); "
         "train.workers (each has its own gradients; 1 is the minimum). "

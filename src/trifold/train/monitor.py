@@ -1,4 +1,6 @@
-"""What a run reports: on standard error, since standard output is for results, in metrics.jsonl and TensorBoard."""
+"""What a run reports: on standard error, since standard output is for results, in metrics.jsonl and
+TensorBoard.
+"""
 
 import math
 import sys
@@ -27,7 +29,9 @@ StoppedBy = Literal["steps", "minutes", "patience", "signal"]
 
 
 class Snapshot(NamedTuple):
-    """The state after an update; loss: the mean since the last snapshot; seconds_left: infinite while unknown."""
+    """The state after an update; loss: the mean since the last snapshot; seconds_left: infinite
+    while unknown.
+    """
 
     step: int
     total: int
@@ -40,20 +44,25 @@ class Snapshot(NamedTuple):
 
 
 class Validated(NamedTuple):
-    """The result of a validation; samples are (source, reference, output), or (prompt, None, output)."""
+    """The result of a validation; samples are (source, reference, output), or (prompt, None,
+    output).
+    """
 
     step: int
     loss: float
     scores: dict[str, float]
     best: bool
     samples: Sequence[tuple[str, str | None, str]]
-    damaged: Sequence[str] = ()  # an error message for each checkpoint that was left out of the average
+    damaged: Sequence[
+        str
+    ] = ()  # an error message for each checkpoint that was left out of the average
 
 
 class Outcome(NamedTuple):
     """How a training ended. `exit_code` is 130 or 143 after a signal.
 
-    scores: those of the validation at `best_step`, whose weights are in model/; best_step is 0 without a validation.
+    scores: those of the validation at `best_step`, whose weights are in model/; best_step is 0
+    without a validation.
     """
 
     folder: Path
@@ -70,7 +79,7 @@ class Outcome(NamedTuple):
         return self.stopped_by != "signal"
 
 
-# --- views ---------------------------------------------------------------------------------------------
+# --- views ----------------------------------------------------------------------------------------
 
 
 class View:
@@ -96,10 +105,15 @@ class View:
 
 
 class Plain(View):
-    """Lines for files and pipes: at most a step in `every` seconds; validations, announced if they take longer."""
+    """Lines for files and pipes: at most a step in `every` seconds; validations, announced if they
+    take longer.
+    """
 
     def __init__(
-        self, stream: TextIO | None = None, every: float = 10.0, clock: Callable[[], float] = time.monotonic
+        self,
+        stream: TextIO | None = None,
+        every: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stream, self._every, self._clock, self._next = stream, every, clock, -math.inf
         self._validating, self._announcement = 0, math.inf  # the step, and when to announce it
@@ -143,9 +157,14 @@ class LiveView(View):
         columns = [
             TextColumn("step [bold]{task.completed:.0f}[/]/{task.total:.0f}"),
             BarColumn(bar_width=None),
-            *(TextColumn(f"{{task.fields[{name}]}}", style=style) for name, style in _STYLES.items()),
+            *(
+                TextColumn(f"{{task.fields[{name}]}}", style=style)
+                for name, style in _STYLES.items()
+            ),
         ]
-        self._progress = Progress(*columns, console=self._console, expand=True, refresh_per_second=4)
+        self._progress = Progress(
+            *columns, console=self._console, expand=True, refresh_per_second=4
+        )
         blank: dict[str, Any] = dict.fromkeys(_STYLES, "")
         self._progress.add_task("training", total=total, completed=done, **blank)
         self._progress.start()
@@ -191,16 +210,25 @@ def validation_lines(result: Validated) -> list[str]:
     lines = fold(parts)
     for source, reference, output in result.samples[:SHOWN_SAMPLES]:
         if reference is None:
-            lines += ["    ·", *(f"    {line}" for line in f"{source}{output}".splitlines()[:SHOWN_LINES])]
+            lines += [
+                "    ·",
+                *(f"    {line}" for line in f"{source}{output}".splitlines()[:SHOWN_LINES]),
+            ]
             continue
         verdict = "✓" if output == reference else f"(reference: {reference})"
         line = f"    {source}  →  {output}  {verdict}"
-        lines += [line] if len(line) <= WIDTH else [f"    {source}", f"      →  {output}", f"      {verdict}"]
+        lines += (
+            [line]
+            if len(line) <= WIDTH
+            else [f"    {source}", f"      →  {output}", f"      {verdict}"]
+        )
     return lines
 
 
 def fold(parts: Sequence[str]) -> list[str]:
-    """The parts, separated by dots, in lines of at most 80 columns; all but the first line are indented."""
+    """The parts, separated by dots, in lines of at most 80 columns; all but the first line are
+    indented.
+    """
     lines = [parts[0]]
     for part in parts[1:]:
         longer = f"{lines[-1]} · {part}"
@@ -232,7 +260,7 @@ def _format(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-# --- measurements --------------------------------------------------------------------------------------
+# --- measurements ---------------------------------------------------------------------------------
 
 
 class Meter:
@@ -267,7 +295,9 @@ class Meter:
 
 
 class MetricsLog:
-    """metrics.jsonl, and TensorBoard (`board`) if it is installed. `writes` is False on ranks other than 0."""
+    """metrics.jsonl, and TensorBoard (`board`) if it is installed. `writes` is False on ranks other
+    than 0.
+    """
 
     def __init__(
         self, folder: RunFolder, step: int, max_lines: int | None = None, *, writes: bool = True
@@ -283,7 +313,9 @@ class MetricsLog:
             with suppress(ImportError):
                 from torch.utils.tensorboard import SummaryWriter
 
-                self.board = SummaryWriter(str(self._folder.path / "tensorboard"), purge_step=step + 1)
+                self.board = SummaryWriter(
+                    str(self._folder.path / "tensorboard"), purge_step=step + 1
+                )
 
     def event(self, step: int, name: str, **details: Any) -> None:
         """Append an event: `{"step": 7, "event": "skipped", …}`."""
@@ -303,7 +335,9 @@ class MetricsLog:
                 self.board.add_scalar(name, value, step)
 
     def update(self, snapshot: Snapshot, norm: float, seconds: float) -> None:
-        """Append the values of a logged step. norm: of the gradient; seconds: since the beginning of the run."""
+        """Append the values of a logged step. norm: of the gradient; seconds: since the beginning
+        of the run.
+        """
         values = {
             "train/loss": snapshot.loss,
             "train/lr": snapshot.learning_rate,

@@ -1,11 +1,14 @@
-"""Muon: hidden matrices move along their orthogonalized momentum; AdamW updates all other parameters.
+"""Muon: hidden matrices move along their orthogonalized momentum; AdamW updates all other
+parameters.
 
-    M ← μ M + (1 − μ) G,   O = orthogonalize((1 − μ) G + μ M) ≈ U Vᵀ of the SVD U S Vᵀ,   w ← w − η λ w − η s(n, m) O
+    M ← μ M + (1 − μ) G,   O = orthogonalize((1 − μ) G + μ M) ≈ U Vᵀ of the SVD U S Vᵀ,   w ← w − η
+                           λ w − η s(n, m) O
 
-Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/, with Nesterov momentum. Orthogonalization runs in bf16,
-as there, if training computes in low precision, else in fp32. The scale s for n × m weights (out × in) is
-√max(1, n / m) there ("original") and 0.2 √max(n, m) in Liu et al. 2025, section 2.2 ("match-rms"), which gives updates
-the size of AdamW's, so that one learning rate serves both.
+Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/, with Nesterov momentum.
+Orthogonalization runs in bf16, as there, if training computes in low precision, else in fp32. The
+scale s for n × m weights (out × in) is √max(1, n / m) there ("original") and 0.2 √max(n, m) in Liu
+et al. 2025, section 2.2 ("match-rms"), which gives updates the size of AdamW's, so that one
+learning rate serves both.
 """
 
 from __future__ import annotations
@@ -44,7 +47,9 @@ class Muon:
             if is_hidden_matrix(name, view):
                 self._by_shape[view.shape[0], view.shape[1]].append(name)
         zeros = weights.master.new_zeros
-        self._momenta = {shape: zeros(len(names), *shape) for shape, names in self._by_shape.items()}
+        self._momenta = {
+            shape: zeros(len(names), *shape) for shape, names in self._by_shape.items()
+        }
         self._dtype = torch.bfloat16 if weights.low_precision else torch.float32
         hidden = {name for names in self._by_shape.values() for name in names}
         if hidden == self._views.keys():
@@ -55,7 +60,9 @@ class Muon:
 
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: float) -> None:
-        """One update with `gradient` (P,); hidden matrices use `muon_rate` times the learning rate `rate`."""
+        """One update with `gradient` (P,); hidden matrices use `muon_rate` times the learning rate
+        `rate`.
+        """
         settings = self._settings
         self._adam.step(gradient, rate)
         gradients = self._weights.named(gradient)
@@ -70,7 +77,9 @@ class Muon:
             scale = SCALES[settings.muon_scale](*shape)
             for name, update in zip(names, updates, strict=True):
                 own = rate * settings.muon_rate * self._weights.factors.get(name, 1.0)
-                self._views[name].mul_(1 - own * settings.weight_decay).add_(update, alpha=-(own * scale))
+                self._views[name].mul_(1 - own * settings.weight_decay).add_(
+                    update, alpha=-(own * scale)
+                )
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -83,21 +92,24 @@ class Muon:
         return {**momenta, **self._adam.state}
 
 
-# --- orthogonalization ---------------------------------------------------------------------------------
+# --- orthogonalization ----------------------------------------------------------------------------
 #
-# With x = U S Vᵀ, f(x xᵀ) x is U f(S²) S Vᵀ for every polynomial f. A Newton–Schulz step is a quintic of the singular
-# values, s ↦ a s + b s³ + c s⁵, that is f(g) = a + b g + c g² of the Gram matrix g = x xᵀ.
+# With x = U S Vᵀ, f(x xᵀ) x is U f(S²) S Vᵀ for every polynomial f. A Newton–Schulz step is a
+# quintic of the singular values, s ↦ a s + b s³ + c s⁵, that is f(g) = a + b g + c g² of the Gram
+# matrix g = x xᵀ.
 
 Quintic = tuple[float, float, float]
 
-# Multiplies small singular values by 3.4445 and keeps large ones within about 0.7 … 1.2. After five steps, values above
-# 0.2 % of the norm of the matrix exceed 0.65 (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/).
+# Multiplies small singular values by 3.4445 and keeps large ones within about 0.7 … 1.2. After five
+# steps, values above 0.2 % of the norm of the matrix exceed 0.65 (Jordan et al. 2024,
+# https://kellerjordan.github.io/posts/muon/).
 JORDAN: Quintic = (3.4445, -4.7750, 2.0315)
 
-# The sequences of quintics that map values from 0.16 (one step), 0.04 (two), 0.01, 0.0023, 0.0006 (five) … 1 to
-# 0.7 … 1.3. Each step is optimal for the range that the previous one leaves, with a margin of 2 % for rounding.
-# FIRST_STEP[n] is the first of n steps; the others are the last n - 1 of LATER_STEPS (Amsel et al. 2025, The Polar
-# Express, section 3, https://arxiv.org/abs/2505.16932).
+# The sequences of quintics that map values from 0.16 (one step), 0.04 (two), 0.01, 0.0023, 0.0006
+# (five) … 1 to 0.7 … 1.3. Each step is optimal for the range that the previous one leaves, with a
+# margin of 2 % for rounding. FIRST_STEP[n] is the first of n steps; the others are the last n - 1
+# of LATER_STEPS (Amsel et al. 2025, The Polar Express, section 3,
+# https://arxiv.org/abs/2505.16932).
 FIRST_STEP: dict[int, Quintic] = {
     1: (4.63355, -9.91999, 6.43155),
     2: (6.93302, -18.47111, 12.91091),
@@ -118,13 +130,16 @@ POLYNOMIALS: dict[str, Callable[[int], Sequence[Quintic]]] = {
     "jordan": lambda n: [JORDAN] * n,
     "polar-express": lambda n: [FIRST_STEP[n], *LATER_STEPS[len(LATER_STEPS) + 1 - n :]],
 }
-# The matrix is first divided by a norm, so that no value exceeds 1: (Σ s²)^½, and for these also (Σ s⁸)^⅛ = ‖g²‖^¼, an
-# upper bound much closer to the largest singular value, obtained from the products of the first step.
+# The matrix is first divided by a norm, so that no value exceeds 1: (Σ s²)^½, and for these also (Σ
+# s⁸)^⅛ = ‖g²‖^¼, an upper bound much closer to the largest singular value, obtained from the
+# products of the first step.
 TIGHT = ("polar-express",)
 
 
 def orthogonalize(x: Tensor, polynomial: str, iterations: int) -> Tensor:
-    """(N, n, m) -> matrices with the same singular vectors and singular values near 1, in the dtype of x."""
+    """(N, n, m) -> matrices with the same singular vectors and singular values near 1, in the dtype
+    of x.
+    """
     if x.shape[-2] > x.shape[-1]:  # use the smaller Gram matrix
         return orthogonalize(x.mT, polynomial, iterations).mT
     x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp_min(1e-7)
@@ -134,7 +149,9 @@ def orthogonalize(x: Tensor, polynomial: str, iterations: int) -> Tensor:
         gram = x @ x.mT
         square = gram @ gram
         if polynomial in TIGHT and number == 1:
-            largest = torch.linalg.vector_norm(square, dim=(-2, -1), keepdim=True).clamp_min(1e-9) ** 0.25
+            largest = (
+                torch.linalg.vector_norm(square, dim=(-2, -1), keepdim=True).clamp_min(1e-9) ** 0.25
+            )
             x, gram, square = x / largest, gram / largest**2, square / largest**4
         change = square.mul_(c).add_(gram, alpha=b)
         if wide and number == iterations - 1:
@@ -147,7 +164,8 @@ def orthogonalize(x: Tensor, polynomial: str, iterations: int) -> Tensor:
 def _fuse_last_step(factor: Tensor, gram: Tensor, last: Quintic) -> Tensor:
     """The product (N, n, n) of the last two factors of x, from n × n instead of n × m products.
 
-    The Gram matrix does not include the rounding of `factor @ x`; further steps would amplify that error.
+    The Gram matrix does not include the rounding of `factor @ x`; further steps would amplify that
+    error.
     """
     gram = factor @ gram @ factor  # of factor @ x
     a, b, c = last

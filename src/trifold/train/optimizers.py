@@ -1,21 +1,26 @@
 """Optimizers over the flat master weights, and the schedules of the learning rate.
 
-Each works in place on the master weights (P,) and a flat gradient, through views by name where it needs matrices. Its
-`state` has live tensors as KIND.PARAMETER and "step", so that copying into them restores it. `muon.py` has Muon.
+Each works in place on the master weights (P,) and a flat gradient, through views by name where it
+needs matrices. Its `state` has live tensors as KIND.PARAMETER and "step", so that copying into them
+restores it. `muon.py` has Muon.
 
-Adam, AdamW (Kingma & Ba 2015, algorithm 1; decoupled weight decay: Loshchilov & Hutter 2019, algorithm 2):
+Adam, AdamW (Kingma & Ba 2015, algorithm 1; decoupled weight decay: Loshchilov & Hutter 2019,
+algorithm 2):
 
     m ← β₁ m + (1 − β₁) g        v ← β₂ v + (1 − β₂) g²
-    w ← w − η (m̂ / (√v̂ + ε) + λ w)          m̂ = m / (1 − β₁ᵗ), v̂ = v / (1 − β₂ᵗ); λ is 0 outside the decay group
+    w ← w − η (m̂ / (√v̂ + ε) + λ w)
+                              m̂ = m / (1 − β₁ᵗ), v̂ = v / (1 − β₂ᵗ); λ is 0 outside the decay group
 
-Adafactor (Shazeer & Stern 2018, algorithm 4), the second moments of a matrix from the means of its rows and columns:
+Adafactor (Shazeer & Stern 2018, algorithm 4), the second moments of a matrix from the means of its
+rows and columns:
 
-    R ← β R + (1 − β) mean over columns of (G² + ε₁)        C ← β C + (1 − β) mean over rows of (G² + ε₁)
+    R ← β R + (1 − β) mean over columns of (G² + ε₁)   C ← β C + (1 − β) mean over rows of (G² + ε₁)
     U = G / √(R Cᵀ / mean R)                                 β = 1 − t^−0.8
-    w ← w − η · max(ε₂, rms(w)) · U / max(1, rms(U) / d)     without the factor of w if `relative_step` is off
+    w ← w − η · max(ε₂, rms(w)) · U / max(1, rms(U) / d)
+                                             without the factor of w if `relative_step` is off
 
-The squares of a vector are stored in full. There is no first moment. The rates of the paper, min(10⁻⁶ t, 1/√t), are
-those of schedule inverse-sqrt with learning_rate 0.01 and warmup 10,000.
+The squares of a vector are stored in full. There is no first moment. The rates of the paper,
+min(10⁻⁶ t, 1/√t), are those of schedule inverse-sqrt with learning_rate 0.01 and warmup 10,000.
 """
 
 from __future__ import annotations
@@ -52,7 +57,11 @@ def create_optimizer(weights: FlatWeights, settings: TrainSettings) -> Optimizer
         from trifold.train.muon import Muon
 
         return Muon(weights, settings)
-    return Adafactor(weights, settings) if settings.optimizer == "adafactor" else Adam(weights, settings)
+    return (
+        Adafactor(weights, settings)
+        if settings.optimizer == "adafactor"
+        else Adam(weights, settings)
+    )
 
 
 def check_state(optimizer: str, expected: Collection[str], saved: Collection[str]) -> None:
@@ -66,17 +75,22 @@ def check_state(optimizer: str, expected: Collection[str], saved: Collection[str
         owner += " for other parameters"
     differing = sorted(set(expected) ^ set(saved))
     raise CheckpointError(
-        f"the checkpoint contains the state of {owner}, but train.optimizer is {optimizer} ({len(differing):,} names "
-        f"differ, such as {differing[0]}); continue with the original recipe, or start another run with --out"
+        f"the checkpoint contains the state of {owner}, but train.optimizer is {optimizer} "
+        f"({len(differing):,} names "
+        f"differ, such as {differing[0]}); continue with the original recipe, or start another "
+        "run with --out"
     )
 
 
 def is_hidden_matrix(name: str, weight: Tensor) -> bool:
-    """Whether a parameter is a matrix of a layer, not of an embedding, a head or relative positions."""
+    """Whether a parameter is a matrix of a layer, not of an embedding, a head or relative
+    positions.
+    """
     return weight.dim() == 2 and ".blocks." in name and name.endswith(".weight")
 
 
-# train.weight_decay_on -> whether weight decay applies to a parameter. Embedding tables are matrices, norms are not.
+# train.weight_decay_on -> whether weight decay applies to a parameter. Embedding tables are
+# matrices, norms are not.
 DECAYS: dict[str, Callable[[str, Tensor], bool]] = {
     "everything": lambda name, weight: True,
     "matrices": lambda name, weight: weight.dim() >= 2 and not name.endswith("bias"),
@@ -86,13 +100,17 @@ DECAYS: dict[str, Callable[[str, Tensor], bool]] = {
 
 def decay_group(weights: Mapping[str, Tensor], on: str | None) -> frozenset[str]:
     """Names of the parameters with weight decay: matrices by default (Radford et al. 2018)."""
-    return frozenset(name for name, weight in weights.items() if DECAYS[on or "matrices"](name, weight))
+    return frozenset(
+        name for name, weight in weights.items() if DECAYS[on or "matrices"](name, weight)
+    )
 
 
 class Adam:
-    """The fused AdamW of PyTorch, over views of the master weights: all parameters, or those of `names`.
+    """The fused AdamW of PyTorch, over views of the master weights: all parameters, or those of
+    `names`.
 
-    `train.optimizer: adam` has weight decay on everything, and treats all parameters with one rate as one vector.
+    `train.optimizer: adam` has weight decay on everything, and treats all parameters with one rate
+    as one vector.
     """
 
     def __init__(
@@ -102,21 +120,32 @@ class Adam:
         self._weights, self._flat = weights, everything and not weights.factors
         named = {"": weights.master} if self._flat else weights.named(weights.master)
         chosen = named.keys() if names is None else names
-        self._views = {name: torch.nn.Parameter(view) for name, view in named.items() if name in chosen}
+        self._views = {
+            name: torch.nn.Parameter(view) for name, view in named.items() if name in chosen
+        }
         decayed = named.keys() if everything else decay_group(named, settings.weight_decay_on)
         groups: dict[tuple[float, float], list[Tensor]] = defaultdict(list)
         for name, view in self._views.items():
-            decay, factor = settings.weight_decay * (name in decayed), weights.factors.get(name, 1.0)
+            decay, factor = (
+                settings.weight_decay * (name in decayed),
+                weights.factors.get(name, 1.0),
+            )
             groups[decay, factor].append(view)
         self._optimizer = torch.optim.AdamW(
-            [{"params": views, "weight_decay": decay, "factor": f} for (decay, f), views in groups.items()],
+            [
+                {"params": views, "weight_decay": decay, "factor": f}
+                for (decay, f), views in groups.items()
+            ],
             lr=0.0,
             betas=(settings.beta1, settings.beta2),
             eps=settings.epsilon,
             fused=True,
         )
-        # The state exists from the start, so that a checkpoint of step 0 has the same names as others.
-        self._steps = torch.zeros(len(self._views), dtype=torch.float32, device=weights.master.device)
+        # The state exists from the start, so that a checkpoint of step 0 has the same names as
+        # others.
+        self._steps = torch.zeros(
+            len(self._views), dtype=torch.float32, device=weights.master.device
+        )
         for view, step in zip(self._views.values(), self._steps, strict=True):
             moments = {kind: torch.zeros_like(view.data) for kind in ("exp_avg", "exp_avg_sq")}
             self._optimizer.state[view] = {"step": step, **moments}
@@ -157,9 +186,15 @@ class Adafactor:
         self._views = weights.named(weights.master)
         self._decayed = decay_group(self._views, settings.weight_decay_on)
         self._step = torch.zeros(1)
-        self._rows = {name: torch.zeros_like(w[..., :1]) for name, w in self._views.items() if w.dim() > 1}
-        self._columns = {name: torch.zeros_like(self._views[name][..., :1, :]) for name in self._rows}
-        self._squares = {name: torch.zeros_like(w) for name, w in self._views.items() if w.dim() <= 1}
+        self._rows = {
+            name: torch.zeros_like(w[..., :1]) for name, w in self._views.items() if w.dim() > 1
+        }
+        self._columns = {
+            name: torch.zeros_like(self._views[name][..., :1, :]) for name in self._rows
+        }
+        self._squares = {
+            name: torch.zeros_like(w) for name, w in self._views.items() if w.dim() <= 1
+        }
 
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: float) -> None:
@@ -183,15 +218,20 @@ class Adafactor:
             return grad * self._squares[name].lerp_(squares, newest).rsqrt()
         rows = self._rows[name].lerp_(squares.mean(-1, keepdim=True), newest)
         columns = self._columns[name].lerp_(squares.mean(-2, keepdim=True), newest)
-        # Without the limit, a row that is tiny next to a huge one rounds to 0, and its inverse is infinite.
+        # Without the limit, a row that is tiny next to a huge one rounds to 0, and its inverse is
+        # infinite.
         shares = (rows / rows.mean(-2, keepdim=True)).clamp_min_(MIN_SQUARE)
         return grad * shares.rsqrt_() * columns.rsqrt()
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """row.PARAMETER (…, n, 1), column.PARAMETER (…, 1, m), square.PARAMETER of vectors, and step (1,)."""
+        """row.PARAMETER (…, n, 1), column.PARAMETER (…, 1, m), square.PARAMETER of vectors, and
+        step (1,).
+        """
         kinds = {"row": self._rows, "column": self._columns, "square": self._squares}
-        named = {f"{kind}.{name}": value for kind, held in kinds.items() for name, value in held.items()}
+        named = {
+            f"{kind}.{name}": value for kind, held in kinds.items() for name, value in held.items()
+        }
         return {**named, "step": self._step}
 
 
@@ -204,13 +244,14 @@ def _rms(x: Tensor) -> Tensor:
 class MovingAverage:
     """An exponential moving average of the weights, validated and kept in their place.
 
-        mean_t = Σ_i d^(t−i) w_i / Σ_i d^(t−i)          w_i: the weights after update i, d: the decay
+        mean_t = Σ_i d^(t−i) w_i / Σ_i d^(t−i)         w_i: the weights after update i, d: the decay
 
-    This is the bias-corrected average of Adam, applied to weights (Kingma & Ba 2015, section 7.2; after Polyak &
-    Juditsky 1992), so the initial weights have no influence. It is computed as
+    This is the bias-corrected average of Adam, applied to weights (Kingma & Ba 2015, section 7.2;
+    after Polyak & Juditsky 1992), so the initial weights have no influence. It is computed as
     mean_t = mean_(t−1) + (w_t − mean_(t−1)) · (1 − d) / (1 − d^t).
 
-    `updates` may be less than the step, since updates can be skipped. The optimizer's `step` has the same value.
+    `updates` may be less than the step, since updates can be skipped. The optimizer's `step` has
+    the same value.
     """
 
     def __init__(self, master: Tensor, decay: float) -> None:
@@ -226,7 +267,7 @@ class MovingAverage:
         self.mean.lerp_(self._master, min(1.0, newest))
 
 
-# --- schedules -----------------------------------------------------------------------------------------
+# --- schedules ------------------------------------------------------------------------------------
 
 
 def peak_rate(d_model: int, warmup: int) -> float:
@@ -235,15 +276,17 @@ def peak_rate(d_model: int, warmup: int) -> float:
 
 
 def learning_rate(settings: TrainSettings, step: int, peak: float) -> float:
-    """The learning rate of update number `step`, counted from 1: a linear warmup to the peak, then the schedule.
+    """The learning rate of update number `step`, counted from 1: a linear warmup to the peak, then
+    the schedule.
 
-    inverse-sqrt         d^-0.5 · min(step^-0.5, step · warmup^-1.5)        (Vaswani et al. 2017, equation 3)
+    inverse-sqrt         d^-0.5 · min(step^-0.5, step · warmup^-1.5)
+                                                                   (Vaswani et al. 2017, equation 3)
                          = peak · min(step / warmup, sqrt(warmup / step))
     linear               linear decay to the final rate at the last step
-    cosine               cosine decay to the final rate                     (Loshchilov & Hutter 2017, equation 5)
+    cosine               cosine decay to the final rate       (Loshchilov & Hutter 2017, equation 5)
     constant             the peak
-    warmup-stable-decay  the peak, then decay in the last `decay` steps     (Hu et al. 2024, section 4),
-                         linear or 1 − sqrt                                 (Hägele et al. 2024, section 3)
+    warmup-stable-decay  the peak, then decay in the last `decay` steps (Hu et al. 2024,
+                         section 4), linear or 1 − sqrt (Hägele et al. 2024, section 3)
     """
     if step < settings.warmup:
         return peak * step / settings.warmup

@@ -1,4 +1,6 @@
-"""Which parameters are trained, and their learning rates: frozen parts, and decay from layer to layer."""
+"""Which parameters are trained, and their learning rates: frozen parts, and decay from layer to
+layer.
+"""
 
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
@@ -16,7 +18,8 @@ from trifold.settings import nearest
 
 
 def freeze(model: Transformer, patterns: Sequence[str]) -> None:
-    """Exclude the parameters that a pattern matches, by their name or by that of a part they belong to, from training.
+    """Exclude the parameters that a pattern matches, by their name or by that of a part they belong
+    to, from training.
 
     Raises SettingsError if a pattern matches none, or if none is left.
     """
@@ -41,12 +44,16 @@ def _select(key: str, patterns: Sequence[str], names: Collection[str]) -> set[st
 
 
 def add_adapters(model: Transformer, settings: LoRASettings, new: Collection[str]) -> None:
-    """Adapt the target layers; only they, heads and `new` parameters are trained. Raises SettingsError for no match."""
+    """Adapt the target layers; only they, heads and `new` parameters are trained. Raises
+    SettingsError for no match.
+    """
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith("heads.") or name in new)
     layers = {n: m for n, m in model.named_modules() if isinstance(m, Linear) and ".blocks." in n}
     found = settings.targets and _select("train.lora.targets", settings.targets, layers)
-    for name in sorted(found or [n for n in layers if n.endswith((".q_proj", ".v_proj", ".kv_down"))]):
+    for name in sorted(
+        found or [n for n in layers if n.endswith((".q_proj", ".v_proj", ".kv_down"))]
+    ):
         layer: Any = layers[name]
         layer.__class__ = AdaptedLinear
         layer.adapt(settings)
@@ -62,15 +69,17 @@ def quantize_blocks(model: Transformer) -> None:
 
 
 def rate_factors(model: Transformer, decay: float) -> dict[str, float]:
-    """Name -> factor of the learning rate: decay^(n − i) in layer i = 0 … n − 1 of a stack, decay^(n + 1) in its
-    embeddings, and 1 after its layers (Clark et al. 2020, as numbered by Bao et al. 2022). A block of several layers
-    counts as the last one. Empty for decay 1.
+    """Name -> factor of the learning rate: decay^(n − i) in layer i = 0 … n − 1 of a stack,
+    decay^(n + 1) in its embeddings, and 1 after its layers (Clark et al. 2020, as numbered by Bao
+    et al. 2022). A block of several layers counts as the last one. Empty for decay 1.
     """
     depths: dict[str, int] = {}
     for side in ("encoder", "decoder"):
         if decay < 1 and (stack := getattr(model, side)) is not None:
             n = len(stack.order)
-            depths |= {f"{side}.blocks.{block}.": n - layer for layer, block in enumerate(stack.order)}
+            depths |= {
+                f"{side}.blocks.{block}.": n - layer for layer, block in enumerate(stack.order)
+            }
             depths[f"{side}_embeddings."] = n + 1
     names = [name for name, _ in model.named_parameters()]
     return {name: decay**n for name in names for part, n in depths.items() if name.startswith(part)}

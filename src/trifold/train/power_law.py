@@ -1,7 +1,9 @@
-"""The power law L(N, D) = E + A/N^α + B/D^β of the losses of several runs (Hoffmann et al. 2022, equation 2).
+"""The power law L(N, D) = E + A/N^α + B/D^β of the losses of several runs (Hoffmann et al. 2022,
+equation 2).
 
-N: parameters; D: tokens. The fit minimizes the sum of Huber losses (δ = 0.001) of log L(N, D) - log L over exponents
-and logarithms of A, B and E, from several starts (section 3.3), by Levenberg-Marquardt with Huber's weights.
+N: parameters; D: tokens. The fit minimizes the sum of Huber losses (δ = 0.001) of log L(N, D) - log
+L over exponents and logarithms of A, B and E, from several starts (section 3.3), by
+Levenberg-Marquardt with Huber's weights.
 """
 
 from collections.abc import Sequence
@@ -20,7 +22,8 @@ FORM = "L(N, D) = E + A/N^alpha + B/D^beta"
 
 
 class Law(NamedTuple):
-    """Parameter -> estimate and 95 % interval; error: the mean of |log L(N, D) - log L| over the runs.
+    """Parameter -> estimate and 95 % interval; error: the mean of |log L(N, D) - log L| over the
+    runs.
 
     The best N for a number of FLOPs C is proportional to C^a, a = beta/(alpha + beta) (equation 4).
     """
@@ -40,12 +43,17 @@ def check_points(points: Sequence[tuple[float, float]]) -> None:
     counts = [len({*values}) for values in zip(*points, strict=True)]
     if min(counts) < 3:
         raise UsageError(
-            f"{counts[0]} sizes and {counts[1]} numbers of tokens do not determine {FORM}; give at least 3 of each"
+            f"{counts[0]} sizes and {counts[1]} numbers of tokens do not determine {FORM}; give "
+            "at least 3 of each"
         )
 
 
-def fit(points: Sequence[tuple[float, float]], losses: Sequence[float], resamples: int = 1000) -> Law:
-    """Fit the law to points (N, D), with the percentiles of a bootstrap over the runs. Raises UsageError."""
+def fit(
+    points: Sequence[tuple[float, float]], losses: Sequence[float], resamples: int = 1000
+) -> Law:
+    """Fit the law to points (N, D), with the percentiles of a bootstrap over the runs. Raises
+    UsageError.
+    """
     check_points(points)
     values, target, total = np.array(points, float), np.log(losses), len(losses)
     mean = np.log(values).mean(0)
@@ -66,9 +74,15 @@ def fit(points: Sequence[tuple[float, float]], losses: Sequence[float], resample
             rows.append(drawn)
     found, _ = _minimize(logs[rows], target[rows], best.repeat(resamples, 0))
     log_a, log_b, log_e, alpha, beta, _ = np.concatenate([best, found]).T
-    named = {"E": np.exp(log_e), "A": np.exp(log_a + alpha * mean[0]), "B": np.exp(log_b + beta * mean[1])}
+    named = {
+        "E": np.exp(log_e),
+        "A": np.exp(log_a + alpha * mean[0]),
+        "B": np.exp(log_b + beta * mean[1]),
+    }
     named |= {"alpha": alpha, "beta": beta, "a": beta / (alpha + beta)}
-    limits = {name: tuple(np.percentile(each[1:], [2.5, 97.5]).tolist()) for name, each in named.items()}
+    limits = {
+        name: tuple(np.percentile(each[1:], [2.5, 97.5]).tolist()) for name, each in named.items()
+    }
     error = float(np.abs(_predict(best, logs)[0] - target).mean())
     return Law({name: float(each[0]) for name, each in named.items()}, limits, error)
 

@@ -1,8 +1,8 @@
 """The ranks of a run, one process or several, and the signals that they receive.
 
-SIGINT and SIGTERM request an orderly end: finish the step, save, and print the command that continues the run.
-SIGUSR1 requests a checkpoint; the run continues. This module contains what a single process needs; `distributed.py`
-has the ranks that `torchrun` starts.
+SIGINT and SIGTERM request an orderly end: finish the step, save, and print the command that
+continues the run. SIGUSR1 requests a checkpoint; the run continues. This module contains what a
+single process needs; `distributed.py` has the ranks that `torchrun` starts.
 """
 
 import os
@@ -10,7 +10,14 @@ import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from queue import SimpleQueue
 from threading import Thread
 from types import FrameType
@@ -23,7 +30,8 @@ T = TypeVar("T")
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAVE_SIGNALS = (signal.SIGUSR1,) if hasattr(signal, "SIGUSR1") else ()
-# A terminal, `timeout`, a service manager and torchrun may each send one request twice: to a process and its group.
+# A terminal, `timeout`, a service manager and torchrun may each send one request twice: to a
+# process and its group.
 REPEAT_INTERVAL = 1.0  # seconds
 
 
@@ -36,7 +44,9 @@ class Interrupted(Exception):
 
 
 class Ranks:
-    """A single process; `ProcessGroup` is several. `local_rank` and `local_world` count the ranks of this machine."""
+    """A single process; `ProcessGroup` is several. `local_rank` and `local_world` count the ranks
+    of this machine.
+    """
 
     rank = local_rank = 0
     world = local_world = 1
@@ -68,12 +78,15 @@ class Ranks:
     def first(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `work` on rank 0 and return its result, a JSON value, on all ranks.
 
-        An exception is raised on rank 0; the other ranks raise OtherRankError, or Interrupted if rank 0 does.
+        An exception is raised on rank 0; the other ranks raise OtherRankError, or Interrupted if
+        rank 0 does.
         """
         return work(*args, **kwargs)
 
     def in_turn(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call `work` on rank 0, then on all others. If one fails, all leave, and only that one reports the error."""
+        """Call `work` on rank 0, then on all others. If one fails, all leave, and only that one
+        reports the error.
+        """
         return work(*args, **kwargs)
 
     def forward_signals(self, received: Callable[[], int | None]) -> None:
@@ -88,7 +101,9 @@ SINGLE = Ranks()
 
 
 def join_ranks() -> AbstractContextManager[Ranks]:
-    """The ranks that `torchrun` started, or a single process. Raises UsageError if torch.distributed is in use."""
+    """The ranks that `torchrun` started, or a single process. Raises UsageError if
+    torch.distributed is in use.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return nullcontext(SINGLE)
     from trifold.train.distributed import join_group
@@ -96,11 +111,12 @@ def join_ranks() -> AbstractContextManager[Ranks]:
     return join_group()
 
 
-# --- signals -------------------------------------------------------------------------------------------
+# --- signals --------------------------------------------------------------------------------------
 
 
 class StopRequest:
-    """Which signal, if any, requested the end of the run. The exit code is 128 + its number: 130 or 143.
+    """Which signal, if any, requested the end of the run. The exit code is 128 + its number: 130 or
+    143.
 
     Any rank may receive it. All ranks act on it at the same step, after `synchronize`.
     """
@@ -146,7 +162,9 @@ class StopRequest:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     def synchronize(self, seconds: float) -> float:
-        """Exchange received signals between the ranks. Returns the clock of rank 0, from its `seconds`."""
+        """Exchange received signals between the ranks. Returns the clock of rank 0, from its
+        `seconds`.
+        """
         stops = [self._received == number for number in STOP_SIGNALS]
         own, self._save = [*stops, self._save, seconds * self._ranks.is_first], False
         *all_stops, save, seconds = self._ranks.sum(own)
@@ -157,14 +175,20 @@ class StopRequest:
         return seconds
 
     def raise_if_requested(self) -> None:
-        """Raises Interrupted if any rank is known to have received a signal, without waiting for the others."""
+        """Raises Interrupted if any rank is known to have received a signal, without waiting for
+        the others.
+        """
         if self._ranks.world > 1 and self._agreed is None:
-            self._agreed = self._ranks.forwarded_signal() if self._received is None else self._received
+            self._agreed = (
+                self._ranks.forwarded_signal() if self._received is None else self._received
+            )
         if self:
             raise Interrupted(self.signal)
 
     def call(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call `work` in a thread. Raises Interrupted if a signal arrives; the thread is then abandoned."""
+        """Call `work` in a thread. Raises Interrupted if a signal arrives; the thread is then
+        abandoned.
+        """
 
         def run() -> Iterator[T]:
             yield work(*args, **kwargs)
@@ -180,11 +204,14 @@ class StopRequest:
 POLL_INTERVAL = 0.1  # seconds between two checks whether an item is still needed
 
 
-def prefetch(items: Iterator[T], stop: Callable[[], object] = lambda: False) -> Generator[T, None, None]:
+def prefetch(
+    items: Iterator[T], stop: Callable[[], object] = lambda: False
+) -> Generator[T, None, None]:
     """The same items; a thread builds the next one while one is processed.
 
-    Ends if `stop()` is true, or raises, before an item is ready; the thread is then abandoned. Native code cannot be
-    interrupted by a signal handler, so the calling thread waits for the signal.
+    Ends if `stop()` is true, or raises, before an item is ready; the thread is then abandoned.
+    Native code cannot be interrupted by a signal handler, so the calling thread waits for the
+    signal.
     """
     requests = SimpleQueue[Future[T | None] | None]()
 
@@ -216,8 +243,8 @@ def prefetch(items: Iterator[T], stop: Callable[[], object] = lambda: False) -> 
 def handle_signals(ranks: Ranks = SINGLE) -> Iterator[StopRequest]:
     """Record SIGINT, SIGTERM and SIGUSR1 until the block ends.
 
-    A second request to stop, at least a second after the first, ends a single process at once. Several ranks ignore
-    it, since their launcher ends processes that do not stop.
+    A second request to stop, at least a second after the first, ends a single process at once.
+    Several ranks ignore it, since their launcher ends processes that do not stop.
     """
     request = StopRequest(ranks)
     with ExitStack() as handlers:

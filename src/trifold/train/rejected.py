@@ -1,4 +1,6 @@
-"""What follows a rejected update: its batches are saved, and the run stops, skips it, or returns to a checkpoint."""
+"""What follows a rejected update: its batches are saved, and the run stops, skips it, or returns to
+a checkpoint.
+"""
 
 import dataclasses
 import json
@@ -14,16 +16,25 @@ from trifold.recipe import TrainSettings
 from trifold.train.trainer import RejectedUpdate
 
 
-def choose_action(settings: TrainSettings, rejected: RejectedUpdate, count: int) -> Literal["skip", "rewind"]:
-    """What follows, after `count` other rejected updates. Raises `rejected` with the remedy if the run must stop."""
+def choose_action(
+    settings: TrainSettings, rejected: RejectedUpdate, count: int
+) -> Literal["skip", "rewind"]:
+    """What follows, after `count` other rejected updates. Raises `rejected` with the remedy if the
+    run must stop.
+    """
     action: str = settings.on_nonfinite if rejected.kind == "non-finite" else settings.on_spike
     if action == "stop":  # resuming would repeat it, bit by bit
-        remedy = "start another run with a lower train.learning_rate, a longer train.warmup or train.clip=1.0"
+        remedy = (
+            "start another run with a lower train.learning_rate, a longer train.warmup or "
+            "train.clip=1.0"
+        )
         remedy += ", or continue with --resume auto and train.on_nonfinite=skip"
     elif count >= settings.skip_limit:
         remedy = (
-            f"train.skip_limit={settings.skip_limit} allows no more than {count:,} rejected updates; start another "
-            "run with a lower train.learning_rate, or raise the limit and continue with --resume auto"
+            f"train.skip_limit={settings.skip_limit} allows no more than {count:,} rejected "
+            "updates; start another "
+            "run with a lower train.learning_rate, or raise the limit and continue with "
+            "--resume auto"
         )
     else:
         return "rewind" if action == "rewind" else "skip"
@@ -34,15 +45,19 @@ def choose_action(settings: TrainSettings, rejected: RejectedUpdate, count: int)
 def save_batches(
     folder: Path, rejected: RejectedUpdate, batches: Sequence[Any], positions: list[list[int]]
 ) -> Path | None:
-    """Save the batches of a rejected update for inspection, as `step-N.safetensors` and `step-N.json`.
+    """Save the batches of a rejected update for inspection, as `step-N.safetensors` and
+    `step-N.json`.
 
-    positions: [epoch, number in the epoch] of each batch. Tensors are named after their path: `0.inputs.tokens`.
-    Returns None if writing fails, since the rejected update is the more important error.
+    positions: [epoch, number in the epoch] of each batch. Tensors are named after their path:
+    `0.inputs.tokens`. Returns None if writing fails, since the rejected update is the more
+    important error.
     """
     from safetensors.torch import save
 
     name = f"step-{rejected.step:08d}"
-    found = (item for number, batch in enumerate(batches) for item in find_tensors(batch, str(number)))
+    found = (
+        item for number, batch in enumerate(batches) for item in find_tensors(batch, str(number))
+    )
     tensors = {path: tensor.detach().cpu().clone().contiguous() for path, tensor in found}
     description = {"step": rejected.step, **rejected.details, "batches": positions}
     try:

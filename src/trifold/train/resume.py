@@ -1,7 +1,8 @@
-"""The identity of a run, and comparisons when it is continued: what may have changed, and what must not.
+"""The identity of a run, and comparisons when it is continued: what may have changed, and what must
+not.
 
-recipe.yaml, the tokenizer and data.json can be edited or damaged, so they are compared with the identity of the run in
-its checkpoints.
+recipe.yaml, the tokenizer and data.json can be edited or damaged, so they are compared with the
+identity of the run in its checkpoints.
 """
 
 import hashlib
@@ -12,7 +13,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from trifold import disk
-from trifold.data import FileDigest, Source, compute_digests, digests_in_caches, expand_path, list_files
+from trifold.data import (
+    FileDigest,
+    Source,
+    compute_digests,
+    digests_in_caches,
+    expand_path,
+    list_files,
+)
 from trifold.data.files import sha256_of_file
 from trifold.errors import DataError, SettingsError
 from trifold.hub import resolve
@@ -20,10 +28,11 @@ from trifold.hub.folder import DOWNLOADED
 from trifold.recipe import FINITE_SCHEDULES, Recipe, TrainSettings, load_recipe
 from trifold.train.run_folder import IDENTITY, RunFolder, read_object
 
-# --- the identity of a run -----------------------------------------------------------------------------
+# --- the identity of a run ------------------------------------------------------------------------
 #
-# Every checkpoint records the identity of its run, protected by its manifest: the settings that must not change,
-# digests of the tokenizer and of the data files, and a fingerprint of the training rows. data.json has the data files:
+# Every checkpoint records the identity of its run, protected by its manifest: the settings that
+# must not change, digests of the tokenizer and of the data files, and a fingerprint of the training
+# rows. data.json has the data files:
 #
 #     {"data.train": {"a.en": {"size": 9, "mtime_ns": 8, "sha256": "…"}, …}, …}
 
@@ -34,7 +43,13 @@ FREE: tuple[str, ...] = (
     *("train.recompute", "train.samples", "train.steps", "train.sharding"),
     *("train.keep_every", "train.keep_best", "train.async_save", "train.check_memory"),
     # Reactions to problems, which may have come up since the run began.
-    *("train.on_nonfinite", "train.on_spike", "train.spike_factor", "train.spike_window", "train.skip_limit"),
+    *(
+        "train.on_nonfinite",
+        "train.on_spike",
+        "train.spike_factor",
+        "train.spike_window",
+        "train.skip_limit",
+    ),
 )
 # These are free too, unless earlier checkpoints are averaged.
 FREE_WITHOUT_AVERAGING: tuple[str, ...] = ("train.save_every", "train.keep_last")
@@ -59,7 +74,9 @@ def tokenizer_digests(folder: RunFolder) -> dict[str, str]:
 
 
 def free_settings(recipe: Recipe) -> tuple[str, ...]:
-    """Dotted keys of settings, and of groups of settings, that may change when the run is continued."""
+    """Dotted keys of settings, and of groups of settings, that may change when the run is
+    continued.
+    """
     return FREE if recipe.train.average > 1 else FREE + FREE_WITHOUT_AVERAGING
 
 
@@ -77,14 +94,16 @@ def _bound_settings(values: Mapping[str, Any], free: Sequence[str], at: str = ""
     }
 
 
-# --- comparisons ---------------------------------------------------------------------------------------
+# --- comparisons ----------------------------------------------------------------------------------
 
 
 def check_same_run(recipe: Recipe, folder: RunFolder, environment: Mapping[str, Any]) -> list[str]:
-    """Compare the recipe with recipe.yaml, and both and the tokenizer with the identity in the checkpoints.
+    """Compare the recipe with recipe.yaml, and both and the tokenizer with the identity in the
+    checkpoints.
 
-    Returns a message for each change that affects the learning rate, and for a changed environment. Raises
-    SettingsError listing the settings that must not change, DataError naming a changed tokenizer file.
+    Returns a message for each change that affects the learning rate, and for a changed environment.
+    Raises SettingsError listing the settings that must not change, DataError naming a changed
+    tokenizer file.
     """
     identity = folder.identity()
     written = load_recipe(folder.recipe)
@@ -98,17 +117,23 @@ def check_same_run(recipe: Recipe, folder: RunFolder, environment: Mapping[str, 
             "resume it with these values, or start another run with --out"
         )
     _check_tokenizer(folder, identity)
-    return [*_schedule_changes(written.train, recipe.train), *_environment_changes(folder, environment)]
+    return [
+        *_schedule_changes(written.train, recipe.train),
+        *_environment_changes(folder, environment),
+    ]
 
 
 def check_same_rows(folder: RunFolder, rows: str, *, changed: bool) -> None:
-    """Raises DataError if the tokenizer or the rows differ from those of the run; changed: whether the data may."""
+    """Raises DataError if the tokenizer or the rows differ from those of the run; changed: whether
+    the data may.
+    """
     identity = folder.identity()
     _check_tokenizer(folder, identity)
     same_data = identity.get("data") == data_digest(read_data_json(folder)) and not changed
     if same_data and rows != identity["rows"]:
         raise DataError(
-            f"{folder.path}: the same data now gives {rows}, but gave {identity['rows']} when the run began; continue "
+            f"{folder.path}: the same data now gives {rows}, but gave {identity['rows']} when "
+            "the run began; continue "
             "with the versions in environment.json, or accept the new rows with --data-changed"
         )
 
@@ -119,20 +144,28 @@ def _check_tokenizer(folder: RunFolder, identity: Mapping[str, Any]) -> None:
     for name, digest in tokenizer_digests(folder).items():
         if original.get(name, digest) != digest:
             raise DataError(
-                f"{folder.tokenizer / name}: damaged or replaced since the run began; restore the original file, or "
+                f"{folder.tokenizer / name}: damaged or replaced since the run began; restore "
+                "the original file, or "
                 f"delete {folder.tokenizer} to train the tokenizer again on the same data"
             )
 
 
 def _environment_changes(folder: RunFolder, environment: Mapping[str, Any]) -> list[str]:
-    """A message if versions, device, threads or precision differ from those of the previous session."""
+    """A message if versions, device, threads or precision differ from those of the previous
+    session.
+    """
     before = read_object(folder.environment)
     changed = [
         f"{name} changed from {before[name]} to {value}"
         for name, value in environment.items()
-        if name != "platform" and before.get(name, value) != value  # all others affect the last bits
+        if name != "platform"
+        and before.get(name, value) != value  # all others affect the last bits
     ]
-    return [f"{', '.join(changed)}: results may differ in the last bits from here on"] if changed else []
+    return (
+        [f"{', '.join(changed)}: results may differ in the last bits from here on"]
+        if changed
+        else []
+    )
 
 
 def _schedule_changes(before: TrainSettings, now: TrainSettings) -> Iterator[str]:
@@ -143,10 +176,13 @@ def _schedule_changes(before: TrainSettings, now: TrainSettings) -> Iterator[str
         effect = "decays before the new end; if the decay had begun, the learning rate jumps here"
     elif now.schedule not in FINITE_SCHEDULES:
         effect = "does not depend on the number of steps"
-    yield f"train.steps changed from {before.steps:,} to {now.steps:,}: the {now.schedule} schedule {effect}"
+    yield (
+        f"train.steps changed from {before.steps:,} to {now.steps:,}: the {now.schedule} "
+        f"schedule {effect}"
+    )
 
 
-# --- settings ------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 def _merge(bound: Mapping[str, Any], current: Mapping[str, Any], at: str = "") -> dict[str, Any]:
@@ -169,10 +205,14 @@ def _differences(a: Any, b: Any, at: str = "") -> Iterator[tuple[str, Any]]:
         yield at, a
 
 
-# --- data files ----------------------------------------------------------------------------------------
+# --- data files -----------------------------------------------------------------------------------
 
-Files: TypeAlias = Mapping[str, Mapping[str, FileDigest]]  # dotted key of the recipe -> file -> digest
-FIRST_FORMAT = "data"  # the only key of the first format of data.json, for both data.train and data.valid
+Files: TypeAlias = Mapping[
+    str, Mapping[str, FileDigest]
+]  # dotted key of the recipe -> file -> digest
+FIRST_FORMAT = (
+    "data"  # the only key of the first format of data.json, for both data.train and data.valid
+)
 
 
 def data_digest(files: Files) -> str:
@@ -188,7 +228,10 @@ def data_files(recipe: Recipe) -> dict[str, list[str]]:
     sources: dict[str, Source] = {"data.train": recipe.data.train, "data.valid": recipe.data.valid}
     if task.kind == "text-to-text":
         for name, part in task.parts.items():
-            sources |= {f"task.parts.{name}.train": part.train, f"task.parts.{name}.valid": part.valid}
+            sources |= {
+                f"task.parts.{name}.train": part.train,
+                f"task.parts.{name}.valid": part.valid,
+            }
     files = {key: list_files(source) for key, source in sources.items()}
     if task.kind == "distill" and Path(task.teacher).expanduser().is_dir():  # not a hub id
         files["task.teacher"] = _model_files(resolve(task.teacher))
@@ -209,10 +252,13 @@ def read_data_json(folder: RunFolder) -> dict[str, dict[str, FileDigest]]:
     """The content of data.json; empty if it is missing or damaged."""
     content = read_object(folder.data)
     if content and all(isinstance(sha256, str) for sha256 in content.values()):
-        return {FIRST_FORMAT: {name: FileDigest(-1, -1, sha256) for name, sha256 in content.items()}}
+        return {
+            FIRST_FORMAT: {name: FileDigest(-1, -1, sha256) for name, sha256 in content.items()}
+        }
     try:
         return {
-            key: {name: FileDigest(**each) for name, each in files.items()} for key, files in content.items()
+            key: {name: FileDigest(**each) for name, each in files.items()}
+            for key, files in content.items()
         }
     except (AttributeError, TypeError):
         return {}
@@ -221,8 +267,8 @@ def read_data_json(folder: RunFolder) -> dict[str, dict[str, FileDigest]]:
 def check_same_data(folder: RunFolder, recipe: Recipe, *, changed: bool) -> list[str]:
     """Compare the data files of the recipe with those of data.json, and update data.json.
 
-    Files in data.json or in a cache, with the same size and time, are not read. Returns a message for each file that
-    differs if `changed` allows it; otherwise raises DataError listing them.
+    Files in data.json or in a cache, with the same size and time, are not read. Returns a message
+    for each file that differs if `changed` allows it; otherwise raises DataError listing them.
     """
     before = read_data_json(folder)
     known = digests_in_caches(recipe.data.cache) if recipe.data.cache is not None else {}
@@ -235,17 +281,23 @@ def check_same_data(folder: RunFolder, recipe: Recipe, *, changed: bool) -> list
         messages = [f"{folder.data}: missing or damaged, and the data differs from that of the run"]
     if messages and not changed:
         remedy = (
-            "restore the old files, accept the new ones with --data-changed, or start another run with --out"
+            "restore the old files, accept the new ones with --data-changed, or start "
+            "another run with --out"
         )
         raise DataError("\n".join([*messages[:-1], f"{messages[-1]}; {remedy}"]))
     if now != before:
-        content = {key: {name: each._asdict() for name, each in files.items()} for key, files in now.items()}
+        content = {
+            key: {name: each._asdict() for name, each in files.items()}
+            for key, files in now.items()
+        }
         disk.replace_text(folder.data, json.dumps(content, indent=2) + "\n")
     return messages
 
 
 def changed_files(before: Files, now: Files) -> Iterator[str]:
-    """A message for each file with another content or position. Files may be renamed; keys not in `before` are new."""
+    """A message for each file with another content or position. Files may be renamed; keys not in
+    `before` are new.
+    """
     for key, old_files in before.items():
         keys = ("data.train", "data.valid") if key == FIRST_FORMAT else (key,)
         files = {name: each for key in keys for name, each in now.get(key, {}).items()}
@@ -253,12 +305,19 @@ def changed_files(before: Files, now: Files) -> Iterator[str]:
         if old == new:
             continue
         # The content of a file is new for its name, or for a new name, among all files.
-        known = {name: {*old} for name in files} | {name: {each.sha256} for name, each in old_files.items()}
+        known = {name: {*old} for name in files} | {
+            name: {each.sha256} for name, each in old_files.items()
+        }
         changed = [name for name, each in files.items() if each.sha256 not in known[name]]
-        missing = [name for name, each in old_files.items() if name not in files and each.sha256 not in new]
+        missing = [
+            name for name, each in old_files.items() if name not in files and each.sha256 not in new
+        ]
         yield from (f"{name}: the content has changed since the run began" for name in changed)
         yield from (f"{name}: part of the run when it began, and now missing" for name in missing)
         if not changed and not missing:
             position = next(n for n, (a, b) in enumerate(zip_longest(old, new)) if a != b)
             name = list(files if position < len(files) else old_files)[position]
-            yield f"{name}: the order of the files has changed since the run began, and it affects training"
+            yield (
+                f"{name}: the order of the files has changed since the run began, and it "
+                "affects training"
+            )

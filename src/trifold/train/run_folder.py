@@ -1,8 +1,9 @@
 """The files of a run.
 
-recipe.yaml, environment.json, model/ (a Hugging Face folder with the best weights), checkpoints/, metrics.jsonl,
-tensorboard/, samples/, data.json (digests of the data files), rejected/ (batches of rejected updates). An existing run
-is continued or the command fails; nothing is overwritten. A lock (.lock) admits one process at a time.
+recipe.yaml, environment.json, model/ (a Hugging Face folder with the best weights), checkpoints/,
+metrics.jsonl, tensorboard/, samples/, data.json (digests of the data files), rejected/ (batches of
+rejected updates). An existing run is continued or the command fails; nothing is overwritten. A lock
+(.lock) admits one process at a time.
 """
 
 import errno
@@ -37,7 +38,9 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def recipe_of_run(folder: str | Path) -> Path:
-    """The recipe.yaml of a run, which may be named itself. Raises UsageError if the folder is no run."""
+    """The recipe.yaml of a run, which may be named itself. Raises UsageError if the folder is no
+    run.
+    """
     path = Path(folder) if Path(folder).name == "recipe.yaml" else Path(folder) / "recipe.yaml"
     if not path.is_file():
         raise no_run_error(path.parent)
@@ -65,15 +68,17 @@ class RunFolder:
     def open(self, *, resume: bool) -> list[str]:
         """Create the folder and lock it until `close`. Returns a warning if it cannot be locked.
 
-        Raises UsageError if the folder has a run and `resume` is not set, if it has other files, if another process
-        uses it, and if it cannot be written.
+        Raises UsageError if the folder has a run and `resume` is not set, if it has other files, if
+        another process uses it, and if it cannot be written.
         """
         try:
             self._check_files(resume)
             self._created = _missing(self.path, Path(self._lock.lock_file))
             disk.make_folder(self.path)
             warnings = self._acquire_lock()
-            self._check_files(resume)  # again: another process may have finished a run in the meantime
+            self._check_files(
+                resume
+            )  # again: another process may have finished a run in the meantime
             files = self.recipe, self.environment, self.data
             self._created += _missing(*files, self.tokenizer, self.checkpoints, self.samples)
             for folder in (self.checkpoints, self.samples):
@@ -103,20 +108,34 @@ class RunFolder:
         present = {path.name for path in self.path.iterdir()} - {LOCK, PRETRAINED}
         if present and not resume:
             raise UsageError(
-                f"{self.path}: contains files; continue that run with --resume auto, or choose another --out"
+                f"{self.path}: contains files; continue that run with --resume auto, or choose "
+                "another --out"
             )
         if self.recipe.exists():
             return
         if checkpoint.list_checkpoints(self.checkpoints):
-            raise UsageError(f"{self.path}: has checkpoints but no recipe.yaml; choose another --out")
-        # A run that was killed before it wrote recipe.yaml leaves empty folders. Unrelated files are not touched.
-        written = {self.environment, self.tokenizer, self.checkpoints, self.model, self.samples, self.metrics}
+            raise UsageError(
+                f"{self.path}: has checkpoints but no recipe.yaml; choose another --out"
+            )
+        # A run that was killed before it wrote recipe.yaml leaves empty folders. Unrelated files
+        # are not touched.
+        written = {
+            self.environment,
+            self.tokenizer,
+            self.checkpoints,
+            self.model,
+            self.samples,
+            self.metrics,
+        }
         names = {path.name for path in written | {self.data, self.rejected}}
-        names -= {f.name for f in (self.checkpoints, self.samples) if f.is_dir() and not any(f.iterdir())}
+        names -= {
+            f.name for f in (self.checkpoints, self.samples) if f.is_dir() and not any(f.iterdir())
+        }
         if foreign := sorted(present & names):
             more = ", …" if len(foreign) > 3 else ""
             raise UsageError(
-                f"{self.path}: contains files ({', '.join(foreign[:3])}{more}) but no recipe.yaml, so there is no run "
+                f"{self.path}: contains files ({', '.join(foreign[:3])}{more}) but no "
+                "recipe.yaml, so there is no run "
                 "to continue; choose another --out"
             )
 
@@ -126,7 +145,8 @@ class RunFolder:
             self._lock.acquire(timeout=0)
         except Timeout:
             raise UsageError(
-                f"{self.path}: another process is using this run and holds its lock, {self._lock.lock_file}; wait for "
+                f"{self.path}: another process is using this run and holds its lock, "
+                f"{self._lock.lock_file}; wait for "
                 "it, stop it, or choose another --out"
             ) from None
         except (NotImplementedError, OSError) as error:
@@ -145,7 +165,9 @@ class RunFolder:
 
     @contextmanager
     def removed_on_failure(self) -> Iterator[None]:
-        """If a new run fails before its first step, remove its files, so that the corrected command can follow."""
+        """If a new run fails before its first step, remove its files, so that the corrected command
+        can follow.
+        """
         try:
             yield
         except Interrupted:  # the run will be continued
@@ -161,36 +183,57 @@ class RunFolder:
             raise
 
     def identity(self) -> dict[str, Any]:
-        """The identity of the run, from the newest checkpoint with an intact progress.json; empty without one."""
+        """The identity of the run, from the newest checkpoint with an intact progress.json; empty
+        without one.
+        """
         for path in reversed(checkpoint.list_checkpoints(self.checkpoints)):
-            file, digests = path / checkpoint.PROGRESS, read_object(path / checkpoint.MANIFEST).get("sha256")
+            file, digests = (
+                path / checkpoint.PROGRESS,
+                read_object(path / checkpoint.MANIFEST).get("sha256"),
+            )
             with suppress(OSError):
                 if isinstance(digests, dict) and digests.get(file.name) == sha256_of_file(file):
                     return dict(read_object(file).get(IDENTITY, {}))
         return {}
 
     def write_recipe(self, recipe: Recipe, environment: Mapping[str, Any]) -> str:
-        """Write recipe.yaml and environment.json, keeping its list of sessions. Returns the digest of the recipe."""
+        """Write recipe.yaml and environment.json, keeping its list of sessions. Returns the digest
+        of the recipe.
+        """
         disk.replace_text(self.recipe, recipe.resolved())
         self._write_environment(environment)
         return sha256_of_file(self.recipe)
 
     def check_shared(self, digest: str) -> None:
-        """Raises UsageError if this rank does not see the recipe that rank 0, maybe on another machine, has written."""
+        """Raises UsageError if this rank does not see the recipe that rank 0, maybe on another
+        machine, has written.
+        """
         if not self.recipe.is_file() or sha256_of_file(self.recipe) != digest:
             raise UsageError(
-                f"{self.path}: {platform.node()} does not see the files of rank 0; choose an --out on a disk that all "
+                f"{self.path}: {platform.node()} does not see the files of rank 0; choose an "
+                "--out on a disk that all "
                 "machines share"
             )
 
-    def record_session(self, step: int, rejected: Sequence[str], changed: Mapping[str, Any]) -> None:
-        """Add a session to environment.json: its start, first step, damaged checkpoints, and changed settings."""
+    def record_session(
+        self, step: int, rejected: Sequence[str], changed: Mapping[str, Any]
+    ) -> None:
+        """Add a session to environment.json: its start, first step, damaged checkpoints, and
+        changed settings.
+        """
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        session = {"started": now, "from_step": step, "rejected": list(rejected), "changed": dict(changed)}
+        session = {
+            "started": now,
+            "from_step": step,
+            "rejected": list(rejected),
+            "changed": dict(changed),
+        }
         self._write_environment(read_object(self.environment), session)
 
     def record_end(self, step: int, seconds: float, stopped_by: str) -> None:
-        """Add to the last session in environment.json how it ended; `seconds` since the beginning of the run."""
+        """Add to the last session in environment.json how it ended; `seconds` since the beginning
+        of the run.
+        """
         content = read_object(self.environment)
         with suppress(OSError):  # the run is complete without it
             ended = {"to_step": step, "seconds": round(seconds, 3), "stopped_by": stopped_by}
@@ -198,7 +241,9 @@ class RunFolder:
             disk.replace_text(self.environment, json.dumps(content, indent=2) + "\n")
 
     def _write_environment(self, content: Mapping[str, Any], *sessions: Mapping[str, Any]) -> None:
-        """Write environment.json with the sessions so far, which runs of 0.1 call "sittings", and further ones."""
+        """Write environment.json with the sessions so far, which runs of 0.1 call "sittings", and
+        further ones.
+        """
         before = read_object(self.environment)
         earlier = before.get("sessions", before.get("sittings", []))
         current = {**content, "sessions": [*earlier, *sessions]}
@@ -206,7 +251,9 @@ class RunFolder:
         disk.replace_text(self.environment, json.dumps(current, indent=2) + "\n")
 
     def truncate_metrics(self, step: int, max_lines: int | None = None) -> int:
-        """Remove damaged lines, and those past `step` or `max_lines`, which the run repeats; the number that stay."""
+        """Remove damaged lines, and those past `step` or `max_lines`, which the run repeats; the
+        number that stay.
+        """
         kept = []
         if self.metrics.is_file():
             lines = self.metrics.read_bytes().splitlines(keepends=True)
@@ -234,20 +281,23 @@ def read_object(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-# --- errors --------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
 
 
 @contextmanager
 def explain_resource_errors(folder: RunFolder) -> Iterator[None]:
-    """Raise CheckpointError for a full or failing disk, and TrifoldError if memory runs out, with the remedy."""
+    """Raise CheckpointError for a full or failing disk, and TrifoldError if memory runs out, with
+    the remedy.
+    """
     try:
         yield
     except OSError as error:
         name = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
         raise CheckpointError(
-            f"{name or folder.path}: could not be written ({error.strerror or error}); {disk.remedy(error)} and "
+            f"{name or folder.path}: could not be written ({error.strerror or error}); "
+            f"{disk.remedy(error)} and "
             "repeat the command with --resume auto"
         ) from error
     except (MemoryError, RuntimeError) as error:
@@ -257,7 +307,9 @@ def explain_resource_errors(folder: RunFolder) -> Iterator[None]:
             raise
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise TrifoldError(
-            f"{folder.path}: out of memory ({reason}); continue from the last checkpoint with --resume auto. To use "
-            "less memory, set train.recompute=blocks, which does not change the run, or start another one with smaller "
+            f"{folder.path}: out of memory ({reason}); continue from the last checkpoint with "
+            "--resume auto. To use "
+            "less memory, set train.recompute=blocks, which does not change the run, or start "
+            "another one with smaller "
             "batches (batch.tokens, with more train.accumulate) or fewer train.workers"
         ) from error

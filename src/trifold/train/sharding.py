@@ -1,6 +1,8 @@
-"""Weights and gradients sharded over the ranks: each has a part of every parameter and of its optimizer state.
+"""Weights and gradients sharded over the ranks: each has a part of every parameter and of its
+optimizer state.
 
-Full parameters exist only while a block computes (FSDP2: Zhao et al. 2023, after ZeRO: Rajbhandari et al. 2020).
+Full parameters exist only while a block computes (FSDP2: Zhao et al. 2023, after ZeRO: Rajbhandari
+et al. 2020).
 """
 
 import warnings
@@ -19,7 +21,9 @@ from trifold.train.trainer import FlatWeights
 
 
 class ShardedWeights(FlatWeights):
-    """Owns the local part of each parameter. `master` and the gradient are flat vectors of these parts."""
+    """Owns the local part of each parameter. `master` and the gradient are flat vectors of these
+    parts.
+    """
 
     def __init__(self, model: Transformer, machine: Machine) -> None:
         _shard(model, machine)
@@ -38,7 +42,9 @@ class ShardedWeights(FlatWeights):
         parts = []
         for name, size in zip(self.names, self._sizes, strict=True):
             gradient = (parameter := self._parameters[name]).grad
-            parts.append(self.master.new_zeros(size) if gradient is None else _local(gradient).flatten())
+            parts.append(
+                self.master.new_zeros(size) if gradient is None else _local(gradient).flatten()
+            )
             parameter.grad = None
         return torch.cat(parts)
 
@@ -60,7 +66,12 @@ class ShardedWeights(FlatWeights):
         if like is None:  # equal on all ranks
             return part
         return DTensor.from_local(
-            part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+            part,
+            like.device_mesh,
+            like.placements,
+            run_check=False,
+            shape=like.shape,
+            stride=like.stride(),
         )
 
     def to_local(self, key: str, full: Tensor) -> Tensor:
@@ -70,7 +81,9 @@ class ShardedWeights(FlatWeights):
         if like is None:
             return full
         full = full.to(self.master.device)
-        return _local(distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None))
+        return _local(
+            distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)
+        )
 
     def _parameter_of(self, key: str) -> Any:
         return self._parameters.get(key, self._parameters.get(key.partition(".")[2]))
@@ -82,7 +95,9 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def gathered(*groups: Mapping[str, Any]) -> Iterator[Tensor]:
-    """The full tensors, sorted by name in each group. All ranks must exhaust it: each takes part in gathering one."""
+    """The full tensors, sorted by name in each group. All ranks must exhaust it: each takes part in
+    gathering one.
+    """
     for group in groups:
         for name in sorted(group):
             yield group[name].full_tensor() if is_sharded(group[name]) else group[name]
@@ -103,7 +118,9 @@ def gather_on_first(named: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tens
 
 
 def _shard(model: Transformer, machine: Machine) -> None:
-    """Shard each block, and the rest together; gradients are summed in the master type, not averaged."""
+    """Shard each block, and the rest together; gradients are summed in the master type, not
+    averaged.
+    """
     from torch.distributed import fsdp
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -115,7 +132,9 @@ def _shard(model: Transformer, machine: Machine) -> None:
     policy = fsdp.MixedPrecisionPolicy(machine.dtype, wide, cast_forward_inputs=False)
     blocks: list[nn.Module] = []
     if not model.config.block_of_layer:  # blocks that serve several layers stay with the model
-        blocks = [block for stack in model.modules() if isinstance(stack, Stack) for block in stack.blocks]
+        blocks = [
+            block for stack in model.modules() if isinstance(stack, Stack) for block in stack.blocks
+        ]
     for module in (*blocks, model):
         fsdp.fully_shard(module, mesh=mesh, mp_policy=policy)
         if hasattr(module, "query_stream"):  # the second forward method of two-stream blocks

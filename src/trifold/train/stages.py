@@ -21,8 +21,12 @@ def changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
     return derived
 
 
-def pretrain(recipe: Recipe, out: Path, view: View, train: Callable[..., Outcome]) -> tuple[Outcome, Recipe]:
-    """Train the first stage of a recipe in `out`; its outcome, and the recipe of the second, which starts from it."""
+def pretrain(
+    recipe: Recipe, out: Path, view: View, train: Callable[..., Outcome]
+) -> tuple[Outcome, Recipe]:
+    """Train the first stage of a recipe in `out`; its outcome, and the recipe of the second, which
+    starts from it.
+    """
     stage, kind = recipe.pretrain or {}, recipe.task.kind
     masked = {} if "kind" in stage.get("task", {}) else {"kind": "masked", "texts_of": kind}
     if masked and kind not in ("classify", "tag", "answer"):

@@ -1,7 +1,8 @@
 """A scaling study: a training run for each pair of a model size and a number of tokens.
 
-Each run begins with new weights and has its own schedule, so that the rate has decayed at its last step: the loss of a
-short run is not that of a longer one on its way (Hoffmann et al. 2022, section 3.1).
+Each run begins with new weights and has its own schedule, so that the rate has decayed at its last
+step: the loss of a short run is not that of a longer one on its way (Hoffmann et al. 2022, section
+3.1).
 """
 
 import math
@@ -28,7 +29,8 @@ NOT_COUNTED = ("embeddings", "positions", "token types", "head")  # ends of the 
 
 
 class StudySettings(Settings):
-    """The YAML file of a study. settings: of all runs; sizes: those of each size, keys without a dot are of `model`.
+    """The YAML file of a study. settings: of all runs; sizes: those of each size, keys without a
+    dot are of `model`.
 
     warmup: share of the steps, by default the steps of the recipe; resamples: of the bootstrap.
     """
@@ -46,12 +48,16 @@ class StudySettings(Settings):
     def _check_names(cls, sizes: dict[str, Any]) -> dict[str, Any]:
         for name in sizes:
             if not re.fullmatch(r"\w[\w.-]*", name):
-                raise ValueError(f"{name!r:.100} cannot be a folder; use letters, digits, '.', '-' and '_'")
+                raise ValueError(
+                    f"{name!r:.100} cannot be a folder; use letters, digits, '.', '-' and '_'"
+                )
         return sizes
 
 
 class StudyRun(NamedTuple):
-    """A planned run; parameters: without the embeddings of tokens, positions and types, and without heads."""
+    """A planned run; parameters: without the embeddings of tokens, positions and types, and without
+    heads.
+    """
 
     size: str
     parameters: int
@@ -68,7 +74,9 @@ class StudyRun(NamedTuple):
         return self.folder.recipe.read_text("utf-8") == self.recipe.resolved()
 
     def result(self) -> dict[str, Any]:
-        """Predicted tokens, last validation loss in nats per token, training FLOPs and seconds of the complete run."""
+        """Predicted tokens, last validation loss in nats per token, training FLOPs and seconds of
+        the complete run.
+        """
         progress = read_json(list_checkpoints(self.folder.checkpoints)[-1] / PROGRESS)
         lines = iter_json_lines(self.folder.metrics)
         *_, loss = (line["valid/loss"] for line in lines if "valid/loss" in line)
@@ -79,7 +87,9 @@ class StudyRun(NamedTuple):
 
 
 def load_study(file: Path, overrides: Sequence[str] = ()) -> StudySettings:
-    """Read the YAML file of a study and apply `key=value` overrides. Raises SettingsError or UsageError."""
+    """Read the YAML file of a study and apply `key=value` overrides. Raises SettingsError or
+    UsageError.
+    """
     try:
         values = parse(read_text(file, MAX_JSON), str(file))
     except CheckpointError as error:
@@ -99,12 +109,16 @@ def plan_runs(settings: StudySettings, out: Path) -> list[StudyRun]:
         keys = {key if "." in key else f"model.{key}": value for key, value in _flat(own).items()}
         chosen = load_recipe(settings.recipe, _flat(settings.settings) | keys)
         if chosen.task.kind != "causal":
-            raise UsageError(f"{settings.recipe}: a study requires task.kind causal, not {chosen.task.kind}")
+            raise UsageError(
+                f"{settings.recipe}: a study requires task.kind causal, not {chosen.task.kind}"
+            )
         parts = parameter_table(chosen.model)
         count = sum(part.parameters for part in parts if not part.name.endswith(NOT_COUNTED))
         for tokens in settings.tokens:
             steps = math.ceil(tokens / chosen.batch.tokens / chosen.train.accumulate)
-            warmup = chosen.train.warmup if settings.warmup is None else round(settings.warmup * steps)
+            warmup = (
+                chosen.train.warmup if settings.warmup is None else round(settings.warmup * steps)
+            )
             changes = {"steps": steps, "warmup": warmup, "minutes": None, "patience": None}
             recipe = changed(chosen, {f"train.{key}": value for key, value in changes.items()})
             runs.append(StudyRun(size, count, tokens, recipe, RunFolder(out / size / str(tokens))))

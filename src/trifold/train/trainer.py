@@ -1,14 +1,16 @@
 """One update of the weights: forward, backward, clip, optimizer step.
 
-All parameters are views of one vector, in bf16 or fp32, and their gradients are views of another. The optimizer works
-on fp32 master weights in a third vector, so weights are cast once per step and an update is a few passes over one
-vector. In float64, which is for comparisons, all vectors are float64.
+All parameters are views of one vector, in bf16 or fp32, and their gradients are views of another.
+The optimizer works on fp32 master weights in a third vector, so weights are cast once per step and
+an update is a few passes over one vector. In float64, which is for comparisons, all vectors are
+float64.
 
-On a CPU, a batch is split into micro-batches that worker threads process in parallel, each with a replica of the
-model: operators on small tensors scale poorly with threads. A batch may also be split over ranks. The gradient is the
-same sum: the ranks first add up their token counts, each divides its loss sums by the total, and the gradients are
-summed. DistributedDataParallel is not used, because it averages over ranks that may have learned from different numbers
-of tokens, and because its hooks expect one backward pass per process, where several workers run one each.
+On a CPU, a batch is split into micro-batches that worker threads process in parallel, each with a
+replica of the model: operators on small tensors scale poorly with threads. A batch may also be
+split over ranks. The gradient is the same sum: the ranks first add up their token counts, each
+divides its loss sums by the total, and the gradients are summed. DistributedDataParallel is not
+used, because it averages over ranks that may have learned from different numbers of tokens, and
+because its hooks expect one backward pass per process, where several workers run one each.
 """
 
 from __future__ import annotations
@@ -37,7 +39,13 @@ from trifold.objectives.objective import Objective
 from trifold.recipe import TrainSettings
 from trifold.train.blocks import compile_blocks, recompute_blocks, under_graphs
 from trifold.train.device import Machine, master_dtype
-from trifold.train.optimizers import MovingAverage, check_state, create_optimizer, learning_rate, peak_rate
+from trifold.train.optimizers import (
+    MovingAverage,
+    check_state,
+    create_optimizer,
+    learning_rate,
+    peak_rate,
+)
 from trifold.train.parameters import freeze, rate_factors
 from trifold.train.ranks import SINGLE, Ranks
 
@@ -45,7 +53,9 @@ T = TypeVar("T")
 
 
 class Update(NamedTuple):
-    """Statistics of an update; `loss` is the negative log-likelihood per token in nats, without smoothing."""
+    """Statistics of an update; `loss` is the negative log-likelihood per token in nats, without
+    smoothing.
+    """
 
     loss: float
     norm: float
@@ -54,12 +64,16 @@ class Update(NamedTuple):
 
 
 class RejectedUpdate(TrifoldError):
-    """An update was rejected because of a non-finite loss or gradient, or a loss spike. The weights are unchanged.
+    """An update was rejected because of a non-finite loss or gradient, or a loss spike. The weights
+    are unchanged.
 
-    The decision depends only on the run itself: a resumed run rejects the same updates as an uninterrupted one.
+    The decision depends only on the run itself: a resumed run rejects the same updates as an
+    uninterrupted one.
     """
 
-    def __init__(self, kind: Literal["non-finite", "spike"], step: int, loss: float, norm: float) -> None:
+    def __init__(
+        self, kind: Literal["non-finite", "spike"], step: int, loss: float, norm: float
+    ) -> None:
         cause = f"loss {loss}, gradient norm {norm}{', a spike' * (kind == 'spike')}"
         super().__init__(f"step {step}: {cause}; the weights were not changed")
         self.kind, self.step, self.loss, self.norm = kind, step, loss, norm
@@ -71,14 +85,18 @@ class RejectedUpdate(TrifoldError):
 
 
 def spike_threshold(settings: TrainSettings, losses: Sequence[float]) -> float:
-    """The largest loss that is no spike: a multiple of the median of the last ones; infinity while they are too few."""
+    """The largest loss that is no spike: a multiple of the median of the last ones; infinity while
+    they are too few.
+    """
     if settings.on_spike == "accept" or len(losses) < settings.spike_window:
         return math.inf
     return settings.spike_factor * median(losses)
 
 
 def check_update(step: int, loss: float, norm: float, max_loss: float = math.inf) -> None:
-    """Raises RejectedUpdate if the loss or the gradient norm is not finite, or the loss exceeds `max_loss`."""
+    """Raises RejectedUpdate if the loss or the gradient norm is not finite, or the loss exceeds
+    `max_loss`.
+    """
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise RejectedUpdate("non-finite", step, loss, norm)
     if loss > max_loss:
@@ -86,7 +104,9 @@ def check_update(step: int, loss: float, norm: float, max_loss: float = math.inf
 
 
 class Trainer:
-    """Updates a model. Its state: master weights, optimizer state and, with `train.ema`, the average of the weights."""
+    """Updates a model. Its state: master weights, optimizer state and, with `train.ema`, the
+    average of the weights.
+    """
 
     def __init__(
         self, model: Transformer, objective: Objective, settings: TrainSettings, machine: Machine
@@ -94,32 +114,47 @@ class Trainer:
         self.weights = prepare_model(model, settings, machine)
         self.model, self.objective, self.settings = model, objective, settings
         self.machine, self.ranks, workers = machine, machine.ranks, machine.workers
-        self._replicas = [self.model, *(self.weights.replicate(self.model) for _ in range(workers - 1))]
+        self._replicas = [
+            self.model,
+            *(self.weights.replicate(self.model) for _ in range(workers - 1)),
+        ]
         self._pool = executor_sharing_cores(workers) if workers > 1 else None
         self.optimizer = create_optimizer(self.weights, settings)
-        self.average = None if settings.ema is None else MovingAverage(self.weights.master, settings.ema)
+        self.average = (
+            None if settings.ema is None else MovingAverage(self.weights.master, settings.ema)
+        )
         self.peak = settings.learning_rate or peak_rate(model.config.d_model, settings.warmup)
 
     def __str__(self) -> str:
         int8 = f", {count_int8_layers(self.model)} layers in int8" if self.machine.int8 else ""
-        trained = sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+        trained = sum(
+            parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad
+        )
         share = f" ({trained:,} trained)" if self.weights.frozen else ""
         return f"{self.model.count_parameters():,} parameters{share}{int8}"
 
     def update(
-        self, batches: Sequence[Batch], step: int, max_loss: float = math.inf, idle: Sequence[Batch] = ()
+        self,
+        batches: Sequence[Batch],
+        step: int,
+        max_loss: float = math.inf,
+        idle: Sequence[Batch] = (),
     ) -> Update:
-        """Update number `step`, from the sum of the losses divided by the token count, over all ranks.
+        """Update number `step`, from the sum of the losses divided by the token count, over all
+        ranks.
 
-        Worker w processes batches w, w + workers, … The `idle` batches keep this rank in step with others that have
-        more batches; they do not contribute. Raises RejectedUpdate on all ranks, leaving all state unchanged, if the
-        loss or the gradient is not finite, or the loss exceeds `max_loss`.
+        Worker w processes batches w, w + workers, … The `idle` batches keep this rank in step with
+        others that have more batches; they do not contribute. Raises RejectedUpdate on all ranks,
+        leaving all state unchanged, if the loss or the gradient is not finite, or the loss exceeds
+        `max_loss`.
         """
         totals = self._count(batches, idle)
         if self.objective.gathers:
             batches = self._gather(batches, idle, step)
         loss = 0.0
-        for losses in self._map(lambda n: self._backward(batches[n], step, n, totals), len(batches)):
+        for losses in self._map(
+            lambda n: self._backward(batches[n], step, n, totals), len(batches)
+        ):
             loss += sum(losses) / totals["tokens"]
             self.weights.collect()
         if self.machine.sharded:  # all ranks must gather the parameters equally often
@@ -147,7 +182,9 @@ class Trainer:
         return {name: max(1.0, total) for name, total in zip(names, sums, strict=True)}
 
     def _backward(self, batch: Batch, step: int, micro: int, totals: dict[str, float]) -> float:
-        """Add the gradient of one micro-batch to its replica, and return its summed negative log-likelihood."""
+        """Add the gradient of one micro-batch to its replica, and return its summed negative
+        log-likelihood.
+        """
         with self._replica(step, micro) as model:
             terms = self.objective.loss(model, batch.to(self.machine.device))
             parts = [term.weight * term.sum / totals[name] for name, term in terms.items()]
@@ -162,16 +199,21 @@ class Trainer:
             yield [*run(work, range(start, min(start + workers, count)))]
 
     def _gather(self, batches: Sequence[Any], idle: Sequence[Batch], step: int) -> list[Any]:
-        """The batches of a loss that does not split, with its gradient in the global batch by their tables.
+        """The batches of a loss that does not split, with its gradient in the global batch by their
+        tables.
 
-        The tables are computed without gradients, and again, with the same dropout, in the backward pass (Gao et al.
-        2021), so that memory holds the activations of one micro-batch per worker.
+        The tables are computed without gradients, and again, with the same dropout, in the backward
+        pass (Gao et al. 2021), so that memory holds the activations of one micro-batch per worker.
         """
         every, rank = [*batches, *idle], self.ranks.rank
-        tables = [*chain(*self._map(lambda micro: self._table(every[micro], step, micro), len(every)))]
+        tables = [
+            *chain(*self._map(lambda micro: self._table(every[micro], step, micro), len(every)))
+        ]
         own = torch.cat([tables[0][:0], *tables[: len(batches)]])
         counts = self.ranks.gather(len(own))
-        parts = [own if n == rank else own.new_zeros(int(c), own.shape[1]) for n, c in enumerate(counts)]
+        parts = [
+            own if n == rank else own.new_zeros(int(c), own.shape[1]) for n, c in enumerate(counts)
+        ]
         self.ranks.all_reduce(table := torch.cat(parts))
         loss = self.objective.table_loss(table.requires_grad_())
         gradient = torch.autograd.grad(loss * len(table), table)[0].split([*map(len, parts)])[rank]
@@ -189,7 +231,9 @@ class Trainer:
         """The model of the worker of a micro-batch, with seeded dropout."""
         seed = _dropout_seed(self.settings.seed, step, micro, self.ranks.rank)
         if self.machine.device.type == "cpu" and not self.machine.compiles:
-            context: AbstractContextManager[None] = use_thread_rng(torch.Generator().manual_seed(seed))
+            context: AbstractContextManager[None] = use_thread_rng(
+                torch.Generator().manual_seed(seed)
+            )
         else:  # other devices and compiled graphs use the global generator
             torch.manual_seed(seed)
             context = under_graphs() if self.machine.compiles else nullcontext()
@@ -197,7 +241,9 @@ class Trainer:
             yield self._replicas[micro % len(self._replicas)]
 
     def broadcast_weights(self) -> None:
-        """Give all ranks the weights of rank 0; another processor may initialize them differently."""
+        """Give all ranks the weights of rank 0; another processor may initialize them
+        differently.
+        """
         if not self.machine.sharded:
             for values in (self.weights.master, *self.weights.frozen.values()):
                 self.ranks.broadcast(values)
@@ -209,7 +255,9 @@ class Trainer:
             self._pool.shutdown()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Master weights, and optimizer state with the moving average, by name: live tensors, possibly sharded."""
+        """Master weights, and optimizer state with the moving average, by name: live tensors,
+        possibly sharded.
+        """
         weights = self.weights.complete(self.weights.master)
         return self._to_global(weights), self._to_global(self._optimizer_state())
 
@@ -224,13 +272,19 @@ class Trainer:
         return {key: self.weights.to_global(key, part) for key, part in parts.items()}
 
     def evaluation_weights(self) -> dict[str, Tensor]:
-        """The weights to validate and keep, by name: the moving average if there is one. They may be sharded."""
+        """The weights to validate and keep, by name: the moving average if there is one. They may
+        be sharded.
+        """
         flat = self.weights.master if self.average is None else self.average.mean
-        int8 = {n: m.dequantize() for n, m in self.model.named_modules() if isinstance(m, Int8Weight)}
+        int8 = {
+            n: m.dequantize() for n, m in self.model.named_modules() if isinstance(m, Int8Weight)
+        }
         return self._to_global(self.weights.complete(flat)) | int8
 
     def restore(self, weights: dict[str, Tensor], optimizer: dict[str, Tensor]) -> None:
-        """Restore what `state` returned. Raises CheckpointError, changing nothing, for another optimizer."""
+        """Restore what `state` returned. Raises CheckpointError, changing nothing, for another
+        optimizer.
+        """
         live = self._optimizer_state()
         check_state(self.settings.optimizer, live, optimizer)
         for name, value in self.weights.complete(self.weights.master).items():
@@ -248,7 +302,7 @@ def _dropout_seed(seed: int, step: int, micro: int, rank: int = 0) -> int:
     return int(drawn >> np.uint64(1))
 
 
-# --- the weights ---------------------------------------------------------------------------------------
+# --- the weights ----------------------------------------------------------------------------------
 
 CHUNK = 2**20  # elements converted and added at once
 
@@ -258,7 +312,8 @@ def prepare_model(model: Transformer, settings: TrainSettings, machine: Machine)
 
     Frozen parameters come first, because the others depend on them.
     1. int8 layers, the innermost.
-    2. Recomputation wraps the computation of a block, so it must be inside the compiled graph and the sharding.
+    2. Recomputation wraps the computation of a block, so it must be inside the compiled graph and
+    the sharding.
     3. Compilation turns each block into a graph; sharding hooks stay outside of it.
     4. Sharding, or moving to the device, takes over the parameters that the previous steps created.
     """
@@ -280,10 +335,11 @@ def prepare_model(model: Transformer, settings: TrainSettings, machine: Machine)
 
 
 class FlatWeights:
-    """Owns the storage of the parameters. `master` and the gradient are (P,) fp32, equal on all ranks.
+    """Owns the storage of the parameters. `master` and the gradient are (P,) fp32, equal on all
+    ranks.
 
-    frozen: fp32 values of the parameters without gradient, which are not in these vectors. factors: of the learning
-    rate, by name, where they are not 1.
+    frozen: fp32 values of the parameters without gradient, which are not in these vectors. factors:
+    of the learning rate, by name, where they are not 1.
     """
 
     factors: Mapping[str, float] = {}
@@ -291,8 +347,12 @@ class FlatWeights:
     def __init__(self, model: nn.Module, dtype: torch.dtype, ranks: Ranks = SINGLE) -> None:
         self._ranks, wide = ranks, master_dtype(dtype)
         self._parameters, self._dtype = dict(model.named_parameters()), dtype
-        self.names = [name for name, parameter in self._parameters.items() if parameter.requires_grad]
-        self.frozen = {n: self._own(p).to(wide) for n, p in self._parameters.items() if not p.requires_grad}
+        self.names = [
+            name for name, parameter in self._parameters.items() if parameter.requires_grad
+        ]
+        self.frozen = {
+            n: self._own(p).to(wide) for n, p in self._parameters.items() if not p.requires_grad
+        }
         parts = [self._own(self._parameters[name]) for name in self.names]
         self._sizes, self._shapes = [part.numel() for part in parts], [part.shape for part in parts]
         self.master = torch.cat([part.to(wide).flatten() for part in parts])
@@ -315,19 +375,27 @@ class FlatWeights:
             self._parameters[name].data = values.to(self._dtype)
 
     def _attach(self, model: nn.Module) -> None:
-        """Make the parameters views of the compute weights and their gradients views of a new vector."""
+        """Make the parameters views of the compute weights and their gradients views of a new
+        vector.
+        """
         gradient = torch.zeros_like(self._compute)
         self._gradients.append(gradient)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        views = zip(trained, self._compute.split(self._sizes), gradient.split(self._sizes), strict=True)
+        views = zip(
+            trained, self._compute.split(self._sizes), gradient.split(self._sizes), strict=True
+        )
         for parameter, values, grad in views:
             parameter.data = values.view(parameter.shape)
             parameter.grad = grad.view(parameter.shape)
 
     def replicate(self, model: Transformer) -> Transformer:
         """Another model that shares the weights and has its own gradients until `collect`."""
-        shared = {id(p): nn.Parameter(p.data, requires_grad=p.requires_grad) for p in model.parameters()}
-        weights = {id(module): module for module in model.modules() if isinstance(module, Int8Weight)}
+        shared = {
+            id(p): nn.Parameter(p.data, requires_grad=p.requires_grad) for p in model.parameters()
+        }
+        weights = {
+            id(module): module for module in model.modules() if isinstance(module, Int8Weight)
+        }
         replica = deepcopy(model, shared | weights)
         self._attach(replica)
         return replica
@@ -336,7 +404,9 @@ class FlatWeights:
         """Add the gradients of the model and its replicas to the fp32 sum, and clear them."""
         for gradient in self._gradients:
             if self._has_gradient:
-                for total, chunk in zip(self._total.split(CHUNK), gradient.split(CHUNK), strict=True):
+                for total, chunk in zip(
+                    self._total.split(CHUNK), gradient.split(CHUNK), strict=True
+                ):
                     total.add_(chunk)
             else:
                 self._total.copy_(gradient)
@@ -344,7 +414,9 @@ class FlatWeights:
             gradient.zero_()
 
     def take_gradient(self) -> Tensor:
-        """The gradient (P,) fp32 of all ranks since the last call; valid until the next `collect`."""
+        """The gradient (P,) fp32 of all ranks since the last call; valid until the next
+        `collect`.
+        """
         if not self._has_gradient:
             assert self._ranks.world > 1, "collect was not called"
             self._total.zero_()  # this rank had no micro-batch
@@ -357,7 +429,9 @@ class FlatWeights:
         return float(torch.linalg.vector_norm(gradient))
 
     def publish(self, *, frozen: bool = False) -> None:
-        """Copy the master weights, and the frozen ones if they have changed, rounded once, to the model."""
+        """Copy the master weights, and the frozen ones if they have changed, rounded once, to the
+        model.
+        """
         if self.low_precision:
             self._compute.copy_(self.master)
             for name, values in self.frozen.items() if frozen else ():
@@ -382,8 +456,12 @@ class FlatWeights:
 
 
 def cast_buffers(model: nn.Module, dtype: torch.dtype) -> None:
-    """Convert floating-point buffers to the type of the computation, except for the scales of int8 weights."""
+    """Convert floating-point buffers to the type of the computation, except for the scales of int8
+    weights.
+    """
     for name, buffer in model.named_buffers():
         owner, _, last = name.rpartition(".")
-        if buffer.is_floating_point() and not isinstance(module := model.get_submodule(owner), Int8Weight):
+        if buffer.is_floating_point() and not isinstance(
+            module := model.get_submodule(owner), Int8Weight
+        ):
             setattr(module, last, buffer.to(dtype))

@@ -21,32 +21,45 @@ from trifold.train.monitor import Validated
 from trifold.train.ranks import Interrupted
 from trifold.train.run_folder import RunFolder
 
-ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"})  # in the cells of a table
+ESCAPES = str.maketrans(
+    {"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
+)  # in the cells of a table
 
 
 class Validator:
     """Owns a second model, in fp32, that receives the (averaged) weights."""
 
     def __init__(
-        self, data: TrainingData, folder: RunFolder, device: torch.device, trained: Collection[str] = ()
+        self,
+        data: TrainingData,
+        folder: RunFolder,
+        device: torch.device,
+        trained: Collection[str] = (),
     ) -> None:
         self.data, self.folder, self.trained = data, folder, trained
         self.model = Transformer(data.config, initialize=False).to(device).eval()
 
-    def averaged(self, step: int, current: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-        """The mean of the current weights and those of the previous checkpoints, `train.average` in total.
+    def averaged(
+        self, step: int, current: dict[str, Tensor]
+    ) -> tuple[dict[str, Tensor], list[str]]:
+        """The mean of the current weights and those of the previous checkpoints, `train.average` in
+        total.
 
-        Also returns the error messages of damaged checkpoints, which are left out. Checkpoints of an interruption do
-        not count, so that a resumed run averages what an uninterrupted one does.
+        Also returns the error messages of damaged checkpoints, which are left out. Checkpoints of
+        an interruption do not count, so that a resumed run averages what an uninterrupted one does.
         """
         settings = self.data.recipe.train
         earlier = checkpoint.regular_checkpoints(self.folder.checkpoints, settings.save_every)
-        earlier = [path for path in earlier if checkpoint.step_of(path) < step][-(settings.average - 1) :]
+        earlier = [path for path in earlier if checkpoint.step_of(path) < step][
+            -(settings.average - 1) :
+        ]
         if settings.average == 1 or not earlier:
             return current, []
         mean, rejected = mean_weights(earlier)
         share = 1 / (len(earlier) - len(rejected) + 1)
-        weights = {name: torch.lerp(value, current[name].cpu(), share) for name, value in mean.items()}
+        weights = {
+            name: torch.lerp(value, current[name].cpu(), share) for name, value in mean.items()
+        }
         return current | weights, rejected
 
     @torch.no_grad()
@@ -55,7 +68,8 @@ class Validator:
     ) -> tuple[Validated, Best]:
         """Evaluate, write samples, and save the weights to model/ if they are the best.
 
-        poll: called now and then; it may raise Interrupted, and without an earlier model the weights are saved.
+        poll: called now and then; it may raise Interrupted, and without an earlier model the
+        weights are saved.
         """
         weights, damaged = self.averaged(step, current)
         self.weights, lora = weights, self.data.recipe.train.lora
@@ -64,7 +78,9 @@ class Validator:
         for name, parameter in self.model.named_parameters():
             parameter.copy_(weights[name])
         data, recipe = self.data, self.data.recipe
-        context = EvalContext(recipe.batch, recipe.generate, recipe.train.samples, recipe.train.seed, poll)
+        context = EvalContext(
+            recipe.batch, recipe.generate, recipe.train.samples, recipe.train.seed, poll
+        )
         try:
             poll()
             result = data.objective.evaluate(self.model, data.bundle.valid, data.valid, context)
@@ -81,7 +97,9 @@ class Validator:
         return Validated(step, result.loss, result.scores, is_best, samples, damaged), best
 
     def save_model(self) -> None:
-        """Write the weights, config and tokenizers as a Hugging Face folder, and its adapters alone to adapter/."""
+        """Write the weights, config and tokenizers as a Hugging Face folder, and its adapters alone
+        to adapter/.
+        """
         generation = self.data.recipe.generate.model_dump()
         save_model(self.folder.model, self.model, generation=generation)
         self.data.objective.save(self.folder.model)
@@ -91,10 +109,15 @@ class Validator:
             self.data.objective.save(adapter)
 
     def _write_samples(self, step: int, result: Evaluation) -> None:
-        """Write the generated samples as a table, and the scores or their signatures, which contain them."""
+        """Write the generated samples as a table, and the scores or their signatures, which contain
+        them.
+        """
         if not (result.samples or result.signatures):
             return
-        rows = ([cell.translate(ESCAPES) for cell in each if cell is not None] for each in result.samples)
+        rows = (
+            [cell.translate(ESCAPES) for cell in each if cell is not None]
+            for each in result.samples
+        )
         has_reference = any(sample.reference is not None for sample in result.samples)
         header = "source\treference\tours" if has_reference else "prompt\tours"
         scores = result.signatures or [score_text(*each) for each in result.scores.items()]
@@ -104,7 +127,9 @@ class Validator:
 
 
 def mean_weights(paths: list[Path]) -> tuple[dict[str, Tensor], list[str]]:
-    """The mean, summed in float64 (Vaswani et al. 2017, section 6.1), and the errors of damaged checkpoints."""
+    """The mean, summed in float64 (Vaswani et al. 2017, section 6.1), and the errors of damaged
+    checkpoints.
+    """
     total: dict[str, Tensor] = {}
     rejected: list[str] = []
     for path in paths:
@@ -116,4 +141,6 @@ def mean_weights(paths: list[Path]) -> tuple[dict[str, Tensor], list[str]]:
         for name, value in weights.items():
             total[name] = total[name].add_(value) if name in total else value.double()
     intact = len(paths) - len(rejected)
-    return {name: (value / intact).to(weights[name].dtype) for name, value in total.items()}, rejected
+    return {
+        name: (value / intact).to(weights[name].dtype) for name, value in total.items()
+    }, rejected

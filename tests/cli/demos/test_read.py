@@ -39,7 +39,12 @@ def test_pretrains_trains_and_prints_the_next_commands(trifold, tmp_path):
     folder = tmp_path / "demo"
     done = trifold("demo", "read", "--out", str(folder))
     assert done.code == 0, done.err
-    for expected in ("24 pairs", "encoder, from scratch", "encoder, pretrained", "12 steps in three runs"):
+    for expected in (
+        "24 pairs",
+        "encoder, from scratch",
+        "encoder, pretrained",
+        "12 steps in three runs",
+    ):
         assert expected in done.out
     assert f"trifold predict {folder} " in done.out
     for run in (folder, folder / read.PRETRAINING, folder / read.FROM_SCRATCH):

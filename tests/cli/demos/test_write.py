@@ -27,7 +27,9 @@ TINY = {
 def a_library():
     """A few rows in the format of the real source."""
     texts = [f"def f{n}(a, b={n}):\n    return a + {n}" for n in range(60)]
-    rows = [{"text": text, "signature": text.partition("\n")[0], "module": f"m{text}"} for text in texts]
+    rows = [
+        {"text": text, "signature": text.partition("\n")[0], "module": f"m{text}"} for text in texts
+    ]
     return {"train": rows[:40], "valid": rows[40:44], "test": rows[44:]}
 
 
@@ -114,6 +116,8 @@ def test_printed_commands_can_be_typed(tmp_path):
         for signature in ("def f(a, b='x'):", 'def f(a="$HOME", b="`"):', "def f(a='\\n', b='!'):"):
             words = [shlex.split(line) for line in write.next_commands(tmp_path / name, signature)]
             assert {each[2] for each in words} == {str(tmp_path / name)}
-            assert [each[3:4] for each in words if each[1] in ("generate", "look")] == [[signature]] * 2
+            assert [each[3:4] for each in words if each[1] in ("generate", "look")] == [
+                [signature]
+            ] * 2
     plain = write.next_commands(Path("runs/demo-write"), "def f(a, b='x'):")
     assert "trifold generate runs/demo-write \"def f(a, b='x'):\"" in plain

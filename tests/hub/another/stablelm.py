@@ -1,8 +1,8 @@
-"""StableLM (Bellagente et al. 2024): LLaMA with layer norms; the first quarter of each head is rotated.
+"""StableLM (Bellagente et al. 2024): LLaMA with layer norms; the first quarter of each head is
+rotated.
 
-A family that trifold does not have, as a contributor would add it: one file in src/trifold/hub/families and a line
-in its table.
-"""
+A family that trifold does not have, as a contributor would add it: one file in
+src/trifold/hub/families and a line in its table."""
 
 from __future__ import annotations
 

@@ -26,7 +26,9 @@ def test_a_bart_file_of_2020_is_loaded(tmp_path: Path) -> None:
     """Many keys have no effect, and some tensors are stored twice."""
     make("bart").save_pretrained(tmp_path)
     ours, tensors = load_model(tmp_path)[0], read(tmp_path)
-    assert ours.lm_head is not None and ours.lm_head.bias is not None and ours.lm_head.bias.std() > 0.1
+    assert (
+        ours.lm_head is not None and ours.lm_head.bias is not None and ours.lm_head.bias.std() > 0.1
+    )
     edit(
         tmp_path,
         _num_labels=3,
@@ -68,8 +70,20 @@ def test_positions_include_the_rows_of_the_offset(tmp_path: Path) -> None:
 
 
 def test_a_missing_logits_bias_is_written_as_zeros(tmp_path: Path) -> None:
-    parts = {"positions": "learned", "position_offset": 2, "embedding_norm": True, "attention_bias": True}
-    sizes = {"vocab_size": 40, "d_model": 16, "d_ff": 24, "n_layers": 1, "n_heads": 4, "max_positions": 24}
+    parts = {
+        "positions": "learned",
+        "position_offset": 2,
+        "embedding_norm": True,
+        "attention_bias": True,
+    }
+    sizes = {
+        "vocab_size": 40,
+        "d_model": 16,
+        "d_ff": 24,
+        "n_layers": 1,
+        "n_heads": 4,
+        "max_positions": 24,
+    }
     save_model(tmp_path, Transformer(ModelConfig.parse(parts | sizes)).eval())
     reference = transformers.BartForConditionalGeneration.from_pretrained(tmp_path)
     assert not reference.final_logits_bias.any()
@@ -80,7 +94,9 @@ def test_a_missing_logits_bias_is_written_as_zeros(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
-def test_marian_biases_trained_by_the_reference_must_be_enabled(make_model: Make, tmp_path: Path) -> None:
+def test_marian_biases_trained_by_the_reference_must_be_enabled(
+    make_model: Make, tmp_path: Path
+) -> None:
     save_model(tmp_path, make_model())
     reference = transformers.MarianMTModel.from_pretrained(tmp_path)
     reference.model.encoder.layers[0].self_attn.q_proj.bias.data.normal_()
@@ -94,7 +110,9 @@ def test_marian_biases_trained_by_the_reference_must_be_enabled(make_model: Make
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
 
 
-def test_old_marian_files_repeat_tied_tensors_and_positions(make_model: Make, tmp_path: Path) -> None:
+def test_old_marian_files_repeat_tied_tensors_and_positions(
+    make_model: Make, tmp_path: Path
+) -> None:
     model = make_model()
     save_model(tmp_path, model)
     tensors = read(tmp_path)
@@ -113,11 +131,15 @@ def test_old_marian_files_repeat_tied_tensors_and_positions(make_model: Make, tm
     edit(tmp_path, max_position_embeddings=48)
     tensors["lm_head.weight"][0, 0] += 1
     write(tmp_path, tensors)
-    with pytest.raises(CheckpointError, match=r"not equal: lm_head\.weight and model\.shared\.weight"):
+    with pytest.raises(
+        CheckpointError, match=r"not equal: lm_head\.weight and model\.shared\.weight"
+    ):
         load_model(tmp_path)
 
 
-def test_the_reference_generates_the_same_tokens_from_our_folder(make_model: Make, tmp_path: Path) -> None:
+def test_the_reference_generates_the_same_tokens_from_our_folder(
+    make_model: Make, tmp_path: Path
+) -> None:
     """Greedy search; the start and end tokens are in generation_config.json."""
     model = make_model(decoder_start_id=2)
     save_model(tmp_path, model, generation={"max_new_tokens": 8})

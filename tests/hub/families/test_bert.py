@@ -56,7 +56,10 @@ def test_tensors_that_nothing_uses_are_written_back_or_reported(tmp_path: Path) 
     assert convert(tmp_path / "old", tmp_path / "new").unused == [ignored]
     kept = read(tmp_path / "new")[other]
     assert kept.dtype == torch.float16 and torch.equal(kept, tensors[other])
-    assert set(convert(tmp_path / "old", tmp_path / "native", to="native").unused) == {other, ignored}
+    assert set(convert(tmp_path / "old", tmp_path / "native", to="native").unused) == {
+        other,
+        ignored,
+    }
     done = run_command("convert", str(tmp_path / "old"), str(tmp_path / "again"))
     assert (done.code, done.err) == (0, "unused tensors, not written: 1; --json lists them\n")
 
@@ -86,14 +89,18 @@ BERT_2018 = {
 
 
 def test_a_bert_file_of_2018_is_loaded(tmp_path: Path) -> None:
-    """Norms have gamma and beta; the file contains tied copies, buffers and the heads of the other task."""
+    """Norms have gamma and beta; the file contains tied copies, buffers and the heads of the other
+    task.
+    """
     model = make("bert", "ForPreTraining")
     model.save_pretrained(tmp_path)
     tensors = {
         name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): tensor
         for name, tensor in read(tmp_path).items()
     }
-    tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()
+    tensors["cls.predictions.decoder.weight"] = tensors[
+        "bert.embeddings.word_embeddings.weight"
+    ].clone()
     tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"].clone()
     tensors["bert.embeddings.position_ids"] = torch.arange(24)[None]
     write(tmp_path, tensors)
@@ -106,7 +113,9 @@ def test_a_bert_file_of_2018_is_loaded(tmp_path: Path) -> None:
 
     tensors["cls.predictions.decoder.weight"][0, 0] += 1
     write(tmp_path, tensors)
-    with pytest.raises(CheckpointError, match=r"not equal: cls\.predictions\.decoder\.weight and bert\.emb"):
+    with pytest.raises(
+        CheckpointError, match=r"not equal: cls\.predictions\.decoder\.weight and bert\.emb"
+    ):
         load_model(tmp_path)
 
 
@@ -130,7 +139,7 @@ def test_old_distilbert_files_repeat_the_embeddings(tmp_path: Path) -> None:
     assert equal(load_model(tmp_path)[0], before)
 
 
-# --- ALBERT --------------------------------------------------------------------------------------------
+# --- ALBERT ---------------------------------------------------------------------------------------
 
 ALBERT = TINY["bert"].sizes | {"embedding_size": 8}
 
@@ -143,7 +152,9 @@ def test_groups_are_inferred_from_the_block_order(layers: int, groups: int, inne
     config = bert.ALBERT.read(ALBERT | counts)
     inferred = bert.groups_of(config)
     assert inferred is not None and bert.order(*inferred) == bert.order(layers, groups, inner)
-    if groups < layers or inner == 1:  # otherwise no block is used twice, and several are equivalent
+    if (
+        groups < layers or inner == 1
+    ):  # otherwise no block is used twice, and several are equivalent
         assert inferred == (layers, groups, inner)
     assert bert.ALBERT.read(bert.ALBERT.write(config)) == config
 

@@ -43,7 +43,9 @@ def test_random_blocks_outside_of_training_are_not_of_these_families(saved: Save
 @pytest.mark.parametrize("length", [9, 47])
 @torch.no_grad()
 def test_the_reference_excludes_the_question_from_answers(length: int, tmp_path: Path) -> None:
-    """It subtracts 1e6 from the logits of the question and of the first separator; `predict.answer` reads the rest."""
+    """It subtracts 1e6 from the logits of the question and of the first separator; `predict.answer`
+    reads the rest.
+    """
     model = make("big_bird", "ForQuestionAnswering", vocab_size=70)
     model.save_pretrained(tmp_path)
     ours, _ = load_model(tmp_path)
@@ -74,9 +76,14 @@ def test_tokens_after_the_first_separator_have_another_type(tmp_path: Path) -> N
     attend = torch.arange(9) < lengths[:, None]
     packing = Packing.of(lengths)
     packed = Inputs(packing.flat(tokens[..., None])[..., 0], packing=packing)
-    shifted = torch.zeros_like(tokens).masked_scatter(attend.flip(1), tokens[attend])  # padding first
+    shifted = torch.zeros_like(tokens).masked_scatter(
+        attend.flip(1), tokens[attend]
+    )  # padding first
     for inputs in (Inputs(tokens, attend), Inputs(shifted, attend.flip(1)), packed):
-        found, real = ours.head_outputs(inputs)["span"], attend if inputs.attend is None else inputs.attend
+        found, real = (
+            ours.head_outputs(inputs)["span"],
+            attend if inputs.attend is None else inputs.attend,
+        )
         for row, mask, theirs in zip(found, real, expected, strict=True):
             torch.testing.assert_close(row[mask][-len(theirs) :], theirs, rtol=0, atol=1e-4)
 

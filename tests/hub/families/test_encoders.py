@@ -1,4 +1,6 @@
-"""ModernBERT, EuroBERT, ELECTRA, MPNet and DeBERTa: published configs, and tensors of pretrained models."""
+"""ModernBERT, EuroBERT, ELECTRA, MPNet and DeBERTa: published configs, and tensors of pretrained
+models.
+"""
 
 from __future__ import annotations
 
@@ -61,13 +63,17 @@ def test_a_published_config_is_read_and_written(name: str, tmp_path: Path) -> No
         theirs = reference(reference.config_class.from_dict(values))
     expected = sum(p.numel() for p in theirs.parameters())
     assert count_parameters(config) == expected == PARAMETERS[name]
-    before, after = (reference.config_class.from_dict({**each}).to_dict() for each in (values, written))
+    before, after = (
+        reference.config_class.from_dict({**each}).to_dict() for each in (values, written)
+    )
     for key in reference.config_class().to_dict().keys() - OTHER:
         assert before[key] == after[key], key
 
 
 def test_windows_and_bases_of_modernbert() -> None:
-    config = FAMILIES["modernbert"].read(json.loads((PUBLISHED / "modernbert-base.json").read_text()))
+    config = FAMILIES["modernbert"].read(
+        json.loads((PUBLISHED / "modernbert-base.json").read_text())
+    )
     assert [config.window(layer) for layer in range(4)] == [None, 65, 65, None]
     assert (config.rotary_theta, config.rotary_local_theta) == (160_000.0, 10_000.0)
 
@@ -79,13 +85,22 @@ def test_a_window_of_one_token_is_written() -> None:
 
 
 def test_distances_of_deberta_v3() -> None:
-    config = FAMILIES["deberta-v2"].read(json.loads((PUBLISHED / "deberta-v3-base.json").read_text()))
-    assert (config.relative_buckets, config.relative_distance, config.relative_log) == (512, 512, True)
+    config = FAMILIES["deberta-v2"].read(
+        json.loads((PUBLISHED / "deberta-v3-base.json").read_text())
+    )
+    assert (config.relative_buckets, config.relative_distance, config.relative_log) == (
+        512,
+        512,
+        True,
+    )
     assert config.relative_shared and config.relative_norm and not config.learned_positions
 
 
 def test_the_convolution_of_deberta_v2() -> None:
-    family, values = FAMILIES["deberta-v2"], json.loads((PUBLISHED / "deberta-v2-xlarge.json").read_text())
+    family, values = (
+        FAMILIES["deberta-v2"],
+        json.loads((PUBLISHED / "deberta-v2-xlarge.json").read_text()),
+    )
     config = family.read(values)
     assert config.convolution == Convolution(kernel=3, groups=1, activation="gelu")
     written = {"conv_kernel_size": 3, "conv_groups": 1, "conv_act": "gelu"}
@@ -124,7 +139,9 @@ def test_deberta_has_two_names_of_its_language_model_head(tmp_path: Path) -> Non
     tokens = torch.arange(5, 14)[None]
     with torch.no_grad():
         expected = model(tokens).logits
-        torch.testing.assert_close(ours.head_outputs(Inputs(tokens))["lm"], expected, rtol=0, atol=1e-4)
+        torch.testing.assert_close(
+            ours.head_outputs(Inputs(tokens))["lm"], expected, rtol=0, atol=1e-4
+        )
     edit(tmp_path / "theirs", legacy=True)
     tensors = read(tmp_path / "theirs")
     write(tmp_path / "theirs", tensors | {"mask_predictions.dense.weight": torch.ones(2, 2)})
@@ -145,7 +162,9 @@ def test_pretraining_heads_are_ignored_elsewhere(ending: str, saved: Saved) -> N
     extra = {}
     for other in ("ForPreTraining", "ForMaskedLM"):
         extra |= {
-            n: t for n, t in make("electra", other).state_dict().items() if not n.startswith("electra.")
+            n: t
+            for n, t in make("electra", other).state_dict().items()
+            if not n.startswith("electra.")
         }
     write(folder, read(folder) | extra)
     assert equal(load_model(folder)[0], expected)
@@ -153,7 +172,12 @@ def test_pretraining_heads_are_ignored_elsewhere(ending: str, saved: Saved) -> N
 
 def test_a_choice_head_is_that_of_the_reference(tmp_path: Path) -> None:
     tokens = torch.randint(6, 38, (2, 3, 7), generator=torch.Generator().manual_seed(0))
-    cases = {"modernbert": {"classifier_pooling": "mean"}, "electra": {}, "mpnet": {}, "deberta-v2": {}}
+    cases = {
+        "modernbert": {"classifier_pooling": "mean"},
+        "electra": {},
+        "mpnet": {},
+        "deberta-v2": {},
+    }
     cases["big_bird"] = {}
     for family, options in cases.items():
         model = make(family, "ForMultipleChoice", **options)
@@ -166,7 +190,9 @@ def test_a_choice_head_is_that_of_the_reference(tmp_path: Path) -> None:
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
         save_model(tmp_path / f"{family} saved", ours)
         before, after = read(tmp_path / family), read(tmp_path / f"{family} saved")
-        assert before.keys() == after.keys() and all(torch.equal(before[n], after[n]) for n in before)
+        assert before.keys() == after.keys() and all(
+            torch.equal(before[n], after[n]) for n in before
+        )
 
 
 SIZES = {
@@ -185,7 +211,12 @@ MASKED = SIZES | {
     "lm_head_bias": True,
 }
 POST = MASKED | {"embedding_norm": True, "attention_bias": True, "activation": "gelu"}
-MODERN = MASKED | {"positions": "rotary", "norm_placement": "pre", "first_norm": False, "gated": True}
+MODERN = MASKED | {
+    "positions": "rotary",
+    "norm_placement": "pre",
+    "first_norm": False,
+    "gated": True,
+}
 MODERN |= {"embedding_norm": True, "dropout": 0.0, "activation": "gelu", "classifier_dropout": 0.0}
 
 
@@ -193,7 +224,10 @@ MODERN |= {"embedding_norm": True, "dropout": 0.0, "activation": "gelu", "classi
     ("family", "values"),
     [
         ("modernbert", MODERN | {"sliding_window": 4, "window_pattern": ["global", "local"]}),
-        ("modernbert", MODERN | {"lm_head_bias": False, "transform_bias": False, "norm_bias": False}),
+        (
+            "modernbert",
+            MODERN | {"lm_head_bias": False, "transform_bias": False, "norm_bias": False},
+        ),
         ("trifold", MODERN | {"attention_dropout": 0.1}),
         ("trifold", MODERN | {"first_norm": True}),
         (
@@ -219,7 +253,10 @@ MODERN |= {"embedding_norm": True, "dropout": 0.0, "activation": "gelu", "classi
             },
         ),
         ("trifold", POST | {"positions": "relative"}),
-        ("deberta-v2", POST | {"positions": "disentangled", "relative_shared": True, "relative_norm": True}),
+        (
+            "deberta-v2",
+            POST | {"positions": "disentangled", "relative_shared": True, "relative_norm": True},
+        ),
         (
             "deberta-v2",
             POST | {"positions": "disentangled", "relative_log": False, "learned_positions": True},
@@ -227,13 +264,19 @@ MODERN |= {"embedding_norm": True, "dropout": 0.0, "activation": "gelu", "classi
         ("deberta-v2", POST | {"positions": "none"}),
         (
             "deberta-v2",
-            POST | {"positions": "disentangled", "convolution": {"groups": 2, "activation": "tanh"}},
+            POST
+            | {"positions": "disentangled", "convolution": {"groups": 2, "activation": "tanh"}},
         ),
-        ("trifold", POST | {"positions": "learned", "n_token_types": 2, "norm": "rms", "convolution": {}}),
+        (
+            "trifold",
+            POST | {"positions": "learned", "n_token_types": 2, "norm": "rms", "convolution": {}},
+        ),
         ("trifold", POST | {"positions": "disentangled", "attention_scale": 0.25}),
     ],
 )
-def test_a_new_model_is_saved_in_the_family_that_fits(family: str, values: dict[str, object]) -> None:
+def test_a_new_model_is_saved_in_the_family_that_fits(
+    family: str, values: dict[str, object]
+) -> None:
     config = ModelConfig.parse(values)
     assert next(name for name, each in FAMILIES.items() if each.fits(config)) == family
 

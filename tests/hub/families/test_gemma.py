@@ -28,12 +28,14 @@ from trifold.objectives.defaults import complete
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-PUBLISHED = json.loads(Path(__file__).parents[1].joinpath("published", "gemma.json").read_text("utf-8"))
+PUBLISHED = json.loads(
+    Path(__file__).parents[1].joinpath("published", "gemma.json").read_text("utf-8")
+)
 DECODERS = ("gemma", "gemma2", "gemma3_text")
 Saved = Callable[..., Path]
 
 
-# --- configs -------------------------------------------------------------------------------------------
+# --- configs --------------------------------------------------------------------------------------
 
 
 def read_by_the_reference(values: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +92,9 @@ def test_an_encoder_of_9b_and_a_decoder_of_2b() -> None:
     written = FAMILIES["t5gemma"].write(config) | {"model_type": "t5gemma"}
     assert read_by_the_reference(written) == read_by_the_reference(values)
     with torch.device("meta"):
-        theirs = transformers.T5GemmaForConditionalGeneration(transformers.T5GemmaConfig.from_dict(values))
+        theirs = transformers.T5GemmaForConditionalGeneration(
+            transformers.T5GemmaConfig.from_dict(values)
+        )
     assert count_parameters(config) == sum(each.numel() for each in theirs.parameters())
 
 
@@ -121,14 +125,19 @@ def test_stacks_that_differ_otherwise_are_rejected(side: str, key: str, value: A
 
 
 def test_scales_and_rotations_of_stacks_with_different_sizes() -> None:
-    """Each stack may have the scale of its own heads, or both the same; dynamic rotations need equal positions."""
+    """Each stack may have the scale of its own heads, or both the same; dynamic rotations need
+    equal positions.
+    """
     family, narrow = FAMILIES["t5gemma"], MODULE | {"head_dim": 4, "query_pre_attn_scalar": 4}
     same = narrow | {"query_pre_attn_scalar": 6}
     scales = [
-        family.read({"encoder": MODULE, "decoder": decoder}).attention_scale for decoder in (narrow, same)
+        family.read({"encoder": MODULE, "decoder": decoder}).attention_scale
+        for decoder in (narrow, same)
     ]
     assert scales == [None, 6**-0.5]
-    dynamic = MODULE | {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}
+    dynamic = MODULE | {
+        "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    }
     assert family.read({"encoder": dynamic, "decoder": dynamic}).rotary_scaling is not None
     with pytest.raises(SettingsError, match=r"decoder\.max_position_embeddings: 30 differs"):
         family.read({"encoder": dynamic, "decoder": dynamic | {"max_position_embeddings": 30}})
@@ -152,10 +161,15 @@ def test_embeddings_in_bfloat16_are_scaled_like_the_reference(family: str, saved
         assert torch.equal(model.decoder_embeddings(Inputs(tokens)), expected)  # type: ignore[misc]
 
 
-# --- generation ----------------------------------------------------------------------------------------
+# --- generation -----------------------------------------------------------------------------------
 
 
-WIDE = {"hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 3, "num_hidden_layers": 2}
+WIDE = {
+    "hidden_size": 24,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "num_hidden_layers": 2,
+}
 
 
 @pytest.mark.parametrize(
@@ -167,7 +181,9 @@ WIDE = {"hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 3, "
     ],
     ids=str,
 )
-def test_greedy_texts_equal_the_reference(family: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+def test_greedy_texts_equal_the_reference(
+    family: str, sizes: dict[str, Any], tmp_path: Path
+) -> None:
     """Two prompts of different lengths, beyond the windows."""
     model = make(family, **sizes)
     model.save_pretrained(tmp_path)
@@ -200,7 +216,7 @@ def test_greedy_texts_equal_the_reference(family: str, sizes: dict[str, Any], tm
         assert float((rounded - exact).std() / exact.std()) < 0.1
 
 
-# --- tokenizers ----------------------------------------------------------------------------------------
+# --- tokenizers -----------------------------------------------------------------------------------
 
 TEMPLATE = (
     "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
@@ -213,7 +229,9 @@ TURNS = ("<start_of_turn>", "<end_of_turn>")
 
 
 def tokenizer(folder: Path, *, eos: bool = False) -> Path:
-    """Files as Gemma's: BPE with bytes, spaces as ▁, and a template for chats; EmbeddingGemma's adds <eos>."""
+    """Files as Gemma's: BPE with bytes, spaces as ▁, and a template for chats; EmbeddingGemma's
+    adds <eos>.
+    """
     byte_pieces = [f"<0x{number:02X}>" for number in range(256)]
     library = Library(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     kind = transformers.GemmaTokenizer()._tokenizer
@@ -230,7 +248,9 @@ def tokenizer(folder: Path, *, eos: bool = False) -> Path:
     )
     library.train_from_iterator(folders.CORPUS, trainer)
     state = json.loads(library.to_str())
-    state["added_tokens"] = [each for each in state["added_tokens"] if each["content"] not in byte_pieces]
+    state["added_tokens"] = [
+        each for each in state["added_tokens"] if each["content"] not in byte_pieces
+    ]
     library = Library.from_str(json.dumps(state))
     library.add_special_tokens([AddedToken(each, normalized=False, special=True) for each in TURNS])
     library.post_processor = processors.TemplateProcessing(
@@ -262,23 +282,33 @@ def test_tokenizer_and_chat_template_equal_the_reference(tmp_path: Path) -> None
     sampling |= {"bos_token_id": 2, "eos_token_id": [1, 6], "pad_token_id": 0}
     (tmp_path / "generation_config.json").write_text(json.dumps(sampling))
     pipe = trifold.load(tmp_path)
-    assert (pipe.generation.top_k, pipe.generation.top_p, pipe.generation.eos_token_id) == (64, 0.95, [1, 6])
+    assert (pipe.generation.top_k, pipe.generation.top_p, pipe.generation.eos_token_id) == (
+        64,
+        0.95,
+        [1, 6],
+    )
     ours = pipe.tokenizer
     assert ours is not None
     texts = [*folders.lines()[::40], "  two  spaces\n\n日本 😀 ÿ", ""]
     ids = [theirs(text, add_special_tokens=False).input_ids for text in texts]
     assert ours.encode(texts) == ids and ours.decode(ids) == theirs.batch_decode(ids)
     assert [row.ids for row in ours.rows(texts)] == theirs(texts).input_ids
-    chat = [{"role": "user", "content": " the quick fox "}, {"role": "assistant", "content": "played"}]
+    chat = [
+        {"role": "user", "content": " the quick fox "},
+        {"role": "assistant", "content": "played"},
+    ]
     chat.append({"role": "user", "content": "the école"})
     text = ours.chat(chat, add_generation_prompt=True)
     assert text == theirs.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    assert ours.encode([text], special_in_text=True) == theirs([text], add_special_tokens=False).input_ids
+    assert (
+        ours.encode([text], special_in_text=True)
+        == theirs([text], add_special_tokens=False).input_ids
+    )
     with pytest.raises(DataError, match="System role not supported"):
         ours.chat([{"role": "system", "content": "fox"}])
 
 
-# --- EmbeddingGemma ------------------------------------------------------------------------------------
+# --- EmbeddingGemma -------------------------------------------------------------------------------
 
 
 def embedder(folder: Path) -> Path:
@@ -288,7 +318,12 @@ def embedder(folder: Path) -> Path:
     source = tokenizer(folder / "source", eos=True)
     size = len(transformers.AutoTokenizer.from_pretrained(source))
     ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
-    options = {"use_bidirectional_attention": True, "sliding_window": 4, "max_position_embeddings": 64, **ids}
+    options = {
+        "use_bidirectional_attention": True,
+        "sliding_window": 4,
+        "max_position_embeddings": 64,
+        **ids,
+    }
     make("gemma3_text", "TextModel", vocab_size=size, **options).save_pretrained(source)
     torch.manual_seed(0)
     steps = [
@@ -312,7 +347,9 @@ TEXTS = ["the quick brown fox played", "fox", "naïve 日本語 wolves " * 9]
 def test_a_folder_of_embeddinggemma_gives_equal_vectors(tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers")
     folder = embedder(tmp_path)
-    expected = library.SentenceTransformer(str(folder), device="cpu").encode(TEXTS, convert_to_tensor=True)
+    expected = library.SentenceTransformer(str(folder), device="cpu").encode(
+        TEXTS, convert_to_tensor=True
+    )
     pipe = trifold.load(folder)
     assert pipe.config.shape == "encoder" and pipe.modules is not None
     assert [layer.activation for layer in pipe.modules.dense] == [None, "tanh"]
@@ -323,8 +360,12 @@ def test_a_folder_of_embeddinggemma_gives_equal_vectors(tmp_path: Path) -> None:
     pipe.save(tmp_path / "saved")
     convert(folder, tmp_path / "converted")
     for copy in (tmp_path / "saved", tmp_path / "converted"):
-        torch.testing.assert_close(torch.stack(trifold.load(copy).embed(TEXTS)), expected, rtol=0, atol=1e-4)
-        again = library.SentenceTransformer(str(copy), device="cpu").encode(TEXTS, convert_to_tensor=True)
+        torch.testing.assert_close(
+            torch.stack(trifold.load(copy).embed(TEXTS)), expected, rtol=0, atol=1e-4
+        )
+        again = library.SentenceTransformer(str(copy), device="cpu").encode(
+            TEXTS, convert_to_tensor=True
+        )
         torch.testing.assert_close(again, expected, rtol=0, atol=1e-4)
 
 
@@ -332,15 +373,24 @@ def test_training_does_not_drop_dense_layers(saved: Saved) -> None:
     folder = saved("gemma3_text", "TextModel")
     layer = Dense(torch.randn(6, 16), None, None)
     write_modules(folder, SentenceModules(dense=(layer,)), width=16, positions=64)
-    with pytest.raises(SettingsError, match="dense layers after pooling, which training does not support"):
-        complete({"task": {"kind": "embed"}, "start_from": str(folder), "data": {"train": "a.jsonl"}})
+    with pytest.raises(
+        SettingsError, match="dense layers after pooling, which training does not support"
+    ):
+        complete(
+            {"task": {"kind": "embed"}, "start_from": str(folder), "data": {"train": "a.jsonl"}}
+        )
 
 
 def test_dense_layers_are_written_and_read(tmp_path: Path) -> None:
-    layers = (Dense(torch.randn(6, 4), None, None), Dense(torch.randn(4, 6), torch.randn(4), "tanh"))
+    layers = (
+        Dense(torch.randn(6, 4), None, None),
+        Dense(torch.randn(4, 6), torch.randn(4), "tanh"),
+    )
     for normalise in (False, True):
         folder = tmp_path / str(normalise)
-        write_modules(folder, SentenceModules("cls", normalise, 9, dense=layers), width=4, positions=64)
+        write_modules(
+            folder, SentenceModules("cls", normalise, 9, dense=layers), width=4, positions=64
+        )
         back = read_modules(folder)
         assert back is not None and back[:4] == ("cls", normalise, 9, None)
         x = torch.randn(2, 4)

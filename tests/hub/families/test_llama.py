@@ -42,7 +42,13 @@ PARAMETERS = {
 # Keys of a reference config that do not describe the model, or that are derived from others.
 OTHER = {
     *("dtype", "transformers_version", "use_cache", "initializer_range", "rope_parameters"),
-    *("max_window_layers", "no_rope_layer_interval", "bos_token_id", "eos_token_id", "pad_token_id"),
+    *(
+        "max_window_layers",
+        "no_rope_layer_interval",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+    ),
 }
 
 
@@ -53,14 +59,18 @@ def test_a_published_config_is_read_and_written(name: str, tmp_path: Path) -> No
     config = read_config(tmp_path)
     with torch.device("meta"):
         model = Transformer(config)
-    assert sum(p.numel() for p in model.parameters()) == count_parameters(config) == PARAMETERS[name]
+    assert (
+        sum(p.numel() for p in model.parameters()) == count_parameters(config) == PARAMETERS[name]
+    )
 
     values = json.loads(text)
     family = FAMILIES[values["model_type"]]
     written = {"architectures": [family.architecture(config)], **family.write(config)}
     assert family.fits(config) and family.read(written) == config
     reference = getattr(transformers, f"{family.stem}Config")
-    theirs, back = (reference.from_dict(json.loads(json.dumps(each))).to_dict() for each in (values, written))
+    theirs, back = (
+        reference.from_dict(json.loads(json.dumps(each))).to_dict() for each in (values, written)
+    )
     for key in reference().to_dict().keys() - OTHER:
         assert theirs[key] == back[key], key
     assert rope_of(theirs) == rope_of(back)
@@ -73,7 +83,9 @@ def rope_of(values: dict[str, Any]) -> Any:
         return {kind: rope_of(values | {"rope_parameters": keys}) for kind, keys in rope.items()}
     found = {key: value for key, value in rope.items() if key not in ("type", "truncate")}
     if found["rope_type"] == "longrope":
-        found["factor"] = values["max_position_embeddings"] / found["original_max_position_embeddings"]
+        found["factor"] = (
+            values["max_position_embeddings"] / found["original_max_position_embeddings"]
+        )
     return found
 
 
@@ -129,7 +141,11 @@ GENERATED: dict[str, dict[str, Any]] = {
     "olmo2": {"num_key_value_heads": 2},
     "olmo3": {"layer_types": ["sliding_attention", "full_attention"]},
     "nanochat": {"num_key_value_heads": 2},
-    "granite": {"embedding_multiplier": 3.0, "attention_multiplier": 0.4, "residual_multiplier": 0.5},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.4,
+        "residual_multiplier": 0.5,
+    },
     "glm4": {"eos_token_id": 39},  # null stands for three tokens
     "cohere2": {"layer_types": ["sliding_attention", "full_attention"]},
 }
@@ -139,7 +155,9 @@ GENERATED: dict[str, dict[str, Any]] = {
 def test_generated_tokens_equal_the_reference(family: str, tmp_path: Path) -> None:
     """Greedily, two prompts of different lengths; windows are shorter than the texts."""
     model = make(
-        family, "ForCausalLM", **{"max_position_embeddings": 32, "eos_token_id": None} | GENERATED[family]
+        family,
+        "ForCausalLM",
+        **{"max_position_embeddings": 32, "eos_token_id": None} | GENERATED[family],
     )
     model.save_pretrained(tmp_path)
     tokens = torch.tensor([[0, 0, 0, 7, 11], [21, 9, 30, 14, 5]])

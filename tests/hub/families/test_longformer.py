@@ -1,4 +1,6 @@
-"""Longformer, LED and LongT5: published configs, global tokens, texts longer than windows and blocks."""
+"""Longformer, LED and LongT5: published configs, global tokens, texts longer than windows and
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,15 @@ FACTS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 # Keys of a reference config that do not describe the model.
 OTHER = {
-    *("_name_or_path", "architectures", "bos_token_id", "dtype", "id2label", "initializer_range", "label2id"),
+    *(
+        "_name_or_path",
+        "architectures",
+        "bos_token_id",
+        "dtype",
+        "id2label",
+        "initializer_range",
+        "label2id",
+    ),
     *("transformers_version", "use_cache"),
 }
 
@@ -68,15 +78,19 @@ def test_a_published_config_is_read_and_written(name: str, tmp_path: Path) -> No
         theirs = reference(reference.config_class.from_dict(dict(values)))
     expected = sum(p.numel() for p in theirs.parameters())
     expected += sum(b.numel() for name, b in theirs.named_buffers() if name == "final_logits_bias")
-    if values.get("tie_word_embeddings") is False:  # the reference ties them before it reads the weights
+    if (
+        values.get("tie_word_embeddings") is False
+    ):  # the reference ties them before it reads the weights
         expected += config.vocab_size * config.d_model
     assert count_parameters(config) == expected == parameters
-    before, after = (reference.config_class.from_dict({**each}).to_dict() for each in (values, written))
+    before, after = (
+        reference.config_class.from_dict({**each}).to_dict() for each in (values, written)
+    )
     for key in reference.config_class().to_dict().keys() - OTHER:
         assert before[key] == after[key], key
 
 
-# --- Longformer ----------------------------------------------------------------------------------------
+# --- Longformer -----------------------------------------------------------------------------------
 
 
 def test_choices_have_global_answers(tmp_path: Path) -> None:
@@ -90,7 +104,9 @@ def test_choices_have_global_answers(tmp_path: Path) -> None:
         torch.testing.assert_close(got, model(tokens).logits, rtol=0, atol=1e-4)
     save_model(tmp_path / "ours", ours)
     before, after = read(tmp_path / "theirs"), read(tmp_path / "ours")
-    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert before.keys() == after.keys() and all(
+        torch.equal(before[name], after[name]) for name in before
+    )
 
 
 @pytest.mark.parametrize("ending", ["Model", "ForMaskedLM", "ForTokenClassification"])
@@ -108,7 +124,7 @@ def test_any_tokens_may_be_global(ending: str, saved: Saved) -> None:
     )
 
 
-# --- LED -------------------------------------------------------------------------------------------------
+# --- LED ------------------------------------------------------------------------------------------
 
 
 def test_a_decoder_has_its_own_number_of_positions(saved: Saved) -> None:

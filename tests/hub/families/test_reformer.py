@@ -20,13 +20,18 @@ OPTIONS: dict[str, Any] = {"max_new_tokens": 9, "do_sample": False, "no_repeat_n
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     """A model of the reference and its folder."""
-    model, folder = make("reformer", num_hashes=2, eos_token_id=None), tmp_path_factory.mktemp("reformer")
+    model, folder = (
+        make("reformer", num_hashes=2, eos_token_id=None),
+        tmp_path_factory.mktemp("reformer"),
+    )
     model.save_pretrained(folder)
     return model, folder
 
 
 def test_generated_tokens_equal_the_reference(saved: tuple[Any, Path]) -> None:
-    """Without a cache, greedily: its cache gives other tokens, and those of the first row for all rows of a batch."""
+    """Without a cache, greedily: its cache gives other tokens, and those of the first row for all
+    rows of a batch.
+    """
     model, folder = saved
     tokens = torch.tensor([[7, 11, 30, 14, 5], [21, 9, 30, 14, 5]])
     expected = model.generate(tokens, use_cache=False, **OPTIONS)[:, 5:]
@@ -35,7 +40,9 @@ def test_generated_tokens_equal_the_reference(saved: tuple[Any, Path]) -> None:
     assert all(len(set(row)) == 9 for row in got)
 
 
-def test_rows_of_different_lengths_generate_what_each_generates_alone(saved: tuple[Any, Path]) -> None:
+def test_rows_of_different_lengths_generate_what_each_generates_alone(
+    saved: tuple[Any, Path],
+) -> None:
     pipeline = load(saved[1])
     tokens = torch.tensor([[0, 0, 0, 7, 11], [21, 9, 30, 14, 5]])
     real = tokens != 0

@@ -18,13 +18,18 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 
 def test_old_flan_files_have_fewer_keys(tmp_path: Path) -> None:
-    """Before version 5 the reference wrote tie_word_embeddings unchanged, and neither scales nor activations."""
-    make("t5", feed_forward_proj="gated-gelu", tie_word_embeddings=False, own_head=True).save_pretrained(
-        tmp_path
-    )
+    """Before version 5 the reference wrote tie_word_embeddings unchanged, and neither scales nor
+    activations.
+    """
+    make(
+        "t5", feed_forward_proj="gated-gelu", tie_word_embeddings=False, own_head=True
+    ).save_pretrained(tmp_path)
     new = load_model(tmp_path)[0].config
     edit(tmp_path, tie_word_embeddings=False, n_positions=512, initializer_factor=1.0)
-    edit(tmp_path, **dict.fromkeys(("scale_decoder_outputs", "dense_act_fn", "is_gated_act"), "absent"))
+    edit(
+        tmp_path,
+        **dict.fromkeys(("scale_decoder_outputs", "dense_act_fn", "is_gated_act"), "absent"),
+    )
     old = load_model(tmp_path)[0].config
     assert old == new
     assert not old.tie_lm_head and old.logits_scale == 1.0 and old.activation == "gelu-tanh"
@@ -51,7 +56,9 @@ def test_old_t5_files_repeat_or_rename_the_embeddings(tmp_path: Path) -> None:
     ours, tensors = load_model(tmp_path)[0], read(tmp_path)
     for name in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head"):
         tensors[f"{name}.weight"] = tensors["shared.weight"].clone()
-    tensors["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = torch.ones(8, 4)
+    tensors["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = torch.ones(
+        8, 4
+    )
     for _ in range(2):  # with the shared table, and without it
         write(tmp_path, tensors)
         again = load_model(tmp_path)[0]

@@ -33,7 +33,9 @@ def logits(model: Transformer, head: str = "lm") -> Tensor:
 
 
 PAD = 5
-ORDER = torch.tensor([[0, 2, 0, 3, 0, 1, 0, 0, 4], [0, 0, 0, 0, 3, 1, 0, 2, 0], [0, 0, 1, 0, 0, 0, 2, 3, 0]])
+ORDER = torch.tensor(
+    [[0, 2, 0, 3, 0, 1, 0, 0, 4], [0, 0, 0, 0, 3, 1, 0, 2, 0], [0, 0, 1, 0, 0, 0, 2, 3, 0]]
+)
 
 
 def padded_tokens(left: bool) -> Tensor:
@@ -70,7 +72,9 @@ def test_the_query_stream_equals_the_reference_in_any_order(left: bool, tmp_path
         target_mapping=F.one_hot(predicted, 9).float(),
     ).logits
     assert model.lm_head is not None
-    got = model.lm_head(model.query_stream(Inputs(tokens, real, segments=segments, order=order), predicted))
+    got = model.lm_head(
+        model.query_stream(Inputs(tokens, real, segments=segments, order=order), predicted)
+    )
     is_predicted = order.gather(1, predicted) > 0
     assert is_predicted.sum() >= 6 and expected[is_predicted].std() > 1
     torch.testing.assert_close(got[is_predicted], expected[is_predicted], rtol=0, atol=1e-4)
@@ -130,8 +134,12 @@ def test_an_xlnet_file_of_2019_has_a_tied_copy(tmp_path: Path) -> None:
     torch.testing.assert_close(logits(load_model(tmp_path)[0]), expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(("key", "value"), [("summary_use_proj", False), ("summary_activation", None)])
-def test_a_summary_layer_and_its_activation_go_together(key: str, value: object, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"), [("summary_use_proj", False), ("summary_activation", None)]
+)
+def test_a_summary_layer_and_its_activation_go_together(
+    key: str, value: object, tmp_path: Path
+) -> None:
     values = XLNET_2019 | {"architectures": ["XLNetForSequenceClassification"], key: value}
     (tmp_path / "config.json").write_text(json.dumps(values), encoding="utf-8")
     with pytest.raises(CheckpointError, match="a layer and its activation go together"):
@@ -148,7 +156,9 @@ def with_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]
 
 def add_model(folder: Path, tokenizer: Any, ending: str, **options: Any) -> Any:
     model = make(
-        "xlnet", ending, **options | {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+        "xlnet",
+        ending,
+        **options | {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id},
     )
     model.save_pretrained(folder)
     return model
@@ -162,12 +172,18 @@ def test_classification_equals_the_reference(with_tokenizer: tuple[Path, Any]) -
     assert inputs["input_ids"][1, 0] == tokenizer.pad_token_id  # on the left
     with torch.no_grad():
         expected = reference(**inputs).logits.softmax(-1)
-    for scores, found in zip(expected, trifold.load(folder).classify(lines, top_k=None), strict=True):
+    for scores, found in zip(
+        expected, trifold.load(folder).classify(lines, top_k=None), strict=True
+    ):
         got = {prediction.label: prediction.score for prediction in found}
-        assert got == pytest.approx({f"LABEL_{n}": float(p) for n, p in enumerate(scores)}, rel=1e-4)
+        assert got == pytest.approx(
+            {f"LABEL_{n}": float(p) for n, p in enumerate(scores)}, rel=1e-4
+        )
 
 
-def test_filled_masks_equal_the_query_stream_of_the_reference(with_tokenizer: tuple[Path, Any]) -> None:
+def test_filled_masks_equal_the_query_stream_of_the_reference(
+    with_tokenizer: tuple[Path, Any],
+) -> None:
     folder, tokenizer = with_tokenizer
     reference = add_model(folder, tokenizer, "LMHeadModel")
     lines = ["the <mask> brown fox", "<mask> hello <mask>"]
@@ -179,6 +195,8 @@ def test_filled_masks_equal_the_query_stream_of_the_reference(with_tokenizer: tu
         with torch.no_grad():
             scores = reference(tokens, perm_mask=hidden, target_mapping=predicted).logits[0]
         best = scores.softmax(-1).topk(3)
-        assert [[prediction.token for prediction in mask] for mask in found] == best.indices.tolist()
+        assert [
+            [prediction.token for prediction in mask] for mask in found
+        ] == best.indices.tolist()
         got = [prediction.score for mask in found for prediction in mask]
         assert got == pytest.approx(best.values.flatten().tolist(), rel=1e-4)

@@ -1,4 +1,6 @@
-"""The demos of `trifold demo`, and what they share: their folder, and how they show examples and pictures."""
+"""The demos of `trifold demo`, and what they share: their folder, and how they show examples and
+pictures.
+"""
 
 import shlex
 import shutil
@@ -26,17 +28,21 @@ abbreviate = partial(shorten, placeholder=" …")  # a text in one line of at mo
 
 
 def clear_folder(folder: Path) -> None:
-    """Make an empty folder with the marker. Raises UsageError for a folder that no demo created, or that is in use.
+    """Make an empty folder with the marker. Raises UsageError for a folder that no demo created, or
+    that is in use.
 
     The folder is emptied and not removed, because it may be a link or the current folder.
     """
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder}: is a file and is not replaced; choose another folder with --out")
+        raise UsageError(
+            f"{folder}: is a file and is not replaced; choose another folder with --out"
+        )
     try:
         content = list(folder.iterdir()) if folder.exists() else []
         if content and not (folder / MARKER).is_file():
             raise UsageError(
-                f"{folder}: was not made by the demo and is not replaced; choose another folder with --out"
+                f"{folder}: was not made by the demo and is not replaced; choose another folder "
+                "with --out"
             )
         for lock in folder.rglob(LOCK):  # of each run in the folder
             RunFolder(lock.parent).check_unlocked()
@@ -49,7 +55,9 @@ def clear_folder(folder: Path) -> None:
         text = "made by `trifold demo`, which replaces it\n"
         (folder / MARKER).write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
-        raise UsageError(f"{folder}: cannot be written ({error.strerror}); choose another --out") from None
+        raise UsageError(
+            f"{folder}: cannot be written ({error.strerror}); choose another --out"
+        ) from None
 
 
 def train_demo(recipe: Recipe, out: Path) -> Outcome:
@@ -68,7 +76,9 @@ def spread(rows: Sequence[Row], count: int) -> list[Row]:
 
 
 def save_picture(draw: Callable[[], Figure], path: Path, what: str) -> Path | None:
-    """Draw and save a picture; None and a note if matplotlib is missing or the file cannot be written."""
+    """Draw and save a picture; None and a note if matplotlib is missing or the file cannot be
+    written.
+    """
     try:
         return save_figure(draw(), path)
     except TrifoldError as error:

@@ -1,8 +1,9 @@
-"""Pretrain a small encoder on the phrasebook, then tell whether a French sentence translates an English one.
+"""Pretrain a small encoder on the phrasebook, then tell whether a French sentence translates an
+English one.
 
-It first learns to fill in masked words of sentences and their translations, without labels (Lample & Conneau 2019).
-Then it learns the labels, and so does a model without pretraining. Single words tell nothing about a label, so that
-examples/naive_bayes.py, a baseline, is at chance.
+It first learns to fill in masked words of sentences and their translations, without labels (Lample
+& Conneau 2019). Then it learns the labels, and so does a model without pretraining. Single words
+tell nothing about a label, so that examples/naive_bayes.py, a baseline, is at chance.
 """
 
 import math
@@ -22,7 +23,10 @@ from trifold.scores import exact_match
 from trifold.train import Outcome
 
 FOLDER = Path("runs/demo-read")
-PRETRAINING, FROM_SCRATCH = "pretraining", "from-scratch"  # folders of the other runs in that of the demo
+PRETRAINING, FROM_SCRATCH = (
+    "pretraining",
+    "from-scratch",
+)  # folders of the other runs in that of the demo
 SHARES = {PRETRAINING: 0.5, "": 0.25, FROM_SCRATCH: 0.25}  # of --minutes
 TITLES = {
     PRETRAINING: "1 of 3: pretraining on masked words",
@@ -43,11 +47,18 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
         "encoder, from scratch": exact_match(classify(out / FROM_SCRATCH, rows), labels).value,
         "encoder, pretrained": exact_match(ours, labels).value,
     }
-    examples = spread([{**row, "ours": label} for row, label in zip(rows, ours, strict=True)], LISTED)
+    examples = spread(
+        [{**row, "ours": label} for row, label in zip(rows, ours, strict=True)], LISTED
+    )
     seconds, steps = sum(each.seconds for each in outcomes), sum(each.steps for each in outcomes)
     if json:
         rounded = {name: round(value, 2) for name, value in accuracies.items()}
-        report = {"seconds": round(seconds, 1), "steps": steps, "pairs": len(rows), "accuracy": rounded}
+        report = {
+            "seconds": round(seconds, 1),
+            "steps": steps,
+            "pairs": len(rows),
+            "accuracy": rounded,
+        }
         print_json(**report, examples=examples, folder=str(out))
         return
     print(f"\n{len(rows):,} pairs that training never saw, {len(examples)} of them:\n")
@@ -70,7 +81,9 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
 
 def next_commands(out: Path) -> list[str]:
     """Commands that use the models, quoted for a shell."""
-    folder, pretrained, scratch = (shlex.quote(str(out / name)) for name in ("", PRETRAINING, FROM_SCRATCH))
+    folder, pretrained, scratch = (
+        shlex.quote(str(out / name)) for name in ("", PRETRAINING, FROM_SCRATCH)
+    )
     return [
         f'trifold predict {folder} "I love dogs." --pair "J\'aime les chiens."',
         f'trifold predict {pretrained} "I love <mask>. = J\'aime les chiens."',
@@ -90,8 +103,15 @@ def _load_recipes(out: Path, minutes: float | None) -> dict[str, Recipe]:
         "": ("demo-read-translations", model | begin),
         FROM_SCRATCH: ("demo-read-translations", model),
     }
-    times = {} if minutes is None else {name: {"train.minutes": minutes * SHARES[name]} for name in runs}
-    return {name: load_recipe(recipe, more | times.get(name, {})) for name, (recipe, more) in runs.items()}
+    times = (
+        {}
+        if minutes is None
+        else {name: {"train.minutes": minutes * SHARES[name]} for name in runs}
+    )
+    return {
+        name: load_recipe(recipe, more | times.get(name, {}))
+        for name, (recipe, more) in runs.items()
+    }
 
 
 def _train(title: str, recipe: Recipe, out: Path) -> Outcome:

@@ -28,12 +28,16 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
     match, score = exact_match(ours, pairs.targets), bleu(ours, pairs.targets)
     examples = demos.spread(list(zip(pairs.sources, pairs.targets, ours, strict=True)), SHOWN)
     picture = demos.save_picture(
-        lambda: draw_alignment(read_attention(pipeline, SENTENCE)), out / "attention.png", "the attention"
+        lambda: draw_alignment(read_attention(pipeline, SENTENCE)),
+        out / "attention.png",
+        "the attention",
     )
     if json:
         scores = {"exact_match": round(match.value, 2), "bleu": round(score.value, 2)}
         report = {"seconds": round(outcome.seconds, 1), "steps": outcome.steps, **scores}
-        listed = [dict(zip(("source", "reference", "ours"), each, strict=True)) for each in examples]
+        listed = [
+            dict(zip(("source", "reference", "ours"), each, strict=True)) for each in examples
+        ]
         print_json(**report, signature=score.signature, examples=listed, folder=str(out))
         return
     print(f"\n{len(ours):,} sentences that training never saw, {len(examples)} of them:\n")

@@ -1,8 +1,9 @@
-"""Train a small GPT on the sources of the standard library, and complete functions that it has never seen.
+"""Train a small GPT on the sources of the standard library, and complete functions that it has
+never seen.
 
-Whole modules are held out, and of their functions those whose signature no training function has. The first sample of
-each is judged: it must parse, and its body must do something (see data/stdlib.py). examples/trigram.py computes
-the same scores for a trigram model.
+Whole modules are held out, and of their functions those whose signature no training function has.
+The first sample of each is judged: it must parse, and its body must do something (see
+data/stdlib.py). examples/trigram.py computes the same scores for a trigram model.
 """
 
 from pathlib import Path
@@ -47,21 +48,33 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
     outcome = demos.train_demo(recipe, out)
 
     pipeline = load(str(out))
-    signatures = choose_signatures([row["signature"] for row in test_rows], pipeline, recipe.generate)
+    signatures = choose_signatures(
+        [row["signature"] for row in test_rows], pipeline, recipe.generate
+    )
     ours = complete(pipeline, signatures, recipe.generate)
     parses = sum(one.check.parses for one in ours)
     does_something = sum(one.check.does_something for one in ours)
     loss = plots.read_metric(out, "valid/loss")[1][-1]
     examples = choose_examples(ours)
     picture = demos.save_picture(
-        lambda: draw(pipeline, out, spread(examples, DRAWN)), out / "completions.png", "the completions"
+        lambda: draw(pipeline, out, spread(examples, DRAWN)),
+        out / "completions.png",
+        "the completions",
     )
     listed = spread(ours, LISTED)
     if json:
-        report = {"seconds": round(outcome.seconds, 1), "steps": outcome.steps, "signatures": len(signatures)}
+        report = {
+            "seconds": round(outcome.seconds, 1),
+            "steps": outcome.steps,
+            "signatures": len(signatures),
+        }
         gpt = {"parses": parses, "does_something": does_something, "loss": round(loss, 4)}
         shown = [
-            {"signature": one.signature, "ours": one.text, "does_something": one.check.does_something}
+            {
+                "signature": one.signature,
+                "ours": one.text,
+                "does_something": one.check.does_something,
+            }
             for one in listed
         ]
         print_json(**report, gpt=gpt, examples=shown, folder=str(out))
@@ -87,14 +100,18 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
     demos.print_folders(folders, next_commands(out, signatures[0]))
 
 
-def choose_signatures(signatures: list[str], pipeline: Pipeline, config: GenerationConfig) -> list[str]:
+def choose_signatures(
+    signatures: list[str], pipeline: Pipeline, config: GenerationConfig
+) -> list[str]:
     """Different signatures that leave the model enough positions for its output."""
     longest = pipeline.config.max_positions - (config.max_new_tokens or 0)
     different = list(dict.fromkeys(signatures))
     return spread([one for one in different if len(pipeline.read([one])[0]) <= longest], SIGNATURES)
 
 
-def complete(pipeline: Pipeline, signatures: list[str], config: GenerationConfig) -> list[Completion]:
+def complete(
+    pipeline: Pipeline, signatures: list[str], config: GenerationConfig
+) -> list[Completion]:
     """The first sample for each signature."""
     settings = config.model_dump(exclude_unset=True)
     with count_progress("functions completed", len(signatures)) as count:
@@ -116,7 +133,9 @@ def draw(pipeline: Pipeline, run: Path, completions: list[Completion]) -> plots.
     """The loss during training, and completions with the probability of each token."""
     prompts = pipeline.read([one.signature for one in completions])
     bodies = pipeline.reader.encode([one.body for one in completions])
-    found = [plots.token_probabilities(pipeline, *each) for each in zip(prompts, bodies, strict=True)]
+    found = [
+        plots.token_probabilities(pipeline, *each) for each in zip(prompts, bodies, strict=True)
+    ]
     cells = plots.arrange(found, MAX_WIDTH)
     rows = min(64, 1 + max((cell.row for cell in cells), default=0))
     columns = max(56, 1 + max((cell.column for cell in cells), default=0))

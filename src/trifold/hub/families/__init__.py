@@ -1,4 +1,6 @@
-"""All families by `model_type`, in the order in which they are tried for a config that was made here."""
+"""All families by `model_type`, in the order in which they are tried for a config that was made
+here.
+"""
 
 from trifold.hub.families import (
     bart,
@@ -27,17 +29,37 @@ UNSUPPORTED = {"gemma3": "it reads images too; text models of Gemma 3 have model
 FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (
-        *(bert.ALBERT, bert.FAMILY, bert.DISTILBERT, bert.ROBERTA, bert.CAMEMBERT, bert.XLM_ROBERTA),
+        *(
+            bert.ALBERT,
+            bert.FAMILY,
+            bert.DISTILBERT,
+            bert.ROBERTA,
+            bert.CAMEMBERT,
+            bert.XLM_ROBERTA,
+        ),
         *(bart.BART, bart.MARIAN),
         *(gpt.GPT2, gpt.BIGCODE, gpt.OPENAI, gpt.NEO, gpt.NEOX, gpt.GPTJ, gpt.CODEGEN),
         *(llama.LLAMA, llama.MISTRAL, llama.STARCODER2),
         *(t5.FAMILY, t5.MT5),
         *(vit.FAMILY, xlnet.FAMILY, falcon.FAMILY),
-        *(decoders.QWEN2, decoders.QWEN3, llama.SMOLLM3, llama.PHI3, decoders.OLMO2, decoders.OLMO3),
+        *(
+            decoders.QWEN2,
+            decoders.QWEN3,
+            llama.SMOLLM3,
+            llama.PHI3,
+            decoders.OLMO2,
+            decoders.OLMO3,
+        ),
         *(decoders.NANOCHAT, llama.GRANITE, decoders.GLM4, decoders.COHERE2),
         *(gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3, gemma.T5GEMMA),
         *(experts.MIXTRAL, experts.QWEN3_MOE, experts.GPT_OSS, experts.DEEPSEEK_V3),
-        *(encoders.MODERNBERT, encoders.EUROBERT, encoders.ELECTRA, encoders.MPNET, encoders.DEBERTA),
+        *(
+            encoders.MODERNBERT,
+            encoders.EUROBERT,
+            encoders.ELECTRA,
+            encoders.MPNET,
+            encoders.DEBERTA,
+        ),
         *(mbart.OPT, falcon.BLOOM, mbart.MBART, mbart.PEGASUS, mbart.M2M),
         reformer.FAMILY,
         *(bigbird.BIG_BIRD, bigbird.BIGBIRD_PEGASUS),

@@ -1,12 +1,13 @@
 """BART (Lewis et al. 2020), and the Transformer of 2017 as `transformers` implements it: Marian.
 
-BART has learned positions, which begin in row 2 of their table, and a norm on the embeddings. Both add to the logits a
-bias that is never trained and zero in most files; where we have none, it must be zero.
+BART has learned positions, which begin in row 2 of their table, and a norm on the embeddings. Both
+add to the logits a bias that is never trained and zero in most files; where we have none, it must
+be zero.
 
-Marian writes all sines of the positions before all cosines where the paper interleaves them. One permutation of the
-model width, applied to every tensor with that axis, converts between the two and does not change the logits. Marian
-always has biases in attention; where we have none they are zeros. Keys of ours in config.json, which `transformers`
-ignores, record the original form.
+Marian writes all sines of the positions before all cosines where the paper interleaves them. One
+permutation of the model width, applied to every tensor with that axis, converts between the two and
+does not change the logits. Marian always has biases in attention; where we have none they are
+zeros. Keys of ours in config.json, which `transformers` ignores, record the original form.
 """
 
 from typing import Any
@@ -17,11 +18,18 @@ from trifold.hub.rules import AnyRule, Copy, Ignored, Rule, Zeros
 from trifold.hub.transforms import LEADING_AXIS, SAME, permuted
 from trifold.nn import ModelConfig
 
-# If forced_eos_token_id were missing, `transformers` would force its own default at the maximum length.
-WRITTEN: Fields = {"is_encoder_decoder": True, "tie_word_embeddings": True, "forced_eos_token_id": None}
+# If forced_eos_token_id were missing, `transformers` would force its own default at the maximum
+# length.
+WRITTEN: Fields = {
+    "is_encoder_decoder": True,
+    "tie_word_embeddings": True,
+    "forced_eos_token_id": None,
+}
 # Keys that Marian shares.
 ENTRIES = (
-    *rows(vocab_size=50265, pad_id=("pad_token_id", 1), decoder_start_id=("decoder_start_token_id", 2)),
+    *rows(
+        vocab_size=50265, pad_id=("pad_token_id", 1), decoder_start_id=("decoder_start_token_id", 2)
+    ),
     end(2),
     *rows(d_model=1024, max_positions=("max_position_embeddings", 1024)),
     *rows(n_layers=("encoder_layers", 12), n_decoder_layers=("decoder_layers", 12)),
@@ -29,8 +37,15 @@ ENTRIES = (
     *rows(d_ff=("encoder_ffn_dim", 4096), d_decoder_ff=("decoder_ffn_dim", 4096)),
     *rows(activation=("activation_function", "gelu"), scale_embeddings=("scale_embedding", False)),
     *rows(dropout=0.1, attention_dropout=0.0),
-    fixed(is_encoder_decoder=True, tie_word_embeddings=True, is_decoder=False, add_bias_logits=False),
-    fixed(encoder_layerdrop=0.0, decoder_layerdrop=0.0, normalize_before=False, add_final_layer_norm=False),
+    fixed(
+        is_encoder_decoder=True, tie_word_embeddings=True, is_decoder=False, add_bias_logits=False
+    ),
+    fixed(
+        encoder_layerdrop=0.0,
+        decoder_layerdrop=0.0,
+        normalize_before=False,
+        add_final_layer_norm=False,
+    ),
     Entry({}, save=lambda config: WRITTEN),
 )
 
@@ -40,7 +55,9 @@ def _dropout(value: float, fields: Fields) -> float | None:
     return None if value == fields["dropout"] else value
 
 
-DROPOUT = row("classifier_dropout", "classifier_dropout", 0.0, load=_dropout, heads=LABELED, everywhere=True)
+DROPOUT = row(
+    "classifier_dropout", "classifier_dropout", 0.0, load=_dropout, heads=LABELED, everywhere=True
+)
 CLASSES: dict[str, Fields] = {
     "ForConditionalGeneration": {"heads": ("lm",)},
     "Model": {"heads": ()},
@@ -74,11 +91,17 @@ def more(config: ModelConfig, base: str) -> list[AnyRule]:
     rules = tied(f"{base}{STACK}.embed_tokens", shared)
     if "lm" not in config.chosen_heads:
         return rules
-    return [*rules, *tied("lm_head", shared), _logits_bias(config, "encoder_embeddings.tokens.weight")]
+    return [
+        *rules,
+        *tied("lm_head", shared),
+        _logits_bias(config, "encoder_embeddings.tokens.weight"),
+    ]
 
 
 def _logits_bias(config: ModelConfig, beside: str) -> AnyRule:
-    """The bias of the logits, which must be zero where we have none; `beside` is our output embedding."""
+    """The bias of the logits, which must be zero where we have none; `beside` is our output
+    embedding.
+    """
     if config.lm_head_bias:
         return Rule("lm_head.bias", "final_logits_bias", LEADING_AXIS)
     remedy = "write lm_head_bias: true in config.json"
@@ -94,7 +117,9 @@ NAMES = {
 
 
 def two_stacks(encoder: dict[str, str]) -> dict[str, str]:
-    """Full names in blocks where the projections of self-attention in the encoder have other names."""
+    """Full names in blocks where the projections of self-attention in the encoder have other
+    names.
+    """
     others = {ours: theirs for ours, theirs in LAYER.items() if "attention.sublayer" not in ours}
     layers = {"encoder": others | encoder, "decoder": LAYER}
     return {
@@ -116,13 +141,18 @@ BART = BASE.related(
     row("lm_head_bias", "lm_head_bias", True, heads=("lm",), everywhere=True),
     repeats("num_hidden_layers", "encoder_layers"),
     fixed(normalize_embedding=True, static_position_embeddings=False, extra_pos_embeddings=2),
-    constants={"attention_bias": True, "positions": "learned", "position_offset": 2, "embedding_norm": True},
+    constants={
+        "attention_bias": True,
+        "positions": "learned",
+        "position_offset": 2,
+        "embedding_norm": True,
+    },
     # Old names of keys, and a key of generation that is no longer read.
     ignored="init_std classif_dropout force_bos_token_to_be_generated",
     n_labels=3,
 )
 
-# --- Marian --------------------------------------------------------------------------------------------
+# --- Marian ---------------------------------------------------------------------------------------
 
 LAYOUTS = {"halves": "sinusoidal-halves", "interleaved": "sinusoidal"}
 
@@ -134,13 +164,19 @@ def _load_target(file: Any, fields: Fields) -> Fields:
 
 def _rules(config: ModelConfig) -> list[AnyRule]:
     order = (*range(0, config.d_model, 2), *range(1, config.d_model, 2))
-    write, read = (SAME if config.positions == "sinusoidal-halves" else permuted(order, n) for n in (0, 1))
+    write, read = (
+        SAME if config.positions == "sinusoidal-halves" else permuted(order, n) for n in (0, 1)
+    )
     names = in_layer("model.{stack}.layers.{i}.", LAYER)
     # Modules that read the width of the model; all others write it.
     readers = {ours: theirs for ours, theirs in names.items() if "in_proj" in ours or "{p:" in ours}
     rules: list[AnyRule] = [
         *modules(readers, read),
-        *(Rule(f"{ours}.{PART}", f"{names[ours]}.{{part}}", write) for ours in names if ours not in readers),
+        *(
+            Rule(f"{ours}.{PART}", f"{names[ours]}.{{part}}", write)
+            for ours in names
+            if ours not in readers
+        ),
         Ignored(f"model.{STACK}.embed_positions.weight", (config.max_positions, config.d_model)),
     ]
     if not config.attention_bias:
@@ -166,7 +202,10 @@ def _rules(config: ModelConfig) -> list[AnyRule]:
 MARIAN = BASE.related(
     "marian",
     Entry(
-        {"decoder_vocab_size": (SIZE | None, None), "share_encoder_decoder_embeddings": (bool, True)},
+        {
+            "decoder_vocab_size": (SIZE | None, None),
+            "share_encoder_decoder_embeddings": (bool, True),
+        },
         _load_target,
         lambda config: {
             "decoder_vocab_size": config.output_vocab_size,

@@ -1,9 +1,10 @@
-"""BERT (Devlin et al. 2019): an encoder of tokens and segments, pretrained on masked tokens and next sentences.
+"""BERT (Devlin et al. 2019): an encoder of tokens and segments, pretrained on masked tokens and
+next sentences.
 
-RoBERTa (Liu et al. 2019) is BERT without next sentences, whose positions begin after the padding's id; CamemBERT
-(Martin et al. 2020) and XLM-RoBERTa (Conneau et al. 2020) are the same under other names. DistilBERT (Sanh et al.
-2019) has half the layers, and neither segments nor pooler. ALBERT (Lan et al. 2020) has a narrow embedding table, and
-its layers share their blocks in groups.
+RoBERTa (Liu et al. 2019) is BERT without next sentences, whose positions begin after the padding's
+id; CamemBERT (Martin et al. 2020) and XLM-RoBERTa (Conneau et al. 2020) are the same under other
+names. DistilBERT (Sanh et al. 2019) has half the layers, and neither segments nor pooler. ALBERT
+(Lan et al. 2020) has a narrow embedding table, and its layers share their blocks in groups.
 """
 
 from typing import Any
@@ -15,14 +16,19 @@ from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
 from trifold.nn.config_parts import MAX_LAYERS
 
-# --- what encoders share -------------------------------------------------------------------------------
+# --- what encoders share --------------------------------------------------------------------------
 
 ENCODER: Fields = {"shape": "encoder", "positions": "learned", "scale_embeddings": False}
 ENCODER |= {"embedding_norm": True, "attention_bias": True}
 ENCODER_ONLY = fixed(is_decoder=False, is_encoder_decoder=False, add_cross_attention=False)
 
-# The head of masked language models: dense layer, activation, norm, the embeddings again, and a bias.
-MASKED_LM: Fields = {"heads": ("lm",), "lm_head_transform": same("activation"), "lm_head_bias": True}
+# The head of masked language models: dense layer, activation, norm, the embeddings again, and a
+# bias.
+MASKED_LM: Fields = {
+    "heads": ("lm",),
+    "lm_head_transform": same("activation"),
+    "lm_head_bias": True,
+}
 CLASSIFIERS: dict[str, Fields] = {
     "ForSequenceClassification": {"heads": ("sequence",)},
     "ForTokenClassification": {"heads": ("token",)},
@@ -33,7 +39,12 @@ CHOICE: Fields = {"heads": ("pooler", "choice"), "classifier_input": "pooler"}
 
 def classes(**other: Fields) -> dict[str, Fields]:
     """The classes of a family without next sentences, of which some are `other`."""
-    common = {"Model": {"heads": ()}, "ForMaskedLM": MASKED_LM, **CLASSIFIERS, "ForMultipleChoice": CHOICE}
+    common = {
+        "Model": {"heads": ()},
+        "ForMaskedLM": MASKED_LM,
+        **CLASSIFIERS,
+        "ForMultipleChoice": CHOICE,
+    }
     return common | other
 
 
@@ -43,7 +54,10 @@ EMBEDDINGS = {
     "encoder_embeddings.norm": ".embeddings.LayerNorm",
 }
 BUFFERS = ".embeddings.{buffer:position_ids|token_type_ids}"
-HEADS = {"heads.{head:sequence|token|choice}.out_proj": "classifier", "heads.span.out_proj": "qa_outputs"}
+HEADS = {
+    "heads.{head:sequence|token|choice}.out_proj": "classifier",
+    "heads.span.out_proj": "qa_outputs",
+}
 
 # The modules of a block, in the order in which `block_names` gets theirs.
 BLOCK_MODULES = """
@@ -54,11 +68,13 @@ BLOCK_MODULES = """
 
 
 def block_names(attention: str, feed_forward: str) -> dict[str, str]:
-    """Our modules of a block -> theirs: of attention (q, k, v, o, norm) and of the feed-forward (in, out, norm)."""
+    """Our modules of a block -> theirs: of attention (q, k, v, o, norm) and of the feed-forward
+    (in, out, norm).
+    """
     return dict(zip(BLOCK_MODULES, f"{attention} {feed_forward}".split(), strict=True))
 
 
-# --- BERT ----------------------------------------------------------------------------------------------
+# --- BERT -----------------------------------------------------------------------------------------
 
 CLASSES: dict[str, Fields] = {
     "Model": {"heads": ("pooler",)},
@@ -70,8 +86,13 @@ CLASSES: dict[str, Fields] = {
     "ForMultipleChoice": CHOICE,
 }
 BERT = (
-    *sizes(vocab=30522, width=768, inner=3072, layers=12, heads=12, positions=512, activation="gelu"),
-    *rows(dropout=("hidden_dropout_prob", 0.1), attention_dropout=("attention_probs_dropout_prob", 0.1)),
+    *sizes(
+        vocab=30522, width=768, inner=3072, layers=12, heads=12, positions=512, activation="gelu"
+    ),
+    *rows(
+        dropout=("hidden_dropout_prob", 0.1),
+        attention_dropout=("attention_probs_dropout_prob", 0.1),
+    ),
     *rows(norm_epsilon=("layer_norm_eps", 1e-12), tie_lm_head=("tie_word_embeddings", True)),
     ENCODER_ONLY,
     row("type_vocab_size", "n_token_types", 2, kind=up_to(2**16)),
@@ -80,7 +101,8 @@ BERT = (
     fixed(position_embedding_type="absolute"),
 )
 LAYER = block_names(
-    "attention.self.query attention.self.key attention.self.value attention.output.dense attention.output.LayerNorm",
+    "attention.self.query attention.self.key attention.self.value attention.output.dense "
+    "attention.output.LayerNorm",
     "intermediate.dense output.dense output.LayerNorm",
 )
 RULES = TensorRules(
@@ -110,11 +132,12 @@ FAMILY = Family(
     rules=RULES,
     # Of the first release's pooler; `transformers` does not read them.
     ignored="""
-    directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
+    directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+    pooler_size_per_head pooler_type
     """,
 )
 
-# --- RoBERTa -------------------------------------------------------------------------------------------
+# --- RoBERTa --------------------------------------------------------------------------------------
 
 
 def _load_positions(file: Any, fields: Fields) -> Fields:
@@ -123,7 +146,9 @@ def _load_positions(file: Any, fields: Fields) -> Fields:
         raise SettingsError("pad_token_id: null, but positions begin after it; name the padding")
     offset, size = file.pad_token_id + 1, file.max_position_embeddings
     if size <= offset:
-        problem = f"{size} leaves no position for tokens, which begin at {offset}, after pad_token_id"
+        problem = (
+            f"{size} leaves no position for tokens, which begin at {offset}, after pad_token_id"
+        )
         raise SettingsError(f"max_position_embeddings: {problem}")
     return {"position_offset": offset, "max_positions": size - offset}
 
@@ -162,11 +187,13 @@ ROBERTA = FAMILY.related(
 CAMEMBERT = ROBERTA.related("camembert", vocab_size=30522)
 XLM_ROBERTA = ROBERTA.related("xlm-roberta", stem="XLMRoberta", vocab_size=30522)
 
-# --- DistilBERT ----------------------------------------------------------------------------------------
+# --- DistilBERT -----------------------------------------------------------------------------------
 
 DISTILBERT = FAMILY.related(
     "distilbert",
-    *rows(d_model=("dim", 768), d_ff=("hidden_dim", 3072), n_layers=6, n_heads=12, activation="gelu"),
+    *rows(
+        d_model=("dim", 768), d_ff=("hidden_dim", 3072), n_layers=6, n_heads=12, activation="gelu"
+    ),
     *rows(dropout=0.1, attention_dropout=0.1),
     row("qa_dropout", "classifier_dropout", 0.1, heads=("span",)),
     row("seq_classif_dropout", "classifier_dropout", 0.2, heads=("sequence", "choice")),
@@ -196,12 +223,13 @@ DISTILBERT = FAMILY.related(
     ),
     ignored="sinusoidal_pos_embds tie_weights_",  # the table of positions is stored in any case
     without="""
-    hidden_size intermediate_size num_hidden_layers num_attention_heads hidden_act hidden_dropout_prob layer_norm_eps
-    attention_probs_dropout_prob type_vocab_size classifier_dropout position_embedding_type
+    hidden_size intermediate_size num_hidden_layers num_attention_heads hidden_act
+    hidden_dropout_prob layer_norm_eps attention_probs_dropout_prob type_vocab_size
+    classifier_dropout position_embedding_type
     """,
 )
 
-# --- ALBERT --------------------------------------------------------------------------------------------
+# --- ALBERT ---------------------------------------------------------------------------------------
 
 # Rounds through the groups, groups, and blocks of a group.
 COUNTS = {"num_hidden_layers": 12, "num_hidden_groups": 1, "inner_group_num": 1}
@@ -209,12 +237,15 @@ COUNTS = {"num_hidden_layers": 12, "num_hidden_groups": 1, "inner_group_num": 1}
 
 def order(rounds: int, groups: int, inner: int) -> tuple[int, ...]:
     """The block of each layer: each round executes one group, which is `inner` blocks in a row."""
-    group_of = (int(number / (rounds / groups)) for number in range(rounds))  # rounded as in `transformers`
+    group_of = (
+        int(number / (rounds / groups)) for number in range(rounds)
+    )  # rounded as in `transformers`
     return tuple(group * inner + block for group in group_of for block in range(inner))
 
 
 def groups_of(config: ModelConfig) -> tuple[int, int, int]:
-    """(rounds, groups, inner) that give the config's layers their blocks. Raises SettingsError if there are none.
+    """(rounds, groups, inner) that give the config's layers their blocks. Raises SettingsError if
+    there are none.
 
     Where no block is used twice there are several, which differ only in the names of their tensors.
     """
@@ -222,8 +253,11 @@ def groups_of(config: ModelConfig) -> tuple[int, int, int]:
     if config.block_of_layer is None:
         return layers, layers, 1
     blocks = max(config.block_of_layer) + 1
-    # Without shared blocks there are inner ones, or `_load_groups` would have left block_of_layer out.
-    inners = (n for n in range(2 if blocks == layers else 1, blocks + 1) if blocks % n == layers % n == 0)
+    # Without shared blocks there are inner ones, or `_load_groups` would have left block_of_layer
+    # out.
+    inners = (
+        n for n in range(2 if blocks == layers else 1, blocks + 1) if blocks % n == layers % n == 0
+    )
     for found in ((layers // inner, blocks // inner, inner) for inner in inners):
         if found[1] <= found[0] and order(*found) == config.block_of_layer:
             return found
@@ -236,7 +270,10 @@ def _load_groups(file: Any, fields: Fields) -> Fields:
         limits = f"every group needs a layer, and {MAX_LAYERS:,} layers are the most"
         raise SettingsError(f"num_hidden_groups: {groups} of {inner} for {rounds} layers: {limits}")
     shared = (groups, inner) != (rounds, 1)
-    return {"n_layers": rounds * inner, "block_of_layer": order(rounds, groups, inner) if shared else None}
+    return {
+        "n_layers": rounds * inner,
+        "block_of_layer": order(rounds, groups, inner) if shared else None,
+    }
 
 
 def _rules(config: ModelConfig) -> list[AnyRule]:
@@ -280,10 +317,13 @@ ALBERT = FAMILY.related(
     row("embedding_size", "d_embedding", 128, kind=up_to(2**20)),
     row("classifier_dropout_prob", "classifier_dropout", 0.1, nullable=True),
     ids(0, 2, 3, padded=True),
-    classes={name: fields for name, fields in CLASSES.items() if name != "ForNextSentencePrediction"},
+    classes={
+        name: fields for name, fields in CLASSES.items() if name != "ForNextSentencePrediction"
+    },
     rules=_rules,
     # Of the first release; `transformers` does not read them.
-    ignored="classifier_dropout down_scale_factor gap_size layers_to_keep net_structure_type num_memory_blocks",
+    ignored="classifier_dropout down_scale_factor gap_size layers_to_keep net_structure_type "
+    "num_memory_blocks",
     without="classifier_dropout",
     **resized(vocab=30000, width=4096, inner=16384, heads=64, hidden_act="gelu_new"),
     **resized(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),

@@ -1,7 +1,9 @@
-"""Attention to blocks (Zaheer et al. 2020): BigBird is BERT with it, BigBirdPegasus a Pegasus with such an encoder.
+"""Attention to blocks (Zaheer et al. 2020): BigBird is BERT with it, BigBirdPegasus a Pegasus with
+such an encoder.
 
-Both choose random blocks in training only; outside of it the first block counts in place of each. BigBird's files hold
-a pooler for every class. BigBirdPegasus has learned positions, and BERT's names of projections in the encoder.
+Both choose random blocks in training only; outside of it the first block counts in place of each.
+BigBird's files hold a pooler for every class. BigBirdPegasus has learned positions, and BERT's
+names of projections in the encoder.
 """
 
 from typing import Any, Literal
@@ -21,7 +23,11 @@ def _load_blocks(file: Any, fields: Fields) -> Fields:
 def _save_blocks(config: ModelConfig) -> Fields:
     if (blocks := config.sparse_blocks) is None:
         return {"attention_type": "original_full"}
-    return {"attention_type": "block_sparse", "block_size": blocks.size, "num_random_blocks": blocks.random}
+    return {
+        "attention_type": "block_sparse",
+        "block_size": blocks.size,
+        "num_random_blocks": blocks.random,
+    }
 
 
 BLOCKS = Entry(
@@ -34,7 +40,7 @@ BLOCKS = Entry(
     _save_blocks,
 )
 
-# --- BigBird -------------------------------------------------------------------------------------------
+# --- BigBird --------------------------------------------------------------------------------------
 
 
 def _pooler(config: ModelConfig, base: str) -> list[AnyRule]:
@@ -43,21 +49,35 @@ def _pooler(config: ModelConfig, base: str) -> list[AnyRule]:
     if "span" in config.chosen_heads:
         return [Ignored(f"{base}pooler.{PART}")]
     used = "pooler" in config.chosen_heads
-    return [] if used else [Unused(f"{base}pooler.{p}", like=f"{square}.{p}") for p in ("weight", "bias")]
+    return (
+        []
+        if used
+        else [Unused(f"{base}pooler.{p}", like=f"{square}.{p}") for p in ("weight", "bias")]
+    )
 
 
 CLASSES = {name: bert.CLASSES[name] for name in ("Model", "ForPreTraining", "ForMaskedLM")}
 CLASSES |= {name: bert.CLASSES[name] for name in ("ForTokenClassification", "ForMultipleChoice")}
-CLASSES["ForSequenceClassification"] = {"heads": ("sequence",), "classifier_transform": same("activation")}
+CLASSES["ForSequenceClassification"] = {
+    "heads": ("sequence",),
+    "classifier_transform": same("activation"),
+}
 CLASSES["ForQuestionAnswering"] = {"heads": ("span",), "span_layer": True}
 BIG_BIRD = bert.FAMILY.related(
     "big_bird",
     BLOCKS,
-    # In answers, `transformers` excludes what is before this token: the question, as `predict.answer` does.
+    # In answers, `transformers` excludes what is before this token: the question, as
+    # `predict.answer` does.
     row("sep_token_id", "separator_id", 66, heads=("span",)),
     ids(0, 1, 2, padded=True),
     *rows(attention_bias=("use_bias", True), scale_embeddings=("rescale_embeddings", False)),
-    row("classifier_dropout", "classifier_dropout", None, explicit=False, heads=("sequence", "token")),
+    row(
+        "classifier_dropout",
+        "classifier_dropout",
+        None,
+        explicit=False,
+        heads=("sequence", "token"),
+    ),
     classes=CLASSES,
     constants={"attention_out_bias": True},
     rules=bert.RULES.related(
@@ -78,7 +98,7 @@ BIG_BIRD = bert.FAMILY.related(
     **resized(vocab=50358, positions=4096, hidden_act="gelu_new"),
 )
 
-# --- BigBirdPegasus ------------------------------------------------------------------------------------
+# --- BigBirdPegasus -------------------------------------------------------------------------------
 
 ENCODER = {"q": "self.query", "k": "self.key", "v": "self.value", "o": "output"}
 BIGBIRD_PEGASUS = bart.BART.related(
@@ -96,6 +116,8 @@ BIGBIRD_PEGASUS = bart.BART.related(
         without="attention feed_forward",
     ),
     without="normalize_embedding",
-    **resized(vocab=96103, positions=4096, encoder_layers=16, decoder_layers=16, scale_embedding=True),
+    **resized(
+        vocab=96103, positions=4096, encoder_layers=16, decoder_layers=16, scale_embedding=True
+    ),
     **resized(activation_function="gelu_new", pad_token_id=0, bos_token_id=2, eos_token_id=1),
 )

@@ -1,21 +1,26 @@
 """Decoders that are related to LLaMA.
 
-Qwen 2 (Yang et al. 2024) has biases on queries, keys and values; the last layers may have a window. Qwen 2.5 has the
-same parts. Qwen 3 (Yang et al. 2025) has norms of each head of queries and keys instead of the biases.
+Qwen 2 (Yang et al. 2024) has biases on queries, keys and values; the last layers may have a window.
+Qwen 2.5 has the same parts. Qwen 3 (Yang et al. 2025) has norms of each head of queries and keys
+instead of the biases.
 
-In OLMo 2 (OLMo team 2024) norms follow the sub-layers, and apply to all queries and keys of a token. In OLMo 3 (OLMo
-team 2025) three of four layers have a window; scaled frequencies apply in the other layers.
+In OLMo 2 (OLMo team 2024) norms follow the sub-layers, and apply to all queries and keys of a
+token. In OLMo 3 (OLMo team 2025) three of four layers have a window; scaled frequencies apply in
+the other layers.
 
-GLM-4 of 2025 (GLM team) has norms before and after the sub-layers. The first half of each head is rotated, in pairs of
-neighbours; queries, keys and values have biases; one matrix holds both factors of the feed-forward.
+GLM-4 of 2025 (GLM team) has norms before and after the sub-layers. The first half of each head is
+rotated, in pairs of neighbours; queries, keys and values have biases; one matrix holds both factors
+of the feed-forward.
 
-Cohere 2 (Command R7B and Command A; Cohere 2025) has parallel attention and feed-forward on one norm without bias.
-Three of four layers have a window and rotary positions, in pairs of neighbours; the others have neither.
+Cohere 2 (Command R7B and Command A; Cohere 2025) has parallel attention and feed-forward on one
+norm without bias. Three of four layers have a window and rotary positions, in pairs of neighbours;
+the others have neither.
 
-nanochat (Karpathy 2025) has RMS norms without weights, relu², and a soft cap on logits. Norms also follow the
-embeddings, and apply to each head of queries and keys: after the rotation, which does not change their length. Heads
-are rotated in the other direction than LLaMA's. (x₂, x₁) rotated by an angle is (x₁, x₂) rotated by its negative,
-swapped: so the halves of each head are swapped in the matrices of queries and keys.
+nanochat (Karpathy 2025) has RMS norms without weights, relu², and a soft cap on logits. Norms also
+follow the embeddings, and apply to each head of queries and keys: after the rotation, which does
+not change their length. Heads are rotated in the other direction than LLaMA's. (x₂, x₁) rotated by
+an angle is (x₁, x₂) rotated by its negative, swapped: so the halves of each head are swapped in the
+matrices of queries and keys.
 """
 
 from typing import Annotated
@@ -31,7 +36,7 @@ from trifold.hub.rules import AnyRule, Rule
 from trifold.hub.transforms import permuted
 from trifold.nn import ModelConfig
 
-# --- Qwen -----------------------------------------------------------------------------------------------
+# --- Qwen -----------------------------------------------------------------------------------------
 
 QWEN = UNBIASED.related(
     "",
@@ -54,7 +59,7 @@ QWEN3 = QWEN.related(
     rules=by_head(RULES.related(QK_NORMS)),
 )
 
-# --- OLMo -----------------------------------------------------------------------------------------------
+# --- OLMo -----------------------------------------------------------------------------------------
 
 OLMO_NORMS = QK_NORMS | {
     "self_attention.exit": "post_attention_layernorm",
@@ -77,22 +82,29 @@ OLMO3 = OLMO2.related(
     without="partial_rotary_factor original_max_position_embeddings",
 )
 
-# --- GLM ------------------------------------------------------------------------------------------------
+# --- GLM ------------------------------------------------------------------------------------------
 
-GLM_NORMS = {"self_attention.exit": "post_self_attn_layernorm", "feed_forward.exit": "post_mlp_layernorm"}
+GLM_NORMS = {
+    "self_attention.exit": "post_self_attn_layernorm",
+    "feed_forward.exit": "post_mlp_layernorm",
+}
 GLM4 = UNBIASED.related(
     "glm4",
     row("head_dim", "d_head", 128),
     rope(part="partial_rotary_factor", share=0.5),
     ids(pad=151329, eos=151329),
     classes=classes("ForQuestionAnswering"),
-    constants={"norm_placement": "sandwich", "rotary_pairs": "interleaved", "attention_out_bias": False},
+    constants={
+        "norm_placement": "sandwich",
+        "rotary_pairs": "interleaved",
+        "attention_out_bias": False,
+    },
     rules=RULES.related(GLM_NORMS, without="gate_proj in_proj", more=gate_and_in("gate_up_proj")),
     **resized(vocab=151552, inner=13696, layers=40, kv_heads=2, positions=131072),
     **resized(rms_norm_eps=0.00000015625, attention_bias=True),
 )
 
-# --- Cohere ---------------------------------------------------------------------------------------------
+# --- Cohere ---------------------------------------------------------------------------------------
 
 
 def _rotary_pattern(fields: Fields) -> tuple[str, ...]:
@@ -112,13 +124,14 @@ COHERE2 = UNBIASED.related(
     constants={"norm": "layer", "norm_bias": False, "residual": "parallel"}
     | {"rotary_pairs": "interleaved", "rotary_pattern": _rotary_pattern},
     rules=RULES.related(without="feed_forward.enter"),
-    ignored="layer_switch use_parallel_embedding",  # names of sliding_window_pattern, and of a way to compute
+    # Names of sliding_window_pattern, and of a way to compute.
+    ignored="layer_switch use_parallel_embedding",
     without="rms_norm_eps",
     tie_word_embeddings=True,
     **resized(vocab=256000, width=8192, inner=22528, layers=40, heads=64, positions=8192),
 )
 
-# --- nanochat -------------------------------------------------------------------------------------------
+# --- nanochat -------------------------------------------------------------------------------------
 
 NANOCHAT_LAYER = {
     "self_attention.sublayer.{p:v|o}_proj": "self_attn.{p}_proj",
@@ -133,7 +146,10 @@ def _swapped(config: ModelConfig, base: str) -> list[AnyRule]:
     rules: list[AnyRule] = []
     for name, heads in (("q", config.n_heads), ("k", config.kv_heads)):
         order = [first + row for first in range(0, heads * width, width) for row in head]
-        ours, theirs = f"{BLOCK}self_attention.sublayer.{name}_proj", f"layers.{{i}}.self_attn.{name}_proj"
+        ours, theirs = (
+            f"{BLOCK}self_attention.sublayer.{name}_proj",
+            f"layers.{{i}}.self_attn.{name}_proj",
+        )
         rules.append(Rule(f"{ours}.{{part}}", f"{base}{theirs}.{{part}}", permuted(order)))
     return rules
 

@@ -1,16 +1,18 @@
 """Encoders that are related to BERT, RoBERTa or LLaMA.
 
-ELECTRA (Clark et al. 2020) is BERT with narrow embeddings. The discriminator recognizes replaced tokens; the generator
-is a masked language model. MPNet (Song et al. 2020) is RoBERTa without segments, whose scores also have a learned bias
-of the distance, as in T5. It was pretrained on masked and permuted tokens, and is the model of many sentence
-embeddings.
+ELECTRA (Clark et al. 2020) is BERT with narrow embeddings. The discriminator recognizes replaced
+tokens; the generator is a masked language model. MPNet (Song et al. 2020) is RoBERTa without
+segments, whose scores also have a learned bias of the distance, as in T5. It was pretrained on
+masked and permuted tokens, and is the model of many sentence embeddings.
 
-DeBERTa v2 and v3 (He et al. 2021, 2023) are BERT with disentangled content and positions in the scores. Version 3
-shares the projections of both, and was pretrained as the discriminator of ELECTRA. Without `relative_attention` there
-is no position in the scores. The larger v2 models have a convolution beside the first layer.
+DeBERTa v2 and v3 (He et al. 2021, 2023) are BERT with disentangled content and positions in the
+scores. Version 3 shares the projections of both, and was pretrained as the discriminator of
+ELECTRA. Without `relative_attention` there is no position in the scores. The larger v2 models have
+a convolution beside the first layer.
 
-ModernBERT (Warner et al. 2024) has rotary positions; its layers alternate between windows and all keys, with a base of
-the rotation for each kind. EuroBERT (Boizard et al. 2025) is a bidirectional LLaMA.
+ModernBERT (Warner et al. 2024) has rotary positions; its layers alternate between windows and all
+keys, with a base of the rotation for each kind. EuroBERT (Boizard et al. 2025) is a bidirectional
+LLaMA.
 """
 
 from dataclasses import replace
@@ -23,16 +25,30 @@ from trifold.hub.families import bert, llama
 from trifold.hub.families.bert import CLASSIFIERS, MASKED_LM, RULES
 from trifold.hub.family import TensorRules
 from trifold.hub.rope import KINDS, layer_types, layered_rope, load_windows
-from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, nested, repeats, resized, row, rows, up_to
+from trifold.hub.rows import (
+    SIZE,
+    Entry,
+    Fields,
+    fixed,
+    ids,
+    nested,
+    repeats,
+    resized,
+    row,
+    rows,
+    up_to,
+)
 from trifold.hub.rules import AnyRule, Ignored, Renamed
 from trifold.nn import ModelConfig
 
-# --- ELECTRA --------------------------------------------------------------------------------------------
+# --- ELECTRA --------------------------------------------------------------------------------------
 
 # Embeddings as wide as the model have no projection.
 WIDTH = Entry(
     {"embedding_size": (up_to(2**20), 128)},
-    lambda file, f: {"d_embedding": None if file.embedding_size == f["d_model"] else file.embedding_size},
+    lambda file, f: {
+        "d_embedding": None if file.embedding_size == f["d_model"] else file.embedding_size
+    },
     lambda config: {"embedding_size": config.embedding_width},
 )
 ELECTRA_CLASSES = ("sequence", "token", "span")
@@ -72,7 +88,7 @@ ELECTRA = bert.FAMILY.related(
     **resized(width=256, heads=4, inner=1024),
 )
 
-# --- MPNet ----------------------------------------------------------------------------------------------
+# --- MPNet ----------------------------------------------------------------------------------------
 
 MPNET = bert.ROBERTA.related(
     "mpnet",
@@ -95,7 +111,7 @@ MPNET = bert.ROBERTA.related(
     ),
 )
 
-# --- DeBERTa --------------------------------------------------------------------------------------------
+# --- DeBERTa --------------------------------------------------------------------------------------
 
 SCORES = {"both": ["p2c", "c2p"], "content-to-position": ["c2p"], "position-to-content": ["p2c"]}
 
@@ -104,7 +120,9 @@ def _load_positions(file: Any, fields: Fields) -> Fields:
     norm, kinds = file.norm_rel_ebd.lower(), file.pos_att_type or []
     kinds = [kind.strip() for kind in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
     if norm not in ("none", "layer_norm"):
-        raise SettingsError(f"norm_rel_ebd: {file.norm_rel_ebd!r} is not known; known: none, layer_norm")
+        raise SettingsError(
+            f"norm_rel_ebd: {file.norm_rel_ebd!r} is not known; known: none, layer_norm"
+        )
     if not file.relative_attention:
         if kinds or norm != "none":
             key = "pos_att_type" if kinds else "norm_rel_ebd"
@@ -112,12 +130,18 @@ def _load_positions(file: Any, fields: Fields) -> Fields:
         return {"positions": "learned" if file.position_biased_input else "none"}
     scores = [ours for ours, theirs in SCORES.items() if sorted(theirs) == sorted(kinds)]
     if not scores:
-        raise SettingsError(f"pos_att_type: {file.pos_att_type!r} is not known; known: p2c|c2p, c2p, p2c")
-    farthest = file.max_relative_positions if file.max_relative_positions > 0 else fields["max_positions"]
+        raise SettingsError(
+            f"pos_att_type: {file.pos_att_type!r} is not known; known: p2c|c2p, c2p, p2c"
+        )
+    farthest = (
+        file.max_relative_positions if file.max_relative_positions > 0 else fields["max_positions"]
+    )
     log, buckets = file.position_buckets > 0, file.position_buckets
     least = buckets // 2 + 2 if log else 2
     if buckets == 1 or farthest < least:
-        what = f"position_buckets: {buckets} with max_relative_positions: {farthest} is not supported"
+        what = (
+            f"position_buckets: {buckets} with max_relative_positions: {farthest} is not supported"
+        )
         raise SettingsError(f"{what}; choose other buckets than 1, and at least {least} positions")
     return {
         "positions": "disentangled",
@@ -146,14 +170,19 @@ def _save_positions(config: ModelConfig) -> Fields:
 
 
 DEBERTA_ATTENTION = {
-    **{f"self_attention.sublayer.{n[0]}_proj": f"attention.self.{n}_proj" for n in ("query", "key", "value")},
+    **{
+        f"self_attention.sublayer.{n[0]}_proj": f"attention.self.{n}_proj"
+        for n in ("query", "key", "value")
+    },
     "self_attention.sublayer.relative.k_proj": "attention.self.pos_key_proj",
     "self_attention.sublayer.relative.q_proj": "attention.self.pos_query_proj",
 }
 # Pretrained models have heads with these names.
 OLD_NAMES = {
     "lm_predictions.lm_head.bias": "cls.predictions.bias",
-    "lm_predictions.lm_head.{layer:dense|LayerNorm}.{part}": "cls.predictions.transform.{layer}.{part}",
+    "lm_predictions.lm_head.{layer:dense|LayerNorm}.{part}": (
+        "cls.predictions.transform.{layer}.{part}"
+    ),
 }
 
 
@@ -189,7 +218,9 @@ DEBERTA = bert.FAMILY.related(
     POSITIONS,
     nested("convolution", "conv_kernel_size", **CONVOLUTION),
     # It changes only names; without it, the head uses the table of embeddings in any case.
-    Entry({"legacy": (bool, True)}, lambda file, fields: {} if file.legacy else {"tie_lm_head": True}),
+    Entry(
+        {"legacy": (bool, True)}, lambda file, fields: {} if file.legacy else {"tie_lm_head": True}
+    ),
     repeats("embedding_size", "hidden_size"),
     repeats("pooler_hidden_size", "hidden_size"),
     repeats("attention_head_size", "hidden_size", times="num_attention_heads"),
@@ -202,14 +233,15 @@ DEBERTA = bert.FAMILY.related(
         | DEBERTA_ATTENTION,
         prefix="deberta",
         more=_old_names,
-        unused=".embeddings.position_embeddings mask_predictions.{layer:dense|LayerNorm|classifier}",
+        unused=".embeddings.position_embeddings "
+        "mask_predictions.{layer:dense|LayerNorm|classifier}",
     ),
     ignored="",
     without="classifier_dropout position_embedding_type",
     **resized(vocab=128100, width=1536, layers=24, heads=24, inner=6144, layer_norm_eps=1e-7),
 )
 
-# --- ModernBERT ----------------------------------------------------------------------------------------
+# --- ModernBERT -----------------------------------------------------------------------------------
 
 
 def _save_windows(config: ModelConfig) -> Fields:
@@ -222,9 +254,16 @@ MODERN_LAYERED = layered_rope(160_000.0, 10_000.0, "global_rope_theta", "local_r
 MODERN_ROPE = replace(MODERN_LAYERED, keys=MODERN_LAYERED.keys | {"rope_scaling": (None, None)})
 # `local_attention` is the width of a window on both sides of a query, without that of its own key.
 MODERN_WINDOWS = Entry(
-    {"layer_types": (KINDS, None), "global_attn_every_n_layers": (SIZE, 3), "local_attention": (SIZE, 128)},
+    {
+        "layer_types": (KINDS, None),
+        "global_attn_every_n_layers": (SIZE, 3),
+        "local_attention": (SIZE, 128),
+    },
     lambda file, fields: load_windows(
-        file, fields, file.local_attention // 2 + 1, lambda n: n % file.global_attn_every_n_layers > 0
+        file,
+        fields,
+        file.local_attention // 2 + 1,
+        lambda n: n % file.global_attn_every_n_layers > 0,
     ),
     _save_windows,
 )
@@ -270,7 +309,9 @@ MODERNBERT = bert.FAMILY.related(
     row("classifier_activation", "lm_head_transform", "gelu", heads=("lm",)),
     row("classifier_activation", "classifier_transform", "gelu", heads=("sequence", "choice")),
     row("classifier_activation", "token_transform", "gelu", heads=("token", "span")),
-    row("classifier_pooling", "classifier_input", "cls", map=POOLINGS, heads=("sequence", "choice")),
+    row(
+        "classifier_pooling", "classifier_input", "cls", map=POOLINGS, heads=("sequence", "choice")
+    ),
     # It would also apply to the outputs of attention, but not to those of the feed-forward.
     fixed(attention_dropout=0.0),
     MODERN_WINDOWS,
@@ -286,11 +327,12 @@ MODERNBERT = bert.FAMILY.related(
     cls_token_id deterministic_flash_attn initializer_cutoff_factor layer_norm_eps reference_compile
     repad_logits_with_grad sep_token_id sparse_pred_ignore_index sparse_prediction
     """,
-    without="hidden_act hidden_dropout_prob attention_probs_dropout_prob layer_norm_eps type_vocab_size",
+    without="hidden_act hidden_dropout_prob attention_probs_dropout_prob layer_norm_eps "
+    "type_vocab_size",
     **resized(vocab=50368, inner=1152, layers=22, positions=8192),
 )
 
-# --- EuroBERT ------------------------------------------------------------------------------------------
+# --- EuroBERT -------------------------------------------------------------------------------------
 
 EURO_POOLINGS = {"late": "mean-logits", "mean": "mean", "bos": "first"}
 EUROBERT = llama.LLAMA.related(
@@ -301,7 +343,10 @@ EUROBERT = llama.LLAMA.related(
     fixed(clf_pooling="late", hidden_dropout=0.0, is_decoder=False),
     stem="EuroBert",
     classes={
-        "ForMaskedLM": {"heads": ("lm",), "lm_head_bias": lambda fields: fields["feed_forward_bias"]},
+        "ForMaskedLM": {
+            "heads": ("lm",),
+            "lm_head_bias": lambda fields: fields["feed_forward_bias"],
+        },
         "Model": {"heads": ()},
         "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "gelu"},
         "ForTokenClassification": {"heads": ("token",)},
@@ -313,5 +358,7 @@ EUROBERT = llama.LLAMA.related(
     ),
     ignored="auto_map bos_token eos_token mask_token mask_token_id pad_token",
     without="classifier_dropout",
-    **resized(vocab=128256, width=768, inner=3072, layers=12, heads=12, positions=8192, rms_norm_eps=1e-5),
+    **resized(
+        vocab=128256, width=768, inner=3072, layers=12, heads=12, positions=8192, rms_norm_eps=1e-5
+    ),
 )

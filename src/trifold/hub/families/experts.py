@@ -1,12 +1,12 @@
 """Mixtures of experts.
 
-Mixtral (Jiang et al. 2024) is Mistral with experts. Qwen 3 MoE (Yang et al. 2025) has norms of queries and keys, and
-narrow experts. gpt-oss (OpenAI 2025) has biases, attention sinks, windows in every second layer and a clamped gate; its
-files hold all experts of a layer in one tensor.
+Mixtral (Jiang et al. 2024) is Mistral with experts. Qwen 3 MoE (Yang et al. 2025) has norms of
+queries and keys, and narrow experts. gpt-oss (OpenAI 2025) has biases, attention sinks, windows in
+every second layer and a clamped gate; its files hold all experts of a layer in one tensor.
 
-DeepSeek V3 (2024) has latent attention, groups of experts and a shared one; the first layers have a network instead.
-YaRN also scales its scores, by the square of a magnitude that `mscale_all_dim` gives. Published files contain a layer
-for the prediction of further tokens, which is not read.
+DeepSeek V3 (2024) has latent attention, groups of experts and a shared one; the first layers have a
+network instead. YaRN also scales its scores, by the square of a magnitude that `mscale_all_dim`
+gives. Published files contain a layer for the prediction of further tokens, which is not read.
 """
 
 import math
@@ -20,7 +20,18 @@ from trifold.hub.families.gpt import classes
 from trifold.hub.families.llama import BASE, MISTRAL, QK_NORMS, RULES, UNBIASED, by_head
 from trifold.hub.family import BLOCK, modules
 from trifold.hub.rope import rope, rope_place, windows
-from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, nested, repeats, resized, row, solution
+from trifold.hub.rows import (
+    SIZE,
+    Entry,
+    Fields,
+    fixed,
+    ids,
+    nested,
+    repeats,
+    resized,
+    row,
+    solution,
+)
 from trifold.hub.rules import AnyRule, Ignored, Rule
 from trifold.hub.transforms import Tensors, Transform
 from trifold.nn import ModelConfig
@@ -29,7 +40,7 @@ MOE = "feed_forward.sublayer."
 # Settings of training; `transformers` adds the losses.
 IGNORED = "output_router_logits router_aux_loss_coef"
 
-# --- Mixtral and Qwen 3 --------------------------------------------------------------------------------
+# --- Mixtral and Qwen 3 ---------------------------------------------------------------------------
 
 
 def network(ours: str, theirs: str, names: str = "gate_proj up_proj down_proj") -> dict[str, str]:
@@ -59,7 +70,9 @@ def _load_qwen(file: Any, fields: Fields) -> Fields:
         raise SettingsError(f"mlp_only_layers: {dense} is not supported; all layers have experts")
     count, window = file.num_local_experts, file.sliding_window if file.use_sliding_window else None
     if count not in (None, file.num_experts) and "num_experts" in file.model_fields_set:
-        raise SettingsError(f"num_local_experts: {count} contradicts num_experts {file.num_experts}")
+        raise SettingsError(
+            f"num_local_experts: {count} contradicts num_experts {file.num_experts}"
+        )
     experts = fields["experts"] | ({} if count is None else {"count": count})
     return {"experts": experts, "sliding_window": window}
 
@@ -82,7 +95,10 @@ QWEN3_MOE = UNBIASED.related(
             "sliding_window": (SIZE | None, 4096),
         },
         _load_qwen,
-        lambda c: {"use_sliding_window": bool(c.sliding_window), "sliding_window": c.sliding_window},
+        lambda c: {
+            "use_sliding_window": bool(c.sliding_window),
+            "sliding_window": c.sliding_window,
+        },
     ),
     fixed(decoder_sparse_step=1),
     constants={"qk_norm": "head"},
@@ -91,12 +107,12 @@ QWEN3_MOE = UNBIASED.related(
     **resized(vocab=151936, width=2048, inner=6144, layers=24, kv_heads=4, positions=32768),
 )
 
-# --- gpt-oss -------------------------------------------------------------------------------------------
+# --- gpt-oss --------------------------------------------------------------------------------------
 
 
 def fused(count: int, parts: int = 1) -> Transform:
-    """All tensors of `count` experts, `parts` of each, in one of theirs: its first axis is the expert, its other axes
-    are transposed, and along the last one the parts alternate.
+    """All tensors of `count` experts, `parts` of each, in one of theirs: its first axis is the
+    expert, its other axes are transposed, and along the last one the parts alternate.
     """
 
     def load(theirs: Tensors) -> Tensors:
@@ -117,12 +133,21 @@ def _fused_rules(config: ModelConfig, base: str) -> list[AnyRule]:
     count, rules, layer = config.experts.count, list[AnyRule](), f"{base}layers.{{i}}."
     for names, theirs in ((("gate_proj", "in_proj"), "gate_up_proj"), (("out_proj",), "down_proj")):
         for part, ending in (("weight", ""), ("bias", "_bias")):
-            ours = (f"{BLOCK}{MOE}experts.{n}.{name}.{part}" for n in range(count) for name in names)
-            rules.append(Rule((*ours,), f"{layer}mlp.experts.{theirs}{ending}", fused(count, len(names))))
+            ours = (
+                f"{BLOCK}{MOE}experts.{n}.{name}.{part}" for n in range(count) for name in names
+            )
+            rules.append(
+                Rule((*ours,), f"{layer}mlp.experts.{theirs}{ending}", fused(count, len(names)))
+            )
     return [*rules, Rule(f"{BLOCK}self_attention.sublayer.sinks", f"{layer}self_attn.sinks")]
 
 
-YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "original_max_position_embeddings": 4096,
+    "truncate": False,
+}
 GPT_OSS = BASE.related(
     "gpt_oss",
     rope(base=150000.0, scaling=YARN),
@@ -130,18 +155,22 @@ GPT_OSS = BASE.related(
     windows(128, every=2),
     row("swiglu_limit", "gate_limit", 7.0),
     fixed(swiglu_alpha=1.702),
-    nested("experts", count=("num_local_experts", 128), per_token=("num_experts_per_tok", 4), bias=True),
+    nested(
+        "experts", count=("num_local_experts", 128), per_token=("num_experts_per_tok", 4), bias=True
+    ),
     classes=classes("ForQuestionAnswering"),
     constants={"activation": "quick-gelu", "attention_sinks": True},
     rules=RULES.related({f"{MOE}router": "mlp.router"}, more=_fused_rules),
     # The experts do not read hidden_act. The others are those of the first release.
     ignored=f"{IGNORED} hidden_act experts_per_token initial_context_length",
     without="mlp_bias hidden_act",
-    **resized(vocab=201088, width=2880, inner=2880, layers=36, heads=64, kv_heads=8, positions=131072),
+    **resized(
+        vocab=201088, width=2880, inner=2880, layers=36, heads=64, kv_heads=8, positions=131072
+    ),
     **resized(head_dim=64, rms_norm_eps=1e-5, attention_bias=True),
 )
 
-# --- DeepSeek V3 ---------------------------------------------------------------------------------------
+# --- DeepSeek V3 ----------------------------------------------------------------------------------
 
 ROPE = rope()
 INNER_EPSILON = 1e-6  # of the norms in attention, which have no key
@@ -159,7 +188,9 @@ def _load_deepseek(file: Any, fields: Fields) -> Fields:
     found = ROPE.load(file, fields)
     keys = getattr(file, rope_place(file))
     if found["rotary_scaling"] is not None and keys is not None and keys.mscale_all_dim:
-        found["attention_scale"] = _scale(fields, found["rotary_scaling"]["factor"], keys.mscale_all_dim)
+        found["attention_scale"] = _scale(
+            fields, found["rotary_scaling"]["factor"], keys.mscale_all_dim
+        )
     own = None if fields["norm_epsilon"] == INNER_EPSILON else INNER_EPSILON
     return found | {"latent": fields["latent"] | {"norm_epsilon": own}}
 
@@ -172,7 +203,9 @@ def _save_deepseek(config: ModelConfig) -> Fields:
     if config.latent is None or factor == 1:
         raise SettingsError("attention_scale: only supported together with rotary_scaling")
     fields = {"d_head": config.head_width, "latent": {"d_rotary": config.latent.d_rotary}}
-    share = (math.sqrt(config.attention_scale / _scale(fields, 1.0, 0.0)) - 1) / (0.1 * math.log(factor))
+    share = (math.sqrt(config.attention_scale / _scale(fields, 1.0, 0.0)) - 1) / (
+        0.1 * math.log(factor)
+    )
     share = solution(share, lambda each: _scale(fields, factor, each), config.attention_scale)
     keys["rope_parameters"]["mscale_all_dim"] = share
     return keys
@@ -188,7 +221,9 @@ ATTENTION = {
 
 
 def _more(config: ModelConfig, base: str) -> list[AnyRule]:
-    """Queries, parameters that are not weights of modules, and the layer that predicts further tokens."""
+    """Queries, parameters that are not weights of modules, and the layer that predicts further
+    tokens.
+    """
     layer = f"{base}layers.{{i}}."
     queries = "q_proj" if config.latent is None or config.latent.query_width is None else "q_b_proj"
     return [
@@ -230,7 +265,10 @@ DEEPSEEK_V3 = UNBIASED.related(
     fixed(scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1),
     classes=classes("ForQuestionAnswering"),
     rules=RULES.related(
-        {f"self_attention.sublayer.{ours}": f"self_attn.{theirs}" for ours, theirs in ATTENTION.items()}
+        {
+            f"self_attention.sublayer.{ours}": f"self_attn.{theirs}"
+            for ours, theirs in ATTENTION.items()
+        }
         | QWEN3_NAMES
         | network("shared", "mlp.shared_experts"),
         without="q|k|v",
@@ -238,8 +276,8 @@ DEEPSEEK_V3 = UNBIASED.related(
     ),
     # Sums of other keys; settings of training, and of the layer that predicts further tokens.
     ignored="""
-    head_dim qk_head_dim output_router_logits aux_loss_alpha seq_aux ep_size num_nextn_predict_layers num_mtp_layers
-    auto_map
+    head_dim qk_head_dim output_router_logits aux_loss_alpha seq_aux ep_size
+    num_nextn_predict_layers num_mtp_layers auto_map
     """,
     without="head_dim",
     **resized(vocab=129280, width=7168, inner=18432, layers=61, heads=128, positions=4096),

@@ -1,5 +1,6 @@
-"""Falcon (Almazrouei et al. 2023): the 7b (one head of keys and values, one norm), the 40b (groups of heads, two norms)
-and the first ones with ALiBi, whose offsets were trained in bfloat16 and scaled with the scores.
+"""Falcon (Almazrouei et al. 2023): the 7b (one head of keys and values, one norm), the 40b (groups
+of heads, two norms) and the first ones with ALiBi, whose offsets were trained in bfloat16 and
+scaled with the scores.
 
 BLOOM (Le Scao et al. 2022) has ALiBi and a norm on the embeddings.
 """
@@ -28,10 +29,14 @@ def _load_layers(file: Any, fields: Fields) -> Fields:
     heads, new = fields["n_heads"], file.new_decoder_architecture
     norms = file.num_ln_in_parallel_attn or (2 if new else 1)
     if new and not file.parallel_attn:
-        raise SettingsError("parallel_attn: false is not supported where new_decoder_architecture is true")
+        raise SettingsError(
+            "parallel_attn: false is not supported where new_decoder_architecture is true"
+        )
     if file.parallel_attn and norms == 2 and not new:
         raise SettingsError("num_ln_in_parallel_attn: 2 needs new_decoder_architecture: true")
-    residual = ("parallel-two-norms" if norms == 2 else "parallel") if file.parallel_attn else "sequential"
+    residual = (
+        ("parallel-two-norms" if norms == 2 else "parallel") if file.parallel_attn else "sequential"
+    )
     kv_heads = file.num_kv_heads or heads if new else 1 if file.multi_query else heads
     layers = {"residual": residual, "n_kv_heads": kv_heads}
     if not file.alibi:
@@ -57,15 +62,27 @@ def _save_layers(config: ModelConfig) -> Fields:
 # What BLOOM has too.
 BASE = gpt.BASE.related(
     "",
-    *rows(dropout=("hidden_dropout", 0.0), attention_dropout=0.0, norm_epsilon=("layer_norm_epsilon", 1e-5)),
-    row("classifier_dropout", "classifier_dropout", None, otherwise=same("dropout"), heads=("token",)),
+    *rows(
+        dropout=("hidden_dropout", 0.0),
+        attention_dropout=0.0,
+        norm_epsilon=("layer_norm_epsilon", 1e-5),
+    ),
+    row(
+        "classifier_dropout",
+        "classifier_dropout",
+        None,
+        otherwise=same("dropout"),
+        heads=("token",),
+    ),
     fixed(apply_residual_connection_post_layernorm=False),
     constants={"embedding_dropout": 0.0},
 )
 
 
 def _norms(config: ModelConfig, base: str) -> list[AnyRule]:
-    own = dict(zip(("self_attention.enter", "feed_forward.enter"), NORMS[config.residual], strict=False))
+    own = dict(
+        zip(("self_attention.enter", "feed_forward.enter"), NORMS[config.residual], strict=False)
+    )
     return modules(in_layer(f"{base}h.{{i}}.", own))
 
 
@@ -100,8 +117,14 @@ def renamed(key: str, old: str, field: str, default: int) -> Entry:
 FAMILY = BASE.related(
     "falcon",
     renamed("hidden_size", "n_embed", "d_model", 4544),
-    *rows(vocab_size=65024, n_layers=("num_hidden_layers", 32), n_heads=("num_attention_heads", 71)),
-    *rows(max_positions=("max_position_embeddings", 2048), activation="gelu", attention_bias=("bias", False)),
+    *rows(
+        vocab_size=65024, n_layers=("num_hidden_layers", 32), n_heads=("num_attention_heads", 71)
+    ),
+    *rows(
+        max_positions=("max_position_embeddings", 2048),
+        activation="gelu",
+        attention_bias=("bias", False),
+    ),
     row("ffn_hidden_size", "d_ff", None, otherwise=four_times),
     Entry(
         {
@@ -122,11 +145,13 @@ FAMILY = BASE.related(
     ignored="auto_map",  # code that is older than the class in `transformers`; it is never loaded
 )
 
-# --- BLOOM ----------------------------------------------------------------------------------------------
+# --- BLOOM ----------------------------------------------------------------------------------------
 
 BLOOM = BASE.related(
     "bloom",
-    *rows(vocab_size=250880, max_positions=("seq_length", MAX_POSITIONS)),  # a length of pretraining
+    *rows(
+        vocab_size=250880, max_positions=("seq_length", MAX_POSITIONS)
+    ),  # a length of pretraining
     renamed("hidden_size", "n_embed", "d_model", 64),
     renamed("n_layer", "num_hidden_layers", "n_layers", 2),
     renamed("n_head", "num_attention_heads", "n_heads", 8),
@@ -137,7 +162,7 @@ BLOOM = BASE.related(
     rules=RULES.related({"decoder_embeddings.norm": ".word_embeddings_layernorm"}, buffers=""),
     # Settings of the training program; `transformers` does not read them.
     ignored="""
-    attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion n_inner offset_alibi skip_bias_add
-    skip_bias_add_qkv unk_token_id
+    attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion n_inner offset_alibi
+    skip_bias_add skip_bias_add_qkv unk_token_id
     """,
 )

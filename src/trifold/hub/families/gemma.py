@@ -1,9 +1,11 @@
-"""Gemma (Gemma Team 2024): LLaMA with scaled embeddings, norms times 1 + weight, wide heads and a GELU.
+"""Gemma (Gemma Team 2024): LLaMA with scaled embeddings, norms times 1 + weight, wide heads and a
+GELU.
 
-Gemma 2 (Gemma Team 2024) has norms on both sides of each sub-layer, soft caps of scores and logits, and a window in
-every second layer. Gemma 3 (Gemma Team 2025) has norms of queries and keys instead of the soft cap of scores, a window
-in five of six layers, and there another base of positions; with bidirectional attention it is the encoder of
-EmbeddingGemma (Schechter Vera et al. 2025). T5Gemma (Zhang et al. 2025) is an encoder-decoder of two Gemma 2.
+Gemma 2 (Gemma Team 2024) has norms on both sides of each sub-layer, soft caps of scores and logits,
+and a window in every second layer. Gemma 3 (Gemma Team 2025) has norms of queries and keys instead
+of the soft cap of scores, a window in five of six layers, and there another base of positions; with
+bidirectional attention it is the encoder of EmbeddingGemma (Schechter Vera et al. 2025). T5Gemma
+(Zhang et al. 2025) is an encoder-decoder of two Gemma 2.
 """
 
 from dataclasses import replace
@@ -24,7 +26,10 @@ GELU = {name: ours for name, ours in ACTIVATIONS.items() if name != "gelu"} | {"
 
 def _check_activation(file: Any, fields: Fields) -> Fields:
     """A second key of the same meaning, in some files."""
-    if file.hidden_activation is not None and GELU.get(file.hidden_activation) != fields["activation"]:
+    if (
+        file.hidden_activation is not None
+        and GELU.get(file.hidden_activation) != fields["activation"]
+    ):
         raise SettingsError(f"hidden_activation: {file.hidden_activation!r} contradicts hidden_act")
     return {}
 
@@ -37,12 +42,18 @@ GEMMA = llama.UNBIASED.related(
     Entry({"use_bidirectional_attention": (Literal[False] | None, None)}),
     ids(pad=0, bos=2, eos=1),
     classes=classes("ForQuestionAnswering"),
-    constants={"scale_embeddings": True, "embedding_scale_rounded": True, "norm_weight": "plus-one"},
+    constants={
+        "scale_embeddings": True,
+        "embedding_scale_rounded": True,
+        "norm_weight": "plus-one",
+    },
     tie_word_embeddings=True,
-    **resized(vocab=256000, width=3072, inner=24576, layers=28, heads=16, kv_heads=16, positions=8192),
+    **resized(
+        vocab=256000, width=3072, inner=24576, layers=28, heads=16, kv_heads=16, positions=8192
+    ),
 )
 
-# --- Gemma 2 -------------------------------------------------------------------------------------------
+# --- Gemma 2 --------------------------------------------------------------------------------------
 
 WINDOWS = windows(4096, every=2)
 NORMS = {
@@ -69,12 +80,13 @@ GEMMA2 = GEMMA.related(
     Entry({}, save=llama.check_width),
     constants={"norm_placement": "sandwich"},
     rules=llama.RULES.related(NORMS),
-    ignored="hidden_act sliding_window_size _attn_implementation",  # of older files; `transformers` does not read them
+    # Of older files; `transformers` does not read them.
+    ignored="hidden_act sliding_window_size _attn_implementation",
     without="hidden_act",
     **resized(width=2304, inner=9216, layers=26, heads=8, kv_heads=4),
 )
 
-# --- Gemma 3 -------------------------------------------------------------------------------------------
+# --- Gemma 3 --------------------------------------------------------------------------------------
 
 
 def _load_direction(file: Any, fields: Fields) -> Fields:
@@ -104,12 +116,13 @@ GEMMA3 = GEMMA2.related(
         "TextForSequenceClassification": CLASSES["ForSequenceClassification"],
     },
     constants={"qk_norm": "head", "shape": same("shape")},
-    ignored="attn_logit_softcapping hidden_act _sliding_window_pattern",  # `transformers` does not read them
+    # `transformers` does not read them.
+    ignored="attn_logit_softcapping hidden_act _sliding_window_pattern",
     without="attn_logit_softcapping",
     **resized(vocab=262208, positions=131072),
 )
 
-# --- T5Gemma -------------------------------------------------------------------------------------------
+# --- T5Gemma --------------------------------------------------------------------------------------
 
 MODULE = GEMMA2.related(
     "t5_gemma_module",
@@ -117,14 +130,15 @@ MODULE = GEMMA2.related(
     without="attention_dropout classifier_dropout tie_word_embeddings use_bidirectional_attention",
     # Those of the model apply, or follow from the rest.
     ignored="""
-    attention_dropout classifier_dropout_rate cross_attention_hidden_size dropout_rate hidden_act tie_word_embeddings
+    attention_dropout classifier_dropout_rate cross_attention_hidden_size dropout_rate hidden_act
+    tie_word_embeddings
     """,
 )
 IDS = {"pad_token_id": "pad_id", "bos_token_id": "bos_id", "eos_token_id": "eos_id"}
 # Keys that may differ between the stacks.
 OWN = """
-    vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
-    sliding_window layer_types final_logit_softcapping
+    vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
+    num_key_value_heads head_dim sliding_window layer_types final_logit_softcapping
 """.split()
 
 
@@ -139,19 +153,26 @@ def _load_stacks(file: Any, fields: Fields) -> Fields:
     encoder, decoder = _read_stack(file, "encoder"), _read_stack(file, "decoder")
     decodes = fields["shape"] == "encoder-decoder"
     if file.is_encoder_decoder not in (None, decodes):  # the class decides
-        raise SettingsError(f"is_encoder_decoder: {file.is_encoder_decoder} is not supported for this class")
+        raise SettingsError(
+            f"is_encoder_decoder: {file.is_encoder_decoder} is not supported for this class"
+        )
     decoder = decoder if decodes else encoder
     keys, others = MODULE.write(encoder), MODULE.write(decoder)
-    scale = encoder.attention_scale or decoder.attention_scale  # None: by the width of the own heads
+    scale = (
+        encoder.attention_scale or decoder.attention_scale
+    )  # None: by the width of the own heads
     own = {*OWN, *IDS} | ({"query_pre_attn_scalar"} if scale is None else set())
     own |= {"max_position_embeddings"} if encoder.rotary_scaling is None else set()
     for key, value in keys.items():
         if key not in own and others[key] != value:
             raise SettingsError(
-                f"decoder.{key}: {others[key]} differs from that of the encoder, {value}; this is not supported"
+                f"decoder.{key}: {others[key]} differs from that of the encoder, {value}; this "
+                "is not supported"
             )
     window, decoder_window = encoder.sliding_window, decoder.sliding_window
-    if any(one != other for one, other in zip(keys["layer_types"], others["layer_types"], strict=False)):
+    if any(
+        one != other for one, other in zip(keys["layer_types"], others["layer_types"], strict=False)
+    ):
         if window is None or decoder_window is not None:
             raise SettingsError(
                 "decoder.layer_types: differs from that of the encoder; this is not supported"
@@ -184,11 +205,18 @@ def _load_stacks(file: Any, fields: Fields) -> Fields:
 def _save_stacks(config: ModelConfig) -> Fields:
     decodes, window = config.shape == "encoder-decoder", config.sliding_window
     alone: Fields = {"shape": "decoder", "heads": (), **dict.fromkeys(DECODER_SIZES)}
-    encoder = config.model_copy(update=alone | {"sliding_window": None if window is None else window - 1})
-    decoder = config.decoder_side.model_copy(update=alone | {"vocab_size": config.output_vocab_size})
+    encoder = config.model_copy(
+        update=alone | {"sliding_window": None if window is None else window - 1}
+    )
+    decoder = config.decoder_side.model_copy(
+        update=alone | {"vocab_size": config.output_vocab_size}
+    )
     sides = {"encoder": encoder, "decoder": decoder if decodes else encoder}
     kind = {"model_type": MODULE.model_type}
-    keys = {side: MODULE.write(own) | kind | {"is_decoder": side == "decoder"} for side, own in sides.items()}
+    keys = {
+        side: MODULE.write(own) | kind | {"is_decoder": side == "decoder"}
+        for side, own in sides.items()
+    }
     keys |= {key: getattr(config, ours) for key, ours in IDS.items()}
     return keys | {"vocab_size": config.output_vocab_size, "is_encoder_decoder": decodes}
 
@@ -219,7 +247,8 @@ T5GEMMA = Family(
         row("tie_word_embeddings", "tie_lm_head", True),
         row("classifier_dropout_rate", "classifier_dropout", 0.0, heads=LABELED, everywhere=True),
     ),
-    constants=GEMMA2.constants | {"shape": "encoder-decoder", "activation_dropout": same("dropout")},
+    constants=GEMMA2.constants
+    | {"shape": "encoder-decoder", "activation_dropout": same("dropout")},
     rules=TensorRules(
         "model",
         ".{stack}.embed_tokens",

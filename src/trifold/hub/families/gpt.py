@@ -1,13 +1,15 @@
 """GPT and its relatives.
 
-GPT (Radford et al. 2018) is the decoder of 2017 without cross-attention, post-norm, with learned positions. GPT-2
-(Radford et al. 2019) is pre-norm; DistilGPT2 is one of six layers. Their matrices are stored as (in, out), and one of
-them holds queries, keys and values. GPT-BigCode (StarCoder; Li et al. 2023) is GPT-2 whose heads may all share one
-pair of keys and values. GPT-Neo (Black et al. 2021) is GPT-2 with unscaled scores; some layers attend to a window only.
+GPT (Radford et al. 2018) is the decoder of 2017 without cross-attention, post-norm, with learned
+positions. GPT-2 (Radford et al. 2019) is pre-norm; DistilGPT2 is one of six layers. Their matrices
+are stored as (in, out), and one of them holds queries, keys and values. GPT-BigCode (StarCoder; Li
+et al. 2023) is GPT-2 whose heads may all share one pair of keys and values. GPT-Neo (Black et al.
+2021) is GPT-2 with unscaled scores; some layers attend to a window only.
 
-GPT-J (Wang & Komatsuzaki 2021) has parallel attention and feed-forward on one norm, and rotary positions. CodeGen
-(Nijkamp et al. 2022) is GPT-J whose queries, values and keys are stored in the four parts of its tensor parallelism.
-GPT-NeoX and Pythia (Black et al. 2022) have two norms, and queries, keys and values in one matrix, head by head.
+GPT-J (Wang & Komatsuzaki 2021) has parallel attention and feed-forward on one norm, and rotary
+positions. CodeGen (Nijkamp et al. 2022) is GPT-J whose queries, values and keys are stored in the
+four parts of its tensor parallelism. GPT-NeoX and Pythia (Black et al. 2022) have two norms, and
+queries, keys and values in one matrix, head by head.
 """
 
 from typing import Any
@@ -20,7 +22,7 @@ from trifold.hub.rules import Renamed
 from trifold.hub.transforms import SAME, TRANSPOSED, Transform, interleaved
 from trifold.nn import ModelConfig
 
-# --- what decoders share -------------------------------------------------------------------------------
+# --- what decoders share --------------------------------------------------------------------------
 
 DECODER: Fields = {"shape": "decoder", "norm_placement": "pre", "scale_embeddings": False}
 
@@ -50,14 +52,22 @@ def four_times(fields: Fields) -> int:
 
 
 def grouped(config: ModelConfig) -> Transform:
-    """Grouped-query attention: for each key/value head its query heads, then the keys, then the values."""
+    """Grouped-query attention: for each key/value head its query heads, then the keys, then the
+    values.
+    """
     return interleaved(config.kv_heads, (config.n_heads // config.kv_heads, 1, 1))
 
 
 # Keys that every family has.
 COMMON = (
     row("tie_word_embeddings", "tie_lm_head", True),
-    row("classifier_dropout", "classifier_dropout", None, otherwise=lambda fields: 0.1, heads=("token",)),
+    row(
+        "classifier_dropout",
+        "classifier_dropout",
+        None,
+        otherwise=lambda fields: 0.1,
+        heads=("token",),
+    ),
     fixed(is_encoder_decoder=False, add_cross_attention=False),
 )
 BASE = Family("", "", classes(), COMMON, DECODER, lambda config: ())
@@ -66,7 +76,9 @@ BASE = Family("", "", classes(), COMMON, DECODER, lambda config: ())
 GPT = BASE.related(
     "",
     *rows(vocab_size=50257, max_positions=("n_positions", 1024), d_model=("n_embd", 768)),
-    *rows(n_layers=("n_layer", 12), n_heads=("n_head", 12), norm_epsilon=("layer_norm_epsilon", 1e-5)),
+    *rows(
+        n_layers=("n_layer", 12), n_heads=("n_head", 12), norm_epsilon=("layer_norm_epsilon", 1e-5)
+    ),
     row("n_inner", "d_ff", None, otherwise=four_times),
     row("activation_function", "activation", "gelu_new"),
     *rows(dropout=("resid_pdrop", 0.1), embedding_dropout=("embd_pdrop", 0.1)),
@@ -75,7 +87,8 @@ GPT = BASE.related(
 )
 # Keys of a second head, which is not read.
 GPT_IGNORED = """
-    summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout summary_last_dropout
+    summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
+    summary_last_dropout
 """
 
 HEADS = {
@@ -84,7 +97,7 @@ HEADS = {
     "heads.span.out_proj": "qa_outputs",
 }
 
-# --- GPT ---------------------------------------------------------------------------------------------
+# --- GPT ------------------------------------------------------------------------------------------
 
 LAYER = {  # norms come after in GPT
     "self_attention.{place:enter|after}": "ln_1",
@@ -105,7 +118,9 @@ RULES = TensorRules(
 )
 GPT2 = GPT.related(
     "gpt2",
-    row("scale_attn_weights", "attention_scale", True, map={True: None, False: 1.0}, explicit=False),
+    row(
+        "scale_attn_weights", "attention_scale", True, map={True: None, False: 1.0}, explicit=False
+    ),
     row("scale_attn_by_inverse_layer_idx", "attention_scale_by_layer", False),
     stem="GPT2",
     classes=classes(lm="LMHeadModel"),
@@ -126,8 +141,9 @@ BIGCODE = GPT2.related(
     rules=RULES.related(split=grouped, matrix=SAME),
     # The precision of softmax, and the settings of an inference server.
     ignored=f"""
-    {GPT_IGNORED} attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner max_batch_size
-    max_sequence_length num_key_value_heads pad_key_length pre_allocate_kv_cache validate_runner_input
+    {GPT_IGNORED} attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner
+    max_batch_size max_sequence_length num_key_value_heads pad_key_length pre_allocate_kv_cache
+    validate_runner_input
     """,
     without="scale_attn_by_inverse_layer_idx",
     activation_function="gelu_pytorch_tanh",
@@ -151,28 +167,37 @@ OPENAI = GPT2.related(
     **resized(vocab=40478, n_positions=512),
 )
 
-# --- GPT-Neo -------------------------------------------------------------------------------------------
+# --- GPT-Neo --------------------------------------------------------------------------------------
 
 WINDOW = 256
 
 
 def _load_layers(file: Any, fields: Fields) -> Fields:
-    types: list[Any] = [[["global", "local"], 12]] if file.attention_types is None else file.attention_types
+    types: list[Any] = (
+        [[["global", "local"], 12]] if file.attention_types is None else file.attention_types
+    )
     count = 0
     for item in types:
         match item:
-            case [[*kinds], int(times)] if times >= 0 and all(k in ("global", "local") for k in kinds):
+            case [[*kinds], int(times)] if times >= 0 and all(
+                k in ("global", "local") for k in kinds
+            ):
                 count += times * len(kinds)
             case _:
                 raise SettingsError(
-                    f"attention_types: {item!r} is not [kinds, repetitions] with the kinds global and local"
+                    f"attention_types: {item!r} is not [kinds, repetitions] with the kinds "
+                    "global and local"
                 )
     if count != file.num_layers:
-        raise SettingsError(f"attention_types: has {count} layers, but num_layers is {file.num_layers}")
+        raise SettingsError(
+            f"attention_types: has {count} layers, but num_layers is {file.num_layers}"
+        )
     layers: list[str] = [kind for kinds, times in types for kind in kinds * times]
     given = file.attention_layers
     if given not in (None, layers):
-        raise SettingsError(f"attention_layers: {given} contradicts attention_types, which gives {layers}")
+        raise SettingsError(
+            f"attention_layers: {given} contradicts attention_types, which gives {layers}"
+        )
     return window_fields(layers, file.window_size)
 
 
@@ -191,7 +216,11 @@ NEO = GPT.related(
     *rows(max_positions=("max_position_embeddings", 2048), d_model=("hidden_size", 2048)),
     *rows(n_layers=("num_layers", 24), n_heads=("num_heads", 16)),
     row("intermediate_size", "d_ff", None, otherwise=four_times),
-    *rows(dropout=("resid_dropout", 0.0), embedding_dropout=("embed_dropout", 0.0), attention_dropout=0.0),
+    *rows(
+        dropout=("resid_dropout", 0.0),
+        embedding_dropout=("embed_dropout", 0.0),
+        attention_dropout=0.0,
+    ),
     Entry(
         {
             "attention_types": (list[Any] | None, None),
@@ -205,12 +234,15 @@ NEO = GPT.related(
     constants={"positions": "learned", "attention_scale": 1.0, "attention_out_bias": True},
     without="n_positions n_embd n_layer n_head n_inner resid_pdrop embd_pdrop attn_pdrop",
     rules=RULES.related(
-        NEO_ATTENTION, qkv="", matrix=SAME, buffers=".h.{i}.attn.attention.{buffer:bias|masked_bias}"
+        NEO_ATTENTION,
+        qkv="",
+        matrix=SAME,
+        buffers=".h.{i}.attn.attention.{buffer:bias|masked_bias}",
     ),
     ignored=GPT_IGNORED,
 )
 
-# --- GPT-J and GPT-NeoX --------------------------------------------------------------------------------
+# --- GPT-J and GPT-NeoX ---------------------------------------------------------------------------
 
 J_RULES = RULES.related(
     {
@@ -241,7 +273,9 @@ N_PARTS = 4  # of the stored projections of CodeGen
 
 def _check_heads(file: Any, fields: Fields) -> Fields:
     if file.n_head % N_PARTS:
-        raise SettingsError(f"n_head: {file.n_head} is not a multiple of {N_PARTS}, as CodeGen requires")
+        raise SettingsError(
+            f"n_head: {file.n_head} is not a multiple of {N_PARTS}, as CodeGen requires"
+        )
     return {}
 
 
@@ -260,10 +294,17 @@ CODEGEN = GPTJ.related(
 
 NEOX = BASE.related(
     "gpt_neox",
-    *sizes(vocab=50432, width=6144, inner=24576, layers=44, heads=64, positions=2048, activation="gelu"),
+    *sizes(
+        vocab=50432, width=6144, inner=24576, layers=44, heads=64, positions=2048, activation="gelu"
+    ),
     *rows(attention_dropout=0.0, attention_bias=True, dropout=("hidden_dropout", 0.0)),
     row("layer_norm_eps", "norm_epsilon", 1e-5),
-    row("use_parallel_residual", "residual", True, map={True: "parallel-two-norms", False: "sequential"}),
+    row(
+        "use_parallel_residual",
+        "residual",
+        True,
+        map={True: "parallel-two-norms", False: "sequential"},
+    ),
     rope(part="rotary_pct", theta="rotary_emb_base"),
     ids(bos=0, eos=2),
     stem="GPTNeoX",
@@ -285,7 +326,8 @@ NEOX = BASE.related(
         qkv=".layers.{i}.attention.query_key_value",
         split=grouped,
         more=lambda config, base: [Renamed("lm_head.weight", "embed_out.weight")],
-        buffers=".layers.{i}.attention.{buffer:bias|masked_bias} .layers.{i}.attention.rotary_emb.inv_freq",
+        buffers=".layers.{i}.attention.{buffer:bias|masked_bias} "
+        ".layers.{i}.attention.rotary_emb.inv_freq",
     ),
     ignored="attention_probs_dropout_prob hidden_dropout_prob",  # `transformers` does not read them
 )

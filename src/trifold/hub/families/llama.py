@@ -1,10 +1,12 @@
-"""LLaMA 1, 2 and 3 (Touvron et al. 2023, Dubey et al. 2024): RMS norms, rotary positions, a gated feed-forward.
+"""LLaMA 1, 2 and 3 (Touvron et al. 2023, Dubey et al. 2024): RMS norms, rotary positions, a gated
+feed-forward.
 
-SmolLM 1 and 2 are LLaMA. Mistral (Jiang et al. 2023) is LLaMA with fewer heads of keys and values, and an optional
-window. StarCoder 2 (Lozhkov et al. 2024) has both too, with GPT-2's norms and activation. Phi-3 and Phi-4 (Abdin et al.
-2024) store queries, keys and values in one matrix, and both factors of the feed-forward in another; a part of each head
-may be rotated. In SmolLM 3 (Bakouch et al. 2025) every fourth layer has no positions. Granite (IBM 2024) multiplies
-embeddings, scores, outputs of sub-layers and logits by numbers.
+SmolLM 1 and 2 are LLaMA. Mistral (Jiang et al. 2023) is LLaMA with fewer heads of keys and values,
+and an optional window. StarCoder 2 (Lozhkov et al. 2024) has both too, with GPT-2's norms and
+activation. Phi-3 and Phi-4 (Abdin et al. 2024) store queries, keys and values in one matrix, and
+both factors of the feed-forward in another; a part of each head may be rotated. In SmolLM 3
+(Bakouch et al. 2025) every fourth layer has no positions. Granite (IBM 2024) multiplies embeddings,
+scores, outputs of sub-layers and logits by numbers.
 """
 
 from collections.abc import Callable
@@ -16,7 +18,19 @@ from trifold.hub.families import gpt
 from trifold.hub.families.gpt import HEADS, classes
 from trifold.hub.family import BLOCK, PART, STACK, TensorRules
 from trifold.hub.rope import repeated, rope, windows
-from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, resized, row, rows, same, sizes, solution
+from trifold.hub.rows import (
+    SIZE,
+    Entry,
+    Fields,
+    fixed,
+    ids,
+    resized,
+    row,
+    rows,
+    same,
+    sizes,
+    solution,
+)
 from trifold.hub.rules import AnyRule, Rule
 from trifold.hub.transforms import interleaved
 from trifold.nn import ModelConfig
@@ -49,24 +63,32 @@ def by_head(rules: TensorRules) -> Callable[[ModelConfig], list[AnyRule]]:
 def check_width(config: ModelConfig) -> Fields:
     """Raise SettingsError for a width that `transformers` rejects."""
     if config.d_model % config.n_heads:  # `transformers` requires it even where head_dim differs
-        raise SettingsError(f"hidden_size: {config.d_model} is not a multiple of {config.n_heads} heads")
+        raise SettingsError(
+            f"hidden_size: {config.d_model} is not a multiple of {config.n_heads} heads"
+        )
     return {}
 
 
 def _check_layers(file: Any, fields: Fields) -> Fields:
     kind = "sliding_attention" if fields.get("sliding_window") else "full_attention"
     if file.layer_types not in (None, [kind] * fields["n_layers"]):
-        raise SettingsError(f"layer_types: only {kind} in each of {fields['n_layers']} layers is supported")
+        raise SettingsError(
+            f"layer_types: only {kind} in each of {fields['n_layers']} layers is supported"
+        )
     return {}
 
 
-LAYERS = Entry({"layer_types": (list[str] | None, None)}, _check_layers)  # `transformers` does not read it
+LAYERS = Entry(
+    {"layer_types": (list[str] | None, None)}, _check_layers
+)  # `transformers` does not read it
 
 
 # What its relatives share, of which most have no bias in the feed-forward.
 BASE = gpt.BASE.related(
     "",
-    *sizes(vocab=32000, width=4096, inner=11008, layers=32, heads=32, positions=2048, activation="silu"),
+    *sizes(
+        vocab=32000, width=4096, inner=11008, layers=32, heads=32, positions=2048, activation="silu"
+    ),
     *rows(n_kv_heads=("num_key_value_heads", None), norm_epsilon=("rms_norm_eps", 1e-6)),
     row("head_dim", "d_head", None, otherwise=lambda f: f["d_model"] // f["n_heads"]),
     *rows(attention_dropout=0.0, attention_bias=False, feed_forward_bias=("mlp_bias", False)),
@@ -103,7 +125,10 @@ STARCODER2 = BASE.related(
     classes=classes("ForQuestionAnswering"),
     constants={"norm": "layer", "gated": False, "feed_forward_bias": same("attention_bias")},
     rules=RULES.related(
-        {"feed_forward.sublayer.in_proj": "mlp.c_fc", "feed_forward.sublayer.out_proj": "mlp.c_proj"}
+        {
+            "feed_forward.sublayer.in_proj": "mlp.c_fc",
+            "feed_forward.sublayer.out_proj": "mlp.c_proj",
+        }
     ),
     # Left over from the training program; `transformers` does not read them.
     ignored="""
@@ -111,11 +136,13 @@ STARCODER2 = BASE.related(
     scale_attn_weights
     """,
     without="head_dim rms_norm_eps attention_bias mlp_bias",
-    **resized(vocab=49152, width=3072, inner=12288, layers=30, heads=24, kv_heads=2, positions=4096),
+    **resized(
+        vocab=49152, width=3072, inner=12288, layers=30, heads=24, kv_heads=2, positions=4096
+    ),
     **resized(hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True),
 )
 
-# --- Phi-3 ---------------------------------------------------------------------------------------------
+# --- Phi-3 ----------------------------------------------------------------------------------------
 
 
 def gate_and_in(theirs: str) -> Callable[[ModelConfig, str], list[AnyRule]]:
@@ -145,13 +172,15 @@ PHI3 = UNBIASED.related(
     **resized(vocab=32064, width=3072, inner=8192, positions=4096, rms_norm_eps=1e-5),
 )
 
-# --- SmolLM 3 ------------------------------------------------------------------------------------------
+# --- SmolLM 3 -------------------------------------------------------------------------------------
 
 
 def _load_rotary(file: Any, fields: Fields) -> Fields:
     layers, step = fields["n_layers"], file.no_rope_layer_interval
     rotates = [(n + 1) % step != 0 for n in range(layers)]
-    rotates = rotates if file.no_rope_layers is None else file.no_rope_layers  # 1: the layer has positions
+    rotates = (
+        rotates if file.no_rope_layers is None else file.no_rope_layers
+    )  # 1: the layer has positions
     if len(rotates) < layers:
         raise SettingsError(f"no_rope_layers: has {len(rotates)} layers, but there are {layers}")
     return {"rotary_pattern": repeated(["rotary" if each else "none" for each in rotates[:layers]])}
@@ -165,7 +194,9 @@ SMOLLM3 = BASE.related(
         _load_rotary,
         lambda config: {"no_rope_layers": [int(config.rotates(n)) for n in range(config.n_layers)]},
     ),
-    windows(None, local=lambda file, f, n: f["rotary_pattern"][n % len(f["rotary_pattern"])] == "none"),
+    windows(
+        None, local=lambda file, f, n: f["rotary_pattern"][n % len(f["rotary_pattern"])] == "none"
+    ),
     ids(pad=128004, bos=128000, eos=128001),
     stem="SmolLM3",
     rules=LLAMA.rules,
@@ -174,7 +205,7 @@ SMOLLM3 = BASE.related(
     **resized(vocab=128256, width=2048, layers=36, heads=16, kv_heads=4, positions=32768),
 )
 
-# --- Granite -------------------------------------------------------------------------------------------
+# --- Granite --------------------------------------------------------------------------------------
 
 
 def inverse(number: float) -> float:
@@ -184,7 +215,9 @@ def inverse(number: float) -> float:
 
 GRANITE = BASE.related(
     "granite",
-    *rows(embedding_scale=("embedding_multiplier", 1.0), attention_scale=("attention_multiplier", 1.0)),
+    *rows(
+        embedding_scale=("embedding_multiplier", 1.0), attention_scale=("attention_multiplier", 1.0)
+    ),
     row("residual_multiplier", "residual_scale", 1.0),
     row("logits_scaling", "logits_scale", 1.0, load=lambda v, f: 1 / v, save=inverse),
     classes=classes("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),

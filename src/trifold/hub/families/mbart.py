@@ -1,11 +1,13 @@
 """BART's relatives, most of them pre-norm with a norm at the end of each stack.
 
-mBART (Liu et al. 2020) and mBART-50 have BART's positions and norm on the embeddings. Pegasus (Zhang et al. 2020) has
-sinusoids, which its files hold, and no such norm. M2M-100 (Fan et al. 2020) and NLLB (Costa-jussà et al. 2022) have
-fairseq's sinusoids, counted from the number after the padding id; layers that are dropped in training are not.
+mBART (Liu et al. 2020) and mBART-50 have BART's positions and norm on the embeddings. Pegasus
+(Zhang et al. 2020) has sinusoids, which its files hold, and no such norm. M2M-100 (Fan et al. 2020)
+and NLLB (Costa-jussà et al. 2022) have fairseq's sinusoids, counted from the number after the
+padding id; layers that are dropped in training are not.
 
-OPT (Zhang et al. 2022) and Galactica (Taylor et al. 2022) are decoders with BART's positions. The 350m is post-norm and
-has narrower embeddings: tokens are projected, and states are projected back for the heads.
+OPT (Zhang et al. 2022) and Galactica (Taylor et al. 2022) are decoders with BART's positions. The
+350m is post-norm and has narrower embeddings: tokens are projected, and states are projected back
+for the heads.
 """
 
 from typing import Any
@@ -40,7 +42,9 @@ def _pegasus_more(config: ModelConfig, base: str) -> list[AnyRule]:
     positions = Computed(
         f"{base}{STACK}.embed_positions.weight",
         beside=f"{STACK}.final_norm.weight",
-        values=lambda: sinusoids(torch.arange(config.max_positions), config.d_model, config.positions),
+        values=lambda: sinusoids(
+            torch.arange(config.max_positions), config.d_model, config.positions
+        ),
     )
     return [*bart.more(config, base), positions]
 
@@ -62,7 +66,9 @@ PEGASUS = MBART.related(
 
 
 def _m2m_more(config: ModelConfig, base: str) -> list[AnyRule]:
-    return [rule for rule in bart.more(config, base) if not isinstance(rule, Rule | Zeros)]  # no bias here
+    return [
+        rule for rule in bart.more(config, base) if not isinstance(rule, Rule | Zeros)
+    ]  # no bias here
 
 
 M2M = MBART.related(
@@ -73,14 +79,21 @@ M2M = MBART.related(
     stem="M2M100",
     classes=SEQ2SEQ,
     constants=PEGASUS.constants
-    | {"positions": "sinusoidal-tensor2tensor", "position_offset": lambda fields: fields["pad_id"] + 1},
-    rules=RULES.related(more=_m2m_more, buffers=f"{RULES.buffers} .{STACK}.embed_positions.weights"),
+    | {
+        "positions": "sinusoidal-tensor2tensor",
+        "position_offset": lambda fields: fields["pad_id"] + 1,
+    },
+    rules=RULES.related(
+        more=_m2m_more, buffers=f"{RULES.buffers} .{STACK}.embed_positions.weights"
+    ),
     ignored=f"{MBART.ignored} classifier_dropout encoder_layerdrop decoder_layerdrop",
     without="lm_head_bias classifier_dropout",
-    **resized(vocab=128112, attention_dropout=0.1, activation_function="relu", scale_embedding=True),
+    **resized(
+        vocab=128112, attention_dropout=0.1, activation_function="relu", scale_embedding=True
+    ),
 )
 
-# --- OPT -------------------------------------------------------------------------------------------------
+# --- OPT ------------------------------------------------------------------------------------------
 
 
 def _load_layers(file: Any, fields: Fields) -> Fields:

@@ -1,6 +1,8 @@
-"""Our own format, for what fits no known family: the fields of ModelConfig, and our names of the weights.
+"""Our own format, for what fits no known family: the fields of ModelConfig, and our names of the
+weights.
 
-A folder that was converted to it records under `family` where it came from, so that it can be converted back.
+A folder that was converted to it records under `family` where it came from, so that it can be
+converted back.
 """
 
 from collections.abc import Mapping
@@ -13,14 +15,18 @@ from trifold.nn import ModelConfig
 
 
 class NativeFamily(Family):
-    """A family whose keys are the fields of ModelConfig: it needs no classes, entries or constants."""
+    """A family whose keys are the fields of ModelConfig: it needs no classes, entries or
+    constants.
+    """
 
     def architecture(self, config: ModelConfig) -> str:
         return "Transformer"
 
     def read(self, values: Mapping[str, Any]) -> ModelConfig:
         fields, passed = ModelConfig.model_fields, {*HARMLESS, "family"}
-        return ModelConfig.parse({k: v for k, v in values.items() if k in fields or k not in passed})
+        return ModelConfig.parse(
+            {k: v for k, v in values.items() if k in fields or k not in passed}
+        )
 
     def write(self, config: ModelConfig) -> Fields:
         return config.model_dump()
@@ -29,4 +35,6 @@ class NativeFamily(Family):
         return True
 
 
-FAMILY = NativeFamily("trifold", "Transformer", {}, (), {}, lambda config: [Rule("{*path}", "{*path}")])
+FAMILY = NativeFamily(
+    "trifold", "Transformer", {}, (), {}, lambda config: [Rule("{*path}", "{*path}")]
+)

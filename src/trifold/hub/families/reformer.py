@@ -1,8 +1,10 @@
-"""Reformer (Kitaev et al. 2020): an encoder or a decoder (`is_decoder`) with LSH attention and reversible blocks.
+"""Reformer (Kitaev et al. 2020): an encoder or a decoder (`is_decoder`) with LSH attention and
+reversible blocks.
 
-Without `hash_seed` the reference draws new rotations at each call; in evaluation ours are those of `hash_seed: 0`. If
-`num_buckets` is null, the reference keeps the number that suits the first text; ours is that of each text. In a batch,
-the states of the reference depend on the padding; ours are those of the row alone.
+Without `hash_seed` the reference draws new rotations at each call; in evaluation ours are those of
+`hash_seed: 0`. If `num_buckets` is null, the reference keeps the number that suits the first text;
+ours is that of each text. In a batch, the states of the reference depend on the padding; ours are
+those of the row alone.
 """
 
 from typing import Annotated, Any, Literal
@@ -21,31 +23,44 @@ from trifold.nn.config_parts import MAX_LAYERS, Bucket
 
 LAYERS = Annotated[list[Literal["lsh", "local"]], Field(min_length=1, max_length=MAX_LAYERS)]
 BUCKETS = Bucket | Annotated[list[Bucket], Field(min_length=1)] | None
-MIDDLE_AXIS = each(lambda theirs: theirs.squeeze(1), lambda ours: ours.unsqueeze(1))  # theirs is (n, 1, …)
+MIDDLE_AXIS = each(
+    lambda theirs: theirs.squeeze(1), lambda ours: ours.unsqueeze(1)
+)  # theirs is (n, 1, …)
 
 
 def _load_layers(file: Any, fields: Fields) -> Fields:
     buckets, layers = file.num_buckets, file.attn_layers
-    own = {"buckets": (buckets,) if isinstance(buckets, int) else buckets, "layers": repeated(layers)}
+    own = {
+        "buckets": (buckets,) if isinstance(buckets, int) else buckets,
+        "layers": repeated(layers),
+    }
     return {"lsh": fields["lsh"] | own, "n_layers": len(layers)}
 
 
 def _save_layers(config: ModelConfig) -> Fields:
     buckets = config.lsh.buckets or (None,)
     layers = ["lsh" if config.lsh.sorts(layer) else "local" for layer in range(config.n_layers)]
-    return {"num_buckets": buckets[0] if len(buckets) == 1 else list(buckets), "attn_layers": layers}
+    return {
+        "num_buckets": buckets[0] if len(buckets) == 1 else list(buckets),
+        "attn_layers": layers,
+    }
 
 
 def _shape(is_decoder: bool | None, fields: Fields) -> str:
     of_class = fields.get("shape")
     shape: str = {True: "decoder", False: "encoder", None: of_class or "encoder"}[is_decoder]
     if of_class not in (None, shape):
-        raise SettingsError(f"is_decoder: {is_decoder} contradicts the class, which is for {of_class}s")
+        raise SettingsError(
+            f"is_decoder: {is_decoder} contradicts the class, which is for {of_class}s"
+        )
     return shape
 
 
 def _more(config: ModelConfig, base: str) -> list[AnyRule]:
-    positions, tables = f"{STACK}_embeddings.positions", f"{base}embeddings.position_embeddings.weights"
+    positions, tables = (
+        f"{STACK}_embeddings.positions",
+        f"{base}embeddings.position_embeddings.weights",
+    )
     rules: list[AnyRule] = [
         Rule(f"{positions}.rows", f"{tables}.0", MIDDLE_AXIS),
         Rule(f"{positions}.columns", f"{tables}.1", LEADING_AXIS),
@@ -53,8 +68,14 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     for layer in range(config.n_layers):
         ours = f"{STACK}.blocks.{{i:{layer}}}.self_attention.sublayer"
         theirs = f"{base}encoder.layers.{{i}}.attention.self_attention"
-        names = {"q_proj": "query_key"} if config.lsh.sorts(layer) else {"q_proj": "query", "k_proj": "key"}
-        rules += [Rule(f"{ours}.{own}.weight", f"{theirs}.{name}.weight") for own, name in names.items()]
+        names = (
+            {"q_proj": "query_key"}
+            if config.lsh.sorts(layer)
+            else {"q_proj": "query", "k_proj": "key"}
+        )
+        rules += [
+            Rule(f"{ours}.{own}.weight", f"{theirs}.{name}.weight") for own, name in names.items()
+        ]
     if "lm" in config.chosen_heads:  # the reference does not add its bias to the logits
         table = "lm_head.decoder.weight"
         rules.append(Unused("lm_head.bias", table, lambda weight: weight.new_zeros(len(weight))))
@@ -112,17 +133,26 @@ FAMILY = bert.FAMILY.related(
         "ForSequenceClassification": {"heads": ("sequence",), "classifier_transform": "tanh"},
         "ForQuestionAnswering": {"heads": ("span",), "classifier_dropout": 0.0},
     },
-    constants={"shape": same("shape"), "norm_placement": "pre", "residual": "reversible", "attention": "lsh"}
+    constants={
+        "shape": same("shape"),
+        "norm_placement": "pre",
+        "residual": "reversible",
+        "attention": "lsh",
+    }
     | {"positions": "axial", "embedding_norm": False, "attention_bias": False, "tie_lm_head": False}
     | {"activation_dropout": same("dropout")},
     rules=RULES,
-    # Of initialization and of the computation in parts; and keys of older versions, which nothing reads.
+    # Of initialization and of the computation in parts; and keys of older versions, which nothing
+    # reads.
     ignored="""
-    axial_norm_std chunk_size_lm_head attention_probs_dropout_prob intermediate_size num_chunks_after num_chunks_before
-    num_hidden_layers seed
+    axial_norm_std chunk_size_lm_head attention_probs_dropout_prob intermediate_size
+    num_chunks_after num_chunks_before num_hidden_layers seed
     """,
     without="""
-    intermediate_size num_hidden_layers attention_probs_dropout_prob type_vocab_size position_embedding_type
+    intermediate_size num_hidden_layers attention_probs_dropout_prob type_vocab_size
+    position_embedding_type
     """,
-    **resized(vocab=320, width=256, heads=12, positions=4096, hidden_act="relu", hidden_dropout_prob=0.05),
+    **resized(
+        vocab=320, width=256, heads=12, positions=4096, hidden_act="relu", hidden_dropout_prob=0.05
+    ),
 )

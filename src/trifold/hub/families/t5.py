@@ -1,11 +1,12 @@
-"""T5 (Raffel et al. 2020) in all its versions: 1.0, 1.1 (gated), Flan; mT5, which has other defaults; LongT5.
+"""T5 (Raffel et al. 2020) in all its versions: 1.0, 1.1 (gated), Flan; mT5, which has other
+defaults; LongT5.
 
-RMS norms before each sub-layer, no biases, unscaled scores with an offset for the distance of two tokens.
-Version 1.0 ties the output layer to the embeddings and divides the logits by √d_model; later versions are untied.
-Where config.json is ambiguous, the tensors decide.
+RMS norms before each sub-layer, no biases, unscaled scores with an offset for the distance of two
+tokens. Version 1.0 ties the output layer to the embeddings and divides the logits by √d_model;
+later versions are untied. Where config.json is ambiguous, the tensors decide.
 
-The encoder of LongT5 (Guo et al. 2022) has a window; with transient global attention it also reads a summary of each
-block of tokens.
+The encoder of LongT5 (Guo et al. 2022) has a window; with transient global attention it also reads
+a summary of each block of tokens.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,19 @@ from torch import Tensor
 
 from trifold.hub.families.bart import CLASSES as BART_CLASSES, DROPOUT, HEADS
 from trifold.hub.family import LABELED, MAX_POSITIONS, STACK, Family, TensorRules, tied
-from trifold.hub.rows import SIZE, Entry, Fields, end, fixed, lookup, name_of, resized, row, rows, same
+from trifold.hub.rows import (
+    SIZE,
+    Entry,
+    Fields,
+    end,
+    fixed,
+    lookup,
+    name_of,
+    resized,
+    row,
+    rows,
+    same,
+)
 from trifold.hub.rules import AnyRule, Rule
 from trifold.nn import ModelConfig
 
@@ -30,7 +43,9 @@ CLASSES: dict[str, Fields] = {
 
 
 def _scale(scaled: bool | str | None, fields: Fields) -> float:
-    scaled = fields["tie_lm_head"] if scaled == "" else scaled  # "": the key is missing; null means no
+    scaled = (
+        fields["tie_lm_head"] if scaled == "" else scaled
+    )  # "": the key is missing; null means no
     return float(fields["d_model"] ** -0.5) if scaled and "lm" in fields["heads"] else 1.0
 
 
@@ -60,7 +75,9 @@ def _save_activation(config: ModelConfig) -> Fields:
 
 
 def _infer_tying(config: ModelConfig, weights: Mapping[str, Tensor]) -> ModelConfig:
-    """Newer files always set tie_word_embeddings, and contain an output table of their own if it is not tied."""
+    """Newer files always set tie_word_embeddings, and contain an output table of their own if it is
+    not tied.
+    """
     head, table = "lm_head.weight", "shared.weight"
     untied = head in weights and not config.tie_lm_head
     if untied or table not in weights or "lm" not in config.chosen_heads:
@@ -82,7 +99,9 @@ PROJECTIONS = {"{p:q|k|v|o}_proj": "{p}", "gate_proj": "wi_0", "in_proj": "wi", 
 
 def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     table = f"{base}shared.weight"
-    return tied(f"{base}{STACK}.embed_tokens", table) + (tied("lm_head", table) if config.tie_lm_head else [])
+    return tied(f"{base}{STACK}.embed_tokens", table) + (
+        tied("lm_head", table) if config.tie_lm_head else []
+    )
 
 
 def _rules(config: ModelConfig, encoder: str = "SelfAttention") -> list[AnyRule]:
@@ -104,7 +123,9 @@ def _rules(config: ModelConfig, encoder: str = "SelfAttention") -> list[AnyRule]
         f".encoder.block.{{i}}.layer.0.{encoder}.global_input_layer_norm"
     )
     return TensorRules(
-        "transformer" if LABELED.intersection(config.chosen_heads) else "",  # these wrap the whole model
+        "transformer"
+        if LABELED.intersection(config.chosen_heads)
+        else "",  # these wrap the whole model
         ".shared",
         names,
         more=_more,
@@ -114,9 +135,15 @@ def _rules(config: ModelConfig, encoder: str = "SelfAttention") -> list[AnyRule]
 
 ENTRIES = (
     *rows(vocab_size=32128, d_model=512, d_ff=2048, max_positions=MAX_POSITIONS),
-    *rows(d_head=("d_kv", 64), n_layers=("num_layers", 6), n_decoder_layers=("num_decoder_layers", None)),
+    *rows(
+        d_head=("d_kv", 64),
+        n_layers=("num_layers", 6),
+        n_decoder_layers=("num_decoder_layers", None),
+    ),
     *rows(n_heads=("num_heads", 8), relative_buckets=("relative_attention_num_buckets", 32)),
-    *rows(relative_distance=("relative_attention_max_distance", 128), dropout=("dropout_rate", 0.1)),
+    *rows(
+        relative_distance=("relative_attention_max_distance", 128), dropout=("dropout_rate", 0.1)
+    ),
     *rows(norm_epsilon=("layer_norm_epsilon", 1e-6), pad_id=("pad_token_id", 0)),
     end(1),
     row("decoder_start_token_id", "decoder_start_id", None),
@@ -131,8 +158,20 @@ ENTRIES = (
         _load_activation,
         _save_activation,
     ),
-    row("tie_word_embeddings", "tie_lm_head", True, load=lambda tied, f: tied or "lm" not in f["heads"]),
-    row("scale_decoder_outputs", "logits_scale", "", kind=bool | None, load=_scale, save=lambda s: s != 1.0),
+    row(
+        "tie_word_embeddings",
+        "tie_lm_head",
+        True,
+        load=lambda tied, f: tied or "lm" not in f["heads"],
+    ),
+    row(
+        "scale_decoder_outputs",
+        "logits_scale",
+        "",
+        kind=bool | None,
+        load=_scale,
+        save=lambda s: s != 1.0,
+    ),
     # The class decides.
     Entry(
         {"is_encoder_decoder": (bool, True)},
@@ -166,13 +205,15 @@ MT5 = FAMILY.related(
     **resized(vocab=250112, d_ff=1024, num_layers=8, num_heads=6, feed_forward_proj="gated-gelu"),
 )
 
-# --- LongT5 ----------------------------------------------------------------------------------------------
+# --- LongT5 ---------------------------------------------------------------------------------------
 
 KINDS = {"local": "LocalSelfAttention", "transient-global": "TransientGlobalSelfAttention"}
 
 
 def _load_encoder(file: Any, fields: Fields) -> Fields:
-    kind = lookup("encoder_attention_type", file.encoder_attention_type, {name: name for name in KINDS})
+    kind = lookup(
+        "encoder_attention_type", file.encoder_attention_type, {name: name for name in KINDS}
+    )
     block = file.global_block_size if kind == "transient-global" else None
     full = 0 if fields["shape"] == "encoder-decoder" else None  # in the decoder
     return {"sliding_window": file.local_radius + 1, "decoder_window": full, "summary_block": block}

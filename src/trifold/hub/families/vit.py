@@ -1,4 +1,6 @@
-"""ViT (Dosovitskiy et al. 2021): a pre-norm encoder that reads image patches after a class token."""
+"""ViT (Dosovitskiy et al. 2021): a pre-norm encoder that reads image patches after a class
+token.
+"""
 
 from typing import Any
 
@@ -31,13 +33,15 @@ def _save_sizes(config: ModelConfig) -> Fields:
 
 
 LAYER = bert.block_names(
-    "attention.attention.query attention.attention.key attention.attention.value attention.output.dense "
+    "attention.attention.query attention.attention.key attention.attention.value "
+    "attention.output.dense "
     "layernorm_before",
     "intermediate.dense output.dense layernorm_after",
 )
 # Names of the same modules in some files of `transformers` 5, which keep the names in memory.
 MEMORY = """
-    attention.q_proj attention.k_proj attention.v_proj attention.o_proj layernorm_before mlp.fc1 mlp.fc2 layernorm_after
+    attention.q_proj attention.k_proj attention.v_proj attention.o_proj layernorm_before mlp.fc1
+    mlp.fc2 layernorm_after
 """.split()
 
 
@@ -46,7 +50,9 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     window = (config.n_channels, *config.patch_size)
     embeddings, ours = f"{base}embeddings", "encoder_embeddings."
     # Their patches go through a convolution; ours, flattened, through a matrix.
-    kernel = each(lambda kernel: kernel.flatten(1), lambda matrix: torch.unflatten(matrix, 1, window))
+    kernel = each(
+        lambda kernel: kernel.flatten(1), lambda matrix: torch.unflatten(matrix, 1, window)
+    )
     projection = f"{embeddings}.patch_embeddings.projection"
     return [
         Rule(f"{ours}patches.weight", f"{projection}.weight", kernel),
@@ -55,7 +61,9 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
         Rule(f"{ours}positions.weight", f"{embeddings}.position_embeddings", LEADING_AXIS),
         Ignored(f"{embeddings}.mask_token"),
         *(
-            Renamed(f"{base}layers.{{i}}.{memory}.{PART}", f"{base}encoder.layer.{{i}}.{disk}.{{part}}")
+            Renamed(
+                f"{base}layers.{{i}}.{memory}.{PART}", f"{base}encoder.layer.{{i}}.{disk}.{{part}}"
+            )
             for memory, disk in zip(MEMORY, LAYER.values(), strict=True)
         ),
     ]
@@ -86,8 +94,8 @@ FAMILY = bert.FAMILY.related(
     ),
     ignored="encoder_stride",  # of the head for masked image modeling, which is not supported
     without="""
-    vocab_size max_position_embeddings type_vocab_size pad_token_id tie_word_embeddings classifier_dropout
-    position_embedding_type
+    vocab_size max_position_embeddings type_vocab_size pad_token_id tie_word_embeddings
+    classifier_dropout position_embedding_type
     """,
     **resized(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
 )

@@ -1,7 +1,8 @@
-"""XLNet (Yang et al. 2019): an encoder whose scores depend on distances and segments, trained on permuted tokens.
+"""XLNet (Yang et al. 2019): an encoder whose scores depend on distances and segments, trained on
+permuted tokens.
 
-Bidirectional (`attn_type: bi`). Keys of the recurrent memory of earlier texts are ignored: a single text needs none.
-Its matrices have an axis for the heads; texts may be padded on either side.
+Bidirectional (`attn_type: bi`). Keys of the recurrent memory of earlier texts are ignored: a single
+text needs none. Its matrices have an axis for the heads; texts may be padded on either side.
 """
 
 from typing import Any, Literal
@@ -44,7 +45,8 @@ def _save_summary(config: ModelConfig) -> Fields:
     return {"summary_use_proj": transform is not None, "summary_activation": name}
 
 
-# Their matrices have an axis for the heads: (width, heads, head size), also that of the output projection.
+# Their matrices have an axis for the heads: (width, heads, head size), also that of the output
+# projection.
 MATRICES = {"{p:q|k|v}_proj.weight": "{p}", "relative.r_proj.weight": "r"}
 OUTPUTS = {"o_proj.weight": "o", "relative.segments": "seg_embed"}
 VECTORS = {"content": "r_w_bias", "distance": "r_r_bias", "segment": "r_s_bias"}
@@ -72,7 +74,13 @@ ENTRIES = (
     ids(5, 1, 2, padded=True),
     row("d_head", "d_head", None, load=_load_width),
     row("clamp_len", "relative_clamp", -1, kind=int, load=_load_clamp, save=lambda n: n or -1),
-    row("summary_type", "classifier_input", "last", kind=Literal["last", "first"], heads=("sequence",)),
+    row(
+        "summary_type",
+        "classifier_input",
+        "last",
+        kind=Literal["last", "first"],
+        heads=("sequence",),
+    ),
     Entry(
         {"summary_use_proj": (bool, True), "summary_activation": (str | None, "tanh")},
         _load_summary,
@@ -120,5 +128,6 @@ FAMILY = Family(
         buffers=BUFFERS,
     ),
     # Of the recurrent memory, causal attention, the search for answers, and pretraining.
-    ignored="mem_len reuse_len use_mems_eval use_mems_train same_length start_n_top end_n_top perm_size",
+    ignored="mem_len reuse_len use_mems_eval use_mems_train same_length start_n_top end_n_top "
+    "perm_size",
 )
