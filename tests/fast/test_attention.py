@@ -12,8 +12,10 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
+from trifold import fast
 from trifold.fast import attention
 from trifold.nn import Inputs, Mask, Transformer, capture, ops
+from trifold.nn.packing import Packing
 
 
 def fused(*tensors: Any, bias: Tensor | None = None, soft_cap: None = None) -> Tensor:
@@ -145,3 +147,44 @@ def test_a_captured_model_uses_the_plain_kernel_and_gives_the_same_result(
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
     model(inputs)
     assert len(calls) == 4  # again when nothing is captured
+
+
+# --- variants at the sizes from which kernels run -------------------------------------------------
+
+TWO_STREAMS = {
+    "shape": "encoder",
+    "positions": "relative-sinusoidal",
+    "query_stream": True,
+    "heads": ["lm"],
+    "d_model": 512,
+    "n_heads": 8,
+    "d_ff": 512,
+    "dropout": 0.0,
+}
+
+
+@torch.no_grad()
+def test_a_query_stream_with_one_target_does_not_see_it(
+    make_model: Callable[..., Transformer],
+) -> None:
+    model, tokens = make_model(**TWO_STREAMS), torch.randint(3, 29, (2, 7))
+    order, target = torch.randperm(7).expand(2, -1), torch.tensor([[2], [2]])
+    got = model.query_stream(Inputs(tokens, order=order), target)
+    with fast.disabled():
+        torch.testing.assert_close(
+            got, model.query_stream(Inputs(tokens, order=order), target), rtol=1e-4, atol=1e-4
+        )
+    tokens[:, 2] += 1
+    assert torch.equal(got, model.query_stream(Inputs(tokens, order=order), target))
+
+
+def test_packed_rows_keep_their_order(make_model: Callable[..., Transformer]) -> None:
+    layer = make_model(shape="encoder", positions="none").encoder.blocks[0].self_attention.sublayer
+    packing = Packing.of(torch.tensor([6, 4]))
+    x = torch.randn(1, packing.length, 16, requires_grad=True)
+    order = torch.stack([torch.randperm(packing.shape[1]) for _ in range(2)])
+    mask = Mask(packing.attend, order=order, packing=packing)
+    got = layer(x, mask=mask)[:, : packing.real]
+    with fast.disabled():
+        expected = layer(x, mask=mask)[:, : packing.real]
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)

@@ -315,6 +315,37 @@ def test_reordered_beams_share_a_memory(make_model: Make, name: str) -> None:
     assert_close(got, expected, 1e-5)
 
 
+@torch.no_grad()
+def test_normed_keys_of_a_long_memory_are_read(make_model: Make) -> None:
+    """From 64 tokens on, keys and values are projected together: a norm of the keys separates their
+    layouts.
+    """
+    model = make_model(qk_norm="head", d_model=512, n_heads=8, d_ff=512)
+    source, real = torch.randint(3, 29, (3, 30)), torch.arange(30) < torch.tensor([[30], [20], [9]])
+    memory, results = model.encode(Inputs(source, real)), []
+    for threshold in (0, 10**12):
+        step.MIN_WEIGHTS = threshold
+        cache = model.new_cache()
+        tokens = torch.arange(9).view(3, 3) + 3
+        steps = [model.decode(Inputs(part), memory, cache) for part in tokens.split(1, 1)]
+        results.append(torch.cat(steps, 1))
+        assert is_compiled(cache) == (threshold == 0)
+    assert_close(*results, 1e-4)
+
+
+@torch.no_grad()
+def test_an_activation_without_an_instruction_uses_the_plain_step(
+    make_model: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(**CONFIGS["learned, tanh-GELU, biases"])
+    for block in model.decoder.blocks:
+        block.feed_forward.sublayer.activation_name = "mish"
+        block.feed_forward.sublayer.activation = nn.functional.mish
+    got, cache = decode_steps(model, 1)
+    assert not is_compiled(cache)
+    assert torch.equal(got, decode_steps(model, 1, plain=True)[0])
+
+
 def test_rows_can_be_removed_between_steps(
     make_model: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

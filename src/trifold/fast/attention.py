@@ -96,6 +96,7 @@ def supports_attend_one_query(q: Tensor, k: Tensor, mask: Mask) -> bool:
         and (mask.window is None or mask.keys is None)
         and mask.segment is None
         and mask.table is None
+        and mask.order is None
         and mask.spans is None
         and compiled_interpreter() is not None
     )
@@ -160,6 +161,8 @@ def attention(
 def _supports_packed(layer: Attention, x: Tensor, mask: Mask) -> bool:
     """Whether `packed_attention` supports this layer and these rows."""
     if mask.packing is None or mask.is_local or layer.watched or layer.drop.active:
+        return False
+    if mask.order is not None:
         return False
     if type(layer) is not Attention or layer.q_norm is not None or layer.sinks is not None:
         return False

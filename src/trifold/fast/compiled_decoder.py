@@ -80,9 +80,9 @@ class CompiledDecoder:
         heads = np.where(attention, program["kv_heads"], np.maximum(program["heads"], 1))
         self.units_per_row = np.where(matmul, 0, heads)
         self.rows = 0
-        self.keys_of: list[Tensor | None] = [None] * len(
-            program
-        )  # the cached keys an instruction refers to
+        # By attention instruction: the keys and values that it reads, and of which memory they are.
+        self.read: dict[int, tuple[Tensor, Tensor]] = {}
+        self.memories: dict[int, Tensor] = {}
 
     # --- translation ------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class CompiledDecoder:
         activation: str = "none",
         waits: int = 1,
     ) -> Tensor:
-        code = getattr(ins, activation.upper().replace("-", "_"))
+        code = ins.ACTIVATIONS[activation]
         fields: dict[str, Field] = {"activation": code, "mode": mode, "waits": waits}
         fields["bias"] = _float(layer.bias)
         if self.int8_matmul:
@@ -260,7 +260,7 @@ class CompiledDecoder:
             if len(self.cross_attention):
                 assert layer.memory is not None, "the prompt fills the keys of cross-attention"
                 index, shared = self.cross_attention[number], layer.memory[0].shape
-                self._set_keys(index, *layer.memory)
+                self._set_memory(index, *layer.memory)
                 program[index]["length"], program[index]["beams"] = shared[2], rows // shared[0]
         start = 0
         for stop, matmuls in self.int8_matmuls:
@@ -278,17 +278,29 @@ class CompiledDecoder:
         self.alive += [value for value in fields.values() if isinstance(value, Tensor)]
         set_fields(self.program, indices, **fields)
 
-    def _set_keys(self, index: np.int64, keys: Tensor, values: Tensor) -> None:
-        if self.keys_of[index] is keys:
+    def _set_memory(self, index: np.int64, keys: Tensor, values: Tensor) -> None:
+        """Let cross-attention read the keys and values of a memory; copies if their layouts differ,
+        as after a norm of the keys.
+        """
+        if self.memories.get(index) is keys:
             return
-        assert keys.stride() == values.stride() and keys.stride(3) == 1 and keys.dtype in DTYPES
-        self.keys_of[index] = keys
+        self.memories[index] = keys
+        if keys.stride() != values.stride() or keys.stride(3) != 1:
+            keys, values = keys.contiguous(), values.contiguous()
+        self._set_keys(index, keys, values)
+
+    def _set_keys(self, index: np.int64, keys: Tensor, values: Tensor) -> None:
+        """Let an attention instruction read these keys and values, of one layout."""
+        if index in self.read and self.read[index][0] is keys:
+            return
+        assert keys.stride() == values.stride() and keys.stride(3) == 1
+        assert keys.dtype is values.dtype and keys.dtype in DTYPES
+        self.read[index] = keys, values
         strides = dict(
             zip(("row_stride", "head_stride", "key_stride"), keys.stride(), strict=False)
         )
-        set_fields(
-            self.program, index, keys=keys, values=values, dtype=DTYPES[keys.dtype], **strides
-        )
+        kind = DTYPES[keys.dtype]
+        set_fields(self.program, index, keys=keys, values=values, dtype=kind, **strides)
 
 
 def _float(vector: Tensor | None) -> Tensor | None:

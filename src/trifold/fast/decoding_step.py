@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from trifold.fast import compiled_interpreter
 from trifold.fast.compiled_decoder import CompiledDecoder, sublayers
+from trifold.fast.instruction import ACTIVATIONS
 from trifold.fast.int8 import Int8Weight, int_mm_is_exact
 from trifold.fast.int8_training import Int8TrainedLinear
 from trifold.fast.layers import FEW_ROWS
@@ -106,4 +107,6 @@ def _has_instructions(module: nn.Module) -> bool:
     """Whether a module of a supported type has no part without an instruction."""
     if isinstance(module, Attention):
         return module.sinks is None
-    return not isinstance(module, FeedForward) or module.limit is None
+    if isinstance(module, FeedForward):
+        return module.limit is None and module.activation_name in ACTIVATIONS
+    return True

@@ -13,6 +13,17 @@ ITEM_BYTES = (4, 2, 1)
 SET, ADD, MULTIPLY = 0, 1, 2  # how the result is combined with the current value of `out`
 LAYER_NORM, RMS_NORM = 0, 1
 NONE, RELU, GELU, GELU_TANH, QUICK_GELU, SILU, TANH, RELU2 = range(8)
+ACTIVATIONS = {
+    "none": NONE,
+    "relu": RELU,
+    "gelu": GELU,
+    "gelu-tanh": GELU_TANH,
+    "quick-gelu": QUICK_GELU,
+    "silu": SILU,
+    "tanh": TANH,
+    "relu2": RELU2,
+}
+"""The codes of activations of `nn.layers`; a layer with another one has no instruction."""
 
 INTEGER_FIELDS = (
     *("opcode", "waits", "tasks"),  # waits: 1 if it starts after all instructions before it
@@ -26,10 +37,8 @@ INTEGER_FIELDS = (
     # `slot`.
     *("new_keys", "new_values", "keys", "values", "slot", "first", "length"),
     *("heads", "kv_heads", "width", "beams", "row_stride", "head_stride", "key_stride"),
-    *(
-        "beam_index",
-        "beam_index_stride",
-    ),  # (R, S) the cache row of each key; address 0: the same row
+    # (R, S) the cache row of each key; address 0: the same row.
+    *("beam_index", "beam_index_stride"),
     *("mask", "mask_stride", "score_bias", "score_bias_row", "score_bias_head"),
     *("cos", "sin", "rotary_stride", "rotary_width", "interleaved"),
 )
