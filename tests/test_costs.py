@@ -22,8 +22,9 @@ from trifold.fast import compiled_loops
 from trifold.fast.sparse import sparse_attend
 from trifold.nn import PRESETS, Inputs, ModelConfig, Transformer, ops
 from trifold.nn.losses import linear_cross_entropy
-from trifold.nn.masks import Blocks, Mask
+from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
+from trifold.nn.rules import BlockSparse, Segment, Window
 from trifold.recipe import TrainSettings
 from trifold.train.device import Machine
 from trifold.train.memory import TrainingMemory, estimate_memory, saved_elements
@@ -361,12 +362,12 @@ def test_costs_of_unequal_windows_are_the_mean_of_equal_ones():
 
 
 SPARSE = {
-    "window": ({"shape": "encoder", "sliding_window": 100}, Mask(window=100)),
-    "causal window": ({"shape": "decoder", "sliding_window": 200}, Mask(causal=True, window=200)),
-    "segments": ({"shape": "decoder", "recurrence": {"size": 64, "reach": 32}}, Mask(causal=True, segment=(64, 32))),
+    "window": ({"shape": "encoder", "sliding_window": 100}, Mask(rules=(Window(100),))),
+    "causal window": ({"shape": "decoder", "sliding_window": 200}, Mask(causal=True, rules=(Window(200),))),
+    "segments": ({"shape": "decoder", "recurrence": {"size": 64, "reach": 32}}, Mask(causal=True, rules=(Segment(64, 32),))),
     "blocks": (
         {"shape": "encoder", "sparse_blocks": {"size": 32, "random": 2}},
-        Mask(blocks=Blocks.of(None, 2048, 32, 2, random=2, seed=0, repeat=False)),
+        Mask(rules=(BlockSparse.of(None, 2048, 32, 2, random=2, seed=0, repeat=False),)),
     ),
 }  # fmt: skip
 

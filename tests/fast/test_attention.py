@@ -16,6 +16,7 @@ from trifold import fast
 from trifold.fast import attention
 from trifold.nn import Inputs, Mask, Transformer, capture, ops
 from trifold.nn.packing import Packing
+from trifold.nn.rules import Order
 
 
 def fused(*tensors: Any, bias: Tensor | None = None, soft_cap: None = None) -> Tensor:
@@ -183,7 +184,7 @@ def test_packed_rows_keep_their_order(make_model: Callable[..., Transformer]) ->
     packing = Packing.of(torch.tensor([6, 4]))
     x = torch.randn(1, packing.length, 16, requires_grad=True)
     order = torch.stack([torch.randperm(packing.shape[1]) for _ in range(2)])
-    mask = Mask(packing.attend, order=order, packing=packing)
+    mask = Mask(packing.attend, packing=packing, rules=(Order(order),))
     got = layer(x, mask=mask)[:, : packing.real]
     with fast.disabled():
         expected = layer(x, mask=mask)[:, : packing.real]

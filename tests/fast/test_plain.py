@@ -18,6 +18,7 @@ from trifold.nn.layers import ACTIVATIONS, Linear
 from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.packing import Packing
 from trifold.nn.rng import use_thread_rng
+from trifold.nn.rules import Window
 
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 Case = tuple[Callable[[], Any], Sequence[Tensor]]
@@ -129,7 +130,8 @@ def one_query(
             for _ in "kv"
         )
         real = None if window else torch.rand(rows, keys) < 0.7
-        mask = Mask(real, causal=rows == 6, offset=keys - 1 + evicted, window=window)
+        rules = () if window is None else (Window(window),)
+        mask = Mask(real, causal=rows == 6, offset=keys - 1 + evicted, rules=rules)
         bias = torch.randn(1, 4, 1, keys + evicted)
 
         def compute() -> Tensor:

@@ -13,8 +13,9 @@ from trifold import fast
 from trifold.fast import sparse
 from trifold.fast.attention import attend
 from trifold.nn import ModelConfig, ops
-from trifold.nn.masks import Blocks, Mask, PairBias
+from trifold.nn.masks import Mask, PairBias
 from trifold.nn.relative import RelativeOffsets
+from trifold.nn.rules import BlockSparse, GlobalTokens, Segment, Window
 from trifold.nn.stack import Stack
 
 LENGTH, HEADS, WIDTH = 83, 4, 8
@@ -38,21 +39,25 @@ def some_globals(*columns: tuple[int, ...]) -> Tensor:
 
 def big_bird(*lengths: int, repeat: bool = False) -> Mask:
     keys = padding(*lengths) if lengths else None
-    return Mask(keys, blocks=Blocks.of(keys, LENGTH, 4, HEADS, random=2, seed=1, repeat=repeat))
+    return Mask(
+        keys, rules=(BlockSparse.of(keys, LENGTH, 4, HEADS, random=2, seed=1, repeat=repeat),)
+    )
 
 
 LEFT = padding(83, 60).flip(1)
 MASKS: dict[str, Mask] = {
-    "window": Mask(window=5),
-    "causal window": Mask(causal=True, window=9),
-    "padding": Mask(padding(83, 50), window=5),
-    "a short and a long row": Mask(padding(83, 5), causal=True, window=5),
-    "padding on the left": Mask(LEFT, causal=True, window=6),
-    "gaps": Mask(torch.rand(2, LENGTH, generator=torch.Generator().manual_seed(1)) > 0.3, window=6),
-    "globals": Mask(padding(83, 70), window=5, globals=some_globals((0, 40), (1,))),
-    "causal globals": Mask(causal=True, window=5, globals=some_globals((0, 40), ())),
-    "segments": Mask(causal=True, segment=(7, 4)),
-    "segments, padding": Mask(LEFT, causal=True, segment=(7, 0)),
+    "window": Mask(rules=(Window(5),)),
+    "causal window": Mask(causal=True, rules=(Window(9),)),
+    "padding": Mask(padding(83, 50), rules=(Window(5),)),
+    "a short and a long row": Mask(padding(83, 5), causal=True, rules=(Window(5),)),
+    "padding on the left": Mask(LEFT, causal=True, rules=(Window(6),)),
+    "gaps": Mask(
+        torch.rand(2, LENGTH, generator=torch.Generator().manual_seed(1)) > 0.3, rules=(Window(6),)
+    ),
+    "globals": Mask(padding(83, 70), rules=(Window(5), GlobalTokens(some_globals((0, 40), (1,))))),
+    "causal globals": Mask(causal=True, rules=(Window(5), GlobalTokens(some_globals((0, 40), ())))),
+    "segments": Mask(causal=True, rules=(Segment(7, 4),)),
+    "segments, padding": Mask(LEFT, causal=True, rules=(Segment(7, 0),)),
     "blocks": big_bird(),
     "blocks, padding": big_bird(83, 60),
     "blocks, a short row": big_bird(83, 13),
@@ -79,7 +84,7 @@ def outputs(
 @pytest.mark.parametrize("name", MASKS)
 def test_blocks_equal_the_dense_definition(name: str) -> None:
     mask = MASKS[name]
-    assert sparse.reads_few_keys(mask, LENGTH, LENGTH)
+    assert sparse.supports_sparse_attend(mask, LENGTH, LENGTH)
     for ours, theirs in zip(outputs(attend, mask), outputs(ops.PLAIN["attend"], mask), strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -87,7 +92,7 @@ def test_blocks_equal_the_dense_definition(name: str) -> None:
 def test_options_pass_to_each_block() -> None:
     sinks = torch.randn(HEADS, dtype=torch.float64).requires_grad_()
     options = {"sinks": sinks, "soft_cap": 2.0}
-    mask = Mask(padding(83, 70), causal=True, window=6)
+    mask = Mask(padding(83, 70), causal=True, rules=(Window(6),))
     ours, theirs = (outputs(each, mask, 2, **options) for each in (attend, ops.PLAIN["attend"]))
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other)
@@ -111,7 +116,8 @@ def test_a_learned_bias_is_computed_for_the_pairs_of_a_block(
     mask = Mask(padding(83, 70), causal=causal)
     bias, found = offsets(mask, LENGTH, torch.device("cpu"), None), []
     for function in (attend, ops.PLAIN["attend"]):
-        local = Mask(mask.keys, causal=causal, window=6, globals=chosen)
+        others = () if chosen is None else (GlobalTokens(chosen),)
+        local = Mask(mask.keys, causal=causal, rules=(Window(6), *others))
         own = outputs(lambda *inputs, f=function, m=local: f(*inputs, bias=bias), local)
         offsets.weight.grad = None
         q = torch.ones(2, HEADS, LENGTH, WIDTH, dtype=torch.float64)
@@ -228,7 +234,7 @@ def test_learned_biases_of_layers_with_unequal_windows(side: str) -> None:
 def test_rows_of_padding_do_not_widen_what_a_block_reads(causal: bool) -> None:
     """The short row is on the left and on the right."""
     for keys in (padding(83, 5), LEFT.roll(1, 0), padding(83, 5).flip(1)):
-        mask = Mask(keys, causal=causal, window=5)
+        mask = Mask(keys, causal=causal, rules=(Window(5),))
         blocks = sparse._blocks(mask, LENGTH, LENGTH, mask.positions(LENGTH, torch.device("cpu")))
         assert max(block.keys.stop - block.keys.start for block in blocks) <= 4 + (
             4 if causal else 8

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from trifold.nn.masks import Mask, padding_mask
+from trifold.nn.rules import Window
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8])
@@ -48,7 +49,7 @@ def test_a_window_counts_real_keys_only(
     offset = offset if causal else 0
     width = offset + queries
     keys = None if real is None else torch.tensor([real[:width]])
-    mask = Mask(keys, causal=causal, offset=offset, window=window)
+    mask = Mask(keys, causal=causal, offset=offset, rules=(Window(window),))
     dense = mask.dense(queries, width, torch.device("cpu"))
     for t in range(queries):
         for j in range(width):
@@ -66,7 +67,7 @@ def test_a_window_counts_real_keys_only(
 
 def test_a_mask_for_fewer_keys_covers_the_last_ones() -> None:
     keys = torch.tensor([[True, True, False, True, True]])
-    mask = Mask(keys, causal=True, offset=3, window=2)
+    mask = Mask(keys, causal=True, offset=3, rules=(Window(2),))
     whole = mask.dense(2, 5, torch.device("cpu"))
     assert torch.equal(mask.dense(2, 4, torch.device("cpu")), whole[..., 1:])
     bias = torch.randn(1, 3, 2, 5)

@@ -168,7 +168,7 @@ def test_relative_scores_follow_their_formula(clamp: int | None) -> None:
 def test_distances_count_real_tokens_from_the_query_index() -> None:
     real = torch.tensor([[True, False, True, True]])
     relations = RelativeSinusoids(config()).eval()(
-        Mask(real, query_index=torch.tensor([[3, 0]])), 2, CPU, None
+        Mask(real, queries=torch.tensor([[3, 0]])), 2, CPU, None
     )
     distance = relations.distances - relations.distances[0, 0, 3]
     assert distance[0, :, [0, 2, 3]].tolist() == [[2, 1, 0], [0, -1, -2]]

@@ -11,6 +11,7 @@ from trifold.errors import SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
+from trifold.nn.rules import Segment, Summaries, with_summaries
 
 SMALL: dict[str, Any] = {
     "vocab_size": 30, "d_model": 32, "n_heads": 4, "n_layers": 3, "d_ff": 48, "max_positions": 64, "dropout": 0.0,
@@ -147,13 +148,14 @@ def test_global_tokens_have_their_own_projections() -> None:
 
 def test_tokens_after_the_last_whole_block_belong_to_it() -> None:
     keys = torch.arange(8) < torch.tensor([[7], [4], [2]])
-    mask = Mask(keys).with_summaries(3, 8, torch.device("cpu"))
-    assert mask.keys is not None and mask.summaries is not None
+    mask = with_summaries(Mask(keys), 3, 8, torch.device("cpu"))
+    summaries = mask.rule(Summaries)
+    assert mask.keys is not None and summaries is not None
     rows, none = [[0, 0, 0, 1, 1, 1, 1, -1], [0, 0, 0, 0, *[-1] * 4], [-1] * 8], [0, 1]
-    assert mask.summaries.blocks.tolist() == [row + none for row in rows]
+    assert summaries.blocks.tolist() == [row + none for row in rows]
     assert mask.keys[:, 8:].tolist() == [[True, True], [True, False], [False, False]]
     x = torch.arange(24.0).view(3, 8, 1)
-    assert mask.summaries.sums(x)[..., 0].tolist() == [[3, 18], [38, 0], [0, 0]]
+    assert summaries.sums(x)[..., 0].tolist() == [[3, 18], [38, 0], [0, 0]]
 
 
 # --- segments -------------------------------------------------------------------------------------
@@ -218,7 +220,7 @@ def test_plain_and_fast_models_agree() -> None:
 
 
 def test_a_dense_mask_of_segments() -> None:
-    allowed = Mask(causal=True, segment=(3, 1)).dense(7, 7, torch.device("cpu"))
+    allowed = Mask(causal=True, rules=(Segment(3, 1),)).dense(7, 7, torch.device("cpu"))
     assert allowed is not None
     visible = [[key for key in range(7) if allowed[0, 0, query, key]] for query in range(7)]
     assert visible == [[0], [0, 1], [0, 1, 2], [2, 3], [2, 3, 4], [2, 3, 4, 5], [5, 6]]

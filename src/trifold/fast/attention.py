@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from trifold.fast import as_array, compiled_interpreter, compiled_loops, trains_with_loops
 from trifold.fast.instruction import ATTENTION
 from trifold.fast.layers import concatenated_linears
-from trifold.fast.sparse import reads_few_keys, sparse_attend
+from trifold.fast.sparse import sparse_attend, supports_sparse_attend
 from trifold.fast.thread_pool import DTYPES, execute_one
 from trifold.nn.attention import Attention, AttentionInputs
 from trifold.nn.latent import LatentAttention
@@ -28,6 +28,7 @@ from trifold.nn.layers import Dropout
 from trifold.nn.masks import Mask, PairBias
 from trifold.nn.ops import attend as plain_attend, share_keys, unshare_keys
 from trifold.nn.packing import Packing
+from trifold.nn.rules import Window
 
 MAX_PACKED_SCORES = (
     512 * 512
@@ -51,7 +52,7 @@ def attend(
     if (
         hooks is None
         and not isinstance(bias, Tensor)
-        and reads_few_keys(mask, q.shape[2], k.shape[2])
+        and supports_sparse_attend(mask, q.shape[2], k.shape[2])
     ):
         return sparse_attend(attend, q, k, v, mask, bias, soft_cap=soft_cap, sinks=sinks, drop=drop)
     if isinstance(bias, PairBias):
@@ -72,11 +73,16 @@ def attend(
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None) -> Tensor:
     """PyTorch's kernel, with its causal flag instead of a mask if possible."""
     queries, keys = q.shape[2], k.shape[2]
-    rules = bias, mask.keys, mask.table, mask.segment, mask.blocks
-    is_restricted = (mask.window or keys) < keys or any(rule is not None for rule in rules)
-    is_causal = mask.causal and queries == keys and not is_restricted
+    is_causal = bias is None and queries == keys and _is_only_causal(mask, keys)
     offsets = None if is_causal else mask.additive(queries, keys, q, bias)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=offsets, is_causal=is_causal)
+
+
+def _is_only_causal(mask: Mask, keys: int) -> bool:
+    """Whether the mask allows every pair that causality does, out of so many keys."""
+    window = mask.rule(Window)
+    has_all = window is None or window.size >= keys
+    return mask.causal and mask.keys is None and mask.has_only(Window) and has_all
 
 
 # --- one query per row ----------------------------------------------------------------------------
@@ -93,11 +99,9 @@ def supports_attend_one_query(q: Tensor, k: Tensor, mask: Mask) -> bool:
         and q.device.type == "cpu"
         and k.dtype in DTYPES
         and mask.packing is None
-        and (mask.window is None or mask.keys is None)
-        and mask.segment is None
-        and mask.table is None
-        and mask.order is None
-        and mask.spans is None
+        and mask.has_only(Window)
+        and (mask.rule(Window) is None or (mask.causal and mask.keys is None))
+        and (not mask.causal or k.shape[2] <= mask.offset + 1)
         and compiled_interpreter() is not None
     )
 
@@ -110,7 +114,7 @@ def attend_one_query(
     PyTorch would prepare its matmuls again for each length of the cache, which grows at every step.
     """
     rows, heads, _, width = q.shape
-    keys, evicted = k.shape[2], max(0, mask.offset + 1 - k.shape[2]) if mask.causal else 0
+    keys, window = k.shape[2], mask.rule(Window)
     if k.stride() != v.stride() or k.stride(3) != 1:
         k, v = k.contiguous(), v.contiguous()
     q_float = q.float().contiguous()
@@ -119,7 +123,7 @@ def attend_one_query(
         **{"opcode": ATTENTION, "dtype": DTYPES[k.dtype], "rows": rows, "units": rows * k.shape[1]},
         **{"heads": heads, "kv_heads": k.shape[1], "width": width, "beams": rows // k.shape[0]},
         **{"x": q_float, "keys": k, "values": v, "out": out},
-        **{"length": keys, "first": max(0, keys - mask.window) if mask.window else 0},
+        **{"length": keys, "first": 0 if window is None else max(0, keys - window.size)},
         **{"scale": 1 / math.sqrt(width), "soft_cap": soft_cap},
         **dict(zip(("row_stride", "head_stride", "key_stride"), k.stride(), strict=False)),
     }
@@ -127,7 +131,7 @@ def attend_one_query(
         allowed = mask.keys.contiguous()
         fields |= {"mask": allowed, "mask_stride": allowed.shape[1]}
     if bias is not None:
-        bias = bias[..., evicted:].float().contiguous()
+        bias = bias[..., mask.evicted(1, keys) :].float().contiguous()
         fields |= {"score_bias": bias, "score_bias_head": keys}
         fields["score_bias_row"] = bias.stride(0) if bias.shape[0] > 1 else 0
     execute_one(**fields)
@@ -160,9 +164,7 @@ def attention(
 
 def _supports_packed(layer: Attention, x: Tensor, mask: Mask) -> bool:
     """Whether `packed_attention` supports this layer and these rows."""
-    if mask.packing is None or mask.is_local or layer.watched or layer.drop.active:
-        return False
-    if mask.order is not None:
+    if mask.packing is None or not mask.has_only() or layer.watched or layer.drop.active:
         return False
     if type(layer) is not Attention or layer.q_norm is not None or layer.sinks is not None:
         return False

@@ -253,13 +253,13 @@ class CompiledDecoder:
         program["first"][own] = np.maximum(0, ends - self.windows)
         for number, layer in enumerate(cache.layers):
             assert layer.own.buffers is not None
-            self._set_keys(own[number], *layer.own.buffers)
+            self._set_keys(int(own[number]), *layer.own.buffers)
             if bias is not None:
                 # The bias of the first key that is still stored.
                 program["score_bias"][own[number]] += 4 * layer.own.evicted
             if len(self.cross_attention):
                 assert layer.memory is not None, "the prompt fills the keys of cross-attention"
-                index, shared = self.cross_attention[number], layer.memory[0].shape
+                index, shared = int(self.cross_attention[number]), layer.memory[0].shape
                 self._set_memory(index, *layer.memory)
                 program[index]["length"], program[index]["beams"] = shared[2], rows // shared[0]
         start = 0
@@ -278,7 +278,7 @@ class CompiledDecoder:
         self.alive += [value for value in fields.values() if isinstance(value, Tensor)]
         set_fields(self.program, indices, **fields)
 
-    def _set_memory(self, index: np.int64, keys: Tensor, values: Tensor) -> None:
+    def _set_memory(self, index: int, keys: Tensor, values: Tensor) -> None:
         """Let cross-attention read the keys and values of a memory; copies if their layouts differ,
         as after a norm of the keys.
         """
@@ -289,7 +289,7 @@ class CompiledDecoder:
             keys, values = keys.contiguous(), values.contiguous()
         self._set_keys(index, keys, values)
 
-    def _set_keys(self, index: np.int64, keys: Tensor, values: Tensor) -> None:
+    def _set_keys(self, index: int, keys: Tensor, values: Tensor) -> None:
         """Let an attention instruction read these keys and values, of one layout."""
         if index in self.read and self.read[index][0] is keys:
             return

@@ -57,7 +57,9 @@ def _compiled_decoder(
         return None
     if x.device.type != "cpu" or x.dtype not in DTYPES or not x.numel():
         return None
-    if mask.packing is not None or mask.segment is not None:
+    if mask.packing is not None or not mask.has_only():
+        return None
+    if inputs.memory_mask is not None and not inputs.memory_mask.has_only():
         return None
     if mask.keys is not None and any(window is not None for window in stack.windows):
         return None

@@ -9,14 +9,24 @@ Shapes: B batch, T queries, S keys, H heads, D head size.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trifold.nn.masks import Blocks, Mask, PairBias
+from trifold.nn.masks import Mask, MaskPart, PairBias
 from trifold.nn.rng import ReplayThreadRng
+from trifold.nn.rules import (
+    BlockSparse,
+    GlobalTokens,
+    Segment,
+    Summaries,
+    Table,
+    Window,
+    columns,
+)
 from trifold.nn.spans import Spans
 
 BLOCK = 128  # queries, elsewhere than in blocks and segments
@@ -35,18 +45,20 @@ class Block:
     valid: Tensor | None = None
 
 
-def reads_few_keys(mask: Mask, queries: int, keys: int) -> bool:
-    """Whether blocks of queries read less than half of the keys."""
-    if mask.spans is not None:
-        return queries >= 2 * BLOCK
-    if (
-        not mask.is_local
-        or mask.order is not None
-        or queries < 2 * BLOCK
-        or keys < mask.offset + queries
-    ):
+SUPPORTED = ((Window, Segment, GlobalTokens, Summaries), (BlockSparse,), (Spans,))
+"""Types of rules whose masks are supported, those of one group together. No two rules of a group
+name the same key in `Rule.others`.
+"""
+
+
+def supports_sparse_attend(mask: Mask, queries: int, keys: int) -> bool:
+    """Whether the rules are supported, and blocks of queries read less than half of the keys."""
+    if not any(mask.has_only(*group) for group in SUPPORTED):
         return False
-    return 2 * (_size(mask) + sum(_reach(mask))) < keys
+    if queries < 2 * BLOCK or keys < mask.offset + queries:
+        return False
+    reach = _reach(mask)
+    return reach is not None and 2 * (_size(mask) + sum(reach)) < keys
 
 
 def sparse_attend(
@@ -64,9 +76,9 @@ def sparse_attend(
     weights = bias.weights if bias is not None else ()
 
     def compute(block: Block, q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> Tensor:
-        table, offsets = _rule(mask, block, positions, bias, others[len(trained) :])
+        table, offsets = _block_mask(mask, block, positions, bias, others[len(trained) :])
         own = options | dict(zip(trained, others, strict=False))
-        return attend(q, k, v, Mask(table=table), bias=offsets, **own)
+        return attend(q, k, v, table, bias=offsets, **own)
 
     blocks = _blocks(mask, q.shape[2], k.shape[2], positions)
     out: Tensor = _Blocks.apply(compute, blocks, q, k, v, *trained.values(), *weights)  # type: ignore[no-untyped-call]
@@ -74,19 +86,23 @@ def sparse_attend(
     if every is None or not bool(every.any()):
         return out
     # The queries that attend to all keys: their numbers are in a grid (B, N).
-    index, valid = _columns(every)
+    index, valid = columns(every)
     rows, cells = valid.expand(len(q), -1).nonzero(as_tuple=True)
     index = index.expand(len(q), -1)
     allowed = None if mask.keys is None else mask.keys[:, None, None]
     if mask.causal:
         before = torch.arange(k.shape[2], device=q.device) <= index[:, None, :, None] + mask.offset
         allowed = before if allowed is None else allowed & before
-    offsets = (
-        None if bias is None else bias.compute(index + mask.offset, slice(0, k.shape[2]), *weights)
-    )
-    found = attend(_take(q, index[:, None]), k, v, Mask(table=allowed), bias=offsets, **options)
+    offsets = None
+    if bias is not None:
+        offsets = bias.compute(index + mask.offset, slice(0, k.shape[2]), *weights)
+    found = attend(_take(q, index[:, None]), k, v, _mask_of(allowed), bias=offsets, **options)
     places = rows, index[rows, cells]
     return out.transpose(1, 2).index_put(places, found.transpose(1, 2)[rows, cells]).transpose(1, 2)
+
+
+def _mask_of(allowed: Tensor | None) -> Mask:
+    return Mask() if allowed is None else Mask(rules=(Table(allowed),))
 
 
 # --- which keys -----------------------------------------------------------------------------------
@@ -94,132 +110,113 @@ def sparse_attend(
 
 def _size(mask: Mask) -> int:
     """Queries of a block."""
-    if mask.blocks is not None:
-        return mask.blocks.size
-    return BLOCK if mask.segment is None else mask.segment[0]
+    return next((rule.block for rule in mask.rules if rule.block is not None), BLOCK)
 
 
-def _reach(mask: Mask) -> tuple[int, int]:
-    """How many real keys before and after a query may be visible."""
-    if mask.blocks is not None:
-        return mask.blocks.size, mask.blocks.size
-    before = [] if mask.window is None else [mask.window - 1]
-    before += [] if mask.segment is None else [sum(mask.segment)]
-    return min(before), 0 if mask.causal else min(before)
+def _reach(mask: Mask) -> tuple[int, int] | None:
+    """How many keys before and after a query may be visible, apart from single ones elsewhere."""
+    found = [reach for rule in mask.rules if (reach := rule.reach(mask.causal)) is not None]
+    if not found:
+        return None
+    return min(before for before, _ in found), min(after for _, after in found)
 
 
 def _blocks(mask: Mask, queries: int, keys: int, positions: Tensor) -> list[Block]:
-    size = _size(mask)
-    starts = range(0, queries, size)
-    parts = [slice(start, min(start + size, queries)) for start in starts]
-    if mask.spans is not None:
-        return [_block_of_spans(mask.spans, part) for part in parts]
-    own, (before, after) = positions[:, mask.offset :], _reach(mask)
+    size, blocks = _size(mask), []
+    parts = [slice(start, min(start + size, queries)) for start in range(0, queries, size)]
+    for part, near in zip(parts, _near(mask, parts, keys, positions), strict=True):
+        found = [other for rule in mask.rules if (other := rule.others(part, keys)) is not None]
+        if not found:
+            blocks.append(Block(part, near))
+            continue
+        index, valid = (torch.cat(each, -1) for each in zip(*_same_rows(found), strict=True))
+        is_near = (index >= near.start) & (index < near.stop)
+        blocks.append(Block(part, near, index, valid & ~is_near))
+    return blocks
+
+
+def _same_rows(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Tensors (B or 1, H or 1, N), expanded to the same B and H."""
+    rows = max(index.shape[0] for index, _ in pairs)
+    heads = max(index.shape[1] for index, _ in pairs)
+    shape = rows, heads, -1
+    return [(index.expand(shape), valid.expand(shape)) for index, valid in pairs]
+
+
+def _near(mask: Mask, parts: list[slice], keys: int, positions: Tensor) -> list[slice]:
+    """The slice of keys that each block of queries reads."""
+    found = [slice(0, keys)] * len(parts)
+    local = [rule for rule in mask.rules if rule.reach(mask.causal) is not None]
+    if any(rule.counts_real for rule in local):
+        found = _near_by_position(mask, parts, keys, positions)
+    for rule in local:
+        if not rule.counts_real:
+            found = [rule.near(part, keys, mask.causal) for part in parts]
+    for number, (part, near) in enumerate(zip(parts, found, strict=True)):
+        stop = min(near.stop, mask.offset + part.stop) if mask.causal else near.stop
+        found[number] = slice(min(near.start, stop - 1), stop)
+    return found
+
+
+def _near_by_position(mask: Mask, parts: list[slice], keys: int, positions: Tensor) -> list[slice]:
+    """The same for rules that count real tokens."""
+    reach = _reach(mask)
+    assert reach is not None, "a rule is local"
+    (before, after), own = reach, positions[:, mask.offset :]
     first = own[:, [part.start for part in parts]] - before
     last = own[:, [part.stop - 1 for part in parts]] + after
     lows = torch.searchsorted(positions.contiguous(), first)
     highs = torch.searchsorted(positions.contiguous(), last, right=True)
-    if (
-        mask.keys is not None
-    ):  # padding does not widen the slice, nor do rows whose queries are padding
+    if mask.keys is not None:
+        # Padding does not widen the slice, nor do rows whose queries are padding.
         left, right = (x.int().argmax(1, keepdim=True) for x in (mask.keys, mask.keys.flip(1)))
         lows, highs = lows.maximum(left), highs.minimum(keys - right)
-        spread = mask.keys[:, mask.offset : mask.offset + queries].split(size, 1)
-        real = torch.stack([part.any(1) for part in spread], 1)
-        lows, highs = lows.where(real, keys), highs.where(real, 1)
-    blocks, anywhere = [], None if mask.globals is None else _columns(mask.globals)
-    for number, (part, low, high) in enumerate(
-        zip(parts, lows.amin(0).tolist(), highs.amax(0).tolist(), strict=True)
-    ):
-        if mask.blocks is not None:  # these count padding
-            low, high = max(0, part.start - size), min(keys, part.start + 2 * size)
-        high = min(high, mask.offset + part.stop) if mask.causal else high
-        near = slice(min(low, high - 1), high)
-        others = anywhere if mask.blocks is None else _keys_of_blocks(mask.blocks, number, keys)
-        if others is None:
-            blocks.append(Block(part, near))
-        else:
-            index, valid = (x if x.dim() == 3 else x[:, None] for x in others)
-            blocks.append(
-                Block(part, near, index, valid & ((index < near.start) | (index >= near.stop)))
-            )
-    return blocks
-
-
-def _block_of_spans(spans: Spans, queries: slice) -> Block:
-    """A block of tokens reads a slice of tokens, and some spans of each higher level."""
-    firsts, read = torch.tensor(spans.starts), []
-    for side, (low, high, _) in enumerate(spans.bounds[..., queries].cpu()):
-        low, high = (-high.amax(1), -low.amin(1)) if side else (low.amin(1), high.amax(1))
-        limits = low.clamp_min(0) + firsts[:-1], high.minimum(firsts.diff()) + firsts[:-1]
-        read += [
-            torch.arange(*each) for each in torch.stack(limits, 1).tolist() if each[0] < each[1]
-        ]
-    keys = torch.cat(read).unique()
-    tokens, others = keys[keys < firsts[1]].tolist(), keys[keys >= firsts[1]][None, None]
-    others = others.to(spans.bounds.device)
-    return Block(
-        queries, slice(tokens[0], tokens[-1] + 1), others, torch.ones_like(others, dtype=torch.bool)
-    )
-
-
-def _columns(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Boolean (B, S) -> the columns that are True in each row (B, N), and whether a row has so
-    many.
-    """
-    counts = chosen.sum(1, keepdim=True)
-    index = chosen.int().argsort(dim=1, descending=True, stable=True)[:, : int(counts.max())]
-    return index, torch.arange(index.shape[1], device=chosen.device) < counts
-
-
-def _keys_of_blocks(blocks: Blocks, number: int, keys: int) -> tuple[Tensor, Tensor]:
-    """The keys (B or 1, H, N) of the first, the last and the random blocks of a block of queries;
-    which ones exist.
-    """
-    random = blocks.random[:, :, min(number, blocks.random.shape[2] - 1)]
-    rows = max(len(random), len(blocks.last))
-    random = random.expand(rows, -1, -1)
-    last = blocks.last[:, None, None].expand(*random.shape[:2], 1)
-    chosen = torch.cat([torch.zeros_like(last), last, random], -1) * blocks.size
-    index = (chosen[..., None] + torch.arange(blocks.size, device=chosen.device)).flatten(2)
-    return index.clamp_max(keys - 1), index < keys
+        real = [mask.keys[:, mask.offset :][:, part].any(1) for part in parts]
+        is_real = torch.stack(real, 1)
+        lows, highs = lows.where(is_real, keys), highs.where(is_real, 1)
+    return [
+        slice(*each) for each in zip(lows.amin(0).tolist(), highs.amax(0).tolist(), strict=True)
+    ]
 
 
 def _reads_all(mask: Mask, queries: int, device: torch.device) -> Tensor | None:
     """(B or 1, T), the queries that attend to all keys."""
-    if mask.blocks is not None:
-        return mask.blocks.reads_all(torch.arange(queries, device=device))
-    return None if mask.globals is None else mask.globals[:, mask.offset : mask.offset + queries]
+    own = slice(mask.offset, mask.offset + queries)
+    found = [every for rule in mask.rules if (every := rule.reads_all(own, device)) is not None]
+    return reduce(torch.logical_or, found) if found else None
 
 
-def _rule(
-    mask: Mask, block: Block, positions: Tensor, bias: PairBias | None, weights: Sequence[Tensor]
-) -> tuple[Tensor | None, Tensor | None]:
-    """What the queries of a block may read, and the bias of their scores: (B or 1, H or 1, T, N) or
-    None.
-    """
+def _block_mask(
+    mask: Mask,
+    block: Block,
+    positions: Tensor,
+    bias: PairBias | None,
+    weights: Sequence[Tensor],
+) -> tuple[Mask, Tensor | None]:
+    """What the queries of a block may read, and the bias of their scores (B or 1, H or 1, T, N)."""
     q = slice(mask.offset + block.queries.start, mask.offset + block.queries.stop)
-    table = mask.allowed(q, block.keys, positions, positions.device)
-    offsets = _bias(mask, q, block.keys, bias, weights)
+    part = MaskPart(mask, q, block.keys, positions.device, positions)
+    table, offsets = mask.allowed(part), _bias(part, bias, weights)
     if block.others is None or block.valid is None:
-        return table, offsets
-    far = mask.allowed(q, block.others, positions, positions.device)
+        return _mask_of(table), offsets
+    distant = replace(part, keys=block.others)
+    far = mask.allowed(distant)
     assert far is not None, "a local mask restricts distant keys"
     near = far.new_ones(()) if table is None else table
     near = near.expand(*far.shape[:3], block.keys.stop - block.keys.start)
     if offsets is not None:
-        more = _bias(mask, q, block.others, bias, weights)
+        more = _bias(distant, bias, weights)
         assert more is not None, "the same bias"
         offsets = torch.cat([offsets.expand(*more.shape[:2], -1, -1), more], -1)
-    return torch.cat([near, far & block.valid[:, :, None]], -1), offsets
+    return _mask_of(torch.cat([near, far & block.valid[:, :, None]], -1)), offsets
 
 
-def _bias(
-    mask: Mask, q: slice, k: slice | Tensor, bias: PairBias | None, weights: Sequence[Tensor]
-) -> Tensor | None:
-    counts = None if mask.blocks is None else mask.blocks.offsets(q, k)
-    found = None if bias is None else bias.compute(q, k, *weights)
-    return counts if found is None else found if counts is None else counts + found
+def _bias(part: MaskPart, bias: PairBias | None, weights: Sequence[Tensor]) -> Tensor | None:
+    added = part.mask.added(part)
+    if bias is None:
+        return added
+    found = bias.compute(part.queries, part.keys, *weights)
+    return found if added is None else added + found
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:

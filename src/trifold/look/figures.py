@@ -15,11 +15,12 @@ from trifold.errors import UsageError
 from trifold.look.session import Answer, Session
 from trifold.look.trace import check_index
 from trifold.nn.config_parts import RotaryScaling
-from trifold.nn.masks import Blocks, Mask, padding_mask
+from trifold.nn.masks import Mask, padding_mask
 from trifold.nn.packing import Packing
 from trifold.nn.positions import LearnedPositions, sinusoids
 from trifold.nn.relative import AlibiOffsets, RelativeOffsets, buckets, slopes
 from trifold.nn.rotary import SCALINGS, SCALINGS_BY_LENGTH, frequencies
+from trifold.nn.rules import BlockSparse, GlobalTokens, Order, Segment, Window
 from trifold.recipe import TrainSettings
 from trifold.text import Tokenizer
 from trifold.train.optimizers import learning_rate, peak_rate
@@ -180,21 +181,23 @@ def masks(session: Session) -> Answer:
         torch.tensor([[3, 7, 0, 9, 1, 11, 5, 2, 10, 4, 8, 6]]),
     )
     places, packing = torch.arange(12), Packing.of(torch.tensor([5, 3, 4]))
-    blocks = Blocks.of(None, 12, size=1, heads=1, random=1, seed=0, repeat=False)
+    blocks = BlockSparse.of(None, 12, size=1, heads=1, random=1, seed=0, repeat=False)
+    first = GlobalTokens((places == 0)[None])
+    all_real, permutation = torch.ones(1, 12, dtype=torch.bool), (Order(order),)
     kinds = {
         "full": Mask(),
         "3 tokens of padding": Mask(real),
         "causal": Mask(causal=True),
         "causal, with padding": Mask(real, causal=True),
-        "window of 4": Mask(window=4),
-        "causal window of 4": Mask(causal=True, window=4),
-        "window of 4, the first token global": Mask(window=4, globals=(places == 0)[None]),
-        "blocks of one token, one of them random": Mask(blocks=blocks),
-        "segments of 4, and 2 tokens before": Mask(causal=True, segment=(4, 2)),
+        "window of 4": Mask(rules=(Window(4),)),
+        "causal window of 4": Mask(causal=True, rules=(Window(4),)),
+        "window of 4, the first token global": Mask(rules=(Window(4), first)),
+        "blocks of one token, one of them random": Mask(rules=(blocks,)),
+        "segments of 4, and 2 tokens before": Mask(causal=True, rules=(Segment(4, 2),)),
         "8 tokens in a cache": Mask(causal=True, offset=8),
-        "prefix of 4": Mask(order=(places - 3).clamp_min(0)[None]),
-        "permutation": Mask(order=order),
-        "query stream of the permutation": Mask(order=order, query_index=places[None]),
+        "prefix of 4": Mask(rules=(Order((places - 3).clamp_min(0)[None]),)),
+        "permutation": Mask(rules=permutation),
+        "query stream of the permutation": Mask(all_real, queries=places[None], rules=permutation),
     }
     found = {}
     for name, mask in kinds.items():

@@ -25,17 +25,12 @@ from trifold.nn.layers import LayerNorm
 from trifold.nn.masks import PairBias
 from trifold.nn.ops import share_keys
 from trifold.nn.relative import RelativeScores
+from trifold.nn.spans import Spans
 from trifold.nn.stack import ConvolutionBlock, ReversibleBlock
 from trifold.pipeline import Pipeline
 from trifold.text import TokenizerSettings, train_tokenizer
 
 MAX_OPERAND = 2**14  # elements; larger operands are left out
-_RULES = {
-    "window": "window",
-    "segment": "segments",
-    "blocks": "sparse blocks",
-    "globals": "global tokens",
-}
 _ONE_STEP = {"GlobalAttention": "Attention; of global tokens with their own W_q, W_k and W_v"}
 
 
@@ -75,8 +70,8 @@ def walkthrough(trace: Trace, side: str | None = None, position: int = -1) -> li
             x = steps.add("two streams", "[x; x]", x.repeat(1, 1, 2), x=x)
         for layer, number in enumerate(stack.order):
             steps.place, inputs = f"layer {layer + 1}: ", next(calls[number]).args[1]
-            if layer == 0 and inputs.mask.spans is not None:
-                x = inputs.mask.spans.rows(x)
+            if layer == 0 and (spans := inputs.mask.rule(Spans)) is not None:
+                x = spans.rows(x)
             x = steps.block(stack.blocks[number], x, inputs, f"{side}.blocks.{layer}")
         steps.place = ""
         x = steps.norm("final norm", stack.final_norm, x, f"{side}.final_norm")
@@ -261,8 +256,8 @@ class _Steps(list[Step]):
         if isinstance(bias, PairBias):
             bias = bias.dense(*s.shape[-2:])
         if (offsets := mask.additive(s.shape[-2], s.shape[-1], s, bias)) is not None:
-            rules = [rule for field, rule in _RULES.items() if getattr(mask, field) is not None]
-            title = f"mask ({', '.join(rules)}) and offsets" if rules else "mask and offsets"
+            rules = "; ".join(rule.sentence for rule in mask.rules)
+            title = f"mask ({rules}) and offsets" if rules else "mask and offsets"
             s = self.add(title, "s_j + o_j", s + offsets, s=s, o=offsets.expand_as(s))
         self.equals(f"{point}.scores")
         formula, weights = "exp(s_j) / Σ exp(s_i)", s.softmax(-1)

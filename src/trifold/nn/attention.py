@@ -5,7 +5,7 @@ Equation 1 is `ops.attend`. Shapes: B batch, T queries, S keys, H heads, D head 
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from trifold.nn.relative import (
     ScoreBias,
 )
 from trifold.nn.rotary import Rotation
+from trifold.nn.rules import GlobalTokens, Summaries
 
 
 def split_heads(x: Tensor, width: int) -> Tensor:
@@ -38,6 +39,10 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
+Memo: TypeAlias = dict[int, Tensor]
+"""What a layer remembers of a forward pass that is computed again, as reversible blocks are."""
+
+
 class AttentionInputs(NamedTuple):
     """What attention reads besides states."""
 
@@ -45,6 +50,7 @@ class AttentionInputs(NamedTuple):
     bias: ScoreBias | None = None
     rotary: Rotation | None = None
     cache: LayerCache | None = None
+    memo: Memo | None = None
 
 
 class Attention(nn.Module):
@@ -101,18 +107,18 @@ class Attention(nn.Module):
         bias: ScoreBias | None = None,
         rotary: Rotation | None = None,
         cache: LayerCache | None = None,
+        memo: Memo | None = None,
     ) -> Tensor:
         """x (B, T, E) -> (B, T, E), or packed (1, N, E) -> (1, N, E) if the mask has a packing.
 
         `memory` is not read if the cache already holds its keys and values.
         """
-        return self.o_proj(
-            ops.attention(self, x, memory, AttentionInputs(mask, bias, rotary, cache))
-        )
+        inputs = AttentionInputs(mask, bias, rotary, cache, memo)
+        return self.o_proj(ops.attention(self, x, memory, inputs))
 
     def attend(self, x: Tensor, memory: Tensor | None, inputs: AttentionInputs) -> Tensor:
         """Project, rotate, cache, attend: x (B, T, E) -> all heads, concatenated (B, T, H·D)."""
-        mask, _, rotary, cache = inputs
+        mask, rotary, cache = inputs.mask, inputs.rotary, inputs.cache
         if memory is not None:
             q = self._heads(self.normed(self.q_norm, self.q_proj(x)), mask.packing)
             k, v = self._memory_keys(memory, mask.key_packing, cache)
@@ -224,14 +230,15 @@ class GlobalAttention(Attention):
     def attend(self, x: Tensor, memory: Tensor | None, inputs: AttentionInputs) -> Tensor:
         """See `Attention.attend`."""
         mask, out = inputs.mask, super().attend(x, memory, inputs)
-        if mask.globals is None or not bool(mask.globals.any()):
+        rule = mask.rule(GlobalTokens)
+        if rule is None or not bool(rule.tokens.any()):
             return out
-        grid, out = (
-            (x, out) if mask.packing is None else (mask.packing.grid(x), mask.packing.grid(out))
-        )
-        rows, columns = mask.globals.expand(len(grid), -1).nonzero(as_tuple=True)
-        cells = (mask.globals.cumsum(1) - 1).expand(len(grid), -1)[rows, columns]
-        few = grid.new_zeros(len(grid), int(mask.globals.sum(1).max()), grid.shape[2])
+        grid = x
+        if mask.packing is not None:
+            grid, out = mask.packing.grid(x), mask.packing.grid(out)
+        rows, columns = rule.tokens.expand(len(grid), -1).nonzero(as_tuple=True)
+        cells = (rule.tokens.cumsum(1) - 1).expand(len(grid), -1)[rows, columns]
+        few = grid.new_zeros(len(grid), int(rule.tokens.sum(1).max()), grid.shape[2])
         q = self.global_q_proj(few.index_put((rows, cells), grid[rows, columns])) * self.query_scale
         q, k, v = (
             split_heads(y, self.head_width)
@@ -254,9 +261,9 @@ class SummaryAttention(Attention):
 
     def attend(self, x: Tensor, memory: Tensor | None, inputs: AttentionInputs) -> Tensor:
         """See `Attention.attend`. The mask and the bias have the summaries after the tokens."""
-        mask = inputs.mask
-        assert mask.summaries is not None, "the stack adds summaries to the mask"
-        sums = mask.summaries.sums(x if mask.packing is None else mask.packing.grid(x))
+        mask, summaries = inputs.mask, inputs.mask.rule(Summaries)
+        assert summaries is not None, "the stack adds summaries to the mask"
+        sums = summaries.sums(x if mask.packing is None else mask.packing.grid(x))
         q, k, v = self._projections(x, mask.packing)
         more = self._memory_keys(self.summary_norm(sums), None, None)
         k, v = (torch.cat(both, 2) for both in zip((k, v), more, strict=True))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from trifold.nn import ops
-from trifold.nn.attention import merge_heads, split_heads
+from trifold.nn.attention import Memo, merge_heads, split_heads
 from trifold.nn.cache import LayerCache
 from trifold.nn.config import ModelConfig
 from trifold.nn.hooks import HookPoint
@@ -62,6 +62,7 @@ class LatentAttention(nn.Module):
         bias: ScoreBias | None = None,
         rotary: Rotation | None = None,
         cache: LayerCache | None = None,
+        memo: Memo | None = None,
     ) -> Tensor:
         """x (B, T, E) -> (B, T, E), or packed (1, N, E) -> (1, N, E) if the mask has a packing."""
         assert memory is None, "latent attention reads its own input"

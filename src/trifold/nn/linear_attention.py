@@ -56,6 +56,7 @@ class KernelAttention(Attention):
     def weigh(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
         """See `Attention.weigh`."""
         mask, cache = inputs.mask, inputs.cache
+        assert mask.has_only(), "sums read every real key"
         q, k, v = ops.share_keys(q, k, v)
         real = (
             v.new_ones(1, 1, k.shape[2], 1)
@@ -124,6 +125,7 @@ class LowRankAttention(Attention):
 
     def weigh(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
         """See `Attention.weigh`. Padding is left out of the mixtures, which count real tokens."""
+        assert inputs.mask.has_only(), "mixtures read every real key"
         if (keys := inputs.mask.keys) is not None:
             order = keys.long().argsort(dim=1, descending=True, stable=True)[:, None, :, None]
             k, v = ((x * keys[:, None, :, None]).gather(2, order.expand(x.shape)) for x in (k, v))

@@ -28,10 +28,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trifold.nn import ops
-from trifold.nn.attention import Attention, AttentionInputs
+from trifold.nn.attention import Attention, AttentionInputs, Memo
 from trifold.nn.config import ModelConfig
 from trifold.nn.layers import Dropout
-from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
 from trifold.nn.rng import recompute, thread_rng
 
@@ -64,20 +63,19 @@ class LSHAttention(Attention):
 
     def weigh(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
         """See `Attention.weigh`."""
-        mask = inputs.mask
-        assert inputs.bias is None and mask.order is None, "chunks have no offsets of scores"
+        assert inputs.bias is None and inputs.mask.has_only(), "chunks have no biases and rules"
         if not self.watched:
-            return self._by_length(q, k, v, mask)
+            return self._by_length(q, k, v, inputs)
         # The weights are the output for values that are the unit vectors; the scores are their
         # logarithms.
         units = torch.eye(v.shape[2], dtype=v.dtype, device=v.device).expand(*v.shape[:2], -1, -1)
-        weights = self._by_length(q, k, units, mask)
+        weights = self._by_length(q, k, units, inputs)
         scores = self.scores(weights.clamp_min(torch.finfo(weights.dtype).tiny).log())
         return self.pattern(scores.exp()) @ v
 
-    def _by_length(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    def _by_length(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
         """(B, H, T, D) -> (B, H, T, D), the rows of each padded length together."""
-        rows, _, tokens, _ = v.shape
+        mask, (rows, _, tokens, _) = inputs.mask, v.shape
         real = mask.keys if mask.packing is None else mask.packing.attend
         real = torch.ones(rows, tokens, dtype=torch.bool, device=v.device) if real is None else real
         counts = real.sum(1)
@@ -88,27 +86,28 @@ class LSHAttention(Attention):
         for length in lengths[counts > 0].unique().tolist():
             index = (lengths == length).nonzero()[:, 0]
             found = self._of_length(
-                *(x.index_select(0, index) for x in (q, k, v, real)), mask=mask, length=length
+                *(x.index_select(0, index) for x in (q, k, v, real)), inputs=inputs, length=length
             )
             out = out.index_copy(0, index, found)
         return out[:, :, :tokens]
 
     def _of_length(
-        self, q: Tensor, k: Tensor, v: Tensor, real: Tensor, *, mask: Mask, length: int
+        self, q: Tensor, k: Tensor, v: Tensor, real: Tensor, *, inputs: AttentionInputs, length: int
     ) -> Tensor:
         """(B, H, T, D) -> (B, H, T, D), where `real` (B, T) tokens count, padded to L = length.
 
         If there are many scores, one head at a time, and again in the backward pass.
         """
+        causal = inputs.mask.causal
         if self.sorts and length > self.chunk:
-            order = self.order(k, real, length, mask)
+            order = self.order(k, real, length, inputs.memo)
         else:
             order = real.long().argsort(dim=1, descending=True, stable=True)[:, None, None]
         order = order.expand(-1, q.shape[1], -1, -1)[..., :length]  # (B, H, R, L)
         if order.numel() * 2 * self.chunk <= MAX_SCORES:
-            return self._attended(q, k, v, order, real, mask.causal)
+            return self._attended(q, k, v, order, real, causal)
         heads = zip(*(x.split(1, 1) for x in (q, k, v, order)), strict=True)
-        return torch.cat([recompute(self._attended, *head, real, mask.causal) for head in heads], 1)
+        return torch.cat([recompute(self._attended, *head, real, causal) for head in heads], 1)
 
     def _attended(
         self, q: Tensor, k: Tensor, v: Tensor, order: Tensor, real: Tensor, causal: bool
@@ -152,16 +151,16 @@ class LSHAttention(Attention):
         return (out * (z - z.logsumexp(2, keepdim=True)).exp().to(out.dtype)).sum(2)
 
     @torch.no_grad()
-    def order(self, k: Tensor, real: Tensor, length: int, mask: Mask) -> Tensor:
+    def order(self, k: Tensor, real: Tensor, length: int, memo: Memo | None) -> Tensor:
         """k (B, H, T, D), real (B, T) -> (B, H, R, T), the tokens of each round by bucket, then by
-        position; padding is last.
+        position; padding is last. memo: the orders of a first run by length, which are repeated.
         """
         # A second run, which repeats the order, draws the seed too: dropout draws from the same
         # generator.
         seed = self.seed or 0
         if self.seed is None and self.training:
             seed = int(torch.randint(2**32, (), generator=thread_rng()))
-        orders = {} if mask.orders is None else mask.orders
+        orders = {} if memo is None else memo
         if length not in orders:
             sizes = self.buckets or default_buckets(length, self.chunk, self.max_positions)
             shape = (k.shape[1], k.shape[3], self.hashes, sum(sizes) // 2)

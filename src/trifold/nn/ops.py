@@ -126,17 +126,18 @@ def attend(
     rows = q.shape[0]
     q, k, v = share_keys(q, k, v)
     scores = torch.matmul(q * (1 / math.sqrt(q.shape[-1])), k.transpose(-1, -2))
+    queries, keys = scores.shape[-2:]
     if soft_cap is not None:
         scores = soft_cap * torch.tanh(scores / soft_cap)
     if bias is not None and not isinstance(bias, Tensor):
-        bias = bias.dense(*scores.shape[-2:])
-    offsets = mask.additive(scores.shape[-2], scores.shape[-1], scores, bias)
+        bias = bias.dense(queries, keys)
+    offsets = mask.additive(queries, keys, scores, bias)
     if offsets is not None:
         scores = scores + offsets
     if hooks is not None:
         scores = hooks.scores(scores)
     masked = None
-    if offsets is not None and mask.has_fully_masked_rows:
+    if offsets is not None and mask.has_fully_masked_rows(queries, keys, scores.device):
         # A softmax over -inf only would give NaN gradients, so fully masked rows become 0 before
         # it.
         masked = (offsets == float("-inf")).all(-1, keepdim=True)

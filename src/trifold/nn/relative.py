@@ -33,6 +33,7 @@ from trifold.nn.config import ModelConfig
 from trifold.nn.layers import Dropout, Linear, new_norm
 from trifold.nn.masks import Mask, PairBias, at_pairs
 from trifold.nn.positions import sinusoids
+from trifold.nn.rules import Summaries
 
 # --- relative: learned buckets --------------------------------------------------------------------
 
@@ -78,12 +79,8 @@ class RelativeOffsets(nn.Module):
     ) -> Tensor | PairBias:
         """-> (B or 1, H, T, S)."""
         is_long = queries > self.window and not mask.offset
-        if is_long or mask.summaries is not None:
-            weights = (
-                (self.weight,)
-                if self.summary_weight is None
-                else (self.weight, self.summary_weight)
-            )
+        if is_long or self.summary_weight is not None:
+            weights = tuple(w for w in (self.weight, self.summary_weight) if w is not None)
             bias = PairBias(weights, partial(self._of_pairs, mask, mask.positions(queries, device)))
             keys = queries if mask.keys is None else mask.keys.shape[1]
             return bias if is_long else bias.dense(queries, keys)
@@ -95,11 +92,11 @@ class RelativeOffsets(nn.Module):
     ) -> Tensor:
         own, others = at_pairs(positions, q, k)
         index = self._buckets(others - own, mask)
-        if mask.summaries is not None:
-            blocks = mask.summaries.blocks
+        if (summaries := mask.rule(Summaries)) is not None:
+            blocks = summaries.blocks
             own, others = at_pairs(blocks, q, k)
             numbers = torch.arange(blocks.shape[1], device=blocks.device)[None]
-            is_summary = at_pairs(numbers, q, k)[1] >= mask.summaries.tokens
+            is_summary = at_pairs(numbers, q, k)[1] >= summaries.tokens
             index = torch.where(
                 is_summary, len(weights[0]) + self._buckets(others - own, mask), index
             )

@@ -25,7 +25,8 @@ from trifold.nn import ops
 from trifold.nn.attention import Attention, AttentionInputs
 from trifold.nn.cache import SpanKeys
 from trifold.nn.config import ModelConfig
-from trifold.nn.masks import Mask, PairBias, pair_numbers
+from trifold.nn.masks import Mask, MaskPart, PairBias, Rule
+from trifold.nn.rules import Table
 
 LEVELS = 10  # this level and all above it share their b
 
@@ -58,13 +59,17 @@ def walk(tokens: Tensor, k: int, levels: int) -> Iterator[Tensor]:
         high, end = low >> 1, -(-rest >> 1)
 
 
-class Spans:
+class Spans(Rule):
     """Rows of the tokens x (B, T, E), or packed (1, N, E): the real ones first, and their M spans,
-    level by level.
+    level by level. As a rule, which of these keys a token reads.
 
-    mask: which keys of a row are real, and which of them a token reads. all_levels: also spans that
-    only later tokens read, for a cache.
+    mask: which keys of a row are real, with this rule. all_levels: also spans that only later
+    tokens read, for a cache.
     """
+
+    is_lifted = True
+    may_forbid_all = False
+    counts_real = False
 
     def __init__(self, mask: Mask, x: Tensor, k: int, *, all_levels: bool = False) -> None:
         packing, keys = mask.packing, mask.keys if mask.packing is None else mask.packing.attend
@@ -85,7 +90,9 @@ class Spans:
             torch.arange(stop - start) << level
             for level, (start, stop) in enumerate(pairwise(starts))
         ]
-        self.mask = Mask(torch.cat(firsts).to(x.device) < keys.sum(1, keepdim=True), spans=self)
+        real = torch.cat(firsts).to(x.device) < keys.sum(1, keepdim=True)
+        self.mask = Mask(real, rules=(self,))
+        self._blocks: dict[tuple[int, int], tuple[slice, Tensor]] = {}
         each = [
             span_slots(torch.tensor(level), first >> level) for level, first in enumerate(firsts)
         ]
@@ -122,8 +129,50 @@ class Spans:
 
     def bias(self, q: slice, k: slice | Tensor, offsets: Tensor) -> Tensor:
         """b for some tokens and keys; see `PairBias`."""
-        rows = self.places(*pair_numbers(q, k, offsets.device)).clamp_min(0)
+        part = MaskPart(self.mask, q, k, offsets.device)
+        rows = self.places(part.query_numbers, part.key_numbers).clamp_min(0)
         return F.embedding(rows.view(1, *rows.shape[-2:]), offsets).permute(0, 3, 1, 2)
+
+    @property
+    def sentence(self) -> str:
+        return f"the nearest {self.k} tokens, and spans of those farther away"
+
+    def allowed(self, part: MaskPart) -> Tensor:
+        return self.places(part.query_numbers, part.key_numbers) >= 0
+
+    def reach(self, causal: bool) -> tuple[int, int]:
+        return self.k, self.k * (len(self.bounds) - 1)
+
+    def near(self, queries: slice, keys: int, causal: bool) -> slice:
+        """The tokens that a block of tokens reads."""
+        return self._block(queries)[0]
+
+    def others(self, queries: slice, keys: int) -> tuple[Tensor, Tensor]:
+        """The spans that a block of tokens reads."""
+        spans = self._block(queries)[1]
+        return spans, torch.ones_like(spans, dtype=torch.bool)
+
+    def _block(self, queries: slice) -> tuple[slice, Tensor]:
+        """The slice of tokens, and the spans of each higher level (1, 1, N), that a block of tokens
+        reads.
+        """
+        if (queries.start, queries.stop) not in self._blocks:
+            self._blocks[queries.start, queries.stop] = self._find_block(queries)
+        return self._blocks[queries.start, queries.stop]
+
+    def _find_block(self, queries: slice) -> tuple[slice, Tensor]:
+        firsts, read = torch.tensor(self.starts), []
+        for side, (low, high, _) in enumerate(self.bounds[..., queries].cpu()):
+            first, last = low.amin(1), high.amax(1)
+            if side:
+                first, last = -high.amax(1), -low.amin(1)
+            first = first.clamp_min(0) + firsts[:-1]
+            last = last.minimum(firsts.diff()) + firsts[:-1]
+            pairs = torch.stack((first, last), 1).tolist()
+            read += [torch.arange(*each) for each in pairs if each[0] < each[1]]
+        keys = torch.cat(read).unique()
+        tokens, spans = keys[keys < firsts[1]].tolist(), keys[keys >= firsts[1]]
+        return slice(tokens[0], tokens[-1] + 1), spans[None, None].to(self.bounds.device)
 
 
 class SpanStep(Spans):
@@ -154,7 +203,7 @@ class SpanStep(Spans):
         rows = (levels.clamp_max(LEVELS) * (k + 2) + end - spans).where(exist, 0)
         slots = span_slots(levels, spans).where(exist, 0)
         self.read = slots.flatten(1), exist.flatten(1), rows.flatten(1)
-        self.mask = Mask(spans=self)
+        self.mask = Mask(rules=(self,))
 
 
 def span_slots(levels: Tensor, spans: Tensor) -> Tensor:
@@ -174,7 +223,7 @@ class SpanAttention(Attention):
 
     def weigh(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
         """See `Attention.weigh`."""
-        mask, spans = inputs.mask, inputs.mask.spans
+        mask, spans = inputs.mask, inputs.mask.rule(Spans)
         assert spans is not None, "the stack adds the spans"
         if inputs.cache is not None:
             assert isinstance(inputs.cache.own, SpanKeys), "see `Transformer.new_cache`"
@@ -206,7 +255,7 @@ class SpanAttention(Attention):
         """
         slots, exist, rows = spans.read
         bias = F.embedding(rows, self.offsets).mT[:, :, None]
-        inputs = AttentionInputs(Mask(table=exist[:, None, None]), bias)
+        inputs = AttentionInputs(Mask(rules=(Table(exist[:, None, None]),)), bias)
         outs = [super().weigh(q[:, :, :1], _at(k, slots), _at(v, slots), inputs)]
         for level in range(1, len(spans.levels)):
             tokens = (spans.own >> level << level) + torch.arange(1 << level, device=q.device)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trifold.nn import ops
-from trifold.nn.attention import Attention, GlobalAttention, SummaryAttention
+from trifold.nn.attention import Attention, GlobalAttention, Memo, SummaryAttention
 from trifold.nn.cache import Cache, LayerCache, StackInputs
 from trifold.nn.config import ModelConfig
 from trifold.nn.config_parts import Recurrence
@@ -24,10 +24,11 @@ from trifold.nn.latent import LatentAttention
 from trifold.nn.layers import ACTIVATIONS, Dropout, FeedForward, Residual, new_norm
 from trifold.nn.linear_attention import KernelAttention, LowRankAttention
 from trifold.nn.lsh import LSHAttention
-from trifold.nn.masks import Blocks, Mask
+from trifold.nn.masks import Mask, Rule
 from trifold.nn.relative import OFFSETS, ScoreBias
 from trifold.nn.reversible import Step, run_reversibly
 from trifold.nn.rotary import Rotary, Rotation
+from trifold.nn.rules import BlockSparse, Segment, Window, with_summaries
 from trifold.nn.spans import SpanAttention, Spans, SpanStep
 
 
@@ -35,7 +36,8 @@ class LayerInputs(NamedTuple):
     """What every layer of a stack reads besides x: masks, a memory (B, S, E), and positions in
     attention scores.
 
-    local_rotary: the rotations of layers with a window, if they have their own.
+    local_rotary: the rotations of layers with a window, if they have their own. memo: of a layer
+        that is computed again.
     """
 
     mask: Mask
@@ -44,6 +46,7 @@ class LayerInputs(NamedTuple):
     bias: ScoreBias | None = None
     rotary: Rotation | None = None
     local_rotary: Rotation | None = None
+    memo: Memo | None = None
 
 
 def self_attention(config: ModelConfig, layer: int) -> nn.Module:
@@ -157,6 +160,7 @@ class ReversibleBlock(Block):
             "bias": inputs.bias,
             "rotary": inputs.rotary,
             "cache": cache,
+            "memo": inputs.memo,
         }
         return (self.self_attention, options), (self.feed_forward, {})
 
@@ -288,9 +292,9 @@ class Stack(nn.Module):
         if config.recurrence is not None:
             if cache is None and torch.is_grad_enabled() and not self._is_watched():
                 return self._recurrent(x, mask, config.recurrence)
-            mask = replace(mask, segment=(config.recurrence.size, config.recurrence.reach))
+            mask = _with_rule(mask, Segment(config.recurrence.size, config.recurrence.reach))
         if config.summary_block is not None:
-            mask = mask.with_summaries(config.summary_block, queries, x.device)
+            mask = with_summaries(mask, config.summary_block, queries, x.device)
         bias = None if self.offsets is None else self.offsets(mask, queries, x.device, segments)
         if self.rotary is not None and positions is None:
             positions = mask.positions(queries, x.device)[:, mask.offset : mask.offset + queries]
@@ -333,11 +337,9 @@ class Stack(nn.Module):
             block for number in self.order if type(block := self.blocks[number]) is ReversibleBlock
         ]
         if blocks and cache is None and torch.is_grad_enabled() and not self._is_watched():
-            steps, sorts = list[Step](), self.config.attention == "lsh"
+            steps = list[Step]()
             for block, own in zip(blocks, self._layer_inputs(inputs, tokens), strict=True):
-                steps += block.steps(
-                    own._replace(mask=replace(own.mask, orders={})) if sorts else own
-                )
+                steps += block.steps(own._replace(memo={}))
             return self.final_norm(run_reversibly(steps, x))
         caches: Sequence[LayerCache | None] = [None] * len(self.order)
         if cache is not None:
@@ -347,7 +349,7 @@ class Stack(nn.Module):
             self.order, self._layer_inputs(inputs, tokens), self.states, caches, strict=True
         ):
             x = self.run_block(self.blocks[number], x, own, layer_cache)
-            if (spans := own.mask.spans) is None:
+            if (spans := own.mask.rule(Spans)) is None:
                 x = state(x)
             elif state.watched:
                 x = spans.rows(state(spans.tokens(x)), x[:, spans.starts[1] :])
@@ -361,7 +363,7 @@ class Stack(nn.Module):
         found = dict[tuple[int | None, bool], LayerInputs]()
         for window, rotates in {*zip(self.windows, self.rotates, strict=True)}:
             rotary = inputs.rotary if window is None else inputs.local_rotary or inputs.rotary
-            mask = inputs.mask if window is None else replace(inputs.mask, window=window)
+            mask = inputs.mask if window is None else _with_rule(inputs.mask, Window(window))
             found[window, rotates] = inputs._replace(mask=mask, rotary=rotary if rotates else None)
         layers = [found[each] for each in zip(self.windows, self.rotates, strict=True)]
         if (sparse := self.config.sparse_blocks) is None:
@@ -369,8 +371,8 @@ class Stack(nn.Module):
         mask, repeat = inputs.mask, sparse.only_in_training and not self.training
         sizes = tokens, sparse.size, self.config.n_heads, sparse.random
         for layer, own in enumerate(layers):
-            blocks = Blocks.of(mask.keys, *sizes, seed=layer, repeat=repeat)
-            layers[layer] = own._replace(mask=replace(mask, blocks=blocks))
+            blocks = BlockSparse.of(mask.keys, *sizes, seed=layer, repeat=repeat)
+            layers[layer] = own._replace(mask=_with_rule(mask, blocks))
         return layers
 
     def _is_watched(self) -> bool:
@@ -379,8 +381,8 @@ class Stack(nn.Module):
 
     def _recurrent(self, x: Tensor, mask: Mask, recurrence: Recurrence) -> Tensor:
         """Segment after segment: each layer also attends to its last inputs of the segments before,
-        as constants (Dai et al. 2019, section 3.2). The values are those of `Mask.segment`; the
-        gradients end at segments.
+        as constants (Dai et al. 2019, section 3.2). The values are those of the rule `Segment`;
+        the gradients end at segments.
         """
         packing, attend, order = mask.packing, mask.keys, None
         if packing is not None:
@@ -416,7 +418,10 @@ class Stack(nn.Module):
         positions `query_index` (B, P), attends to x (B, T, E), and x to itself -> (B, P, E).
         """
         assert self.offsets is not None, "without offsets a query does not know its position"
-        query_mask = replace(mask, query_index=query_index)
+        keys = mask.keys
+        if keys is None:
+            keys = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        query_mask = replace(mask, keys=keys, queries=query_index)
         relations = self.offsets(mask, x.shape[1], x.device, segments)
         query_relations = self.offsets(query_mask, g.shape[1], x.device, segments)
         inputs = self._layer_inputs(LayerInputs(mask, bias=relations))
@@ -427,3 +432,7 @@ class Stack(nn.Module):
             if layer + 1 < len(self.order):  # no layer reads the last x
                 x = self.run_block(block, x, inputs[layer])
         return self.final_norm(g)
+
+
+def _with_rule(mask: Mask, rule: Rule) -> Mask:
+    return replace(mask, rules=(*mask.rules, rule))

@@ -25,8 +25,9 @@ from trifold.nn.embeddings import Embeddings, Inputs, PatchEmbeddings, TokenEmbe
 from trifold.nn.heads import HEADS, NEEDS_POSITIONS, LanguageModelHead
 from trifold.nn.hooks import capture
 from trifold.nn.layers import Linear
-from trifold.nn.masks import Mask
+from trifold.nn.masks import Mask, Rule
 from trifold.nn.packing import Packing
+from trifold.nn.rules import GlobalTokens, Order
 from trifold.nn.stack import Stack
 
 
@@ -113,9 +114,14 @@ class Transformer(nn.Module):
         packing = inputs.packing
         attend = inputs.attend if packing is None else packing.attend
         inputs = replace(inputs, segments=self._segments(inputs))
+        rules: list[Rule] = []
+        if inputs.order is not None:
+            rules.append(Order(inputs.order))
+        if (tokens := self._globals(inputs)) is not None:
+            rules.append(GlobalTokens(tokens))
         hidden = self.encoder(
             self.encoder_embeddings(inputs),
-            Mask(attend, order=inputs.order, packing=packing, globals=self._globals(inputs)),
+            Mask(attend, packing=packing, rules=tuple(rules)),
             positions=inputs.positions,
             segments=self._score_segments(inputs),
         )
@@ -131,7 +137,7 @@ class Transformer(nn.Module):
         assert inputs.packing is None and inputs.order is not None, (
             "a query stream needs an order, unpacked"
         )
-        mask = Mask(inputs.attend, order=inputs.order)
+        mask = Mask(inputs.attend, rules=(Order(inputs.order),))
         g, x = embeddings.query_vectors(query_index), embeddings(inputs)
         return self.encoder.query_stream(g, x, mask, query_index, self._score_segments(inputs))
 
