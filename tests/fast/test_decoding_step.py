@@ -212,7 +212,7 @@ def assert_close(got: Tensor, expected: Tensor, limit: float) -> None:
 
 def is_compiled(cache: Cache) -> bool:
     translation = step._translations.get(cache)
-    return translation is not None and translation[1] is not None
+    return translation is not None and translation.decoder is not None
 
 
 @all_configs

@@ -23,6 +23,7 @@ from trifold.fast.layers import concatenated_linears
 from trifold.fast.sparse import sparse_attend, supports_sparse_attend
 from trifold.fast.thread_pool import DTYPES, execute_one
 from trifold.nn.attention import Attention, AttentionInputs
+from trifold.nn.gradients import first_order
 from trifold.nn.latent import LatentAttention
 from trifold.nn.layers import Dropout
 from trifold.nn.masks import Mask, PairBias
@@ -58,7 +59,7 @@ def attend(
     if isinstance(bias, PairBias):
         bias = bias.dense(q.shape[2], k.shape[2])
     reads_weights = hooks is not None or sinks is not None or (drop is not None and drop.active)
-    if not reads_weights and k.shape == v.shape and supports_attend_one_query(q, k, mask):
+    if not reads_weights and supports_attend_one_query(q, k, v, mask, bias):
         return attend_one_query(q, k, v, mask, bias, soft_cap)
     trains_bias = bias is not None and bias.requires_grad and torch.is_grad_enabled()
     if trains_bias or soft_cap is not None or reads_weights:
@@ -88,22 +89,34 @@ def _is_only_causal(mask: Mask, keys: int) -> bool:
 # --- one query per row ----------------------------------------------------------------------------
 
 
-def supports_attend_one_query(q: Tensor, k: Tensor, mask: Mask) -> bool:
-    """Whether q (R, H, T, D) has one query per row, large heads and no gradient, and the mask is
-    supported.
+def supports_attend_one_query(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None
+) -> bool:
+    """Whether q (R, H, T, D) has one query per row, large heads and no gradient, and keys, values,
+    mask and bias have the layouts that the instruction reads.
     """
-    return (
-        q.shape[2] == 1
-        and q.shape[1] * q.shape[3] >= MIN_WIDTH
-        and not torch.is_grad_enabled()
-        and q.device.type == "cpu"
-        and k.dtype in DTYPES
-        and mask.packing is None
-        and mask.has_only(Window)
-        and (mask.rule(Window) is None or (mask.causal and mask.keys is None))
-        and (not mask.causal or k.shape[2] <= mask.offset + 1)
-        and compiled_interpreter() is not None
-    )
+    if q.shape[2] != 1 or q.shape[1] * q.shape[3] < MIN_WIDTH or not q.numel():
+        return False
+    if torch.is_grad_enabled() or q.device.type != "cpu" or compiled_interpreter() is None:
+        return False
+    if k.shape != v.shape or k.dtype is not v.dtype or k.dtype not in DTYPES:
+        return False
+    if bias is not None and bias.shape[1] != q.shape[1]:
+        return False
+    return _supports_mask(mask, k)
+
+
+def _supports_mask(mask: Mask, k: Tensor) -> bool:
+    """Whether the instruction for one query can read the keys that the mask allows: the last ones,
+    and those that are real.
+    """
+    if mask.packing is not None or not mask.has_only(Window):
+        return False
+    if mask.keys is not None and len(mask.keys) != len(k):
+        return False
+    if mask.causal and k.shape[2] > mask.offset + 1:
+        return False
+    return mask.rule(Window) is None or (mask.causal and mask.keys is None)
 
 
 def attend_one_query(
@@ -151,8 +164,8 @@ def attention(
     """See `nn.ops.attention`. Packed rows need no padded grid if the compiled loops support the
     layer.
     """
-    mask, is_plain = inputs.mask, inputs.bias is None and inputs.rotary is None
-    if mask.packing is None or not is_plain or not _supports_packed(layer, x, mask):
+    mask = inputs.mask
+    if mask.packing is None or not supports_packed_attention(layer, x, inputs):
         return layer.attend(x, memory, inputs)
     if memory is None:
         q, kv = concatenated_linears(x[0], (layer.q_proj, layer.k_proj, layer.v_proj)), None
@@ -162,9 +175,12 @@ def attention(
     return packed_attention(q, kv, mask.packing, keys, layer.head_width, causal=mask.causal)[None]
 
 
-def _supports_packed(layer: Attention, x: Tensor, mask: Mask) -> bool:
+def supports_packed_attention(layer: Attention, x: Tensor, inputs: AttentionInputs) -> bool:
     """Whether `packed_attention` supports this layer and these rows."""
+    mask = inputs.mask
     if mask.packing is None or not mask.has_only() or layer.watched or layer.drop.active:
+        return False
+    if inputs.bias is not None or inputs.rotary is not None or inputs.cache is not None:
         return False
     if type(layer) is not Attention or layer.q_norm is not None or layer.sinks is not None:
         return False
@@ -237,6 +253,7 @@ class _PackedAttention(torch.autograd.Function):
         return out
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         qs, ks, vs, *weights = ctx.saved_tensors
         gs = torch.empty_like(qs)

@@ -48,7 +48,8 @@ class CompiledDecoder:
 
     def __init__(self, stack: Any, like: Tensor, max_rows: int, *, int8_matmul: bool) -> None:
         self.max_rows, self.int8_matmul = max_rows, int8_matmul
-        self.hook_points = [module for module in stack.modules() if isinstance(module, Hookable)]
+        self.modules = list(stack.modules())
+        self.hook_points = [module for module in self.modules if isinstance(module, Hookable)]
         self.windows = np.array(
             [UNLIMITED if window is None else window for window in stack.windows]
         )
@@ -246,7 +247,10 @@ class CompiledDecoder:
             self._set(indices, cos=cos, sin=sin, interleaved=interleaved, **sizes)
         for indices, each in ((own, inputs.mask), (self.cross_attention, inputs.memory_mask)):
             if each is not None:  # keys (B, S) that are not padding
-                keys = None if each.keys is None else each.keys.contiguous()
+                keys = each.keys
+                if keys is not None:
+                    stored = rows if each is inputs.mask else self._memory_rows(cache)
+                    keys = keys.expand(stored, -1).contiguous()
                 self._set(indices, mask=keys, mask_stride=None if keys is None else keys.shape[1])
         ends = np.array([layer.own.next_slot() + 1 for layer in cache.layers])
         program["slot"][own], program["length"][own] = ends - 1, ends
@@ -272,6 +276,17 @@ class CompiledDecoder:
         for layer in cache.layers:
             layer.own.advance()
         return self.x[:rows, None].to(x.dtype, copy=True)
+
+    def is_observed(self) -> bool:
+        """Whether something reads the values between instructions: hook points or hooks."""
+        return any(point.watched for point in self.hook_points) or any(
+            module._forward_hooks or module._forward_pre_hooks for module in self.modules
+        )
+
+    def _memory_rows(self, cache: Cache) -> int:
+        memory = cache.layers[0].memory
+        assert memory is not None, "the prompt fills the keys of cross-attention"
+        return len(memory[0])
 
     def _set(self, indices: NDArray[np.int64], **fields: Field) -> None:
         """Set fields of some instructions for this step."""

@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trifold.fast import as_array, compiled_loops, supports_loops
+from trifold.fast.int8 import Int8Weight
+from trifold.nn.gradients import first_order
 from trifold.nn.losses import CHUNK
 from trifold.nn.ops import cross_entropy as plain_cross_entropy
 
@@ -31,9 +33,10 @@ def cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
     """See `nn.ops.cross_entropy`. Exact in fp32; in bf16 the probabilities are rounded, but not the
-    sums.
+    sums. float64, int8 weights and automatic casts use the plain operation.
     """
-    if hidden.dtype is torch.float64:
+    is_cast = torch.is_autocast_enabled(hidden.device.type)
+    if hidden.dtype is torch.float64 or is_cast or isinstance(weight, Int8Weight):
         return plain_cross_entropy(hidden, weight, bias, targets, smoothing)
     if hidden.requires_grad or weight.requires_grad:
         return _LinearCrossEntropy.apply(hidden, weight, bias, targets, smoothing)  # type: ignore[no-any-return, no-untyped-call]
@@ -128,6 +131,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss, nll
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight, d_bias = ctx.saved_tensors
         scale = gradients[0]

@@ -6,15 +6,15 @@ unless all weights are int8; gradients; windows over padded rows; unknown module
 stacks with fewer than MIN_WEIGHTS weights, for which the compilation takes longer than it saves.
 """
 
-from typing import TypeAlias
-from weakref import WeakKeyDictionary
+from typing import NamedTuple
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 
 from trifold.fast import compiled_interpreter
 from trifold.fast.compiled_decoder import CompiledDecoder, sublayers
-from trifold.fast.instruction import ACTIVATIONS
+from trifold.fast.instruction import ACTIVATIONS as INSTRUCTIONS
 from trifold.fast.int8 import Int8Weight, int_mm_is_exact
 from trifold.fast.int8_training import Int8TrainedLinear
 from trifold.fast.layers import FEW_ROWS
@@ -22,18 +22,32 @@ from trifold.fast.thread_pool import DTYPES, is_readable
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache, SlidingKeys
 from trifold.nn.hooks import HookPoint
-from trifold.nn.layers import Dropout, FeedForward, LayerNorm, Linear, RMSNorm
+from trifold.nn.layers import (
+    ACTIVATIONS,
+    Dropout,
+    FeedForward,
+    LayerNorm,
+    Linear,
+    RMSNorm,
+)
 from trifold.nn.ops import decoding_step as plain_decoding_step
-from trifold.nn.stack import LayerInputs, Stack
+from trifold.nn.stack import Block, LayerInputs, ParallelBlock, Stack
 
 MIN_WEIGHTS = 4 * 10**6  # of a stack
+BLOCKS = (Block, ParallelBlock)
 SUPPORTED = (
     *(Attention, FeedForward, Linear, Int8TrainedLinear, LayerNorm, RMSNorm),
     *(nn.Identity, Dropout, HookPoint),
 )
 
-Translation: TypeAlias = tuple[range, CompiledDecoder | None]
-"""Numbers of rows, and the compiled decoder for them; None if not supported."""
+
+class Translation(NamedTuple):
+    """A compiled decoder for a stack and some numbers of rows; None if it is not supported."""
+
+    stack: ReferenceType[Stack]
+    rows: range
+    decoder: CompiledDecoder | None
+
 
 _translations: WeakKeyDictionary[Cache, Translation] = WeakKeyDictionary()
 
@@ -63,23 +77,22 @@ def _compiled_decoder(
         return None
     if mask.keys is not None and any(window is not None for window in stack.windows):
         return None
-    rows, translation = x.shape[0], _translations.get(cache)
-    if translation is None or rows not in translation[0]:
+    rows, found = x.shape[0], _translations.get(cache)
+    if found is None or rows not in found.rows or found.stack() is not stack:
         numbers = range(1, FEW_ROWS + 1) if rows <= FEW_ROWS else range(FEW_ROWS + 1, rows + 1)
         decoder = None
         if is_supported(stack, cache, x):
             decoder = CompiledDecoder(stack, x, numbers[-1], int8_matmul=rows > FEW_ROWS)
-        _translations[cache] = translation = numbers, decoder
-    decoder = translation[1]
-    if decoder is None or any(point.watched for point in decoder.hook_points):
-        return None
-    return decoder
+        _translations[cache] = found = Translation(ref(stack), numbers, decoder)
+    return None if found.decoder is None or found.decoder.is_observed() else found.decoder
 
 
 def is_supported(stack: Stack, cache: Cache, x: Tensor) -> bool:
     """Whether the stack is large enough and instructions exist for all its modules and this number
     of rows.
     """
+    if any(type(block) not in BLOCKS for block in stack.blocks):
+        return False
     weights = [module.weight for module in stack.modules() if isinstance(module, Linear)]
     if sum(weight.shape[0] * weight.shape[1] for weight in weights) < MIN_WEIGHTS:
         return False
@@ -97,9 +110,6 @@ def is_supported(stack: Stack, cache: Cache, x: Tensor) -> bool:
         all(type(module) in SUPPORTED and _has_instructions(module) for module in modules)
         and all(getattr(part, "scale", 1) == 1 for part in parts)
         and all(buffers is not None and buffers[0].dtype in DTYPES for buffers in stored)
-        and not any(
-            module._forward_hooks or module._forward_pre_hooks for module in stack.modules()
-        )
         and all(is_readable(weight) for weight in weights)
         and compiled_interpreter() is not None
     )
@@ -110,5 +120,7 @@ def _has_instructions(module: nn.Module) -> bool:
     if isinstance(module, Attention):
         return module.sinks is None
     if isinstance(module, FeedForward):
-        return module.limit is None and module.activation_name in ACTIVATIONS
-    return True
+        name = module.activation_name
+        is_known = name in INSTRUCTIONS and module.activation is ACTIVATIONS.get(name)
+        return is_known and module.limit is None
+    return not (isinstance(module, Dropout) and module.active)

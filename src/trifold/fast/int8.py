@@ -67,6 +67,15 @@ class Int8Weight(nn.Module):
             values[part] = (chunk * inverse[:, None]).round_().to(torch.int8)
         return cls(values, scales, dtype or matrix.dtype)
 
+    def _apply(self, change: Any, recurse: bool = True) -> Int8Weight:
+        """Move to a device, or change `dtype`; values and scales keep their types."""
+        self.dtype = change(torch.empty(0, dtype=self.dtype, device=self.scales.device)).dtype
+        self.values, scales = change(self.values), change(self.scales)
+        if scales.dtype is not torch.float32:
+            scales = self.scales.to(scales.device)
+        self.scales = scales
+        return self
+
     @property
     def shape(self) -> torch.Size:
         return self.values.shape
@@ -101,13 +110,21 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, values: Tensor, scales: Tensor) -> Tensor:
         ctx.save_for_backward(values, scales)
-        return (torch.matmul(x, values.to(x.dtype).T) * scales).to(x.dtype)
+        wide = _wide(x)
+        return (torch.matmul(wide, values.to(wide.dtype).T) * scales).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         values, scales = ctx.saved_tensors
         g = gradients[0]
-        return torch.matmul((g * scales).to(g.dtype), values.to(g.dtype)), None, None
+        wide = _wide(g)
+        d_x = torch.matmul((wide * scales).to(wide.dtype), values.to(wide.dtype))
+        return d_x.to(g.dtype), None, None
+
+
+def _wide(x: Tensor) -> Tensor:
+    """x in a type whose range covers its products with int8 values: not float16."""
+    return x.float() if x.dtype is torch.float16 else x
 
 
 Weight: TypeAlias = Tensor | Int8Weight

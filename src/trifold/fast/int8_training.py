@@ -20,11 +20,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from trifold.fast import as_array, compiled_loops, copy_parameter, trains_with_loops
 from trifold.fast.int8 import Int8Weight, int_mm_is_exact
 from trifold.nn import ops
+from trifold.nn.gradients import first_order
 from trifold.nn.layers import Linear
 from trifold.nn.stack import Stack
 
@@ -93,7 +93,7 @@ class _Int8Linear(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, x_scales, weight = ctx.saved_tensors
         g, (needs_dx, needs_dw, needs_db) = gradients[0].contiguous(), ctx.needs_input_grad

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
@@ -33,8 +32,8 @@ from trifold.fast.int8 import Int8Weight, Weight, int_mm_is_exact
 from trifold.fast.int8_training import Int8TrainedLinear, int8_training_linear
 from trifold.fast.openmp import adapt_to_contention
 from trifold.fast.thread_pool import DTYPES, execute_one, is_readable, matmul_fields
-from trifold.nn.layers import Linear
-from trifold.nn.lora import AdaptedLinear
+from trifold.nn.gradients import first_order
+from trifold.nn.layers import ACTIVATIONS, Linear
 from trifold.nn.ops import (
     activation_linear as plain_activation_linear,
     dropout as plain_dropout,
@@ -65,7 +64,7 @@ def linear(
         return few_row_linear(x, weight, bias).to(dtype or x.dtype)
     if not isinstance(weight, Int8Weight):
         return plain_linear(x, weight, bias, dtype)
-    if supports_int8_linear(x, weight):
+    if supports_int8_linear(x, weight) and (dtype or x.dtype) in DTYPES:
         return int8_linear(x, weight, bias, dtype)
     return weight.linear(x, bias).to(dtype or x.dtype)
 
@@ -150,23 +149,31 @@ def linears(x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
     Stacking copies the weights. That pays for many tokens, but not for a few (one decoding step),
     where the layers are called one by one.
     """
-    if x.numel() // x.shape[-1] < 64 or _separate(layers):
+    if x.numel() // x.shape[-1] < 64 or not all(map(is_matrix, layers)):
         return tuple(layer(x) for layer in layers)
     sizes = [len(layer.weight) for layer in layers]
     outputs: tuple[Tensor, ...] = concatenated_linears(x, layers).split(sizes, dim=-1)
     return outputs
 
 
-def _separate(layers: Sequence[Linear]) -> bool:
-    """Whether a layer is more than the product with a dense matrix."""
-    return any(
-        isinstance(layer.weight, Int8Weight) or isinstance(layer, AdaptedLinear) for layer in layers
+def is_matrix(layer: nn.Module) -> bool:
+    """Whether a layer is nothing but the product with a dense matrix: no adapter, no hook, no
+    weight in int8.
+    """
+    if type(layer) not in (Linear, Int8TrainedLinear) or isinstance(layer.weight, Int8Weight):
+        return False
+    hooks = (
+        layer._forward_hooks,
+        layer._forward_pre_hooks,
+        layer._backward_hooks,
+        layer._backward_pre_hooks,
     )
+    return not any(hooks)
 
 
 def concatenated_linears(x: Tensor, layers: Sequence[Linear]) -> Tensor:
     """The outputs of several layers on one input, concatenated (..., sum of outputs)."""
-    if _separate(layers):
+    if not all(map(is_matrix, layers)):
         return torch.cat([layer(x) for layer in layers], -1)
     weight = torch.cat([layer.weight for layer in layers])
     biases = tuple(layer.bias for layer in layers if layer.bias is not None)
@@ -180,6 +187,8 @@ def concatenated_linears(x: Tensor, layers: Sequence[Linear]) -> Tensor:
 
 # Activations whose backward pass needs their output, so that recomputing it saves nothing.
 OUTPUT_SAVED = (F.relu, torch.tanh)
+# Others may have parameters, or draw random numbers.
+RECOMPUTED = frozenset(ACTIVATIONS.values())
 
 
 def activation_linear(
@@ -188,24 +197,27 @@ def activation_linear(
     """See `nn.ops.activation_linear`. Saves x (and `gated`) and recomputes the activation in the
     backward pass, so it has no second derivative.
 
-    Not for int8 weights and int8 training, layers with hooks, and graphs, whose compiler decides
-    what to save.
+    Not for int8 weights and int8 training, layers with hooks, other activations than those of
+    `nn.layers`, automatic casts, and graphs, whose compiler decides what to save.
     """
-    trains = torch.is_grad_enabled() and (
-        x.requires_grad or (gated is not None and gated.requires_grad)
-    )
-    is_plain = type(layer) is Linear and not isinstance(layer.weight, Int8Weight)
-    has_hooks = (
-        layer._forward_hooks
-        or layer._forward_pre_hooks
-        or layer._backward_hooks
-        or layer._backward_pre_hooks
-    )
-    saves_output = gated is None and activation in OUTPUT_SAVED
-    if not trains or not is_plain or saves_output or has_hooks or torch.compiler.is_compiling():
+    if not _saves_input(layer, activation, x, gated):
         return plain_activation_linear(layer, activation, x, gated)
     inputs = (x,) if gated is None else (x, gated)
     return _ActivationLinear.apply(activation, layer.weight, layer.bias, *inputs)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _saves_input(
+    layer: Linear, activation: Callable[[Tensor], Tensor], x: Tensor, gated: Tensor | None
+) -> bool:
+    """Whether recomputing the activation is possible and saves memory."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return False
+    if not (x.requires_grad or (gated is not None and gated.requires_grad)):
+        return False
+    if activation not in RECOMPUTED or (gated is None and activation in OUTPUT_SAVED):
+        return False
+    is_plain = type(layer) is Linear and is_matrix(layer)
+    return is_plain and not torch.is_autocast_enabled(x.device.type)
 
 
 class _ActivationLinear(torch.autograd.Function):
@@ -223,7 +235,7 @@ class _ActivationLinear(torch.autograd.Function):
         return F.linear(inner.detach(), weight, bias)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (g,), (weight, *inputs), needed = gradients, ctx.saved_tensors, ctx.needs_input_grad
         inputs, inner = _activate(ctx.activation, inputs)
@@ -277,6 +289,7 @@ class _Dropout(torch.autograd.Function):
         return _elementwise(compiled_loops().dropout, y, x, y, *ctx.arguments)
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         d_y = _elementwise(
             compiled_loops().dropout, gradients[0], None, gradients[0], *ctx.arguments
@@ -307,9 +320,10 @@ class _GeluTanh(torch.autograd.Function):
         return _elementwise(compiled_loops().gelu_tanh, x, x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    @first_order
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor]:
         (x,) = ctx.saved_tensors
-        return _elementwise(compiled_loops().gelu_tanh_backward, x, gradients[0], x)
+        return (_elementwise(compiled_loops().gelu_tanh_backward, x, gradients[0], x),)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
@@ -330,6 +344,7 @@ class _LayerNorm(torch.autograd.Function):
         return out
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, *moments = ctx.saved_tensors
         d_x, sums = torch.empty(x.shape, dtype=x.dtype), torch.empty(2, x.shape[1])

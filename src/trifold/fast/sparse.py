@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trifold.nn.gradients import first_order
 from trifold.nn.masks import Mask, MaskPart, PairBias
 from trifold.nn.rng import ReplayThreadRng
 from trifold.nn.rules import (
@@ -244,12 +245,13 @@ class _Blocks(torch.autograd.Function):
         return out
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, *others = ctx.saved_tensors
+        saved = ctx.saved_tensors  # read once, as checkpointing requires
+        q, k, v, *others = saved
         needed = ctx.needs_input_grad[2:]
         found = [
-            torch.zeros_like(x) if need else None
-            for x, need in zip(ctx.saved_tensors, needed, strict=True)
+            torch.zeros_like(x) if need else None for x, need in zip(saved, needed, strict=True)
         ]
         with ctx.rng:
             for block in ctx.blocks:

@@ -81,7 +81,8 @@ def matmul_fields(weight: Weight) -> dict[str, Field]:
     if isinstance(weight, Int8Weight):
         dtype, values, scales = INT8, weight.values, weight.scales
     else:
-        dtype, values, scales = DTYPES[weight.dtype], weight, None
+        # Detached, so that its memory stays even if the parameter gets other data.
+        dtype, values, scales = DTYPES[weight.dtype], weight.detach(), None
     return {
         **{"opcode": MATMUL, "dtype": dtype, "inputs": inputs, "outputs": outputs},
         **{

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trifold.nn.gradients import first_order
 from trifold.nn.layers import Residual
 from trifold.nn.rng import thread_rng, use_thread_rng
 
@@ -41,6 +42,7 @@ class _Reversible(torch.autograd.Function):
         return torch.cat([a, b], -1)
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (b, c), (d_b, d_c) = ctx.saved_tensors, gradients[0].chunk(2, -1)
         found = dict[Tensor, Tensor]()

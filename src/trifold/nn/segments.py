@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trifold.nn.gradients import first_order
+
 Step = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -42,6 +44,7 @@ class _Scan(torch.autograd.Function):
         return whole, state.clone() if state is states[-1] else state
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # read once, as checkpointing requires
         sequences, states = saved[: ctx.count], saved[ctx.count :]

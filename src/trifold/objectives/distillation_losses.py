@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trifold.nn.attention import Attention, merge_heads, split_heads
+from trifold.nn.gradients import first_order
 from trifold.nn.hooks import ModuleCall
 from trifold.nn.losses import CHUNK
 from trifold.nn.masks import Mask, PairBias
@@ -73,6 +74,7 @@ class _SoftTargets(torch.autograd.Function):
         return loss * temperature**2
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         d_features, d_weight, d_bias = ctx.saved_tensors
         scale = gradients[0]
