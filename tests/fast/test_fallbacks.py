@@ -360,3 +360,27 @@ def test_plain_models_still_use_the_kernels(make_model: Make) -> None:
     found = decoding_step._translations[cache]
     assert found.decoder is not None
     assert all(map(layers.is_matrix, (Linear(2, 2), Linear(3, 2))))
+
+
+# --- graphs ---------------------------------------------------------------------------------------
+
+
+def test_graphs_contain_no_instruction() -> None:
+    layer, q = randomize(Linear(64, 32), 0.3), torch.randn(2, 8, 1, 64)
+
+    def compute(x: Tensor) -> Tensor:
+        return ops.attend(q, q, q, Mask()).sum() + ops.linear(x, layer.weight, layer.bias)
+
+    with torch.no_grad():
+        graph = torch.compile(compute, backend="eager", fullgraph=True)
+        x = torch.randn(2, 64)
+        torch.testing.assert_close(graph(x), compute(x), rtol=1e-4, atol=1e-4)
+
+
+def test_packed_rows_with_a_masked_key() -> None:
+    layer = randomize(Attention(ModelConfig(d_model=32, n_heads=4)), 0.3)
+    packing = Packing.of(torch.tensor([7, 7]))
+    real = torch.ones(packing.shape, dtype=torch.bool)
+    real[:, 2] = False
+    x = torch.randn(1, packing.length, 32, requires_grad=True)
+    assert_same(lambda: layer(x, mask=Mask(real, packing=packing))[:, : packing.real])

@@ -28,6 +28,7 @@ ROTARY = {
 } | PRE
 MODELS = {
     "translator": {},
+    "translator with norms of queries and keys": {"qk_norm": "head"},
     "bart": {"positions": "learned", "attention_bias": True, "embedding_norm": True, "lm_head_bias": True},
     "t5": {"positions": "relative", "attention_scale": 1.0, "norm": "rms", "scale_embeddings": False} | PRE,
     "gpt2": {"shape": "decoder", "positions": "learned", "attention_bias": True, "scale_embeddings": False} | PRE,

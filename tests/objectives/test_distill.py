@@ -193,6 +193,10 @@ REJECTED = [
         r"task\.relations cannot compare attention: spans of the student; omit it",
     ),
     (
+        {"model.attention": "elu"},
+        r"task\.relations cannot compare attention: elu of the student; omit it",
+    ),
+    (
         {"model.residual": "reversible", "model.tie_lm_head": False},
         r"compare residual: reversible of the student",
     ),

@@ -19,6 +19,7 @@ from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
 from trifold.objectives.distillation_losses import (
     AttentionRelations,
+    _log_relation,
     attention_relations,
     copy_layers,
     cosine_loss,
@@ -180,6 +181,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "rotary, shared keys": {"positions": "rotary", "n_kv_heads": 2},
     "unscaled, relative": {"positions": "relative", "attention_scale": 1.0},
     "distances": {"positions": "relative-sinusoidal", "shape": "encoder"},
+    "soft cap": {"score_soft_cap": 0.5, "positions": "relative"},
 }
 
 
@@ -212,11 +214,8 @@ def test_the_attention_relation_equals_the_attention_weights_of_the_layer(
         row[0, : packing.real] = tokens[real]
         inputs = Inputs(row, packing=packing)
     relations, weights = relations_and_weights(made, inputs)
-    queries, keys = relations.factors["attention"]
-    scores = queries @ keys.transpose(-1, -2) / math.sqrt(queries.shape[-1])
-    scores = scores if relations.bias is None else scores + relations.bias
-    scores = scores.masked_fill(~relations.mask.dense(6, 6, scores.device), float("-inf"))
-    got = scores.softmax(-1).transpose(1, 2)[real]
+    allowed = relations.mask.dense(6, 6, tokens.device)
+    got = _log_relation(relations, "attention", None, allowed).exp().transpose(1, 2)[real]
     torch.testing.assert_close(got, weights.transpose(1, 2)[real], rtol=1e-4, atol=1e-5)
     losses = relation_losses(relations, relations, NAMES)
     assert all(float(loss) == pytest.approx(0, abs=1e-5) for loss in losses.values())

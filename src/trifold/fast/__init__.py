@@ -76,8 +76,9 @@ compiled_loops, compiled_interpreter = (
 
 
 def is_eager_cpu(x: Tensor) -> bool:
-    """Whether x is on a CPU, and no graph is being compiled."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Whether x is on a CPU, and no graph is being compiled, exported or traced."""
+    is_graph = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    return x.device.type == "cpu" and not is_graph
 
 
 def supports_loops(x: Tensor) -> bool:

@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.fast import as_array, compiled_interpreter, compiled_loops, trains_with_loops
+from trifold.fast import (
+    as_array,
+    compiled_interpreter,
+    compiled_loops,
+    is_eager_cpu,
+    trains_with_loops,
+)
 from trifold.fast.instruction import ATTENTION
 from trifold.fast.layers import concatenated_linears
 from trifold.fast.sparse import sparse_attend, supports_sparse_attend
@@ -97,7 +103,7 @@ def supports_attend_one_query(
     """
     if q.shape[2] != 1 or q.shape[1] * q.shape[3] < MIN_WIDTH or not q.numel():
         return False
-    if torch.is_grad_enabled() or q.device.type != "cpu" or compiled_interpreter() is None:
+    if torch.is_grad_enabled() or not is_eager_cpu(q) or compiled_interpreter() is None:
         return False
     if k.shape != v.shape or k.dtype is not v.dtype or k.dtype not in DTYPES:
         return False
@@ -186,8 +192,10 @@ def supports_packed_attention(layer: Attention, x: Tensor, inputs: AttentionInpu
         return False
     if layer.groups > 1 or layer.soft_cap is not None or layer.query_scale != 1.0:
         return False
-    queries, keys = mask.packing.shape[1], (mask.key_packing or mask.packing).shape[1]
-    return queries * keys <= MAX_PACKED_SCORES and trains_with_loops(x)
+    keys = mask.key_packing or mask.packing
+    if mask.keys is not None and mask.keys is not keys.attend:
+        return False
+    return mask.packing.shape[1] * keys.shape[1] <= MAX_PACKED_SCORES and trains_with_loops(x)
 
 
 def packed_attention(

@@ -12,7 +12,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from trifold.fast import compiled_interpreter
+from trifold.fast import compiled_interpreter, is_eager_cpu
 from trifold.fast.compiled_decoder import CompiledDecoder, sublayers
 from trifold.fast.instruction import ACTIVATIONS as INSTRUCTIONS
 from trifold.fast.int8 import Int8Weight, int_mm_is_exact
@@ -69,7 +69,7 @@ def _compiled_decoder(
     mask = inputs.mask
     if x.shape[1] != 1 or torch.is_grad_enabled() or stack.training or cache.length == 0:
         return None
-    if x.device.type != "cpu" or x.dtype not in DTYPES or not x.numel():
+    if not is_eager_cpu(x) or x.dtype not in DTYPES or not x.numel():
         return None
     if mask.packing is not None or not mask.has_only():
         return None

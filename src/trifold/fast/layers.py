@@ -80,6 +80,7 @@ def supports_few_row_linear(x: Tensor, weight: Weight) -> bool:
         x.shape[-1] * FEW_ROWS >= x.numel()
         and weight.shape[0] * weight.shape[1] >= MIN_WEIGHTS
         and not torch.is_grad_enabled()
+        and is_eager_cpu(x)
         and is_readable(weight)
         and x.numel() > 0
         and compiled_interpreter() is not None
@@ -106,7 +107,7 @@ def supports_int8_linear(x: Tensor, weight: Int8Weight) -> bool:
         and x.numel() > FEW_ROWS * x.shape[-1]
         and 4 * weight.shape[0] * weight.shape[1] >= MIN_WEIGHTS
         and not torch.is_grad_enabled()
-        and weight.values.device.type == "cpu"
+        and is_eager_cpu(x)
         and compiled_interpreter() is not None
         and int_mm_is_exact()
     )

@@ -54,7 +54,7 @@ name the same key in `Rule.others`.
 
 def supports_sparse_attend(mask: Mask, queries: int, keys: int) -> bool:
     """Whether the rules are supported, and blocks of queries read less than half of the keys."""
-    if not any(mask.has_only(*group) for group in SUPPORTED):
+    if not mask.rules or not any(mask.has_only(*group) for group in SUPPORTED):
         return False
     if queries < 2 * BLOCK or keys < mask.offset + queries:
         return False

@@ -232,10 +232,8 @@ class _Steps(list[Step]):
             q = self.add("scaled query", formula, scaled, q=q)
         self.equals(f"{point}.queries")
         if crosses:
-            k, v = (
-                split_heads(project(inputs.memory), width)
-                for project in (layer.k_proj, layer.v_proj)
-            )
+            k = split_heads(layer.normed(layer.k_norm, layer.k_proj(inputs.memory)), width)
+            v = split_heads(layer.v_proj(inputs.memory), width)
         else:
             k = self.linear("key", layer.k_proj, x, head=width)
             if layer.k_norm is not None:

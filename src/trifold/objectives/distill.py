@@ -141,6 +141,15 @@ class DistillSettings(ObjectiveSettings):
             bundle, objective=Distill(self, bundle.objective, teacher), initialize=initialize
         )
 
+    def _has_relations(self, config: ModelConfig) -> bool:
+        """Whether the kind of attention has the relations that are compared: every kind has those
+        of queries, keys and values, but spans have states of their own.
+        """
+        names = self.relations.weights
+        return config.attention == "softmax" or (
+            config.attention != "spans" and "attention" not in names
+        )
+
     def _mismatches(self, student: ModelConfig, model: Transformer) -> Iterator[str]:
         """Reasons why student and teacher cannot be compared."""
         teacher, relations, name = model.config, self.relations, f"task.teacher: {self.teacher}"
@@ -173,7 +182,7 @@ class DistillSettings(ObjectiveSettings):
             return
         for who, config in (("student", student), ("teacher", teacher)):
             parts = {
-                "attention: spans": config.attention == "spans",
+                f"attention: {config.attention}": not self._has_relations(config),
                 "latent": config.latent,
                 "summary_block": config.summary_block,
                 "sparse_blocks beside heads": config.sparse_blocks and relations.heads,

@@ -95,13 +95,14 @@ def cosine_loss(states: Tensor, targets: Tensor) -> Tensor:
 
 
 class AttentionRelations(NamedTuple):
-    """The relations of one attention layer: two factors (B, H, T, D) each; the bias of its own
-    scores; its mask.
+    """The relations of one attention layer: two factors (B, H, T, D) each; the soft cap and the
+    bias of its own scores; its mask.
     """
 
     factors: dict[str, tuple[Tensor, Tensor]]
     bias: Tensor | PairBias | None
     mask: Mask
+    soft_cap: float | None = None
 
 
 def attention_relations(attention: Attention, recorded: ModuleCall) -> AttentionRelations:
@@ -112,7 +113,7 @@ def attention_relations(attention: Attention, recorded: ModuleCall) -> Attention
     rotated, keys = (q, k) if rotary is None else (rotary(q), rotary(k))
     queries, bias = attention.queries_and_bias(rotated, keys, recorded.kwargs.get("bias"))
     factors = {"attention": (queries, keys), "queries": (q, q), "keys": (k, k), "values": (v, v)}
-    return AttentionRelations(factors, bias, mask)
+    return AttentionRelations(factors, bias, mask, attention.soft_cap)
 
 
 def relation_losses(
@@ -149,14 +150,23 @@ def _log_relation(
     """(B, A, T, T)."""
     x, y = (_split_again(factor.float(), heads) for factor in relations.factors[name])
     scores = x @ y.transpose(-1, -2) / math.sqrt(x.shape[-1])
-    if name == "attention" and heads is None and relations.bias is not None:
-        bias = relations.bias
-        scores = scores + (bias if isinstance(bias, Tensor) else bias.dense(*scores.shape[-2:]))
+    if name == "attention" and heads is None:
+        scores = _own_scores(scores, relations)
     if allowed is not None:
         # Not -inf: masked keys have probability 0 in both models, and their logarithms must have a
         # difference.
         scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
     return scores.log_softmax(-1)
+
+
+def _own_scores(scores: Tensor, relations: AttentionRelations) -> Tensor:
+    """q·k / √D (B, H, T, T) -> the scores of the layer, without its mask; see `ops.attend`."""
+    bias, cap = relations.bias, relations.soft_cap
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
+    if isinstance(bias, PairBias):
+        bias = bias.dense(*scores.shape[-2:])
+    return scores if bias is None else scores + bias
 
 
 def _split_again(x: Tensor, heads: int | None) -> Tensor:
