@@ -384,3 +384,15 @@ def test_packed_rows_with_a_masked_key() -> None:
     real[:, 2] = False
     x = torch.randn(1, packing.length, 32, requires_grad=True)
     assert_same(lambda: layer(x, mask=Mask(real, packing=packing))[:, : packing.real])
+
+
+@torch.no_grad()
+def test_sizes_and_types_that_do_not_fit_are_errors() -> None:
+    weight = torch.randn(32, 64)
+    for x, bias in (
+        (torch.randn(2, 32), None),
+        (torch.randn(2, 64).double(), None),
+        (torch.randn(2, 64), torch.randn(31)),
+    ):
+        with pytest.raises(RuntimeError):
+            ops.linear(x, weight, bias)

@@ -126,9 +126,9 @@ def test_bits_do_not_depend_on_the_memory_address(kind: str) -> None:
 def test_supported_inputs() -> None:
     weight = torch.randn(64, 32)
     with torch.no_grad():
-        assert supports_few_row_linear(torch.randn(1, 4, 32), weight)
-        assert not supports_few_row_linear(torch.randn(layers.FEW_ROWS + 1, 32), weight)
-        assert not supports_few_row_linear(torch.randn(1, 32), weight.half())
-        assert not supports_few_row_linear(torch.randn(1, 32), torch.randn(32, 64).T)
-        assert not supports_few_row_linear(torch.randn(0, 32), weight)
-    assert not supports_few_row_linear(torch.randn(1, 32), weight), "gradients are enabled"
+        assert supports_few_row_linear(torch.randn(1, 4, 32), weight, None)
+        assert not supports_few_row_linear(torch.randn(layers.FEW_ROWS + 1, 32), weight, None)
+        assert not supports_few_row_linear(torch.randn(1, 32), weight.half(), None)
+        assert not supports_few_row_linear(torch.randn(1, 32), torch.randn(32, 64).T, None)
+        assert not supports_few_row_linear(torch.randn(0, 32), weight, None)
+    assert not supports_few_row_linear(torch.randn(1, 32), weight, None), "gradients are enabled"

@@ -60,7 +60,7 @@ def linear(
     x: Tensor, weight: Weight, bias: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
     """See `nn.ops.linear`."""
-    if supports_few_row_linear(x, weight):
+    if supports_few_row_linear(x, weight, bias):
         return few_row_linear(x, weight, bias).to(dtype or x.dtype)
     if not isinstance(weight, Int8Weight):
         return plain_linear(x, weight, bias, dtype)
@@ -72,19 +72,18 @@ def linear(
 # --- inference ------------------------------------------------------------------------------------
 
 
-def supports_few_row_linear(x: Tensor, weight: Weight) -> bool:
-    """Whether x (..., K) has few rows and no gradient, and the weight (N, K) is large and
-    readable.
+def supports_few_row_linear(x: Tensor, weight: Weight, bias: Tensor | None) -> bool:
+    """Whether x (..., K) has few rows and no gradient, the weight (N, K) is large and readable, and
+    the sizes and types are those that the plain operation accepts.
     """
-    return (
-        x.shape[-1] * FEW_ROWS >= x.numel()
-        and weight.shape[0] * weight.shape[1] >= MIN_WEIGHTS
-        and not torch.is_grad_enabled()
-        and is_eager_cpu(x)
-        and is_readable(weight)
-        and x.numel() > 0
-        and compiled_interpreter() is not None
-    )
+    outputs, inputs = weight.shape
+    if x.shape[-1] * FEW_ROWS < x.numel() or outputs * inputs < MIN_WEIGHTS or not x.numel():
+        return False
+    if x.shape[-1] != inputs or (bias is not None and bias.shape != (outputs,)):
+        return False
+    if torch.is_grad_enabled() or not is_eager_cpu(x) or x.dtype is torch.float64:
+        return False
+    return is_readable(weight) and compiled_interpreter() is not None
 
 
 def few_row_linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:

@@ -278,6 +278,7 @@ class LayerCache:
 
 class Cache:
     """The cache of a whole decoder. Its rows are beams; consecutive rows share a row of the memory.
+    It belongs to one model, whose weights do not change while it is in use.
 
     beam_index: (R, capacity) the row in which key s of each row is stored, so that `reorder` need
         not move keys; None if each row stores its own. Only a decoding step that sets
