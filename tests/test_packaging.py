@@ -31,11 +31,6 @@ SLOW = {
     "matplotlib",
 }
 
-# Files that may be longer than 400 lines, each with the reason.
-LONGER: dict[str, str] = {
-    "src/trifold/costs.py": "one table of formulas for all parts, which are compared with each other",
-}
-
 
 def python(code: str) -> dict[str, object]:
     """Run code in a new interpreter; return the JSON in the last line of its stderr."""
@@ -129,14 +124,6 @@ def test_every_public_name_has_a_docstring() -> None:
         if name != "__version__" and not inspect.getdoc(getattr(trifold, name))
     ]
     assert not missing
-
-
-def test_only_listed_files_are_long() -> None:
-    lines = {
-        path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines())
-        for path in SOURCES
-    }
-    assert {name for name, count in lines.items() if count > 400} == set(LONGER)
 
 
 def test_packages_import_only_lower_layers() -> None:

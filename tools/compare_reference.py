@@ -1,14 +1,18 @@
 """Compare this source tree with a reference commit, bit by bit: losses, checkpoint tensors,
-generated text.
+generated text and its scores.
 
-    python tools/compare_reference.py        against 909037c, the last commit before the refactoring
+    python tools/compare_reference.py        against 15829777, the commit that only reformatted
     python tools/compare_reference.py --reference HEAD~1
                                                 against another commit, or a folder with its sources
     python tools/compare_reference.py --only smoke           chosen cases; --list names them
+    python tools/compare_reference.py --together             both trees at once, on two cores
 
-Both trees execute the same commands with the same seeds, in one environment. Cases that need the
-public datasets read them from TRIFOLD_DATA and are skipped without it. Exit code 0: every digest is
-equal.
+15829777 wrapped the sources at 100 columns and changed no result. Both trees execute the same
+commands with the same seeds, in one environment: a few steps of training with every kind of
+attention and most objectives, and generation with the trained decoders (reference_cases.py). Each
+command runs in a fork of a process that has imported the libraries, so Windows is not supported.
+Cases that need the public datasets read them from TRIFOLD_DATA and are skipped without it. Exit
+code 0: every value is equal.
 """
 
 from __future__ import annotations
@@ -17,78 +21,22 @@ import argparse
 import hashlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 
-from safetensors import safe_open
+from reference_cases import GENERATION, ON_DATASETS, PROMPTS, TRAINING, write_files
 
 ROOT = Path(__file__).resolve().parents[1]
-REFERENCE = "909037c"
-
-# A decoder large enough for the compiled decoding step.
-DECODER = """
-description: A causal model with random text, for a comparison of bits.
-task: {kind: causal}
-data: {train: "embedded:smoke", valid: "embedded:smoke", field: source}
-tokenizer: {kind: char, vocab_size: 60}
-model: {preset: gpt2, n_layers: 3, d_model: 384, n_heads: 6, d_ff: 1536, max_positions: 128}
-batch: {tokens: 1024}
-train: {steps: 6, learning_rate: 0.001, warmup: 2, validate_every: 6, save_every: 6,
-  keep_last: 1, log_every: 1}
-"""
-SHORT = (
-    "train.steps={0} train.warmup=1 train.validate_every={0} train.save_every={0} train.log_every=1"
-)
-TRAINING = {
-    "smoke": "smoke " + SHORT.format(40),
-    "smoke-workers": "smoke train.workers=2 train.accumulate=2 " + SHORT.format(20),
-    "smoke-muon": "smoke train.optimizer=muon train.learning_rate=0.01 train.ema=0.9 "
-    + SHORT.format(20),
-    "smoke-adafactor": "smoke train.optimizer=adafactor train.recompute=blocks " + SHORT.format(20),
-    "smoke-bf16": "smoke train.precision=bfloat16 " + SHORT.format(20),
-    "demo": "demo " + SHORT.format(12),
-    "decoder": "decoder.yaml",
-    "shakespeare-char-tiny": "shakespeare-char-tiny " + SHORT.format(20),
-    "mlm-plain": "mlm-plain " + SHORT.format(6),
-    "denoise": "multi30k-denoise " + SHORT.format(3),
-    # Its position dropout draws different masks than 909037c (changelog, Numbers), so dropout is
-    # off.
-    "permutation": "permutation model.dropout=0 model.attention_dropout=0 " + SHORT.format(2),
-    "sop": "sop " + SHORT.format(2),
-    "span-corruption": "span-corruption " + SHORT.format(3),
-    "text-to-text": "text-to-text " + SHORT.format(3),
-}
-# The case whose model is used, and the options of `trifold generate`.
-GENERATION = {
-    "generate-fp32": ("decoder", ""),
-    "generate-bf16": ("decoder", "--dtype bfloat16"),
-    "generate-int8": ("decoder", "--dtype bfloat16 --weights int8"),
-    "generate-beams": ("decoder", "--num-beams 4 --num-return-sequences 2"),
-    "generate-sample": ("decoder", "--temperature 0.9 --top-k 20 --top-p 0.9 --seed 3"),
-    "generate-contrastive": ("decoder", "--penalty-alpha 0.6 --top-k 4"),
-    "generate-lookup": ("decoder", "--prompt-lookup-num-tokens 3"),
-    "translate-greedy": ("demo", "--num-beams 1"),
-    "translate-beams": ("demo", "--num-beams 5 --num-return-sequences 3"),
-    "translate-bf16": ("demo", "--dtype bfloat16"),
-    "translate-int8": ("demo", "--weights int8"),
-}
-PROMPTS = [
-    "one hundred and two",
-    "seven",
-    "I love dogs.",
-    "She is sleeping in the garden of the house.",
-]
-NEED_DATA = (
-    "shakespeare",
-    "mlm",
-    "denoise",
-    "permutation",
-    "sop",
-    "span-corruption",
-    "text-to-text",
-)
+REFERENCE = "15829777"
 
 
 def main() -> int:
@@ -99,6 +47,7 @@ def main() -> int:
     parser.add_argument("--reference", default=REFERENCE, help="a commit, or a folder with src/")
     parser.add_argument("--only", action="append", help="these cases; repeatable")
     parser.add_argument("--list", action="store_true", help="list the cases")
+    parser.add_argument("--together", action="store_true", help="run both trees at once")
     chosen = parser.parse_args()
     cases = chosen.only or [*TRAINING, *GENERATION]
     if chosen.list:
@@ -106,19 +55,24 @@ def main() -> int:
         return 0
     unequal = 0
     with tempfile.TemporaryDirectory(prefix="trifold-compare-") as folder:
-        trees = {"reference": sources_of(chosen.reference, Path(folder)), "here": ROOT / "src"}
-        for name in trees:
-            (Path(folder) / name).mkdir()
-            (Path(folder) / name / "decoder.yaml").write_text(DECODER)
-        for case in cases:
-            if case.startswith(NEED_DATA) and "TRIFOLD_DATA" not in os.environ:
-                print(f"{case:24} skipped: TRIFOLD_DATA is not set", flush=True)
-                continue
-            results = [_execute(case, tree, Path(folder) / name) for name, tree in trees.items()]
-            different = sorted(key for key in results[0] if results[0][key] != results[1].get(key))
-            unequal += bool(different) or results[0].keys() != results[1].keys()
-            verdict = "DIFFERENT: " + ", ".join(different[:4]) if different else "equal"
-            print(f"{case:24} {len(results[0]):4} values  {verdict}", flush=True)
+        sources = {"reference": sources_of(chosen.reference, Path(folder)), "here": ROOT / "src"}
+        trees = [Tree(source, Path(folder) / name) for name, source in sources.items()]
+        with ThreadPoolExecutor(len(trees) if chosen.together else 1) as pool:
+            for case in cases:
+                if case in ON_DATASETS and "TRIFOLD_DATA" not in os.environ:
+                    print(f"{case:28} skipped: TRIFOLD_DATA is not set", flush=True)
+                    continue
+                before, after = pool.map(partial(Tree.values, case=case), trees)
+                different = [
+                    key for key in {**before, **after} if before.get(key) != after.get(key)
+                ]
+                unequal += bool(different)
+                verdict = "DIFFERENT: " + ", ".join(different[:4]) if different else "equal"
+                print(f"{case:28} {len(before):4} values  {verdict}", flush=True)
+        for tree in trees:
+            tree.server.communicate()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"{unequal} cases differ; {used.ru_utime + used.ru_stime:.0f} s of processor time")
     return 1 if unequal else 0
 
 
@@ -135,51 +89,96 @@ def sources_of(reference: str, folder: Path) -> Path:
     return tree / "src"
 
 
-def _execute(case: str, source: Path, folder: Path) -> dict[str, str]:
-    """Digests by name: losses and tensors of a training run, or generated text."""
-    if case in TRAINING:
-        run = folder / "runs" / case
-        if not run.exists():
-            _trifold(source, folder, ["train", *TRAINING[case].split(), "--out", str(run)])
-        return _losses(run) | _tensors(run)
-    trained, options = GENERATION[case]
-    if not (folder / "runs" / trained).exists():
-        _execute(trained, source, folder)
-    words = ["generate", f"runs/{trained}", "-", "--max-new-tokens", "24", *options.split()]
-    out = _trifold(source, folder, words, "\n".join(PROMPTS) + "\n")
-    return {f"line {number}": line for number, line in enumerate(out.splitlines())}
+class Tree:
+    """A source tree, the folder of its runs, and the process that executes its commands there."""
+
+    def __init__(self, source: Path, folder: Path) -> None:
+        folder.mkdir()
+        write_files(folder)
+        self.source, self.folder = source, folder
+        # One thread: the matrix products of some processors depend on how threads share them.
+        single = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        path = {"PYTHONPATH": f"{source}{os.pathsep}{Path(__file__).parent}"}
+        self.server = subprocess.Popen(
+            [sys.executable, "-c", "import compare_reference; compare_reference.serve()"],
+            cwd=folder,
+            env=os.environ | single | path,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+
+    def values(self, case: str) -> dict[str, str]:
+        """Values by name: losses and tensors of a training run, or generated texts with scores."""
+        if case in TRAINING:
+            run = self.folder / "runs" / case
+            if not run.exists():
+                self._trifold(["train", *TRAINING[case].split(), "--out", str(run)])
+            return _metrics(run) | _tensors(run)
+        trained, options = GENERATION[case]
+        if not (self.folder / "runs" / trained).exists():
+            self.values(trained)
+        words = ["generate", f"runs/{trained}", "-", "--json", "--max-new-tokens", "24"]
+        outputs = self._trifold([*words, *options.split()])
+        return {f"line {number}": line for number, line in enumerate(outputs.splitlines())}
+
+    def _trifold(self, words: list[str]) -> str:
+        """What a command prints when it reads the prompts."""
+        (self.folder / "stdin").write_text("\n".join(PROMPTS) + "\n", encoding="utf-8")
+        assert self.server.stdin is not None and self.server.stdout is not None
+        self.server.stdin.write(json.dumps(words) + "\n")
+        if self.server.stdout.readline() != "0\n":
+            errors = (self.folder / "stderr").read_text(encoding="utf-8")
+            raise SystemExit(f"{' '.join(words)} failed in {self.source}:\n{errors[-3000:]}")
+        return (self.folder / "stdout").read_text(encoding="utf-8")
 
 
-def _trifold(source: Path, folder: Path, words: list[str], given: str = "") -> str:
-    # One thread: the matrix products of some processors depend on how threads share them.
-    single = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    environment = os.environ | single | {"PYTHONPATH": str(source)}
-    command = [sys.executable, "-m", "trifold", *words]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment,
-        input=given,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit(f"{' '.join(words)} failed in {source}:\n{done.stderr[-3000:]}")
-    return done.stdout
+def serve() -> None:
+    """Execute the command lines of standard input, each in a fork, and print their exit codes.
+
+    Their own standard streams are files of the current folder.
+    """
+    import torch._dynamo  # noqa: F401
+
+    import trifold.cli
+
+    for module in walk_packages(trifold.__path__, "trifold."):
+        with suppress(ImportError):  # of optional libraries
+            import_module(module.name)
+    with suppress(ImportError):
+        import_module("numba").njit(lambda: None)()  # the first compilation imports most of numba
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            os.dup2(os.open("stdin", os.O_RDONLY), 0)
+            for number, name in enumerate(("stdout", "stderr"), start=1):
+                os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+            code = 1
+            try:
+                code = trifold.cli.main(json.loads(line))
+            except Exception:
+                traceback.print_exc()
+            sys.stdout.flush()
+            os._exit(code)  # to free all objects takes longer than most commands
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
-def _losses(run: Path) -> dict[str, str]:
+def _metrics(run: Path) -> dict[str, str]:
+    """The losses, gradient norms and scores of validation, by name and step."""
     found = {}
     for line in (run / "metrics.jsonl").read_text().splitlines():
         values = json.loads(line)
-        for key in ("train/loss", "train/gradient_norm", "valid/loss"):
-            if key in values:
-                found[f"{key} {values['step']}"] = repr(values[key])
+        for key, value in values.items():
+            if key in ("train/loss", "train/gradient_norm") or key.startswith("valid/"):
+                found[f"{key} {values['step']}"] = repr(value)
     return found
 
 
 def _tensors(run: Path) -> dict[str, str]:
+    """The digests of the tensors of the model and of checkpoints."""
+    from safetensors import safe_open
+
     found = {}
     for file in sorted(
         [*run.glob("model/*.safetensors"), *run.glob("checkpoints/*/*.safetensors")]
@@ -187,9 +186,8 @@ def _tensors(run: Path) -> dict[str, str]:
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118
                 content = tensors.get_tensor(name).contiguous().view(-1).numpy(force=True).tobytes()
-                found[f"{file.parent.name}/{file.name}/{name}"] = hashlib.sha256(
-                    content
-                ).hexdigest()
+                digest = hashlib.sha256(content).hexdigest()
+                found[f"{file.parent.name}/{file.name}/{name}"] = digest
     return found
 
 

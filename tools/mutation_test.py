@@ -4,14 +4,16 @@
                                        its tests
     python tools/mutation_test.py new           map each caught mutation to this tree, run its tests
     python tools/mutation_test.py report                          list what only the old tests catch
+    python tools/mutation_test.py draw --commit C [--under nn fast]        mutate any commit, run
+                                       its own tests, list what they do not catch
 
 `old` draws mutations of single expressions (comparison, arithmetic, boolean and constant operators)
 from the sources of the reference commit. `new` finds the corresponding expression: equal up to the
 names of identifiers, in the most similar function; without results of `old` it takes those of
 mutation_baseline.json. Results are appended to build/mutations/*.jsonl, so an interrupted command
-continues. The tests of a module run first, then those that import it, then those of its package,
-until one fails or the budget is spent. Linux only (fork); a mutated tree is a copy in a temporary
-folder.
+continues. The tests of a module run first, then the laws of nn and fast, then those that import it,
+then those of its package, until one fails or the budget is spent. Linux only (fork); a mutated tree
+is a copy in a temporary folder.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from difflib import SequenceMatcher
 from functools import partial
@@ -202,11 +205,12 @@ def find(site: Site, candidates: dict[str, list[Site]]) -> Site | None:
 
 
 def tests_of(path: str, tests: Path) -> list[str]:
-    """Test files for a module: its own, those that import it, those of its package."""
+    """Test files for a module: its own, laws, those that import it, those of its package."""
     parts = Path(path).with_suffix("").parts[1:]  # without "trifold"
     package, module = parts[0], parts[-1]
     dotted = ".".join(("trifold", *parts))
     own = [tests / Path(*parts[:-1]) / f"test_{module}.py", tests / f"test_{module}.py"]
+    laws = sorted((tests / "laws").glob("test_*.py")) if package in ("nn", "fast") else []
     importing = [
         file
         for file in sorted(tests.rglob("test_*.py"))
@@ -219,7 +223,8 @@ def tests_of(path: str, tests: Path) -> list[str]:
         tests / "train" / "test_loop.py",
         tests / "cli" / "test_train.py",
     ]
-    found = dict.fromkeys(str(file) for file in (*own, *importing, *rest, *whole) if file.exists())
+    files = (*own, *laws, *importing, *rest, *whole)
+    found = dict.fromkeys(str(file) for file in files if file.exists())
     return [file for file in found if "/faults/" not in file and "test_docs" not in file]
 
 
@@ -300,47 +305,51 @@ class Runner:
 
 
 def main() -> int:
-    """Run one of the three commands."""
+    """Run one of the four commands."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("command", choices=("old", "new", "report"))
+    parser.add_argument("command", choices=("old", "new", "report", "draw"))
+    parser.add_argument("--commit", default="HEAD", help="draw: the commit to mutate")
+    parser.add_argument(
+        "--under", nargs="*", default=[], help="draw: mutate only these packages, such as nn"
+    )
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--budget", type=float, default=60.0, help="seconds of processor time per mutation"
     )
     parser.add_argument(
-        "--part", default="0/1", help="K/N: every Nth mutation from K, for N processes at once"
+        "--part",
+        default=(0, 1),
+        type=lambda text: tuple(map(int, text.split("/"))),
+        help="K/N: every Nth mutation from K, for N processes at once",
     )
     chosen = parser.parse_args()
-    part, parts = map(int, chosen.part.split("/"))
     RESULTS.mkdir(parents=True, exist_ok=True)
-    if chosen.command == "report":
-        return _report()
-    with tempfile.TemporaryDirectory() as folder:
-        archive = subprocess.run(
-            ["git", "archive", REFERENCE], cwd=ROOT, stdout=subprocess.PIPE, check=True
-        )
-        subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
-        every = list(sites(Path(folder) / "src"))
-        drawn = random.Random(chosen.seed).sample(every, chosen.count)
-        if chosen.command == "old":
-            _run(
-                Path(folder),
-                dict(list(enumerate(drawn))[part::parts]),
-                RESULTS / "old.jsonl",
-                chosen.budget,
-            )
-            return 0
-    old = _read(RESULTS / "old.jsonl")
+    return {"old": _old, "new": _new, "report": _report, "draw": _draw}[chosen.command](chosen)
+
+
+def _old(chosen: argparse.Namespace) -> int:
+    """Mutate the reference commit and run its tests."""
+    with _checkout(REFERENCE) as tree:
+        _run(tree, _part(_drawn(tree, chosen), chosen), RESULTS / "old.jsonl", chosen.budget)
+    return 0
+
+
+def _new(chosen: argparse.Namespace) -> int:
+    """Map the mutations that the old tests catch to this tree, and run its tests."""
+    old, results = _read(RESULTS / "old.jsonl"), RESULTS / "new.jsonl"
+    with _checkout(REFERENCE) as tree:
+        drawn = _drawn(tree, chosen)
     caught_before = [n for n, line in sorted(old.items()) if line["verdict"] == "caught"]
     if not old and (chosen.seed, chosen.count) == (1, 300):
         caught_before = json.loads(BASELINE.read_text())
     candidates: dict[str, list[Site]] = {}
     for site in sites(ROOT / "src"):
         candidates.setdefault(site.shape, []).append(site)
-    done = _read(RESULTS / "new.jsonl")
+    part, parts = chosen.part
+    done = _read(results)
     caught = {
         number: find(drawn[number], candidates)
         for number in caught_before
@@ -348,14 +357,61 @@ def main() -> int:
     }
     for number, found in caught.items():
         if found is None:
-            _append(RESULTS / "new.jsonl", number, drawn[number], "unmapped", 0.0)
-    _run(
-        ROOT,
-        {n: site for n, site in caught.items() if site},
-        RESULTS / "new.jsonl",
-        2 * chosen.budget,
-    )
+            _append(results, number, drawn[number], "unmapped", 0.0)
+    _run(ROOT, {n: site for n, site in caught.items() if site}, results, 2 * chosen.budget)
     return 0
+
+
+def _draw(chosen: argparse.Namespace) -> int:
+    """Mutate a commit and run its tests; print the share that they catch and what they do not."""
+    command = ["git", "rev-parse", "--short=8", chosen.commit]
+    commit = subprocess.check_output(command, cwd=ROOT, text=True).strip()
+    draw = map(str, ("draw", commit, *chosen.under, chosen.seed, chosen.count))
+    results = RESULTS / f"{'-'.join(draw)}.jsonl"
+    with _checkout(commit) as tree:
+        _run(tree, _part(_drawn(tree, chosen), chosen), results, chosen.budget)
+    found = _read(results)
+    caught = sum(line["verdict"] == "caught" for line in found.values())
+    print(f"{commit}: {caught} of {len(found)} mutations caught")
+    _print_escaped(found)
+    return 0
+
+
+def _report(_: argparse.Namespace) -> int:
+    """Count the verdicts on the mutations that the old tests catch, and print those that the new
+    tests do not.
+    """
+    new = _read(RESULTS / "new.jsonl")
+    verdicts = Counter(line["verdict"] for line in new.values())
+    print(dict(verdicts))
+    _print_escaped(new)
+    return 1 if verdicts["survived"] else 0
+
+
+@contextmanager
+def _checkout(commit: str) -> Iterator[Path]:
+    """A temporary folder with the files of a commit."""
+    with tempfile.TemporaryDirectory() as folder:
+        archive = subprocess.run(
+            ["git", "archive", commit], cwd=ROOT, stdout=subprocess.PIPE, check=True
+        )
+        subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+        yield Path(folder)
+
+
+def _drawn(tree: Path, chosen: argparse.Namespace) -> list[Site]:
+    """Random expressions of a tree, of the chosen packages."""
+    packages = set(chosen.under)
+    every = [
+        site for site in sites(tree / "src") if not packages or site.path.split("/")[1] in packages
+    ]
+    return random.Random(chosen.seed).sample(every, min(chosen.count, len(every)))
+
+
+def _part(drawn: list[Site], chosen: argparse.Namespace) -> dict[int, Site]:
+    """The share of the drawn mutations that this process tests, by number."""
+    part, parts = chosen.part
+    return dict(list(enumerate(drawn))[part::parts])
 
 
 def _run(tree: Path, chosen: dict[int, Site], results: Path, budget: float) -> None:
@@ -386,19 +442,11 @@ def _read(results: Path) -> dict[int, dict[str, Any]]:
     return {line["number"]: line for line in lines}
 
 
-def _report() -> int:
-    """Count the verdicts on the mutations that the old tests catch, and print those that the new
-    tests do not.
-    """
-    new = _read(RESULTS / "new.jsonl")
-    print(dict(Counter(line["verdict"] for line in new.values())))
-    for number, line in sorted(new.items()):
+def _print_escaped(results: dict[int, dict[str, Any]]) -> None:
+    for number, line in sorted(results.items()):
         if line["verdict"] != "caught":
-            print(
-                f"{number:4} {line['verdict']} {line['place']}: {line['original']} -> "
-                f"{line['mutated']}"
-            )
-    return 1 if any(line["verdict"] == "survived" for line in new.values()) else 0
+            change = f"{line['original']} -> {line['mutated']}"
+            print(f"{number:4} {line['verdict']} {line['place']}: {change}")
 
 
 if __name__ == "__main__":
