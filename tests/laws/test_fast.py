@@ -1,0 +1,169 @@
+"""The fast operations compute what the plain ones do: states, gradients, cached decoding; in fp32,
+bf16 and int8."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from tests.laws.configs import cases, config_of
+from tests.laws.models import (
+    Example,
+    assert_close,
+    decode_parts,
+    dequantized_of,
+    gradients_of,
+    hidden_of,
+    int8_model_of,
+    memory_of,
+    model_of,
+    packed,
+    padded,
+    real_states,
+    rows_of,
+    texts_of,
+)
+from tests.laws.operations import plain
+from torch import Tensor
+
+from trifold.nn import Transformer
+from trifold.nn.losses import linear_cross_entropy
+
+pytestmark = pytest.mark.parametrize("operations", ["fast"], indirect=True)
+LIMITS = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+dtypes = pytest.mark.parametrize("dtype", LIMITS, ids=["fp32", "bf16"])
+DECODERS = ("encoder-decoder", "decoder")
+
+
+def losses(model: Transformer, example: Example) -> list[Tensor]:
+    """The real states; a loss of them with gradients; the gradients by parameter."""
+    hidden = real_states(hidden_of(model, example), example)
+    total = (hidden.float() * torch.linspace(-1, 1, hidden.shape[-1])).sum(-1).square().sum()
+    if model.lm_head is not None:
+        labels = torch.arange(len(hidden)) % 13 - 1
+        features = model.lm_head.features(hidden)
+        sums = linear_cross_entropy(features, model.lm_head.weight, model.lm_head.bias, labels, 0.1)
+        total = total + sums.loss
+    return [hidden, *gradients_of(total, model)]
+
+
+def assert_all_close(got: list[Tensor], expected: list[Tensor], limit: float) -> None:
+    """Outputs, and gradients in units of the largest of all."""
+    assert_close(got[0], expected[0], limit)
+    largest = max(float(each.float().abs().max()) for each in expected[1:])
+    for mine, other in zip(got[1:], expected[1:], strict=True):
+        assert_close(mine / largest, other / largest, limit)
+
+
+def examples_of(name: str) -> list[Example]:
+    rows = rows_of(config_of(name))
+    return [padded(rows)] if config_of(name).patch_size else [padded(rows), packed(rows)]
+
+
+@dtypes
+@cases("fast")
+def test_states_and_gradients(name: str, dtype: torch.dtype) -> None:
+    model = model_of(name, dtype)
+    for example in examples_of(name):
+        got = losses(model, example)
+        with plain():
+            expected = losses(model, example)
+        assert_all_close(got, expected, LIMITS[dtype])
+
+
+def decoded(model: Transformer, rows: int, kind: str, beams: int = 1) -> Tensor:
+    """The states of tokens that are decoded one by one after a prompt; the beams of a source are
+    reordered on the way."""
+    tokens = texts_of(model.config, rows * beams, 13)
+    memory = memory_of(model, rows)
+    cache = model.new_cache(kind, capacity=20)  # type: ignore[arg-type]
+    prompt = tokens[::beams, :7]
+    decode_parts(model, prompt, [7], memory, cache)
+    cache.expand(beams)
+    outs = [decode_parts(model, tokens, [8, 9, 10], memory, cache)]
+    parents = torch.arange(rows * beams).view(rows, beams).flip(1).flatten()
+    cache.reorder(parents if beams > 1 else parents.flip(0) if memory is None else parents)
+    outs.append(decode_parts(model, tokens, [11, 12], memory, cache))
+    return torch.cat(outs, 1)
+
+
+@torch.no_grad()
+@dtypes
+@cases("fast", shapes=DECODERS)
+def test_cached_decoding(name: str, dtype: torch.dtype) -> None:
+    for kind, rows, beams in (("growing", 1, 1), ("static", 3, 2), ("sliding", 3, 1)):
+        model = model_of(name, dtype)
+        got = decoded(model, rows, kind, beams)
+        with plain():
+            expected = decoded(model, rows, kind, beams)
+        assert_close(got, expected, LIMITS[dtype])
+
+
+@torch.no_grad()
+@cases("fast int8")
+def test_int8_weights_are_their_dequantized_values(name: str) -> None:
+    """Few rows of tokens, whose activations are not quantized."""
+    model, reference = int8_model_of(name), dequantized_of(name)
+    example = padded(rows_of(config_of(name)))
+    got = hidden_of(model, example)
+    with plain():
+        expected = hidden_of(reference, example)
+    assert_close(real_states(got, example), real_states(expected, example), 1e-4)
+    if model.decoder is not None:
+        got = decoded(model, 3, "growing", 2)
+        with plain():
+            expected = decoded(reference, 3, "growing", 2)
+        assert_close(got, expected, 1e-4)
+
+
+@cases("fast int8")
+def test_gradients_pass_through_int8_weights(name: str) -> None:
+    model, reference = int8_model_of(name), dequantized_of(name)
+    example = padded(rows_of(config_of(name)))
+    title = next(title for title, p in model.named_parameters() if p.dim() == 1)
+    found = []
+    for each in (model, reference):
+        total = real_states(hidden_of(each, example), example).square().sum()
+        (gradient,) = torch.autograd.grad(total, [each.get_parameter(title)])
+        found.append(gradient)
+    assert_close(found[0], found[1], 1e-4)
+
+
+@torch.no_grad()
+@cases("fast int8", shapes=DECODERS)
+def test_int8_matmul_of_many_rows_has_the_error_of_int8_weights(name: str) -> None:
+    """In bf16 the activations of many rows are quantized too."""
+    exact_model, model = dequantized_of(name), int8_model_of(name, torch.bfloat16)
+    with plain():
+        exact = decoded(exact_model, 4, "growing", 3).float()
+        rounded = decoded(model, 4, "growing", 3).float()
+    got = decoded(model, 4, "growing", 3).float()
+    errors = [float((each - exact).norm() / exact.norm()) for each in (got, rounded)]
+    assert errors[0] <= max(0.1, 2 * errors[1]), errors
+
+
+@cache
+def _trained(name: str, dtype: torch.dtype) -> Transformer:
+    from tests.laws.models import new_model
+
+    from trifold.fast.int8_training import enable_int8_training
+
+    model = new_model(config_of(name)).to(dtype)
+    enable_int8_training(model)
+    return model
+
+
+@dtypes
+@cases("fast int8 training")
+def test_int8_training_has_gradients_of_about_the_plain_direction(
+    name: str, dtype: torch.dtype
+) -> None:
+    example = examples_of(name)[-1]
+    got = torch.cat(
+        [each.flatten().double() for each in losses(_trained(name, dtype), example)[1:]]
+    )
+    with plain():
+        expected = losses(model_of(name, dtype), example)[1:]
+    flat = torch.cat([each.flatten().double() for each in expected])
+    assert torch.cosine_similarity(got, flat, dim=0) > 0.9
