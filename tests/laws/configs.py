@@ -239,15 +239,20 @@ def config_values(name: str) -> Values:
     return values_of(parts_of(name), more)
 
 
-def cases(law: str, *, shapes: Sequence[str] = SHAPES) -> pytest.MarkDecorator:
-    """The configs of these shapes without a part that breaks the law, as cases of a test."""
+def cases(
+    law: str, *, shapes: Sequence[str] = SHAPES, part: str | None = None, every: int = 1
+) -> pytest.MarkDecorator:
+    """The configs of these shapes, and with that part, as cases of a test, except those with a part
+    that breaks the law. every: only every so many."""
     broken = {part for of, part in BREAKS if of == law}
     names = [
         name
         for name in CONFIGS
-        if not broken & {*parts_of(name), *variants_of(name)} and config_of(name).shape in shapes
+        if not broken & {*parts_of(name), *variants_of(name)}
+        and config_of(name).shape in shapes
+        and (part is None or part in parts_of(name))
     ]
-    return pytest.mark.parametrize("name", names)
+    return pytest.mark.parametrize("name", names[::every])
 
 
 @cache

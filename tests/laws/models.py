@@ -51,11 +51,28 @@ def new_model(config: ModelConfig) -> Transformer:
         return add_noise(Transformer(config), NOISE)
 
 
+def model_in(operations: str, name: str) -> Transformer:
+    """The model in the precision in which the operations run: float64, or float32 for kernels."""
+    return model_of(name, torch.float64 if operations == "plain" else torch.float32)
+
+
+def limit_of(operations: str) -> float:
+    """How much states may differ, in units of the largest: by rounding only."""
+    return 1e-9 if operations == "plain" else 1e-5
+
+
+@cache
+def bf16_values_of(name: str) -> Transformer:
+    """The model of a config in float64, with the values of the one in bf16."""
+    return new_model(config_of(name)).bfloat16().double()
+
+
 @cache
 def int8_model_of(name: str, dtype: torch.dtype = torch.float32) -> Transformer:
     """The model of a config with its matrices in int8."""
     model = new_model(config_of(name))
-    fill_model(model, model.state_dict().items(), dtype, "cpu", stored="int8")
+    own = [(title, p.detach().clone()) for title, p in model.named_parameters()]
+    fill_model(model, own, dtype, "cpu", stored="int8")
     return model.eval()
 
 
@@ -156,6 +173,24 @@ def hidden_of(model: Transformer, example: Example) -> Tensor:
     return model(source, example.target)
 
 
+def head_outputs(model: Transformer, example: Example) -> list[Tensor]:
+    """What each head makes of rows, or of their real tokens."""
+    config, outputs = model.config, list[Tensor]()
+    hidden, inputs = hidden_of(model, example), example.last
+    names = [head for head in config.chosen_heads if head != "boundary"]
+    heads = model.apply_heads(hidden, inputs, names)
+    attend = inputs.attend if inputs.packing is None else inputs.packing.attend
+    for name in names:
+        out = heads[name]
+        if name == "lm" and inputs.packing is not None:
+            outputs.append(real_states(model.lm_head(hidden), example))
+        elif name in ("lm", "token", "span", "replaced"):
+            outputs.append(out.flatten(0, 1) if attend is None else out[attend])
+        else:
+            outputs.append(out)
+    return outputs
+
+
 def real_states(hidden: Tensor, example: Example) -> Tensor:
     """(N, E) the states of real tokens, row by row."""
     inputs = example.last
@@ -178,6 +213,13 @@ def assert_close(got: Tensor, expected: Tensor, limit: float) -> None:
     largest = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
     difference = float((got - expected).abs().max()) if got.numel() else 0.0
     assert difference <= limit * largest, f"differs by {difference / largest:.2g} of the largest"
+
+
+def relative_error(got: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    """The norm of the difference of all tensors, in units of the norm of the exact ones."""
+    one, other = (torch.cat([x.detach().double().flatten() for x in each]) for each in (got, exact))
+    assert one.isfinite().all()
+    return float((one - other).norm() / other.norm())
 
 
 # --- decoding -------------------------------------------------------------------------------------

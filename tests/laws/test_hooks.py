@@ -1,0 +1,45 @@
+"""Every hook point passes, and an identity hook changes nothing."""
+
+from __future__ import annotations
+
+import torch
+from tests.laws.configs import cases, config_of
+from tests.laws.models import assert_close, hidden_of, limit_of, model_in, padded, rows_of
+
+from trifold.nn import capture
+from trifold.nn.hooks import hook_points, hooked
+
+# Points of layers that do not run in these models or passes.
+UNUSED = ("global_pattern",)
+
+
+@torch.no_grad()
+@cases("hooks")
+def test_hooks_are_complete_and_change_nothing(name: str, operations: str) -> None:
+    model, example = model_in(operations, name), padded(rows_of(config_of(name)))
+    plain = hidden_of(model, example)
+    with capture(model) as seen:
+        captured = hidden_of(model, example)
+    with hooked(model, lambda point, x: x.clone()):
+        copied = hidden_of(model, example)
+    attend = example.last.attend
+    real = slice(None) if attend is None else attend
+    assert_close(captured[real], plain[real], limit_of(operations))
+    assert torch.equal(copied, captured)
+    points = {each for _, _, names in hook_points(model) for each in names}
+    missing = {each for each in points - seen.keys() if not each.startswith("heads.")}
+    assert not missing
+    for point, x in seen.items():
+        assert x.isfinite().all() or point.endswith("scores"), point
+        if point.endswith("pattern"):
+            assert bool((x >= 0).all()) and float(x.sum(-1).max()) <= 1 + 1e-4, point
+
+
+@torch.no_grad()
+@cases("hooks")
+def test_replacing_a_state_changes_the_output(name: str, operations: str) -> None:
+    model, example = model_in(operations, name), padded(rows_of(config_of(name)))
+    side = "decoder" if model.decoder is not None else "encoder"
+    with hooked(model, lambda point, x: x + 1, f"{side}.states.0"):
+        changed = hidden_of(model, example)
+    assert not torch.allclose(changed, hidden_of(model, example))
