@@ -138,7 +138,7 @@ def _padded(rows: list[Inputs], left: bool) -> Inputs:
     values: dict[str, Tensor | None] = {"attend": real}
     for field in FIELDS:
         if getattr(rows[0], field) is not None:
-            filling = torch.arange(width).expand(len(rows), -1) % (6 if field == "tokens" else 2)
+            filling = torch.arange(width).expand(len(rows), -1) % (5 if field == "tokens" else 2)
             given = torch.cat([getattr(row, field)[0] for row in rows])
             values[field] = filling.clone().masked_scatter(real, given)
     return Inputs(**values)  # type: ignore[arg-type]
@@ -158,7 +158,8 @@ def _packed(rows: list[Inputs]) -> Inputs:
         if getattr(rows[0], field) is not None:
             values[field] = torch.zeros(1, packing.length, dtype=torch.long)
             values[field][0, : packing.real] = torch.cat([getattr(row, field)[0] for row in rows])
-    return Inputs(packing=packing, **values)
+    order = None if rows[0].order is None else _padded(rows, False).order  # on the grid
+    return Inputs(packing=packing, order=order, **values)
 
 
 # --- results --------------------------------------------------------------------------------------
@@ -197,6 +198,20 @@ def real_states(hidden: Tensor, example: Example) -> Tensor:
     if inputs.packing is not None:
         return hidden[0, : inputs.packing.real]
     return hidden.flatten(0, 1) if inputs.attend is None else hidden[inputs.attend]
+
+
+def loss_of(states: Tensor) -> Tensor:
+    """A sum over rows of states (…, E), with a gradient in every direction."""
+    generator = torch.Generator().manual_seed(7)
+    weights = torch.randn(states.shape[-1], generator=generator, dtype=torch.float64)
+    return (states * weights.to(states.dtype)).sum(-1).sin().sum()
+
+
+def assert_gradients_close(got: Sequence[Tensor], expected: Sequence[Tensor], limit: float) -> None:
+    """As `assert_close`, in units of the largest gradient of all."""
+    largest = max(float(each.abs().max()) for each in expected)
+    for mine, other in zip(got, expected, strict=True):
+        assert_close(mine / largest, other / largest, limit)
 
 
 def gradients_of(total: Tensor, model: Transformer) -> list[Tensor]:

@@ -49,7 +49,7 @@ def test_the_future_does_not_leak(name: str, operations: str) -> None:
 
 
 @torch.no_grad()
-@cases("future", part="two streams")
+@cases("future", parts=["two streams"])
 def test_a_state_does_not_see_tokens_of_higher_rank(name: str, operations: str) -> None:
     model = model_in(operations, name)
     (example, *_) = rows_of(model.config, ordered=True)

@@ -60,7 +60,12 @@ def test_breaks_name_parts_and_laws() -> None:
     sources = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     for law, part in BREAKS:
         assert part in PARTS or part in VARIANTS, part
-        assert law in laws or f'cases("{law}"' in sources, law
+        assert (
+            law in laws
+            or f'("{law}", name)' in sources
+            or f'("{law}", n)' in sources
+            or f'cases("{law}"' in sources
+        ), law
     assert all(reason for reason in (*BREAKS.values(), *WRONG.values()))
 
 

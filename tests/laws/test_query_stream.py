@@ -28,7 +28,7 @@ def streams(model: Transformer, inputs: Inputs, targets: Tensor, *, trains: bool
 
 @pytest.mark.parametrize("trains", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("count", [1, 2])
-@cases("query stream", part="two streams")
+@cases("query stream", parts=["two streams"])
 def test_a_query_does_not_see_its_target(
     name: str, count: int, trains: bool, operations: str
 ) -> None:
@@ -51,7 +51,7 @@ def test_a_query_does_not_see_its_target(
 
 @pytest.mark.parametrize("trains", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("count", [1, 2])
-@cases("query stream", part="two streams")
+@cases("query stream", parts=["two streams"])
 def test_queries_of_a_row_do_not_depend_on_its_batch_and_padding(
     name: str, count: int, trains: bool, operations: str
 ) -> None:

@@ -9,6 +9,7 @@ from tests.laws.models import (
     assert_close,
     gradients_of,
     hidden_of,
+    loss_of,
     new_model,
     packed,
     padded,
@@ -28,7 +29,7 @@ def results(model: Transformer, seed: int = 1) -> list[Tensor]:
     example = padded(rows) if model.config.patch_size else packed(rows)
     with use_thread_rng(torch.Generator().manual_seed(seed)):
         states = real_states(hidden_of(model, example), example)
-        return [states, *gradients_of(states.sin().sum(), model)]
+        return [states, *gradients_of(loss_of(states), model)]
 
 
 @cases("recompute")
@@ -44,7 +45,7 @@ def test_recomputation_does_not_change_bits(name: str) -> None:
         assert torch.equal(got, expected)
 
 
-@cases("recompute", part="reversible")
+@cases("recompute", parts=["reversible"])
 def test_reversible_blocks_have_the_gradients_of_stored_states(name: str) -> None:
     """While a hook point is watched, states are stored."""
     model = new_model(config_of(name)).double().train()
