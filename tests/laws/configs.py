@@ -221,6 +221,13 @@ BREAKS: dict[tuple[str, str], str] = {
     ("cache", "rotary by length"): "later tokens change the rotations of earlier ones",
     ("future", "lsh"): "later tokens change how earlier ones are sorted",
     ("future", "rotary by length"): "rotations depend on the length of the text",
+    **{
+        ("order", part): "an order of tokens is for softmax attention to all tokens"
+        for part in (
+            *("patches", "elu", "low rank", "spans", "lsh", "convolution", "sparse blocks"),
+            *("summaries", "global tokens", "global projections"),
+        )
+    },
     ("truncation", "lsh"): "a removed token has changed the states of others",
     ("truncation", "elu"): "a sum of keys cannot be divided into them",
     ("truncation", "favor"): "a sum of keys cannot be divided into them",
