@@ -235,6 +235,30 @@ BREAKS: dict[tuple[str, str], str] = {
     ("packing", "patches"): "images have one length",
     ("padding", "patches"): "images have one length",
     ("finite differences", "recurrence"): "gradients end at segments",
+    ("compile", "experts"): "their shapes depend on values, so blocks.py leaves them out",
+    ("compile", "lsh"): "its shapes depend on values, so blocks.py leaves it out",
+    **{
+        ("flops", part): "the formula counts the keys that are read; plain kernels compute all"
+        for part in (
+            "window",
+            "local theta",
+            "window pattern",
+            "global tokens",
+            "global projections",
+            "summaries",
+            "sparse blocks",
+            "recurrence",
+            "spans",
+        )
+    },
+    **{
+        (
+            "flops",
+            part,
+        ): "the vectors of distances are projected once per batch, which is not counted"
+        for part in ("relative sinusoids", "segment offsets", "two streams", "disentangled")
+    },
+    ("flops", "lsh"): "short texts have fewer chunks",
     ("fast bf16", "experts"): "rounding changes which experts a token passes",
     ("fast bf16", "lsh"): "rounding changes how tokens are sorted",
     ("fast int8 training", "experts"): "rounding changes which experts a token passes",
