@@ -21,6 +21,7 @@ from tests.models import add_noise
 from trifold import errors, fast
 from trifold.nn import ModelConfig, Transformer
 
+pytest_plugins = ["tests.laws.kernels"]  # counts the calls of fast kernels
 QUICK_CASES = 6  # of one test in `make check`
 
 torch.set_num_threads(1)

@@ -1,0 +1,85 @@
+"""Thresholds from which kernels run, lowered so that they run on small inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from trifold import fast
+from trifold.fast import int8
+
+# module and name -> value
+LOW: dict[str, int] = {
+    "trifold.fast.attention.MIN_WIDTH": 0,
+    "trifold.fast.attention.QUERY_BLOCK": 8,
+    "trifold.fast.cross_entropy.CHUNK": 8,
+    "trifold.fast.decoding_step.MIN_WEIGHTS": 0,
+    "trifold.fast.int8.CHUNK": 256,
+    "trifold.fast.int8_training.CHUNK": 16,
+    "trifold.fast.int8_training.MIN_ROWS": 1,
+    "trifold.fast.int8_training.MIN_WEIGHTS": 0,
+    "trifold.fast.layers.MIN_WEIGHTS": 0,
+    "trifold.fast.sparse.BLOCK": 4,
+    "trifold.nn.linear_attention.CHUNK": 4,
+    "trifold.nn.linear_attention.SEGMENT": 8,
+    "trifold.nn.losses.CHUNK": 8,
+    "trifold.nn.lsh.MAX_SCORES": 64,
+}
+# Numbers of these modules that remain, with the reason.
+KEPT: dict[str, str] = {
+    "attention.MAX_PACKED_SCORES": "up to which a kernel runs",
+    "compiled_decoder.UNLIMITED": "not a threshold",
+    "cross_entropy.MAX_EXACT_NLL": "precision, without compiled loops",
+    "instruction.PREFETCH_BYTES": "compiled into the interpreter",
+    "instruction.TASK_BYTES": "compiled into the interpreter",
+    "interpreter.MAX_PREFETCH": "compiled into the interpreter",
+    "interpreter.PREFETCH_PER_SPIN": "compiled into the interpreter",
+    "interpreter.SPINS": "compiled into the interpreter",
+    "layers.FEW_ROWS": "up to which a kernel runs; laws have fewer and more rows",
+    "openmp.CONTENDED": "time",
+    "openmp.MAX_PAUSE": "time",
+    "openmp.SAMPLE_SECONDS": "time",
+    "step_linear.SEGMENT": "compiled into the interpreter",
+    "thread_pool.MAIN_PROCESS": "not a threshold",
+    "thread_pool.MAX_THREADS": "tests run on one thread",
+    "thread_pool.TASKS_PER_INSTRUCTION": "tests run on one thread",
+}
+
+
+def _place(name: str) -> tuple[Any, str]:
+    module, _, attribute = name.rpartition(".")
+    return import_module(module), attribute
+
+
+USUAL = {name: getattr(*_place(name)) for name in LOW}
+
+
+def lower_thresholds(patch: pytest.MonkeyPatch) -> None:
+    """Let kernels run on small inputs until the patch ends; those of int8 on every machine."""
+    for name, value in LOW.items():
+        patch.setattr(*_place(name), value)
+    if not int8.int_mm_is_exact():
+        patch.setattr(torch, "_int_mm", exact_int_mm)
+        for module in ("int8", "int8_training", "layers", "decoding_step"):
+            patch.setattr(f"trifold.fast.{module}.int_mm_is_exact", lambda: True)
+
+
+def exact_int_mm(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The product of two int8 matrices in int32. Without VNNI, that of PyTorch overflows."""
+    product = (a.double() @ b.double()).to(torch.int32)
+    return product if out is None else out.copy_(product)
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    """Within this context the plain operations run, with the usual thresholds."""
+    with fast.disabled(), pytest.MonkeyPatch.context() as patch:
+        for name, value in USUAL.items():
+            patch.setattr(*_place(name), value)
+        yield

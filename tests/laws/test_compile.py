@@ -1,0 +1,75 @@
+"""Compiled blocks compute what plain ones do: traced (backend eager), and compiled (inductor)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tests.laws.configs import cases, config_of
+from tests.laws.models import (
+    assert_close,
+    assert_gradients_close,
+    gradients_of,
+    hidden_of,
+    loss_of,
+    model_of,
+    new_model,
+    padded,
+    real_states,
+    rows_of,
+)
+from torch import Tensor
+
+from trifold.nn import Transformer
+from trifold.nn.stack import Stack
+from trifold.train.blocks import UNCOMPILED, compile_blocks, under_graphs
+from trifold.train.device import compile_obstacle
+
+pytestmark = pytest.mark.parametrize("operations", ["fast"], indirect=True)  # as in training
+
+
+@pytest.fixture(autouse=True)
+def _forget_graphs() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+def results(model: Transformer) -> tuple[Tensor, list[Tensor]]:
+    """The real states and all gradients."""
+    example = padded(rows_of(model.config))
+    states = real_states(hidden_of(model, example), example)
+    return states, gradients_of(loss_of(states), model)
+
+
+@cases("compile")
+def test_traced_blocks_equal_plain_blocks(name: str) -> None:
+    states, gradients = results(model_of(name, torch.float32))
+    model = new_model(config_of(name))
+    torch._dynamo.reset()
+    for stack in model.modules():
+        if isinstance(stack, Stack):
+            block = stack.blocks[-1]  # of any: tracing takes seconds
+            if not any(isinstance(module, UNCOMPILED) for module in block.modules()):
+                block.forward = torch.compile(block.forward, dynamic=True, backend="eager")
+    with under_graphs():
+        traced, traced_gradients = results(model)
+    assert_close(traced, states, 1e-5)
+    assert_gradients_close(traced_gradients, gradients, 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["encoder-decoder: two widths, alibi", "encoder: rotary", "decoder: rotary", "decoder: alibi"],
+)
+def test_compiled_blocks_equal_plain_blocks(name: str) -> None:
+    if obstacle := compile_obstacle(torch.device("cpu")):
+        pytest.skip(obstacle)
+    states, gradients = results(model_of(name, torch.float32))
+    model = new_model(config_of(name))
+    compile_blocks(model)
+    with under_graphs():
+        compiled, compiled_gradients = results(model)
+    assert_close(compiled, states, 1e-5)
+    assert_gradients_close(compiled_gradients, gradients, 1e-4)

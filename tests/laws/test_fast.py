@@ -1,0 +1,186 @@
+"""The fast operations compute what the plain ones do: states, gradients, cached decoding; in fp32,
+bf16 and int8."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from tests.laws.configs import cases, config_of
+from tests.laws.models import (
+    Example,
+    assert_close,
+    assert_gradients_close,
+    bf16_values_of,
+    decode_parts,
+    dequantized_of,
+    gradients_of,
+    hidden_of,
+    int8_model_of,
+    loss_of,
+    memory_of,
+    model_of,
+    packed,
+    padded,
+    real_states,
+    relative_error,
+    rows_of,
+    texts_of,
+)
+from tests.laws.operations import plain
+from torch import Tensor
+
+from trifold.nn import Transformer
+from trifold.nn.losses import linear_cross_entropy
+
+pytestmark = pytest.mark.parametrize("operations", ["fast"], indirect=True)
+DECODERS = ("encoder-decoder", "decoder")
+
+
+def losses(model: Transformer, example: Example) -> list[Tensor]:
+    """The real states; a loss of them with gradients; the gradients by parameter."""
+    hidden = real_states(hidden_of(model, example), example)
+    before = hidden.detach().clone()  # see test_cross_entropy_does_not_change_the_states
+    total = loss_of(hidden)
+    if model.lm_head is not None:
+        labels = torch.arange(len(hidden)) % 13 - 1
+        features = model.lm_head.features(hidden)
+        sums = linear_cross_entropy(features, model.lm_head.weight, model.lm_head.bias, labels, 0.1)
+        total = total + sums.loss
+    return [before, *gradients_of(total, model)]
+
+
+def example_of(name: str) -> Example:
+    """Packed rows, which are the same as padded ones by a law of their own."""
+    rows = rows_of(config_of(name))
+    return padded(rows) if config_of(name).patch_size else packed(rows)
+
+
+@cases("fast")
+def test_states_and_gradients_in_fp32(name: str) -> None:
+    model, example = model_of(name, torch.float32), example_of(name)
+    got = losses(model, example)
+    with plain():
+        expected = losses(model, example)
+    assert_close(got[0], expected[0], 1e-5)
+    assert_gradients_close(got[1:], expected[1:], 5e-5)
+
+
+@cases("fast bf16")
+def test_states_and_gradients_in_bf16_have_the_rounding_errors_of_plain_ones(name: str) -> None:
+    model, example = model_of(name, torch.bfloat16), example_of(name)
+    got = losses(model, example)
+    with plain():
+        rounded, exact = losses(model, example), losses(bf16_values_of(name), example)
+    for part in (slice(0, 1), slice(1, None)):
+        errors = [relative_error(each[part], exact[part]) for each in (got, rounded)]
+        assert errors[0] <= max(4e-2, 3 * errors[1]), errors
+
+
+def test_cross_entropy_does_not_change_the_states() -> None:
+    hidden, weight = torch.randn(33, 16, requires_grad=True), torch.randn(31, 16)
+    before = hidden.detach().clone()
+    linear_cross_entropy(hidden, weight, None, torch.arange(33) % 13 - 1, 0.1)
+    assert torch.equal(hidden, before)
+
+
+def decoded(model: Transformer, kind: str, rows: int, beams: int = 1) -> Tensor:
+    """The states of tokens that are decoded one by one after a prompt; the beams of a source are
+    reordered on the way."""
+    tokens = texts_of(model.config, rows * beams, 13)
+    memory = memory_of(model, rows)
+    cache = model.new_cache(kind, capacity=20)  # type: ignore[arg-type]
+    prompt = tokens[::beams, :7]
+    decode_parts(model, prompt, [7], memory, cache)
+    cache.expand(beams)
+    outs = [decode_parts(model, tokens, [8, 9, 10], memory, cache)]
+    parents = torch.arange(rows * beams).view(rows, beams).flip(1).flatten()
+    cache.reorder(parents if beams > 1 else parents.flip(0) if memory is None else parents)
+    outs.append(decode_parts(model, tokens, [11, 12], memory, cache))
+    return torch.cat(outs, 1)
+
+
+DECODED = (("growing", 1, 1), ("static", 3, 2), ("sliding", 3, 1))  # cache, rows, beams
+
+
+@torch.no_grad()
+@cases("fast", shapes=DECODERS)
+def test_cached_decoding_in_fp32(name: str) -> None:
+    model = model_of(name, torch.float32)
+    for case in DECODED:
+        got = decoded(model, *case)
+        with plain():
+            expected = decoded(model, *case)
+        assert_close(got, expected, 1e-5)
+
+
+@torch.no_grad()
+@cases("fast bf16", shapes=DECODERS)
+def test_cached_decoding_in_bf16_has_the_rounding_errors_of_the_plain_one(name: str) -> None:
+    model = model_of(name, torch.bfloat16)
+    got = decoded(model, *DECODED[1])
+    with plain():
+        rounded = decoded(model, *DECODED[1])
+        exact = decoded(bf16_values_of(name), *DECODED[1])
+    errors = [relative_error([each], [exact]) for each in (got, rounded)]
+    assert errors[0] <= max(4e-2, 3 * errors[1]), errors
+
+
+@cases("fast int8")
+def test_int8_weights_are_their_dequantized_values(name: str) -> None:
+    """States, a gradient that passes through them, and decoding of few rows, whose activations are
+    not quantized."""
+    model, reference = int8_model_of(name), dequantized_of(name)
+    example = padded(rows_of(config_of(name)))
+    title = next(title for title, p in model.named_parameters() if p.dim() == 1)
+    found = []
+    for each in (model, reference):
+        hidden = real_states(hidden_of(each, example), example)
+        (gradient,) = torch.autograd.grad(loss_of(hidden), [each.get_parameter(title)])
+        found.append((hidden, gradient))
+    for got, expected in zip(*found, strict=True):
+        assert_close(got, expected, 1e-4)
+    if model.decoder is not None:
+        with torch.no_grad():
+            got = decoded(model, "growing", 3, 2)
+            with plain():
+                expected = decoded(reference, "growing", 3, 2)
+        assert_close(got, expected, 1e-4)
+
+
+@torch.no_grad()
+@cases("fast int8", shapes=DECODERS)
+def test_int8_matmul_of_many_rows_has_the_error_of_int8_weights(name: str) -> None:
+    """In bf16 the activations of many rows are quantized too."""
+    exact_model, model = dequantized_of(name), int8_model_of(name, torch.bfloat16)
+    with plain():
+        exact = decoded(exact_model, "growing", 4, 3).float()
+        rounded = decoded(model, "growing", 4, 3).float()
+    got = decoded(model, "growing", 4, 3).float()
+    errors = [float((each - exact).norm() / exact.norm()) for each in (got, rounded)]
+    assert errors[0] <= max(0.15, 2.5 * errors[1]), errors
+
+
+@cache
+def _trained(name: str, dtype: torch.dtype) -> Transformer:
+    from tests.laws.models import new_model
+
+    from trifold.fast.int8_training import enable_int8_training
+
+    model = new_model(config_of(name)).to(dtype)
+    enable_int8_training(model)
+    return model
+
+
+@cases("fast int8 training", every=4)
+def test_int8_training_has_gradients_of_about_the_plain_direction(name: str) -> None:
+    dtype = torch.float32 if config_of(name).shape == "encoder" else torch.bfloat16
+    example = example_of(name)
+    got = torch.cat(
+        [each.flatten().double() for each in losses(_trained(name, dtype), example)[1:]]
+    )
+    with plain():
+        expected = losses(model_of(name, dtype), example)[1:]
+    flat = torch.cat([each.flatten().double() for each in expected])
+    assert torch.cosine_similarity(got, flat, dim=0) > 0.9

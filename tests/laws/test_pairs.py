@@ -1,0 +1,84 @@
+"""The table of configs has every allowed pair of parts; others are rejected by name."""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from tests.laws.configs import BREAKS, CONFIGS, WRONG, parts_of, variants_of
+from tests.laws.operations import KEPT, LOW
+from tests.laws.pairs import Pairs, find_pairs, names_part, pairs_of, propose
+from tests.laws.parts import PARTS, VARIANTS, WRONG_PAIRS, values_of
+
+from trifold import fast
+from trifold.errors import SettingsError
+
+pairs = cache(find_pairs)
+
+
+@pytest.fixture(autouse=True)
+def operations() -> None:
+    """Nothing here computes."""
+
+
+def test_every_allowed_pair_of_parts_is_in_a_config() -> None:
+    covered = {pair for name in CONFIGS for pair in pairs_of(parts_of(name))}
+    missing = set(pairs().allowed) - covered
+    assert not missing, f"add to configs.py: {propose(missing)}"
+
+
+def test_every_variant_is_in_a_config() -> None:
+    assert {variant for name in CONFIGS for variant in variants_of(name)} == set(VARIANTS)
+
+
+def test_a_pair_is_rejected_with_a_message_that_names_both_parts() -> None:
+    found: Pairs = pairs()
+    assert len(found.allowed) > 800 and len(found.rejected) > 200
+    unnamed = {
+        pair: message
+        for pair, message in found.rejected.items()
+        if not all(names_part(message, name) for name in pair)
+    }
+    assert not unnamed
+
+
+@pytest.mark.parametrize("pair", WRONG_PAIRS, ids=" + ".join)
+def test_a_wrong_pair_is_still_accepted(pair: tuple[str, str]) -> None:
+    """It fails when `ModelConfig` rejects the pair: remove it from WRONG_PAIRS."""
+    try:
+        values_of(pair)
+    except SettingsError as error:
+        pytest.fail(f"is rejected now: {error}")
+
+
+def test_breaks_name_parts_and_laws() -> None:
+    laws = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
+    sources = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    for law, part in BREAKS:
+        assert part in PARTS or part in VARIANTS, part
+        assert (
+            law in laws
+            or f'("{law}", name)' in sources
+            or f'("{law}", n)' in sources
+            or f'cases("{law}"' in sources
+        ), law
+    assert all(reason for reason in (*BREAKS.values(), *WRONG.values()))
+
+
+def test_every_threshold_of_a_kernel_is_lowered_or_kept_for_a_reason() -> None:
+    found = set[str]()
+    for info in pkgutil.iter_modules(fast.__path__):
+        module = import_module(f"trifold.fast.{info.name}")
+        for statement in ast.parse(Path(str(module.__file__)).read_text()).body:
+            for name in ast.walk(statement) if isinstance(statement, ast.Assign) else ():
+                is_number = isinstance(name, ast.Name) and isinstance(
+                    getattr(module, name.id, None), int | float
+                )
+                if is_number and isinstance(name.ctx, ast.Store) and info.name != "instruction":
+                    found.add(f"{info.name}.{name.id}")
+    known = {name.removeprefix("trifold.fast.") for name in LOW} | KEPT.keys()
+    assert {name for name in found if name.rpartition(".")[2].isupper()} <= known
