@@ -5,9 +5,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --no-input
-# One thread per worker: small tensors gain nothing from more threads.
+# One thread per worker: small tensors gain nothing from more threads. Compiled modules are kept:
+# each worker collects all tests, which takes twice as long if they are compiled first.
 WORKERS ?= 2
-TESTS  := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+TESTS  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check bench faults web clean

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
-import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -26,13 +28,13 @@ def load(folder: str, name: str) -> ModuleType:
 
 
 def run(script: str, *arguments: object, **environment: str) -> list[str]:
-    """The lines that a script prints."""
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / script, *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"} | environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=300,
-    )
-    return done.stdout.splitlines()
+    """The lines that a script prints, in this process: a new one would import everything again."""
+    folder, _, name = script.rpartition("/")
+    module, printed = load(folder, name.removesuffix(".py")), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", [script, *map(str, arguments)]),
+        mock.patch.dict(os.environ, environment),
+        redirect_stdout(printed),
+    ):
+        assert not module.main()
+    return printed.getvalue().splitlines()

@@ -8,7 +8,8 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.benchmarks.scripts import run
+from tests.benchmarks.scripts import load
+from tests.command_line import run_command
 
 SMALL = [
     "train.steps=2",
@@ -21,7 +22,10 @@ SIZES = ["model.d_model=16", "model.n_layers=1", "model.n_heads=2", "model.d_ff=
 
 
 @pytest.mark.slow
-def test_a_pair_of_runs_shares_the_tokenizer_but_not_the_initial_weights(tmp_path: Path) -> None:
+def test_a_pair_of_runs_shares_the_tokenizer_but_not_the_initial_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands run in this process, except for one that only starts."""
     data = tmp_path / "data" / "multi30k" / "tok"
     data.mkdir(parents=True)
     words, rng = "ein mann hund läuft sitzt auf dem gras und der bank".split(), random.Random(1)
@@ -37,14 +41,20 @@ def test_a_pair_of_runs_shares_the_tokenizer_but_not_the_initial_weights(tmp_pat
         for change in [*SMALL, *SIZES, "tokenizer.vocab_size=60"]
         for word in ("--pretraining", change)
     ]
-    lines = run(
-        "pretrain/paired.py",
-        *changes,
-        *pretraining,
-        *("--seeds", "3", "--out", tmp_path / "runs"),
-        TRIFOLD_DATA=str(tmp_path / "data"),
-    )
-    assert lines[-1].startswith("| 3 | ")
+    paired = load("pretrain", "paired")
+    assert paired.trifold("--version").startswith("trifold ")
+
+    def trifold(*words: object) -> str:
+        done = run_command(*map(str, words))
+        assert done.code == 0, done.err
+        return done.out
+
+    arguments = [*changes, *pretraining, "--seeds", "3", "--out", str(tmp_path / "runs")]
+    monkeypatch.setattr("sys.argv", ["paired.py", *arguments])
+    monkeypatch.setenv("TRIFOLD_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(paired, "trifold", trifold)
+    paired.main()
+    assert capsys.readouterr().out.splitlines()[-1].startswith("| 3 | ")
     runs = {folder.name: folder for folder in (tmp_path / "runs").iterdir()}
     assert sorted(runs) == ["alone-3", "denoise", "pretrained-3"]
     first = {

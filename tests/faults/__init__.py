@@ -16,7 +16,7 @@ from unittest import mock
 from tests.faults.harness import Command, Trying, Verdict, try_promise
 from tests.faults.plants import PLANTS
 from tests.faults.promises import PROMISES
-from tests.faults.runs import PLANTED, TINY
+from tests.faults.runs import PLANTED, TINY, Reference
 
 from trifold.train import train
 
@@ -38,10 +38,13 @@ def try_all(
     function.
     """
     _warm(folder)
+    references: dict[str, Reference] = {}
     for name in names:
         promise = PROMISES[name]
         count = trials or getattr(promise, size)
-        yield try_promise(name, promise, count, folder / name, command, trying=trying)
+        yield try_promise(
+            name, promise, count, folder, command, references=references, trying=trying
+        )
 
 
 def plant_all(names: Sequence[str], folder: Path, command: Command) -> Iterator[Verdict]:

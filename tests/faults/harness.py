@@ -47,20 +47,21 @@ def try_promise(
     *,
     seed: int = 1,
     until_broken: bool = False,
+    references: dict[str, Reference] | None = None,
     trying: Trying = lambda name, number, trials: None,
 ) -> Verdict:
-    """Run the trials in `folder`, which is emptied after each of them; `command` is the command
-    line `trifold`.
+    """Run the trials in `folder`, each in a folder that is removed after it; `command` is the
+    command line `trifold`.
 
-    until_broken: stop at the first failure.
+    until_broken: stop at the first failure. references: the runs of earlier promises in `folder`.
     """
     failures: list[str] = []
-    references: dict[str, Reference] = {}
+    references = {} if references is None else references
     start = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(trials):
         trying(name, number, trials)
-        place = folder / f"trial {number}"
+        place = folder / f"{name} {number}"
         place.mkdir(parents=True)
         box = Box(place, random.Random(f"{name} {seed} {number}"), number, references, command)
         try:
@@ -73,5 +74,4 @@ def try_promise(
         if failures and until_broken:
             trials = number + 1
             break
-    shutil.rmtree(folder, ignore_errors=True)
     return Verdict(name, promise.about, trials, failures, time.perf_counter() - start)

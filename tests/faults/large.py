@@ -25,7 +25,7 @@ MEMORY = 64 << 20  # by which a process may grow, for a corpus of any size
 GLANCE = 4 << 20  # bytes read to open the cache: a few blocks of the text
 SOON = 2.0  # seconds
 PART = 4 << 20
-WIDTH = 512
+WIDTH = 4096
 
 
 def large_text_is_cached(box: Box) -> None:

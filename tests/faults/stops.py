@@ -39,9 +39,11 @@ def killed_runs_resume(box: Box) -> None:
 
 
 def chains_are_exact(box: Box) -> None:
-    """Five stops at different steps: between checkpoints, within an epoch, during validation."""
+    """Stops at different steps: between checkpoints, within an epoch, during validation. The first
+    chain of each configuration has two, later ones have five."""
     changes, reference = box.config(slow=True)
-    steps = sorted(box.rng.sample(range(1, TINY["train.steps"]), 5))
+    stops = 2 if box.number < len(CONFIGS) else 5
+    steps = sorted(box.rng.sample(range(1, TINY["train.steps"]), stops))
     for stop in steps:
         with _signal_after_update(stop):
             code = box.train(changes)
@@ -187,13 +189,14 @@ def same_seed_same_run(box: Box) -> None:
     if changes:
         return
     words = ["train", "smoke", *(f"{key}={value}" for key, value in TINY.items())]
-    both = [
+    seeds = ("1", "2") if box.number else ("1",)  # this process has another one
+    processes = [
         start_process([*words, "--out", str(box.folder / seed)], box.log, PYTHONHASHSEED=seed)
-        for seed in ("1", "2")
+        for seed in seeds
     ]
-    codes = [process.wait() for process in both]
-    box.expect(codes == [0, 0], f"at the command line they ended with {codes}")
-    for seed in ("1", "2"):
+    codes = [process.wait() for process in processes]
+    box.expect(set(codes) == {0}, f"at the command line they ended with {codes}")
+    for seed in seeds:
         ours = state_of(box.folder / seed)
         differing = sorted(
             key for key in {*ours, *reference.state} if ours.get(key) != reference.state.get(key)

@@ -129,9 +129,17 @@ def test_logits_are_spread_enough_to_compare(family: str) -> None:
         assert reference(input_ids=inputs.tokens, **more).logits.std() >= 1
 
 
-# The reference gives the padded rows of openai-gpt other positions: see below.
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "openai-gpt"])
-@pytest.mark.parametrize("search", SEARCHES)
+# The reference gives the padded rows of openai-gpt other positions: see below. Every other search
+# with every family, so that each family has greedy searches and beams.
+@pytest.mark.parametrize(
+    ("family", "search"),
+    [
+        (family, search)
+        for row, family in enumerate(name for name in FAMILIES if name != "openai-gpt")
+        for column, search in enumerate(SEARCHES)
+        if (row + column) % 2 == 0
+    ],
+)
 def test_padded_rows_equal_the_reference(family: str, search: str) -> None:
     assert_same(family, inputs_for(family), max_new_tokens=LIMIT, **SEARCHES[search])
 
