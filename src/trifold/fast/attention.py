@@ -109,10 +109,10 @@ def supports_attend_one_query(
         return False
     if bias is not None and bias.shape[1] != q.shape[1]:
         return False
-    return _supports_mask(mask, k)
+    return _is_readable_mask(mask, k)
 
 
-def _supports_mask(mask: Mask, k: Tensor) -> bool:
+def _is_readable_mask(mask: Mask, k: Tensor) -> bool:
     """Whether the instruction for one query can read the keys that the mask allows: the last ones,
     and those that are real.
     """
