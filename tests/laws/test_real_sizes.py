@@ -3,7 +3,6 @@ weights, 256 queries. No threshold is lowered, except that texts are short for d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -51,12 +50,11 @@ KERNELS = {
 
 
 @pytest.fixture(autouse=True)
-def operations(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def operations(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fast operations, with the usual thresholds."""
     pytest.importorskip("numba")
     count_kernels(monkeypatch)
     fast.enable()
-    yield
 
 
 @cache

@@ -24,7 +24,6 @@ from trifold.nn.experts import (
 from trifold.nn.hooks import capture
 from trifold.nn.layers import FeedForward, RMSNorm
 from trifold.nn.masks import Mask
-from trifold.nn.packing import Packing
 
 BASE = {
     "shape": "decoder", "vocab_size": 50, "max_positions": 64, "d_model": 32, "n_layers": 4, "n_heads": 4, "d_ff": 48,
@@ -71,41 +70,6 @@ def rows() -> list[torch.Tensor]:
 
 
 @every
-@torch.no_grad()
-def test_cached_equals_uncached(part):
-    decoder, (tokens, *_) = model(part), rows()
-    expected = decoder.decode(Inputs(tokens))
-    for kind in ("growing", "static", "sliding"):
-        cache = decoder.new_cache(kind)
-        steps = [
-            decoder.decode(Inputs(part), cache=cache) for part in tokens.split([4, 1, 3, 1], 1)
-        ]
-        torch.testing.assert_close(torch.cat(steps, 1), expected, atol=1e-5, rtol=1e-5)
-
-
-@every
-@torch.no_grad()
-def test_a_row_does_not_depend_on_its_batch_or_its_packing(part):
-    decoder = model(part)
-    texts = rows()
-    alone = torch.cat([decoder.decode(Inputs(text))[0] for text in texts])
-    padded = torch.cat([F.pad(text, (0, 9 - text.shape[1])) for text in texts])
-    attend = torch.arange(9) < torch.tensor(LENGTHS)[:, None]
-    torch.testing.assert_close(
-        decoder.decode(Inputs(padded, attend))[attend], alone, atol=1e-5, rtol=1e-5
-    )
-    left = torch.cat([F.pad(text, (9 - text.shape[1], 0)) for text in texts])
-    real = attend.flip(1)
-    torch.testing.assert_close(
-        decoder.decode(Inputs(left, real))[real], alone, atol=1e-5, rtol=1e-5
-    )
-    packing = Packing.of(torch.tensor(LENGTHS))
-    packed = F.pad(torch.cat(texts, 1), (0, packing.length - sum(LENGTHS)))
-    found = decoder.decode(Inputs(packed, packing=packing))[0, : sum(LENGTHS)]
-    torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-5)
-
-
-@every
 def test_the_future_does_not_leak_and_every_parameter_learns(part):
     decoder, (tokens, *_) = model(part), rows()
     x = decoder.decoder_embeddings.tokens.weight
@@ -135,17 +99,6 @@ def test_hook_points_do_not_change_the_result(part):
     sums = torch.stack([pattern.sum(-1) for pattern in captured.values()])
     assert sums.shape == (4, 1, 4, 9)
     assert (sums < 1 - 1e-3).all() if part in ("sinks", "alibi") else (sums - 1).abs().max() < 1e-5
-
-
-@every
-@torch.no_grad()
-def test_the_cache_has_the_counted_size(part):
-    decoder, (tokens, *_) = model(part), rows()
-    cache = decoder.new_cache("static", capacity=9)
-    decoder.decode(Inputs(tokens), cache=cache)
-    stored = sum(each.numel() for layer in cache.layers for each in layer.own.buffers)
-    whole = decoder.config.model_copy(update={"sliding_window": None, "window_pattern": ("local",)})
-    assert stored == cached_elements(whole, 9)
 
 
 # --- definitions ----------------------------------------------------------------------------------

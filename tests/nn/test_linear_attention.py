@@ -9,7 +9,7 @@ import torch
 from tests.models import randomize
 from torch.nn import functional as F
 
-from trifold.costs import cached_elements, count_parameters, forward_flops
+from trifold.costs import count_parameters, forward_flops
 from trifold.errors import SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.attention import Attention
@@ -21,7 +21,6 @@ from trifold.nn.linear_attention import (
     orthogonal_directions,
 )
 from trifold.nn.masks import Mask
-from trifold.nn.packing import Packing
 
 BASE = {
     "shape": "decoder", "vocab_size": 50, "max_positions": 4096, "d_model": 32, "n_layers": 2, "n_heads": 4, "d_ff": 48,
@@ -49,51 +48,6 @@ def rows() -> list[torch.Tensor]:
     return [torch.randint(50, (1, length), generator=generator) for length in LENGTHS]
 
 
-@causal
-@torch.no_grad()
-def test_cached_equals_uncached_and_the_cache_does_not_grow(kind):
-    decoder, (tokens, *_) = model(kind), rows()
-    expected = decoder.decode(Inputs(tokens))
-    cache = decoder.new_cache()
-    steps = [decoder.decode(Inputs(part), cache=cache) for part in tokens.split([4, 1, 3, 1], 1)]
-    torch.testing.assert_close(torch.cat(steps, 1), expected, atol=1e-5, rtol=1e-5)
-    assert cache.length == 9
-    stored = sum(layer.own.state.numel() for layer in cache.layers)
-    assert stored == cached_elements(decoder.config, 9) == cached_elements(decoder.config, 9000)
-    with pytest.raises(ValueError, match="cannot remove tokens"):
-        cache.truncate(3)
-
-
-@causal
-@torch.no_grad()
-def test_rows_of_a_cache_move(kind):
-    decoder, texts = model(kind), rows()
-    batch = torch.cat([text[:, :5] for text in texts])
-    cache = decoder.new_cache()
-    decoder.decode(Inputs(batch), cache=cache)
-    cache.reorder(torch.tensor([2, 2, 0]))
-    cache.expand(2)
-    got = decoder.decode(Inputs(torch.full((6, 1), 7)), cache=cache)
-    whole = torch.cat([batch[[2, 2, 2, 2, 0, 0]], torch.full((6, 1), 7)], 1)
-    torch.testing.assert_close(got, decoder.decode(Inputs(whole))[:, -1:], atol=1e-5, rtol=1e-5)
-
-
-@every
-@torch.no_grad()
-def test_a_row_does_not_depend_on_its_batch_or_its_packing(kind):
-    net, texts = model(kind), rows()
-    alone = torch.cat([net(Inputs(text))[0] for text in texts])
-    padded = torch.cat([F.pad(text, (0, 9 - text.shape[1])) for text in texts])
-    attend = torch.arange(9) < torch.tensor(LENGTHS)[:, None]
-    torch.testing.assert_close(net(Inputs(padded, attend))[attend], alone, atol=1e-5, rtol=1e-5)
-    left, real = torch.cat([F.pad(text, (9 - text.shape[1], 0)) for text in texts]), attend.flip(1)
-    torch.testing.assert_close(net(Inputs(left, real))[real], alone, atol=1e-5, rtol=1e-5)
-    packing = Packing.of(torch.tensor(LENGTHS))
-    packed = F.pad(torch.cat(texts, 1), (0, packing.length - sum(LENGTHS)))
-    found = net(Inputs(packed, packing=packing))[0, : sum(LENGTHS)]
-    torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-5)
-
-
 @every
 def test_sums_equal_the_dense_definition_with_their_gradients(kind, monkeypatch):
     monkeypatch.setattr("trifold.nn.linear_attention.CHUNK", 4)
@@ -114,17 +68,6 @@ def test_sums_equal_the_dense_definition_with_their_gradients(kind, monkeypatch)
         dense.square().sum().backward()
     for name, parameter in net.named_parameters():
         torch.testing.assert_close(parameter.grad, gradients[name])
-
-
-@causal
-def test_the_future_does_not_leak(kind):
-    decoder, (tokens, *_) = model(kind), rows()
-    out = decoder.decode(Inputs(tokens))
-    changed = tokens.clone()
-    changed[0, 6] = (tokens[0, 6] + 1) % 50
-    torch.testing.assert_close(
-        decoder.decode(Inputs(changed))[:, :6], out[:, :6], atol=1e-5, rtol=1e-5
-    )
 
 
 def test_elu_is_the_formula():

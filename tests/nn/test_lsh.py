@@ -17,7 +17,6 @@ from trifold.errors import SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer, capture, lsh
 from trifold.nn.lsh import LSHAttention, default_buckets
 from trifold.nn.masks import Mask
-from trifold.nn.packing import Packing
 from trifold.nn.positions import AxialPositions
 from trifold.nn.stack import self_attention
 from trifold.train.blocks import recompute_blocks
@@ -120,26 +119,6 @@ def test_more_hashes_approximate_full_attention(causal):
         expected = defined(attention, x, mask)
         errors.append(float((attention(x, mask=mask) - expected).norm() / expected.norm()))
     assert errors[0] > 1.5 * errors[1] > 2 * errors[2] > 2.5 * errors[3] and errors[3] < 0.25
-
-
-@every
-@torch.no_grad()
-def test_a_row_does_not_depend_on_its_batch_its_padding_or_its_packing(case):
-    net, rows = model(**CASES[case]), texts()
-    alone = torch.cat([net(Inputs(row))[0] for row in rows])
-    attend = torch.arange(17) < torch.tensor(LENGTHS)[:, None]
-    for side, real in ((0, attend), (1, attend.flip(1))):
-        padded = [
-            F.pad(row, (0, 17 - row.shape[1]) if side == 0 else (17 - row.shape[1], 0))
-            for row in rows
-        ]
-        torch.testing.assert_close(
-            net(Inputs(torch.cat(padded), real))[real], alone, atol=1e-4, rtol=1e-4
-        )
-    packing = Packing.of(torch.tensor(LENGTHS))
-    packed = F.pad(torch.cat(rows, 1), (0, packing.length - sum(LENGTHS)))
-    found = net(Inputs(packed, packing=packing))[0, : sum(LENGTHS)]
-    torch.testing.assert_close(found, alone, atol=1e-4, rtol=1e-4)
 
 
 @every

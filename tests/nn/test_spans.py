@@ -11,15 +11,13 @@ import torch
 from tests.models import randomize
 from torch.nn import functional as F
 
-from trifold.costs import cached_elements, count_parameters, forward_flops
+from trifold.costs import count_parameters, forward_flops
 from trifold.errors import SettingsError
 from trifold.fast import sparse
 from trifold.fast.attention import attend as fast_attend
-from trifold.hub import load_model, save_model
 from trifold.nn import Inputs, ModelConfig, Transformer, ops
 from trifold.nn.hooks import capture
 from trifold.nn.masks import Mask
-from trifold.nn.packing import Packing
 from trifold.nn.spans import SpanAttention, Spans
 
 BASE = {
@@ -134,22 +132,6 @@ def test_a_block_of_one_token_equals_the_plain_definition(shape, length, monkeyp
 
 
 @shapes
-@torch.no_grad()
-def test_a_row_does_not_depend_on_its_batch_or_its_packing(shape):
-    net, texts = model(shape), rows()
-    alone = torch.cat([net(Inputs(text))[0] for text in texts])
-    padded = torch.cat([F.pad(text, (0, 13 - text.shape[1])) for text in texts])
-    attend = torch.arange(13) < torch.tensor(LENGTHS)[:, None]
-    torch.testing.assert_close(net(Inputs(padded, attend))[attend], alone, atol=1e-5, rtol=1e-5)
-    left, real = torch.cat([F.pad(text, (13 - text.shape[1], 0)) for text in texts]), attend.flip(1)
-    torch.testing.assert_close(net(Inputs(left, real))[real], alone, atol=1e-5, rtol=1e-5)
-    packing = Packing.of(torch.tensor(LENGTHS))
-    packed = F.pad(torch.cat(texts, 1), (0, packing.length - sum(LENGTHS)))
-    found = net(Inputs(packed, packing=packing))[0, : sum(LENGTHS)]
-    torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-5)
-
-
-@shapes
 def test_hooks_see_tokens_where_they_are(shape):
     net, texts = model(shape), rows()
     left = torch.cat([F.pad(text, (13 - text.shape[1], 0)) for text in texts])
@@ -164,41 +146,6 @@ def test_hooks_see_tokens_where_they_are(shape):
         net(Inputs(texts[0]))
     for pattern in patterns.values():
         torch.testing.assert_close(pattern.sum(-1), torch.ones(1, 4, 13))
-
-
-def test_the_future_does_not_leak():
-    decoder, (tokens, *_) = model("decoder"), rows()
-    out = decoder.decode(Inputs(tokens))
-    for position in range(1, 13):
-        changed = tokens.clone()
-        changed[0, position] = (tokens[0, position] + 1) % 50
-        found = decoder.decode(Inputs(changed))
-        torch.testing.assert_close(found[:, :position], out[:, :position], atol=1e-6, rtol=1e-6)
-        assert (
-            (found[:, position:] != out[:, position:]).any(-1).all()
-        )  # all later tokens see it, by spans too
-
-
-@torch.no_grad()
-def test_cached_equals_uncached():
-    decoder, texts = model("decoder"), rows()
-    left = torch.cat([F.pad(text, (13 - text.shape[1], 0)) for text in texts])
-    real = (torch.arange(13) < torch.tensor(LENGTHS)[:, None]).flip(1)
-    expected = decoder.decode(Inputs(left, real))
-    for parts in ((0, 9, 10, 12, 13), range(14), (0, 1, 13)):
-        cache, found = decoder.new_cache(), []
-        for start, stop in pairwise(parts):
-            found.append(decoder.decode(Inputs(left[:, start:stop], real[:, :stop]), cache=cache))
-        assert cache.length == 13
-        torch.testing.assert_close(torch.cat(found, 1)[real], expected[real], atol=1e-5, rtol=1e-5)
-    cache.truncate(12)
-    cache.reorder(torch.tensor([2, 0, 0]))
-    again = decoder.decode(Inputs(left[[2, 0, 0], 12:], real[[2, 0, 0]]), cache=cache)
-    torch.testing.assert_close(again, expected[[2, 0, 0], 12:], atol=1e-5, rtol=1e-5)
-    stored = sum(
-        y[:, :, : 2 * 13].numel() for layer in cache.layers for y in layer.own.buffers or ()
-    )
-    assert stored == 3 * cached_elements(decoder.config, 13)
 
 
 @torch.no_grad()
@@ -236,19 +183,6 @@ def test_it_learns_to_find_a_token_that_only_spans_reach():
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.5 < 1.5 < losses[0]
-
-
-@shapes
-def test_saved_and_loaded_is_the_same(shape, tmp_path):
-    net, (tokens, *_) = model(shape), rows()
-    save_model(tmp_path / "a", net)
-    again = load_model(tmp_path / "a")[0].eval()
-    assert again.config == net.config
-    assert torch.equal(again(Inputs(tokens)), net(Inputs(tokens)))
-    save_model(tmp_path / "b", again)
-    for name in ("config.json", "model.safetensors"):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    assert '"model_type": "trifold"' in (tmp_path / "a" / "config.json").read_text("utf-8")
 
 
 @shapes

@@ -6,11 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from trifold import fast
 from trifold.errors import SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.masks import Mask
-from trifold.nn.packing import Packing
 from trifold.nn.rules import Segment, Summaries, with_summaries
 
 SMALL: dict[str, Any] = {
@@ -78,28 +76,6 @@ def rows(*lengths: int) -> Inputs:
 def alone(inputs: Inputs, row: int) -> Inputs:
     assert inputs.attend is not None
     return Inputs(inputs.tokens[row : row + 1, : int(inputs.attend[row].sum())])
-
-
-@pytest.mark.parametrize("name", ENCODERS)
-def test_a_row_does_not_depend_on_its_batch(name: str) -> None:
-    encoder, batch = model(shape="encoder", **ENCODERS[name]), rows(61, 37, 8)
-    together = encoder(batch)
-    for row, length in enumerate((61, 37, 8)):
-        torch.testing.assert_close(
-            together[row, :length], encoder(alone(batch, row))[0], atol=1e-5, rtol=1e-4
-        )
-
-
-@pytest.mark.parametrize("name", ENCODERS)
-def test_packed_rows_equal_padded_ones(name: str) -> None:
-    encoder, lengths = model(shape="encoder", **ENCODERS[name]), torch.tensor([50, 33])
-    batch, packing = rows(50, 33), Packing.of(lengths)
-    flat = torch.zeros(1, packing.length, dtype=torch.int64)
-    flat[0, : packing.real] = batch.tokens[batch.attend]
-    packed = packing.grid(encoder(Inputs(flat, packing=packing)))
-    padded = encoder(batch)
-    for row, length in enumerate(lengths.tolist()):
-        torch.testing.assert_close(packed[row, :length], padded[row, :length], atol=1e-5, rtol=1e-4)
 
 
 def test_only_global_tokens_carry_information_across_the_text() -> None:
@@ -195,28 +171,6 @@ def test_gradients_end_at_segments() -> None:
             changed = inputs.tokens.clone()
             changed[0, token] = 7 + (changed[0, token] == 7)
             assert bool((decoder(Inputs(changed))[0, 14] != before).any()) == reaches
-
-
-@pytest.mark.parametrize("kind", ["growing", "sliding"])
-def test_cached_segments_equal_uncached_ones(kind: Any) -> None:
-    decoder, inputs = model(**SEGMENTS), rows(30)
-    with torch.no_grad():
-        whole, cache = decoder(Inputs(inputs.tokens)), decoder.new_cache(kind)
-        parts = [
-            decoder.decode(Inputs(part), cache=cache)
-            for part in inputs.tokens.split([11, *[1] * 19], 1)
-        ]
-    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-5, rtol=1e-4)
-
-
-def test_plain_and_fast_models_agree() -> None:
-    for name, options in ENCODERS.items():
-        encoder, inputs = model(shape="encoder", **options), rows(61, 37)
-        ours = encoder(inputs)
-        with fast.disabled():
-            torch.testing.assert_close(
-                ours[inputs.attend], encoder(inputs)[inputs.attend], atol=1e-5, rtol=1e-4, msg=name
-            )
 
 
 def test_a_dense_mask_of_segments() -> None:
