@@ -439,15 +439,24 @@ def _linear_attention(config: ModelConfig, chunk: int) -> int:
 
 
 def _embedding_elements(config: ModelConfig) -> int:
-    """Elements of the projections of a factorized embedding, or of the patch projection without the
-    class token.
+    """Elements of the projections of a factorized embedding, or a token's share of the stem and of
+    the projection of patches, which the class token does not pass.
     """
     if config.patch_size is not None:
-        return (
-            prod(config.patch_shape) * config.d_model * config.n_patches // (config.n_patches + 1)
-        )
+        patches = prod(config.patch_shape) * config.d_model * config.n_patches
+        return (_stem_elements(config) + patches) // (config.n_patches + 1)
     projections = 2 if config.token_projection else 1 if config.has_embedding_projection else 0
     return projections * config.embedding_width * config.d_model
+
+
+def _stem_elements(config: ModelConfig) -> int:
+    """Elements that an image passes in the 3 × 3 convolutions of a stem."""
+    height, width = config.image_size or (0, 0)
+    total = 0
+    for inputs, outputs, stride in config.stem_layers:
+        height, width = -(-height // stride), -(-width // stride)
+        total += 9 * inputs * outputs * height * width
+    return total
 
 
 def _head_elements(config: ModelConfig) -> int:

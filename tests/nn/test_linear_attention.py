@@ -139,3 +139,10 @@ def test_costs(kind):
 def test_contradictions_are_named(values, message):
     with pytest.raises(SettingsError, match=message):
         ModelConfig.parse(BASE | values)
+
+
+def test_a_query_without_keys_has_finite_gradients():
+    decoder, tokens = model("elu"), torch.randint(50, (1, 6))
+    attend = torch.tensor([[False, False, True, True, True, True]])
+    decoder(Inputs(tokens, attend))[attend].square().sum().backward()
+    assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in decoder.parameters())

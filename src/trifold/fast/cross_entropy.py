@@ -98,7 +98,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 z += bias[:, None]
             inverse_sum, picked = _softmax_in_place(z, h, targets[chunk], weight, bias)
             nll = nll + picked.sum()
-            h32 = h.float().mul_(real[:, None])
+            h32 = h.float() * real[:, None]  # h is the caller's memory
             if is_float32:
                 d_weight.addmm_(z, h32 * inverse_sum[:, None])
             else:

@@ -109,7 +109,7 @@ class KernelAttention(Attention):
         allowed = mask.dense(q.shape[2], k.shape[2], q.device)
         scores = scores if allowed is None else scores * allowed
         sums = scores.sum(-1, keepdim=True)
-        weights = self.pattern(torch.where(sums > 0, scores / sums, 0.0))
+        weights = self.pattern(scores / torch.where(sums > 0, sums, 1.0))
         return (weights @ v.to(weights.dtype)).to(v.dtype)
 
 
@@ -143,7 +143,9 @@ def _extended(v: Tensor, real: Tensor, like: Tensor) -> Tensor:
 def _normalized(out: Tensor) -> Tensor:
     """Sums (…, D + 1) -> (…, D), 0 for a query without keys."""
     total = out[..., -1:]
-    return torch.where(total > 0, out[..., :-1] / total, 0.0)
+    has_keys = total > 0
+    # Not a division by 0, whose gradient is NaN even where the result is not used.
+    return torch.where(has_keys, out[..., :-1] / torch.where(has_keys, total, 1.0), 0.0)
 
 
 def orthogonal_directions(count: int, width: int, seed: int) -> Tensor:
