@@ -287,14 +287,14 @@ def config_values(name: str) -> Values:
 
 
 def cases(
-    law: str, *, shapes: Sequence[str] = SHAPES, parts: Sequence[str] = (), every: int = 1
+    *laws: str, shapes: Sequence[str] = SHAPES, parts: Sequence[str] = (), every: int = 1
 ) -> pytest.MarkDecorator:
     """The configs of these shapes, and with one of these parts, as cases of a test, except those
-    with a part that breaks the law. every: only every so many."""
+    with a part that breaks one of the laws. every: only every so many."""
     names = [
         name
         for name in CONFIGS
-        if not breaks(law, name)
+        if not any(breaks(law, name) for law in laws)
         and config_of(name).shape in shapes
         and (not parts or {*parts} & {*parts_of(name)})
     ]

@@ -127,7 +127,7 @@ def test_cached_decoding_in_bf16_has_the_rounding_errors_of_the_plain_one(name: 
     assert errors[0] <= max(4e-2, 3 * errors[1]), errors
 
 
-@cases("fast int8")
+@cases("fast int8", every=2)
 def test_int8_weights_are_their_dequantized_values(name: str) -> None:
     """States, a gradient that passes through them, and decoding of few rows, whose activations are
     not quantized."""
