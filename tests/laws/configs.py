@@ -16,6 +16,12 @@ from trifold.nn import ModelConfig
 
 # name -> parts, and variants of them
 CONFIGS: dict[str, tuple[str, str]] = {
+    # Two classical ones, whose parts all have kernels.
+    "encoder: BERT": (
+        "encoder, learned positions, token types, classes",
+        "activation gelu, biases of projections, pooled classes",
+    ),
+    "decoder: GPT": ("decoder, learned positions", "pre, activation relu2"),
     "encoder-decoder: two widths": (
         "encoder-decoder, two widths, rotary by length, sandwich",
         "activation gelu-tanh, biases of projections, bias of outputs, norms without bias",
@@ -264,8 +270,59 @@ BREAKS: dict[tuple[str, str], str] = {
     ("fast int8 training", "experts"): "rounding changes which experts a token passes",
     ("fast int8 training", "lsh"): "rounding changes how tokens are sorted",
 }
-# A case, such as test_x[fast-decoder: rotary] -> what is wrong today; see /work/tmp/laws_findings.md
-WRONG: dict[str, str] = {}
+# Wrong today: a message for the cases of each defect. They are expected to fail.
+DEFECTS: dict[str, str] = {
+    "saved twice": "sparse._Blocks.backward reads saved tensors twice, which checkpointing forbids",
+    "no keys": "linear attention divides by 0 where a query has no keys: its gradient is NaN",
+    "strides": "compiled_decoder._set_keys: normalized keys have other strides than values",
+    "order": "attend_one_query ignores the order of a query stream",
+    "packed order": "packed_attention ignores an order",
+    "stem": "the formula leaves out the convolutions of a stem",
+    "in place": "cross_entropy multiplies the states of the caller in place",
+}
+# The case of a test -> its defect.
+WRONG: dict[str, str] = {
+    **{
+        f"test_recomputation_does_not_change_bits[fast-{name}]": "saved twice"
+        for name in (
+            "encoder-decoder: two widths, relative",
+            "encoder-decoder: learned positions",
+            "encoder-decoder: two widths, learned positions",
+            "encoder-decoder: two widths, learned positions, global projections",
+            "encoder-decoder: no positions",
+            "encoder: rotary",
+            "encoder: no positions, global tokens",
+            "encoder: spans",
+            "encoder: learned positions, global projections",
+            "encoder: global projections",
+            "decoder: rotary",
+        )
+    },
+    **{
+        f"test_padding_on_the_left_changes_nothing[{operations}-{name}]": "no keys"
+        for operations in ("plain", "fast")
+        for name in ("encoder-decoder: two widths, learned positions, elu", "decoder: elu")
+    },
+    **{
+        f"{test}{case}]": "strides"
+        for name in ("encoder-decoder: two widths, alibi", "encoder-decoder: no positions")
+        for test, case in (
+            ("test_cached_steps_equal_an_uncached_pass[fast-", f"{name}-token by token"),
+            ("test_cached_steps_equal_an_uncached_pass[fast-", f"{name}-a prompt, then tokens"),
+            ("test_cached_decoding_in_fp32[", f"{name}-fast"),
+            (
+                "test_cached_decoding_in_bf16_has_the_rounding_errors_of_the_plain_one[",
+                f"{name}-fast",
+            ),
+        )
+    },
+    "test_a_query_does_not_see_its_target[fast-encoder: two streams-1-inference]": "order",
+    "test_queries_of_a_row_do_not_depend_on_its_batch_and_padding"
+    "[fast-encoder: two streams-1-inference]": "order",
+    "test_packed_rows_in_an_order_equal_padded_ones[fast-encoder: BERT]": "packed order",
+    "test_flops_are_those_of_the_formula[encoder: patches, learned positions-plain]": "stem",
+    "test_cross_entropy_does_not_change_the_states[fast]": "in place",
+}
 
 
 def parts_of(name: str) -> list[str]:
@@ -287,14 +344,14 @@ def config_values(name: str) -> Values:
 
 
 def cases(
-    law: str, *, shapes: Sequence[str] = SHAPES, parts: Sequence[str] = (), every: int = 1
+    *laws: str, shapes: Sequence[str] = SHAPES, parts: Sequence[str] = (), every: int = 1
 ) -> pytest.MarkDecorator:
     """The configs of these shapes, and with one of these parts, as cases of a test, except those
-    with a part that breaks the law. every: only every so many."""
+    with a part that breaks one of the laws. every: only every so many."""
     names = [
         name
         for name in CONFIGS
-        if not breaks(law, name)
+        if not any(breaks(law, name) for law in laws)
         and config_of(name).shape in shapes
         and (not parts or {*parts} & {*parts_of(name)})
     ]

@@ -4,6 +4,7 @@ lengths, alone, padded on a side, or packed.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -20,8 +21,9 @@ from trifold.nn import Cache, Inputs, Memory, ModelConfig, Transformer
 from trifold.nn.packing import Packing
 
 # Tokens of three rows. Queries of the first row read few of its keys, if they are limited; packed,
-# all have more than 32 tokens.
-SOURCE, TARGET = (21, 11, 2), (18, 4, 12)
+# all have more than 32 tokens. Three of
+# the longest sources have more than 64, from which layers are stacked.
+SOURCE, TARGET = (23, 9, 2), (18, 4, 12)
 FIELDS = ("tokens", "segments", "order")  # of `Inputs`, one value per token
 NOISE = 0.15
 
@@ -41,7 +43,9 @@ class Example(NamedTuple):
 @cache
 def model_of(name: str, dtype: torch.dtype = torch.float64) -> Transformer:
     """The model of a config in evaluation mode. Tests share it and may not change it."""
-    return new_model(config_of(name)).to(dtype)
+    if dtype is torch.float32:
+        return new_model(config_of(name))
+    return copy.deepcopy(model_of(name, torch.float32)).to(dtype)
 
 
 def new_model(config: ModelConfig) -> Transformer:
@@ -64,7 +68,7 @@ def limit_of(operations: str) -> float:
 @cache
 def bf16_values_of(name: str) -> Transformer:
     """The model of a config in float64, with the values of the one in bf16."""
-    return new_model(config_of(name)).bfloat16().double()
+    return copy.deepcopy(model_of(name, torch.bfloat16)).double()
 
 
 @cache
@@ -203,7 +207,8 @@ def real_states(hidden: Tensor, example: Example) -> Tensor:
 def loss_of(states: Tensor) -> Tensor:
     """A sum over rows of states (…, E), with a gradient in every direction."""
     generator = torch.Generator().manual_seed(7)
-    weights = torch.randn(states.shape[-1], generator=generator, dtype=torch.float64)
+    width = states.shape[-1]
+    weights = torch.randn(width, generator=generator, dtype=torch.float64) / width**0.5
     return (states * weights.to(states.dtype)).sum(-1).sin().sum()
 
 
@@ -235,6 +240,38 @@ def relative_error(got: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
     one, other = (torch.cat([x.detach().double().flatten() for x in each]) for each in (got, exact))
     assert one.isfinite().all()
     return float((one - other).norm() / other.norm())
+
+
+class Outcome(NamedTuple):
+    """The states of real tokens, row by row; what heads make of them; the gradients of a loss."""
+
+    states: Tensor
+    heads: list[Tensor]
+    gradients: list[Tensor]
+
+
+@cache
+def outcome_of(name: str, operations: str, form: str, *, ordered: bool = False) -> Outcome:
+    """Of rows of different lengths: alone, padded on the left or the right, or packed. Laws share
+    them.
+    """
+    model, rows = model_in(operations, name), rows_of(config_of(name), ordered=ordered)
+    batches: Sequence[Example] = rows
+    if form != "alone":
+        batches = [packed(rows) if form == "packed" else padded(rows, left=form == "left")]
+    states = torch.cat([real_states(hidden_of(model, each), each) for each in batches])
+    with torch.no_grad():
+        heads = [head_outputs(model, each) for each in batches]
+    gradients = gradients_of(loss_of(states), model)
+    return Outcome(states.detach(), [torch.cat(x) for x in zip(*heads, strict=True)], gradients)
+
+
+def assert_same_outcome(one: Outcome, other: Outcome, operations: str) -> None:
+    """Whether two outcomes are equal except for rounding. Logits are in float32."""
+    assert_close(one.states, other.states, limit_of(operations))
+    for got, expected in zip(one.heads, other.heads, strict=True):
+        assert_close(got, expected, 1e-5)
+    assert_gradients_close(one.gradients, other.gradients, 10 * limit_of(operations))
 
 
 # --- decoding -------------------------------------------------------------------------------------

@@ -23,23 +23,16 @@ def equal_rows(name: str, rows: int) -> list[Example]:
     return [rows_of(config_of(name), seed)[0] for seed in range(rows)]
 
 
-@torch.no_grad()
 @cases("batch")
 def test_a_row_does_not_depend_on_its_batch(name: str, operations: str) -> None:
-    model, rows = model_in(operations, name), equal_rows(name, 3)
-    alone = torch.cat([hidden_of(model, row) for row in rows])
-    for order in ([0, 1, 2], [2, 0], [1]):
-        together = hidden_of(model, padded([rows[number] for number in order]))
-        assert_close(together, alone[order], limit_of(operations))
-
-
-@cases("batch")
-def test_the_gradient_of_a_batch_is_the_sum_of_those_of_its_rows(
-    name: str, operations: str
-) -> None:
-    model, rows = model_in(operations, name), equal_rows(name, 2)
-    found = []
-    for batch in ([padded(rows)], rows):
-        total = sum(loss_of(hidden_of(model, each)) for each in batch)
-        found.append(gradients_of(total, model))
-    assert_gradients_close(*found, 10 * limit_of(operations))
+    """States and summed gradients; in another order of rows without gradients."""
+    model, rows, found = model_in(operations, name), equal_rows(name, 3), []
+    for batches in ([padded(rows)], rows):
+        states = torch.cat([hidden_of(model, each) for each in batches])
+        found.append((states, gradients_of(loss_of(states), model)))
+    (together, gradients), (alone, summed) = found
+    assert_close(together, alone, limit_of(operations))
+    assert_gradients_close(gradients, summed, 10 * limit_of(operations))
+    with torch.no_grad():
+        others = hidden_of(model, padded([rows[2], rows[0]]))
+    assert_close(others, alone[[2, 0]], limit_of(operations))

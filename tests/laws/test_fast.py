@@ -75,7 +75,7 @@ def test_states_and_gradients_in_bf16_have_the_rounding_errors_of_plain_ones(nam
         rounded, exact = losses(model, example), losses(bf16_values_of(name), example)
     for part in (slice(0, 1), slice(1, None)):
         errors = [relative_error(each[part], exact[part]) for each in (got, rounded)]
-        assert errors[0] <= max(4e-2, 3 * errors[1]), errors
+        assert errors[0] <= max(6e-2, 3 * errors[1]), errors
 
 
 def test_cross_entropy_does_not_change_the_states() -> None:
@@ -127,7 +127,7 @@ def test_cached_decoding_in_bf16_has_the_rounding_errors_of_the_plain_one(name: 
     assert errors[0] <= max(4e-2, 3 * errors[1]), errors
 
 
-@cases("fast int8")
+@cases("fast int8", every=2)
 def test_int8_weights_are_their_dequantized_values(name: str) -> None:
     """States, a gradient that passes through them, and decoding of few rows, whose activations are
     not quantized."""

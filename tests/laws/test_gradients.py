@@ -23,7 +23,7 @@ from torch import Tensor
 
 from trifold.nn import Transformer
 
-STEP = 1e-6
+STEP = 1e-7  # larger ones cross kinks
 
 
 def total_of(model: Transformer, name: str) -> Tensor:

@@ -4,7 +4,7 @@ gradients of stored states."""
 from __future__ import annotations
 
 import torch
-from tests.laws.configs import cases, config_of
+from tests.laws.configs import CONFIGS, cases, config_of
 from tests.laws.models import (
     assert_close,
     gradients_of,
@@ -29,17 +29,22 @@ def results(model: Transformer, seed: int = 1) -> list[Tensor]:
     example = padded(rows) if model.config.patch_size else packed(rows)
     with use_thread_rng(torch.Generator().manual_seed(seed)):
         states = real_states(hidden_of(model, example), example)
-        return [states, *gradients_of(loss_of(states), model)]
+        gradients = gradients_of(loss_of(states), model) if states.requires_grad else []
+        return [states, *gradients]
 
 
 @cases("recompute")
-def test_recomputation_does_not_change_bits(name: str) -> None:
+def test_recomputation_does_not_change_bits(name: str, operations: str) -> None:
+    """Every fourth config in bf16."""
     dropout = {"dropout": 0.2, "activation_dropout": 0.1}
     if config_of(name).attention in ("softmax", "lsh", "spans"):
         dropout["attention_dropout"] = 0.1
     model = new_model(config_of(name).model_copy(update=dropout)).train()
+    if operations == "fast" and list(CONFIGS).index(name) % 4 == 0:
+        model.bfloat16()
     stored = results(model)
-    assert not torch.equal(stored[0], results(model, seed=2)[0]), "the seed determines dropout"
+    with torch.no_grad():
+        assert not torch.equal(stored[0], results(model, seed=2)[0]), "the seed determines dropout"
     recompute_blocks(model)
     for got, expected in zip(results(model), stored, strict=True):
         assert torch.equal(got, expected)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from tests.laws.configs import cases, config_of
 from tests.laws.models import hidden_of, model_of, padded, rows_of
 
 from trifold.hub import load_model, save_model
+
+# Files do not depend on the operations.
+pytestmark = pytest.mark.parametrize("operations", ["fast"], indirect=True)
 
 
 @torch.no_grad()
