@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.command_line import Result, run_command
+
+from trifold.recipe import recipe_names
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _included_recipes_are_read_once() -> Iterator[None]:
+    """`trifold show` asks for their names, for which all of them are parsed."""
+    names = recipe_names()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trifold.recipe.recipe_names", lambda: dict(names))
+        yield
 
 
 @pytest.fixture
