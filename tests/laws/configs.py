@@ -1,7 +1,7 @@
 """The table of configs, which together have every allowed pair of parts and every variant.
 
 `python -m tests.laws.pairs` proposes lines for a new part. Laws that a part breaks by definition are
-in BREAKS; what is wrong today is in WRONG.
+in BREAKS.
 """
 
 from __future__ import annotations
@@ -269,59 +269,6 @@ BREAKS: dict[tuple[str, str], str] = {
     ("fast bf16", "lsh"): "rounding changes how tokens are sorted",
     ("fast int8 training", "experts"): "rounding changes which experts a token passes",
     ("fast int8 training", "lsh"): "rounding changes how tokens are sorted",
-}
-# Wrong today: a message for the cases of each defect. They are expected to fail.
-DEFECTS: dict[str, str] = {
-    "saved twice": "sparse._Blocks.backward reads saved tensors twice, which checkpointing forbids",
-    "no keys": "linear attention divides by 0 where a query has no keys: its gradient is NaN",
-    "strides": "compiled_decoder._set_keys: normalized keys have other strides than values",
-    "order": "attend_one_query ignores the order of a query stream",
-    "packed order": "packed_attention ignores an order",
-    "stem": "the formula leaves out the convolutions of a stem",
-    "in place": "cross_entropy multiplies the states of the caller in place",
-}
-# The case of a test -> its defect.
-WRONG: dict[str, str] = {
-    **{
-        f"test_recomputation_does_not_change_bits[fast-{name}]": "saved twice"
-        for name in (
-            "encoder-decoder: two widths, relative",
-            "encoder-decoder: learned positions",
-            "encoder-decoder: two widths, learned positions",
-            "encoder-decoder: two widths, learned positions, global projections",
-            "encoder-decoder: no positions",
-            "encoder: rotary",
-            "encoder: no positions, global tokens",
-            "encoder: spans",
-            "encoder: learned positions, global projections",
-            "encoder: global projections",
-            "decoder: rotary",
-        )
-    },
-    **{
-        f"test_padding_on_the_left_changes_nothing[{operations}-{name}]": "no keys"
-        for operations in ("plain", "fast")
-        for name in ("encoder-decoder: two widths, learned positions, elu", "decoder: elu")
-    },
-    **{
-        f"{test}{case}]": "strides"
-        for name in ("encoder-decoder: two widths, alibi", "encoder-decoder: no positions")
-        for test, case in (
-            ("test_cached_steps_equal_an_uncached_pass[fast-", f"{name}-token by token"),
-            ("test_cached_steps_equal_an_uncached_pass[fast-", f"{name}-a prompt, then tokens"),
-            ("test_cached_decoding_in_fp32[", f"{name}-fast"),
-            (
-                "test_cached_decoding_in_bf16_has_the_rounding_errors_of_the_plain_one[",
-                f"{name}-fast",
-            ),
-        )
-    },
-    "test_a_query_does_not_see_its_target[fast-encoder: two streams-1-inference]": "order",
-    "test_queries_of_a_row_do_not_depend_on_its_batch_and_padding"
-    "[fast-encoder: two streams-1-inference]": "order",
-    "test_packed_rows_in_an_order_equal_padded_ones[fast-encoder: BERT]": "packed order",
-    "test_flops_are_those_of_the_formula[encoder: patches, learned positions-plain]": "stem",
-    "test_cross_entropy_does_not_change_the_states[fast]": "in place",
 }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import combinations
 from typing import NamedTuple
 
-from tests.laws.parts import PARTS, WRONG_PAIRS, are_alternatives, candidates, values_of
+from tests.laws.parts import PARTS, are_alternatives, candidates, values_of
 
 from trifold.errors import SettingsError
 from trifold.nn import ModelConfig
@@ -38,7 +38,7 @@ def find_pairs() -> Pairs:
     """A pair is allowed if some config with both is valid; a law builds the model of its config."""
     allowed, rejected = list[Pair](), dict[Pair, str]()
     for pair in combinations(PARTS, 2):
-        if are_alternatives(*pair) or pair in WRONG_PAIRS:
+        if are_alternatives(*pair):
             continue
         try:
             values_of(pair)
@@ -77,7 +77,7 @@ def names_part(message: str, name: str) -> bool:
 def is_allowed(names: Iterable[str]) -> bool:
     """Whether a config with these parts is valid."""
     names = list(names)
-    if any(are_alternatives(*pair) or pair in WRONG_PAIRS for pair in pairs_of(names)):
+    if any(are_alternatives(*pair) for pair in pairs_of(names)):
         return False
     try:
         values_of(names)

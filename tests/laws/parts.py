@@ -182,16 +182,6 @@ VARIANTS: dict[str, Values] = {
     "pooled classes": {"classifier_input": "pooler", "classifier_transform": "gelu"},
     "mean of classes": {"classifier_input": "mean", "transform_bias": False},
 }
-# Pairs that `ModelConfig` accepts although their model fails, with what happens. It should reject
-# them by name; no config has them.
-WRONG_PAIRS: dict[tuple[str, str], str] = {
-    (
-        "patches",
-        "global tokens",
-    ): "global tokens are found by reading tokens: IndexError in masks.py",
-    ("patches", "global projections"): "the same",
-    ("patches", "two streams"): "AssertionError: no encoder of text",
-}
 SHAPES = ("encoder-decoder", "encoder", "decoder")
 
 

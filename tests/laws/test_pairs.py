@@ -9,13 +9,12 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from tests.laws.configs import BREAKS, CONFIGS, DEFECTS, WRONG, parts_of, variants_of
+from tests.laws.configs import BREAKS, CONFIGS, parts_of, variants_of
 from tests.laws.operations import KEPT, LOW
 from tests.laws.pairs import Pairs, find_pairs, names_part, pairs_of, propose
-from tests.laws.parts import PARTS, VARIANTS, WRONG_PAIRS, values_of
+from tests.laws.parts import PARTS, VARIANTS
 
 from trifold import fast
-from trifold.errors import SettingsError
 
 pairs = cache(find_pairs)
 
@@ -46,22 +45,12 @@ def test_a_pair_is_rejected_with_a_message_that_names_both_parts() -> None:
     assert not unnamed
 
 
-@pytest.mark.parametrize("pair", WRONG_PAIRS, ids=" + ".join)
-def test_a_wrong_pair_is_still_accepted(pair: tuple[str, str]) -> None:
-    """It fails when `ModelConfig` rejects the pair: remove it from WRONG_PAIRS."""
-    try:
-        values_of(pair)
-    except SettingsError as error:
-        pytest.fail(f"is rejected now: {error}")
-
-
 def test_breaks_name_parts_and_laws() -> None:
     laws = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
     sources = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     for law, part in BREAKS:
         assert part in PARTS or part in VARIANTS, part
         assert law in laws or f'"{law}"' in sources, law
-    assert set(WRONG.values()) == DEFECTS.keys()
 
 
 def test_every_threshold_of_a_kernel_is_lowered_or_kept_for_a_reason() -> None:

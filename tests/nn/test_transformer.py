@@ -94,3 +94,25 @@ def test_names_of_the_previous_release_work_with_a_warning() -> None:
     with pytest.warns(DeprecationWarning, match="use order"):
         ranked = Inputs(inputs.tokens, ranks=inputs.tokens)
     assert ranked.order is inputs.tokens and ranked.to(torch.device("cpu")).order is not None
+
+
+@torch.no_grad()
+def test_a_separator_in_the_padding_divides_no_segments(make_model: Make) -> None:
+    model = make_model(shape="encoder", n_token_types=2, separator_id=5)
+    tokens = torch.tensor([[7, 8, 5, 9, 7]])
+    padded = torch.cat([torch.full((1, 3), 5), tokens], 1)
+    real = torch.arange(8)[None] >= 3
+    torch.testing.assert_close(
+        model(Inputs(padded, real))[:, 3:], model(Inputs(tokens)), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    "values", [{"attention": "elu"}, {"sliding_window": 3, "global_tokens": "first"}], ids=str
+)
+def test_an_order_is_rejected_where_tokens_ignore_it(
+    make_model: Make, values: dict[str, object]
+) -> None:
+    model, tokens = make_model(shape="encoder", **values), torch.arange(6)[None]
+    with pytest.raises(ValueError, match="an order of tokens needs a model without"):
+        model(Inputs(tokens, order=tokens))

@@ -341,6 +341,13 @@ def _rotary_scaling(config: ModelConfig) -> Iterator[str]:
 def _images(config: ModelConfig) -> Iterator[str]:
     if (config.patch_size is None) != (config.image_size is None):
         yield "patch_size and image_size need each other: give both or neither"
+    if config.patch_size is None and config.stem:
+        yield "stem needs patch_size: its convolutions come before the patches of an image"
+    if config.patch_size is not None:
+        if config.global_tokens != "none":
+            yield "patch_size excludes global_tokens: an image has no tokens"
+        if config.query_stream:
+            yield "patch_size excludes query_stream: an image has no tokens to predict"
     if config.patch_size is None or config.image_size is None:
         return
     if min(*config.patch_size, *config.image_size) < 1 or any(

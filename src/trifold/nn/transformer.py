@@ -116,6 +116,7 @@ class Transformer(nn.Module):
         inputs = replace(inputs, segments=self._segments(inputs))
         rules: list[Rule] = []
         if inputs.order is not None:
+            _check_order(self.config)
             rules.append(Order(inputs.order))
         if (tokens := self._globals(inputs)) is not None:
             rules.append(GlobalTokens(tokens))
@@ -304,7 +305,10 @@ class Transformer(nn.Module):
         tokens = (
             inputs.tokens if packing is None else packing.grid(inputs.tokens[..., None])[..., 0]
         )
-        first = (tokens == separator).int().argmax(1).maximum(inputs.first_columns())
+        is_separator = tokens == separator
+        if inputs.attend is not None:
+            is_separator = is_separator & inputs.attend
+        first = is_separator.int().argmax(1).maximum(inputs.first_columns())
         after = torch.arange(tokens.shape[1], device=tokens.device) > first[:, None]
         return after.long() if packing is None else packing.flat(after[..., None].long())[..., 0]
 
@@ -326,6 +330,20 @@ def _lm_head(config: ModelConfig, table: TokenEmbedding | None) -> LanguageModel
         return LanguageModelHead(config, table.weight)
     width = config.embedding_width if config.lm_head_transform else config.state_width
     return LanguageModelHead(config, nn.Parameter(torch.empty(len(table.weight), width)))
+
+
+def _check_order(config: ModelConfig) -> None:
+    """Raise ValueError if tokens read others without regard to an order."""
+    parts = {
+        f"attention: {config.attention}": config.attention != "softmax",
+        "convolution": config.convolution,
+        "summary_block": config.summary_block,
+        "global_tokens": config.global_tokens != "none",
+        "sparse_blocks": config.sparse_blocks,
+    }
+    for name, chosen in parts.items():
+        if chosen:
+            raise ValueError(f"an order of tokens needs a model without {name}")
 
 
 def shift_right(inputs: Inputs, start: int | Tensor) -> Inputs:
