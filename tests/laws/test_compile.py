@@ -21,16 +21,18 @@ from tests.laws.models import (
 )
 from torch import Tensor
 
+from trifold import fast
 from trifold.nn import Transformer
 from trifold.nn.stack import Stack
 from trifold.train.blocks import UNCOMPILED, compile_blocks, under_graphs
 from trifold.train.device import compile_obstacle
 
-pytestmark = pytest.mark.parametrize("operations", ["fast"], indirect=True)  # as in training
-
 
 @pytest.fixture(autouse=True)
-def _forget_graphs() -> Iterator[None]:
+def operations() -> Iterator[None]:
+    """The fast operations, as in training, with the usual thresholds: with low ones, graphs have a
+    part for each of many blocks of queries."""
+    fast.enable()
     yield
     torch._dynamo.reset()
 
@@ -60,11 +62,16 @@ def test_traced_blocks_equal_plain_blocks(name: str) -> None:
     assert_gradients_close(traced_gradients, gradients, 1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["encoder-decoder: two widths, alibi", "encoder: rotary", "decoder: rotary", "decoder: alibi"],
+COMPILED = (
+    "encoder: BERT",
+    "decoder: GPT",
+    "encoder-decoder: two widths",
+    "decoder: relative",
 )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPILED)
 def test_compiled_blocks_equal_plain_blocks(name: str) -> None:
     if obstacle := compile_obstacle(torch.device("cpu")):
         pytest.skip(obstacle)
