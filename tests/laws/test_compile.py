@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +20,11 @@ from tests.laws.models import (
     real_states,
     rows_of,
 )
+from tests.laws.parts import SIZES
 from torch import Tensor
 
 from trifold import fast
-from trifold.nn import Transformer
+from trifold.nn import ModelConfig, Transformer
 from trifold.nn.stack import Stack
 from trifold.train.blocks import UNCOMPILED, compile_blocks, under_graphs
 from trifold.train.device import compile_obstacle
@@ -62,12 +64,15 @@ def test_traced_blocks_equal_plain_blocks(name: str) -> None:
     assert_gradients_close(traced_gradients, gradients, 1e-4)
 
 
-COMPILED = (
-    "encoder: BERT",
-    "decoder: GPT",
-    "encoder-decoder: two widths",
-    "decoder: relative",
-)
+COMPILED: dict[str, dict[str, Any]] = {
+    "Transformer": {"n_decoder_layers": 1},
+    "BERT": {"shape": "encoder", "positions": "learned", "activation": "gelu", "n_token_types": 2},
+    "GPT": {"shape": "decoder", "norm_placement": "pre", "activation": "gelu-tanh"},
+    "local Llama": {
+        **{"shape": "decoder", "norm_placement": "pre", "positions": "rotary", "norm": "rms"},
+        **{"gated": True, "activation": "silu", "n_kv_heads": 2, "sliding_window": 5},
+    },
+}
 
 
 @pytest.mark.slow
@@ -75,8 +80,8 @@ COMPILED = (
 def test_compiled_blocks_equal_plain_blocks(name: str) -> None:
     if obstacle := compile_obstacle(torch.device("cpu")):
         pytest.skip(obstacle)
-    states, gradients = results(model_of(name, torch.float32))
-    model = new_model(config_of(name))
+    model = new_model(ModelConfig.parse(SIZES | COMPILED[name]))
+    states, gradients = results(model)
     compile_blocks(model)
     with under_graphs():
         compiled, compiled_gradients = results(model)

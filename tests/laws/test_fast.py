@@ -75,7 +75,7 @@ def test_states_and_gradients_in_bf16_have_the_rounding_errors_of_plain_ones(nam
         rounded, exact = losses(model, example), losses(bf16_values_of(name), example)
     for part in (slice(0, 1), slice(1, None)):
         errors = [relative_error(each[part], exact[part]) for each in (got, rounded)]
-        assert errors[0] <= max(6e-2, 3 * errors[1]), errors
+        assert errors[0] <= max(8e-2, 3 * errors[1]), errors
 
 
 def test_cross_entropy_does_not_change_the_states() -> None:
@@ -147,6 +147,16 @@ def test_int8_weights_are_their_dequantized_values(name: str) -> None:
             with plain():
                 expected = decoded(reference, "growing", 3, 2)
         assert_close(got, expected, 1e-4)
+
+
+@cases("fast int8 training", every=8)
+def test_gradients_pass_through_int8_weights_in_bf16(name: str) -> None:
+    example, found = example_of(name), []
+    for model in (int8_model_of(name, torch.bfloat16), dequantized_of(name)):
+        title = next(title for title, p in model.named_parameters() if p.dim() == 1)
+        total = loss_of(real_states(hidden_of(model, example), example).float())
+        found.append(torch.autograd.grad(total, [model.get_parameter(title)]))
+    assert relative_error(*found) <= 0.1
 
 
 @torch.no_grad()
