@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.laws.configs import BREAKS, CONFIGS, parts_of, variants_of
+from tests.laws.kernels import Run
 from tests.laws.operations import KEPT, LOW
 from tests.laws.pairs import Pairs, find_pairs, names_part, pairs_of, propose
 from tests.laws.parts import PARTS, VARIANTS
@@ -66,3 +67,12 @@ def test_every_threshold_of_a_kernel_is_lowered_or_kept_for_a_reason() -> None:
                     found.add(f"{info.name}.{name.id}")
     known = {name.removeprefix("trifold.fast.") for name in LOW} | KEPT.keys()
     assert {name for name in found if name.rpartition(".")[2].isupper()} <= known
+
+
+def test_counts_of_workers_are_summed() -> None:
+    run = Run()
+    run.add({"one": 0, "two": 3, "three": 0}, 5, True)
+    run.add({"one": 2, "two": 1, "three": 0}, 5, True)
+    assert run.counts == {"one": 2, "two": 4, "three": 0} and run.complete
+    run.add({"one": 2}, 5, False)
+    assert not run.complete
