@@ -246,6 +246,22 @@ class Runner:
                 shutil.copytree(from_, to, ignore=shutil.ignore_patterns("__pycache__"))
             elif from_.exists():
                 shutil.copy(from_, to)
+        self._fill_caches()
+
+    def _fill_caches(self) -> None:
+        """Let Numba compile the kernels of the copy, which takes longer than the budget of a
+        mutation and would otherwise be repeated by each.
+        """
+        folder = self.folder
+        path = os.pathsep.join((str(folder / "src"), str(folder)))
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        subprocess.run(
+            [*command, "tests/fast/test_plain.py"],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": path},
+            stdout=subprocess.DEVNULL,
+            check=False,
+        )
 
     def verdict(self, site: Site) -> tuple[str, float]:
         """Whether the tests catch the mutation ("caught" or "survived"), and the seconds they
