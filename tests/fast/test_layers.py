@@ -64,12 +64,15 @@ def test_the_recomputed_activation_has_the_same_bits(monkeypatch: pytest.MonkeyP
     pytest.importorskip(
         "numba", reason="the compiled loops need numba: pip install 'trifold[fast]'"
     )
-    layer, outputs = (
-        randomize(FeedForward(CONFIG.model_copy(update={"activation": "gelu-tanh"}))),
-        [],
-    )
-    activation = layer.activation
-    monkeypatch.setattr(layer, "activation", lambda x: outputs.append(activation(x)) or outputs[-1])
+    layer = randomize(FeedForward(CONFIG.model_copy(update={"activation": "gelu-tanh"})))
+    activation, outputs = layer.activation, []
+
+    def watched(x: torch.Tensor) -> torch.Tensor:
+        outputs.append(activation(x))
+        return outputs[-1]
+
+    monkeypatch.setattr("trifold.fast.layers.RECOMPUTED", {watched})
+    monkeypatch.setattr(layer, "activation", watched)
     layer(torch.randn(40, 12)).sum().backward()
     forward, backward = outputs
     assert torch.equal(forward, backward)
@@ -77,7 +80,9 @@ def test_the_recomputed_activation_has_the_same_bits(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_the_activation_is_freed_after_the_forward_pass(activation: str, gated: bool) -> None:
+def test_the_activation_is_freed_after_the_forward_pass(
+    activation: str, gated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An operator that saves its own output must not keep it alive in a graph without a backward
     pass.
     """
@@ -92,6 +97,7 @@ def test_the_activation_is_freed_after_the_forward_pass(activation: str, gated: 
         outputs.append(weakref.ref(y))
         return y
 
+    monkeypatch.setattr("trifold.fast.layers.RECOMPUTED", {watched})
     y = activation_linear(
         layer.out_proj, watched, *(torch.randn(9, 20, requires_grad=True) for _ in range(1 + gated))
     )
@@ -110,6 +116,5 @@ def test_a_forward_pre_hook_receives_the_input_of_the_layer() -> None:
 def test_a_second_derivative_is_rejected() -> None:
     layer = FeedForward(CONFIG.model_copy(update={"activation": "gelu"}))
     x = torch.randn(3, 12, requires_grad=True)
-    (dx,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        dx.sum().backward()
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)

@@ -81,6 +81,12 @@ def is_eager_cpu(x: Tensor) -> bool:
     return x.device.type == "cpu" and not is_graph
 
 
+def is_autocast(x: Tensor) -> bool:
+    """Whether operators on the device of x choose their precision (`torch.autocast`)."""
+    kind = x.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
 def supports_loops(x: Tensor) -> bool:
     """Whether the loops can run on x: bf16 or fp32 on a CPU, and not in a graph, whose compiler
     fuses operators.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.fast import as_array, compiled_loops, supports_loops
+from trifold.fast import as_array, compiled_loops, is_autocast, supports_loops
 from trifold.fast.int8 import Int8Weight
 from trifold.nn.gradients import first_order
 from trifold.nn.losses import CHUNK
@@ -35,8 +35,8 @@ def cross_entropy(
     """See `nn.ops.cross_entropy`. Exact in fp32; in bf16 the probabilities are rounded, but not the
     sums. float64, int8 weights and automatic casts use the plain operation.
     """
-    is_cast = torch.is_autocast_enabled(hidden.device.type)
-    if hidden.dtype is torch.float64 or is_cast or isinstance(weight, Int8Weight):
+    is_plain = hidden.dtype is torch.float64 or isinstance(weight, Int8Weight)
+    if is_plain or is_autocast(hidden):
         return plain_cross_entropy(hidden, weight, bias, targets, smoothing)
     if hidden.requires_grad or weight.requires_grad:
         return _LinearCrossEntropy.apply(hidden, weight, bias, targets, smoothing)  # type: ignore[no-any-return, no-untyped-call]

@@ -24,6 +24,7 @@ from trifold.fast import (
     compiled_interpreter,
     compiled_loops,
     copy_parameter,
+    is_autocast,
     is_eager_cpu,
     trains_with_loops,
 )
@@ -217,7 +218,7 @@ def _saves_input(
     if activation not in RECOMPUTED or (gated is None and activation in OUTPUT_SAVED):
         return False
     is_plain = type(layer) is Linear and is_matrix(layer)
-    return is_plain and not torch.is_autocast_enabled(x.device.type)
+    return is_plain and not is_autocast(x)
 
 
 class _ActivationLinear(torch.autograd.Function):
