@@ -49,7 +49,9 @@ def main(file: Path) -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         run(notebook)
     file.write_text(
-        json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n"
+        json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n",
+        encoding="utf-8",
+        newline="\n",
     )
 
 

@@ -48,5 +48,5 @@ def test_the_notebook_prints_what_it_stores(tmp_path, monkeypatch):
 
 def shape_of(cell):
     """The outputs without numbers and mistakes, which depend on the processor."""
-    text = json.dumps(cell.get("outputs"), ensure_ascii=False)
+    text = json.dumps(cell.get("outputs"), ensure_ascii=False, sort_keys=True)
     return re.sub(r"-?\d+(\.\d+)?", "0", re.sub(r'"[^"]* predicted [^"]*"', "mistake", text))
