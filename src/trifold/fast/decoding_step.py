@@ -2,8 +2,9 @@
 
 The stack is translated into instructions once per cache (compiled_decoder.py) and executed by
 interpreter.py. The plain step runs for everything that is not supported: more than FEW_ROWS rows,
-unless all weights are int8; gradients; windows over padded rows; unknown modules or hooks; and
-stacks with fewer than MIN_WEIGHTS weights, for which the compilation takes longer than it saves.
+unless all weights are int8; gradients; windows over padded rows; masks with other rules; unknown
+blocks and modules; hooks; and stacks with fewer than MIN_WEIGHTS weights, for which the compilation
+takes longer than it saves.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,7 @@
-"""Attention to few keys of a long text: windows, segments, blocks, global tokens (`nn.masks.Mask`).
+"""Attention to few keys of a long text: masks whose rules are local (`SUPPORTED`).
 
 Queries are divided into blocks. A block reads the slice of keys that its queries can reach, and
-single keys from elsewhere; inside, the mask's own rule decides. Queries that attend to all keys
+single keys from elsewhere; inside, the rules of the mask decide. Queries that attend to all keys
 follow. Time and memory grow with the length of the text and not with its square: the backward pass
 computes each block again.
 

@@ -11,18 +11,18 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def first_order(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """The backward pass of an autograd function, which raises RuntimeError if its own derivative
-    is requested. PyTorch's `once_differentiable` gives wrong second derivatives where the gradient
-    of an input is only a part of them.
+    """A backward pass that raises RuntimeError if its own derivative is requested. PyTorch's
+    `once_differentiable` raises only where that derivative is the whole second derivative; where it
+    is one term of several, it is left out.
     """
 
     @wraps(backward)
     def checked(ctx: Any, *gradients: Tensor) -> Gradients:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             raise RuntimeError(
-                "create_graph=True: this operation has no second derivatives; of fast operations, "
-                "the plain ones have (trifold.fast.disabled()), but not those of linear attention "
-                "and reversible blocks"
+                "create_graph=True: this operation has no second derivatives; run the plain "
+                "operations instead (within trifold.fast.disabled()). Linear attention and "
+                "reversible blocks have none"
             )
         return backward(ctx, *gradients)
 
