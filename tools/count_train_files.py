@@ -47,6 +47,8 @@ def finish():
     os._exit(0)
 
 
+import torch._dynamo  # slow to import, and twice as slow with a profiler
+
 from trifold.cli import main
 
 os.chdir(tempfile.mkdtemp())

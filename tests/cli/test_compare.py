@@ -61,10 +61,10 @@ def evaluate(*arguments):
 
 
 def test_translations_have_the_scores_of_eval(run, other):
-    found = compare(run, other)
-    assert (found["examples"], found["samples"]) == (evaluate(run)["sentences"], 1000)
+    found, reports = compare(run, other), [evaluate(model) for model in (run, other)]
+    assert (found["examples"], found["samples"]) == (reports[0]["sentences"], 1000)
     for name, score in found["scores"].items():
-        values = [evaluate(model)["scores"][name]["value"] for model in (run, other)]
+        values = [report["scores"][name]["value"] for report in reports]
         assert [score["a"], score["b"]] == pytest.approx(values)
         assert score["difference"] == pytest.approx(values[1] - values[0])
         assert score["low"] <= score["high"]

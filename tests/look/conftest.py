@@ -14,7 +14,12 @@ SIZES = {"max_positions": 64, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff"
 
 @pytest.fixture
 def pipeline() -> Pipeline:
-    """An untrained translator with a vocabulary for each side."""
+    """An untrained translator."""
+    return new_translator()
+
+
+def new_translator() -> Pipeline:
+    """An untrained translator with a vocabulary for each side, the same at every call."""
     torch.manual_seed(3)
     reader, writer = (
         train_tokenizer([text], TokenizerSettings(kind="char", min_frequency=1))

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 import pytest
 import torch
-from tests.look.conftest import SIZES
+from tests.look.conftest import SIZES, new_translator
 from tests.look.test_roles import planted_model, repeated_lines
 from tests.look.test_trace import new_pipeline
 
@@ -61,6 +61,13 @@ def browser():
         opened.close()
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The address of a page about TEXT, without a server; tests share it."""
+    folder = tmp_path_factory.mktemp("page")
+    return write_page(Session(new_translator()), TEXT, None, folder / "page.html").as_uri()
+
+
 @pytest.fixture
 def tab(browser):
     """A page that fails the test for a message on the console and for a request to the network.
@@ -97,9 +104,8 @@ def wait_until(tab, condition):
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_view_is_drawn_and_accessible(tab, pipeline, tmp_path, view, theme):
-    file = write_page(Session(pipeline), TEXT, None, tmp_path / "page.html")
-    tab.goto(f"{file.as_uri()}#view={view}&theme={theme}")
+def test_every_view_is_drawn_and_accessible(tab, written, view, theme):
+    tab.goto(f"{written}#view={view}&theme={theme}")
     tab.wait_for_selector(VIEWS[view])
     axe = WEB / "node_modules" / "axe-core" / "axe.min.js"
     if axe.is_file():
@@ -134,9 +140,8 @@ def test_a_model_of_images_has_every_view(tab, tmp_path):
     playwright.expect(tab.locator("button.thumbnail")).to_have_count(8)
 
 
-def test_a_cell_shows_the_weight_of_the_model(tab, pipeline, tmp_path):
-    file = write_page(Session(pipeline), TEXT, None, tmp_path / "page.html")
-    tab.goto(f"{file.as_uri()}#kind=encoder&layer=1&head=2")
+def test_a_cell_shows_the_weight_of_the_model(tab, written, pipeline):
+    tab.goto(f"{written}#kind=encoder&layer=1&head=2")
     tab.wait_for_selector("svg.figure image")
     weights = read_attention(pipeline, TEXT).patterns["encoder"][1, 2]
     box = tab.locator("svg.figure image").bounding_box()
@@ -189,9 +194,8 @@ def round_trip(weight: float) -> str:
     return f"{round(float(weight) * 255) / 255:.2f}"
 
 
-def test_keys_move_the_selection_and_the_address_keeps_it(tab, pipeline, tmp_path):
-    file = write_page(Session(pipeline), TEXT, None, tmp_path / "page.html")
-    tab.goto(f"{file.as_uri()}#kind=encoder")
+def test_keys_move_the_selection_and_the_address_keeps_it(tab, written):
+    tab.goto(f"{written}#kind=encoder")
     tab.wait_for_selector("button.thumbnail")
     for pressed in ("ArrowRight", "ArrowRight", "ArrowDown", "k"):
         tab.keyboard.press(pressed)
@@ -207,9 +211,8 @@ def test_keys_move_the_selection_and_the_address_keeps_it(tab, pipeline, tmp_pat
     )
 
 
-def test_the_selection_ends_at_the_last_token_layer_and_head(tab, pipeline, tmp_path):
-    file = write_page(Session(pipeline), TEXT, None, tmp_path / "page.html")
-    tab.goto(f"{file.as_uri()}#kind=encoder&layer=99&head=99")
+def test_the_selection_ends_at_the_last_token_layer_and_head(tab, written, pipeline):
+    tab.goto(f"{written}#kind=encoder&layer=99&head=99")
     playwright.expect(tab.locator("h2").first).to_have_text("encoder attention, layer 2, head 4")
     chosen = tab.locator("button.thumbnail[aria-pressed=true]")
     playwright.expect(chosen).to_have_attribute("aria-label", "Layer 2, head 4")
@@ -224,18 +227,17 @@ def test_the_selection_ends_at_the_last_token_layer_and_head(tab, pipeline, tmp_
 
 
 @pytest.mark.parametrize("width", [320, 420])
-def test_a_narrow_window_does_not_scroll_sideways(tab, pipeline, tmp_path, width):
+def test_a_narrow_window_does_not_scroll_sideways(tab, written, width):
     tab.set_viewport_size({"width": width, "height": 700})
-    address = write_page(Session(pipeline), TEXT, None, tmp_path / "page.html").as_uri()
     for view, drawn in VIEWS.items():
         tab.goto("about:blank")
-        tab.goto(f"{address}#view={view}")
+        tab.goto(f"{written}#view={view}")
         tab.wait_for_selector(drawn)
         assert tab.evaluate("document.documentElement.scrollWidth") <= width, view
 
 
-def test_the_keys_of_views_are_the_same_for_every_model(tab, pipeline, tmp_path):
-    tab.goto(write_page(Session(pipeline), TEXT, None, tmp_path / "page.html").as_uri())
+def test_the_keys_of_views_are_the_same_for_every_model(tab, written):
+    tab.goto(written)
     tab.wait_for_selector("button.thumbnail")
     shown = tab.locator("nav button").all_text_contents()
     table = re.findall(
@@ -249,9 +251,8 @@ def test_the_keys_of_views_are_the_same_for_every_model(tab, pipeline, tmp_path)
     playwright.expect(tab.locator("nav button[aria-current]")).to_have_text("9 Figures")
 
 
-def test_the_tree_has_the_probabilities_of_the_search(tab, pipeline, tmp_path):
-    file = write_page(Session(pipeline), TEXT, None, tmp_path / "page.html")
-    tab.goto(f"{file.as_uri()}#view=search")
+def test_the_tree_has_the_probabilities_of_the_search(tab, written, pipeline):
+    tab.goto(f"{written}#view=search")
     tab.wait_for_selector("svg.figure circle")
     nodes = search(Session(pipeline), TEXT)["nodes"]
     assert tab.locator("svg.figure circle").count() == len(nodes)
@@ -426,7 +427,7 @@ def test_an_error_stays_beside_the_former_value_of_the_same_text_only(tab, pipel
     assert tab.locator(VIEWS["search"]).count() > 0
     tab.get_by_label("Text", exact=True).fill("fox")
     wait_until(tab, "document.querySelectorAll('svg.figure circle').length == 0")
-    assert tab.get_by_text("refused").is_visible()
+    tab.get_by_text("refused").wait_for()
 
 
 @pytest.mark.parametrize(
@@ -448,20 +449,18 @@ def test_edits_in_the_address_are_checked(tab, pipeline, edits):
     assert tab.locator(".error").count() == 0
 
 
-def test_numbers_in_the_address_are_checked(tab, pipeline, tmp_path):
-    file = write_page(Session(pipeline), TEXT, None, tmp_path / "page.html")
-    tab.goto(f"{file.as_uri()}#kind=encoder&layer=0.7&head=-9&row=x")
+def test_numbers_in_the_address_are_checked(tab, written):
+    tab.goto(f"{written}#kind=encoder&layer=0.7&head=-9&row=x")
     tab.get_by_text("encoder attention, layer 2, average of the heads").wait_for()
 
 
-def test_arrows_scroll_where_no_head_is_shown(tab, pipeline, tmp_path):
-    file = write_page(Session(pipeline), TEXT, None, tmp_path / "page.html")
-    tab.goto(f"{file.as_uri()}#view=figures&figure=positions")
+def test_arrows_scroll_where_no_head_is_shown(tab, written):
+    tab.goto(f"{written}#view=figures&figure=positions")
     tab.wait_for_selector("svg.figure image")
     tab.keyboard.press("ArrowDown")
     wait_until(tab, "scrollY > 0")
     tab.goto("about:blank")
-    tab.goto(f"{file.as_uri()}#view=neuron")
+    tab.goto(f"{written}#view=neuron")
     tab.locator(".scroll").first.focus()
     tab.keyboard.press("ArrowRight")
     tab.evaluate("document.activeElement.blur()")
@@ -533,9 +532,8 @@ def test_a_click_forces_a_token_on_the_live_page(tab, pipeline):
 
 
 @pytest.mark.parametrize("figure", ["positions", "masks", "schedules"])
-def test_figures_have_the_numbers_of_the_real_code(tab, pipeline, tmp_path, figure):
-    file = write_page(Session(pipeline), TEXT, None, tmp_path / "page.html")
-    tab.goto(f"{file.as_uri()}#view=figures")
+def test_figures_have_the_numbers_of_the_real_code(tab, written, pipeline, figure):
+    tab.goto(f"{written}#view=figures")
     rows = tab.locator("[aria-label='Nearest neighbours'] tbody tr")
     rows.first.wait_for()
     last = max(Session(pipeline).trace(TEXT).example.ids["decoder"])
@@ -567,9 +565,8 @@ def test_markup_in_texts_stays_text(tab, pipeline, tmp_path):
     + [("SVG", "view=lens", VIEWS["lens"]), ("PNG", "view=lens", VIEWS["lens"])]
     + [("PNG", "view=figures&figure=schedules", ".curve canvas")],
 )
-def test_a_figure_is_saved(tab, pipeline, tmp_path, kind, fragment, drawn):
-    file = write_page(Session(pipeline), TEXT, None, tmp_path / "page.html")
-    tab.goto(f"{file.as_uri()}#{fragment}")
+def test_a_figure_is_saved(tab, written, kind, fragment, drawn):
+    tab.goto(f"{written}#{fragment}")
     tab.wait_for_selector(drawn)
     with tab.expect_download() as download:
         tab.get_by_role("button", name=kind).first.click()

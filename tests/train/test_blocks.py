@@ -286,20 +286,11 @@ def only_traced(monkeypatch):
 
 @requires_compiler
 @pytest.mark.slow
-@pytest.mark.usefixtures("only_traced")
-def test_traced_blocks_of_an_encoder_decoder_have_the_gradient_of_plain_blocks(gradient):
-    plain, traced = (gradient(compiles=on, model__dropout=0.0) for on in (False, True))
-    assert distance(traced, plain) < 1e-5
-
-
-@requires_compiler
-@pytest.mark.slow
 def test_compiled_blocks_have_the_gradient_of_plain_blocks_and_repeat_their_dropout(gradient):
     plain, compiled = (gradient(compiles=on, **DECODER, model__dropout=0.0) for on in (False, True))
     assert distance(compiled, plain) < 1e-5
-    first, again = (gradient(compiles=True, **DECODER) for _ in range(2))
+    first = gradient(compiles=True, **DECODER)
     recomputed = gradient(compiles=True, train__recompute="blocks", **DECODER)
-    assert torch.equal(first, again)
     assert distance(first, plain) > 0.01
     assert torch.equal(recomputed, first)
 
