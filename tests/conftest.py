@@ -30,6 +30,7 @@ fast.enable()  # as `trifold.load` and `trifold.train` do; the tests of nn disab
 # The same examples every time, and no deadlines on a busy machine.
 settings.register_profile(
     "trifold",
+    max_examples=50,
     derandomize=True,
     deadline=None,
     database=None,

@@ -11,9 +11,10 @@
 from the sources of the reference commit. `new` finds the corresponding expression: equal up to the
 names of identifiers, in the most similar function; without results of `old` it takes those of
 mutation_baseline.json. Results are appended to build/mutations/*.jsonl, so an interrupted command
-continues. The tests of a module run first, then the laws of nn and fast, then those that import it,
-then those of its package, until one fails or the budget is spent. Linux only (fork); a mutated tree
-is a copy in a temporary folder.
+continues. The tests of a module run first, then the laws of nn and fast for half of the budget,
+then those that import it, then those of its package, until one fails or the budget is spent. The
+laws of parts that are named like the module run first, others in random order, because all of them
+take ten budgets. Linux only (fork); a mutated tree is a copy in a temporary folder.
 """
 
 from __future__ import annotations
@@ -204,13 +205,14 @@ def find(site: Site, candidates: dict[str, list[Site]]) -> Site | None:
     return best
 
 
-def tests_of(path: str, tests: Path) -> list[str]:
-    """Test files for a module: its own, laws, those that import it, those of its package."""
+def tests_of(path: str, tests: Path) -> tuple[list[str], list[str], list[str]]:
+    """Test files for a module: its own, laws, and those that import it or belong to its package."""
     parts = Path(path).with_suffix("").parts[1:]  # without "trifold"
     package, module = parts[0], parts[-1]
     dotted = ".".join(("trifold", *parts))
     own = [tests / Path(*parts[:-1]) / f"test_{module}.py", tests / f"test_{module}.py"]
-    laws = sorted((tests / "laws").glob("test_*.py")) if package in ("nn", "fast") else []
+    laws = (tests / "laws").glob("test_*.py") if package in ("nn", "fast") else ()
+    laws = sorted(file for file in laws if file.name != "test_compile.py")  # the slowest
     importing = [
         file
         for file in sorted(tests.rglob("test_*.py"))
@@ -223,9 +225,13 @@ def tests_of(path: str, tests: Path) -> list[str]:
         tests / "train" / "test_loop.py",
         tests / "cli" / "test_train.py",
     ]
-    files = (*own, *laws, *importing, *rest, *whole)
-    found = dict.fromkeys(str(file) for file in files if file.exists())
-    return [file for file in found if "/faults/" not in file and "test_docs" not in file]
+    excluded = ("/faults/", "/laws/", "test_docs")
+    others = dict.fromkeys(str(file) for file in (*importing, *rest, *whole) if file not in own)
+    return (
+        [str(file) for file in own if file.exists()],
+        [str(file) for file in laws],
+        [file for file in others if not any(part in file for part in excluded)],
+    )
 
 
 class Runner:
@@ -305,18 +311,41 @@ class Runner:
         gc.collect = partial(gc.collect, 1)  # type: ignore[assignment]
         import pytest
 
-        budget = self.budget
+        budget, module = self.budget, Path(site.path).stem
+        words = {"fast"} if "/fast/" in site.path else {*module.split("_")} - {"attention"}
 
         class Budget:
             def pytest_runtest_setup(self, item: Any) -> None:
                 if sum(os.times()[:4]) > budget:
                     os._exit(77)
 
-        # One file after the other: collecting all of them takes longer than the test that fails.
-        for file in tests_of(site.path, self.folder / "tests"):
-            code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", file], plugins=[Budget()])
+        class Laws(Budget):
+            def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+                drawn = random.Random(site.start)
+                order = {
+                    item: (not any(w in item.name for w in words), drawn.random()) for item in items
+                }
+                items.sort(key=order.__getitem__)
+
+            @pytest.hookimpl(tryfirst=True)
+            def pytest_runtest_setup(self, item: Any) -> None:
+                if sum(os.times()[:4]) > budget / 2:
+                    pytest.skip("half of the budget is spent")
+
+        def run(files: list[str], plugin: Budget) -> None:
+            options = ["-x", "-q", "-p", "no:cacheprovider"]
+            code = pytest.main([*options, *files], plugins=[plugin])
             if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
                 os._exit(int(code))
+
+        own, laws, others = tests_of(site.path, self.folder / "tests")
+        # One file after the other: collecting all of them takes longer than the test that fails.
+        for file in own:
+            run([file], Budget())
+        if laws:
+            run(laws, Laws())
+        for file in others:
+            run([file], Budget())
         os._exit(0)
 
 

@@ -110,7 +110,8 @@ def test_every_view_is_drawn_and_accessible(tab, written, view, theme):
     axe = WEB / "node_modules" / "axe-core" / "axe.min.js"
     if axe.is_file():
         tab.evaluate(axe.read_text(encoding="utf-8"))
-        found = tab.evaluate("axe.run()")["violations"]
+        rules = "" if theme == "light" else "{runOnly: ['color-contrast']}"  # only colors differ
+        found = tab.evaluate(f"axe.run({rules})")["violations"]
         assert [(each["id"], each["nodes"][0]["html"]) for each in found] == []
 
 

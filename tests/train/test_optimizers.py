@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from tests.train.optimizer_oracles import (
     copy_parameters,
     decay_groups,
@@ -299,6 +299,7 @@ def test_inverse_sqrt_equals_the_rates_of_the_adafactor_paper(step):
 
 @pytest.mark.slow
 @every_kind
+@settings(max_examples=25)
 @given(
     warmup=st.integers(0, 50), steps=st.integers(71, 500), final=st.sampled_from([0.0, 0.1, 1.0])
 )
