@@ -20,11 +20,19 @@ VALID = [(20, 50.0, 0.9), (30, 75.5, 0.6), (40, 60.0, 0.5)]  # step, accuracy, l
 
 @pytest.fixture
 def make_run(tmp_path):
-    """Write the files of a run with some validations, and a session with the given values."""
+    """Write the files of a run with some validations, and a session with the given values. A run
+    that reached its last step has ended."""
 
     def make(name, *, best_by="accuracy", steps=(20, 30, 40), recipe="smoke", **session):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
+        if 40 in steps:
+            session.setdefault("stopped_by", "steps")
+        if steps:
+            checkpoint = folder / "checkpoints" / f"step-{steps[-1]:08d}"
+            checkpoint.mkdir(parents=True)
+            (checkpoint / "manifest.json").write_text("{}", encoding="utf-8")
+            (folder / "model").mkdir()
         (folder / "recipe.yaml").write_text(
             RECIPE.format(name=recipe, best_by=best_by), encoding="utf-8"
         )
@@ -104,6 +112,26 @@ def test_states(make_run, list_runs):
     assert (found["patient"]["seconds"], found["killed"]["seconds"]) == (200, 120)
 
 
+@pytest.mark.parametrize("missing", ["validation", "checkpoint", "model", "end"])
+def test_a_run_without_its_last_validation_checkpoint_or_model_is_not_finished(
+    make_run, list_runs, missing
+):
+    folder = make_run("whole")
+    match missing:
+        case "validation":
+            lines = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
+            last = json.dumps({"step": 40, "train/loss": 1.0})
+            (folder / "metrics.jsonl").write_text("\n".join([*lines[:-1], last, ""]), "utf-8")
+        case "checkpoint":
+            (folder / "checkpoints" / "step-00000040" / "manifest.json").unlink()
+        case "model":
+            (folder / "model").rmdir()
+        case "end":
+            (folder / "environment.json").write_text('{"sessions": [{}]}', "utf-8")
+    (facts,) = list_runs().values()
+    assert (facts["state"], facts["step"]) == ("stopped", 40)
+
+
 def test_newest_runs_come_first_and_best_ones_with_the_option(make_run, list_runs):
     make_run("old", started="2026-01-01T00:00:00Z")
     make_run("new", started="2026-03-01T00:00:00Z", steps=(20,))
@@ -117,7 +145,6 @@ def test_nested_runs_are_listed_but_not_the_parts_of_a_run(make_run, list_runs, 
     outer = make_run("demo")
     make_run("demo/pretraining")
     make_run("group/one")
-    (outer / "model").mkdir()
     (outer / "model" / "recipe.yaml").write_text("name: no run\n", encoding="utf-8")
     assert sorted(list_runs()) == ["demo", str(Path("demo/pretraining")), str(Path("group/one"))]
 
@@ -170,7 +197,7 @@ def test_missing_files_and_incomplete_lines_are_no_crash(make_run, list_runs):
         (make_run(f"no {name}") / name).unlink()
     found = list_runs()
     assert {name: each["state"] for name, each in found.items()} == {
-        "killed": "stopped", "no recipe": "damaged", "no metrics.jsonl": "stopped", "no environment.json": "finished",
+        "killed": "stopped", "no recipe": "damaged", "no metrics.jsonl": "stopped", "no environment.json": "stopped",
     }  # fmt: skip
 
 

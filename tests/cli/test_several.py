@@ -11,6 +11,7 @@ from statistics import mean, stdev
 import pytest
 
 from trifold.train import Outcome
+from trifold.train.loop import Run
 from trifold.yaml_dialect import parse
 
 TINY = (
@@ -79,6 +80,9 @@ def test_after_a_signal_the_same_command_continues(train, tmp_path, monkeypatch)
         (out / "recipe.yaml").write_text(recipe.resolved(), encoding="utf-8")
         session = {"to_step": 2, "stopped_by": reason}
         (out / "environment.json").write_text(json.dumps({"sessions": [session]}), encoding="utf-8")
+        (out / "model").mkdir(exist_ok=True)
+        (out / "checkpoints" / "step-00000002").mkdir(parents=True, exist_ok=True)
+        (out / "checkpoints" / "step-00000002" / "manifest.json").touch()
         line = {"step": 2, "valid/loss": 1.0, "valid/accuracy": 10.0 * recipe.train.seed}
         (out / "metrics.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
         return Outcome(out, 2, 1.0, {}, reason, code)
@@ -90,6 +94,40 @@ def test_after_a_signal_the_same_command_continues(train, tmp_path, monkeypatch)
     done = train("--seeds", "3", "--data-changed")
     assert calls[2:] == [(2, "auto", True), (3, "auto", True)]
     assert "3 runs: accuracy 20.00 ± 10.00, mean ± standard deviation (n - 1)" in done.out
+
+
+class Killed(BaseException):
+    """The process ends without another line of code."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed_at", ["before the validation", "after it"])
+def test_a_run_that_was_killed_at_its_last_step_is_continued(
+    train, tmp_path, monkeypatch, killed_at
+):
+    name = "_validate" if killed_at == "before the validation" else "_save"
+
+    def killed(self):
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Run, name, killed)
+        train("--seeds", "2")
+    done = train("--seeds", "2", "--json")
+    assert done.code == 0, done.err
+    assert train("--seeds", "2", "--json", out="other").out == done.out.replace("/out/", "/other/")
+
+
+def test_a_missing_score_is_an_error(train, tmp_path, monkeypatch):
+    def without_validation(recipe, *, out, **_):
+        out.mkdir(parents=True)
+        (out / "recipe.yaml").write_text(recipe.resolved(), encoding="utf-8")
+        return Outcome(out, 2, 1.0, {}, "steps", 0)
+
+    monkeypatch.setattr(sys.modules["trifold.train"], "train", without_validation)
+    done = train("--seeds", "2")
+    assert done.code == 1 and "seed-1: has no validation" in done.err
+    assert not (tmp_path / "out" / "summary.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def _read_run(path: Path, facts: Facts) -> None:
         str(recipe["name"]),
         str(task.get("best_by") or task["of"]["best_by"]),
     )
-    _read_metrics(path / METRICS, facts)
+    validated = _read_metrics(path / METRICS, facts)
     with suppress(TrifoldError):  # written with the first session
         sessions = read_json(path / ENVIRONMENT).get("sessions", [])
     for session in sessions:
@@ -135,24 +135,41 @@ def _read_run(path: Path, facts: Facts) -> None:
     facts.started = str(last.get("started", facts.started))
     facts.step = int(last.get("to_step", facts.step))
     facts.seconds = float(last.get("seconds", facts.seconds))
-    ended = last.get("stopped_by", "steps" if facts.step >= recipe["train"]["steps"] else "signal")
-    facts.state = (
-        "running" if _is_locked(path / LOCK) else "stopped" if ended == "signal" else "finished"
-    )
+    if _is_locked(path / LOCK):
+        facts.state = "running"
+    elif _is_complete(path, facts.step, validated, last.get("stopped_by")):
+        facts.state = "finished"
+    else:
+        facts.state = "stopped"
 
 
-def _read_metrics(file: Path, facts: Facts) -> None:
-    """The best validation, the last step, and the time of the last logged step."""
-    sign = -1 if facts.score == "loss" else 1
+def _is_complete(run: Path, step: int, validated: int, stopped_by: str | None) -> bool:
+    """Whether nothing is left to do at the last step: no signal or kill ended the last session, the
+    step is validated and saved, and the model is written.
+    """
+    if stopped_by in (None, "signal") or validated != step:
+        return False
+    checkpoint = run / "checkpoints" / f"step-{step:08d}" / "manifest.json"
+    return checkpoint.is_file() and (run / "model").is_dir()
+
+
+def _read_metrics(file: Path, facts: Facts) -> int:
+    """The best validation, the last step, and the time of the last logged step. Returns the step of
+    the last validation.
+    """
+    sign, validated = -1 if facts.score == "loss" else 1, 0
     for values in iter_json_lines(file):
         facts.step, facts.seconds = int(values["step"]), float(values.get("seconds", facts.seconds))
         if facts.score == "auto" and (
             names := [key[6:] for key in values if key.startswith("valid/")]
         ):
             facts.score = names[1]  # after the loss
+        if "valid/loss" in values:
+            validated = facts.step
         value = values.get(f"valid/{facts.score}")
         if value is not None and (facts.value is None or sign * value > sign * facts.value):
             facts.value, facts.best_step = float(value), facts.step
+    return validated
 
 
 def _is_locked(file: Path) -> bool:

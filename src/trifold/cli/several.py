@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from trifold.cli.runs import RECIPE, SUMMARY, describe_run
-from trifold.errors import UsageError
+from trifold.cli.runs import RECIPE, SUMMARY, Facts, describe_run
+from trifold.errors import DataError, UsageError
 from trifold.jsonfiles import json_line
 
 
@@ -47,9 +47,19 @@ def train_each(recipe: Any, changes: dict[str, dict[str, Any]], out: Path, **opt
         if not outcome.finished:
             return outcome.exit_code
     runs = [describe_run(out / name, name) for name in changes]
-    values = [facts.value or 0.0 for facts in runs]
+    values = [_score_of(facts, out) for facts in runs]
     summary = {"score": runs[0].score, "mean": mean(values), "deviation": stdev(values)}
     disk.replace_text(
         out / SUMMARY, json_line(summary | {"runs": [asdict(facts) for facts in runs]})
     )
     return 0
+
+
+def _score_of(run: Facts, out: Path) -> float:
+    """Raises DataError for a run without a score, which would make the mean wrong."""
+    if run.value is None:
+        raise DataError(
+            f"{out / run.run}: has no validation with the score {run.score!r}; remove the folder "
+            "and repeat the command, which trains it again"
+        )
+    return run.value
