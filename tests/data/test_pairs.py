@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from trifold.data import DataSettings, Pairs, embedded, read_pairs, read_splits
-from trifold.data.pairs import hold_out_indices
 from trifold.errors import DataError, SettingsError
 
 PLAIN = DataSettings()
@@ -431,24 +430,6 @@ def test_holding_out_depends_on_the_seed(tmp_path: Path) -> None:
     assert again.sources == valid.sources != other.sources
     with pytest.raises(DataError, match=r"data\.holdout: 50 pairs of 50 leave nothing"):
         read_pairs(path, PLAIN).hold_out(50, seed=0)
-
-
-@given(st.integers(2, 60), st.integers(2, 9), st.integers(0, 5))
-def test_each_row_is_in_one_fold_of_a_seed(rows: int, folds: int, seed: int) -> None:
-    if folds > rows:
-        with pytest.raises(DataError, match=r"data\.holdout: \d folds of \d+ rows; use fewer"):
-            hold_out_indices(rows, f"fold:1/{folds}", seed, "rows")
-        return
-    parts = [
-        hold_out_indices(rows, f"fold:{fold}/{folds}", seed, "rows") for fold in range(1, folds + 1)
-    ]
-    assert sorted(row for _, held in parts for row in held) == [*range(rows)]
-    assert all(sorted(train + held) == [*range(rows)] for train, held in parts)
-    sizes = {len(held) for _, held in parts}
-    assert max(sizes) - min(sizes) <= 1
-    assert parts == [
-        hold_out_indices(rows, f"fold:{fold}/{folds}", seed, "rows") for fold in range(1, folds + 1)
-    ]
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import PurePath
 from typing import Any, ClassVar, NamedTuple
 
 from trifold.data.files import FORMATS, TEXT_FORMATS, find_files, is_dataset
+from trifold.data.holdout import HoldOut, Traits, normalized
 from trifold.data.lines import (
     WHOLE_FILE,
     FileRange,
@@ -25,7 +26,6 @@ from trifold.data.lines import (
 )
 from trifold.data.pairs import (
     INNER_BREAK,
-    HoldOut,
     ReadReport,
     Rows,
     iter_dataset,
@@ -96,9 +96,10 @@ class Documents(Rows):
         report = DocumentReport(name, documents=len(texts), characters=sum(map(len, texts)))
         return cls(texts, report)
 
-    def hold_out(
-        self, count: HoldOut, seed: int, keys: Sequence[Any] | None = None
-    ) -> tuple[Documents, Documents]:
+    def traits(self) -> Traits:
+        return Traits([[normalized(text) for text in self.texts]])
+
+    def hold_out(self, count: HoldOut, seed: int) -> tuple[Documents, Documents]:
         """As `Rows.hold_out`; a single document is split by characters, and the held-out share is
         its end.
 
@@ -106,7 +107,7 @@ class Documents(Rows):
         document.
         """
         if len(self) != 1:
-            return super().hold_out(count, seed, keys)
+            return super().hold_out(count, seed)
         name, text = self.report.name, self.texts[0]
         if not isinstance(count, float):
             raise DataError(
@@ -156,6 +157,8 @@ def read_splits(
         *(None if source is None else read(source, settings, split) for split, source in sources)
     )
     if not settings.holdout:
+        if splits.valid is not None and settings.valid != settings.train:
+            splits.valid.count_known(splits.train)
         return splits
     train, valid = splits.train.hold_out(settings.holdout, seed)
     return Splits(train, valid, splits.test)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import random
 import re
 from abc import abstractmethod
 from collections.abc import Container, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import PurePath
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self
 
 from trifold.data import embedded, tables
 from trifold.data.files import FORMATS, is_dataset
+from trifold.data.holdout import HoldOut, Traits, divide, normalized
 from trifold.data.lines import inner_suffix, iter_lines
 from trifold.data.settings import DataSettings, Source
 from trifold.data.tables import LABELS, TEXTS, NumberedRow, Role, check_text
@@ -27,7 +27,6 @@ _CLASSES = {
         lambda value, place: check_text(str(value) if isinstance(value, int) else value, place),
     ),
 }
-HoldOut: TypeAlias = int | float | str  # a number, a share, or a fold
 # Characters that other programs treat as line ends. Here they are part of the line.
 INNER_BREAK = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
@@ -54,6 +53,8 @@ class ReadReport:
     duplicates: int = 0  # equal to an earlier row
     duplicates_dropped: int = 0
     inner_breaks: int = 0  # rows with U+2028, a lone carriage return or similar, which are kept
+    moved: int = 0  # rows that were not drawn, but are beside an equal one that was
+    known: int = 0  # rows with a text of the training data
 
     noun: ClassVar[str]
     blank_name: ClassVar[str] = "blank"
@@ -69,6 +70,8 @@ class ReadReport:
             f"{self.blank_name} ({'dropped' if self.blank_dropped else 'kept'})": self.blank,
             f"seen before ({'dropped' if self.duplicates_dropped else 'kept'})": self.duplicates,
             "with unusual separators inside, kept": self.inner_breaks,
+            "moved, so that equal ones are on one side": self.moved,
+            "also in the training data": self.known,
         }
         return [f"{count:,} {what}" for what, count in found.items() if count]
 
@@ -124,24 +127,28 @@ class Rows(Sized):
     def select(self, indices: list[int], name: str) -> Self:
         """The rows at `indices` as a new set called `name`."""
 
-    def hold_out(
-        self, count: HoldOut, seed: int, keys: Sequence[Any] | None = None
-    ) -> tuple[Self, Self]:
-        """Split into training and held-out rows; a float is a share, `fold:2/5` the second of five
-        folds.
+    @abstractmethod
+    def traits(self) -> Traits:
+        """What decides which rows are held out together."""
 
-        The held-out rows are the last of a shuffle by `seed`; both parts keep the order of the
-        file. Rows with equal keys stay together. Raises DataError if no training row would be left.
+    def hold_out(self, count: HoldOut, seed: int) -> tuple[Self, Self]:
+        """Split into training and held-out rows (`holdout.divide`), both in the order of the file.
+
+        Raises DataError if no row would be left on a side.
         """
-        keys = range(len(self)) if keys is None else keys
-        groups = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-        share = count / len(self) if isinstance(count, int) and len(groups) < len(self) else count
-        chosen = {*hold_out_indices(len(groups), share, seed, f"{self.report.noun}s")[1]}
-        rest = [number for number, key in enumerate(keys) if groups[key] not in chosen]
-        held = [number for number, key in enumerate(keys) if groups[key] in chosen]
-        train = self.select(rest, self.report.name)
+        division = divide(len(self), count, seed, f"{self.report.noun}s", self.traits())
+        train = self.select(division.kept, self.report.name)
         train.report = self.report  # keeps the counts of dropped rows
-        return train, self.select(held, f"held out of {self.report.name}")
+        train.report.moved = division.moved
+        return train, self.select(division.held, f"held out of {self.report.name}")
+
+    def count_known(self, train: Rows) -> None:
+        """Count the rows with a text of the training data in the report."""
+        known = [{*keys} for keys in train.traits().texts]
+        own = zip(*self.traits().texts, strict=True)
+        self.report.known = sum(
+            any(key in each for key, each in zip(row, known, strict=True)) for row in own
+        )
 
 
 @dataclass
@@ -162,28 +169,8 @@ class Pairs(Rows):
             sources, targets, [self.lines[i] for i in indices], Report(name, pairs=len(indices))
         )
 
-
-def hold_out_indices(
-    total: int, count: HoldOut, seed: int, noun: str
-) -> tuple[list[int], list[int]]:
-    """The indices to keep and those to hold out, both sorted; a float is a share, of at least one.
-
-    `fold:2/5` is the second of the five folds of this seed, which partition the indices.
-    """
-    order = list(range(total))
-    random.Random(seed).shuffle(order)
-    if isinstance(count, str):
-        fold, folds = map(int, count.removeprefix("fold:").split("/"))
-        if folds > total:
-            raise DataError(f"data.holdout: {folds:,} folds of {total:,} {noun}; use fewer folds")
-        held = order[fold - 1 :: folds]
-        return sorted({*order}.difference(held)), sorted(held)
-    size = max(1, round(count * total)) if isinstance(count, float) else count
-    if size >= total:
-        raise DataError(
-            f"data.holdout: {size:,} {noun} of {total:,} leave nothing to train on; use fewer"
-        )
-    return sorted(order[: total - size]), sorted(order[total - size :])
+    def traits(self) -> Traits:
+        return Traits([[normalized(source) for source in self.sources]])
 
 
 def read_pairs(source: Source, settings: DataSettings, split: str = "train") -> Pairs:

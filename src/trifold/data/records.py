@@ -4,8 +4,10 @@ A task names its roles and the columns that hold them. Every format becomes an i
 whose columns are chosen by their names.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
 from itertools import chain
 from pathlib import PurePath
 from textwrap import shorten
@@ -13,19 +15,21 @@ from typing import Any, ClassVar, Self
 
 from trifold.data.conll import iter_conll
 from trifold.data.files import FORMATS, find_files, is_dataset
+from trifold.data.holdout import Traits, normalized
 from trifold.data.lines import display_name, inner_suffix, iter_lines
-from trifold.data.pairs import HoldOut, Report, Rows, filter_rows, iter_dataset, plural
+from trifold.data.pairs import Report, Rows, filter_rows, iter_dataset, plural
 from trifold.data.settings import DataSettings, Source
 from trifold.data.squad import iter_squad
 from trifold.data.tables import (
     NumberedRow,
+    Role,
     Roles,
     choose_columns,
     has_header,
     iter_file,
     read_roles,
 )
-from trifold.errors import SettingsError
+from trifold.errors import DataError, SettingsError
 
 _READERS = {"conll": iter_conll, "squad": iter_squad}
 _FORMATS = (
@@ -52,28 +56,47 @@ class Records(Rows):
     """Labelled rows: row i is on line `lines[i]` and has the value `columns[role][i]` for each
     role.
 
-    The values of an optional role that the source does not have are None.
+    The values of an optional role that the source does not have are None. identity: the roles by
+    which rows are equal. split_by: the values of `data.group` and `data.time`.
     """
 
     columns: dict[str, list[Any]]
     lines: list[int] = field(default_factory=list)
     report: RecordReport = field(default_factory=lambda: RecordReport("nothing"))
+    identity: Sequence[str] = ()
+    split_by: dict[str, list[Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.lines)
 
     def select(self, indices: list[int], name: str) -> Self:
-        columns = {role: [values[i] for i in indices] for role, values in self.columns.items()}
-        return type(self)(
-            columns, [self.lines[i] for i in indices], RecordReport(name, pairs=len(indices))
+        columns, split_by = (
+            {role: [values[i] for i in indices] for role, values in each.items()}
+            for each in (self.columns, self.split_by)
+        )
+        lines = [self.lines[i] for i in indices]
+        report = RecordReport(name, pairs=len(indices))
+        return type(self)(columns, lines, report, self.identity, split_by)
+
+    def traits(self) -> Traits:
+        # Rows of one context stay together.
+        identity = ["context"] if "context" in self.columns else self.identity
+        parts = [[_comparable(value) for value in self.columns[role]] for role in identity]
+        texts = [[*zip(*parts, strict=True)]] if parts else []
+        labels = self.columns.get("label")
+        return Traits(
+            texts,
+            groups=self.split_by.get("group"),
+            label=None if labels is None else [_comparable(label) for label in labels],
+            time=self.split_by.get("time"),
         )
 
-    def hold_out(
-        self, count: HoldOut, seed: int, keys: Sequence[Any] | None = None
-    ) -> tuple[Self, Self]:
-        return super().hold_out(
-            count, seed, self.columns.get("context")
-        )  # rows of one context stay together
+
+def _comparable(value: Any) -> Hashable:
+    """A text without differences of case and space; other values as text."""
+    if isinstance(value, list):
+        return tuple(map(_comparable, value))
+    return normalized(value) if isinstance(value, str) else repr(value)
 
 
 def read_records(
@@ -90,6 +113,8 @@ def read_records(
     file with another suffix, if it has one. Raises DataError if the data is unreadable or malformed
     or has no usable row; SettingsError if a setting is invalid.
     """
+    if split == "train" and settings.holdout:
+        settings, roles = _with_split_roles(settings, roles)
     if is_dataset(source):
         report = RecordReport(source)
         found = _read_rows(iter_dataset(source, split), settings, roles, report, is_table=False)
@@ -101,13 +126,59 @@ def read_records(
         found = chain.from_iterable(
             _read_file(file, settings, roles, report, plain) for file in files
         )
-    records = Records({role: [] for role in roles}, report=report)
+    identity = [role for role, each in roles.items() if each.identifies]
+    records = Records({role: [] for role in roles}, report=report, identity=identity)
     may_be_blank = [place for place, role in enumerate(roles.values()) if role.may_be_empty]
     for line, values in filter_rows(found, settings, report, may_be_blank):
         for column, value in zip(records.columns.values(), values, strict=True):
             column.append(value)
         records.lines.append(line)
+    records.split_by = {
+        role: records.columns.pop(role) for role in _SPLIT_ROLES if role in records.columns
+    }
     return records
+
+
+def _read_group(value: Any, place: str) -> str:
+    if value is None or isinstance(value, list | dict):
+        raise DataError(f"{place}: expected the name or the number of a group")
+    return str(value).strip()
+
+
+def _read_time(value: Any, place: str) -> float:
+    """A number, or the seconds of a date as ISO 8601 writes it."""
+    with suppress(ValueError, TypeError):
+        return float(value)
+    with suppress(ValueError, TypeError):
+        moment = value if isinstance(value, date) else datetime.fromisoformat(value.strip())
+        if not isinstance(moment, datetime):
+            moment = datetime(moment.year, moment.month, moment.day)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    raise DataError(
+        f"{place} is {value!r:.40}, expected a number or a date such as 2026-11-27 or "
+        "2026-11-27T08:30"
+    )
+
+
+# Columns of a row that decide on which side it is held out.
+_SPLIT_ROLES = {
+    "group": Role((), _read_group, identifies=False),
+    "time": Role((), _read_time, identifies=False),
+}
+
+
+def _with_split_roles(settings: DataSettings, roles: Roles) -> tuple[DataSettings, Roles]:
+    """The settings and roles, with the columns of `data.group` and `data.time`."""
+    columns = {
+        role: str(column)
+        for role in _SPLIT_ROLES
+        if (column := getattr(settings, role)) is not None
+    }
+    if not columns:
+        return settings, roles
+    update = {"columns": {**settings.columns, **columns}}
+    more = {role: _SPLIT_ROLES[role] for role in columns}
+    return settings.model_copy(update=update), {**roles, **more}
 
 
 def _read_file(

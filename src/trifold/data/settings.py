@@ -78,6 +78,15 @@ class DataSettings(Settings):
         "`fold:2/5` is the second of five; of a single document, the share of its characters, "
         "taken from the end",
     )
+    group: str | int | None = Field(
+        None,
+        description="column whose equal values are held out together, such as a customer or a "
+        "patient",
+    )
+    time: str | int | None = Field(
+        None,
+        description="column of numbers or dates (2026-11-27); the latest rows are held out",
+    )
     max_line_bytes: int = Field(default=1_000_000, ge=1)  # a longer line is an error
 
     @field_validator("holdout")
@@ -102,6 +111,11 @@ class DataSettings(Settings):
     def _check_combinations(self) -> Self:
         if self.holdout and self.valid is not None:
             raise ValueError("holdout and valid contradict each other: set one of the two")
+        for key in ("group", "time"):
+            if getattr(self, key) is not None and not self.holdout:
+                raise ValueError(f"{key} decides which rows are held out; set holdout too")
+        if self.time is not None and isinstance(self.holdout, str):
+            raise ValueError("time holds out the latest rows, and folds hold out each row once")
         if self.documents != "line" and self.format in ("jsonl", "parquet"):
             raise ValueError(
                 f"documents: {self.documents} applies to plain text, and each row of "

@@ -47,13 +47,15 @@ class Role(NamedTuple):
     """A part of a row. names: of columns that hold it, in lower case, best first.
 
     convert: makes the value of one from that of its column and its place. may_be_empty: whether an
-    empty text is valid.
+    empty text is valid. identifies: whether rows with other values are different rows, which is not
+    so of labels.
     """
 
     names: Sequence[str]
     convert: Callable[[Any, str], Any]
     required: bool = True
     may_be_empty: bool = False
+    identifies: bool = True
 
 
 Roles: TypeAlias = Mapping[str, Role]
@@ -275,7 +277,7 @@ def read_roles(
     lacks.
     """
     values: list[Any] = []
-    for role, (_, convert, required, _) in roles.items():
+    for role, (_, convert, required, *_) in roles.items():
         key = columns.get(role)
         is_there = key is not None and row.get(key, row.get(key.partition(".")[0])) is not None
         if key is None or not (required or is_there):

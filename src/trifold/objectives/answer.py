@@ -48,10 +48,15 @@ def _read_answers(value: Any, place: str) -> Any:
 
 
 ROLES = {
-    "id": Role(("id", "qid", "question_id"), lambda value, place: str(value), required=False),
+    "id": Role(
+        ("id", "qid", "question_id"),
+        lambda value, place: str(value),
+        required=False,
+        identifies=False,
+    ),
     "question": Role(("question", "query"), check_text),
     "context": Role(("context", "passage", "paragraph", "document", "text"), check_text),
-    "answers": Role(("answers", "answer"), _read_answers),
+    "answers": Role(("answers", "answer"), _read_answers, identifies=False),
 }
 
 

@@ -60,7 +60,9 @@ ROLES = {
     "text": Role(TEXTS.split(), check_text),
     "question": Role(("question", "sent2"), check_text, required=False),
     "choices": Role(("choices", "options", "endings"), read_choices, required=False),
-    "label": Role(("label", "answer", "answerkey", "target"), lambda value, place: value),
+    "label": Role(
+        ("label", "answer", "answerkey", "target"), lambda value, place: value, identifies=False
+    ),
     **COLUMNS,
 }
 

@@ -39,7 +39,12 @@ COLUMNS = {
     "text": Role(("anchor", "query", *ROLES["text"].names), check_text),
     "pair": Role(("positive", *ROLES["pair"].names), check_text),
     "negative": Role(("negative", "hard_negative", "negative_1"), check_text, required=False),
-    "label": Role((*NUMBERS, *CLASSES, "is_duplicate", "quality"), read_label, required=False),
+    "label": Role(
+        (*NUMBERS, *CLASSES, "is_duplicate", "quality"),
+        read_label,
+        required=False,
+        identifies=False,
+    ),
 }
 NEEDED = {"cosent": "label", "cosine": "label", "triplet": "negative", "ranking": "pair"}
 

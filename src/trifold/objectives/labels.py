@@ -66,7 +66,7 @@ def read_label(value: Any, place: str) -> str | list[str]:
 ROLES = {
     "text": Role((*FIRST, *TEXTS, "source"), check_text),
     "pair": Role(SECOND, check_text, required=False),
-    "label": Role(LABELS, read_label),
+    "label": Role(LABELS, read_label, identifies=False),
 }
 
 

@@ -35,7 +35,7 @@ def _join_texts(value: Any, place: str) -> str:
 
 ROLES = {
     "source": Role(("source", "document", "article", "dialogue", "text"), _join_texts),
-    "target": Role(("target", "summary", "highlights"), _read_texts),
+    "target": Role(("target", "summary", "highlights"), _read_texts, identifies=False),
 }
 
 

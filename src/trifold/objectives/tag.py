@@ -111,7 +111,9 @@ def _read_list(value: Any, place: str) -> list[str]:
 
 ROLES = {
     "words": Role(("words", "tokens", "word", "token"), _read_list),
-    "tags": Role(("tags", "ner_tags", "labels", "tag", "label", "ner"), _read_list),
+    "tags": Role(
+        ("tags", "ner_tags", "labels", "tag", "label", "ner"), _read_list, identifies=False
+    ),
 }
 
 

@@ -1,0 +1,165 @@
+"""Which training rows are held out for validation.
+
+Rows that belong together are held out together: those with an equal text, and those of one value
+of `data.group`. The labels of the held-out rows have about the shares that they have in all rows.
+With `data.time`, the latest rows are held out.
+"""
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from trifold.errors import DataError
+
+HoldOut: TypeAlias = int | float | str  # a number, a share, or a fold
+Keys: TypeAlias = Sequence[Hashable]  # one for each row
+
+
+class Traits(NamedTuple):
+    """What rows are compared by. texts, groups: rows with an equal value in one of them stay
+    together; None is equal to nothing. label, time: of each row.
+    """
+
+    texts: Sequence[Keys] = ()
+    groups: Keys | None = None
+    label: Keys | None = None
+    time: Sequence[float] | None = None
+
+    @property
+    def keys(self) -> list[Keys]:
+        return [*self.texts, *([] if self.groups is None else [self.groups])]
+
+
+NONE = Traits()
+
+
+class Division(NamedTuple):
+    """The indices of the rows that are kept and held out, in the order of the file. moved: how many
+    rows would be on the other side if they had been drawn one by one.
+    """
+
+    kept: list[int]
+    held: list[int]
+    moved: int
+
+
+def normalized(text: str) -> str:
+    """The text without differences of case and space."""
+    return " ".join(text.casefold().split())
+
+
+def divide(total: int, count: HoldOut, seed: int, noun: str, traits: Traits = NONE) -> Division:
+    """Hold out rows: a number of them, a share (at least one), or a fold, drawn by the seed.
+
+    `fold:2/5` is the second of the five folds of this seed, which partition the rows. Raises
+    DataError if no row would be left on a side.
+    """
+    held = _drawn(_groups(total, traits.keys), count, seed, noun, traits)
+    if not 0 < len(held) < total:
+        purpose = "train on" if held else "hold out"
+        raise DataError(
+            f"data.holdout: {count} of {total:,} {noun} leaves nothing to {purpose}, because equal "
+            "ones stay on one side; change the number"
+        )
+    kept = [row for row in range(total) if row not in held]
+    return Division(kept, sorted(held), _count_moved(total, count, seed, noun, traits))
+
+
+def _count_moved(total: int, count: HoldOut, seed: int, noun: str, traits: Traits) -> int:
+    """How many rows are not beside their equals if rows are drawn one by one."""
+    groups = _groups(total, traits.keys)
+    if len(groups) == total:
+        return 0
+    alone = _drawn([[row] for row in range(total)], count, seed, noun, traits)
+    counts = ((len(group), sum(row in alone for row in group)) for group in groups)
+    return sum(min(held, size - held) for size, held in counts)
+
+
+def _groups(total: int, keys: Sequence[Keys]) -> list[list[int]]:
+    """The rows that stay together, in the order of their first ones: those that are connected by
+    equal values.
+    """
+    parent = list(range(total))
+
+    def root(row: int) -> int:
+        while parent[row] != row:
+            parent[row] = parent[parent[row]]
+            row = parent[row]
+        return row
+
+    for each in keys:
+        first: dict[Hashable, int] = {}
+        for row, key in enumerate(each):
+            if key is not None:
+                one, other = root(row), root(first.setdefault(key, row))
+                parent[max(one, other)] = min(one, other)
+    found: dict[int, list[int]] = defaultdict(list)
+    for row in range(total):
+        found[root(row)].append(row)
+    return list(found.values())
+
+
+def _drawn(
+    groups: list[list[int]], count: HoldOut, seed: int, noun: str, traits: Traits
+) -> set[int]:
+    """The rows of the groups that are held out."""
+    total = sum(map(len, groups))
+    order = list(range(len(groups)))
+    random.Random(seed).shuffle(order)
+    shuffled = [groups[number] for number in order]
+    if isinstance(count, str):
+        return _fold(shuffled, count, noun, traits)
+    size = max(1, round(count * total)) if isinstance(count, float) else count
+    if size >= total:
+        raise DataError(
+            f"data.holdout: {size:,} {noun} of {total:,} leave nothing to train on; use fewer"
+        )
+    if (times := traits.time) is not None:
+        shuffled.sort(key=lambda group: max(times[row] for row in group))
+        return _take(shuffled, size)
+    strata = _strata(shuffled, traits.label)
+    quotas = _quotas([sum(map(len, each)) for each in strata], size)
+    return set().union(*map(_take, strata, quotas))
+
+
+def _fold(shuffled: list[list[int]], fold: str, noun: str, traits: Traits) -> set[int]:
+    number, folds = map(int, fold.removeprefix("fold:").split("/"))
+    if traits.time is not None:
+        raise DataError("data.time: the latest rows are held out once; leave it out, or the folds")
+    if folds > len(shuffled):
+        together = "" if all(len(group) == 1 for group in shuffled) else " that may be separated"
+        raise DataError(
+            f"data.holdout: {folds:,} folds of {len(shuffled):,} {noun}{together}; use fewer folds"
+        )
+    ordered = [group for each in _strata(shuffled, traits.label) for group in each]
+    return {row for group in ordered[number - 1 :: folds] for row in group}
+
+
+def _strata(shuffled: list[list[int]], label: Keys | None) -> list[list[list[int]]]:
+    """The groups by the most frequent label of their rows."""
+    if label is None:
+        return [shuffled]
+    found: dict[Hashable, list[list[int]]] = defaultdict(list)
+    for group in shuffled:
+        found[Counter(label[row] for row in group).most_common(1)[0][0]].append(group)
+    return list(found.values())
+
+
+def _quotas(sizes: list[int], size: int) -> list[int]:
+    """Shares of `size` in proportion to the sizes, by the largest remainders."""
+    exact = [each * size / sum(sizes) for each in sizes]
+    quotas = [int(each) for each in exact]
+    by_remainder = sorted(range(len(sizes)), key=lambda number: quotas[number] - exact[number])
+    for number in by_remainder[: size - sum(quotas)]:
+        quotas[number] += 1
+    return quotas
+
+
+def _take(groups: list[list[int]], quota: int) -> set[int]:
+    """The rows of the last groups, until they are as close to the quota as groups allow."""
+    taken: set[int] = set()
+    for group in reversed(groups):
+        if 2 * (quota - len(taken)) >= len(group):
+            taken.update(group)
+    return taken

@@ -1,0 +1,184 @@
+"""Held-out rows: equal texts and groups stay on one side, labels keep their shares, and the latest
+rows are held out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from trifold.data import DataSettings, Pairs, Records, Role, read_pairs, read_records, read_splits
+from trifold.data.documents import read_documents
+from trifold.data.holdout import Traits, divide, normalized
+from trifold.data.tables import check_text
+from trifold.errors import DataError, SettingsError
+
+ROLES = {
+    "text": Role(("text",), check_text),
+    "label": Role(("label",), check_text, identifies=False),
+}
+PLAIN = DataSettings()
+
+
+def write(folder: Path, name: str, rows: list[tuple[Any, ...]], header: str = "text,label") -> str:
+    lines = [header, *(",".join(map(str, row)) for row in rows)]
+    (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(folder / name)
+
+
+def texts_of(rows: Records) -> set[str]:
+    return {normalized(text) for text in rows.columns["text"]}
+
+
+def splits_of(seed: int = 0, **data: Any) -> tuple[Records, Records]:
+    settings = DataSettings.parse(data)
+    train, valid, _ = read_splits(
+        settings, seed, lambda source, each, split: read_records(source, each, ROLES, split)
+    )
+    return train, valid
+
+
+keys = st.lists(st.integers(0, 12), min_size=2, max_size=60)
+
+
+@given(keys=keys, others=st.randoms(use_true_random=False), count=st.data(), seed=st.integers(0, 5))
+def test_rows_with_an_equal_key_are_on_one_side(
+    keys: list[int], others: random.Random, count: Any, seed: int
+) -> None:
+    groups = [others.choice([None, *range(9)]) for _ in keys]
+    number = count.draw(st.one_of(st.integers(1, len(keys) - 1), st.sampled_from([0.1, 0.5])))
+    try:
+        found = divide(len(keys), number, seed, "rows", Traits([keys], groups))
+    except DataError:  # all rows are connected
+        return
+    assert sorted(found.kept + found.held) == [*range(len(keys))]
+    assert found.kept == sorted(found.kept) and found.held == sorted(found.held)
+    for each in (keys, groups):
+        sides = [{each[row] for row in side} - {None} for side in (found.kept, found.held)]
+        assert sides[0].isdisjoint(sides[1])
+    assert found == divide(len(keys), number, seed, "rows", Traits([keys], groups))
+
+
+@given(keys=keys, folds=st.integers(2, 9), seed=st.integers(0, 5))
+def test_each_row_is_in_one_fold_of_a_seed(keys: list[int], folds: int, seed: int) -> None:
+    for traits in (Traits(), Traits([keys]), Traits([keys], label=[key % 3 for key in keys])):
+        count = len({*keys}) if traits.texts else len(keys)
+        if folds > count:
+            with pytest.raises(
+                DataError, match=r"data\.holdout: \d folds of \d+ rows.*; use fewer"
+            ):
+                divide(len(keys), f"fold:1/{folds}", seed, "rows", traits)
+            continue
+        parts = [
+            divide(len(keys), f"fold:{fold}/{folds}", seed, "rows", traits)
+            for fold in range(1, folds + 1)
+        ]
+        assert sorted(row for part in parts for row in part.held) == [*range(len(keys))]
+        if not traits.texts:
+            sizes = {len(part.held) for part in parts}
+            assert max(sizes) - min(sizes) <= 1
+        for part in parts if traits.texts else ():
+            assert {keys[row] for row in part.held}.isdisjoint(keys[row] for row in part.kept)
+
+
+@given(labels=st.lists(st.sampled_from("aab"), min_size=10, max_size=80), seed=st.integers(0, 5))
+def test_labels_have_their_shares_on_both_sides(labels: list[str], seed: int) -> None:
+    for count in (0.2, "fold:2/5"):
+        found = divide(len(labels), count, seed, "rows", Traits(label=labels))
+        held, every = Counter(labels[row] for row in found.held), Counter(labels)
+        size = len(found.held)
+        assert abs(size - len(labels) / 5) < 1
+        assert all(abs(held[name] - every[name] / 5) <= 1 for name in every)
+
+
+def test_rows_without_equal_ones_are_drawn_as_before() -> None:
+    order = [*range(30)]
+    random.Random(7).shuffle(order)
+    assert divide(30, 6, 7, "rows").held == sorted(order[-6:])
+    assert divide(30, "fold:2/4", 7, "rows").held == sorted(order[1::4])
+    assert divide(30, 6, 7, "rows").moved == 0
+
+
+def test_no_held_out_text_is_in_training_and_the_moved_rows_are_counted(tmp_path: Path) -> None:
+    drawn = random.Random(3)
+    rows = [(f"Text {drawn.randrange(900)}", drawn.choice("ab")) for _ in range(1200)]
+    rows = [
+        (text.upper() if n % 7 == 0 else f" {text}  ", label)
+        for n, (text, label) in enumerate(rows)
+    ]
+    file = write(tmp_path, "a.csv", rows)
+    train, valid = splits_of(train=file, holdout=0.1)
+    assert texts_of(train).isdisjoint(texts_of(valid))
+    assert len(train) + len(valid) == 1200 and len(valid) == 120
+    assert f"{train.report.moved} moved, so that equal ones are on one side" in str(train.report)
+    assert 20 < train.report.moved < 100
+    held = [{*splits_of(train=file, holdout=f"fold:{n}/4")[1].lines} for n in range(1, 5)]
+    assert sum(map(len, held)) == 1200 == len(set().union(*held))
+
+
+def test_a_text_with_three_random_labels_is_not_held_out_in_part(tmp_path: Path) -> None:
+    drawn = random.Random(1)
+    rows = [(f"text {n}", drawn.choice("ab")) for n in range(200) for _ in range(3)]
+    train, valid = splits_of(train=write(tmp_path, "a.csv", rows), holdout=0.1)
+    assert texts_of(train).isdisjoint(texts_of(valid)) and len(valid) == 60
+
+
+def test_texts_of_a_validation_file_that_are_in_training_are_counted(tmp_path: Path) -> None:
+    train = write(tmp_path, "a.csv", [(f"text {n}", "ab"[n % 2]) for n in range(20)])
+    valid = write(tmp_path, "b.csv", [("TEXT  3", "a"), ("new", "b"), ("text 7", "b")])
+    _, found = splits_of(train=train, valid=valid)
+    assert "2 also in the training data" in str(found.report)
+    _, found = splits_of(train=train, valid=train)  # the same file on purpose
+    assert "also in" not in str(found.report)
+    pairs = read_splits(DataSettings(train="embedded:smoke", valid="embedded:smoke:train"))
+    assert pairs.valid.report.known == len(pairs.train)
+
+
+def test_pairs_and_documents_with_equal_texts_stay_together(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("".join(f"s{n % 40}\tt{n}\n" for n in range(80)), "utf-8")
+    pairs = read_pairs(str(tmp_path / "a.tsv"), PLAIN)
+    train, held = pairs.hold_out(0.25, 1)
+    assert isinstance(train, Pairs) and {*train.sources}.isdisjoint(held.sources)
+    assert len(held) == 20
+    (tmp_path / "a.txt").write_text("".join(f"line {n % 40}\n" for n in range(80)), "utf-8")
+    train, held = read_documents(str(tmp_path / "a.txt"), PLAIN).hold_out(0.25, 1)
+    assert {*train.texts}.isdisjoint(held.texts) and len(held) == 20
+
+
+def test_no_group_is_on_both_sides(tmp_path: Path) -> None:
+    rows = [(f"text {n}", "ab"[n % 2], f"customer {n % 11}") for n in range(110)]
+    file = write(tmp_path, "a.csv", rows, "text,label,customer")
+    train, valid = splits_of(train=file, holdout=0.2, group="customer")
+    sides = [{row % 11 for row in (line - 2 for line in side.lines)} for side in (train, valid)]
+    assert sides[0].isdisjoint(sides[1]) and len(valid) == 20
+    assert set(train.columns) == {"text", "label"}
+    with pytest.raises(DataError, match="no column 'client'"):
+        splits_of(train=file, holdout=0.2, group="client")
+
+
+@pytest.mark.parametrize("form", ["{:.1f}", "2026-01-{:02.0f}", "2026-01-{:02.0f}T08:30:00Z"])
+def test_the_latest_rows_are_held_out(tmp_path: Path, form: str) -> None:
+    days = [*range(1, 29)]
+    random.Random(2).shuffle(days)
+    rows = [(f"text {day}", "ab"[day % 2], form.format(day)) for day in days]
+    file = write(tmp_path, "a.csv", rows, "text,label,date")
+    _, valid = splits_of(train=file, holdout=7, time="date")
+    assert texts_of(valid) == {f"text {day}" for day in range(22, 29)}
+    write(tmp_path, "a.csv", [*rows, ("text", "a", "yesterday")], "text,label,date")
+    with pytest.raises(DataError, match=r"a\.csv:30: 'date' is 'yesterday', expected a number"):
+        splits_of(train=file, holdout=7, time="date")
+
+
+def test_settings_that_contradict_each_other_are_rejected() -> None:
+    for values, message in (
+        ({"group": "a"}, "set holdout too"),
+        ({"time": "a", "valid": "b.csv"}, "set holdout too"),
+        ({"time": "a", "holdout": "fold:1/2"}, "folds hold out each row once"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            DataSettings.parse({"train": "a.csv", **values})
