@@ -68,6 +68,15 @@ def test_each_input_line_gives_one_output_line(trifold, run):
     assert "blank" in done.err
 
 
+def test_a_file_is_not_taken_for_a_text(trifold, run, tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("one\n", encoding="utf-8")
+    done = trifold("generate", str(run), str(file))
+    assert (done.code, done.out) == (2, "")
+    assert f"{file}: is a file; `trifold generate {run} - < {file}` reads its lines" in done.err
+    assert trifold("generate", str(run), str(file), "--text").code == 0
+
+
 def test_pipe_needs_no_dash_and_batch_size_does_not_matter(trifold, run):
     stdin = "\n".join(LINES).encode()
     outputs = {

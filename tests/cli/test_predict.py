@@ -192,6 +192,27 @@ def test_bad_input(trifold, models, case):
     assert "Traceback" not in done.err
 
 
+@pytest.mark.parametrize(
+    ("names", "advice"),
+    [
+        (["a.txt"], "predict {model} - < a.txt` reads its lines"),
+        (["a.csv", "b.csv"], "predict {model} a.csv --out FILE.csv` reads its rows"),
+        (["a text", "words.conll"], "predict {model} - < words.conll"),
+        (["a text", "--pair", "a.txt"], "predict {model} - < a.txt"),
+    ],
+)
+def test_a_file_is_not_taken_for_a_text(trifold, models, tmp_path, monkeypatch, names, advice):
+    for name in ("a.txt", "a.csv", "b.csv", "words.conll"):
+        (tmp_path / name).write_text("one two\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    model = str(models["classify"])
+    done = trifold("predict", model, *names)
+    assert (done.code, done.out) == (2, "") and advice.format(model=model) in done.err
+    assert "--text takes its name as a text" in done.err
+    done = trifold("predict", model, *names, "--text")
+    assert done.code == 0 and done.out
+
+
 def test_predict_with_a_translator(trifold, run):
     done = trifold("predict", str(run), "one")
     assert (done.code, done.out) == (2, "")

@@ -377,7 +377,7 @@ def test_a_long_source_is_an_error_or_truncated(trifold, run, tmp_path):
 def test_commands_on_tables_that_do_not_fit_a_translator_are_rejected(trifold, run, tmp_path):
     table = write(tmp_path / "a.csv", [{"source": "one"}])
     done = trifold("generate", str(run), str(table))
-    assert done.code == 2 and "a table; `trifold predict" in done.err.replace("\n    ", " ")
+    assert done.code == 2 and f"`trifold predict {run} {table} --out FILE.csv`" in done.err
     for option in (["--top-k", "2"], ["--pair", "x"]):
         done = trifold("predict", str(run), str(table), *option, "--out", str(tmp_path / "b.csv"))
         assert done.code == 2 and "not an option of a model that generates text" in done.err

@@ -5,6 +5,8 @@ transformers.
 from __future__ import annotations
 
 import json
+import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from tests.hub.parity import with_large_heads
 from tests.predict.references import FAMILIES, TEXTS, assert_same, both, close
 
 import trifold
+from trifold.predict.classify import next_sentence
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -100,9 +103,17 @@ def test_next_sentence_predictions_equal_those_of_transformers(family, suffix, t
         expected = (out.logits if suffix.startswith("ForNext") else out.sop_logits).softmax(-1)[
             0, 0
         ]
-        assert close(got.score, expected)
         assert got.follows == bool(expected > 0.5)
+        assert close(got.score, expected if got.follows else 1 - expected)
     assert pair.ours.next_sentence(TEXTS, seconds) == found
+
+
+def test_the_score_is_the_probability_of_the_answer():
+    logits = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+    reader = SimpleNamespace(run=lambda texts, pairs, head: logits, head=lambda name: None)
+    yes, no = next_sentence(reader, ["a", "b"], ["c", "d"])
+    assert (yes.follows, no.follows) == (True, False)
+    assert close(yes.score, no.score) and close(no.score, torch.tensor(1 / (1 + math.exp(-1))))
 
 
 # --- images ---------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
@@ -49,6 +48,7 @@ def run(
     dtype: declared.Dtype = "float32",
     tokenizer: declared.Codec = None,
     weights: declared.Weights = None,
+    as_text: declared.AsText = False,
     json: declared.Json = False,
     out: declared.Out = None,
     **options: Any,
@@ -63,14 +63,12 @@ def run(
     if stream and (is_piped or json):
         raise UsageError("--stream prints one TEXT: pass the text in quotes, and leave out --json")
 
-    from trifold.cli.tables import is_table
+    from trifold.cli.tables import check_no_files
     from trifold.data import iter_lines
     from trifold.text.annotation import unknown_words
 
-    if text is not None and is_table([text]) and Path(text).is_file():
-        raise UsageError(
-            f"{text}: a table; `trifold predict {model} {text} --out FILE.csv` reads its rows"
-        )
+    if text is not None and not as_text:
+        check_no_files([text], f"generate {model}")
 
     precision: dict[str, Any] = {"device": device, "dtype": dtype, "weights": weights}
     pipeline = load_pipeline(model, tokenizer=tokenizer, **precision)

@@ -42,6 +42,9 @@ Weights = Annotated[
 ]
 BatchSize = Annotated[int | None, value("N", "Texts per batch; default: by memory.", min=1)]
 Out = Annotated[Path | None, value("FILE", "Write the results to this file.")]
+AsText = Annotated[
+    bool, typer.Option("--text", help="Take a text that is the name of a file as a text.")
+]
 
 METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", list[str]: "TEXT", Path: "FILE"}
 

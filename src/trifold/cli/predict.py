@@ -19,6 +19,7 @@ from trifold.cli.batch import (
 )
 from trifold.cli.eval import find_recipe
 from trifold.cli.options import (
+    AsText,
     BatchSize,
     Codec,
     Device,
@@ -30,7 +31,7 @@ from trifold.cli.options import (
     option,
     with_options,
 )
-from trifold.cli.tables import Input, is_table, read_table, write_table
+from trifold.cli.tables import Input, check_no_files, is_table, read_table, write_table
 from trifold.cli.terminal import open_output, print_note, print_result
 from trifold.errors import DataError, UsageError, check_utf8, printable
 from trifold.jsonfiles import json_line
@@ -126,6 +127,7 @@ def run(
     device: Device = None,
     dtype: Dtype = "float32",
     tokenizer: Codec = None,
+    as_text: AsText = False,
     json: Json = False,
     out: Out = None,
     **options: Any,
@@ -136,7 +138,7 @@ def run(
     # An output that stops at a text that is too long can continue with texts truncated.
     command = repr({**locals(), "options": {**options, "on_overflow": None}})
     texts, pairs = text or [], pair or []
-    table = is_table(texts)
+    table = not as_text and is_table(texts)
     if table and (out is None or out.suffix not in (".csv", ".tsv", ".jsonl")):
         raise UsageError(
             f"--out: name a .csv, .tsv or .jsonl file for the rows of the table {texts[0]} with "
@@ -162,6 +164,8 @@ def run(
     from trifold.text.annotation import unknown_words
 
     pipeline = load_pipeline(model, device=device, dtype=dtype, tokenizer=tokenizer)
+    if not (as_text or table or is_piped or pipeline.config.n_patches):
+        check_no_files([*texts, *pairs], f"predict {model}")
     corpus = options.pop("corpus")
     recipe, config = find_recipe(model), pipeline.config
     data = DataSettings() if recipe is None else recipe.data

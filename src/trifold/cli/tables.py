@@ -5,6 +5,7 @@ output continues.
 import csv
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -41,6 +42,24 @@ def is_table(texts: Sequence[str]) -> bool:
         " " not in name or Path(name).is_file()
     )
     return is_name and all(text.startswith(("data.columns.", "data.source=")) for text in texts[1:])
+
+
+def check_no_files(texts: Sequence[str], command: str) -> None:
+    """Raises UsageError for a text that is the name of a file, with the command that reads it.
+
+    command: of lines of text, such as "generate runs/demo".
+    """
+    for text in texts:
+        is_file = False
+        with suppress(OSError, ValueError):  # too long for a name, or not one
+            is_file = Path(text).is_file()
+        if not is_file:
+            continue
+        use = f"`trifold {command} - < {text}` reads its lines"
+        if is_table([text]):
+            model = command.partition(" ")[2]
+            use = f"`trifold predict {model} {text} --out FILE.csv` reads its rows"
+        raise UsageError(f"{text}: is a file; {use}, and --text takes its name as a text")
 
 
 def read_table(

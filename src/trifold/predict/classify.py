@@ -76,7 +76,7 @@ def confidences(logits: Tensor, config: ModelConfig) -> Tensor:
 
 
 class Follows(NamedTuple):
-    """Whether the second text follows the first, and the probability of that."""
+    """Whether the second text follows the first, and the probability of this answer, at least ½."""
 
     follows: bool
     score: float
@@ -87,5 +87,5 @@ def next_sentence(reader: ModelReader, texts: Sequence[str], pairs: Sequence[str
     for yes.
     """
     logits = reader.run(texts, pairs, reader.head("next-sentence"))
-    scores = [float(row.softmax(-1)[0]) for row in logits]
-    return [Follows(score > 0.5, score) for score in scores]
+    probabilities = [float(row.softmax(-1)[0]) for row in logits]
+    return [Follows(p > 0.5, max(p, 1 - p)) for p in probabilities]
