@@ -165,6 +165,19 @@ def test_empty_texts_and_duplicates_are_counted(tmp_path: Path) -> None:
     assert read(path, optional).columns["text"] == ["good", "good", "bad"]
 
 
+def test_columns_are_those_of_all_objects(tmp_path: Path) -> None:
+    """Not those of the first row, which may lack a column."""
+    roles = {**ROLES, "score": Role(("score",), lambda value, place: value, required=False)}
+    rows = [{"text": "a", "label": "x"}, {"text": "b", "label": "y", "score": 0.0}]
+    path = write(tmp_path, "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    records = read(path, roles)
+    assert records.columns["score"] == [None, 0.0]
+    assert "score 'score'" in str(records.report)
+    write(tmp_path, "a.jsonl", json.dumps({"text": "a"}) + "\n" + json.dumps(rows[1]) + "\n")
+    with pytest.raises(DataError, match=r"a\.jsonl:1: no value 'label'; found: text"):
+        read(path, roles)
+
+
 def test_held_out_rows_are_disjoint_and_depend_on_the_seed(tmp_path: Path) -> None:
     path = write(
         tmp_path, "a.tsv", "text\tlabel\n" + "".join(f"text {n}\t{n % 2}\n" for n in range(50))

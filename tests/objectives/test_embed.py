@@ -221,6 +221,18 @@ def test_a_row_without_the_negative_of_others_is_an_error_with_its_line(tmp_path
         build_rows(tmp_path, rows)
 
 
+def test_a_first_row_without_score_or_negative_does_not_hide_those_of_others(tmp_path):
+    names = ("sentence1", "sentence2", "score")
+    rows = [dict(zip(names, (*texts[:2], 0.0), strict=True)) for texts in TEXTS]
+    del rows[0]["score"]
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: the label None is not a number"):
+        build_rows(tmp_path, rows)
+    rows = [dict(zip(("anchor", "positive", "negative"), texts, strict=True)) for texts in TEXTS]
+    del rows[0]["negative"]
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: a text is missing"):
+        build_rows(tmp_path, rows)
+
+
 def test_a_score_that_is_no_number_is_an_error_with_its_line(tmp_path):
     rows = [{"sentence1": one, "sentence2": other, "score": "high"} for one, other, _ in TEXTS]
     with pytest.raises(

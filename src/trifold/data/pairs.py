@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Container, Iterable, Iterator, Sequence, Sized
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import PurePath
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self
 
 from trifold.data import embedded, tables
@@ -230,8 +231,12 @@ def open_pairs(source: Source, settings: DataSettings, split: str) -> tuple[Repo
     if len(files) == 2:
         return report, _read_aligned(files, settings)
     kind = _table_format(files[0], settings)
-    rows = tables.iter_file(files[0], kind, settings)
-    return report, _rows_of_columns(rows, settings, report, is_table=kind in ("tsv", "csv"))
+    rows, keys = (
+        tables.iter_file(files[0], kind, settings),
+        tables.object_keys(files[0], kind, settings),
+    )
+    is_table = kind in ("tsv", "csv")
+    return report, _rows_of_columns(rows, settings, report, keys, is_table=is_table)
 
 
 def iter_dataset(source: str, split: str) -> Iterator[NumberedRow]:
@@ -244,21 +249,27 @@ def iter_dataset(source: str, split: str) -> Iterator[NumberedRow]:
 
 
 def _rows_of_columns(
-    rows: Iterable[NumberedRow], settings: DataSettings, report: Report, *, is_table: bool
+    rows: Iterable[NumberedRow],
+    settings: DataSettings,
+    report: Report,
+    keys: Mapping[str, None] = MappingProxyType({}),
+    *,
+    is_table: bool,
 ) -> Iterator[Row]:
-    """The pair in each row; a blank line is two empty texts."""
+    """The pair in each row; a blank line is two empty texts. keys: of all rows, if they differ."""
     roles, columns = _SIDES, dict[str, str]()
     for number, place, row in rows:
         if row is None:
             yield Row("", "", number)
             continue
         if not columns:
-            names = {name.strip().casefold() for name in row}
+            first = {**keys, **row}
+            names = {name.strip().casefold() for name in first}
             if names.isdisjoint(_SIDES) and all(
                 names.intersection(role.names) for role in _CLASSES.values()
             ):
                 roles = _CLASSES
-            columns = tables.choose_columns(row, roles, settings, place, is_table=is_table)
+            columns = tables.choose_columns(first, roles, settings, place, is_table=is_table)
             chosen = "source {source!r:.40}, target {target!r:.40}".format(**columns)
             if is_table:
                 report.header.append(

@@ -4,13 +4,14 @@ A task names its roles and the columns that hold them. Every format becomes an i
 whose columns are chosen by their names.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from itertools import chain
 from pathlib import PurePath
 from textwrap import shorten
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from trifold.data.conll import iter_conll
@@ -27,6 +28,7 @@ from trifold.data.tables import (
     choose_columns,
     has_header,
     iter_file,
+    object_keys,
     read_roles,
 )
 from trifold.errors import DataError, SettingsError
@@ -203,7 +205,8 @@ def _read_file(
         rows = iter_file(
             file, kind, settings, {name for role in roles.values() for name in role.names}
         )
-    return _read_rows(rows, settings, roles, report, is_table=kind in ("tsv", "csv"))
+    keys = object_keys(file, kind, settings)
+    return _read_rows(rows, settings, roles, report, keys, is_table=kind in ("tsv", "csv"))
 
 
 def _read_rows(
@@ -211,23 +214,27 @@ def _read_rows(
     settings: DataSettings,
     roles: Roles,
     report: RecordReport,
+    keys: Mapping[str, None] = MappingProxyType({}),
     *,
     is_table: bool,
 ) -> Iterator[tuple[int, list[Any]]]:
-    """The values of each row; those of a blank line are empty texts."""
+    """The values of each row; those of a blank line are empty texts. keys: of all rows, if they
+    differ.
+    """
     columns: dict[str, str] = {}
     for number, place, row in rows:
         if row is None:
             yield number, [""] * len(roles)
             continue
         if not columns:
-            columns = choose_columns(row, roles, settings, place, is_table=is_table)
+            first = {**keys, **row}
+            columns = choose_columns(first, roles, settings, place, is_table=is_table)
             chosen = ", ".join(f"{role} {column!r:.40}" for role, column in columns.items())
             report.columns = columns
-            header = "header: " if has_header(row, settings) else "no header: "
+            header = "header: " if has_header(first, settings) else "no header: "
             line = f"{header if is_table else ''}{chosen}"
             unused = [
-                key for key in row if key not in columns.values() and key and not key.isdigit()
+                key for key in first if key not in columns.values() and key and not key.isdigit()
             ]
             line += (
                 f"; not used: {shorten(', '.join(unused), 40, placeholder=' …')}" if unused else ""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeAlias
 
-from trifold.data.lines import WHOLE_FILE, FileRange, expand_path, iter_lines
+from trifold.data.lines import STANDARD_INPUT, WHOLE_FILE, FileRange, expand_path, iter_lines
 from trifold.data.settings import DataSettings
 from trifold.errors import DataError, SettingsError
 
@@ -105,6 +105,17 @@ def iter_file(
                 "a stray tab, comma or quote?"
             )
         yield number, f"{file}:{number}", dict(zip(keys, record, strict=True))
+
+
+def object_keys(file: str, kind: str, settings: DataSettings) -> dict[str, None]:
+    """The keys of all objects of a JSONL file, in the order of their first use, because a row may
+    lack some. Empty for other kinds, whose rows have the same columns, and for standard input,
+    which is read once.
+    """
+    if kind != "jsonl" or file == STANDARD_INPUT:
+        return {}
+    rows = read_objects(iter_lines(file, settings.max_line_bytes), file)
+    return dict.fromkeys(key for _, _, row in rows if row is not None for key in row)
 
 
 def read_objects(lines: Iterable[str], name: str, first_line: int = 1) -> Iterator[NumberedRow]:
