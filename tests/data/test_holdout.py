@@ -58,7 +58,7 @@ def test_rows_with_an_equal_key_are_on_one_side(
         return
     assert sorted(found.kept + found.held) == [*range(len(keys))]
     assert found.kept == sorted(found.kept) and found.held == sorted(found.held)
-    for each in (keys, groups):
+    for each in (keys, groups) if not found.known else (groups,):
         sides = [{each[row] for row in side} - {None} for side in (found.kept, found.held)]
         assert sides[0].isdisjoint(sides[1])
     assert found == divide(len(keys), number, seed, "rows", Traits([keys], groups))
@@ -67,8 +67,7 @@ def test_rows_with_an_equal_key_are_on_one_side(
 @given(keys=keys, folds=st.integers(2, 9), seed=st.integers(0, 5))
 def test_each_row_is_in_one_fold_of_a_seed(keys: list[int], folds: int, seed: int) -> None:
     for traits in (Traits(), Traits([keys]), Traits([keys], label=[key % 3 for key in keys])):
-        count = len({*keys}) if traits.texts else len(keys)
-        if folds > count:
+        if folds > len(keys):
             with pytest.raises(
                 DataError, match=r"data\.holdout: \d folds of \d+ rows.*; use fewer"
             ):
@@ -79,10 +78,10 @@ def test_each_row_is_in_one_fold_of_a_seed(keys: list[int], folds: int, seed: in
             for fold in range(1, folds + 1)
         ]
         assert sorted(row for part in parts for row in part.held) == [*range(len(keys))]
-        if not traits.texts:
+        if not traits.texts or folds > len({*keys}):
             sizes = {len(part.held) for part in parts}
             assert max(sizes) - min(sizes) <= 1
-        for part in parts if traits.texts else ():
+        for part in parts if traits.texts and folds <= len({*keys}) else ():
             assert {keys[row] for row in part.held}.isdisjoint(keys[row] for row in part.kept)
 
 
@@ -119,6 +118,13 @@ def test_no_held_out_text_is_in_training_and_the_moved_rows_are_counted(tmp_path
     assert 20 < train.report.moved < 100
     held = [{*splits_of(train=file, holdout=f"fold:{n}/4")[1].lines} for n in range(1, 5)]
     assert sum(map(len, held)) == 1200 == len(set().union(*held))
+
+
+def test_rows_of_too_few_texts_are_on_both_sides_and_counted(tmp_path: Path) -> None:
+    rows = [(f"text {n % 2}", "ab"[n % 3 > 0]) for n in range(40)]
+    file = write(tmp_path, "a.csv", rows)
+    _, valid = splits_of(train=file, holdout=0.1)
+    assert len(valid) == 4 and "4 also in the training data" in str(valid.report)
 
 
 def test_a_text_with_three_random_labels_is_not_held_out_in_part(tmp_path: Path) -> None:

@@ -36,12 +36,14 @@ NONE = Traits()
 
 class Division(NamedTuple):
     """The indices of the rows that are kept and held out, in the order of the file. moved: how many
-    rows would be on the other side if they had been drawn one by one.
+    rows would be on the other side if they had been drawn one by one. known: how many held-out rows
+    have a text of the others, because too few texts are different.
     """
 
     kept: list[int]
     held: list[int]
-    moved: int
+    moved: int = 0
+    known: int = 0
 
 
 def normalized(text: str) -> str:
@@ -55,15 +57,38 @@ def divide(total: int, count: HoldOut, seed: int, noun: str, traits: Traits = NO
     `fold:2/5` is the second of the five folds of this seed, which partition the rows. Raises
     DataError if no row would be left on a side.
     """
-    held = _drawn(_groups(total, traits.keys), count, seed, noun, traits)
+    groups = _groups(total, traits.keys)
+    if traits.texts and not _can_separate(groups, count, seed, noun, traits):
+        return _divide_equal(total, count, seed, noun, traits)
+    held = _drawn(groups, count, seed, noun, traits)
     if not 0 < len(held) < total:
         purpose = "train on" if held else "hold out"
         raise DataError(
-            f"data.holdout: {count} of {total:,} {noun} leaves nothing to {purpose}, because equal "
-            "ones stay on one side; change the number"
+            f"data.holdout: {count} of {total:,} {noun} leaves nothing to {purpose}, because those "
+            "of one group stay on one side; change the number"
         )
     kept = [row for row in range(total) if row not in held]
     return Division(kept, sorted(held), _count_moved(total, count, seed, noun, traits))
+
+
+def _can_separate(
+    groups: list[list[int]], count: HoldOut, seed: int, noun: str, traits: Traits
+) -> bool:
+    """Whether there are enough different texts for about the requested number of rows."""
+    if isinstance(count, str):
+        return int(count.rpartition("/")[2]) <= len(groups)
+    total = sum(map(len, groups))
+    size = max(1, round(count * total)) if isinstance(count, float) else count
+    held = len(_drawn(groups, count, seed, noun, traits))
+    return held < total and abs(held - size) <= size / 2
+
+
+def _divide_equal(total: int, count: HoldOut, seed: int, noun: str, traits: Traits) -> Division:
+    """Rows of too few different texts, which are on both sides."""
+    found = divide(total, count, seed, noun, traits._replace(texts=()))
+    texts = [*zip(*traits.texts, strict=True)]
+    kept = {texts[row] for row in found.kept}
+    return found._replace(known=sum(texts[row] in kept for row in found.held))
 
 
 def _count_moved(total: int, count: HoldOut, seed: int, noun: str, traits: Traits) -> int:

@@ -141,7 +141,9 @@ class Rows(Sized):
         train = self.select(division.kept, self.report.name)
         train.report = self.report  # keeps the counts of dropped rows
         train.report.moved = division.moved
-        return train, self.select(division.held, f"held out of {self.report.name}")
+        held = self.select(division.held, f"held out of {self.report.name}")
+        held.report.known = division.known
+        return train, held
 
     def count_known(self, train: Rows) -> None:
         """Count the rows with a text of the training data in the report."""
