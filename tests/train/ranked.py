@@ -277,7 +277,6 @@ def without_resume(rank: int) -> None:
 
 def make_faults() -> None:
     run("undisturbed", 2, {})
-    run("thirty steps", 2, {"train.steps": 30, "train.save_every": 5})
     for rank, number, name in ((1, signal.SIGTERM, "SIGTERM"), (0, signal.SIGINT, "SIGINT")):
         run(f"stopped by {name}", 2, {}, patch=signal_at(rank, number, 5))
         run(f"continued after {name}", 2, {}, f"stopped by {name}")
