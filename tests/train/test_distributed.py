@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from filelock import FileLock
 from safetensors.torch import load_file
 from tests.faults.runs import TINY, state_of
 from tests.train.runs import assert_equal_runs, events_of, values_of
@@ -56,16 +57,23 @@ class Made:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    folder = tmp_path_factory.mktemp("ranked")
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("ranked.py")), str(folder)],
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.returncode == 0, done.stderr
-    return Made(folder, json.loads(done.stdout.splitlines()[-1]))
+    """The runs, made by the first worker that asks for them."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ranked"
+    results = folder / "results.json"
+    with FileLock(f"{folder}.lock"):
+        if not results.is_file():
+            folder.mkdir(exist_ok=True)
+            done = subprocess.run(
+                [sys.executable, str(Path(__file__).with_name("ranked.py")), str(folder)],
+                capture_output=True,
+                encoding="utf-8",
+                check=False,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+            assert done.returncode == 0, done.stderr
+            results.write_text(done.stdout.splitlines()[-1], encoding="utf-8")
+    return Made(folder, json.loads(results.read_text("utf-8")))
 
 
 # --- equal results --------------------------------------------------------------------------------
