@@ -185,6 +185,26 @@ def test_settings_that_contradict_each_other_are_rejected() -> None:
         ({"group": "a"}, "set holdout too"),
         ({"time": "a", "valid": "b.csv"}, "set holdout too"),
         ({"time": "a", "holdout": "fold:1/2"}, "folds hold out each row once"),
+        ({"group": "a", "holdout": 0.1, "cache": "c"}, "which have no cache"),
     ):
         with pytest.raises(SettingsError, match=message):
             DataSettings.parse({"train": "a.csv", **values})
+
+
+@pytest.mark.parametrize("key", ["group", "time"])
+@pytest.mark.parametrize("read", [read_pairs, read_documents])
+def test_rows_without_groups_and_times_are_rejected(tmp_path: Path, key: str, read: Any) -> None:
+    name = "a.tsv" if read is read_pairs else "a.txt"
+    (tmp_path / name).write_text("".join(f"s{n}\tt{n}\n" for n in range(9)), "utf-8")
+    settings = DataSettings.parse({"train": str(tmp_path / name), "holdout": 2, key: "1"})
+    with pytest.raises(SettingsError, match=rf"data\.{key}: only the rows of labelled tasks"):
+        read_splits(settings, read=read)
+
+
+def test_no_later_row_than_a_held_out_one_is_trained_on() -> None:
+    """Also if the rows of the latest time are more than are to be held out."""
+    times = [1.0, 2.0, 3.0, *[4.0] * 6]
+    found = divide(9, 3, 1, "rows", Traits(groups=[str(each) for each in times], time=times))
+    assert found.held == [3, 4, 5, 6, 7, 8]
+    with pytest.raises(DataError, match="leaves nothing to hold out"):
+        divide(9, 2, 1, "rows", Traits(groups=[str(each) for each in times], time=times))

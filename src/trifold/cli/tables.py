@@ -4,6 +4,7 @@ output continues.
 
 import csv
 import io
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -55,10 +56,11 @@ def check_no_files(texts: Sequence[str], command: str) -> None:
             is_file = Path(text).is_file()
         if not is_file:
             continue
-        use = f"`trifold {command} - < {text}` reads its lines"
+        file = shlex.quote(text)
+        use = f"`trifold {command} - < {file}` reads its lines"
         if is_table([text]):
             model = command.partition(" ")[2]
-            use = f"`trifold predict {model} {text} --out FILE.csv` reads its rows"
+            use = f"`trifold predict {model} {file} --out FILE.csv` reads its rows"
         raise UsageError(f"{text}: is a file; {use}, and --text takes its name as a text")
 
 

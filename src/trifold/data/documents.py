@@ -160,6 +160,12 @@ def read_splits(
         if splits.valid is not None and settings.valid != settings.train:
             splits.valid.count_known(splits.train)
         return splits
+    traits = splits.train.traits()
+    for key, values in (("group", traits.groups), ("time", traits.time)):
+        if getattr(settings, key) is not None and values is None:
+            raise SettingsError(
+                f"data.{key}: only the rows of labelled tasks have it; leave it out"
+            )
     train, valid = splits.train.hold_out(settings.holdout, seed)
     return Splits(train, valid, splits.test)
 

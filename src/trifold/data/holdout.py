@@ -31,13 +31,13 @@ class Traits(NamedTuple):
         return [*self.texts, *([] if self.groups is None else [self.groups])]
 
 
-NONE = Traits()
+NO_TRAITS = Traits()
 
 
 class Division(NamedTuple):
     """The indices of the rows that are kept and held out, in the order of the file. moved: how many
-    rows would be on the other side if they had been drawn one by one. known: how many held-out rows
-    have a text of the others, because too few texts are different.
+    rows would not be on the side of their equals if rows were drawn one by one. known: how many
+    held-out rows have a text of a kept one, because too few texts differ.
     """
 
     kept: list[int]
@@ -51,11 +51,14 @@ def normalized(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def divide(total: int, count: HoldOut, seed: int, noun: str, traits: Traits = NONE) -> Division:
+def divide(
+    total: int, count: HoldOut, seed: int, noun: str, traits: Traits = NO_TRAITS
+) -> Division:
     """Hold out rows: a number of them, a share (at least one), or a fold, drawn by the seed.
 
-    `fold:2/5` is the second of the five folds of this seed, which partition the rows. Raises
-    DataError if no row would be left on a side.
+    `fold:2/5` is the second of the five folds of this seed, which partition the rows. If too few
+    texts differ, equal ones may be on both sides. Raises DataError if no row would be left on a
+    side.
     """
     groups = _groups(total, traits.keys)
     if traits.texts and not _can_separate(groups, count, seed, noun, traits):
@@ -68,7 +71,12 @@ def divide(total: int, count: HoldOut, seed: int, noun: str, traits: Traits = NO
             "of one group stay on one side; change the number"
         )
     kept = [row for row in range(total) if row not in held]
-    return Division(kept, sorted(held), _count_moved(total, count, seed, noun, traits))
+    return Division(kept, sorted(held), _count_moved(groups, count, seed, noun, traits))
+
+
+def _size(count: int | float, total: int) -> int:
+    """How many rows are to be held out."""
+    return max(1, round(count * total)) if isinstance(count, float) else count
 
 
 def _can_separate(
@@ -78,7 +86,7 @@ def _can_separate(
     if isinstance(count, str):
         return int(count.rpartition("/")[2]) <= len(groups)
     total = sum(map(len, groups))
-    size = max(1, round(count * total)) if isinstance(count, float) else count
+    size = _size(count, total)
     held = len(_drawn(groups, count, seed, noun, traits))
     return held < total and abs(held - size) <= size / 2
 
@@ -91,12 +99,14 @@ def _divide_equal(total: int, count: HoldOut, seed: int, noun: str, traits: Trai
     return found._replace(known=sum(texts[row] in kept for row in found.held))
 
 
-def _count_moved(total: int, count: HoldOut, seed: int, noun: str, traits: Traits) -> int:
-    """How many rows are not beside their equals if rows are drawn one by one."""
-    groups = _groups(total, traits.keys)
-    if len(groups) == total:
+def _count_moved(
+    groups: list[list[int]], count: HoldOut, seed: int, noun: str, traits: Traits
+) -> int:
+    """How many rows are not on the side of their equals if rows are drawn one by one."""
+    if all(len(group) == 1 for group in groups):
         return 0
-    alone = _drawn([[row] for row in range(total)], count, seed, noun, traits)
+    rows = [[row] for group in groups for row in group]
+    alone = _drawn(sorted(rows), count, seed, noun, traits)
     counts = ((len(group), sum(row in alone for row in group)) for group in groups)
     return sum(min(held, size - held) for size, held in counts)
 
@@ -135,14 +145,14 @@ def _drawn(
     shuffled = [groups[number] for number in order]
     if isinstance(count, str):
         return _fold(shuffled, count, noun, traits)
-    size = max(1, round(count * total)) if isinstance(count, float) else count
+    size = _size(count, total)
     if size >= total:
         raise DataError(
             f"data.holdout: {size:,} {noun} of {total:,} leave nothing to train on; use fewer"
         )
     if (times := traits.time) is not None:
         shuffled.sort(key=lambda group: max(times[row] for row in group))
-        return _take(shuffled, size)
+        return _take_latest(shuffled, size)
     strata = _strata(shuffled, traits.label)
     quotas = _quotas([sum(map(len, each)) for each in strata], size)
     return set().union(*map(_take, strata, quotas))
@@ -150,12 +160,10 @@ def _drawn(
 
 def _fold(shuffled: list[list[int]], fold: str, noun: str, traits: Traits) -> set[int]:
     number, folds = map(int, fold.removeprefix("fold:").split("/"))
-    if traits.time is not None:
-        raise DataError("data.time: the latest rows are held out once; leave it out, or the folds")
     if folds > len(shuffled):
-        together = "" if all(len(group) == 1 for group in shuffled) else " that may be separated"
+        what = noun if all(len(group) == 1 for group in shuffled) else f"groups of {noun}"
         raise DataError(
-            f"data.holdout: {folds:,} folds of {len(shuffled):,} {noun}{together}; use fewer folds"
+            f"data.holdout: {folds:,} folds of {len(shuffled):,} {what}; use fewer folds"
         )
     ordered = [group for each in _strata(shuffled, traits.label) for group in each]
     return {row for group in ordered[number - 1 :: folds] for row in group}
@@ -187,4 +195,12 @@ def _take(groups: list[list[int]], quota: int) -> set[int]:
     for group in reversed(groups):
         if 2 * (quota - len(taken)) >= len(group):
             taken.update(group)
+    return taken
+
+
+def _take_latest(groups: list[list[int]], quota: int) -> set[int]:
+    """The rows of the last groups, of which none is left out."""
+    taken: set[int] = set()
+    while groups and 2 * (quota - len(taken)) >= len(groups[-1]):
+        taken.update(groups.pop())
     return taken

@@ -8,7 +8,6 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Si
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import PurePath
-from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self
 
 from trifold.data import embedded, tables
@@ -54,7 +53,7 @@ class ReadReport:
     duplicates: int = 0  # equal to an earlier row
     duplicates_dropped: int = 0
     inner_breaks: int = 0  # rows with U+2028, a lone carriage return or similar, which are kept
-    moved: int = 0  # rows that were not drawn, but are beside an equal one that was
+    moved: int = 0  # to the side of equal rows
     known: int = 0  # rows with a text of the training data
 
     noun: ClassVar[str]
@@ -226,17 +225,15 @@ def open_pairs(source: Source, settings: DataSettings, split: str) -> tuple[Repo
     if is_dataset(source):
         report = Report(source)
         return report, _rows_of_columns(
-            iter_dataset(source, split), settings, report, is_table=False
+            iter_dataset(source, split), settings, report, {}, is_table=False
         )
     files = _split_source(source)
     report = Report(" + ".join(PurePath(file).name for file in files))
     if len(files) == 2:
         return report, _read_aligned(files, settings)
     kind = _table_format(files[0], settings)
-    rows, keys = (
-        tables.iter_file(files[0], kind, settings),
-        tables.object_keys(files[0], kind, settings),
-    )
+    rows = tables.iter_file(files[0], kind, settings)
+    keys = tables.object_keys(files[0], kind, settings)
     is_table = kind in ("tsv", "csv")
     return report, _rows_of_columns(rows, settings, report, keys, is_table=is_table)
 
@@ -254,7 +251,7 @@ def _rows_of_columns(
     rows: Iterable[NumberedRow],
     settings: DataSettings,
     report: Report,
-    keys: Mapping[str, None] = MappingProxyType({}),
+    keys: Mapping[str, None],
     *,
     is_table: bool,
 ) -> Iterator[Row]:

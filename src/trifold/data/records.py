@@ -11,7 +11,6 @@ from datetime import UTC, date, datetime
 from itertools import chain
 from pathlib import PurePath
 from textwrap import shorten
-from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from trifold.data.conll import iter_conll
@@ -119,7 +118,7 @@ def read_records(
         settings, roles = _with_split_roles(settings, roles)
     if is_dataset(source):
         report = RecordReport(source)
-        found = _read_rows(iter_dataset(source, split), settings, roles, report, is_table=False)
+        found = _read_rows(iter_dataset(source, split), settings, roles, report, {}, is_table=False)
     else:
         files = find_files(source or "")[0]
         report = RecordReport(PurePath(display_name(files[0])).name)
@@ -214,7 +213,7 @@ def _read_rows(
     settings: DataSettings,
     roles: Roles,
     report: RecordReport,
-    keys: Mapping[str, None] = MappingProxyType({}),
+    keys: Mapping[str, None],
     *,
     is_table: bool,
 ) -> Iterator[tuple[int, list[Any]]]:

@@ -114,6 +114,8 @@ class DataSettings(Settings):
         for key in ("group", "time"):
             if getattr(self, key) is not None and not self.holdout:
                 raise ValueError(f"{key} decides which rows are held out; set holdout too")
+            if getattr(self, key) is not None and self.cache is not None:
+                raise ValueError(f"{key} is a column of labelled rows, which have no cache")
         if self.time is not None and isinstance(self.holdout, str):
             raise ValueError("time holds out the latest rows, and folds hold out each row once")
         if self.documents != "line" and self.format in ("jsonl", "parquet"):
