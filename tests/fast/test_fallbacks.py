@@ -287,7 +287,8 @@ def test_active_dropout_in_an_evaluated_stack(make_model: Make) -> None:
     caches = [model.new_cache() for _ in "12"]
     for cache in caches:
         model.decode(Inputs(tokens[:, :5]), cache=cache)
-    for module in model.modules():
+    assert model.decoder is not None
+    for module in model.decoder.modules():
         if type(module).__name__ == "Dropout":
             module.train()
     first, second = (model.decode(Inputs(tokens[:, 5:]), cache=cache) for cache in caches)
