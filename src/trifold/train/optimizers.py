@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 from trifold.errors import CheckpointError
 from trifold.recipe import TrainSettings
@@ -120,55 +121,55 @@ class Adam:
         self._weights, self._flat = weights, everything and not weights.factors
         named = {"": weights.master} if self._flat else weights.named(weights.master)
         chosen = named.keys() if names is None else names
-        self._views = {
-            name: torch.nn.Parameter(view) for name, view in named.items() if name in chosen
-        }
+        self._views = {name: view for name, view in named.items() if name in chosen}
         decayed = named.keys() if everything else decay_group(named, settings.weight_decay_on)
-        groups: dict[tuple[float, float], list[Tensor]] = defaultdict(list)
-        for name, view in self._views.items():
-            decay, factor = (
-                settings.weight_decay * (name in decayed),
-                weights.factors.get(name, 1.0),
-            )
-            groups[decay, factor].append(view)
-        self._optimizer = torch.optim.AdamW(
-            [
-                {"params": views, "weight_decay": decay, "factor": f}
-                for (decay, f), views in groups.items()
-            ],
-            lr=0.0,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.epsilon,
-            fused=True,
-        )
+        self._groups: dict[tuple[float, float], list[str]] = defaultdict(list)
+        for name in self._views:
+            decay = settings.weight_decay * (name in decayed)
+            self._groups[decay, weights.factors.get(name, 1.0)].append(name)
+        self._settings = settings
         # The state exists from the start, so that a checkpoint of step 0 has the same names as
         # others.
+        self._moments = {
+            kind: {name: torch.zeros_like(view) for name, view in self._views.items()}
+            for kind in ("exp_avg", "exp_avg_sq")
+        }
         self._steps = torch.zeros(
             len(self._views), dtype=torch.float32, device=weights.master.device
         )
-        for view, step in zip(self._views.values(), self._steps, strict=True):
-            moments = {kind: torch.zeros_like(view.data) for kind in ("exp_avg", "exp_avg_sq")}
-            self._optimizer.state[view] = {"step": step, **moments}
 
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: float) -> None:
         """One update with `gradient` (P,) at learning rate `rate`."""
+        settings = self._settings
         gradients = {"": gradient} if self._flat else self._weights.named(gradient)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate * group["factor"]
-        for name, view in self._views.items():
-            view.grad = gradients[name]
-        self._optimizer.step()
-        for view in self._views.values():
-            view.grad = None
+        steps = dict(zip(self._views, self._steps, strict=True))
+        for (decay, factor), names in self._groups.items():
+            # The class torch.optim.AdamW makes the same call, but also imports the compiler, which
+            # takes longer than many small runs train.
+            adamw(
+                params=[self._views[name] for name in names],
+                grads=[gradients[name] for name in names],
+                exp_avgs=[self._moments["exp_avg"][name] for name in names],
+                exp_avg_sqs=[self._moments["exp_avg_sq"][name] for name in names],
+                max_exp_avg_sqs=[],
+                state_steps=[steps[name] for name in names],
+                fused=True,
+                amsgrad=False,
+                maximize=False,
+                lr=rate * factor,
+                beta1=settings.beta1,
+                beta2=settings.beta2,
+                eps=settings.epsilon,
+                weight_decay=decay,
+            )
 
     @property
     def state(self) -> dict[str, Tensor]:
         """exp_avg.PARAMETER, exp_avg_sq.PARAMETER, and step: one number for each view."""
         state = {"step": self._steps}
-        for kind in ("exp_avg", "exp_avg_sq"):
-            held = {name: self._optimizer.state[view][kind] for name, view in self._views.items()}
-            named = self._weights.named(held[""]) if self._flat else held
+        for kind, moments in self._moments.items():
+            named = self._weights.named(moments[""]) if self._flat else moments
             state |= {f"{kind}.{name}": value for name, value in named.items()}
         return state
 
