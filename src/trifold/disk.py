@@ -9,10 +9,12 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
+
+from trifold.errors import UsageError
 
 Bytes: TypeAlias = bytes | memoryview
 
@@ -64,6 +66,40 @@ def replace_bytes(path: Path, content: bytes) -> None:
 def leftovers(folder: Path) -> list[Path]:
     """Temporary files in a folder left by processes that were killed while they replaced a file."""
     return [path for path in folder.glob(".*.tmp") if path.name.split(".")[-2].isdigit()]
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Lock an output file or folder while it is written, and remove the temporary files that a
+    killed process left of it.
+
+    The lock is `.NAME.lock` next to it, which the system releases if the process ends. A file
+    system without locks is used without one. Raises UsageError if another process holds the lock.
+    """
+    from filelock import FileLock, Timeout
+
+    whole = path.resolve()  # "." has no name
+    if not whole.parent.is_dir():  # which the lock would create
+        raise UsageError(f"{path}: cannot be written ({os.strerror(errno.ENOENT)})")
+    lock = FileLock(whole.with_name(f".{whole.name}.lock"))
+    with suppress(NotImplementedError):
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise UsageError(
+                f"{path}: another process is writing it; wait until it ends, or name another --out"
+            ) from None
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
+    try:
+        for leftover in leftovers(whole.parent):
+            if leftover.name.rsplit(".", 2)[0] == f".{whole.name}":
+                remove(leftover)
+        yield
+    finally:
+        # A process that waits for the lock notices that its file is gone, and creates another.
+        remove(Path(lock.lock_file))
+        lock.release()
 
 
 def put(file: BinaryIO, chunk: Bytes) -> None:

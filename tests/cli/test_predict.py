@@ -197,7 +197,7 @@ def test_bad_input(trifold, models, case):
     [
         (["a.txt"], "predict {model} - < a.txt` reads its lines"),
         (["a.csv", "b.csv"], "predict {model} a.csv --out FILE.csv` reads its rows"),
-        (["a text", "words.conll"], "predict {model} - < words.conll"),
+        (["a text", "words.conll"], "predict {model} words.conll --out FILE.csv"),
         (["a text", "--pair", "a.txt"], "predict {model} - < a.txt"),
     ],
 )

@@ -226,17 +226,14 @@ def test_a_table_of_one_column_keeps_blank_lines(trifold, models, tmp_path):
 
 # content of a table, options, exit code, words of the message
 BAD = {
-    "no output": ("text\na b\n", [], 2, "--out: name a .csv, .tsv or .jsonl file"),
-    "an output of another kind": ("text\na b\n", ["--out", "{here}/b.txt"], 2, "--out: name a .csv, .tsv or .jsonl"),
-    "no folder": ("text\na b\n", ["--out", "{here}/no/b.csv"], 1, "No such file or directory"),
+    "no output": ("text\na b\n", [], 2, "--out: name a file (.csv, .tsv, .jsonl, .conll)"),
+    "an output of another kind": ("text\na b\n", ["--out", "{here}/b.txt"], 2, "--out: name a file (.csv"),
+    "no folder": ("text\na b\n", ["--out", "{here}/no/b.csv"], 2, "No such file or directory"),
     "a header only": ("text,label\n", ["--out", "{here}/b.csv"], 1, "the table has no row"),
     "an empty file": ("", ["--out", "{here}/b.csv"], 1, "a.csv: the file is empty"),
     "no column of texts": ("x,y\n1,2\n", ["--out", "{here}/b.csv"], 1, "set data.columns.text to names or numbers"),
     "semicolons": ("text;label\na;b\n", ["--out", "{here}/b.csv"], 1, "';' does not separate columns; use commas"),
     "an unknown role": ("text\na\n", ["data.columns.txt=a", "--out", "{here}/b.csv"], 2, "data.columns.txt: this task"),
-    "a column that is added": (
-        "id,text,prediction\n1,a,b\n", ["--out", "{here}/b.csv"], 1, "a.csv:2: the column prediction is one"
-    ),
     "a ragged row": ("text,id\na,1\nb\n", ["--out", "{here}/b.csv"], 1, "a.csv:3: 1 columns where the first row has 2"),
     "an open quote": ('text,id\na,"1\n', ["--out", "{here}/b.csv"], 1, "a.csv:2: a quote is opened and not closed"),
     "a line end in TSV": ('text,id\na,"1\n2"\n', ["--out", "{here}/b.tsv"], 1, "a.csv:2: not possible in .tsv"),

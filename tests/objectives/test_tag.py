@@ -16,9 +16,9 @@ import trifold
 from trifold.data import Records
 from trifold.errors import DataError
 from trifold.nn import ModelConfig
-from trifold.objectives.tag import NO_TAG, Tag, TagSettings, word_spans
+from trifold.objectives.tag import NO_TAG, Tag, TagSettings
 from trifold.pipeline import Pipeline
-from trifold.predict.tag import choose_tags, first_tokens
+from trifold.predict.tag import choose_tags, first_tokens, word_spans
 from trifold.recipe import load_recipe
 from trifold.text import TokenizerSettings, train_tokenizer
 

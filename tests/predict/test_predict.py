@@ -85,7 +85,7 @@ def test_a_decoder_does_not_fill_masks():
 
 
 def test_options_are_those_of_the_tasks():
-    assert TASKS["classify"].options == ("top_k",)
+    assert TASKS["classify"].options == ("top_k", "threshold")
     assert TASKS["embed"].options == ("pooling", "normalise", "dense", "prompt")
     assert TASKS["tag"].options == ("merge", "ignore")
     assert TASKS["next-sentence"].options == ()

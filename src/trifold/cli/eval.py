@@ -299,7 +299,8 @@ def translate(request: Request, pairs: Pairs) -> tuple[list[str], float]:
 
 def read_test_pairs(request: Request) -> Pairs:
     """The pairs of the named files, or of a split of the run's data; prints their report."""
-    from trifold.data import DataSettings, read_pairs, read_splits
+    from trifold.cli.tables import reading_settings
+    from trifold.data import read_pairs, read_splits
 
     recipe, data, example = request.recipe, request.data, "test.en test.de"
     if len(data) > 2:
@@ -310,7 +311,7 @@ def read_test_pairs(request: Request) -> Pairs:
     columns = {name: int(value) if value.isdecimal() else value for name, value in named.items()}
     if data:
         # Blank lines are kept, because leaving them out would change the score.
-        settings = DataSettings.parse({"blank": "keep", **columns})
+        settings = reading_settings(data, recipe, columns).model_copy(update={"blank": "keep"})
         pairs = read_pairs(
             data if len(data) == 2 else data[0], settings, split=request.split or "test"
         )
@@ -392,12 +393,15 @@ def _select_data(request: Request, recipe: Recipe) -> tuple[ObjectiveSettings, D
     """The named files or a split of the run's data; for a text-to-text task the validation rows of
     every part.
     """
+    from trifold.cli.tables import reading_settings
     from trifold.objectives.text_to_text import TextToTextSettings
 
     task = recipe.task.evaluated
     if not isinstance(task, TextToTextSettings):
         files = request.data or split_files(request, recipe, "text.txt")[1]
         only = {} if files is None else _only(files)
+        if request.data:
+            only["format"] = reading_settings(request.data, recipe, {}).format
         return task, recipe.data.model_copy(update=request.options | only)
     if request.data or request.split not in (None, "valid"):
         wrong = f"DATA {request.data[0]}" if request.data else f"--split {request.split}"
@@ -433,4 +437,4 @@ def _open_language_model(request: Request) -> tuple[Pipeline, Objective, Any]:
 
 def _only(source: str | list[str]) -> dict[str, Any]:
     """Data settings that read only `source`, which also stands in for the training data."""
-    return {"train": source, "valid": source, "holdout": 0, "cache": None}
+    return {"train": source, "valid": source, "test": None, "holdout": 0, "cache": None}

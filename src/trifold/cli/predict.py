@@ -1,10 +1,13 @@
 """`trifold predict`: classify, tag, answer, fill in masks, embed texts or pictures, or search."""
 
+from __future__ import annotations
+
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -31,26 +34,39 @@ from trifold.cli.options import (
     option,
     with_options,
 )
-from trifold.cli.tables import Input, check_no_files, is_table, read_table, write_table
+from trifold.cli.table_output import RECORDS, SUFFIXES, write_table
+from trifold.cli.tables import Input, check_no_files, image_inputs, is_table, open_table
 from trifold.cli.terminal import open_output, print_note, print_result
 from trifold.errors import DataError, UsageError, check_utf8, printable
 from trifold.jsonfiles import json_line
 
+if TYPE_CHECKING:
+    from trifold.nn import ModelConfig
+    from trifold.pipeline import Pipeline
+    from trifold.predict.classify import Label
+    from trifold.recipe import Recipe
+
 EXAMPLES = (
     'trifold predict bert-base-uncased "Paris is the [MASK] of France."',
     "trifold predict runs/reviews - --json < reviews.txt",
-    'trifold predict runs/qa "Who wrote it?" --context "It was written by Ada."',
+    "trifold predict runs/spam mails.csv --out found.csv --threshold spam=0.9",
     "trifold predict google/vit-base-patch16-224 cat.jpg dog.png",
 )
 SMALL_BATCH = (
     64  # pictures, or texts of a generation model, that are read before the first prediction
 )
-MULTI = "multi_label_classification"
+MULTI, REGRESSION = "multi_label_classification", "regression"
 
 # Options of the tasks.
 OPTIONS = {
     "top_k": option(
         int, "The K most likely results.", metavar="K", min=1, show_default="5; answer: 1"
+    ),
+    "threshold": option(
+        list[str],
+        "classify: the least probability of a label; LABEL=X for one label, repeatable.",
+        metavar="X|LABEL=X",
+        show_default="most probable label; several labels: 0.5",
     ),
     "choices": option(list[str], "choose: a choice; repeat it for each."),
     "merge": option(
@@ -93,8 +109,8 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="TEXT|TABLE|-",
-            help="Texts, or picture files; a table (.csv, .tsv, .jsonl, .parquet), and "
-            "data.columns.text=COLUMN if its "
+            help="Texts, or picture files; a file of rows (.csv, .tsv, .jsonl, .parquet, .json, "
+            ".conll) or a folder of pictures, as in training, and data.columns.text=COLUMN if its "
             "header has no known name; `-` (or a pipe) reads lines from standard input.",
         ),
     ] = None,
@@ -123,6 +139,12 @@ def run(
         ),
     ] = False,
     *,
+    probabilities: Annotated[
+        bool,
+        typer.Option(
+            "--probabilities", help="classify: the probability of every class; of a table, columns."
+        ),
+    ] = False,
     batch_size: BatchSize = None,
     device: Device = None,
     dtype: Dtype = "float32",
@@ -138,118 +160,298 @@ def run(
     # An output that stops at a text that is too long can continue with texts truncated.
     command = repr({**locals(), "options": {**options, "on_overflow": None}})
     texts, pairs = text or [], pair or []
-    table = not as_text and is_table(texts)
-    if table and (out is None or out.suffix not in (".csv", ".tsv", ".jsonl")):
+    recipe = find_recipe(model)
+    is_rows = not as_text and (is_table(texts, recipe) or _is_image_set(texts, recipe))
+    if is_rows:
+        out = _check_out(out, texts[0])
+    is_piped = not is_rows and reads_stdin(texts)
+    _check_pairs(pairs, tsv, 1 if is_piped else len(texts), is_rows=is_rows)
+
+    pipeline = load_pipeline(model, device=device, dtype=dtype, tokenizer=tokenizer)
+    is_picture = bool(pipeline.config.n_patches)
+    if not (as_text or is_rows or is_piped or is_picture):
+        check_no_files([*texts, *pairs], f"predict {model}")
+    options["threshold"] = _parse_threshold(options["threshold"])
+    corpus = options.pop("corpus")
+    name = _choose_task(pipeline.config, recipe, task, corpus, is_rows=is_rows)
+    _check_options(pipeline.config, name, given(**options, pair=pairs), probabilities)
+    predictor = Predictor(pipeline, name, options, recipe, corpus, every=probabilities)
+    # A person who types expects an output after each line.
+    is_typed = is_piped and sys.stdin.isatty()
+    is_slow = is_picture or predictor.generates
+    size = 1 if is_typed else batch_size or (SMALL_BATCH if is_slow else BATCH)
+    if is_rows:
+        assert out is not None
+        read: Callable[[], Iterator[Input]] = partial(image_inputs, texts[0])
+        if not is_picture:
+            read = open_table(texts, predictor.task, recipe, pairs).inputs
+        key = command + repr(_digests(texts[0], model))
+        _predict_rows(predictor, read, out, key, size)
+    else:
+        is_split = tsv or (predictor.needs_pairs and not pairs)
+        lines = _lines() if is_piped else texts
+        count = None if is_piped else len(texts)
+        inputs = _inputs(lines, count, pairs, is_split=is_split)
+        as_json = json or (out is not None and out.suffix == ".jsonl")
+        with open_output(out) as results:
+            predict = partial(predictor, Progress(), 0)
+            blank = partial(predictor.contents, is_piped=is_piped)
+            for one, found in in_batches(inputs, size, blank, predict):
+                print_result(_format(one, predictor.task, found, as_json), results)
+    warn_unknown(pipeline, predictor.unknown)
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+def _check_out(out: Path | None, table: str) -> Path:
+    """The output of a table. Raises UsageError for another format, and for the table itself."""
+    if out is None or out.suffix not in RECORDS:
         raise UsageError(
-            f"--out: name a .csv, .tsv or .jsonl file for the rows of the table {texts[0]} with "
-            "predictions"
+            f"--out: name a file ({SUFFIXES}) for the rows of the table {table} with predictions"
         )
-    if table and out is not None and out.resolve() == Path(texts[0]).expanduser().resolve():
+    if out.resolve() == Path(table).expanduser().resolve():
         raise UsageError(f"--out {out}: is the table that is read; name another file")
-    is_piped = not table and reads_stdin(texts)
+    return out
+
+
+def _check_pairs(pairs: Sequence[str], tsv: bool, count: int, *, is_rows: bool) -> None:
+    """Raises UsageError for another number of second texts than one or `count`."""
     if pairs and tsv:
         raise UsageError("--pair and --tsv both set the second text: leave one of them out")
-    if len(pairs) not in (0, 1, 1 if is_piped else len(texts)):
+    allowed = (0, 1) if is_rows else (0, 1, count)
+    if len(pairs) not in allowed:
         raise UsageError(
-            f"--pair: {len(pairs)} second texts for {len(texts)} texts; pass one for each, or "
+            f"--pair: {len(pairs)} second texts for {count} texts; pass one for each, or "
             "one for all"
         )
     for second in pairs:
         check_utf8(second, "--pair")
 
-    from trifold.cli.batch import check_lengths, generate_outputs
-    from trifold.data import DataSettings, compute_digests, expand_path, iter_lines
+
+def _is_image_set(texts: Sequence[str], recipe: Recipe | None) -> bool:
+    """Whether the only argument is a source of pictures, and the recipe is trained on such ones."""
+    if recipe is None or recipe.task.evaluated.data_kind != "images" or len(texts) != 1:
+        return False
+    path = Path(texts[0]).expanduser()
+    return path.is_dir() or "idx3" in path.name or ".tar" in path.suffixes
+
+
+def _parse_threshold(values: list[str] | None) -> float | dict[str, float] | None:
+    """The threshold of `classify`: a number, or numbers by label. Raises UsageError."""
+    if not values:
+        return None
+    split = [value.rpartition("=") for value in values]
+    try:
+        numbers = {label: float(number) for label, _, number in split}
+    except ValueError:
+        raise UsageError(
+            f"--threshold {values[0]!r:.60}: expected a probability such as 0.7, or LABEL=0.7"
+        ) from None
+    if "" not in numbers:
+        return numbers
+    if len(values) > 1:
+        raise UsageError("--threshold: one number for all labels, or LABEL=X for each")
+    return numbers[""]
+
+
+def _lines() -> Iterator[str]:
+    from trifold.data import iter_lines
+
+    return iter_lines("-")
+
+
+def _digests(table: str, model: str) -> Any:
+    """What tells the table and the model of an interrupted output from others."""
+    from trifold.data import compute_digests, expand_path
     from trifold.hub import resolve
-    from trifold.predict.predict import TASKS, choose_task
-    from trifold.text.annotation import unknown_words
 
-    pipeline = load_pipeline(model, device=device, dtype=dtype, tokenizer=tokenizer)
-    if not (as_text or table or is_piped or pipeline.config.n_patches):
-        check_no_files([*texts, *pairs], f"predict {model}")
-    corpus = options.pop("corpus")
-    recipe, config = find_recipe(model), pipeline.config
-    data = DataSettings() if recipe is None else recipe.data
-    is_generator = config.shape != "encoder" and config.chosen_heads == ("lm",)
-    generates = table and task is None and corpus is None and is_generator
-    name = (
-        "generate"
-        if generates
-        else choose_task(config, task if corpus is None else task or "search")
-    )
-    unused = [each for each in given(**options, pair=pairs) if generates and each != "on_overflow"]
-    if unused:
-        raise UsageError(f"{unused[0]}: not an option of a model that generates text")
-    longest = min(
-        config.max_positions, getattr(recipe and recipe.task, "max_source", config.max_positions)
-    )
-    advice = "shorten it, or truncate it (--on-overflow truncate)"
-    remedy = None if options["on_overflow"] == "truncate" else advice
-    is_split = tsv or (not generates and TASKS[name].pairs == "must" and not pairs)
-    count, unknown = None if is_piped else len(texts), list[str]()
+    path = expand_path(table)
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return compute_digests([*map(str, files), *map(str, sorted(resolve(model).iterdir()))])
 
-    def contents(batch: list[Input]) -> list[object]:
-        if not table or pipeline.tokenizer is None:
-            return [one.text.strip() or not is_piped for one in batch]
-        sides = [[one.text, one.text if one.pair is None else one.pair] for one in batch]
-        encode = pipeline.reader.encode
-        return [all(any(map(str.isalnum, x)) or any(encode([x])) for x in both) for both in sides]
 
-    def predict(
-        progress: Any, first: int, read: int, indices: list[int], batch: list[Input]
+# --- prediction -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Predictor:
+    """A task of a model with the options of the command.
+
+    corpus: the file that `search` reads. every: whether to give the probability of every class.
+    unknown: words of the inputs that the tokenizer does not know.
+    """
+
+    pipeline: Pipeline
+    task: str
+    options: dict[str, Any]
+    recipe: Recipe | None = None
+    corpus: str | None = None
+    every: bool = False
+    unknown: list[str] = field(default_factory=list)
+
+    @property
+    def config(self) -> ModelConfig:
+        """That of the model."""
+        return self.pipeline.config
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model writes a text for each input."""
+        return self.task == "generate"
+
+    @property
+    def needs_pairs(self) -> bool:
+        """Whether an input is two texts."""
+        from trifold.predict.predict import TASKS
+
+        return self.task in TASKS and TASKS[self.task].pairs == "must"
+
+    def contents(self, batch: Sequence[Input], *, is_piped: bool = False) -> list[object]:
+        """Whether there is something to read in each input. A text of the command line is read as
+        it is; a row, only with a letter, a digit or a token in each of its texts.
+        """
+        if self.pipeline.tokenizer is None or not batch[0].row:
+            return [not is_piped or bool(one.text.strip()) for one in batch]
+        return [all(map(self._has_content, _texts_of(one))) for one in batch]
+
+    def _has_content(self, text: str) -> bool:
+        return any(map(str.isalnum, text)) or any(self.pipeline.reader.encode([text]))
+
+    def __call__(
+        self, progress: Any, first: int, read: int, indices: list[int], batch: list[Input]
     ) -> Any:
-        if not pipeline.config.n_patches and len(unknown) < 10_000:
-            unknown.extend(
-                unknown_words(pipeline.reader, (f"{one.text} {one.pair or ''}" for one in batch))
-            )
+        """The predictions of a batch, of which `read` inputs after number `first` were read."""
+        if not self.config.n_patches and len(self.unknown) < 10_000:
+            from trifold.text.annotation import unknown_words
+
+            texts = (" ".join(_texts_of(one)) for one in batch)
+            self.unknown.extend(unknown_words(self.pipeline.reader, texts))
+        if self.generates:
+            return self._generate(progress, first + read, batch)
+        sources, pairs = [one.text for one in batch], _second_texts(batch)
+        options: dict[str, Any] = {"places": [one.place for one in batch], "on_done": progress}
+        options |= {"on_cut": print_note, **given(**self.options)}
+        if self.task == "similarity":
+            return self._compare(sources, pairs, options)
+        if self.task == "choose" and any(one.choices for one in batch):
+            options["choices"] = [one.choices for one in batch]
+        if self.every:
+            options["top_k"] = self.config.n_labels
+            options.pop("threshold", None)  # after the probabilities are written
+        if self.corpus is not None:
+            options["corpus"] = self._read_corpus(self.corpus)
+        return self.pipeline.predict(sources, pairs or None, task=self.task, **options)
+
+    def _generate(self, progress: Any, first: int, batch: list[Input]) -> Any:
+        from trifold.cli.batch import check_lengths, generate_outputs
+
+        positions = self.config.max_positions
+        longest = min(positions, getattr(self.recipe and self.recipe.task, "max_source", positions))
+        is_cut = self.options["on_overflow"] == "truncate"
+        remedy = None if is_cut else "shorten it, or truncate it (--on-overflow truncate)"
         sources, places = [one.text for one in batch], [one.place for one in batch]
-        if generates:
-            check_lengths(pipeline, sources, places, longest, remedy)
-            generation = {"on_done": progress, "first": first + read, "max_source": longest}
-            return generate_outputs(pipeline, sources, {}, **generation)
-        others = [one.pair for one in batch if one.pair is not None] or None
-        chosen = given(**options, corpus=None if corpus is None else read_corpus(corpus))
-        more: dict[str, Any] = {"places": places, "on_done": progress, "on_cut": print_note}
-        return pipeline.predict(sources, others, task=name, **more, **chosen)
+        check_lengths(self.pipeline, sources, places, longest, remedy)
+        generation = {"on_done": progress, "first": first, "max_source": longest}
+        return generate_outputs(self.pipeline, sources, {}, **generation)
 
-    def read_corpus(file: str) -> Iterator[str]:
-        rows = read_table([file], name, data, []) if is_table([file]) else None
-        return iter_lines(file) if rows is None else (row.text for row in rows)
-
-    # A person who types expects an output after each line.
-    is_typed = is_piped and sys.stdin.isatty()
-    size = (
-        1
-        if is_typed
-        else batch_size or (SMALL_BATCH if pipeline.config.n_patches or generates else BATCH)
-    )
-    if table and out is not None:
-        problem, added = (
-            pipeline.config.problem_type,
-            ["prediction", "score"][: 1 + (name == "classify")],
+    def _compare(self, sources: list[str], pairs: list[str], options: dict[str, Any]) -> list[Any]:
+        """The cosine of the vectors of two texts; the vectors, if there are no second texts."""
+        if not pairs:
+            return list(self.pipeline.embed(sources, **options))
+        left, right = (
+            self.pipeline.embed(texts, normalise=True, **options) for texts in (sources, pairs)
         )
-        if name == "classify":
-            options["top_k"] = options["top_k"] or (
-                pipeline.config.n_labels if problem == MULTI else 1
-            )
-        read = partial(read_table, texts, name, data, pairs)
-        files = compute_digests(
-            [str(expand_path(texts[0])), *map(str, sorted(resolve(model).iterdir()))]
-        )
+        return [float(a @ b) for a, b in zip(left, right, strict=True)]
 
-        def rows(inputs: Iterator[Input], first: int, advance: Any) -> Iterator[tuple[Input, Any]]:
-            for one, found in in_batches(inputs, size, contents, partial(predict, advance, first)):
-                advance(found is None)
-                yield one, dict(zip(added, _values(name, problem, found), strict=False))
+    def _read_corpus(self, file: str) -> Iterator[str]:
+        from trifold.data import iter_lines
 
-        write_table(read, out, added, command + repr(files), size, rows)
-        warn_unknown(pipeline, unknown)
-        return
-    inputs = _inputs(iter_lines("-") if is_piped else texts, count, pairs, is_split=is_split)
-    json = json or (out is not None and out.suffix == ".jsonl")
-    with open_output(out) as results:
-        for one, found in in_batches(inputs, size, contents, partial(predict, Progress(), 0)):
-            print_result(_format(one, name, found, json), results)
-    warn_unknown(pipeline, unknown)
+        if not is_table([file]):
+            return iter_lines(file)
+        return (one.text for one in open_table([file], "search", self.recipe).inputs())
+
+
+def _texts_of(one: Input) -> list[str]:
+    """The texts of an input; words are joined by spaces."""
+    text = one.text if isinstance(one.text, str) else " ".join(one.text)
+    return [text] if one.pair is None else [text, one.pair]
+
+
+def _second_texts(batch: Sequence[Input]) -> list[str]:
+    """The second texts, if the inputs have one. Raises DataError if only some have."""
+    pairs = [one.pair for one in batch if one.pair is not None]
+    if 0 < len(pairs) < len(batch):
+        place = next(one.place for one in batch if one.pair is None)
+        raise DataError(f"{place}: the second text is missing, which other rows have; add it")
+    return pairs
+
+
+def _choose_task(
+    config: ModelConfig,
+    recipe: Recipe | None,
+    task: str | None,
+    corpus: str | None,
+    *,
+    is_rows: bool,
+) -> str:
+    """The task of the command: of `predict.TASKS`; for rows also `generate`, and `similarity` of a
+    model that learned it.
+    """
+    from trifold.predict.predict import choose_task
+
+    if is_rows and task is None and corpus is None:
+        if config.shape != "encoder" and config.chosen_heads == ("lm",):
+            return "generate"
+        if recipe is not None and recipe.task.evaluated.kind == "embed":
+            return "similarity"
+    return choose_task(config, task if corpus is None else task or "search")
+
+
+def _check_options(
+    config: ModelConfig, task: str, options: dict[str, Any], probabilities: bool
+) -> None:
+    """Raises UsageError for an option that the task does not have; the functions of the tasks check
+    the others.
+    """
+    from trifold.predict.classify import check_threshold
+
+    unused = [name for name in options if name != "on_overflow"]
+    if task == "generate" and unused:
+        raise UsageError(f"{unused[0]}: not an option of a model that generates text")
+    if probabilities and (task != "classify" or config.problem_type == REGRESSION):
+        raise UsageError("--probabilities: this model does not predict classes")
+    if probabilities and "threshold" in options:
+        check_threshold(options["threshold"], config)
+
+
+# --- rows of a table ------------------------------------------------------------------------------
+
+
+def _predict_rows(predictor: Predictor, read: Any, out: Path, key: str, size: int) -> None:
+    """Write the rows with their predictions."""
+    config = predictor.config
+    is_class = predictor.task in ("classify", "choose")
+    has_score = is_class and config.problem_type not in (MULTI, REGRESSION)
+    added = ["prediction", "score"] if has_score else ["prediction"]
+    classes = [f"p_{label}" for label in config.labels] if predictor.every else []
+    if predictor.task == "classify":
+        most = config.n_labels if config.problem_type == MULTI else 1
+        predictor.options["top_k"] = predictor.options["top_k"] or most
+
+    def rows(inputs: Iterator[Input], first: int, advance: Any) -> Iterator[tuple[Input, Any]]:
+        predict = partial(predictor, advance, first)
+        for one, found in in_batches(inputs, size, predictor.contents, predict):
+            advance(found is None)
+            values = _values(predictor, one, found)[: len(added)]
+            scores = {each.label: each.score for each in found or ()} if classes else {}
+            values += [scores.get(label) for label in config.labels[: len(classes)]]
+            yield one, dict(zip([*added, *classes], values, strict=True))
+
+    write_table(read, out, [*added, *classes], key, size, rows)
+
+
+# --- lines of text -------------------------------------------------------------------------------
 
 
 def _inputs(
@@ -320,14 +522,38 @@ def _format_text(task: str, found: Any) -> str:
     return "\t".join(parts)
 
 
-def _values(task: str, problem: str | None, found: Any) -> list[Any]:
-    """The label and the score of a classification, the number of a regression, an output of a text;
-    else JSON.
+def _values(predictor: Predictor, one: Input, found: Any) -> list[Any]:
+    """The prediction for a row and its score, None without one.
+
+    The prediction is the label of a class or of several, the number of a regression, the tag of
+    each word, or the output for a text; else JSON.
     """
+    task, problem = predictor.task, predictor.config.problem_type
     if task == "generate":
         return [found[0].text if found else ""]
-    if task == "classify" and problem == MULTI and found is not None:
-        found = [one for one in found if one.score > 0.5]
-    elif task == "classify" and found is not None and len(found) == 1:
-        return [found[0].score, None] if problem == "regression" else [*found[0]]
-    return [to_json(found), None]
+    if found is None:
+        return [None, None]
+    if task == "tag" and not isinstance(one.text, str):
+        return [[tag.label for tag in found]]
+    if task == "choose":
+        return [*found[0]]
+    if task == "classify":
+        return _class_values(predictor, problem, found)
+    return [to_json(found)]
+
+
+def _class_values(predictor: Predictor, problem: str | None, found: list[Label]) -> list[Any]:
+    """The prediction of a classification and its score."""
+    from trifold.predict.classify import apply_threshold
+
+    if problem == REGRESSION:
+        return [found[0].score]
+    threshold = predictor.options["threshold"]
+    if predictor.every and threshold is not None:
+        found = apply_threshold(found, threshold, predictor.config)
+    if problem == MULTI:
+        least = 0.5 if threshold is None else 0.0
+        return [to_json([one for one in found if one.score > least])]
+    if predictor.options["top_k"] > 1:
+        return [to_json(found[: predictor.options["top_k"]]), None]
+    return [*found[0]] if found else [None, None]

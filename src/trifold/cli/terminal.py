@@ -9,11 +9,12 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any, TextIO
 
+from trifold import disk
 from trifold.errors import UsageError, check_utf8, escape, printable, wrapped
 from trifold.jsonfiles import json_line
 
@@ -146,19 +147,39 @@ def print_result(text: str, results: TextIO, end: str = "\n") -> None:
 
 @contextmanager
 def open_output(path: Path | None) -> Iterator[TextIO]:
-    """The file for the results, or standard output."""
+    """The file for the results, or standard output.
+
+    The results are written to FILE.part, which replaces the file when all are there: a command that
+    is interrupted keeps the old file and the results so far. A pipe or a device is written as it
+    is. Raises UsageError if the file cannot be written, or another process writes it.
+    """
     if path is None:
         yield sys.stdout
         return
     check_utf8(str(path), "--out")
-    try:
-        file = path.open("w", encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise UsageError(f"--out {path}: cannot be written ({error.strerror})") from None
-    try:
-        with file:
-            yield file
-    except OSError as error:
-        if error.errno not in DISK_FULL or error.filename:
+    is_file = path.is_file() or not path.exists()
+    written = path.with_name(f"{path.name}.part") if is_file else path
+    with disk.exclusive(path) if is_file else nullcontext():
+        try:
+            file = written.open("w", encoding="utf-8", newline="\n")
+        except OSError as error:
+            raise UsageError(f"--out {path}: cannot be written ({error.strerror})") from None
+        try:
+            with file:
+                yield file
+        except BaseException as error:
+            if is_file:
+                _keep_part(written)
+            if isinstance(error, OSError) and error.errno in DISK_FULL and not error.filename:
+                raise OSError(error.errno, error.strerror, str(path)) from None
             raise
-        raise OSError(error.errno, error.strerror, str(path)) from None
+        if is_file:
+            disk.rename(written, path)
+
+
+def _keep_part(part: Path) -> None:
+    """Print where the results of a command that failed are, or remove an empty file."""
+    if part.stat().st_size:
+        print_note(f"{part}: has the results so far")
+    else:
+        disk.remove(part)

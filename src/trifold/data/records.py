@@ -33,7 +33,8 @@ from trifold.data.tables import (
 from trifold.errors import DataError, SettingsError
 
 _READERS = {"conll": iter_conll, "squad": iter_squad}
-_FORMATS = (
+# Suffix -> format of labelled rows; that of text has none.
+ROW_FORMATS = (
     FORMATS | dict.fromkeys(".conll .conllu .bio .iob .iob2".split(), "conll") | {".json": "squad"}
 )
 
@@ -182,13 +183,19 @@ def _with_split_roles(settings: DataSettings, roles: Roles) -> tuple[DataSetting
     return settings.model_copy(update=update), {**roles, **more}
 
 
-def _read_file(
-    file: str, settings: DataSettings, roles: Roles, report: RecordReport, plain: str | None
-) -> Iterator[tuple[int, list[Any]]]:
-    kind = (
-        _FORMATS.get(inner_suffix(file), "text") if settings.format == "auto" else settings.format
-    )
-    kind = plain if kind == "text" and plain is not None else kind
+def open_rows(
+    file: str, settings: DataSettings, roles: Roles, plain: str | None = None
+) -> tuple[str, Iterator[NumberedRow]]:
+    """The format of a file of labelled rows, and the rows.
+
+    roles: their names tell a header from a row. plain: the format of a file with a suffix of text.
+    Raises SettingsError for a file of plain lines.
+    """
+    kind = settings.format
+    if kind == "auto":
+        kind = ROW_FORMATS.get(inner_suffix(file), "text")
+    if kind == "text" and plain is not None:
+        kind = plain
     if kind == "text":
         next(
             iter_lines(file, settings.max_line_bytes), None
@@ -199,11 +206,15 @@ def _read_file(
             ".jsonl or .parquet file, or set data.format"
         )
     if kind in _READERS:
-        rows = _READERS[kind](file, settings)
-    else:
-        rows = iter_file(
-            file, kind, settings, {name for role in roles.values() for name in role.names}
-        )
+        return kind, _READERS[kind](file, settings)
+    names = {name for role in roles.values() for name in role.names}
+    return kind, iter_file(file, kind, settings, names)
+
+
+def _read_file(
+    file: str, settings: DataSettings, roles: Roles, report: RecordReport, plain: str | None
+) -> Iterator[tuple[int, list[Any]]]:
+    kind, rows = open_rows(file, settings, roles, plain)
     keys = object_keys(file, kind, settings)
     return _read_rows(rows, settings, roles, report, keys, is_table=kind in ("tsv", "csv"))
 

@@ -40,23 +40,23 @@ def new_folder(path: Path) -> Iterator[Path]:
     """A temporary folder that becomes `path`, flushed to disk, when the block succeeds.
 
     Raises CheckpointError if `path` exists and is not an empty folder, or if writing fails; then
-    nothing is left.
+    nothing is left. Raises UsageError if another process writes it.
     """
     whole = path.resolve()  # "." has no name to derive another one from
     temporary = whole.with_name(f".{whole.name}.{os.getpid()}.tmp")
     try:
         _check_free(path)
         whole.parent.mkdir(parents=True, exist_ok=True)
-        disk.remove(temporary)
-        temporary.mkdir()
-        yield temporary
-        for file in temporary.rglob("*"):
-            disk.flush_folder(file) if file.is_dir() else disk.flush_path(file)
-        disk.flush_folder(temporary)
-        _check_free(path)
-        if path.is_dir():
-            path.rmdir()  # some systems do not replace even an empty folder
-        disk.rename(temporary, whole)
+        with disk.exclusive(path):
+            temporary.mkdir()
+            yield temporary
+            for file in temporary.rglob("*"):
+                disk.flush_folder(file) if file.is_dir() else disk.flush_path(file)
+            disk.flush_folder(temporary)
+            _check_free(path)
+            if path.is_dir():
+                path.rmdir()  # some systems do not replace even an empty folder
+            disk.rename(temporary, whole)
         disk.flush_folder(whole.parent)
     except CheckpointError as error:  # may name a file in the temporary folder
         raise CheckpointError(str(error).replace(str(temporary), str(path))) from None

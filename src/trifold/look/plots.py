@@ -5,6 +5,7 @@ optional.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from trifold import disk
 from trifold.errors import TrifoldError, UsageError
 from trifold.jsonfiles import iter_json_lines
 
@@ -53,8 +55,10 @@ def save_figure(figure: Figure, path: Path, dots_per_inch: int = 130) -> Path:
     """
     check_picture(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=dots_per_inch)
+        disk.make_folder(path.parent)
+        content = BytesIO()
+        figure.savefig(content, format=path.suffix[1:].lower(), dpi=dots_per_inch)
+        disk.replace_bytes(path, content.getvalue())
     except OSError as error:
         raise TrifoldError(
             f"{path}: cannot be written ({error.strerror}); choose another place"

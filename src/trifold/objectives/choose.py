@@ -110,7 +110,7 @@ def number_labels(context: BuildContext, *sources: Records) -> None:
     found = []
     for rows, row in ((each, row) for each in sources for row in range(len(each))):
         values = {role: column[row] for role, column in rows.columns.items()}
-        texts, names = values["choices"] or ([values[name] for name in COLUMNS if values[name]], [])
+        texts, names = _choices_and_names(values)
         start = first if values["choices"] is None else 0
         found.append((rows, row, values, texts, _read_label(values["label"], texts, names, start)))
     kinds = {*chain.from_iterable(readings for *_, readings in found if len(readings) == 1)}
@@ -130,9 +130,19 @@ def number_labels(context: BuildContext, *sources: Records) -> None:
                     "data.columns.choice1, …"
                 )
             raise DataError(f"{rows.report.name}:{rows.lines[row]}: {problem}")
-        question = f"{values['question']} " if values["question"] else ""
-        rows.columns["choices"][row] = [question + text for text in texts]
+        rows.columns["choices"][row] = full_choices(values)
         rows.columns["label"][row] = numbers.pop()
+
+
+def _choices_and_names(values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The texts and the names of the choices in a row, given by role."""
+    return values["choices"] or ([values[name] for name in COLUMNS if values[name]], [])
+
+
+def full_choices(values: Mapping[str, Any]) -> list[str]:
+    """The choices in a row, given by role, each after the question if there is one."""
+    question = f"{values['question']} " if values["question"] else ""
+    return [question + text for text in _choices_and_names(values)[0]]
 
 
 def _read_label(label: Any, texts: list[str], names: list[str], first: int) -> dict[str, int]:

@@ -10,7 +10,7 @@ scores             precision, recall and F1 of entities; accuracy of the tags
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +27,7 @@ from trifold.objectives.batch import Batch, pad_end
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.objective import BuildContext, TaskBundle
-from trifold.predict.tag import MERGE, choose_tags, first_tokens
+from trifold.predict.tag import MERGE, choose_tags, first_tokens, word_spans
 from trifold.ragged import Ragged
 from trifold.scores.entities import EntityScore, count_invalid, find_entities
 from trifold.text.spans import Ids
@@ -239,9 +239,3 @@ class Tag(LabelledObjective):
             for tags in both
         )
         return Sample(" ".join(words), *(", ".join(entities) or "–" for entities in found))
-
-
-def word_spans(words: Sequence[str]) -> list[tuple[int, int]]:
-    """The characters [start, end) of the words in their sentence, which joins them by spaces."""
-    ends = accumulate((len(word) + 1 for word in words), initial=-1)
-    return [(end + 1, end + 1 + len(word)) for end, word in zip(ends, words, strict=False)]

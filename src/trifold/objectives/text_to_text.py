@@ -127,12 +127,17 @@ class TextToTextSettings(ObjectiveSettings):
         return TaskBundle(objective, config, rows, valid_rows, lambda _epoch: per_epoch != sizes)
 
 
+def split_template(text: str) -> list[str]:
+    """The texts and the names of columns in an input, which alternate."""
+    return _COLUMN.split(text)
+
+
 def _read_part(name: str, part: PartSettings, split: str, context: BuildContext) -> Pairs:
     """Source and target of each row that has all of its columns; the others are counted and
     reported.
     """
     source: Source = getattr(part, split)
-    place, template = f"task.parts.{name}", _COLUMN.split(part.input)  # text and columns alternate
+    place, template = f"task.parts.{name}", split_template(part.input)
     columns = template[1::2]
     if source is None or not columns:
         what = f"{split}: no data" if source is None else "input: no column in braces"

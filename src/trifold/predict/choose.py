@@ -11,15 +11,27 @@ from trifold.predict.model_reader import ModelReader
 
 
 def choose(
-    reader: ModelReader, texts: Sequence[str], *, choices: Sequence[str] = ()
+    reader: ModelReader,
+    texts: Sequence[str],
+    *,
+    choices: Sequence[str] | Sequence[Sequence[str]] = (),
 ) -> list[list[Label]]:
-    """The choices with their probabilities for each text, best first."""
-    if len(choices) < 2:
+    """The choices with their probabilities for each text, best first.
+
+    choices: the same for all texts, or a list for each. Raises UsageError for less than two.
+    """
+    is_shared = all(isinstance(choice, str) for choice in choices)
+    rows: list[Sequence[str]] = [choices] * len(texts) if is_shared else [*choices]  # type: ignore[list-item]
+    if any(len(row) < 2 for row in rows):
         raise UsageError("choices: two or more texts are required")
-    reader = replace(
-        reader, places=[reader.place(n, len(texts)) for n in range(len(texts)) for _ in choices]
-    )
-    repeated = [text for text in texts for _ in choices]
-    logits = torch.cat(reader.run(repeated, [*choices] * len(texts), reader.head("choice")))
-    rows = logits.view(-1, len(choices)).softmax(-1).tolist()
-    return [sorted(map(Label, choices, row), key=lambda label: -label.score) for row in rows]
+    places = [reader.place(n, len(texts)) for n, row in enumerate(rows) for _ in row]
+    repeated = [text for text, row in zip(texts, rows, strict=True) for _ in row]
+    pairs = [choice for row in rows for choice in row]
+    reader = replace(reader, places=places)
+    logits = torch.cat(reader.run(repeated, pairs, reader.head("choice")))
+    found = zip(rows, logits.split([len(row) for row in rows]), strict=True)
+    return [_sorted(row, each.softmax(-1).tolist()) for row, each in found]
+
+
+def _sorted(choices: Sequence[str], scores: Sequence[float]) -> list[Label]:
+    return sorted(map(Label, choices, scores), key=lambda label: -label.score)

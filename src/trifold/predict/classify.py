@@ -5,14 +5,16 @@ Next-sentence prediction has the classes yes and no: whether one text follows an
 2019), or two texts are in order (Lan et al. 2020).
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from trifold.errors import UsageError
 from trifold.nn import ModelConfig
 from trifold.predict.model_reader import ModelReader
+from trifold.settings import nearest
 
 # The values of `problem_type`.
 SINGLE, MULTI, REGRESSION = (
@@ -20,6 +22,10 @@ SINGLE, MULTI, REGRESSION = (
     "multi_label_classification",
     "regression",
 )
+
+
+# The least probability of a label: of each, or by label.
+Threshold: TypeAlias = float | Mapping[str, float]
 
 
 class Label(NamedTuple):
@@ -35,14 +41,56 @@ def classify(
     pairs: Sequence[str] | None = None,
     *,
     top_k: int | None = 5,
+    threshold: Threshold | None = None,
 ) -> list[list[Label]]:
-    """The `top_k` most probable classes of each input, best first; all classes if None."""
-    labels, found = reader.config.labels, []
+    """The `top_k` most probable classes of each input, best first; all classes if None.
+
+    threshold: see `apply_threshold`.
+    """
+    config, found = reader.config, []
+    if threshold is not None:
+        check_threshold(threshold, config)
     for logits in reader.run(texts, pairs, reader.head("sequence")):
-        scores = activate(logits, reader.config)
-        order = torch.argsort(scores, descending=True, stable=True)[:top_k]
-        found.append([Label(labels[place], float(scores[place])) for place in order.tolist()])
+        scores = activate(logits, config)
+        order = torch.argsort(scores, descending=True, stable=True).tolist()
+        labels = [Label(config.labels[place], float(scores[place])) for place in order]
+        if threshold is not None:
+            labels = apply_threshold(labels, threshold, config)
+        found.append(labels[:top_k])
     return found
+
+
+def check_threshold(threshold: Threshold, config: ModelConfig) -> None:
+    """Raises UsageError for a label that the model does not have, a number that is no probability,
+    and a regression.
+    """
+    if config.problem_type == REGRESSION:
+        raise UsageError("threshold: the model predicts a number, which has no probability")
+    if not isinstance(threshold, Mapping):
+        threshold = dict.fromkeys(config.labels[:1], threshold)
+    for label, value in threshold.items():
+        if label not in config.labels:
+            near = nearest(label, list(config.labels), "labels")
+            raise UsageError(f"threshold: {label!r:.60} is not a label{near}")
+        if not 0 <= value <= 1:
+            raise UsageError(f"threshold: {value:g} is not between 0 and 1")
+
+
+def apply_threshold(
+    labels: Sequence[Label], threshold: Threshold, config: ModelConfig
+) -> list[Label]:
+    """Choose from all labels of one input, which are sorted.
+
+    A number keeps the labels with at least this probability. A mapping has numbers for some labels.
+    If a text has several labels, ½ holds for the others. If it has one, a label that reaches its
+    number comes first, then those without a number; one that does not reach it is left out.
+    """
+    if not isinstance(threshold, Mapping):
+        return [label for label in labels if label.score >= threshold]
+    if config.problem_type == MULTI:
+        return [label for label in labels if label.score >= threshold.get(label.label, 0.5)]
+    reached = [each for each in labels if each.score >= threshold.get(each.label, 2.0)]
+    return [*reached, *(each for each in labels if each.label not in threshold)]
 
 
 def activate(logits: Tensor, config: ModelConfig) -> Tensor:

@@ -5,6 +5,7 @@ Merging follows the token-classification pipeline of transformers and uses its n
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -51,12 +52,15 @@ WORDS: dict[str, Callable[[Scores], Scores]] = {
 
 def tag(
     reader: ModelReader,
-    texts: Sequence[str],
+    texts: Sequence[str | Sequence[str]],
     *,
     merge: Merge | None = None,
     ignore: Sequence[str] = ("O",),
 ) -> list[list[Tag]]:
     """The tags of each text in text order, without those whose label is in `ignore`.
+
+    A text may be a list of words, as in training. It has one tag for each word, whatever `merge`
+    and `ignore` are: the class of its first token, or O for a word without tokens.
 
     merge: `none` returns single tokens; `simple` merges adjacent tokens of one class (a label with
     B- starts a span); `first`, `average` and `max` merge whole words, with the class of their first
@@ -76,15 +80,18 @@ def tag(
         raise UsageError(
             "this tokenizer does not provide the positions of tokens, which tags require"
         )
-    rows, labels = reader.encode(texts), reader.config.labels
+    sentences = [text if isinstance(text, str) else " ".join(text) for text in texts]
+    rows, labels = reader.encode(sentences), reader.config.labels
     has_scheme = any(
         label != _class(label) for label in labels
     )  # otherwise parts of speech, for example
     tagged = []
-    for text, row, logits in zip(
-        texts, rows, reader.run_rows(rows, reader.head("token")), strict=True
-    ):
+    outputs = reader.run_rows(rows, reader.head("token"))
+    for given, text, row, logits in zip(texts, sentences, rows, outputs, strict=True):
         scores = logits[: len(row.ids)].softmax(-1).numpy()
+        if not isinstance(given, str):
+            tagged.append(_tag_words(given, text, row, scores, labels))
+            continue
         if merge == "words":
             words = [match.span() for match in re.finditer(r"[^ \t\r\n]+", text)]
             firsts = zip(words, first_tokens(row, words), strict=True)
@@ -100,6 +107,24 @@ def tag(
         )
         tagged.append([tag for tag in tags if tag.label not in ignore])
     return tagged
+
+
+def _tag_words(
+    words: Sequence[str], text: str, row: Encoded, scores: Scores, labels: Sequence[str]
+) -> list[Tag]:
+    """The tag of each of the words, which the text joins by spaces."""
+    spans = word_spans(words)
+    tags = []
+    for (start, end), first in zip(spans, first_tokens(row, spans), strict=True):
+        unit = _Token(scores[first], start, end)
+        tags.append(_tag(unit, labels, text) if first >= 0 else Tag("O", 0.0, "", start, end))
+    return tags
+
+
+def word_spans(words: Sequence[str]) -> list[tuple[int, int]]:
+    """The characters [start, end) of the words in their sentence, which joins them by spaces."""
+    ends = accumulate((len(word) + 1 for word in words), initial=-1)
+    return [(end + 1, end + 1 + len(word)) for end, word in zip(ends, words, strict=False)]
 
 
 def first_tokens(row: Encoded, words: Sequence[tuple[int, int]]) -> list[int]:

@@ -1,0 +1,142 @@
+"""The output of `trifold predict` for a file of rows: the rows with columns added, in constant
+memory. An interrupted output continues.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from trifold import disk
+from trifold.cli.tables import Input
+from trifold.cli.terminal import count_progress, print_note
+from trifold.errors import DataError, UsageError
+from trifold.jsonfiles import json_line, read_json
+
+TSV: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
+Record = Callable[[Sequence[str], Mapping[str, Any]], str]
+
+
+# --- formats --------------------------------------------------------------------------------------
+
+
+def _json_record(columns: Sequence[str], row: Mapping[str, Any]) -> str:
+    return json_line(row) + "\n"
+
+
+def _csv_record(columns: Sequence[str], row: Mapping[str, Any], **dialect: Any) -> str:
+    """A record of cells; a value that is no text becomes JSON. Raises csv.Error."""
+    cells = {key: x if isinstance(x, str) or x is None else json_line(x) for key, x in row.items()}
+    line = io.StringIO()
+    csv.DictWriter(line, columns, lineterminator="\n", **dialect).writerow(cells)
+    return line.getvalue()
+
+
+def _tsv_record(columns: Sequence[str], row: Mapping[str, Any]) -> str:
+    return _csv_record(columns, row, **TSV)
+
+
+def _conll_record(columns: Sequence[str], row: Mapping[str, Any]) -> str:
+    """The words of a sentence with the lists of the row, one word per line. Raises ValueError."""
+    lists = [row[name] for name in columns if isinstance(row.get(name), list)]
+    if not lists or len({len(each) for each in lists}) > 1:
+        raise ValueError("the row has no lists of words and tags of one length")
+    return "".join("\t".join(map(str, fields)) + "\n" for fields in zip(*lists, strict=True)) + "\n"
+
+
+RECORDS: dict[str, Record] = {
+    ".csv": _csv_record,
+    ".tsv": _tsv_record,
+    ".jsonl": _json_record,
+    ".conll": _conll_record,
+}
+WITH_HEADER = (".csv", ".tsv")
+SUFFIXES = ", ".join(RECORDS)
+
+
+def _record(suffix: str, columns: Sequence[str], one: Input, values: Mapping[str, Any]) -> bytes:
+    """The record of a row with its predictions. Raises DataError if the format cannot hold it."""
+    try:
+        return RECORDS[suffix](columns, {**one.row, **values}).encode()
+    except (csv.Error, ValueError) as error:
+        raise DataError(f"{one.place}: not possible in {suffix}: {error}; write .jsonl") from None
+
+
+def name_columns(columns: Collection[str], added: Sequence[str]) -> dict[str, str]:
+    """The names of the added columns: those that the table already has begin with `model_`."""
+    taken, names = {*columns}, {}
+    for name in added:
+        names[name] = name
+        while names[name] in taken:
+            names[name] = f"model_{names[name]}"
+        taken.add(names[name])
+    if renamed := [name for name in added if names[name] != name]:
+        both = ", ".join(f"{name!r} as {names[name]!r}" for name in renamed)
+        print_note(f"the table has columns of these names; the predictions are written: {both}")
+    return names
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def write_table(
+    read: Callable[[], Iterator[Input]],
+    out: Path,
+    added: Sequence[str],
+    key: str,
+    size: int,
+    predict: Any,
+) -> None:
+    """Write the rows with the `added` columns, in windows of `size` rows; every row is checked
+    before.
+
+    `.part` next to the output grows; `.part.json` has its size, and the `key` of the command that
+    continues it.
+    predict: yields rows with values, given rows, the number of those before, and what counts new
+    ones. Raises UsageError if another process writes this output.
+    """
+    with disk.exclusive(out):
+        columns, total = _check(read, out.suffix)
+        names = name_columns(columns, added)
+        part, state_file = (out.with_name(f"{out.name}.part{suffix}") for suffix in ("", ".json"))
+        state: dict[str, Any] = {"key": key, "rows": 0, "bytes": 0}
+        if part.is_file() and state_file.is_file():
+            state = read_json(state_file)
+            if state.get("key") != key:
+                raise UsageError(
+                    f"{part}: has another input, model or option; remove it, or name another --out"
+                )
+            print_note(f"{part}: continues after row {state['rows']:,}")
+        columns += names.values()
+        with part.open("ab") as file, count_progress("new rows", total - state["rows"]) as advance:
+            file.truncate(state["bytes"])
+            if not state["rows"] and out.suffix in WITH_HEADER:
+                header = {name: name for name in columns}
+                disk.put(file, _record(out.suffix, columns, Input("", ""), header))
+            results = predict(islice(read(), state["rows"], None), state["rows"], advance)
+            while window := [*islice(results, size)]:
+                for one, values in window:
+                    named = {names[name]: value for name, value in values.items()}
+                    disk.put(file, _record(out.suffix, columns, one, named))
+                disk.flush(file)
+                state |= {"rows": state["rows"] + len(window), "bytes": file.tell()}
+                disk.replace_text(state_file, json_line(state))
+        disk.rename(part, out)
+        disk.remove(state_file)
+
+
+def _check(read: Callable[[], Iterator[Input]], suffix: str) -> tuple[list[str], int]:
+    """The columns of all rows, in the order of their first use, and the number of rows.
+
+    Raises DataError for a row that the format cannot hold, and if there is none.
+    """
+    columns, total = dict[str, None](), 0
+    for one in read():
+        columns |= dict.fromkeys(one.row)
+        _record(suffix, [*one.row], one, {})
+        total += 1
+    if not total:
+        raise DataError("the table has no row; name another file")
+    return [*columns], total
