@@ -63,7 +63,9 @@ def test_a_folder_of_sentence_transformers_loads_saves_and_converts_with_equal_v
     folder = theirs(tmp_path, family, mode, normalize=normalize, limit=20)
     expected = encode(folder)
     pipeline = trifold.load(folder)
-    assert pipeline.modules == SentenceModules(MODES[mode], normalize, 20, prompts=NO_PROMPTS)
+    assert pipeline.modules == SentenceModules(
+        MODES[mode], normalize, 20, prompts=NO_PROMPTS, similarity="cosine"
+    )
     assert_equal(pipeline.embed([*TEXTS, LONG]), expected)
     pipeline.save(tmp_path / "saved")
     convert(folder, tmp_path / "converted")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import threading
 from copy import deepcopy
+from itertools import chain
 from typing import ClassVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from trifold.batches import BatchSettings
 from trifold.data import DataSettings
 from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig
-from trifold.objectives.embed import Embed, EmbedSettings
+from trifold.objectives.embed import Embed, EmbedSettings, _count_shared, _numbered
 from trifold.objectives.objective import BuildContext
 from trifold.pipeline import Pipeline
 from trifold.recipe import TrainSettings
@@ -98,7 +99,8 @@ def test_losses_and_gradients_equal_those_of_sentence_transformers_on_200_random
         objective.roles = ["text"] * sides
         vectors = torch.randn(rows, sides, 5, generator=rng, requires_grad=True)
         scores = torch.randint(0, 4, (rows, 1), generator=rng) / 3
-        ours = objective.table_loss(torch.cat([scores, vectors.flatten(1)], 1))
+        numbers = torch.arange(rows * sides).view(rows, sides)
+        ours = objective.table_loss(torch.cat([scores, numbers, vectors.flatten(1)], 1))
         expected = theirs(
             [{"sentence_embedding": vectors[:, n]} for n in range(sides)], scores[:, 0]
         )
@@ -109,6 +111,149 @@ def test_losses_and_gradients_equal_those_of_sentence_transformers_on_200_random
         torch.testing.assert_close(
             got, torch.zeros_like(got) if wanted is None else wanted, rtol=1e-4, atol=1e-6
         )
+
+
+def ranking(roles):
+    objective = Embed.__new__(Embed)
+    objective.settings, objective.roles = EmbedSettings(loss="ranking", scale=7.0), roles
+    return objective
+
+
+def table_of(texts, vectors):
+    numbers = torch.from_numpy(_numbered([*chain(*texts)], texts[0]))
+    return torch.cat([torch.zeros(len(texts), 1), numbers, vectors.flatten(1)], 1)
+
+
+# Rows, and for each one the texts of other rows that are its negatives.
+REPEATED = {
+    "one positive of all": ([(n, "x") for n in "abcdefgh"], [""] * 8),
+    "case and space": ([("a", "A dog."), ("b", " a  DOG. "), ("c", "z")], [["z"], ["z"], ["A dog.", " a  DOG. "]]),
+    "positives of one anchor": ([("a", "x"), ("a", "y"), ("b", "x"), ("c", "z")], ["z", "z", "yz", "xyx"]),
+    "the anchor itself": ([("a", "b"), ("b", "c"), ("c", "d")], ["cd", "d", "b"]),
+    "equal sides": ([("a", "a"), ("b", "b"), ("c", "c")], ["bc", "ac", "ab"]),
+    "negatives": ([("a", "x", "n"), ("b", "n", "x"), ("c", "z", "m")], ["nnzm", "xxzm", "xnnxm"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_equal_texts_are_no_negatives_of_each_other(name):
+    texts, negatives = REPEATED[name]
+    sides = len(texts[0])
+    objective = ranking(["text", "pair", "negative"][:sides])
+    vectors = torch.randn(len(texts), sides, 5, generator=torch.Generator().manual_seed(3))
+    cosine = torch.cosine_similarity
+    expected = []
+    for row, chosen in enumerate(negatives):
+        others = [
+            vectors[n, side]
+            for side in range(1, sides)
+            for n, other in enumerate(texts)
+            if other[side] in chosen and (n != row or side > 1)
+        ]
+        assert len(others) == len(chosen)
+        logits = [7 * cosine(vectors[row, 0], each, dim=0) for each in (vectors[row, 1], *others)]
+        expected.append(-torch.stack(logits).log_softmax(0)[0])
+    loss = objective.table_loss(table_of(texts, vectors))
+    torch.testing.assert_close(loss, torch.stack(expected).mean(), rtol=1e-5, atol=1e-6)
+
+
+def test_rows_that_share_texts_are_counted_and_other_files_get_no_line(tmp_path):
+    names, reports = ("anchor", "positive"), []
+    rows = [dict(zip(names, texts[:2], strict=True)) for texts in TEXTS]
+    assert _count_shared(_numbered([*chain(*(t[:2] for t in TEXTS))], names)) == 0
+    build_rows(tmp_path, rows, reports=reports)
+    assert not any("share a text" in line for line in reports)
+    rows[3]["positive"] = rows[5]["positive"].upper()
+    rows[7]["anchor"] = rows[9]["anchor"]
+    rows[1]["anchor"] = rows[0]["positive"]
+    build_rows(tmp_path, rows, reports=reports)
+    # The row whose second text is the first one of another has that row's texts as negatives.
+    assert any(line.startswith("5 of 12 rows share a text with another row") for line in reports)
+
+
+def test_other_positives_of_an_anchor_do_not_rank_above_its_own():
+    objective = ranking(["text", "pair"])
+    objective.top = None
+    texts = [("a", "x"), ("a", "y"), ("b", "z")]
+    sides = torch.tensor([[[1.0, 0], [0.9, 0.1]], [[1, 0], [1, 0]], [[0, 1], [0, 1]]])
+    found = objective.scores_of_sums({"tables": [table_of(texts, sides).numpy()]})
+    assert found == {"recall_at_1": 100.0, "mrr": 100.0}
+    texts[1] = ("c", "y")
+    found = objective.scores_of_sums({"tables": [table_of(texts, sides).numpy()]})
+    assert found["recall_at_1"] == pytest.approx(200 / 3)
+
+
+# --- prompts --------------------------------------------------------------------------------------
+
+
+PROMPTS = {"query": "w6 w5 ", "document": "w4 "}
+
+
+def test_prompts_are_put_before_the_texts_of_their_column(tmp_path):
+    reports = []
+    chosen = {"prompts": PROMPTS, "prompt_of": {"anchor": "query", "pair": "document"}}
+    bundle = build(tmp_path, negative=True, reports=reports, **chosen)
+    objective = bundle.objective
+    before = ("w6 w5 ", "w4 ", "")
+    for rows in (bundle.train, bundle.valid):
+        expected = objective.tokenizer.rows(
+            [prompt + text for texts in TEXTS for prompt, text in zip(before, texts, strict=True)]
+        )
+        assert objective.examples(rows).texts.tolist() == [row.ids for row in expected]
+    assert "prompts: text 'w6 w5 ', pair 'w4 '" in reports
+
+
+def test_prompts_without_a_column_are_not_used_and_this_is_reported(tmp_path):
+    reports, plain = [], build(tmp_path)
+    bundle = build(tmp_path, reports=reports, prompts=PROMPTS)
+    ids, expected = (each.objective.examples(each.train).texts.tolist() for each in (bundle, plain))
+    assert ids == expected
+    assert any(
+        line.startswith("prompts of the model, not used in training: query, document")
+        for line in reports
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"prompt_of": {"text": "query"}},
+            r"task\.prompt_of\.text: 'query' is no prompt; known: none",
+        ),
+        (
+            {"prompts": PROMPTS, "prompt_of": {"text": "queri"}},
+            "'queri' is no prompt; known: query, document",
+        ),
+        (
+            {"prompts": PROMPTS, "prompt_of": {"txt": "query"}},
+            r"task\.prompt_of\.txt: .*did you mean 'text'",
+        ),
+        ({"default_prompt": "query"}, r"task\.default_prompt: 'query' is no prompt"),
+    ],
+)
+def test_unknown_prompts_and_columns_are_errors(settings, message, tmp_path):
+    with pytest.raises(SettingsError, match=message):
+        build(tmp_path, **settings)
+
+
+def test_the_settings_of_a_folder_of_sentence_transformers_outlast_training(tmp_path):
+    options = {**TINY, "data.train": pairs(tmp_path / "rows.tsv"), "train.steps": 2}
+    options |= {"train.validate_every": 2, "train.accumulate": 1}
+    trifold.train("similarity", out=tmp_path / "first", **options)
+    model = tmp_path / "first" / "model"
+    kept = {"prompts": PROMPTS, "default_prompt_name": "query", "similarity_fn_name": "dot"}
+    (model / "config_sentence_transformers.json").write_text(json.dumps(kept))
+    (model / "sentence_bert_config.json").write_text('{"max_seq_length": 9}')
+    options = {key: value for key, value in options.items() if not key.startswith("model.")}
+    options |= {"start_from": str(model), "task.prompt_of": {"text": "query", "pair": "document"}}
+    trifold.train("similarity", out=tmp_path / "second", **options)
+    file = tmp_path / "second" / "model" / "config_sentence_transformers.json"
+    assert json.loads(file.read_text()) == kept
+    assert trifold.load(tmp_path / "second").modules == trifold.load(model).modules
+    (model / "1_Pooling" / "config.json").write_text('{"include_prompt": false}')
+    with pytest.raises(SettingsError, match=r"include_prompt False, which training does"):
+        trifold.train("similarity", out=tmp_path / "third", **options)
 
 
 @pytest.mark.parametrize(
@@ -182,13 +327,15 @@ def test_a_loss_without_its_column_is_an_error(loss, column, tmp_path):
         build(tmp_path, loss)
 
 
-def build_rows(folder, rows, loss="auto", **columns):
+def build_rows(folder, rows, loss="auto", reports=None, **columns):
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = DataSettings.parse({"train": str(file), "valid": str(file), "columns": columns})
     parts = TokenizerSettings.parse(WORDS), ModelConfig.parse(ENCODER), BatchSettings()
     return EmbedSettings(loss=loss).build(
-        BuildContext(data, *parts, 1, folder / "tokens", lambda line: None)
+        BuildContext(
+            data, *parts, 1, folder / "tokens", ([] if reports is None else reports).append
+        )
     )
 
 

@@ -37,6 +37,7 @@ PICKLED = ["pytorch_model*.bin"]  # downloaded if the user trusts them
 MAX_POSITION_TABLE = (
     2**24
 )  # entries of a table of sinusoids, which is not stored, beside small weights
+_REVISION = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
 
 
 # --- saving ---------------------------------------------------------------------------------------
@@ -190,7 +191,7 @@ def read_settings(folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor] | 
     """
     if not (folder / ADAPTER).is_file():
         return read_json(folder / CONFIG), None
-    from trifold.hub.peft import read_adapter
+    from trifold.hub.peft_merge import read_adapter
 
     return read_adapter(folder)
 
@@ -199,7 +200,7 @@ def folder_with(file: str, folder: Path) -> Path:
     """The folder, or that of the base of an adapter that does not have this file."""
     if (folder / file).is_file() or not (folder / ADAPTER).is_file():
         return folder
-    from trifold.hub.peft import read_adapter_config
+    from trifold.hub.peft_config import read_adapter_config
 
     return read_adapter_config(folder)[1]
 
@@ -227,9 +228,16 @@ def infer_config(
     """
     config = config if family.infer is None else family.infer(config, weights)
     _check_sizes(config, weights, place)
+    return config, meta_parameters(config, place)
+
+
+def meta_parameters(config: ModelConfig, place: Path) -> dict[str, Tensor]:
+    """The parameters of such a model on the meta device. Raises CheckpointError for sizes that no
+    model has.
+    """
     try:
         with torch.device("meta"):
-            return config, dict(Transformer(config).named_parameters())
+            return dict(Transformer(config).named_parameters())
     except (RuntimeError, TypeError, OverflowError) as error:  # an overflow in the product of sizes
         raise CheckpointError(
             f"{place}: no model has such sizes ({str(error).splitlines()[0]})"
@@ -294,13 +302,15 @@ def read_generation_settings(
 # --- names ----------------------------------------------------------------------------------------
 
 
-def resolve(name: str, *, pickled: bool = False, others: Iterable[str] = ()) -> Path:
+def resolve(
+    name: str, *, pickled: bool = False, others: Iterable[str] = (), revision: str | None = None
+) -> Path:
     """The model folder for a name: a local folder (of a model, or of a run that holds one), or a
     hub id.
 
     pickled: also download pickled weights if the model has no others. others: names that an error
-    may suggest besides folders. Raises CheckpointError if the name is neither, or the model cannot
-    be downloaded.
+    may suggest besides folders. revision: a branch, tag or commit of the hub. Raises
+    CheckpointError if the name is neither, or the model cannot be downloaded.
     """
     folder = Path(name).expanduser()
     if name and folder.is_dir():
@@ -314,11 +324,23 @@ def resolve(name: str, *, pickled: bool = False, others: Iterable[str] = ()) -> 
         raise CheckpointError(f"{name}: a file, not the folder of a model")
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name, re.ASCII):
         raise CheckpointError(f"{name!r}: no such folder{similar_folder(folder, others)}")
+    if revision is not None and not _REVISION.fullmatch(revision):
+        raise CheckpointError(f"{revision!r:.100}: not the name of a revision of {name}")
     try:
-        found = _download(name, DOWNLOADED)
+        found = _download(name, DOWNLOADED, revision)
     except CheckpointError as error:
         raise CheckpointError(f"{error}{similar_folder(folder, others)}") from None
-    return _download(name, DOWNLOADED + PICKLED) if pickled and not has_weights(found) else found
+    if not pickled or has_weights(found):
+        return found
+    return _download(name, DOWNLOADED + PICKLED, revision)
+
+
+def hub_id(folder: Path) -> tuple[str, str] | None:
+    """The hub id and the commit of a folder in the cache of the hub; None for another folder."""
+    *_, repository, snapshots, commit = ("", "", "", *folder.absolute().parts)
+    if snapshots != "snapshots" or not repository.startswith("models--"):
+        return None
+    return repository.removeprefix("models--").replace("--", "/"), commit
 
 
 def similar_folder(folder: Path, others: Iterable[str] = ()) -> str:
@@ -353,7 +375,7 @@ def no_run_error(folder: Path) -> UsageError:
     return UsageError(f"{folder}: no such run (a run has a recipe.yaml){near}")
 
 
-def _download(name: str, files: list[str]) -> Path:
+def _download(name: str, files: list[str], revision: str | None = None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -363,7 +385,11 @@ def _download(name: str, files: list[str]) -> Path:
 
     missing = f"{name}: no such folder here, and"
     try:
-        return Path(snapshot_download(name, allow_patterns=files, ignore_patterns=["[!0-9]*/*"]))
+        return Path(
+            snapshot_download(
+                name, revision=revision, allow_patterns=files, ignore_patterns=["[!0-9]*/*"]
+            )
+        )
     except RepositoryNotFoundError:
         raise CheckpointError(
             f"{missing} no model on the hub that you can access; check the name"

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -306,6 +307,22 @@ def _wrong_shape(name: str, tensor: Tensor, shape: Sequence[int]) -> list[str]:
     return [f"wrong shape: {name} is {has} and should be {tuple(shape)}"]
 
 
+def copies(rules: Iterable[AnyRule]) -> dict[str, str]:
+    """Every tied tensor of theirs, with the name of its original."""
+    return {
+        _fill(rule.theirs, values): _fill(rule.of, values)
+        for rule in rules
+        if isinstance(rule, Copy)
+        for values in _choices(rule.theirs)
+    }
+
+
+def _choices(pattern: str) -> Iterator[dict[str, str]]:
+    """The values of the placeholders of a pattern whose placeholders list their words."""
+    words = {name: listed.split("|") for name, listed in re.findall(r"\{(\w+):([\w|]+)\}", pattern)}
+    return (dict(zip(words, chosen, strict=True)) for chosen in product(*words.values()))
+
+
 def _copies(rules: Sequence[AnyRule], theirs: Iterable[str]) -> dict[str, str]:
     """Their tied tensors that are present, each with the name of its original."""
     return {
@@ -324,9 +341,17 @@ def renamed(
     rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], expected: Collection[str]
 ) -> Mapping[str, Tensor]:
     """Their tensors under current names."""
+    names = current_names(rules, theirs, expected)
+    return renamed_tensors({name: (theirs, old) for name, old in names.items()})
+
+
+def current_names(
+    rules: Sequence[AnyRule], theirs: Collection[str], expected: Collection[str]
+) -> dict[str, str]:
+    """Current name -> name in the file."""
     renames = [rule for rule in rules if isinstance(rule, Renamed)]
     if not renames:
-        return theirs
+        return {name: name for name in theirs}
     names: dict[str, str] = {}
 
     def is_known(name: str) -> bool:
@@ -340,7 +365,20 @@ def renamed(
             name for name in _later_names(old, renames) if name not in names and is_known(name)
         )
         names[old if is_known(old) else next(later, old)] = old
-    return renamed_tensors({name: (theirs, old) for name, old in names.items()})
+    return names
+
+
+def other_names(rules: Sequence[AnyRule], name: str) -> list[str]:
+    """The names of one of their tensors in other versions of their library."""
+    tied = copies(rules)
+    found = (
+        _fill(rule.old, values)
+        for rule in rules
+        if isinstance(rule, Renamed) and "{*" not in rule.old
+        if (values := _match(rule.new, name)) is not None
+        and {*_expression(rule.old).groupindex} <= values.keys()
+    )
+    return [other for other in found if other not in tied]
 
 
 def _later_names(name: str, renames: Sequence[Renamed]) -> Iterator[str]:

@@ -24,6 +24,7 @@ MAX_DENSE = 8  # layers, beyond any model in use
 OLD = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}
 POOLINGS = OLD | {"cls": "cls", "mean": "mean", "max": "max"}
 NO_LIMIT = 10**30  # as model_max_length
+SIMILARITIES = (None, "cosine", "dot", "euclidean", "manhattan")
 # Classes of activations -> ours; None: the identity.
 IDENTITY = "torch.nn.modules.linear.Identity"
 FUNCTIONS = {"Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu"}
@@ -67,7 +68,8 @@ class SentenceModules(NamedTuple):
 
     problem: the modules or the setting that are not supported, if any. dense: layers after pooling.
     prompts: names of texts to be put before a text, by its purpose, and these texts.
-    default_prompt: the name of the one that is used if none is chosen.
+    default_prompt: the name of the one that is used if none is chosen. similarity: the function
+    with which the library compares vectors, such as "cosine".
     """
 
     pooling: str = "mean"
@@ -77,6 +79,7 @@ class SentenceModules(NamedTuple):
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str | None = None
     dense: tuple[Dense, ...] = ()
+    similarity: str | None = None
 
 
 def _steps(dense: int, normalise: bool) -> list[tuple[str, str]]:
@@ -118,12 +121,14 @@ def read_modules(folder: Path) -> SentenceModules | None:
     )
     named = {name: text or "" for name, text in texts.items()} if valid else {}
     default, lower = prompts.get("default_prompt_name"), limits.pop("do_lower_case", None)
+    similarity: Any = prompts.get("similarity_fn_name")
     length = limits.pop("max_seq_length", None) or tokenizer.get("model_max_length")
     pooled = pooling.get("include_prompt", True)  # pooling may leave the prompt out
     for file, key, value, supported in (
         (size, "do_lower_case", lower, not lower or tokenizer.get("do_lower_case") is True),
         (PROMPTS, "prompts", texts, valid),
         (PROMPTS, "default_prompt_name", default, default is None or default in [*named]),
+        (PROMPTS, "similarity_fn_name", similarity, similarity in SIMILARITIES),
         (POOLING, "include_prompt", pooled, pooled),
         *(
             (size, k, v, not v or k == "unpad_inputs" or v == PLAIN.get(k))
@@ -141,7 +146,9 @@ def read_modules(folder: Path) -> SentenceModules | None:
     except _UnsupportedError as error:
         return SentenceModules(problem=str(error))
     sorted_prompts = tuple(sorted(named.items()))
-    return SentenceModules(POOLINGS[mode], normalise, limit, None, sorted_prompts, default, dense)
+    return SentenceModules(
+        POOLINGS[mode], normalise, limit, None, sorted_prompts, default, dense, similarity
+    )
 
 
 class _UnsupportedError(Exception):
@@ -198,9 +205,12 @@ def write_modules(folder: Path, modules: SentenceModules, width: int, positions:
     write_json(folder / POOLING, {"word_embedding_dimension": width, **modes})
     limit = min(modules.max_length or positions, positions)
     write_json(folder / LIMITS, {"max_seq_length": limit, "do_lower_case": False})
-    if modules.prompts:
-        prompts = {"prompts": dict(modules.prompts), "default_prompt_name": modules.default_prompt}
-        write_json(folder / PROMPTS, prompts)
+    if modules.prompts or modules.similarity:
+        values: dict[str, object] = {"prompts": dict(modules.prompts)}
+        values["default_prompt_name"] = modules.default_prompt
+        if modules.similarity:
+            values["similarity_fn_name"] = modules.similarity
+        write_json(folder / PROMPTS, values)
     types = [(path, f"sentence_transformers.models.{name}") for path, name in steps]
     listed = [
         {"idx": i, "name": str(i), "path": path, "type": kind}

@@ -1,7 +1,7 @@
 """Invertible maps between our tensors and those of another checkpoint."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,11 +13,13 @@ Tensors = list[Tensor]
 class Transform:
     """An invertible map between the tensors of one rule, in the order of its names.
 
-    Both directions must also run on the meta device, where they compute the shapes.
+    Both directions must also run on the meta device, where they compute the shapes. transposed:
+    whether their matrices are (in, out) where ours are (out, in).
     """
 
     load: Callable[[Tensors], Tensors]  # theirs -> ours
     save: Callable[[Tensors], Tensors]  # ours -> theirs
+    transposed: bool = False
 
 
 def each(load: Callable[[Tensor], Tensor], save: Callable[[Tensor], Tensor]) -> Transform:
@@ -26,7 +28,7 @@ def each(load: Callable[[Tensor], Tensor], save: Callable[[Tensor], Tensor]) -> 
 
 
 SAME = each(lambda theirs: theirs, lambda ours: ours)
-TRANSPOSED = each(Tensor.t, Tensor.t)  # their matrices are (in, out) where ours are (out, in)
+TRANSPOSED = replace(each(Tensor.t, Tensor.t), transposed=True)
 LEADING_AXIS = each(
     lambda theirs: theirs.squeeze(0), lambda ours: ours.unsqueeze(0)
 )  # theirs is (1, …)
@@ -93,4 +95,4 @@ def chain(*links: Transform) -> Transform:
             ours = link.save(ours)
         return ours
 
-    return Transform(load, save)
+    return Transform(load, save, any(link.transposed for link in links))

@@ -20,7 +20,7 @@ from trifold.errors import SettingsError, TrifoldError
 from trifold.hub import read_config, resolve
 from trifold.hub.families import FAMILIES
 from trifold.hub.presets import PRESETS as PUBLISHED_PRESETS
-from trifold.hub.sentence_transformers import read_modules
+from trifold.hub.sentence_transformers import SentenceModules, read_modules
 from trifold.jsonfiles import read_json
 from trifold.nn.config import PRESETS, ModelConfig
 from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
@@ -61,13 +61,8 @@ def complete(values: dict[str, Any]) -> list[str]:
             config = _with_heads(start, objective)
             defaults = {**defaults, "model": config.model_dump(), "tokenizer": {"file": str(start)}}
             if "pooling" in objective.model_fields and (modules := read_modules(start)) is not None:
-                if modules.dense:
-                    raise SettingsError(
-                        f"start_from: {start} has dense layers after pooling, which training "
-                        "does not support; "
-                        "remove modules.json to train without them"
-                    )
-                defaults["task"] = {"pooling": modules.pooling, "normalise": modules.normalise}
+                defaults["task"] = _of_sentence_model(start, modules)
+                defaults["batch"] = {**defaults["batch"], "max_length": modules.max_length}
         if not groups["data"].get("train"):
             raise SettingsError("data.train: no training data; set data.train=FILE")
         chosen = _for_size(groups, config)
@@ -90,6 +85,23 @@ def _preset(name: Any) -> ModelConfig:
     if name not in (known := [*PRESETS, *PUBLISHED_PRESETS]):
         raise SettingsError(f"model.preset: unknown preset {name!r}{nearest(str(name), known)}")
     return PRESETS[name] if name in PRESETS else PUBLISHED_PRESETS[name].config
+
+
+def _of_sentence_model(start: Path, modules: SentenceModules) -> dict[str, Any]:
+    """The settings of a folder of sentence-transformers that training keeps."""
+    problem = f"{start} has dense layers after pooling" if modules.dense else modules.problem
+    if problem is not None:
+        raise SettingsError(
+            f"start_from: {problem}, which training does not support; remove modules.json to train "
+            "without"
+        )
+    return {
+        "pooling": modules.pooling,
+        "normalise": modules.normalise,
+        "prompts": dict(modules.prompts),
+        "default_prompt": modules.default_prompt,
+        "similarity": modules.similarity,
+    }
 
 
 def _with_heads(folder: Path, objective: type[ObjectiveSettings]) -> ModelConfig:

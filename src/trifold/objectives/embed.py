@@ -8,9 +8,10 @@ scores             Pearson and Spearman of the cosine; accuracy of triplets; or 
                    reciprocal rank
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trifold.data import DataSettings, Records, Role, read_records
+from trifold.data.holdout import normalized
 from trifold.data.settings import Source
 from trifold.data.tables import check_text
 from trifold.errors import DataError, SettingsError
@@ -32,6 +34,7 @@ from trifold.objectives.labels import NUMBERS, ROLES, read_label, read_numbers
 from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.predict.embed import POOLINGS
 from trifold.scores.correlation import CorrelationScore
+from trifold.settings import nearest
 from trifold.text.spans import Ids
 
 CLASSES = ("label", "gold_label")  # of a premise and a hypothesis, no scores
@@ -46,6 +49,7 @@ COLUMNS = {
         identifies=False,
     ),
 }
+LARGEST = 2**24  # numbers of texts below are exact in float32
 NEEDED = {"cosent": "label", "cosine": "label", "triplet": "negative", "ranking": "pair"}
 
 
@@ -66,6 +70,22 @@ class EmbedSettings(labelled.LabelledSettings):
         "mean", description="which states make the vector"
     )
     normalise: bool = Field(False, description="make the vectors of length 1")
+    prompts: dict[str, str] = Field(
+        {},
+        description="texts by name that the saved model puts before a text, such as `{query: "
+        "'query: '}`; default: those of start_from",
+    )
+    default_prompt: str | None = Field(
+        None, description="name of the prompt of a text for which the user of the model names none"
+    )
+    prompt_of: dict[str, str] = Field(
+        {},
+        description="column -> name of the prompt before its texts in training and validation, "
+        "such as `{text: query, pair: document}`",
+    )
+    similarity: Literal["cosine", "dot", "euclidean", "manhattan"] | None = Field(
+        None, description="similarity_fn_name of the saved folder; default: that of start_from"
+    )
     best_by: Literal["auto", "loss"] = Field(
         "auto",
         description="auto: Pearson; without scores, accuracy of triplets or mean reciprocal rank",
@@ -101,8 +121,40 @@ class EmbedSettings(labelled.LabelledSettings):
         config, width = context.config_for(tokenizer), context.text_width
         objective = Embed(self.model_copy(update=chosen), tokenizer, config, width, context.report)
         objective.roles, objective.gathers = roles, loss in ("ranking", "cosent")
+        objective.prompts = self._prompts(train, roles, context.report)
+        if loss == "ranking" and (shared := _count_shared(_numbered(_texts(train, roles), roles))):
+            context.report(
+                f"{shared:,} of {len(train):,} rows share a text with another row: in a batch, "
+                "equal texts are no negatives of each other"
+            )
         objective.top = float(max(1, *abs(read_numbers(train)))) if "label" in has else None
         return objective.bundle(context, train, valid)
+
+    def _prompts(
+        self, rows: Records, roles: list[str], report: Callable[[str], None]
+    ) -> dict[str, str]:
+        """Role -> text before its texts. Raises SettingsError for unknown names."""
+        known = ", ".join(self.prompts) or "none; set task.prompts"
+        for key, name in {"default_prompt": self.default_prompt, **self.prompt_of}.items():
+            if name is not None and name not in self.prompts:
+                place = key if key == "default_prompt" else f"prompt_of.{key}"
+                raise SettingsError(f"task.{place}: {name!r} is no prompt; known: {known}")
+        role_of = {rows.report.columns.get(role): role for role in roles} | {r: r for r in roles}
+        for key in self.prompt_of:
+            if key not in role_of:
+                raise SettingsError(
+                    f"task.prompt_of.{key}: no column of texts{nearest(key, roles)}"
+                )
+        chosen = {role_of[key]: self.prompts[name] for key, name in self.prompt_of.items()}
+        used = ", ".join(f"{role} {text!r}" for role, text in chosen.items())
+        if chosen:
+            report(f"prompts: {used}")
+        elif named := [name for name, text in self.prompts.items() if text]:
+            report(
+                f"prompts of the model, not used in training: {', '.join(named)}; set "
+                f"task.prompt_of.text={named[0]} to use one"
+            )
+        return chosen
 
 
 def _read_rows(source: Source, data: DataSettings, split: str) -> Records:
@@ -127,9 +179,28 @@ def _texts(rows: Records, roles: list[str]) -> list[str]:
     return texts
 
 
+def _numbered(texts: list[str], roles: list[str]) -> Ids:
+    """(N, sides) a number for each text, equal for texts that differ in case and space only."""
+    numbers: dict[str, int] = {}
+    found = [numbers.setdefault(normalized(text), len(numbers)) for text in texts]
+    return np.array(found, dtype=np.int64).reshape(-1, len(roles))
+
+
+def _count_shared(numbers: Ids) -> int:
+    """The rows of which a text is no negative of another row: that has the same first or second
+    text, or its first text as second one.
+    """
+    first, second = numbers[:, 0], numbers[:, 1]
+    firsts, seconds = (np.bincount(side, minlength=numbers.max() + 1) for side in (first, second))
+    others = seconds[first] - (first == second)
+    return int(((firsts[first] > 1) | (seconds[second] > 1) | (others > 0)).sum())
+
+
 @dataclass(frozen=True)
 class Examples(labelled.TextExamples):
-    """The texts of each row in turn. labels (N,): scores."""
+    """The texts of each row in turn. labels (N,): scores; numbers (N, sides): of `_numbered`."""
+
+    numbers: Ids
 
     @property
     def lengths(self) -> Ids:
@@ -140,8 +211,8 @@ class Examples(labelled.TextExamples):
 
 @dataclass(frozen=True)
 class Batch(BaseBatch):
-    """Packed texts. labels (B,): scores; gradient: of the loss of the global batch, `value`, by
-    this part's table.
+    """Packed texts. labels (B, 1 + sides): the score and the numbers of the texts; gradient: of the
+    loss of the global batch, `value`, by this part's table.
     """
 
     gradient: Tensor | None = None
@@ -149,13 +220,14 @@ class Batch(BaseBatch):
 
 
 class Embed(labelled.LabelledObjective):
-    """Embeddings. roles: the columns of texts. top: the largest score of training, which becomes 1;
-    None: no scores.
+    """Embeddings. roles: the columns of texts. prompts: role -> text before its texts. top: the
+    largest score of training, which becomes 1; None: no scores.
     """
 
     token_name = row_name = "rows"
     loss_unit = "per row"
     roles: list[str]
+    prompts: Mapping[str, str]
     top: float | None
 
     def examples(self, rows: Records, draw: int | None = None) -> Examples:
@@ -164,21 +236,25 @@ class Embed(labelled.LabelledObjective):
         scores = (
             np.zeros(len(rows), np.float32) if self.top is None else read_numbers(rows) / self.top
         )
-        return Examples(*self.tokens_and_types(self.encode(rows, texts)), scores)
+        before = [self.prompts.get(role, "") for role in self.roles]
+        read = [prompt + text for prompt, text in zip(cycle(before), texts, strict=False)]
+        tokens, types = self.tokens_and_types(self.encode(rows, read))
+        return Examples(tokens, types, scores, _numbered(texts, self.roles))
 
     def batch(
         self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0
     ) -> Batch:
         sides = np.arange(len(self.roles))
         texts = (rows[:, None] * len(sides) + sides).ravel()
-        labels = torch.from_numpy(examples.labels[rows])
+        numbers = examples.numbers[rows] % LARGEST
+        labels = torch.from_numpy(np.column_stack([examples.labels[rows], numbers])).float()
         return Batch(self.pack(examples, texts, width), labels, len(rows))
 
     # --- loss, scores -----------------------------------------------------------------------------
 
     def table(self, model: Transformer, batch: Batch) -> Tensor:
-        """(B, 1 + sides · E) the score and the vectors of each row, of which the loss is a
-        function.
+        """(B, 1 + sides + sides · E) the score, the numbers of the texts and the vectors of each
+        row, of which the loss is a function.
         """
         packing: Any = batch.inputs.packing
         hidden = packing.grid(model(batch.inputs))
@@ -189,14 +265,14 @@ class Embed(labelled.LabelledObjective):
         )
         vectors = POOLINGS[self.settings.pooling](hidden, real).float()
         vectors = F.normalize(vectors, dim=-1) if self.settings.normalise else vectors
-        return torch.cat([batch.labels[:, None], vectors.reshape(batch.tokens, -1)], 1)
+        return torch.cat([batch.labels, vectors.reshape(batch.tokens, -1)], 1)
 
     def table_loss(self, table: Tensor) -> Tensor:
         """The mean loss of the rows of a table, whose other rows are the negatives of a row.
 
         ranking: -log softmax of scale · cosine of the first and the second text, among the other
-        texts of all rows (Henderson et al. 2017). cosent: log(1 + Σ exp(scale · (cosine i - cosine
-        j))) over score i < score j (Su 2022).
+        texts of all rows (Henderson et al. 2017), without those of `_positives`.
+        cosent: log(1 + Σ exp(scale · (cosine i - cosine j))) over score i < score j (Su 2022).
         cosine: squared error. triplet: max(0, margin + distance of the second text - distance of
         the third).
         """
@@ -205,6 +281,8 @@ class Embed(labelled.LabelledObjective):
         cosines = (unit[:, 0] * unit[:, 1]).sum(-1)
         if self.settings.loss == "ranking":
             logits = scale * unit[:, 0] @ unit[:, 1:].transpose(0, 1).flatten(0, 1).T
+            if (positives := self._positives(table)).any():
+                logits = logits.masked_fill(positives, -math.inf)
             return F.cross_entropy(logits, torch.arange(len(unit), device=unit.device))
         if self.settings.loss == "cosent":
             wrong = (cosines[:, None] - cosines)[scores[:, None] < scores]
@@ -215,7 +293,19 @@ class Embed(labelled.LabelledObjective):
         return F.relu(near - far + self.settings.margin).mean()
 
     def _vectors(self, table: Tensor) -> Tensor:
-        return table[:, 1:].view(len(table), len(self.roles), -1)
+        sides = len(self.roles)
+        return table[:, 1 + sides :].view(len(table), sides, -1)
+
+    def _positives(self, table: Tensor) -> Tensor:
+        """(B, (sides - 1) · B) which texts of other rows are no negatives of a row: its first text,
+        and the second texts of all rows with the same first one.
+        """
+        numbers = table[:, 1 : 1 + len(self.roles)].detach().long()
+        first, second, others = numbers[:, :1], numbers[:, 1:2], numbers[:, 1:].T.flatten()
+        pairs = first * LARGEST + second
+        found = (others == first) | torch.isin(first * LARGEST + others, pairs)
+        found[:, : len(table)].fill_diagonal_(False)
+        return found
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
         """The loss times the rows; of a part of a global batch, a term with the same gradient."""
@@ -244,15 +334,25 @@ class Embed(labelled.LabelledObjective):
             return score.values()
         if len(self.roles) == 3:
             return {"accuracy": 100 * float((cosines[:, 0] > cosines[:, 1]).double().mean())}
-        queries = zip(unit[:, 0], cosines, strict=True)
-        ranks = torch.stack(
-            [1 + (unit[:, 1] @ query > own + 1e-6).sum() for query, own in queries]
-        ).double()
+        first, second = table[:, 1], table[:, 2]  # their numbers
+        above = []
+        for row, (query, own) in enumerate(zip(unit[:, 0], cosines, strict=True)):
+            others = (second != first[row]) & ~torch.isin(second, second[first == first[row]])
+            above.append(((unit[:, 1] @ query > own + 1e-6) & others).sum())
+        ranks = 1 + torch.stack(above).double()
         recall, mrr = (100 * float(values.mean()) for values in ((ranks == 1).double(), 1 / ranks))
         return {"recall_at_1": recall, "mrr": mrr}
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer, and the pooling as sentence-transformers does."""
         super().save(folder)
-        modules = SentenceModules(self.settings.pooling, self.settings.normalise, self.width)
+        settings = self.settings
+        modules = SentenceModules(
+            settings.pooling,
+            settings.normalise,
+            self.width,
+            prompts=tuple(sorted(settings.prompts.items())),
+            default_prompt=settings.default_prompt,
+            similarity=settings.similarity,
+        )
         write_modules(folder, modules, self.config.d_model, self.config.max_positions)
