@@ -231,8 +231,9 @@ def _measure_roles(
     except UsageError as error:
         print_note(f"warning: {error}; nothing is removed")
         return {**report, "pruned": None}
-    rows = [line.text if line.target is None else f"{line.text}\t{line.target}" for line in lines]
-    rows = [row for row in rows if not row.endswith("\t")]  # sentences of --conllu have no target
+    # Sentences of --conllu have no target; beside pairs, only the pairs have labels.
+    pairs = [f"{line.text}\t{line.target}" for line in lines if line.target is not None]
+    rows = pairs or [line.text for line in lines]
     with count_progress("lines without these heads", len(rows)) as on_done:
         effect = effect_over_lines(pipeline, rows, edits, on_done)
     effect["bleu"] = effect_on_bleu(pipeline, rows, edits)
