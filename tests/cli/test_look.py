@@ -20,7 +20,7 @@ def test_weights_as_json_need_no_picture(trifold, run, monkeypatch, tmp_path):
         rows = {"encoder": report["source"]}.get(kind, report["written"])
         columns = {"decoder": report["given"]}.get(kind, report["source"])
         assert np.shape(weights) == (2, 4, len(rows), len(columns))
-        assert np.allclose(np.sum(weights, axis=-1), 1, atol=0.01)
+        assert np.allclose(np.sum(weights, axis=-1), 1, atol=1e-5)
 
 
 def test_out_sets_the_path_of_the_picture(trifold, run, tmp_path):
@@ -56,6 +56,7 @@ BAD = {
     "no such kind": (("one", "--kind", "inner"), 2, "--kind"),
     "not a picture format": (("one", "--out", "a.txt"), 2, ".png"),
     "same model": (("one", "--compare", "RUN"), 2, "the same model; name another, or a checkpoint"),
+    "comparison as a picture": (("one", "--compare", "teaching", "--out", "a.png"), 2, "page.html"),
     "head on a page": (("one", "--head", "1", "--out", "a.html"), 2, "a page shows every head"),
     "empty text": (("",), 1, "no tokens"),
     "text too long for the model": (("x" * 500,), 1, "at most 128"),
@@ -76,6 +77,13 @@ def test_bad_input(trifold, run, case, tmp_path, monkeypatch):
 def test_the_teaching_model_has_a_page(trifold, tmp_path):
     done = trifold("look", "teaching", "the cat sat", "--out", str(tmp_path / "page.html"))
     assert (done.code, done.out) == (0, f"{tmp_path / 'page.html'}\n")
+
+
+def test_a_comparison_is_written_to_a_file(trifold, run, tmp_path):
+    page = tmp_path / "page.html"
+    done = trifold("look", str(run), "one", "--compare", "teaching", "--out", str(page))
+    assert (done.code, done.out) == (0, f"{page}\n")
+    assert f'"models": ["{run}", "teaching"]' in page.read_text(encoding="utf-8")
 
 
 PAIRS = "twenty seven\t2 7\none\t1\n\nthree four five\t3 4 5\n"

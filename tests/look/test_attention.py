@@ -40,6 +40,23 @@ def test_tokens_are_those_of_text_and_target(pipeline):
     assert found.source[-1] == found.written[-1] == "</s>"
 
 
+def test_rows_of_cross_attention_name_what_is_read_and_written(pipeline):
+    found = read_attention(pipeline, TEXT, target="d !")
+    assert found.labels("cross") == (
+        [
+            "reads <s> → writes d",
+            "reads d → writes ␣",
+            "reads ␣ → writes !",
+            "reads ! → writes </s>",
+        ],
+        found.source,
+    )
+    assert found.labels("decoder") == (found.given, found.given)
+    assert found.labels("encoder") == (found.source, found.source)
+    trace = pipeline.trace(TEXT, "d !")
+    assert {kind: found.labels(kind)[0] for kind in KINDS} == trace.queries
+
+
 def test_target_defaults_to_the_output(pipeline):
     found = read_attention(pipeline, TEXT)
     assert found.output == pipeline.generate(TEXT)

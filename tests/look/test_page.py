@@ -13,14 +13,16 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
+import torch
 from tests.look.test_trace import new_pipeline
 
 from trifold.costs import forward_flops
 from trifold.errors import UsageError
 from trifold.look import read_attention
 from trifold.look.page import page, write_page
-from trifold.look.requests import REQUESTS, answer, key
+from trifold.look.requests import REQUESTS, answer, encode, key
 from trifold.look.session import Session
+from trifold.nn import ModelConfig, Transformer
 from trifold.pipeline import Pipeline
 
 TEXT = "the quick fox."
@@ -41,7 +43,33 @@ def test_attention_is_that_of_the_model(pipeline):
                     "weights"
                 ]
             )
-            np.testing.assert_allclose(found / 255, expected, atol=0.5 / 255 + 1e-6)
+            np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(("floats", "most"), [("float32", 1e-5), ("float16", 1e-3)])
+def test_rows_of_many_tokens_sum_to_one(floats, most):
+    """Also where 512 weights are nearly equal, or one is nearly 1."""
+    scores = np.random.default_rng(0).normal(size=(64, 512)) * np.linspace(0, 8, 64)[:, None]
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    found = decode(encode(weights.astype(np.float32), floats))
+    assert found.dtype == floats and np.abs(found.astype(float).sum(-1) - 1).max() < most
+
+
+def test_the_type_of_the_computation_is_named(pipeline):
+    pipeline.model.bfloat16()
+    params = {"text": TEXT, "kind": "encoder", "layer": 0}
+    assert answer(Session(pipeline), "attention", params)["computed"] == "bfloat16"
+
+
+def test_blocks_are_named_by_their_layers(pipeline):
+    """People count layers from 1, hook points from 0."""
+    titles = [node["title"] for node in walk(answer(Session(pipeline), "model", {})["tree"])]
+    assert [each for each in titles if "blocks." in each] == [
+        *("layer 1 · blocks.0", "layer 2 · blocks.1"),  # of the encoder
+        *("layer 1 · blocks.0", "layer 2 · blocks.1", "layer 3 · blocks.2"),
+    ]
+    shared = answer(Session(new_pipeline("albert")), "model", {})["tree"]
+    assert "layers 1, 2 · blocks.0" in [node["title"] for node in walk(shared)]
 
 
 def test_tokens_label_the_weights(pipeline):
@@ -122,7 +150,28 @@ def test_a_written_page_embeds_the_answers_as_text(pipeline, tmp_path):
     assert found["live"] is False
     assert found["start"]["text"] == text
     params = {"text": text, "kind": "cross", "layer": 1}
-    assert found["answers"][key("attention", params)] == answer(session, "attention", params)
+    half = answer(session, "attention", params, "float16")
+    assert found["answers"][key("attention", params)] == half
+    full = decode(answer(session, "attention", params)["weights"])
+    np.testing.assert_array_equal(decode(half["weights"]), full.astype(np.float16))
+
+
+def test_a_written_page_has_the_attention_of_both_compared_models(pipeline, tmp_path):
+    torch.manual_seed(4)
+    sizes = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 24}
+    config = ModelConfig(**sizes, vocab_size=pipeline.reader.vocab_size, max_positions=64)
+    other = Session(Pipeline(Transformer(config).eval(), pipeline.reader))
+    written = write_page(
+        [Session(pipeline), other], "fox", "F", tmp_path / "page.html", "one", "two"
+    )
+    found = embedded(written.read_text(encoding="utf-8"))
+    assert found["start"]["models"] == ["one", "two"]
+    assert found["answers"][key("model", {"model": 1})] == answer(other, "model", {})
+    for kind in ("encoder", "decoder", "cross"):
+        params = {"text": "fox", "target": "F", "kind": kind, "layer": 0}
+        expected = answer(other, "attention", params, "float16")
+        assert found["answers"][key("attention", {**params, "model": 1})] == expected
+        assert key("attention", {**params, "layer": 1, "model": 1}) not in found["answers"]
 
 
 def test_a_page_is_one_file_without_addresses():

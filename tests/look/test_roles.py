@@ -7,8 +7,10 @@ from collections import Counter
 
 import pytest
 import torch
+from tests.look.test_trace import new_pipeline
 from torch import Tensor
 
+from trifold.cli.look import _measure_roles
 from trifold.errors import DataError, UsageError
 from trifold.look.attention import HOOKS
 from trifold.look.corpus import Line, Link, read_corpus
@@ -264,8 +266,101 @@ def test_lines_of_a_corpus_and_their_links(tmp_path):
         None,
         (Link("coreference", "", 1, 0),),
     )
-    assert (third.text, third.target) == ("He ran", "")
+    assert (third.text, third.target, third.words) == ("He ran", None, ("He", "ran"))
     assert third.links == (Link("syntactic", "nsubj", 0, 1), Link("syntactic", "nsubj of", 1, 0))
+
+
+TREE = """1\tthe\t_\tDET\t_\t_\t3\tdet
+2\tquick\t_\tADJ\t_\t_\t3\tamod
+3\tfox\t_\tNOUN\t_\t_\t0\troot
+"""
+
+
+@pytest.mark.parametrize("name", ["bert", "classifier", "translator", "gpt2"])
+def test_every_kind_of_model_reads_the_sentences_of_a_treebank(name, tmp_path):
+    """As if each were a text without a target, whose words have the same links."""
+    (tmp_path / "corpus").write_text("the fox\nbrown fox\t\n", encoding="utf-8")
+    (tmp_path / "tree.conllu").write_text(TREE, encoding="utf-8")
+    lines = read_corpus(tmp_path / "corpus", conllu=tmp_path / "tree.conllu")
+    assert [line.target for line in lines] == [None] * 3
+    links = lines[2].links
+    plain = [Line("the fox"), Line("brown fox"), Line("the quick fox", links=links)]
+    pipe = new_pipeline(name)
+    report = head_roles(pipe, lines)
+    assert report == head_roles(pipe, plain) and report["skipped"] == 0
+    trials = {
+        (each["kind"], each["relation"]): each["trials"]
+        for each in report["heads"]
+        if each["role"] == "syntactic"
+    }
+    side = "decoder" if name == "gpt2" else "encoder"
+    of_head = {(side, "det of"): 1, (side, "amod of"): 1}
+    to_head = {(side, "det"): 1, (side, "amod"): 1}  # in a decoder the head is not read yet
+    assert trials.items() <= (of_head | to_head).items() and trials
+    if name == "translator":  # the decoder reads its own output
+        read = sum(len(pipe.trace(line.text).tokens["decoder"]) for line in lines)
+        place = ("decoder", "separator", "first token")
+        counted = next(
+            each["trials"]
+            for each in report["heads"]
+            if (each["kind"], each["role"], each["relation"]) == place
+        )
+        assert counted == read - len(lines) > len(lines)  # rows with a single key do not count
+
+
+def test_a_word_with_a_space_is_one_word(tmp_path):
+    """As in the treebanks of Vietnamese."""
+    tree = "1\tthe quick\t_\tX\t_\t_\t2\tdet\n2\tfox\t_\tX\t_\t_\t0\troot\n"
+    (tmp_path / "corpus").write_text("the fox\n", encoding="utf-8")
+    (tmp_path / "tree.conllu").write_text(tree, encoding="utf-8")
+    line = read_corpus(tmp_path / "corpus", conllu=tmp_path / "tree.conllu")[1]
+    report = head_roles(new_pipeline("bert"), [line])
+    relations = {each["relation"] for each in report["heads"] if each["role"] == "syntactic"}
+    assert report["skipped"] == 0 and relations <= {"det", "det of"} and relations
+
+
+def test_links_count_beside_a_class_and_beside_a_continuation():
+    links = (Link("coreference", "", 1, 0),)
+    for name, target in (("classifier", "good"), ("gpt2", " brown")):
+        report = head_roles(new_pipeline(name), [Line("fox the", target, links=links)])
+        assert report["skipped"] == 0
+        assert any(each["role"] == "coreference" for each in report["heads"])
+
+
+def test_examples_of_cross_attention_name_what_is_read_and_written(pipeline):
+    line = Line("the fox", "der Fuchs")
+    report, trace = head_roles(pipeline, [line]), pipeline.trace(line.text, line.target)
+    examples = {
+        (example["row"], example["tokens"][0])
+        for each in report["heads"]
+        if each["kind"] == "cross"
+        for example in each["examples"]
+    }
+    assert examples and examples <= {*enumerate(trace.queries["cross"])}
+    assert trace.queries["cross"][:2] == ["reads <s> → writes d", "reads d → writes e"]
+
+
+def test_a_decoder_that_writes_no_tokens_has_rows_that_are_read():
+    pipe = new_pipeline("translator")
+    config = pipe.config.model_copy(update={"heads": ("sequence",), "label_names": ("a", "b")})
+    pipe = Pipeline(Transformer(config).eval(), pipe.tokenizer)
+    report, trace = head_roles(pipe, [Line("the fox", "a")]), pipe.trace("the fox", "a")
+    names = [f"reads {token.strip() or '␣'}" for token in trace.tokens["decoder"]]
+    assert trace.queries["cross"] == names
+    counted = {
+        each["trials"]
+        for each in report["heads"]
+        if each["kind"] == "cross" and each["relation"] == "first token"
+    }
+    assert counted == {len(names)}
+
+
+def test_pruning_is_measured_on_the_pairs_where_there_are_pairs(pipeline):
+    pairs, alone = [Line("the fox", "der Fuchs")], [Line("the quick fox")]
+    role = next(each["role"] for each in head_roles(pipeline, pairs)["heads"] if each["found"])
+    both = _measure_roles(pipeline, pairs + alone, [role])["pruned"]
+    assert both["lines"] == 1 and both["labels"] == len("der Fuchs") + 1
+    assert _measure_roles(pipeline, alone, [role])["pruned"]["lines"] == 1
 
 
 BAD = {

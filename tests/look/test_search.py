@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -114,6 +116,105 @@ def test_a_filter_of_the_sampler_is_the_reason_of_what_it_cut(session):
         assert [node["reason"] == "cut by top_k 2" for node in children] == [
             n >= 2 for n in range(len(children))
         ]
+
+
+def next_logits(pipeline: Pipeline, ids: list[int]) -> torch.Tensor:
+    """Of the token after the output `ids`, from one forward pass."""
+    (source,), config = pipeline.read([TEXT]), pipeline.config
+    if config.shape == "decoder":
+        return pipeline.logits(torch.tensor([source + ids]))[0, -1]
+    tokens = torch.tensor([[config.start_id, *ids]])
+    return pipeline.logits(torch.tensor([source]), decoder_tokens=tokens)[0, -1]
+
+
+def plain_distribution(logits, seen, temperature=1.0, penalty=1.0, top_k=None, top_p=None):
+    """The probabilities after a repetition penalty, temperature, top-k and top-p, in plain words."""
+    values = logits.tolist()
+    for token in seen:
+        values[token] *= 1 / penalty if values[token] > 0 else penalty
+    powers = [math.exp(value / temperature) for value in values]
+    order = sorted(range(len(powers)), key=lambda token: -powers[token])
+    order = order[:top_k]
+    total, mass, kept = sum(powers[token] for token in order), 0.0, []
+    for token in order:
+        if top_p is None or mass < top_p:
+            kept.append(token)
+        mass += powers[token] / total
+    total = sum(powers[token] for token in kept)
+    return [powers[token] / total if token in kept else 0.0 for token in range(len(powers))]
+
+
+DISTRIBUTIONS = [
+    {"temperature": 0.3},
+    {"temperature": 2.0},
+    {"temperature": 0.7, "top_k": 3},
+    {"top_p": 0.6},
+    {"temperature": 1.5, "top_k": 6, "top_p": 0.8, "repetition_penalty": 1.7},
+]
+
+
+@pytest.mark.parametrize("settings", DISTRIBUTIONS, ids=str)
+def test_a_token_has_the_probability_of_the_model_and_that_of_the_sampler(session, settings):
+    pipe, options = session.pipeline, {"samples": 2, "max_new_tokens": 4, "bad_words_ids": []}
+    nodes = search(session, TEXT, **options, **settings)["nodes"]
+    (source,), paths = pipe.read([TEXT]), prefixes(nodes)
+    start = source if pipe.config.shape == "decoder" else [pipe.config.start_id]
+    plain = dict(settings)
+    plain["penalty"] = plain.pop("repetition_penalty", 1.0)
+    for node, ids in list(zip(nodes, paths, strict=True))[1:]:
+        logits = next_logits(pipe, ids[:-1]).detach()
+        own = float(logits.softmax(-1)[node["id"]])
+        assert node["probability"] == pytest.approx(own, rel=1e-3)
+        expected = plain_distribution(logits, {*start, *ids[:-1]}, **plain)[node["id"]]
+        assert node["adjusted"] == pytest.approx(expected, rel=1e-3, abs=1e-9)
+        assert node["adjusted"] > 0 or not node["kept"]
+
+
+def test_beams_and_greedy_decoding_have_both_probabilities(session):
+    pipe = session.pipeline
+    (source,), start = pipe.read([TEXT]), [pipe.config.start_id]
+    start = source if pipe.config.shape == "decoder" else start
+    shared = {"repetition_penalty": 1.7, "max_new_tokens": 4, "bad_words_ids": []}
+    for beams in (1, 3):
+        nodes = search(session, TEXT, num_beams=beams, **shared)["nodes"]
+        for node, ids in list(zip(nodes, prefixes(nodes), strict=True))[1:]:
+            token, logits = node["id"], next_logits(pipe, ids[:-1]).detach()
+            assert node["probability"] == pytest.approx(float(logits.softmax(-1)[token]), rel=1e-3)
+            seen = {*start, *ids[:-1]}
+            expected = plain_distribution(logits, seen, penalty=1.7)[token]
+            if beams > 1:  # the penalty is applied to the log-probability, as in transformers
+                value = float(logits.log_softmax(-1)[token])
+                expected = math.exp(value * 1.7 if token in seen else value)
+            assert node["adjusted"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_uniform_draw_gives_its_tokens_equal_probabilities(session):
+    nodes = search(session, TEXT, samples=2, top_k=4, top_k_form="uniform", max_new_tokens=3)[
+        "nodes"
+    ]
+    assert {round(node["adjusted"], 6) for node in nodes[1:]} <= {0.0, 0.25}
+
+
+LARGE = [
+    ({"num_beams": 100_000}, "num_beams 100,000: the tree shows at most 256"),
+    ({"samples": 100_000}, "samples 100,000: the tree shows at most 256"),
+    ({"num_beams": 200, "max_new_tokens": 60}, "lower the length to 49, or num_beams"),
+    ({"num_beams": 100_000, "num_beam_groups": 2, "diversity_penalty": 1.0}, "num_beams 100,000"),
+    ({"samples": 256, "max_new_tokens": 60}, "lower the length to 13, or samples"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), LARGE, ids=str)
+def test_a_search_that_may_be_too_large_does_not_begin(pipeline, options, message, monkeypatch):
+    monkeypatch.setattr("trifold.look.search.generate_tokens", None)
+    with pytest.raises(UsageError, match=message):
+        answer(Session(pipeline), "search", {"text": TEXT, **options})
+
+
+def test_a_length_that_is_not_given_is_lowered(pipeline, monkeypatch):
+    monkeypatch.setattr("trifold.look.search.MAX_NODES", 50)
+    tree = search(Session(pipeline), TEXT, num_beams=4)
+    assert tree["settings"]["max_new_tokens"] == 6 and len(tree["nodes"]) <= 50
 
 
 @pytest.mark.parametrize("session", ["encoder-decoder"], indirect=True)

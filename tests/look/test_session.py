@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -82,12 +84,50 @@ def test_the_neuron_view_shows_rotated_queries_and_the_keys_of_the_group():
     np.testing.assert_allclose(view["keys"], [rotate(row, n) for n, row in enumerate(k)], atol=1e-5)
 
 
+SCALES = {  # of layer 2, with heads of width 4
+    "translator": 1 / 2,
+    "t5": 1.0,
+    "deberta": 1 / math.sqrt(3 * 4),
+    "deepseek": 1 / math.sqrt(4 + 4),
+}
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_the_scale_is_that_of_the_family(name):
+    session, (text, target) = Session(new_pipeline(name)), example(name)
+    kind = session.trace(text, target).side
+    view = requests.neuron(session, text, kind, layer=1, head=3, query=4, target=target)
+    assert view["scale"] == pytest.approx(SCALES[name])
+
+
+@pytest.mark.parametrize(
+    ("keys", "scale"),
+    [
+        ({"attention_scale": 0.3}, 0.3),
+        ({"attention_scale_by_layer": True}, 1 / (2 * 2)),
+        ({"attention_scale": 0.3, "attention_scale_by_layer": True}, 0.3 / 2),
+        ({"attention_scale": 0.3, "score_soft_cap": 5.0}, 0.3),  # Gemma 2
+    ],
+    ids=str,
+)
+def test_the_scale_of_the_config_is_shown_and_not_part_of_the_query(keys, scale, monkeypatch):
+    monkeypatch.setitem(MODELS, "scaled", MODELS["gpt2"] | keys)
+    session = Session(new_pipeline("scaled"))
+    view = requests.neuron(session, TEXT, "decoder", layer=1, head=3, query=4)
+    attention = session.pipeline.model.decoder.blocks[1].self_attention
+    with torch.no_grad():
+        x = session.trace(TEXT)["decoder.blocks.1.self_attention.enter"]
+        q = attention.sublayer.q_proj(x)[4].view(4, 4)[3]
+    assert view["scale"] == pytest.approx(scale)
+    np.testing.assert_allclose(view["query"], q, atol=1e-5)
+
+
 FIRST = {"kind": "decoder", "layer": 0, "head": 0, "query": 0}
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"kind": "crossed"}, "kind 'crossed'"), ({"kind": "cross"}, "kind 'cross'"),
-    ({"layer": 2}, "layer 2"), ({"head": 4}, "head 4"), ({"query": 14}, "query 14"),
+    ({"layer": 2}, "layer 3 · blocks.2"), ({"head": 4}, "head 4"), ({"query": 14}, "query 14"),
 ])  # fmt: skip
 def test_a_neuron_that_does_not_exist_is_rejected(arguments, message):
     with pytest.raises(UsageError, match=message):
@@ -131,6 +171,12 @@ def test_the_trace_of_a_translator_names_its_words_and_its_output():
         ".",
     ]
     assert answer["labels"][:-1] == answer["tokens"]["decoder"][1:]
+    read, written = answer["tokens"]["decoder"], answer["labels"]
+    assert answer["queries"]["cross"] == [
+        f"reads {a.strip() or '␣'} → writes {b.strip() or '␣'}"
+        for a, b in zip(read, written, strict=True)
+    ]
+    assert answer["queries"]["decoder"] == read
     own = requests.trace(session, TEXT)
     assert own["output"] == session.pipeline.generate(TEXT)
 

@@ -66,6 +66,13 @@ def test_the_mask_names_its_rules():
     assert "mask and offsets" in masks["gpt2"]
 
 
+def test_the_factor_of_a_scaled_query_is_shown(monkeypatch):
+    monkeypatch.setitem(MODELS, "scaled", MODELS["gpt2"] | {"attention_scale": 0.3})
+    steps = walkthrough(new_pipeline("scaled").trace(TEXT))
+    factors = [float(step.operands["c"]) for step in steps if "scaled query" in step.title]
+    assert factors == pytest.approx([0.3 * math.sqrt(4)] * 2)
+
+
 def test_the_request_holds_the_steps_as_arrays():
     session = Session(new_pipeline("t5"))
     steps = request(session, TEXT, LONG, side="encoder", position=2)["steps"]

@@ -4,6 +4,7 @@ import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { isLive, request, start, waiting } from "./data";
 import { chosenKind, chosenPlace, head, kind, layer, row, target, text, theme, view, writeFragment, type Model } from "./state";
+import { TextArea } from "./parts/TextArea";
 import "uplot/dist/uPlot.min.css";
 import "./theme.css";
 import { VIEWS } from "./views";
@@ -16,6 +17,7 @@ const KEYS = [
   ["[ ]", "previous or next token"],
   ["k", "next kind of attention"],
   ["d", "dark or light"],
+  ["Shift Enter", "a line break in a text"],
   ["?", "this list"],
 ];
 
@@ -86,16 +88,20 @@ function Page({ model }: { model: Model }) {
   );
 }
 
-/** A text that changes the state when typing pauses. */
+/** A text that changes the state when typing pauses, or ends. */
 function Field({ label, of, placeholder }: { label: string; of: typeof text; placeholder?: string }) {
   const timer = useRef(0);
+  const now = (value: string) => {
+    clearTimeout(timer.current);
+    of.value = value;
+  };
   const later = (value: string) => {
     clearTimeout(timer.current);
-    timer.current = window.setTimeout(() => (of.value = value), 400);
+    timer.current = window.setTimeout(() => now(value), 400);
   };
   return (
     <label>{label}
-      <input value={of.value} disabled={!isLive} placeholder={placeholder} onInput={(event) => later(event.currentTarget.value)} />
+      <TextArea value={of.value} disabled={!isLive} placeholder={placeholder} onType={later} onEnd={now} />
     </label>
   );
 }

@@ -47,6 +47,7 @@ export interface Words {
 export interface Trace {
   side: "encoder" | "decoder"; // the one that predicts
   tokens: Record<string, string[]>;
+  queries: Record<string, string[]>; // the names of the rows of each kind of attention
   words: Record<string, Words>;
   output: string | null;
   masks: number[];
@@ -127,6 +128,9 @@ export const chosenPlace = (model: Model, kind: string): [number, number] =>
 export const sidesOf = (kind: string): [string, string] =>
   kind === "cross" ? ["decoder", "encoder"] : [kind, kind];
 
-/** The labels of queries: in cross-attention the tokens that they write, else the tokens themselves. */
-export const queryLabels = (trace: Trace, kind: string): string[] =>
-  kind === "cross" && trace.labels ? trace.labels.map((label, n) => label ?? trace.tokens.decoder[n]) : trace.tokens[sidesOf(kind)[0]];
+/** The names of positions of a side: those of the decoder beside an encoder say what it reads and writes. */
+export const positionNames = (trace: Trace, side: string): string[] =>
+  trace.queries[side === "decoder" && "cross" in trace.queries ? "cross" : side];
+
+/** A layer, which counts from 1, and its part of the names of hook points, which count from 0. */
+export const layerName = (n: number, point = "blocks"): string => `layer ${n + 1} · ${point}.${n}`;

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trifold.look.corpus import Line
     from trifold.pipeline import Pipeline
 
+DECIMALS = 7  # of printed weights, which are float32
 EXAMPLES = (
     'trifold look runs/demo "I love dogs." --out page.html',
     'trifold look runs/demo "I love dogs." --kind all --out heads.png',
@@ -101,9 +102,10 @@ def run(
         raise UsageError(
             f"{out}: a page shows every head; remove --kind, --layer, --head and --json"
         )
-    if compare is not None and (out is not None or json or draws):
+    if compare is not None and (json or draws or not (is_page or out is None)):
         raise UsageError(
-            "--compare requires the live page; remove --out, --kind, --layer, --head and --json"
+            "--compare shows two models on a page; remove --kind, --layer, --head and --json, and "
+            "write a file with --out page.html"
         )
     files = {"--align": align, "--coreference": coreference, "--conllu": conllu, "--prune": prune}
     if roles is None and (unused := [name for name, value in files.items() if value]):
@@ -157,7 +159,7 @@ def run(
         kinds = tuple(maps.patterns)
     texts = {name: getattr(maps, name) for name in ("text", "output", "source", "given", "written")}
     # (layers, heads, queries, keys)
-    patterns = {name: maps.patterns[name].astype(float).round(4).tolist() for name in kinds}
+    patterns = {name: maps.patterns[name].astype(float).round(DECIMALS).tolist() for name in kinds}
     print_json(**texts, patterns=patterns, picture=None if picture is None else str(picture))
 
 
@@ -197,7 +199,7 @@ def _open_page(
     if out is not None:
         if text is None:
             raise UsageError("TEXT is missing; a written page shows one text")
-        print(write_page(sessions[0], text, target, out, next(iter(models))))
+        print(write_page(sessions, text, target, out, *models))
         return
 
     if text is not None:
@@ -231,8 +233,9 @@ def _measure_roles(
     except UsageError as error:
         print_note(f"warning: {error}; nothing is removed")
         return {**report, "pruned": None}
-    rows = [line.text if line.target is None else f"{line.text}\t{line.target}" for line in lines]
-    rows = [row for row in rows if not row.endswith("\t")]  # sentences of --conllu have no target
+    # Sentences of --conllu have no target; beside pairs, only the pairs have labels.
+    pairs = [f"{line.text}\t{line.target}" for line in lines if line.target is not None]
+    rows = pairs or [line.text for line in lines]
     with count_progress("lines without these heads", len(rows)) as on_done:
         effect = effect_over_lines(pipeline, rows, edits, on_done)
     effect["bleu"] = effect_on_bleu(pipeline, rows, edits)

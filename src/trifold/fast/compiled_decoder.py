@@ -6,7 +6,6 @@ the new token. The translation follows Block.forward and ParallelBlock.forward, 
 out.
 """
 
-import math
 from typing import Any
 
 import numpy as np
@@ -205,7 +204,7 @@ class CompiledDecoder:
         fields: dict[str, Field] = {"x": q, "width": layer.head_width, "beams": 1}
         fields |= {"heads": width // layer.head_width, "kv_heads": kv_width // layer.head_width}
         fields |= {
-            "scale": layer.query_scale / math.sqrt(layer.head_width),
+            "scale": layer.scale,
             "soft_cap": layer.soft_cap,
         }
         if not crosses:

@@ -82,7 +82,8 @@ class SearchHook(Protocol):
     ) -> None:
         """The candidates (B, N) of a step, before the state advances: the row that a token
         continues, the token, and log P of the output with it, -inf if forbidden. kept: they
-        continue, or are outputs. ended: no token follows.
+        continue, or are outputs. ended: no token follows. The logits of the state are those of the
+        model, before all processors.
         """
 
 

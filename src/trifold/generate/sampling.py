@@ -84,6 +84,18 @@ def chosen_filters(config: GenerationConfig) -> dict[str, Callable[[Tensor], Ten
     }
 
 
+def draw_weights(config: GenerationConfig) -> Callable[[Tensor], Tensor]:
+    """log-probabilities (R, V) -> the weights (R, V) in proportion to which tokens are drawn."""
+    filters, is_uniform = chosen_filters(config), config.top_k_form == "uniform"
+
+    def weigh(log_probs: Tensor) -> Tensor:
+        for keep in filters.values():
+            log_probs = keep(log_probs)
+        return (log_probs > NEVER).to(log_probs.dtype) if is_uniform else log_probs.softmax(-1)
+
+    return weigh
+
+
 def greedy(log_probs: Tensor, indices: Tensor, generated: int) -> Tensor:
     """The most likely token."""
     if log_probs.device.type == "cpu" and log_probs.dtype is torch.float32:
@@ -104,14 +116,10 @@ def sampler(
     seed = int(torch.randint(2**62, ())) if config.seed is None else config.seed
     streams = [np.random.default_rng((seed, *key)).random(steps, dtype=np.float32) for key in keys]
     uniform = torch.from_numpy(np.stack(streams)).to(device)
-    filters = chosen_filters(config)
-    is_uniform = config.top_k_form == "uniform"
+    weigh = draw_weights(config)
 
     def choose(log_probs: Tensor, indices: Tensor, generated: int) -> Tensor:
-        for keep in filters.values():
-            log_probs = keep(log_probs)
-        weights = (log_probs > NEVER).to(log_probs.dtype) if is_uniform else log_probs.softmax(-1)
-        mass = weights.cumsum(-1)
+        mass = weigh(log_probs).cumsum(-1)
         # In (0, total], so that the first token whose cumulative mass reaches it has a probability
         # above 0.
         target = (1 - uniform[indices, generated])[:, None] * mass[:, -1:]

@@ -68,8 +68,10 @@ def generate_tokens(
     if on_step is not None:
         setup = setup._replace(on_step=on_step)
     if hook is not None:
-        before = setup.process
-        setup = setup._replace(hook=hook, process=lambda x, at: hook.process(before(x, at), at))
+        before = setup.process  # of a copy: the hook finds the model's logits in the state
+        setup = setup._replace(
+            hook=hook, process=lambda x, at: hook.process(before(x.clone(), at), at)
+        )
     config = setup.config
     with eval_mode(model):
         if config.num_beams > 1:

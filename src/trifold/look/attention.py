@@ -23,7 +23,7 @@ from trifold.text import Tokenizer
 # Kind -> title of its picture, in the order in which they are shown.
 KINDS = {
     "encoder": "encoder self-attention: each source token attends to the source",
-    "decoder": "decoder self-attention: each generated token attends to the tokens before it",
+    "decoder": "decoder self-attention: each token attends to itself and the tokens before it",
     "cross": "cross-attention: each generated token attends to the source",
 }
 HOOKS = {
@@ -53,9 +53,9 @@ class AttentionMaps:
     less in an encoder with summaries of blocks), and the tokens.
 
     source: tokens of the encoder. given: input tokens of the decoder (start token, or the prompt).
-    written: the tokens that follow them, so row t of a decoder's pattern belongs to the prediction
-    of written[t]. output: the generated text. Fields of a part that the model does not have are
-    empty.
+    written: the tokens that follow them: row t of a decoder's pattern, and of cross-attention,
+    reads given[t] and writes written[t]. output: the generated text. Fields of a part that the
+    model does not have are empty.
     """
 
     text: str
@@ -69,8 +69,20 @@ class AttentionMaps:
 
     def labels(self, kind: str) -> tuple[list[str], list[str]]:
         """The tokens of the rows and columns of that kind."""
-        rows = self.source if kind == "encoder" else self.written
-        return rows, self.given if kind == "decoder" else self.source
+        if kind == "cross":
+            return name_queries(self.given, self.written), self.source
+        tokens = self.given if kind == "decoder" else self.source
+        return tokens, tokens
+
+
+def name_queries(read: Sequence[str], written: Sequence[str] = ()) -> list[str]:
+    """The names of the rows of cross-attention, everywhere: the token that the decoder reads, and
+    the one that it then writes, if it writes any.
+    """
+    read, written = ([token if token.strip() else "␣" for token in row] for row in (read, written))
+    if not written:
+        return [f"reads {token}" for token in read]
+    return [f"reads {token} → writes {then}" for token, then in zip(read, written, strict=True)]
 
 
 # --- weights --------------------------------------------------------------------------------------
@@ -317,10 +329,10 @@ def _color_bar(figure: Figure, image: Any, axes: Any, fontsize: float, **more: A
 
 
 def _label_ticks(axis: Any, labels: Sequence[str], fontsize: float = 7.5, **more: Any) -> None:
-    """A label of at most 24 letters at the middle of every cell; dollar signs are not parsed as
+    """A label of at most 40 letters at the middle of every cell; dollar signs are not parsed as
     formulas.
     """
-    labels = [label if len(label) <= 24 else f"{label[:23]}…" for label in labels]
+    labels = [label if len(label) <= 40 else f"{label[:39]}…" for label in labels]
     axis.set_ticks(
         np.arange(len(labels)) + 0.5, labels, fontsize=fontsize, parse_math=False, **more
     )

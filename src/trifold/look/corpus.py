@@ -27,14 +27,23 @@ class Link(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A text and its target, and links between their words, which are separated by spaces. place:
-    file and line.
+    """A text and its target, None if it has none, and links between their words. place: file and
+    line. words: of the text; empty: those between its spaces.
     """
 
     text: str
     target: str | None = None
     place: str = "line 1"
     links: tuple[Link, ...] = ()
+    words: tuple[str, ...] = ()
+
+
+def split_line(line: str) -> tuple[str, str | None]:
+    """The text of a line, and the target after its first tab; None without one, or if it is
+    blank.
+    """
+    text, _, target = line.rstrip("\n").partition("\t")
+    return text, target if target.strip() else None
 
 
 def read_corpus(
@@ -56,10 +65,9 @@ def read_corpus(
             links[number].append(link)
     found = []
     for number, line in enumerate(lines):
-        text, tab, target = line.partition("\t")
+        text, target = split_line(line)
         if text.strip():
-            place = f"{corpus}:{number + 1}"
-            found.append(Line(text, target if tab else None, place, tuple(links[number])))
+            found.append(Line(text, target, f"{corpus}:{number + 1}", tuple(links[number])))
     found += [] if conllu is None else _read_dependencies(conllu)
     if not found:
         raise DataError(f"{corpus}: every line is blank; write a text on each line")
@@ -75,8 +83,8 @@ def _read_pairs(
             f"{file}: {len(rows):,} lines, {corpus}: {len(lines):,}; line N of both is a pair"
         )
     for number, row in enumerate(rows):
-        text, _, target = lines[number].partition("\t")
-        sizes = len(text.split()), len((target if role == "alignment" else text).split())
+        text, target = split_line(lines[number])
+        sizes = len(text.split()), len(((target or "") if role == "alignment" else text).split())
         for pair in row.split():
             match = _PAIR.fullmatch(pair)
             first, second = map(int, match.groups()) if match else sizes
@@ -110,7 +118,7 @@ def _read_dependencies(file: Path) -> Iterator[Line]:
             if int(head):
                 links.append(Link("syntactic", relation, word, int(head) - 1))
                 links.append(Link("syntactic", f"{relation} of", int(head) - 1, word))
-        yield Line(" ".join(words), "", place, tuple(links))
+        yield Line(" ".join(words), None, place, tuple(links), tuple(words))
 
 
 def find_words(tokenizer: Tokenizer, ids: Sequence[int], words: Sequence[str]) -> list[int] | None:
@@ -118,7 +126,7 @@ def find_words(tokenizer: Tokenizer, ids: Sequence[int], words: Sequence[str]) -
     as the words.
     """
     prefixes = tokenizer.decode([ids[:n] for n in range(1, len(ids) + 1)])
-    ends = [len("".join(words[: n + 1])) for n in range(len(words))]
+    ends = [len("".join("".join(words[: n + 1]).split())) for n in range(len(words))]
     letters = [len("".join(prefix.split())) for prefix in prefixes]
     if not letters or not ends or letters[-1] != ends[-1]:
         return None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trifold.errors import DataError, UsageError
+from trifold.look.corpus import split_line
 from trifold.look.session import Answer, Edits, Session
 from trifold.look.trace import Function, edited, run_with
 from trifold.nn.hooks import hooked
@@ -33,8 +34,7 @@ def effect_over_lines(
     """
     count, labels, loss, right = 0, 0, [0.0, 0.0], [0, 0]
     for line in filter(str.strip, lines):
-        text, _, target = line.rstrip("\n").partition("\t")
-        trace, count = run_with(pipeline, text, target or None), count + 1
+        trace, count = run_with(pipeline, *split_line(line)), count + 1
         labels += int((known := trace.labels >= 0).sum())
         for which, each in enumerate((trace, trace.patched(edits))):
             loss[which] += float(each.loss.double().nansum())
@@ -57,7 +57,7 @@ def effect_on_bleu(pipeline: Pipeline, lines: Iterable[str], edits: Edits) -> li
     A search computes one position at a time, so only `zero` and `scale` of whole heads have a
     meaning in it.
     """
-    pairs = [line.rstrip("\n").split("\t", 1) for line in lines if "\t" in line]
+    pairs = [pair for pair in map(split_line, lines) if pair[1] is not None]
     whole = all(
         str(each.get("name")).endswith(HEADS) and each.get("positions") is None for each in edits
     )

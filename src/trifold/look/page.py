@@ -1,7 +1,7 @@
 """The page of `trifold look`: the built file of web/, with answers to requests embedded in it."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
@@ -10,13 +10,14 @@ from typing import Any
 from trifold import disk
 from trifold.errors import TrifoldError
 from trifold.look import figures
-from trifold.look.requests import answer, key
+from trifold.look.requests import Floats, answer, key
 from trifold.look.session import Session
 
 MARK = "/*ANSWERS*/"  # in the built file, where the embedded answers go
 MAX_SEARCHED = 2**28  # parameters of a model whose file contains a search
 MAX_TEXTS = 20  # examples of roles that a file contains
 MAX_NEURONS = 2**20  # products of queries and keys that a file contains; 11 MB
+FLOATS: dict[str, Floats] = {"attention": "float16"}  # in a file; other arrays are float32
 
 
 def page(answers: Mapping[str, Any], start: Mapping[str, Any], *, live: bool = False) -> str:
@@ -87,13 +88,36 @@ def _examples(roles: dict[str, Any]) -> Iterator[Request]:
                 yield "attention", {**shared, "kind": head["kind"], "layer": head["layer"]}
 
 
-def write_page(session: Session, text: str, target: str | None, out: Path, model: str = "") -> Path:
+def _beside(
+    first: Session, other: Session, text: str, target: str | None, number: int
+) -> Iterator[Request]:
+    """The requests of the view of attention for a model beside the first."""
+    shared = {"text": text, "target": target, "model": number}
+    kinds, others = (answer(each, "model", {})["layers"] for each in (first, other))
+    yield "model", {"model": number}
+    yield "trace", shared
+    for kind in (each for each in kinds if each in others):
+        for layer in range(others[kind]):
+            yield "attention", {**shared, "kind": kind, "layer": layer}
+
+
+def write_page(
+    session: Session | Sequence[Session], text: str, target: str | None, out: Path, *models: str
+) -> Path:
     """Write one file that needs no network and no model, with the answers to the requests of all
-    views.
+    views of the first session; the view of attention shows the others beside it.
+
+    models: the name of each.
     """
-    requests = offline_requests(session, text, target)
-    answers = {key(name, params): answer(session, name, params) for name, params in requests}
-    html = page(answers, {"text": text, "target": target, "models": [model]})
+    first, *others = sessions = [session] if isinstance(session, Session) else list(session)
+    requests = list(offline_requests(first, text, target))
+    for number, other in enumerate(others, start=1):
+        requests += _beside(first, other, text, target, number)
+    answers = {
+        key(name, params): answer(sessions, name, params, FLOATS.get(name, "float32"))
+        for name, params in requests
+    }
+    html = page(answers, {"text": text, "target": target, "models": models or [""]})
     try:
         disk.make_folder(out.parent)
         disk.replace_text(out, html)

@@ -7,7 +7,7 @@ import json
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -23,13 +23,18 @@ _FUNCTIONS: tuple[Callable[..., dict[str, Any]], ...] = (
     *(traces.effect, effects.lines_effect),
     *(figures.neighbours, figures.components, figures.positions, figures.masks, figures.schedules),
 )
+Floats = Literal["float32", "float16"]
 REQUESTS = {function.__name__: function for function in _FUNCTIONS}
 
 
 def answer(
-    session: Session | Sequence[Session], name: str, params: Mapping[str, Any]
+    session: Session | Sequence[Session],
+    name: str,
+    params: Mapping[str, Any],
+    floats: Floats = "float32",
 ) -> dict[str, Any]:
     """The answer as JSON values; the parameter `model` selects one of several sessions, from 0.
+    floats: see `encode`.
 
     Raises UsageError for unknown names and parameters, and the errors of the model.
     """
@@ -48,7 +53,7 @@ def answer(
     ):
         raise UsageError(f"{name}: text and target are strings")
     with sessions[number].lock:
-        found = encode(REQUESTS[name](sessions[number], **params))
+        found = encode(REQUESTS[name](sessions[number], **params), floats)
     assert isinstance(found, dict)
     return found
 
@@ -59,24 +64,24 @@ def key(name: str, params: Mapping[str, Any]) -> str:
     return f"{name} {json.dumps(given, ensure_ascii=False, separators=(',', ':'), sort_keys=True)}"
 
 
-def encode(value: Any) -> Any:
+def encode(value: Any, floats: Floats = "float32") -> Any:
     """A value for JSON: arrays become their shape, type and bytes in base64, numbers that are not
-    finite text.
+    finite text. floats: the type of arrays that are not small integers.
     """
     if isinstance(value, Tensor):
         value = value.detach().float().cpu().numpy()
     if isinstance(value, np.ndarray):
-        is_small = value.dtype in (np.uint8, np.bool_)
-        data = b64encode(value.astype("u1" if is_small else "<f4").tobytes()).decode("ascii")
+        kind = "uint8" if value.dtype in (np.uint8, np.bool_) else floats
+        bytes_ = value.astype(np.dtype(kind).newbyteorder("<")).tobytes()
         return {
             "shape": list(value.shape),
-            "dtype": "uint8" if is_small else "float32",
-            "data": data,
+            "dtype": kind,
+            "data": b64encode(bytes_).decode("ascii"),
         }
     if isinstance(value, Mapping):
-        return {str(name): encode(each) for name, each in value.items()}
+        return {str(name): encode(each, floats) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [encode(each) for each in value]
+        return [encode(each, floats) for each in value]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not np.isfinite(value):

@@ -31,14 +31,16 @@ class Pattern:
     """The attention of one kind over one line: T queries, S keys.
 
     maxima: (L, H, T) the key with the largest weight. allowed: (T, S). queries, keys: tokens; in
-    cross-attention a query is the token that it predicts. words: the word of each query and key, or
-    None. counts: of each key in the corpus. special: (S,) whether a key is a special token.
+    cross-attention a query is the token that it writes, if it writes any. names: of the queries for
+    people. words: the word of each query and key, or None. counts: of each key in the corpus.
+    special: (S,) whether a key is a special token.
     """
 
     kind: str
     line: Line
     maxima: NDArray[np.int32]
     queries: NDArray[np.str_]
+    names: Sequence[str]
     keys: NDArray[np.str_]
     special: Mask
     words: tuple[NDArray[np.int64], NDArray[np.int64]] | None
@@ -153,7 +155,7 @@ class _Total:
             kept = self.examples.setdefault((layer, head), [])
             if len(kept) < MAX_EXAMPLES:
                 at = int(rows[hits[layer, head].argmax()])
-                pair = str(x.queries[at]), str(x.keys[x.maxima[layer, head, at]])
+                pair = x.names[at], str(x.keys[x.maxima[layer, head, at]])
                 kept.append(
                     {"text": x.line.text, "target": x.line.target, "row": at, "tokens": pair}
                 )
@@ -218,20 +220,23 @@ def _read(
         raise UsageError("roles are measured over texts; this model reads images")
     words: dict[str, list[int] | None] = {}
     codecs = {"encoder": pipeline.reader, "decoder": pipeline.writer}
-    written = [max(label, 0) for label in trace.labels.tolist()]
+    written = trace.labels.tolist() if len(ids) > 1 and trace.head == "lm" else []
+    target = line.target if trace.head == "lm" else None  # else a class
     if line.links:
         side = next(iter(ids))
-        words[side] = find_words(codecs[side], ids[side], line.text.split())
-        words["cross"] = (
-            find_words(pipeline.writer, written, line.target.split()) if line.target else None
-        )
-        spelled = words[side] is not None and (not line.target or words["cross"] is not None)
+        continued = (target or "") if side == "decoder" else ""  # the decoder reads both
+        read = line.words or (line.text + continued).split()
+        words[side] = find_words(codecs[side], ids[side], read)
+        if written and target:
+            words["cross"] = find_words(pipeline.writer, written, target.split())
+        spelled = None not in words.values()
     for side, pieces in tokens.items():
         counts[side].update(pieces)
     found = []
     for kind, weights in stacked_weights(trace).items():
         side = "encoder" if kind == "cross" else kind
-        queries = pipeline.writer.pieces(written) if kind == "cross" else tokens[side]
+        reads = tokens["decoder" if kind == "cross" else kind]
+        queries = pipeline.writer.pieces(written) if kind == "cross" and written else reads
         units = words.get(kind), words.get(side)
         known = (
             None
@@ -239,10 +244,18 @@ def _read(
             else (np.array(units[0]), np.array(units[1]))
         )
         special = [not text for text in codecs[side].decode([[token] for token in ids[side]])]
-        maxima, keys = weights.argmax(-1).astype(np.int32), np.array(tokens[side])
-        counted = np.zeros(len(keys), np.int64)
         found.append(
-            Pattern(kind, line, maxima, np.array(queries), keys, np.array(special), known, counted)
+            Pattern(
+                kind=kind,
+                line=line,
+                maxima=weights.argmax(-1).astype(np.int32),
+                queries=np.array(queries),
+                names=trace.queries[kind],
+                keys=np.array(tokens[side]),
+                special=np.array(special),
+                words=known,
+                counts=np.zeros(len(tokens[side]), np.int64),
+            )
         )
     return found, spelled
 

@@ -89,8 +89,7 @@ def at_checkpoint(finished: Pipeline, checkpoint: Path) -> Pipeline:
 def head_over_checkpoints(
     session: Session, text: str, target: str | None = None, *, kind: str, layer: int, head: int
 ) -> Answer:
-    """steps: of the checkpoints; weights: of a head in each, uint8 (checkpoints, T, S), 255 being
-    1.
+    """steps: of the checkpoints; weights: of a head in each (checkpoints, T, S).
 
     The output that the decoder reads is the target, by default that of the finished model. Raises
     CheckpointError for weights that are damaged, or of another model.
@@ -101,8 +100,6 @@ def head_over_checkpoints(
     example, steps, weights = session.trace(text, target).example, list[int](), []
     for checkpoint in list_checkpoints(folder / "checkpoints"):
         steps.append(step_of(checkpoint))
-        found = Trace(at_checkpoint(finished, checkpoint), example, {})[HOOKS[kind].format(layer)][
-            head
-        ]
-        weights.append(found.float().mul(255).round().byte().cpu().numpy())
-    return {"steps": steps, "weights": np.array(weights, np.uint8).reshape(-1, *shape[1:])}
+        found = Trace(at_checkpoint(finished, checkpoint), example, {})
+        weights.append(found[HOOKS[kind].format(layer)][head].float().cpu().numpy())
+    return {"steps": steps, "weights": np.array(weights, np.float32).reshape(-1, *shape[1:])}

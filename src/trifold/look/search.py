@@ -14,14 +14,16 @@ from trifold.generate import GenerationConfig, Hypothesis, generate_tokens, reso
 from trifold.generate.config import end_ids
 from trifold.generate.decoding import DecodingState
 from trifold.generate.processors import NEVER, Context
-from trifold.generate.sampling import chosen_filters
+from trifold.generate.sampling import chosen_filters, draw_weights
 from trifold.look.session import Answer, Session
 from trifold.nn import Inputs
+from trifold.pipeline import Pipeline
 
 BEAMS = 4  # if the model has no beams of its own
 LENGTH = 20  # tokens of a decoder, which rarely ends
 ALTERNATIVES = 4  # tokens that greedy decoding or sampling did not choose
-MAX_NODES = 20_000
+MAX_NODES = 20_000  # that a search may have; one that may have more does not begin
+MAX_ROWS = 256  # beams or samples
 OTHERS = ("penalty_alpha", "prompt_lookup_num_tokens", "force_words", "force_words_ids")
 
 Prefix = tuple[int, ...]
@@ -36,9 +38,11 @@ def search(
     forced: the ids that every output begins with. samples: number of samples; 0: beams. options:
     those of `generate`; by default beams of the model, or 4; samples have seed 0, a decoder writes
     at most 20 tokens. A node has its number, its parent (that of the first is -1), id, token,
-    probability, score (the sum of log-probabilities), `kept` (continued, or an output), and the
-    reason if it ends there. Raises UsageError for other searches, for a forced token that is
-    forbidden, and for more than 20,000 nodes.
+    probability (the model's), adjusted (the probability in the search: after penalties and
+    forbidden tokens, and of samples after temperature and filters), score (the sum of
+    log-probabilities after penalties), `kept` (continued, or an output), and the reason if it ends
+    there. Raises UsageError for other searches, for a forced token that is forbidden, and, before
+    the search, for one that may have more than 20,000 nodes or has more than 256 beams or samples.
     """
     pipeline = session.pipeline
     if samples:
@@ -49,11 +53,7 @@ def search(
         options |= {"num_return_sequences": beams} | ({"do_sample": False} if beams == 1 else {})
     if pipeline.config.shape == "decoder" and "max_length" not in options:
         options.setdefault("max_new_tokens", LENGTH)
-    limit, config = pipeline.limit(text, **options), resolve(pipeline.generation, options)
-    if wrong := [name for name in OTHERS if getattr(config, name) is not None]:
-        raise UsageError(
-            f"{wrong[0]}: the tree shows beams, greedy decoding and samples; set it to null"
-        )
+    config, length = _resolve(pipeline, text, options)
     recorder = _Recorder(config, forced)
     rows = pipeline.read([text], language=config.source_language)
     inputs = Inputs(torch.tensor(rows, device=pipeline.device))
@@ -66,11 +66,41 @@ def search(
     settings = {
         "num_beams": 1,
         **config.model_dump(exclude_defaults=True),
-        "max_new_tokens": limit.tokens,
+        "max_new_tokens": length,
     }
     named = zip(recorder.nodes.values(), ["", *names], strict=True)
     nodes = [{**node, "token": name} for node, name in named]
     return {"nodes": nodes, "outputs": outputs, "settings": settings}
+
+
+def _resolve(
+    pipeline: Pipeline, text: str, options: dict[str, Any]
+) -> tuple[GenerationConfig, int]:
+    """The settings of a search and its largest number of tokens, which is lowered if it is not in
+    the options. Raises UsageError for a search that has no tree, or may have a too large one.
+    """
+    config = resolve(pipeline.generation, options)
+    if wrong := [name for name in OTHERS if getattr(config, name) is not None]:
+        raise UsageError(
+            f"{wrong[0]}: the tree shows beams, greedy decoding and samples; set it to null"
+        )
+    rows, what = config.num_return_sequences, "samples"
+    each = ALTERNATIVES + 2  # the chosen token may be another than the best ones
+    if config.num_beams > 1:
+        rows, what = config.num_beams, "num_beams"
+        each = 1 + len(end_ids(config, pipeline.config))  # see `beam_search`
+    if rows > MAX_ROWS:
+        raise UsageError(f"{what} {rows:,}: the tree shows at most {MAX_ROWS}; lower it")
+    length, longest = pipeline.limit(text, **options).tokens, (MAX_NODES - 1) // (rows * each)
+    if length > longest and not {"max_new_tokens", "max_length"} & options.keys():
+        options["max_new_tokens"] = length = longest
+        config = resolve(pipeline.generation, options)
+    if length > longest:
+        raise UsageError(
+            f"{what} {rows} with {length:,} tokens: the tree may have over {MAX_NODES:,} nodes; "
+            f"lower the length to {longest:,}, or {what}"
+        )
+    return config, length
 
 
 class _Recorder:
@@ -81,10 +111,12 @@ class _Recorder:
     def __init__(self, config: GenerationConfig, forced: Sequence[int]) -> None:
         self.config, self.forced = config, list(forced)
         self.beams = config.num_beams // config.num_beam_groups if config.num_beams > 1 else 0
-        start = {"number": 0, "parent": -1, "id": -1, "probability": 1.0, "score": 0.0}
-        self.nodes: dict[Prefix, Answer] = {(): start | {"kept": True, "reason": ""}}
+        start: Answer = {"number": 0, "parent": -1, "id": -1, "probability": 1.0, "adjusted": 1.0}
+        start |= {"score": 0.0, "kept": True, "reason": ""}
+        self.nodes: dict[Prefix, Answer] = {(): start}
         self.ended: set[Prefix] = set()
-        self._log_probs = torch.empty(0)
+        self.weigh = draw_weights(config)
+        self._model = self._log_probs = self._adjusted = torch.empty(0)
 
     def process(self, logits: Tensor, context: Context) -> Tensor:
         at, self._log_probs = context.generated, logits.log_softmax(-1)
@@ -106,6 +138,10 @@ class _Recorder:
         kept: Tensor,
         ended: Tensor,
     ) -> None:
+        self._model = state.logits.log_softmax(-1)
+        if not self.beams:
+            weights = self.weigh(self._log_probs)
+            self._adjusted = weights / weights.sum(-1, keepdim=True)
         for group in zip(
             *(each.tolist() for each in (rows, tokens, scores, kept, ended)), strict=True
         ):
@@ -121,7 +157,7 @@ class _Recorder:
                 before = self.nodes[prefix]["score"] if score > NEVER else 0.0
                 # Where a token is forced, a search without beams gives it the probability 1.
                 log_prob = score - before if self.beams else float(self._log_probs[row, token])
-                self._add(prefix, token, log_prob, "" if is_kept else reason)
+                self._add(prefix, row, token, log_prob, "" if is_kept else reason)
                 if is_kept and is_end:
                     self.ended.add((*prefix, token))
         if not self.beams and state.generated >= len(self.forced):
@@ -140,20 +176,20 @@ class _Recorder:
         for row, prefix in enumerate(prefixes):
             for value, token in zip(values[row].tolist(), ids[row].tolist(), strict=True):
                 reason = next((why for why, cut in removed.items() if cut[row, token]), other)
-                self._add(tuple(prefix), token, value, reason)
+                self._add(tuple(prefix), row, token, value, reason)
 
-    def _add(self, prefix: Prefix, token: int, log_prob: float, reason: str) -> None:
-        """A candidate; no reason: it is kept. Beams of other groups and samples may share it."""
+    def _add(self, prefix: Prefix, row: int, token: int, log_prob: float, reason: str) -> None:
+        """A candidate of a row; no reason: it is kept. Beams of other groups and samples may share
+        it.
+        """
         if log_prob == NEVER:
             return
         parent = self.nodes[prefix]
         node = self.nodes.setdefault((*prefix, token), {"number": len(self.nodes), "kept": False})
-        if len(self.nodes) > MAX_NODES:
-            raise UsageError(
-                f"the tree has over {MAX_NODES:,} nodes; lower the beams, samples or length"
-            )
         if not node["kept"]:
-            node |= {"parent": parent["number"], "id": token, "probability": math.exp(log_prob)}
+            adjusted = math.exp(log_prob) if self.beams else float(self._adjusted[row, token])
+            node |= {"parent": parent["number"], "id": token, "adjusted": adjusted}
+            node |= {"probability": math.exp(float(self._model[row, token]))}
             node |= {"score": parent["score"] + log_prob, "kept": not reason, "reason": reason}
 
     def finish(self, outputs: Sequence[Hypothesis], ends: Sequence[int]) -> list[int]:

@@ -20,6 +20,7 @@ from trifold.errors import UsageError
 from trifold.look.attention import HOOKS, split_words
 from trifold.look.trace import Edit, Trace, check_index, run_with
 from trifold.look.walkthrough import walkthrough as walk
+from trifold.nn.hooks import hook_points
 from trifold.pipeline import Pipeline
 
 MAX_BYTES = 5 * 2**28  # of the activations of cached traces; the last trace is kept in any case
@@ -69,9 +70,9 @@ def _best(found: Trace, probabilities: Tensor, ids: Tensor) -> Answer:
 
 
 def trace(session: Session, text: Any, target: Target = None, edits: Edits = ()) -> Answer:
-    """tokens: of each side; words: their texts, and the word of each token; labels: the tokens that
-    the positions predict; loss: theirs; masks: positions of masks; output: the target or the
-    model's own; top: see `lens`.
+    """tokens: of each side; queries: the names of the rows of each kind of attention; words: their
+    texts, and the word of each token; labels: the tokens that the positions predict; loss: theirs;
+    masks: positions of masks; output: the target or the model's own; top: see `lens`.
     """
     found, pipeline, words = session.trace(text, target, edits), session.pipeline, {}
     for side, ids in found.example.ids.items():
@@ -81,6 +82,7 @@ def trace(session: Session, text: Any, target: Target = None, edits: Edits = ())
     answer: Answer = {
         "side": found.side,
         "tokens": found.tokens,
+        "queries": found.queries,
         "words": words,
         "masks": found.masks,
     }
@@ -153,28 +155,32 @@ def neuron(
 ) -> Answer:
     """How a query weights the keys: softmax(cap(scale · q · k_j) + offset_j).
 
-    query (D,), keys (S, D), as they enter the product; products (S, D); scores (S,) before the soft
-    cap, capped (S,) after it; allowed (S,): whether the mask leaves a key; offsets (S,): 0 where it
-    does not; weights (S,). Rotary positions are in query and keys, other relative positions in the
-    offsets.
+    scale: that of the model's config, or 1/√D. query (D,), keys (S, D), as they enter the product;
+    products (S, D); scores (S,) before the soft cap, capped (S,) after it; allowed (S,): whether
+    the mask leaves a key; offsets (S,): 0 where it does not; weights (S,). Rotary positions are in
+    query and keys, other relative positions in the offsets.
     """
     found, point = (
         session.trace(text, target),
         HOOKS.get(kind, kind).format(layer).removesuffix("pattern"),
     )
     if f"{point}scores" not in found:
-        raise UsageError(f"this model has no attention of kind {kind!r} in layer {layer}")
+        place = f"layer {layer + 1} · blocks.{layer}"
+        raise UsageError(f"this model has no attention of kind {kind!r} in {place}")
     if session.pipeline.config.attention != "softmax":
         raise UsageError(f"attention {session.pipeline.config.attention} has no softmax of scores")
     heads = found[f"{point}scores"]
     check_index("head", head, len(heads))
     check_index("query", query, heads.shape[1])
-    masked, q, keys = (
+    masked, scaled, keys = (
         heads[head, query],
         found[f"{point}queries"][head, query].float(),
         found[f"{point}keys"],
     )
-    k, scale = keys[head * len(keys) // len(heads)].float(), 1 / math.sqrt(len(q))
+    scale = _score_scale(session.pipeline, f"{point}queries")
+    # The hook point has the query times scale · √D, because `ops.attend` divides by √D.
+    q = scaled / (scale * math.sqrt(len(scaled)))
+    k = keys[head * len(keys) // len(heads)].float()
     cap, scores = session.pipeline.config.score_soft_cap, (q * k).sum(-1) * scale
     capped, allowed = (
         scores if cap is None else cap * torch.tanh(scores / cap),
@@ -192,6 +198,13 @@ def neuron(
     }
     rows |= {"allowed": allowed, "weights": weights}
     return {"scale": scale, **{name: _array(x) for name, x in rows.items()}}
+
+
+def _score_scale(pipeline: Pipeline, point: str) -> float:
+    """The factor of q · k in the attention that has this hook point."""
+    points = hook_points(pipeline.model)
+    layer: Any = next(layer for _, layer, names in points if point in names)
+    return float(layer.scale)
 
 
 def roles(session: Session) -> Answer:

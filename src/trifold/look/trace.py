@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from trifold.errors import DataError, UsageError
 from trifold.generate.decoding import eval_mode, refuse_non_finite
+from trifold.look.attention import name_queries
 from trifold.look.examples import Example, read_example
 from trifold.nn.heads import NEEDS_POSITIONS
 from trifold.nn.hooks import hook_points, hooked
@@ -114,6 +115,16 @@ class Trace(dict[str, Tensor]):
         return (self.pipeline.writer if self.side == "decoder" else self.pipeline.reader).pieces(
             ids
         )
+
+    @cached_property
+    def queries(self) -> dict[str, list[str]]:
+        """The names of the rows of each kind of attention: tokens; of "cross", see
+        `name_queries`.
+        """
+        if len(self.tokens) == 1:
+            return self.tokens
+        written = self.label_names(self.labels.tolist()) if self.head == "lm" else []
+        return {**self.tokens, "cross": name_queries(self.tokens["decoder"], written)}
 
     @property
     def logits(self) -> Tensor:

@@ -1,7 +1,7 @@
 """What the first views of the page show: the components of a model, and attention weights."""
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -71,18 +71,30 @@ def _kinds(config: ModelConfig) -> dict[str, int]:
     return layers | ({"cross": layers["decoder"]} if config.shape == "encoder-decoder" else {})
 
 
-def _uses(model: Transformer) -> Counter[str]:
-    """The name of each block -> the number of its layers."""
-    return Counter(
-        f"{side}.blocks.{n}" for side in model.config.stacks for n in getattr(model, side).order
-    )
+def _uses(model: Transformer) -> dict[str, list[int]]:
+    """The name of each block -> its layers, from 0."""
+    uses = defaultdict[str, list[int]](list)
+    for side in model.config.stacks:
+        for layer, block in enumerate(getattr(model, side).order):
+            uses[f"{side}.blocks.{block}"].append(layer)
+    return uses
+
+
+def _block_title(name: str, layers: Sequence[int]) -> str:
+    """The layers of a block, from 1, and its name: layer 3 · blocks.2."""
+    numbers = ", ".join(str(layer + 1) for layer in layers)
+    if len(layers) > 2 and list(layers) == list(range(layers[0], layers[-1] + 1)):
+        numbers = f"{layers[0] + 1} to {layers[-1] + 1}"
+    plural = "s" if len(layers) > 1 else ""
+    return f"layer{plural} {numbers} · {name.partition('.')[2]}"
 
 
 def _node(
-    module: nn.Module, name: str, title: str, seen: set[int], uses: Mapping[str, int]
+    module: nn.Module, name: str, title: str, seen: set[int], uses: Mapping[str, list[int]]
 ) -> Answer:
     """A module, its own tensors, and its children that have parameters."""
-    times = uses.get(".".join(name.split(".")[:3]), 1)
+    times = len(uses.get(".".join(name.split(".")[:3]), [0]))
+    title = _block_title(name, uses[name]) if name in uses else title
     tensors = [
         (key, value)
         for key, value in module.named_parameters(recurse=False)
@@ -119,12 +131,13 @@ def attention(
     layer: int = 0,
     edits: Edits = (),
 ) -> Answer:
-    """The weights of a layer, from 0: uint8 (H, T, S), 255 being 1. Raises UsageError for an
-    unknown kind or layer.
+    """weights: (H, T, S) of a layer, from 0. computed: the type of the model's numbers. Raises
+    UsageError for an unknown kind or layer.
     """
     kinds = _kinds(session.pipeline.config)
     if kind not in kinds:
         raise UsageError(f"kind: {kind!r}; this model has {', '.join(kinds)}")
     layer = check_index("layer", layer, kinds[kind])
     weights = session.trace(text, target, edits)[HOOKS[kind].format(layer)]
-    return {"weights": weights.float().mul(255).round().byte().cpu().numpy()}
+    computed = str(weights.dtype).removeprefix("torch.")
+    return {"weights": weights.float().cpu().numpy(), "computed": computed}

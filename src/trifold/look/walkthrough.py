@@ -229,7 +229,8 @@ class _Steps(list[Step]):
         scaled, bias = layer.queries_and_bias(q, before, None if crosses else inputs.bias)
         if scaled is not q:
             formula = "c · (q + u)" if isinstance(layer.relative, RelativeScores) else "c · q"
-            q = self.add("scaled query", formula, scaled, q=q)
+            c = torch.tensor(layer.query_scale)  # scores are divided by √D below
+            q = self.add("scaled query", f"{formula}, c = scale · √D", scaled, q=q, c=c)
         self.equals(f"{point}.queries")
         if crosses:
             k = split_heads(layer.normed(layer.k_norm, layer.k_proj(inputs.memory)), width)

@@ -98,6 +98,11 @@ class Attention(nn.Module):
             scale = config.attention_scale * math.sqrt(width)
         self.query_scale = scale / (layer + 1) if config.attention_scale_by_layer else scale
 
+    @property
+    def scale(self) -> float:
+        """The factor of q · k in the scores."""
+        return self.query_scale / math.sqrt(self.head_width)
+
     def forward(
         self,
         x: Tensor,

@@ -2,6 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { useRef } from "preact/hooks";
+import { toJson } from "../data";
 import { save, savePng, saveSvg } from "../export";
 
 interface Props {
@@ -21,7 +22,7 @@ export function Figure({ title, name, data, picture = true, children }: Props) {
         <span class="buttons">
           {picture === true && <button onClick={() => part.current && saveSvg(part.current, name)}>SVG</button>}
           {picture && <button onClick={() => part.current && savePng(part.current, name)}>PNG</button>}
-          {data && <button onClick={() => save(`${name}.json`, JSON.stringify(data(), null, 1))}>JSON</button>}
+          {data && <button onClick={() => save(`${name}.json`, toJson(data()))}>JSON</button>}
         </span>
       </header>
       {children}

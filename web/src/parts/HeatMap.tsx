@@ -5,7 +5,7 @@ import { SCALES, css } from "../color";
 import { measure, short, widest } from "./labels";
 
 interface Props {
-  values: ArrayLike<number>; // rows × columns; 0 to 255, or -1 to 1 if signed
+  values: ArrayLike<number>; // rows × columns; 0 to 1, or -1 to 1 if signed
   rows: string[];
   columns: string[];
   scale?: keyof typeof SCALES;
@@ -16,6 +16,7 @@ interface Props {
   space?: number; // pixels of the longer side
   every?: number; // which labels are drawn
   ends?: [string, string]; // of the scale bar; none without them
+  between?: string; // a row and a column
 }
 
 /** The matrix as a data URL, one pixel per cell. */
@@ -27,7 +28,7 @@ export function paint(values: ArrayLike<number>, rows: number, columns: number, 
   const image = context.createImageData(canvas.width, canvas.height);
   const colors = SCALES[scale];
   for (let n = 0; n < rows * columns; n++) {
-    const value = scale === "signed" ? (values[n] + 1) * 127.5 : values[n];
+    const value = scale === "signed" ? (values[n] + 1) * 127.5 : values[n] * 255;
     const at = 3 * Math.max(0, Math.min(255, Math.round(value)));
     image.data.set([colors[at], colors[at + 1], colors[at + 2], 255], 4 * n);
   }
@@ -37,12 +38,12 @@ export function paint(values: ArrayLike<number>, rows: number, columns: number, 
 
 const STEPS = Array.from({ length: 48 }, (_, n) => n); // of the scale bar
 const BAR = 2 * STEPS.length; // pixels
-export function HeatMap({ values, rows, columns, scale = "weight", row = -1, label, show, onSelect, space = 640, every = 1, ends }: Props) {
+export function HeatMap({ values, rows, columns, scale = "weight", row = -1, label, show, onSelect, space = 640, every = 1, ends, between = "→" }: Props) {
   const [cell, setCell] = useState<[number, number] | null>(null);
   const frame = useRef(0);
   const size = Math.max(1.5, Math.min(26, space / Math.max(rows.length, columns.length)));
   const hasLabels = size * every >= 9;
-  const cut = (each: string) => short(each, 20);
+  const cut = (each: string) => short(each, 32);
   const [left, top] = useMemo(() => [rows, columns].map((each) => (hasLabels ? 10 + Math.ceil(widest(each.map(cut), 11)) : 8)), [rows, columns, hasLabels]);
   const [width, height] = [columns.length * size, rows.length * size];
   const low = ends ? Math.ceil(measure(ends[0], 11)) + 4 : 0;
@@ -103,7 +104,7 @@ export function HeatMap({ values, rows, columns, scale = "weight", row = -1, lab
         />
       </svg>
       <p class="readout" aria-live="polite">
-        {cell ? `${rows[cell[0]]} → ${columns[cell[1]]}: ${show(...cell)}` : row >= 0 && row < rows.length ? rows[row] : "\u00a0"}
+        {cell ? `${rows[cell[0]]} ${between} ${columns[cell[1]]}: ${show(...cell)}` : row >= 0 && row < rows.length ? rows[row] : "\u00a0"}
       </p>
     </div>
   );

@@ -3,7 +3,7 @@
 import { short, widest } from "./labels";
 
 interface Props {
-  values: ArrayLike<number>; // 0 to 255
+  values: ArrayLike<number>; // 0 to 1
   rows: string[];
   columns: string[];
   row: number; // only this query; -1: all
@@ -12,12 +12,12 @@ interface Props {
 }
 
 const STEP = 22;
-const cut = (each: string) => short(each, 24);
+const cut = (each: string) => short(each, 32);
 
 export function Lines({ values, rows, columns, row, label, onSelect }: Props) {
   const shown = rows.map((_, n) => n).filter((n) => row < 0 || row >= rows.length || n === row);
   const lines = shown.flatMap((r) =>
-    columns.map((_, c) => ({ r, c, weight: values[r * columns.length + c] / 255 })).filter((line) => line.weight > 0.04),
+    columns.map((_, c) => ({ r, c, weight: values[r * columns.length + c] })).filter((line) => line.weight > 0.04),
   );
   const [left, right] = [columns, rows].map((each) => 16 + Math.ceil(widest(each.map(cut), 14)));
   const height = 12 + STEP * Math.max(rows.length, columns.length);

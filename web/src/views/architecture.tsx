@@ -8,6 +8,7 @@ const count = (n: number) => n.toLocaleString("en");
 export function Architecture({ model }: { model: Model }) {
   const path = open(model.tree, component.value);
   const shown = path[path.length - 1];
+  const layer = path.map((node) => /^layers? [\d, to]+(?= · )/.exec(node.title)?.[0]).find(Boolean);
   return (
     <div class="columns">
       <Figure title={`${model.name}, ${model.shape}: ${count(model.parameters)} parameters`} name="architecture" data={() => model} picture={false}>
@@ -18,7 +19,7 @@ export function Architecture({ model }: { model: Model }) {
         </dl>
         <Tree node={model.tree} total={model.parameters} chosen={path} />
       </Figure>
-      <Figure title={shown.name || "the model"} name={shown.name || "model"} data={() => shown} picture={false}>
+      <Figure title={layer ? `${layer} · ${shown.name}` : shown.name || "the model"} name={shown.name || "model"} data={() => shown} picture={false}>
         <table class="facts">
           <tbody>
             <tr><th scope="row">class</th><td>{shown.kind}</td></tr>

@@ -4,9 +4,11 @@ import { useEffect, useState } from "preact/hooks";
 import { isLive, start, useAnswer } from "../data";
 import { Figure, Message } from "../parts/Figure";
 import { HeatMap, paint } from "../parts/HeatMap";
+import { format } from "../parts/Table";
+import { TextArea } from "../parts/TextArea";
 import { Lines } from "../parts/Lines";
-import { chosenKind, chosenPlace, head, kind, layer, mode, other, queryLabels, row, sidesOf, textParams, words, type Model, type TextParams, type Trace } from "../state";
-import { headsOf, mergeWords, select, shrink, type Weights } from "../weights";
+import { chosenKind, chosenPlace, head, kind, layer, layerName, mode, other, row, sidesOf, textParams, words, type Model, type TextParams, type Trace } from "../state";
+import { describe, headsOf, mergeWords, select, shrink, type Weights } from "../weights";
 
 export function Attention({ model }: { model: Model }) {
   const params = textParams();
@@ -30,7 +32,7 @@ export function Attention({ model }: { model: Model }) {
         {!model.grid && <button aria-pressed={words.value} onClick={() => (words.value = !words.value)}>whole words</button>}
         {!model.grid && (
           <label class="inline">second text
-            <input value={other.value} disabled={!isLive} title={isLive ? "" : "requires the live page"} onChange={(event) => (other.value = event.currentTarget.value)} />
+            <TextArea value={other.value} disabled={!isLive} title={isLive ? "" : "requires the live page"} onEnd={(typed) => (other.value = typed)} />
           </label>
         )}
       </div>
@@ -80,17 +82,18 @@ function Head({ first, kind, params, title, space }: { first: Model; kind: strin
     };
   }, [trace, model, kind, at, each, whole]);
   if (!trace || !model) return <Message error={error ?? problem} />;
-  const name = at < 0 ? "average of all layers" : each < 0 ? `layer ${at + 1}, average of the heads` : `layer ${at + 1}, head ${each + 1}`;
+  const name = at < 0 ? "average of all layers" : `${layerName(at)}, ${each < 0 ? "average of the heads" : `head ${each + 1}`}`;
   const selectRow = (n: number) => (row.value = n === row.value ? -1 : n);
   const label = `Attention weights, ${name}`;
-  const data = weights ? () => ({ ...weights, values: Array.from(weights.values, (value) => value / 255) }) : undefined;
+  const data = weights ? () => ({ ...weights, values: Array.from(weights.values) }) : undefined;
   return (
     <Figure title={`${title ? `${title}: ` : ""}${kind} attention, ${name}`} name={`attention-${kind}-${at + 1}-${each + 1}`} data={data} picture={weights !== null}>
       {(failure || lacks) && <Message error={failure || lacks} />}
       {weights && mode.value === "lines" && <Lines {...weights} row={row.value} label={label} onSelect={selectRow} />}
       {weights && mode.value === "map" && (
-        <HeatMap {...weights} row={row.value} label={label} onSelect={selectRow} space={space} ends={["0", "1"]} show={(r, c) => (weights.values[r * weights.columns.length + c] / 255).toFixed(2)} />
+        <HeatMap {...weights} row={row.value} label={label} onSelect={selectRow} space={space} ends={["0", "1"]} between="attends to" show={(r, c) => format(weights.values[r * weights.columns.length + c])} />
       )}
+      {weights && <p class="quiet">{describe(weights)}</p>}
       {weights && model.grid && <Grid weights={weights} grid={model.grid} />}
     </Figure>
   );
@@ -101,13 +104,13 @@ function Grid({ weights, grid: [height, width] }: { weights: Weights; grid: [num
   const query = Math.max(0, row.value);
   const size = weights.columns.length;
   const values = Array.from(weights.values.slice(query * size + 1, (query + 1) * size));
-  const most = Math.max(1, ...values);
+  const most = Math.max(1e-12, ...values);
   const names = (count: number) => Array.from({ length: count }, (_, n) => String(n + 1));
   return (
     <>
       <h3>patches that {weights.rows[query]} attends to</h3>
-      <HeatMap values={values.map((value) => (255 * value) / most)} rows={names(height)} columns={names(width)} label={`Patches that ${weights.rows[query]} attends to`}
-        ends={["0", (most / 255).toFixed(2)]} show={(r, c) => (values[r * width + c] / 255).toFixed(2)} />
+      <HeatMap values={values.map((value) => value / most)} rows={names(height)} columns={names(width)} label={`Patches that ${weights.rows[query]} attends to`}
+        ends={["0", format(most)]} show={(r, c) => format(values[r * width + c])} />
     </>
   );
 }
@@ -141,9 +144,9 @@ function ThumbnailRow({ model, trace, kind, params, number }: ThumbnailProps & {
   const [pictures, setPictures] = useState<string[]>([]);
   useEffect(() => {
     let isCurrent = true;
-    const [rows, columns] = [queryLabels(trace, kind).length, trace.tokens[sidesOf(kind)[1]].length];
+    const [rows, columns] = [trace.queries[kind].length, trace.tokens[sidesOf(kind)[1]].length];
     headsOf(params, kind, number).then(
-      (found) => isCurrent && setPictures(found.map((each) => paint(...shrink(each, rows, columns, 52)))),
+      ({ heads }) => isCurrent && setPictures(heads.map((each) => paint(...shrink(each, rows, columns, 52)))),
       () => isCurrent && setPictures([]),
     );
     return () => {
@@ -153,7 +156,7 @@ function ThumbnailRow({ model, trace, kind, params, number }: ThumbnailProps & {
   const [at, each] = chosenPlace(model, kind);
   return (
     <tr>
-      <th scope="row">{number + 1}</th>
+      <th scope="row" title={layerName(number)}>{number + 1}</th>
       {pictures.map((picture, n) => (
         <td key={n}>
           <button class="thumbnail" aria-pressed={at === number && each === n} aria-label={`Layer ${number + 1}, head ${n + 1}`}

@@ -4,8 +4,9 @@ import { useState } from "preact/hooks";
 import { isAvailable, isLive, numbers, useAnswer, type Array64 } from "../data";
 import { Figure, Message } from "../parts/Figure";
 import { Table, format } from "../parts/Table";
+import { TextArea } from "../parts/TextArea";
 import { Tokens, position, visible } from "../parts/Tokens";
-import { chosenKind, chosenPlace, edits, lines, row, sidesOf, textParams, type Model, type Trace } from "../state";
+import { chosenKind, chosenPlace, edits, layerName, lines, positionNames, row, sidesOf, textParams, type Model, type Trace } from "../state";
 import { KindButtons } from "./kinds";
 
 interface Edit {
@@ -56,10 +57,10 @@ const read = (): Edit[] => {
 
 /** An edit in words; layers, heads and positions count from 1. */
 function describe({ name, op, heads, positions, value, from }: Edit): string {
-  const [, side, number, part] = /^(\w+)\.(?:blocks|states)\.(\d+)(.*)$/.exec(name) ?? [];
+  const [, side, point, number, part] = /^(\w+)\.(blocks|states)\.(\d+)(.*)$/.exec(name) ?? [];
   const what = part ? part.slice(1).replace(/\.sublayer\.heads$|\.output$/, "").replaceAll("_", " ") : "state";
   const list = (title: string, all?: number[]) => (all ? `, ${title} ${all.map((n) => n + 1).join(", ")}` : "");
-  const place = side ? `${side} layer ${Number(number) + 1}, ${what}` : name;
+  const place = side ? `${side} ${layerName(Number(number), point)}, ${what}` : name;
   return `${op} ${place}${list("head", heads)}${list("position", positions)}${op === "copy" ? ` of “${from}”` : op === "scale" ? ` by ${value}` : ""}`;
 }
 
@@ -91,7 +92,7 @@ function Editor({ model, trace }: { model: Model; trace: Trace }) {
   return (
     <Figure title="Change activations" name="edits" data={read} picture={false}>
       <KindButtons model={model} />
-      <Tokens tokens={trace.tokens[queries]} label="Position" />
+      <Tokens tokens={positionNames(trace, queries)} label="Position" />
       <div class="controls">
         <select aria-label="Part" value={part} onChange={(event) => setPart(event.currentTarget.value)}>
           {Object.entries(parts).map(([name, [title]]) => <option key={name} value={name}>{title}</option>)}
@@ -100,7 +101,7 @@ function Editor({ model, trace }: { model: Model; trace: Trace }) {
           {Object.entries(OPS).map(([name, title]) => <option key={name} value={name}>{title}</option>)}
         </select>
         {op === "scale" && <input class="short" aria-label="Factor" value={factor} onInput={(event) => setFactor(event.currentTarget.value)} />}
-        {op === "copy" && <input class="short" aria-label="Text to copy from" placeholder="text to copy from" value={source} onInput={(event) => setSource(event.currentTarget.value)} />}
+        {op === "copy" && <TextArea short label="Text to copy from" placeholder="text to copy from" value={source} onType={setSource} onEnd={setSource} />}
         <label class="inline"><input type="checkbox" checked={here} onChange={() => setHere(!here)} /> only the selected token</label>
         <button disabled={!isLive || (op === "copy" && !source.trim())} title={isLive ? "" : "requires the live page: trifold look MODEL TEXT"} onClick={add}>Apply</button>
         <button disabled={!edits.value} onClick={() => (edits.value = "")}>Remove all</button>
@@ -124,7 +125,7 @@ function Effect({ trace }: { trace: Trace }) {
   const isWhole = read().some((edit) => edit.op === "copy" && !edit.positions);
   const problem = error && isWhole ? `${error}. For texts of different lengths, select a token and choose “only the selected token”.` : error;
   if (!found) return <Message error={problem} />;
-  const tokens = trace.tokens[trace.side];
+  const tokens = positionNames(trace, trace.side);
   const best = ({ tokens: all, probabilities }: Side, n: number): [string, number] => {
     const isOne = typeof all[0] === "string";
     const top = probabilities.shape[probabilities.shape.length - 1];

@@ -194,7 +194,7 @@ function Masks() {
           const [[height, width], values] = [array.shape, numbers(array)];
           return (
             <Figure key={name} title={name} name={`mask-${name.replaceAll(" ", "-")}`} data={() => ({ shape: array.shape, values: Array.from(values) })}>
-              <HeatMap values={Array.from(values, (value) => 40 + 180 * value)} rows={count(height, width - height + 1)} columns={count(width, 1)} space={264} label={`Mask: ${name}`} show={(r, c) => (values[r * width + c] ? "attends" : "masked")} />
+              <HeatMap values={Array.from(values, (value) => 0.16 + 0.7 * value)} rows={count(height, width - height + 1)} columns={count(width, 1)} space={264} label={`Mask: ${name}`} show={(r, c) => (values[r * width + c] ? "attends" : "masked")} />
             </Figure>
           );
         })}

@@ -5,7 +5,7 @@ import { numbers, useAnswer, type Array64 } from "../data";
 import { Figure, Message } from "../parts/Figure";
 import { Bar, Table } from "../parts/Table";
 import { position, visible } from "../parts/Tokens";
-import { row, textParams, type Model, type Trace } from "../state";
+import { layerName, row, textParams, type Model, type Trace } from "../state";
 
 interface Answer {
   tokens: string[][][]; // (layers + 1, positions, top)
@@ -24,7 +24,7 @@ export function Lens(_: { model: Model }) {
   const isWhole = positions === 1 && tokens.length > 1; // a class of the whole input
   const shown = found.masks.length ? found.masks : Array.from({ length: positions }, (_, n) => n);
   const chosen = isWhole ? 0 : shown.includes(position(tokens.length)) ? position(tokens.length) : shown[shown.length - 1];
-  const name = (n: number) => (n === 0 ? "embeddings" : `layer ${n}`);
+  const name = (n: number) => (n === 0 ? "embeddings" : layerName(n - 1, "states"));
   const columns = ["after", ...shown.map((at) => (isWhole ? "class" : visible(tokens[at])))];
   const cells = Array.from({ length: layers }, (_, n) => layers - 1 - n).map((n) => [
     name(n),

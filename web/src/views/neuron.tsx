@@ -5,7 +5,7 @@ import { Figure, Message } from "../parts/Figure";
 import { HeatMap } from "../parts/HeatMap";
 import { Bar, Table, format } from "../parts/Table";
 import { Tokens, position, visible } from "../parts/Tokens";
-import { chosenKind, chosenPlace, sidesOf, textParams, type Model, type Trace } from "../state";
+import { chosenKind, chosenPlace, layerName, sidesOf, textParams, type Model, type Trace } from "../state";
 import { KindButtons } from "./kinds";
 
 interface Answer extends Record<"query" | "keys" | "products" | "scores" | "capped" | "allowed" | "offsets" | "weights", Array64> {
@@ -15,12 +15,12 @@ interface Answer extends Record<"query" | "keys" | "products" | "scores" | "capp
 export function Neuron({ model }: { model: Model }) {
   const [params, kind] = [textParams(), chosenKind(model)];
   const { value: trace, error } = useAnswer<Trace>("trace", params.text ? params : null);
-  const [queries, keys] = sidesOf(kind).map((side) => trace?.tokens[side] ?? []);
+  const [queries, keys] = [trace?.queries[kind] ?? [], trace?.tokens[sidesOf(kind)[1]] ?? []];
   const [inLayer, inHead] = chosenPlace(model, kind).map((n) => Math.max(0, n));
   const at = { kind, layer: inLayer, head: inHead, query: position(queries.length) };
   const { value: found, error: failure } = useAnswer<Answer>("neuron", trace ? { ...params, ...at } : null);
   if (!trace) return <Message error={error ?? (params.text ? undefined : "Enter a text.")} />;
-  const title = `Layer ${at.layer + 1}, head ${at.head + 1}: query ${visible(queries[at.query])}`;
+  const title = `${layerName(at.layer)}, head ${at.head + 1}: query ${visible(queries[at.query])}`;
   return (
     <>
       <KindButtons model={model} />
@@ -45,7 +45,7 @@ function Numbers({ found, keys, title }: { found: Answer; keys: string[]; title:
   return (
     <div class="columns">
       <Figure title={title} name="neuron" data={() => ({ scale: found.scale, query: Array.from(numbers(found.query)), keys: Array.from(numbers(found.keys)), scores: Array.from(scores), offsets: Array.from(offsets), weights: Array.from(weights) })} picture={false}>
-        <p class="quiet">scale = {format(found.scale)}; softmax over the keys that the mask leaves</p>
+        <p class="quiet">scale = {format(found.scale)}, the model's; softmax over the keys that the mask leaves</p>
         <Table label="Scores of the keys" columns={columns} rows={rows} />
       </Figure>
       <Figure title="q × k of each dimension" name="products" data={() => Array.from(products)}>

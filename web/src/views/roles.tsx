@@ -5,7 +5,7 @@ import { isAvailable, useAnswer } from "../data";
 import { Figure, Message } from "../parts/Figure";
 import { Bar, Table } from "../parts/Table";
 import { visible } from "../parts/Tokens";
-import { chosenKind, head, kind, layer, role, row, target, text, view, type Model } from "../state";
+import { chosenKind, head, kind, layer, layerName, role, row, target, text, view, type Model } from "../state";
 
 interface Example {
   text: string;
@@ -51,7 +51,7 @@ export function Roles({ model }: { model: Model }) {
         {!listed.some((each) => each.found) && <p>{chosen ? "No head has this role." : "No head has a role."}</p>}
         <Table label="Roles" columns={["role", "relation", "head", "share", "95 %", "best offset", "queries", "examples"]} selected={listed.findIndex(isChosen)}
           rows={listed.map((each) => [
-            each.found ? each.role : `${each.role}: not found in the selected head`, each.relation, <button class="text" onClick={() => choose(each)}>{each.kind} {each.layer + 1}.{each.head + 1}</button>, <Bar value={each.share} />,
+            each.found ? each.role : `${each.role}: not found in the selected head`, each.relation, <button class="text" title={`${layerName(each.layer)}, head ${each.head + 1}`} onClick={() => choose(each)}>{each.kind} {each.layer + 1}.{each.head + 1}</button>, <Bar value={each.share} />,
             `${each.low.toFixed(2)} – ${each.high.toFixed(2)}`, each.baseline.toFixed(2), each.trials.toLocaleString("en"),
             each.examples.map((example, n) => <ExampleButton key={n} of={each} example={example} />),
           ])} />
@@ -75,7 +75,7 @@ function ExampleButton({ of, example }: { of: Found; example: Example }) {
   };
   return (
     <button class="text" disabled={!isAvailable("attention", { ...params, kind: of.kind, layer: of.layer })} title={example.text} onClick={open}>
-      {visible(example.tokens[0])} → {visible(example.tokens[1])}
+      {visible(example.tokens[0])} {of.kind === "cross" ? "attends to" : "→"} {visible(example.tokens[1])}
     </button>
   );
 }
@@ -102,7 +102,7 @@ function Grid({ model, heads, isAll }: { model: Model; heads: Found[]; isAll: bo
                 <rect width={SIZE - 2} height={SIZE - 2} fill={css("weight", 255 * share)} />
                 {each && isAll && <text class="tick" x={2} y={16} fill={share > 0.6 ? "#000000" : "#ffffff"}>{each.role.slice(0, 3)}</text>}
                 {each?.found && !isAll && <rect class="mark" width={SIZE - 2} height={SIZE - 2} />}
-                <title>{`${side} ${l + 1}.${h + 1}${each ? `: ${each.role} ${each.relation} ${share.toFixed(2)}` : ""}`}</title>
+                <title>{`${side} ${l + 1}.${h + 1} (${layerName(l)}, head ${h + 1})${each ? `: ${each.role} ${each.relation} ${share.toFixed(2)}` : ""}`}</title>
               </g>
             );
           })}

@@ -4,7 +4,9 @@ import { isAvailable, numbers, useAnswer, type Array64 } from "../data";
 import { Curve } from "../parts/Curve";
 import { Figure, Message } from "../parts/Figure";
 import { HeatMap } from "../parts/HeatMap";
-import { checkpoint, chosenKind, chosenPlace, textParams, theme, validation, type Model, type Trace } from "../state";
+import { format } from "../parts/Table";
+import { checkpoint, chosenKind, chosenPlace, layerName, sidesOf, textParams, theme, validation, type Model, type Trace } from "../state";
+import { describe } from "../weights";
 
 interface Run {
   name: string;
@@ -50,22 +52,23 @@ function Checkpoints({ model }: { model: Model }) {
   const possible = Boolean(params.text) && isAvailable("head_over_checkpoints", params);
   const { value: trace, error: failure } = useAnswer<Trace>("trace", params.text ? textParams() : null);
   const { value, error } = useAnswer<{ steps: number[]; weights: Array64 }>("head_over_checkpoints", possible ? params : null);
-  const title = `${chosen}: layer ${place.layer + 1}, head ${place.head + 1} over checkpoints`;
+  const title = `${chosen}: ${layerName(place.layer)}, head ${place.head + 1} over checkpoints`;
   if (!possible || !trace || !value || error) {
     return <Figure title={title} name="checkpoints" picture={false}><Message error={possible ? (failure ?? error) : params.text ? "Open the model with trifold look to see a head in each checkpoint." : "Enter a text."} /></Figure>;
   }
   const last = value.steps.length - 1;
   const n = checkpoint.value < 0 ? last : Math.min(checkpoint.value, last);
   const [, rows, columns] = value.weights.shape;
-  const weights = numbers(value.weights).subarray(n * rows * columns, (n + 1) * rows * columns);
-  const labels = (side: string, size: number) => (trace.tokens[side] ?? []).slice(0, size);
+  const all = numbers(value.weights) as Float32Array;
+  const values = all.subarray(n * rows * columns, (n + 1) * rows * columns);
+  const weights = { values, rows: trace.queries[chosen].slice(0, rows), columns: trace.tokens[sidesOf(chosen)[1]].slice(0, columns), precision: value.weights.dtype };
   return (
-    <Figure title={`${title}: step ${value.steps[n].toLocaleString("en")}`} name="checkpoints" data={() => value}>
+    <Figure title={`${title}: step ${value.steps[n].toLocaleString("en")}`} name="checkpoints" data={() => ({ ...weights, values: value.weights, steps: value.steps })}>
       <label class="slider">checkpoint
         <input type="range" min={0} max={last} value={n} onInput={(event) => (checkpoint.value = Number(event.currentTarget.value))} />
       </label>
-      <HeatMap values={weights} rows={labels(chosen === "encoder" ? "encoder" : "decoder", rows)} columns={labels(chosen === "decoder" ? "decoder" : "encoder", columns)}
-        label={title} ends={["0", "1"]} show={(r, c) => (weights[r * columns + c] / 255).toFixed(2)} />
+      <HeatMap {...weights} label={title} ends={["0", "1"]} between="attends to" show={(r, c) => format(values[r * columns + c])} />
+      <p class="quiet">{describe(weights)}</p>
     </Figure>
   );
 }

@@ -15,7 +15,8 @@ interface Node {
   parent: number;
   id: number;
   token: string;
-  probability: number;
+  probability: number; // the model's
+  adjusted: number; // in the search
   score: number;
   kept: boolean;
   reason: string;
@@ -87,7 +88,8 @@ function Results({ found, best, path, force }: ResultProps) {
       </Figure>
       <Figure title="Tree" name="search" data={() => found}>
         <p class="quiet">
-          Wide lines and bright dots are probable tokens, orange is the best output. Discarded tokens are dashed; point at one for the reason.
+          A token has the model's probability and, where it differs, → that after penalties, temperature, top-k and top-p. Lines are wide and dots bright where
+          the latter is large, orange is the best output. Discarded tokens are dashed; point at one for the reason.
           {isLive ? " Click a token to force it." : ""}
         </p>
         <label class="inline"><input type="checkbox" checked={discarded.value} onChange={() => (discarded.value = !discarded.value)} /> discarded tokens</label>
@@ -106,7 +108,7 @@ function Controls({ settings }: { settings: Settings }) {
   const most = settings.do_sample ? (settings.num_return_sequences ?? 1) : settings.num_beams;
   const change = (name: string, value: unknown) => {
     const all: Record<string, unknown> = { kind, count: Math.max(2, most ?? 2), ...settings, forced: read().forced, [name]: value };
-    const names = ["forced", "max_new_tokens", ...(all.kind === "samples" ? ["seed", ...FILTERS] : [])];
+    const names = ["forced", "max_new_tokens", "repetition_penalty", ...(all.kind === "samples" ? ["seed", ...FILTERS] : [])];
     const chosen = Object.fromEntries(names.map((each) => [each, all[each]]));
     chosen[all.kind === "samples" ? "samples" : "num_beams"] = all.kind === "greedy" ? 1 : all.kind === "samples" ? Math.max(1, all.count as number) : all.count;
     write(chosen);
@@ -124,6 +126,7 @@ function Controls({ settings }: { settings: Settings }) {
       </select>
       {kind !== "greedy" && field("number", "count", most)}
       {field("length", "max_new_tokens", settings.max_new_tokens)}
+      {field("repetition penalty", "repetition_penalty", settings.repetition_penalty, 0.1)}
       {kind === "samples" && FILTERS.map((name) => field(name.replace("_", "-"), name, settings[name], name === "top_k" ? 1 : 0.05))}
       {kind === "samples" && field("seed", "seed", settings.seed)}
     </div>
@@ -136,7 +139,11 @@ interface Branch {
   children: Branch[];
 }
 
-const percent = (share: number) => (share < 0.0005 ? "<0.1%" : share > 0.9995 && share < 1 ? ">99.9%" : `${(100 * share).toFixed(1)}%`);
+const percent = (share: number) => (share === 0 ? "0%" : share < 0.0005 ? "<0.1%" : share > 0.9995 && share < 1 ? ">99.9%" : `${(100 * share).toFixed(1)}%`);
+
+/** The probability of the model, and the one in the search where it differs. */
+const shares = ({ probability, adjusted }: Node) =>
+  Math.abs(probability - adjusted) < 1e-4 * probability ? percent(probability) : `${percent(probability)} → ${percent(adjusted)}`;
 
 /** The width of a label with its probability. */
 const extent = (label: string, suffix: string) => measure(`${label} `, 14) + 0.72 * measure(suffix, 14);
@@ -154,10 +161,10 @@ function Tree({ nodes, best, outputs, hasAll, force }: TreeProps) {
   nodes.forEach((node, n) => n && (hasAll || node.kept) && branches[node.parent].children.push(branches[n]));
   const root = layout<Branch>().nodeSize([ROW, 1]).separation(() => 1)(hierarchy(branches[0]));
   const points = root.descendants();
-  const chance = ({ target }: { target: HierarchyPointNode<Branch> }) => nodes[target.data.n].probability;
+  const chance = ({ target }: { target: HierarchyPointNode<Branch> }) => nodes[target.data.n].adjusted;
   const links = root.links().sort((a, b) => chance(a) - chance(b));
   const ranks = (n: number) => outputs.flatMap((each, k) => (each === n ? [k + 1] : [])).join(", ");
-  const suffix = (n: number) => (n ? percent(nodes[n].probability) : "");
+  const suffix = (n: number) => (n ? shares(nodes[n]) : "");
   const widths = new Map<number, number>(); // of a column
   for (const { depth, data } of points) {
     const width = 24 + extent(data.label, suffix(data.n)) + 9 * ranks(data.n).length;
@@ -176,21 +183,21 @@ function Tree({ nodes, best, outputs, hasAll, force }: TreeProps) {
     <div class="scroll tall" ref={place} tabIndex={0} role="region" aria-label="Tree of the search">
       <svg class="figure" width={width} height={height} role="img" aria-label={`Search with ${nodes.length - 1} candidates; the table below lists them`}>
         {links.map(({ source, target }) => {
-          const { probability, kept } = nodes[target.data.n];
+          const { adjusted, kept } = nodes[target.data.n];
           const path = link({ source: [ends(source), source.x - top], target: [lefts[target.depth] - 5, target.x - top] });
           return (
             <path key={target.data.n} d={path ?? ""} fill="none" stroke={best.includes(target.data.n) ? "#d9480f" : "currentColor"}
-              stroke-width={1 + 4 * probability} stroke-dasharray={kept ? undefined : "3 3"} opacity={best.includes(target.data.n) ? 1 : kept ? 0.5 : 0.3} />
+              stroke-width={1 + 4 * adjusted} stroke-dasharray={kept ? undefined : "3 3"} opacity={best.includes(target.data.n) ? 1 : kept ? 0.5 : 0.3} />
           );
         })}
         {points.map(({ x, depth, data }) => {
-          const { probability, kept, reason, score } = nodes[data.n];
+          const { probability, adjusted, kept, reason, score } = nodes[data.n];
           const rank = ranks(data.n);
           return (
             <g key={data.n} class={force && data.n ? "link" : undefined} opacity={kept ? 1 : 0.65} onClick={() => data.n && force?.(data.n)}
               transform={`translate(${lefts[depth]},${x - top})`}>
-              <title>{data.n ? `${data.label}: P ${probability.toPrecision(4)}, sum of log P ${format(score)}\n${reason || "continued"}` : "start"}</title>
-              <circle r={4.5} fill={css("weight", 255 * probability)} stroke="currentColor" stroke-width={0.75} />
+              <title>{data.n ? `${data.label}: P of the model ${probability.toPrecision(4)}, in the search ${adjusted.toPrecision(4)}, sum of log P ${format(score)}\n${reason || "continued"}` : "start"}</title>
+              <circle r={4.5} fill={css("weight", 255 * adjusted)} stroke="currentColor" stroke-width={0.75} />
               <text x={9} y={4} fill="currentColor" font-weight={best.includes(data.n) ? 700 : 400}>
                 {data.label} <tspan font-size={10} opacity={0.85}>{suffix(data.n)}</tspan>
                 {rank && <tspan font-weight={700} fill="#d9480f"> #{rank}</tspan>}
@@ -209,9 +216,10 @@ function Candidates({ nodes, path, force }: { nodes: Node[]; path: (n: number) =
     path(node.parent).map((n) => visible(nodes[n].token)).join(" ").slice(-40),
     visible(node.token),
     format(node.probability),
+    format(node.adjusted),
     format(node.score),
     node.reason || "continued",
     <button disabled={!force} title={force ? "" : LIVE} aria-label={`Force ${node.token}`} onClick={() => force?.(k + 1)}>force</button>,
   ]);
-  return <Table label="Candidates" columns={["step", "after", "token", "probability", "sum of log P", "result", "force"]} rows={rows} />;
+  return <Table label="Candidates" columns={["step", "after", "token", "probability of the model", "in the search", "sum of log P", "result", "force"]} rows={rows} />;
 }

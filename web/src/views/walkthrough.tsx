@@ -4,7 +4,7 @@ import { isAvailable, numbers, useAnswer, type Array64 } from "../data";
 import { Figure, Message } from "../parts/Figure";
 import { format } from "../parts/Table";
 import { Tokens, position } from "../parts/Tokens";
-import { side, textParams, type Model, type Trace } from "../state";
+import { layerName, side, textParams, type Model, type Trace } from "../state";
 
 interface Step {
   title: string;
@@ -39,7 +39,7 @@ export function Walkthrough(_: { model: Model }) {
       {failure && <Message error={failure} />}
       {found && !failure && (
         <Figure title={`${found.steps.length} steps of ${tokens[asked.position]}`} name="walkthrough" picture={false}
-          data={() => found.steps.map((step) => ({ ...step, operands: Object.fromEntries(Object.entries(step.operands).map(([name, x]) => [name, nested(x)])), result: nested(step.result) }))}>
+          data={() => found.steps}>
           <ol class="steps">{found.steps.map((step, n) => <li key={n}><Part step={step} /></li>)}</ol>
         </Figure>
       )}
@@ -48,7 +48,8 @@ export function Walkthrough(_: { model: Model }) {
 }
 
 function Part({ step }: { step: Step }) {
-  const [place, title] = step.title.includes(": ") ? step.title.split(": ") : ["", step.title];
+  const [, layer, title] = /^(?:layer (\d+): )?(.*)$/s.exec(step.title) as RegExpExecArray;
+  const place = layer && layerName(Number(layer) - 1);
   return (
     <details>
       <summary>
@@ -81,13 +82,4 @@ function Values({ array }: { array: Array64 }) {
       {isCut && <span class="quiet">{array.shape.join(" × ")} numbers</span>}
     </>
   );
-}
-
-function nested(array: Array64): unknown {
-  const build = (values: number[], shape: number[]): unknown => {
-    if (shape.length < 2) return shape.length ? values : values[0];
-    const size = values.length / shape[0];
-    return Array.from({ length: shape[0] }, (_, n) => build(values.slice(n * size, (n + 1) * size), shape.slice(1)));
-  };
-  return build(Array.from(numbers(array)), array.shape);
 }
