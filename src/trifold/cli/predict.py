@@ -78,6 +78,12 @@ OPTIONS = {
         show_default="the folder's",
     ),
     "corpus": option(str, "search: the file whose lines are searched.", metavar="FILE"),
+    "parse_special": option(
+        bool,
+        "Read special tokens that are written in a text, such as [SEP], as tokens.",
+        "--parse-special/--no-parse-special",
+        show_default="fill-mask, embed, search: as transformers; else no",
+    ),
     "on_overflow": option(
         Literal["error", "truncate"],
         "For a text that is too long for the model.",
@@ -176,7 +182,8 @@ def run(
         if generates
         else choose_task(config, task if corpus is None else task or "search")
     )
-    unused = [each for each in given(**options, pair=pairs) if generates and each != "on_overflow"]
+    shared = ("on_overflow", "parse_special")
+    unused = [each for each in given(**options, pair=pairs) if generates and each not in shared]
     if unused:
         raise UsageError(f"{unused[0]}: not an option of a model that generates text")
     longest = min(
@@ -203,9 +210,11 @@ def run(
             )
         sources, places = [one.text for one in batch], [one.place for one in batch]
         if generates:
-            check_lengths(pipeline, sources, places, longest, remedy)
+            parse_special = options["parse_special"]
+            check_lengths(pipeline, sources, places, longest, remedy, parse_special)
             generation = {"on_done": progress, "first": first + read, "max_source": longest}
-            return generate_outputs(pipeline, sources, {}, **generation)
+            settings = given(parse_special=parse_special)
+            return generate_outputs(pipeline, sources, settings, **generation)
         others = [one.pair for one in batch if one.pair is not None] or None
         chosen = given(**options, corpus=None if corpus is None else read_corpus(corpus))
         more: dict[str, Any] = {"places": places, "on_done": progress, "on_cut": print_note}

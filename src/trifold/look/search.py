@@ -17,6 +17,7 @@ from trifold.generate.processors import NEVER, Context
 from trifold.generate.sampling import chosen_filters
 from trifold.look.session import Answer, Session
 from trifold.nn import Inputs
+from trifold.pipeline import reading_options
 
 BEAMS = 4  # if the model has no beams of its own
 LENGTH = 20  # tokens of a decoder, which rarely ends
@@ -55,7 +56,7 @@ def search(
             f"{wrong[0]}: the tree shows beams, greedy decoding and samples; set it to null"
         )
     recorder = _Recorder(config, forced)
-    rows = pipeline.read([text], language=config.source_language)
+    rows = pipeline.read([text], **reading_options(config))
     inputs = Inputs(torch.tensor(rows, device=pipeline.device))
     (found,) = generate_tokens(pipeline.model, inputs, config, codec=pipeline.writer, hook=recorder)
     names = pipeline.writer.pieces([key[-1] for key in recorder.nodes if key])

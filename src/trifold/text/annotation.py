@@ -13,6 +13,7 @@ from trifold.ragged import Ragged
 from trifold.scripts import UNSPACED
 from trifold.text.sentences import split_sentences
 from trifold.text.spans import Flags, Ids
+from trifold.text.special_tokens import is_hole
 from trifold.text.tokenizer import Tokenizer
 
 _LINE = re.compile(r".*(?:\n\s*|\Z)")  # with the blank lines that follow
@@ -95,10 +96,20 @@ def unknown_words(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
     """The different words with unknown tokens; words end at white space and at the names of special
     tokens.
     """
-    borders = "|".join([r"\s+", *map(re.escape, tokenizer.names.values())])
+    texts = list(texts)
+    names = {*tokenizer.special_names, *tokenizer.names.values()}
+    written = [name for name in names if any(name in text for text in texts)]
+    borders = "|".join([r"\s+", *map(re.escape, sorted(written, key=len, reverse=True))])
     words = list(dict.fromkeys(word for text in texts for word in re.split(borders, text)))
     rows = zip(words, tokenizer.encode(words), strict=True)
     return [word for word, ids in rows if count_unknown(tokenizer, np.array(ids, np.int32))]
+
+
+def written_holes(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
+    """The names of the mask token and of sentinels that the texts contain."""
+    mask, whole = tokenizer.names.get("mask_token"), list(texts)
+    holes = [name for name in tokenizer.special_names if name == mask or is_hole(name)]
+    return [name for name in holes if any(name in text for text in whole)]
 
 
 def special_flags(tokenizer: Tokenizer) -> Flags:
