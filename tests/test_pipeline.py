@@ -583,3 +583,50 @@ def test_generation_equals_that_of_transformers(tied: bool, tmp_path: Path) -> N
     found = load(tmp_path).generate_tokens(tokens, attend, max_new_tokens=8)
     for ours, row in zip(found, theirs[:, 1:].tolist(), strict=True):
         assert ours == (row[: row.index(1)] if 1 in row else row)
+
+
+# --- special tokens in a text ---------------------------------------------------------------------
+
+HOLES = TokenizerSettings(kind="char", min_frequency=1, special=("mask",))
+
+
+@pytest.mark.parametrize("shape", GENERATORS)
+def test_special_tokens_in_a_text_are_parsed_as_the_folder_says(shape: str, tmp_path: Path) -> None:
+    codec = train_tokenizer(TEXTS, HOLES)
+    for parse_special in (False, True):
+        make_pipeline(shape, codec).save(tmp_path)
+        codec.save(tmp_path, parse_special=parse_special)
+        pipe, text = load(tmp_path), "a <mask> dog </s> a"
+        mask, end = pipe.reader.mask_id, pipe.config.eos_id
+        assert pipe.parses_special() == parse_special
+        for asked, parses in ((None, parse_special), (True, True), (False, False)):
+            (ids,) = pipe.read([text], parse_special=asked)
+            assert (ids.count(mask), ids.count(end)) == (parses, parses + (shape == GENERATORS[0]))
+            options = {} if asked is None else {"parse_special": asked}
+            expected = pipe.generate_tokens(torch.tensor([ids]), max_new_tokens=5)
+            (found,) = pipe.hypotheses([text], max_new_tokens=5, **options)
+            assert [found[0].tokens] == expected
+            assert (
+                pipe.generate(text, max_new_tokens=5, **options) == pipe.writer.decode(expected)[0]
+            )
+            parts = pipe.stream(text, max_new_tokens=5, **options)
+            assert "".join(parts) == pipe.writer.decode(expected)[0]
+            limits = pipe.limit(text, **options).tokens, pipe.limit("a" * (len(ids) - 1)).tokens
+            assert shape == "decoder" or limits[0] == limits[1]
+        logits = pipe.logits(pipe.read(["<mask>"])[0] and "<mask>")
+        assert (logits.shape[1] <= 2) == parse_special
+
+
+def test_generation_config_may_parse_special_tokens() -> None:
+    pipe = make_pipeline("decoder", train_tokenizer(TEXTS, HOLES))
+    pipe.generation = pipe.generation.model_copy(update={"parse_special": True})
+    (ids,) = pipe.read(["a <mask>"])
+    assert ids.count(pipe.reader.mask_id) == 1
+    assert pipe.read(["a <mask>"], parse_special=False)[0].count(pipe.reader.mask_id) == 0
+
+
+def test_a_truncated_text_keeps_the_end_token_after_it() -> None:
+    pipe = make_pipeline("encoder-decoder", train_tokenizer(TEXTS, HOLES))
+    end = pipe.config.eos_id
+    (ids,) = pipe.read(["a</s>dog dog dog"], 6, parse_special=True)
+    assert len(ids) == 6 and ids[1] == ids[-1] == end

@@ -251,7 +251,7 @@ class Pipeline(PredictMixin):
         texts are truncated.
         """
         draft, config = self._options(**arguments)
-        rows = self.read(texts, max_source or sys.maxsize, language=config.source_language)
+        rows = self.read(texts, max_source or sys.maxsize, **reading_options(config))
         options: dict[str, Any] = {"first": first, "on_done": on_done, "draft": draft}
         return generate_rows(
             self.model, Ragged.of(rows), config, codec=self.target_tokenizer, **options
@@ -275,9 +275,8 @@ class Pipeline(PredictMixin):
                     "recipe's `generate`) "
                     f"sets {name} to {value}; add --{name.replace('_', '-')} 1"
                 )
-        inputs = Inputs(
-            torch.tensor(self.read([text], language=config.source_language), device=self.device)
-        )
+        rows = self.read([text], **reading_options(config))
+        inputs = Inputs(torch.tensor(rows, device=self.device))
         ended = None if on_end is None else lambda outputs: on_end(outputs[0])
         parts = stream_text(self.model, inputs, config, self.writer, draft=draft, on_end=ended)
         yield from (part for _, part in parts)
@@ -287,18 +286,33 @@ class Pipeline(PredictMixin):
         those of `generate`.
         """
         _, config = self._options(**arguments)
-        return output_limit(config, self.config, len(self.read([text])[0]))
+        rows = self.read([text], **reading_options(config))
+        return output_limit(config, self.config, len(rows[0]))
+
+    def parses_special(self, parse_special: bool | None = None) -> bool:
+        """Whether special tokens in a text are parsed: as requested, as generation_config.json
+        says, or as transformers does.
+        """
+        options = (parse_special, self.generation.parse_special, self.reader.parses_special)
+        return next(each for each in options if each is not None)
 
     def read(
-        self, texts: Sequence[str], limit: int = sys.maxsize, *, language: str | None = None
+        self,
+        texts: Sequence[str],
+        limit: int = sys.maxsize,
+        *,
+        language: str | None = None,
+        parse_special: bool | None = None,
     ) -> list[list[int]]:
         """The ids of each text, with special tokens, and with an end token for an encoder,
         truncated to `limit`.
 
         language: that of the texts, for a tokenizer that adds its token; default: the tokenizer's.
-        Raises DataError for a text without tokens, UsageError for an unknown language.
+        parse_special: see `parses_special`. Raises DataError for a text without tokens, UsageError
+        for an unknown language.
         """
-        encoded, both = self.reader.rows(texts), self.config.shape == "encoder-decoder"
+        both = self.config.shape == "encoder-decoder"
+        encoded = self.reader.rows(texts, special_in_text=self.parses_special(parse_special))
         empty = [all(text is None for text in row.texts) for row in encoded]
         if any(empty):
             place = f"text {empty.index(True) + 1} of {len(texts)}"
@@ -306,11 +320,12 @@ class Pipeline(PredictMixin):
                 f"{place} has no tokens: nothing to {'translate' if both else 'continue'}"
             )
         end, appends = self.config.eos_id, both and self.config.eos_id < self.config.vocab_size
-        found = [
-            [*row.ids, end] if appends and end not in row.ids else list(row.ids) for row in encoded
-        ]
+        found = [list(row.ids) for row in encoded]
         if language is not None:
-            found = set_language(found, language, self.reader.languages)
+            found = set_language(encoded, language, self.reader.languages)
+        for ids, row in zip(found, encoded, strict=True):
+            if appends and end not in row.special:
+                ids.append(end)
         return [truncate_ids(ids, limit, end if both else None) for ids in found]
 
     def decode(self, outputs: Sequence[Sequence[int]], **arguments: Any) -> list[str]:
@@ -369,6 +384,11 @@ class Pipeline(PredictMixin):
                 f"this model has no language-model head (its heads: {heads}); use `trifold predict`"
             )
         return None if draft is None else draft.model, options
+
+
+def reading_options(config: GenerationConfig) -> dict[str, Any]:
+    """The options of `Pipeline.read` among those of a generation."""
+    return {"language": config.source_language, "parse_special": config.parse_special}
 
 
 def _tensor(name: str, values: Any, expected: str) -> Tensor:

@@ -157,6 +157,18 @@ def test_generate_works_or_names_the_right_command(trifold, runs, kind):
     assert many.out.count("\n") == 3 and many.out.startswith(one.out)
 
 
+@pytest.mark.parametrize("kind", ["denoise", "spans"])
+def test_a_model_trained_to_fill_holes_reads_them(trifold, runs, kind):
+    text = f"Today {'<mask>' if kind == 'denoise' else '<extra_id_0>'} ."
+    folder, lines = str(runs[kind]), f"{text}\n".encode()
+    one, letters = trifold("generate", folder, text), ["--no-parse-special"]
+    assert one.code == 0 and "warning: " not in one.err.replace("warning: the output", "")
+    assert trifold("generate", folder, "-", stdin=lines).out == one.out
+    plain = trifold("generate", folder, text, *letters)
+    assert plain.code == 0 and "is read as letters; --parse-special" in plain.err
+    assert "is read as letters" in trifold("generate", folder, "-", *letters, stdin=lines).err
+
+
 @pytest.mark.parametrize("kind", GENERATORS)
 def test_output_cut_off_at_the_last_position_is_reported_once(trifold, runs, kind):
     """A requested limit (4 in the recipe) gives no warning, but is in the JSON output."""

@@ -316,3 +316,12 @@ def test_tokenizer_names_another_folder(trifold, run, tmp_path, command):
     assert "tokenizer" in failed.err and "name the folder of one with --tokenizer" in failed.err
     done = trifold(name, str(tmp_path / "run"), *more, "--tokenizer", str(run))
     assert (done.code, done.out) == (0, trifold(name, str(run), *more).out), done.err
+
+
+def test_a_hole_that_is_read_as_letters_is_reported(trifold, run, monkeypatch):
+    monkeypatch.setattr("trifold.text.annotation.written_holes", lambda *_: ["<mask>"])
+    line = "warning: <mask> in the text is read as letters; --parse-special reads special tokens\n"
+    assert trifold("generate", str(run), "a <mask>").err.endswith(line)
+    many = trifold("generate", str(run), "-", stdin=b"a <mask>\nb <mask>\n")
+    assert many.err.count(line) == 1
+    assert line not in trifold("generate", str(run), "a <mask>", "--parse-special").err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import random
 
@@ -259,12 +260,88 @@ def test_squad_jsonl_and_hub_forms_give_the_same_rows(tmp_path):
     assert found[0]["answers"] == [[{"text": "Grace", "start": 29}], []]
 
 
-def test_a_question_with_an_empty_answer_is_reported_and_left_out(tmp_path):
+EMPTY = {
+    "an empty list": [],
+    "an empty text": [{"text": "", "answer_start": 0}],
+    "a blank text": [{"text": " \t", "answer_start": -1}],
+    "no start": [{"text": ""}],
+    "null": [{"text": None, "answer_start": None}],
+    "several": [{"text": "", "answer_start": 0}, {"text": "", "answer_start": 900}],
+    "two lists": {"text": [], "answer_start": []},
+    "lists with an empty text": {"text": [""], "answer_start": [-1]},
+    "lists without a start": {"text": [""], "answer_start": []},
+    "an object": {"text": "", "answer_start": -1},
+    "only a text": "",
+    "only a blank text": "  ",
+}
+
+
+@pytest.mark.parametrize("case", EMPTY)
+def test_an_answer_with_an_empty_text_is_no_answer(tmp_path, case):
     lines = []
-    bundle = build(tmp_path, [question("Ada"), question("", "bad", start=3)], lines)
-    assert bundle.train.columns["id"] == ["q"]
-    assert "1 with an empty text or label (dropped)" in lines[0]
-    assert "an empty answer in qa.jsonl, question 'bad'; 1 used" in lines[0]
+    rows = [question("Ada"), question(answers=EMPTY[case], id="none")]
+    bundle = build(tmp_path, rows, lines)
+    for found in (bundle.train, bundle.valid):
+        assert found.columns["answers"] == [[{"text": "Ada", "start": 0}], []]
+    assert lines[0].startswith("qa.jsonl: 2 rows, ") and lines[0].endswith(", 1 without an answer")
+    examples = bundle.objective.examples(bundle.train)
+    assert not examples.labels[question_numbers(bundle) == 1].any()
+
+
+def test_an_empty_answer_beside_another_is_left_out(tmp_path):
+    answers = [{"text": "", "answer_start": 0}, {"text": "Grace", "answer_start": 29}]
+    bundle = build(tmp_path, [question("Ada"), question(answers=answers, id="p")])
+    assert bundle.valid.columns["answers"][1] == [{"text": "Grace", "start": 29}]
+
+
+@torch.no_grad()
+def test_a_model_is_trained_and_measured_with_empty_answers(tmp_path):
+    rows = [question("Grace"), question("", "none", start=3)]
+    bundle = build(tmp_path, rows)
+    objective, model = bundle.objective, random_model(bundle.config)
+    examples = objective.examples(bundle.train)
+    batch = objective.batch(examples, np.arange(len(examples.labels)))
+    assert torch.isfinite(objective.loss(model, batch)["tokens"].sum)
+    found = objective.evaluate(model, bundle.valid, examples, eval_context(samples=2))
+    assert {"answerable_f1", "no_answer_f1"} <= {*found.scores}
+    assert found.samples[1].reference == ""
+
+
+@pytest.mark.parametrize("impossible", [True, False, None])
+def test_squad_files_may_have_empty_answers(tmp_path, impossible):
+    row = question("", "none", start=3)
+    row |= {} if impossible is None else {"is_impossible": impossible}
+    qas = [question("Grace"), row]
+    squad = {"data": [{"paragraphs": [{"context": CONTEXT, "qas": qas}]}]}
+    (tmp_path / "qa.json").write_text(json.dumps(squad), encoding="utf-8")
+    lines = []
+    bundle = build(tmp_path, str(tmp_path / "qa.json"), lines)
+    assert bundle.valid.columns["answers"] == [[{"text": "Grace", "start": 29}], []]
+    assert lines[0].endswith(", 1 without an answer")
+
+
+AS_CELLS = {
+    "JSON": ("answers", lambda text, start: json.dumps([{"text": text, "answer_start": start}])),
+    "Python": ("answers", lambda text, start: str({"text": [text], "answer_start": [start]})),
+    "columns": ("answer,answer_start", lambda text, start: (text, start)),
+    "numbers of pandas": ("answer_text,answer_start", lambda text, start: (text, f"{start}.0")),
+}
+
+
+@pytest.mark.parametrize("case", AS_CELLS)
+@pytest.mark.parametrize("empty", [("", 0), ("", -1), None])
+def test_tables_have_answers_in_cells_or_columns(tmp_path, case, empty):
+    names, cells = AS_CELLS[case]
+    file = tmp_path / "qa.csv"
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        table = csv.writer(stream)
+        table.writerow(["question", "context", *names.split(",")])
+        for answer in (("Grace", 29), empty):
+            found = [""] * (names.count(",") + 1) if answer is None else cells(*answer)
+            found = [found] if isinstance(found, str) else found
+            table.writerow(["Who?" if answer else "When?", CONTEXT, *found])
+    bundle = build(tmp_path, str(file))
+    assert bundle.valid.columns["answers"] == [[{"text": "Grace", "start": 29}], []]
 
 
 @pytest.mark.parametrize(
@@ -279,6 +356,12 @@ def test_a_question_with_an_empty_answer_is_reported_and_left_out(tmp_path):
             question(answers="Grace"),
             r"qa\.jsonl:1: 'answers' is 'Grace', expected a list of answers",
         ),
+        (
+            question(answers="Grace", answer_start=3),
+            r"question 'q': the answer 'Grace' is not at character 3",
+        ),
+        (question(answers="[3"), r"qa\.jsonl:1: 'answers' is '\[3', expected a list of answers"),
+        (question(answers=3), r"qa\.jsonl:1: 'answers' is 3, expected a list of answers"),
         (question(answers=None), r"qa\.jsonl:1: 'answers' is None, expected a list of answers"),
         (question(context=3), r"qa\.jsonl:1: 'context' is a value of type int"),
         ({"question": "a", "context": "b"}, r"qa\.jsonl:1: no value 'answers'"),

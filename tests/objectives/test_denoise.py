@@ -13,7 +13,7 @@ from tests.text.corruptions import restored
 from trifold.errors import SettingsError
 from trifold.nn import ModelConfig
 from trifold.objectives.denoise import Denoise, DenoiseSettings, Noise, SpansSettings
-from trifold.text import TokenizerSettings, make_tokenizer
+from trifold.text import TokenizerSettings, make_tokenizer, read_tokenizer
 from trifold.text.annotation import annotate, sentinel_ids
 
 WIDTH = 16
@@ -135,3 +135,16 @@ def test_too_few_sentinels_are_an_error(tokenizer):
     few = make_tokenizer(["a b c"], TokenizerSettings(kind="word", min_frequency=1, sentinels=7))
     with pytest.raises(SettingsError, match=r"have up to 8 spans.*set tokenizer\.sentinels=8"):
         make_objective(few, "spans", rate=0.5, mean_span=1.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_saved_tokenizer_parses_holes_in_a_text(tokenizer, kind, tmp_path):
+    make_objective(tokenizer, kind).save(tmp_path)
+    saved, hole = read_tokenizer(tmp_path), {"denoise": "<mask>", "spans": "<extra_id_0>"}[kind]
+    assert saved.parses_special
+    (row,) = saved.rows([f"w1 {hole} w2"], special_in_text=True)
+    expected = [saved.library.token_to_id(name) for name in ("▁w1", hole, "▁w2", "</s>")]
+    assert row.ids == expected
+    settings = DenoiseSettings() if kind == "denoise" else SpansSettings()
+    (tmp_path / "model").symlink_to(tmp_path)
+    assert settings.usage(tmp_path).endswith(f'"a text with a {hole}"')

@@ -213,6 +213,7 @@ def test_masked_model_and_tokenizer_equal_bert_of_transformers(trained, name, ar
     assert tokenizer(text, other)["input_ids"] == row.ids
     assert tokenizer(text, other)["token_type_ids"] == row.types
     assert tokenizer.mask_token == "<mask>"
+    assert tokenizer.mask_token_id in tokenizer("Today <mask> .")["input_ids"]
 
 
 @pytest.mark.parametrize("name", ENCODERS)

@@ -97,6 +97,13 @@ def test_scores_are_those_of_rouge_score(read, objective, monkeypatch):
     assert found.scores["rouge1"] > found.scores["rouge2"]
 
 
+def test_the_script_of_the_references_is_reported(read):
+    rows = read([{"source": "a", "target": "Собака бежит."}])
+    note = "ROUGE: Unicode words, by the script of the references"
+    assert SummarizeSettings().script_note(rows) == note
+    assert SummarizeSettings().script_note(read()) is None
+
+
 @pytest.mark.slow
 def test_it_trains_from_scratch_and_from_an_encoder_decoder(tmp_path):
     rows = [{"document": f"{a} {b} x y z", "summary": f"{b}"} for a in "pqrs" for b in "abcdefgh"]

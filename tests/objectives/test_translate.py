@@ -207,6 +207,16 @@ def test_scores_follow_the_settings():
     assert lower["exact_match"].value == 100 and plain["exact_match"].value == 0
 
 
+def test_the_script_of_the_references_is_reported():
+    chinese, russian = ["狗在草地上跑。"], ["Собака бежит."]
+    note = "BLEU: tokenizer zh, by the script of the references"
+    assert TranslateSettings().script_note(Pairs(["a"], chinese, [1])) == note
+    assert TranslateSettings().script_note(Pairs(["a"], russian, [1])) is None
+    assert TranslateSettings(tokenize="char").script_note(Pairs(["a"], chinese, [1])) is None
+    scores = TranslateSettings().scores(chinese, chinese)
+    assert scores["bleu"].value == pytest.approx(100) and "|tok:zh|" in scores["bleu"].signature
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -33,6 +33,19 @@ def test_embeddings_equal_those_of_transformers(family, tmp_path):
             torch.testing.assert_close(unit, vector / vector.norm(), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_special_tokens_in_a_text_are_those_of_transformers(family, tmp_path):
+    pair = both(tmp_path, family, "Model")
+    # Without padding, after which RoBERTa counts positions in its own way.
+    tokens = {*pair.tokenizer.all_special_tokens} - {pair.tokenizer.pad_token}
+    texts = [f"fox {token} hello" for token in sorted(tokens)]
+    theirs = pair.pipeline("feature-extraction")
+    for got, one in zip(pair.ours.embed(texts), theirs(texts), strict=True):
+        torch.testing.assert_close(got, torch.tensor(one[0]).mean(0), rtol=0, atol=1e-4)
+    plain = pair.ours.embed(texts[0], parse_special=False)
+    assert not torch.allclose(plain, pair.ours.embed(texts[0]), atol=1e-3)
+
+
 def test_the_pooler_equals_that_of_transformers(tmp_path):
     pair = both(tmp_path, "bert", "Model")
     for text, got in zip(TEXTS, pair.ours.embed(TEXTS, pooling="pooler"), strict=True):

@@ -132,3 +132,37 @@ def test_one_text_gives_one_prediction_and_a_pair_is_one_for_all(pipe):
         ["the", "quick"], ["fox"] * 2, top_k=1
     )
     assert pipe.predict([]) == []
+
+
+@pytest.mark.parametrize("parses", [False, True])
+def test_each_task_parses_special_tokens_by_its_own_default(parses, monkeypatch):
+    text = TokenizerSettings(kind="char", min_frequency=1, special=("cls", "sep", "mask"))
+    tokenizer = train_tokenizer(["a dog"], text)
+    tokenizer.settings["split_special_tokens"] = not parses
+    read = []
+    monkeypatch.setattr(
+        "trifold.predict.predict.ModelReader.encode",
+        lambda self, *_: read.append(self.parses_special) or 1 / 0,
+    )
+    defaults = {"fill-mask": True, "embed": parses, "classify": False, "tag": False}
+    heads = {"fill-mask": "lm", "embed": "lm", "classify": "sequence", "tag": "token"}
+    for task, default in defaults.items():
+        pipe = Pipeline(Transformer(config("encoder", heads[task])), tokenizer)
+        for options in ({}, {"parse_special": True}, {"parse_special": False}):
+            with pytest.raises(ZeroDivisionError):
+                pipe.predict("a [MASK]", task=task, **options)
+            assert read.pop() == options.get("parse_special", default)
+
+
+def test_questions_may_have_special_tokens():
+    text = TokenizerSettings(kind="char", min_frequency=1, special=("cls", "sep", "mask"))
+    tokenizer = train_tokenizer(["a dog"], text)
+    values = {"vocab_size": tokenizer.vocab_size}
+    pipe = Pipeline(Transformer(config("encoder", "span", **values)), tokenizer)
+    for parse_special in (True, False):
+        found = pipe.answer(
+            "a<mask>", "a dog<mask>", top_k=40, max_answer_length=20, parse_special=parse_special
+        )
+        assert any(each.text == "<mask>" for each in found)
+        starts = {each.start for each in found}
+        assert (6 in starts) != parse_special  # inside the name

@@ -10,7 +10,7 @@ from trifold.errors import DataError
 from trifold.scores.rouge import RougeScore, common_subsequence, tokenize
 
 WORDS = """the The cat cats sat sitting runs running ran relational conditioning happily flies dies died skies news
-    naïve Straße 東京 1990s 1,000 don't e-mail U.S. — … _ "quoted" (bracket) generalizations hopefulness sky owed agreed
+    naïve Straße Œuvre 1990s 1,000 don't e-mail U.S. — … _ "quoted" (bracket) generalizations hopefulness sky owed agreed
     proceed controlling falling hopping filed analogously archaeology ionization adoption ended yyyy""".split()
 
 
@@ -63,6 +63,46 @@ def test_the_common_subsequence_is_the_longest():
 def test_words_are_ascii_letters_and_digits():
     assert tokenize("Café-1990s don't!") == ["caf", "1990s", "don", "t"]
     assert tokenize("cats running as") == ["cats", "running", "as"]
+
+
+PERFECT = [
+    "Собака бежит по траве.",
+    "สุนัขวิ่งบนหญ้า",
+    "狗在草地上跑。",
+    "犬が走る。",
+    "कुत्ता दौड़ता है।",
+    "الكلب يركض.",
+]
+
+
+@pytest.mark.parametrize("text", PERFECT)
+def test_a_perfect_summary_scores_100_in_every_script(text):
+    score = RougeScore()
+    score.add([text], [text])
+    assert score.values() == {"rouge1": 100, "rouge2": 100, "rougeL": 100}
+    assert score.signature == "measure:f1|stemming:no|references:best|words:unicode"
+    other = RougeScore()
+    other.add([text], ["A dog runs."])
+    assert other.values() == {"rouge1": 0, "rouge2": 0, "rougeL": 0}
+
+
+def test_scores_of_other_scripts_by_hand():
+    score = RougeScore()
+    score.add(["Собака БЕЖИТ по траве"], ["собака, бежит домой"])  # 2 of 4 words, and 2 of 3
+    assert score.values() == pytest.approx(
+        {"rouge1": 100 * 4 / 7, "rouge2": 40, "rougeL": 100 * 4 / 7}
+    )
+    score = RougeScore()
+    score.add(["狗在草地上跑"], ["狗跑"])  # 2 of 6 characters, and 2 of 2
+    assert score.values() == pytest.approx({"rouge1": 50, "rouge2": 0, "rougeL": 50})
+
+
+def test_each_example_has_the_words_of_its_script():
+    score = RougeScore()
+    assert score.signature == "measure:f1|stemming:no|references:best"
+    score.add(["Größe naïve", "Собака бежит"], ["Gr e na ve", "Собака бежит"])
+    assert score.values()["rouge1"] == 100  # rouge-score knows ASCII letters only
+    assert score.signature.endswith("|words:unicode in 1 of 2")
 
 
 def test_nothing_scores_zero():

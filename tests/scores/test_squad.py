@@ -50,7 +50,7 @@ def scores_of_script(answers, pred, version):
 # --- comparison -----------------------------------------------------------------------------------
 
 WORDS = ["the", "The", "a", "An", "dog", "Dog", "dog's", "U.S.", "U", "S", "—", "«été»", "Ünï", "ﬁ", "İ", "...", "!",
-         "1,000", "1000", "theory", "a-an", "\u00a0", "\u3000", "\t", "東京", "don't", "the-dog", "_"]  # fmt: skip
+         "1,000", "1000", "theory", "a-an", "\u00a0", "\u3000", "\t", "don't", "the-dog", "_"]  # fmt: skip
 
 
 def draw(source):
@@ -124,3 +124,18 @@ def test_version_1_1_rejects_questions_without_an_answer():
         SquadScore("1.1").add([[]], [""])
     with pytest.raises(DataError, match="0 predictions but 1 questions"):
         SquadScore().add(["fox"], [])
+
+
+def test_answers_without_spaces_are_compared_by_characters():
+    assert score_answer("北京大学", "北京大学。") == (1, 1)
+    assert score_answer("北京大学", "北京") == (0, pytest.approx(2 / 3))
+    assert score_answer(["東京", "とうきょう"], "東京都") == (0, pytest.approx(0.8))
+    assert score_answer("ไทย", "ลาว") == (0, 0)
+    assert score_answer("город Москва", "Москва!") == (0, pytest.approx(2 / 3))
+    score = SquadScore()
+    score.add(["北京大学", "Rome", []], ["北京", "Rome", ""])
+    assert score.signature == "squad:2.0|references:best|words:characters in 1 of 3"
+    assert score.values()["answerable_f1"] == pytest.approx(100 * (2 / 3 + 1) / 2)
+    score = SquadScore()
+    score.add(["Rome"], ["Rome"])
+    assert score.signature == "squad:2.0|references:best"

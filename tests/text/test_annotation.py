@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.text import folders
 
-from trifold.text import TokenizerSettings, read_tokenizer, train_tokenizer
+from trifold.text import TokenizerSettings, make_tokenizer, read_tokenizer, train_tokenizer
 from trifold.text.annotation import (
     _borders_unspaced,
     annotate,
@@ -17,6 +17,7 @@ from trifold.text.annotation import (
     sentinel_ids,
     special_flags,
     unknown_words,
+    written_holes,
 )
 from trifold.text.spans import find_words
 
@@ -160,3 +161,19 @@ def test_special_tokens_survive_saving_and_loading(kind, tmp_path):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / name).read_bytes()
     spelt = set(own.encode(["<mask> <cls> </s> <extra_id_0>"])[0]) - {own.unk_id}
     assert not special_flags(own)[list(spelt)].any()  # text that spells a special token stays text
+
+
+def test_written_holes_are_the_mask_and_the_sentinels_of_the_tokenizer():
+    settings = TokenizerSettings(
+        kind="word", vocab_size=60, min_frequency=1, special=("mask",), sentinels=2
+    )
+    own = make_tokenizer(["a b"], settings)
+    assert written_holes(own, ["a <mask>", "<extra_id_1> <extra_id_7> </s> <mask>"]) == [
+        "<mask>",
+        "<extra_id_1>",
+    ]
+    assert written_holes(own, ["a </s>"]) == []
+    assert unknown_words(own, ["a <extra_id_1> <mask>", "strange <extra_id_7>"]) == [
+        "strange",
+        "<extra_id_7>",
+    ]

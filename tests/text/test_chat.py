@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from tests.text.folders import END, byte_level, write
+from tests.text.folders import END, OLD, byte_level, write
 
 from trifold.errors import CheckpointError, DataError
 from trifold.text import read_tokenizer
@@ -141,6 +141,57 @@ def test_the_text_equals_the_reference(name: str, folder: Path) -> None:
             assert ours.chat(talk, **more) == expected
             ids = theirs.apply_chat_template(talk, tokenize=True, return_dict=False, **more)
             assert ours.encode([expected], special_in_text=True) == [ids]
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama 2", "zephyr", "today"])
+@pytest.mark.parametrize("layout", ["gpt2", "llama"])
+def test_special_tokens_of_a_user_stay_text(name: str, layout: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    special = {"bos_token": "<s>", "eos_token": "<|im_end|>", "pad_token": "<|im_start|>"}
+    if layout == "gpt2":
+        byte_level(tmp_path, "gpt2", ("<|endoftext|>",), tokenizer_class="GPT2Tokenizer", **special)
+    else:
+        OLD["llama"](tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATES[name], encoding="utf-8", newline="\n")
+    ours, theirs = read_tokenizer(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    talk = [
+        {"role": "system", "content": f"Say {ours.names['eos_token']} at the end."},
+        {"role": "user", "content": "Hello  there."},
+        {"role": "assistant", "content": f"<think>{ours.names['bos_token']}"},
+        {"role": "user", "content": "Oh…"},
+    ]
+    ids = theirs.apply_chat_template(talk, tokenize=True, return_dict=False)
+    assert ours.encode_chat(talk) == ids  # nothing to hide
+    names = [*ours.names.values()]
+    for written in (*names, f"a {names[0]}{names[1]} b", f"{names[0]}<{names[1]}|im_end|>"):
+        talk[1]["content"] = f"x {written} y"
+        found = ours.encode_chat(talk)
+        whole = theirs.apply_chat_template(talk, tokenize=False)
+        # The same text, and no special token more than without the user's.
+        counts = [[one for one in row if one in ours._forbidden_ids] for row in (found, ids)]
+        assert counts[0] == counts[1]
+        if layout == "gpt2":
+            assert ours.decode([found], keep_special=True) == [whole]
+            body = ours.encode([f" {written} y"])[0]
+            assert any(found[at : at + len(body)] == body for at in range(len(found)))
+
+
+def test_special_tokens_in_the_parts_of_a_message_and_of_tools_stay_text(folder: Path) -> None:
+    template = (
+        "{% for m in messages %}{{ bos_token }}{{ m.role }} {% if m.content is string %}{{ m.content }}"
+        "{% else %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endif %}{% endfor %}"
+    )
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8", newline="\n")
+    ours = read_tokenizer(folder)
+    end = ours.names["bos_token"]
+    user = {"role": "user", "content": [{"type": "text", "text": f"a {end}"}, {"text": end}]}
+    tool = {"role": "tool", "content": f"{end} 7"}
+    found = ours.encode_chat([user, tool])
+    assert found.count(ours.bos_id) == 2
+    assert ours.decode([found], keep_special=True) == [f"{end}user a {end}{end}{end}tool {end} 7"]
+    trusted = ours.encode_chat([user | {"role": "assistant"}, tool | {"role": "system"}])
+    assert trusted.count(ours.bos_id) == 5
+    assert user["content"][1]["text"] == end  # the messages are not changed
 
 
 def test_templates_in_settings_in_files_and_by_name(tmp_path: Path) -> None:

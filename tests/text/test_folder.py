@@ -227,6 +227,28 @@ def test_special_tokens_in_a_text_stay_text_by_default(name: str, tmp_path: Path
     assert any(special & set(row) for row in ours.encode(texts, special_in_text=True))
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["bert uncased", "roberta", "bart", "gpt2", "qwen", "t5", "xlnet", "llama", "nllb", "m2m"],
+)
+def test_special_tokens_in_a_text_are_parsed_where_the_reference_does(
+    name: str, tmp_path: Path
+) -> None:
+    folder = OLD[name](tmp_path)
+    ours, theirs = read_tokenizer(folder), reference(folder)
+    assert ours.parses_special
+    written = [*ours.names.values(), "<extra_id_0>", "<extra_id_7>"]
+    texts = [f"the {token} fox{token} the {token}" for token in written]
+    rows = ours.rows(texts, special_in_text=True)
+    assert [row.ids for row in rows] == theirs(texts)["input_ids"]
+    around = ours.rows(["the fox"])[0].special
+    assert all(row.special == around for row in rows)
+    config = folder / "tokenizer_config.json"
+    settings = json.loads(config.read_text("utf-8")) if config.is_file() else {}
+    config.write_text(json.dumps(settings | {"split_special_tokens": True}), encoding="utf-8")
+    assert not read_tokenizer(folder).parses_special
+
+
 def test_marian_sides_and_languages(tmp_path: Path) -> None:
     folder = marian(tmp_path / "joint")
     theirs = reference(folder)

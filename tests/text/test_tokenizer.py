@@ -15,7 +15,13 @@ from hypothesis import given, strategies as st
 from tokenizers import Tokenizer as Library, models, pre_tokenizers, processors
 
 from trifold.errors import DataError, SettingsError, UsageError
-from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer, train_tokenizer
+from trifold.text import (
+    Tokenizer,
+    TokenizerSettings,
+    make_tokenizer,
+    read_tokenizer,
+    train_tokenizer,
+)
 from trifold.text.annotation import count_unknown
 
 KINDS = ["byte-bpe", "bpe", "unigram", "word", "char"]
@@ -295,3 +301,42 @@ def test_dropout_needs_merges() -> None:
         TokenizerSettings.parse({"dropout_epochs": 3}, at="tokenizer")
     with pytest.raises(SettingsError, match=r"tokenizer\.dropout: .* no plain BPE merges"):
         Tokenizer(TRAINED["word", True].library, dropout=0.1).sample(CORPUS, seed=0)
+
+
+HOLES = TokenizerSettings(vocab_size=400, min_frequency=1, special=("mask",), sentinels=3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hole_in_a_text_is_one_token_and_its_neighbors_stay(kind: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer = train_tokenizer(CORPUS, HOLES.model_copy(update={"kind": kind}))
+    parts = tokenizer.encode(["dog", " im" if kind in ("byte-bpe", "char") else "im"])
+    space = tokenizer.encode([" "])[0] if kind == "char" else []
+    for name in ("<mask>", "<extra_id_2>"):
+        text, token = f"dog {name} im", tokenizer.library.token_to_id(name)
+        expected = [*parts[0], *space, token, *parts[1]]
+        assert tokenizer.encode([text], special_in_text=True) == [expected]
+        assert token not in tokenizer.encode([text])[0]
+    assert not tokenizer.parses_special
+    for parse_special in (False, True):
+        tokenizer.save(tmp_path, parse_special=parse_special)
+        theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+        assert theirs([text])["input_ids"] == tokenizer.encode(
+            [text], special_in_text=parse_special
+        )
+        for loaded in (Tokenizer.load(tmp_path), read_tokenizer(tmp_path)):
+            assert loaded.parses_special == parse_special
+
+
+def test_the_tokenizer_of_a_resumed_run_parses_as_that_of_its_start(tmp_path: Path) -> None:
+    settings = {"eos_token": "</s>", "model_max_length": 9}
+    for own in ({}, {"split_special_tokens": True}):
+        TRAINED["bpe", True].save(tmp_path)
+        content = json.dumps(settings | own)
+        (tmp_path / "tokenizer_config.json").write_text(content, encoding="utf-8")
+        first = make_tokenizer([], TokenizerSettings(file=str(tmp_path)))
+        first.save(tmp_path)
+        resumed = Tokenizer.load(tmp_path)
+        resumed.save(tmp_path)
+        assert first.parses_special == resumed.parses_special == (not own)
+        assert read_tokenizer(tmp_path).parses_special == (not own)

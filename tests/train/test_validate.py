@@ -47,11 +47,19 @@ def are_equal(ours, theirs):
 
 
 def test_model_has_the_best_weights_rather_than_the_last(run, set_scores):
-    set_scores(10, 30, 20, 30)
+    set_scores(10, 30, 20, 29)
     folder = run(train__steps=12, train__validate_every=3).folder
     ours = best_weights(folder)
     assert are_equal(ours, weights_of(folder, 6))
     assert not are_equal(ours, weights_of(folder, 12))
+
+
+def test_of_equal_scores_the_lower_loss_is_better(run, set_scores):
+    set_scores(0, 0, 0, 0)
+    outcome = run(train__steps=12, train__validate_every=3, train__patience=2)
+    losses = dict(values_of(outcome.folder, "valid/loss"))
+    assert len(losses) == 4 and outcome.best_step == min(losses, key=losses.__getitem__) > 3
+    assert are_equal(best_weights(outcome.folder), weights_of(outcome.folder, outcome.best_step))
 
 
 def test_the_outcome_has_the_scores_of_the_model_that_was_kept(run, set_scores):
@@ -84,7 +92,7 @@ def test_best_checkpoint_can_be_kept(run, set_scores):
 
 
 def test_patience_ends_a_run_that_no_longer_improves(run, set_scores):
-    set_scores(10, 30, 20, 30, 29, 40)
+    set_scores(10, 30, 20, 28, 29, 40)
     outcome = run(train__validate_every=2, train__steps=100, train__patience=3)
     assert (outcome.stopped_by, outcome.steps) == ("patience", 10)
 

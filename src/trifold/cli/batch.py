@@ -79,11 +79,14 @@ def generate_batches(
     from trifold.text.annotation import unknown_words
 
     progress, limits, unknown = Progress(), list[str | None](), list[str]()
+    parse_special, holes = settings.get("parse_special"), dict[str, None]()
 
     def generate(read: int, indices: list[int], sources: list[str]) -> list[list[Output]]:
         places = [f"line {read + index + 1}" for index in indices]
-        check_lengths(pipeline, sources, places, pipeline.config.max_positions, "split the line")
+        longest = pipeline.config.max_positions
+        check_lengths(pipeline, sources, places, longest, "split the line", parse_special)
         unknown.extend(unknown_words(pipeline.reader, sources))
+        holes.update(dict.fromkeys(unparsed_holes(pipeline, sources, parse_special)))
         found = generate_outputs(pipeline, sources, settings, on_done=progress, first=read)
         limits.extend(output.limit for outputs in found for output in outputs)
         return found
@@ -91,6 +94,7 @@ def generate_batches(
     for text, outputs in in_batches(texts, batch_size or BATCH, pipeline.reader.encode, generate):
         yield text, outputs or []
     warn_unknown(pipeline, unknown)
+    warn_holes(holes)
     warn_limits(pipeline, limits)
 
 
@@ -100,11 +104,13 @@ def check_lengths(
     places: Sequence[str],
     longest: int,
     remedy: str | None,
+    parse_special: bool | None = None,
 ) -> None:
     """Raises DataError for a text with more than `longest` tokens; without a `remedy`, prints how
     many there are.
     """
-    excess = {n: len(ids) for n, ids in enumerate(pipeline.read(texts)) if len(ids) > longest}
+    rows = pipeline.read(texts, parse_special=parse_special)
+    excess = {n: len(ids) for n, ids in enumerate(rows) if len(ids) > longest}
     for number, length in excess.items() if remedy is not None else ():
         size = f"{length:,} tokens, and the model reads at most {longest:,}"
         raise DataError(f"{places[number]}: {size}; {remedy}")
@@ -157,6 +163,23 @@ def warn_unknown(pipeline: Pipeline, words: Iterable[str]) -> None:
         label = f"warning: unknown words ({len(different):,}) are read as {unknown}: "
         shown = ", ".join(repr(word.rstrip(".,:;!?")[:20]) for word in different)
         print_note(label + shorten(shown, max(24, 80 - len(label)), placeholder=" …"))
+
+
+def unparsed_holes(
+    pipeline: Pipeline, texts: Iterable[str], parse_special: bool | None
+) -> list[str]:
+    """The mask token and the sentinels that are written in the texts and read as letters."""
+    from trifold.text.annotation import written_holes
+
+    parses = pipeline.parses_special(parse_special)
+    return [] if parses else written_holes(pipeline.reader, texts)
+
+
+def warn_holes(names: Iterable[str]) -> None:
+    """Print a warning with the names of `unparsed_holes`, if there are any."""
+    if written := ", ".join(names):
+        what = f"warning: {shorten(written, 40, placeholder=' …')} in the text is read as letters"
+        print_note(f"{what}; --parse-special reads special tokens")
 
 
 class Progress:

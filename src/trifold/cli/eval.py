@@ -52,9 +52,9 @@ FOR_TABLES = {
 FOR_PAIRS = {
     "tokenize": option(
         str,
-        "sacreBLEU tokenizer: 13a, none, intl, zh, …",
+        "sacreBLEU tokenizer: auto (by the script), 13a, none, intl, zh, …",
         metavar="NAME",
-        show_default="the recipe's, or 13a",
+        show_default="the recipe's, or auto",
     ),
     "lowercase": option(bool, "Ignore case.", "--lowercase/--cased", show_default="the recipe's"),
     "num_beams": option(int, "Beam search with N beams."),
@@ -270,9 +270,8 @@ def _score_translations(request: Request) -> Report:
 
 def score_settings(request: Request) -> TranslateSettings:
     """The settings of the run, with the options of the scores."""
-    from sacrebleu.metrics.bleu import BLEU
-
     from trifold.objectives.translate import TranslateSettings
+    from trifold.scores.bleu import TOKENIZERS, missing_libraries
 
     task = request.recipe.task if request.recipe is not None else None
     settings = task if isinstance(task, TranslateSettings) else TranslateSettings()
@@ -280,11 +279,13 @@ def score_settings(request: Request) -> TranslateSettings:
         name: value for name, value in request.options.items() if name in ("tokenize", "lowercase")
     }
     settings = settings.model_copy(update=chosen)
-    if settings.tokenize not in BLEU.TOKENIZERS:
-        known = ", ".join(sorted(BLEU.TOKENIZERS))
+    if settings.tokenize not in TOKENIZERS:
         raise UsageError(
-            f"--tokenize {settings.tokenize}: not a sacreBLEU tokenizer; choose one of {known}"
+            f"--tokenize {settings.tokenize}: not a sacreBLEU tokenizer; choose one of "
+            f"{', '.join(TOKENIZERS)}"
         )
+    if problem := missing_libraries(settings.tokenize):
+        raise UsageError(f"--tokenize: {problem}")
     return settings
 
 

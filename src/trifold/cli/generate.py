@@ -23,6 +23,7 @@ EXAMPLES = (
     "trifold generate runs/demo - < english.txt > french.txt",
     'trifold generate runs/demo "I love dogs." --num-beams 5 --json',
     'trifold generate gpt2 "Once upon" --temperature 0.8 --top-p 0.9 --stream',
+    'trifold generate facebook/bart-base "The <mask> sat on the mat."',
 )
 
 
@@ -93,6 +94,8 @@ def run(
             else:  # a single output may have several lines
                 print_result(outputs[0].text, results)
         batch.warn_unknown(pipeline, unknown_words(pipeline.reader, [text]))
+        parse_special = settings.get("parse_special")
+        batch.warn_holes(batch.unparsed_holes(pipeline, [text], parse_special))
         batch.warn_limits(pipeline, [each.limit for each in outputs])
 
 

@@ -94,6 +94,12 @@ OPTIONS = {
         show_default="the folder's",
     ),
     "corpus": option(str, "search: the file whose lines are searched.", metavar="FILE"),
+    "parse_special": option(
+        bool,
+        "Read special tokens that are written in a text, such as [SEP], as tokens.",
+        "--parse-special/--no-parse-special",
+        show_default="fill-mask, embed, search: as transformers; else no",
+    ),
     "on_overflow": option(
         Literal["error", "truncate"],
         "For a text that is too long for the model.",
@@ -351,9 +357,11 @@ class Predictor:
         is_cut = self.options["on_overflow"] == "truncate"
         remedy = None if is_cut else "shorten it, or truncate it (--on-overflow truncate)"
         sources, places = [one.text for one in batch], [one.place for one in batch]
-        check_lengths(self.pipeline, sources, places, longest, remedy)
+        parse_special = self.options["parse_special"]
+        check_lengths(self.pipeline, sources, places, longest, remedy, parse_special)
         generation = {"on_done": progress, "first": first, "max_source": longest}
-        return generate_outputs(self.pipeline, sources, {}, **generation)
+        settings = given(parse_special=parse_special)
+        return generate_outputs(self.pipeline, sources, settings, **generation)
 
     def _compare(self, sources: list[str], pairs: list[str], options: dict[str, Any]) -> list[Any]:
         """The cosine of the vectors of two texts; the vectors, if there are no second texts."""
@@ -416,7 +424,7 @@ def _check_options(
     """
     from trifold.predict.classify import check_threshold
 
-    unused = [name for name in options if name != "on_overflow"]
+    unused = [name for name in options if name not in ("on_overflow", "parse_special")]
     if task == "generate" and unused:
         raise UsageError(f"{unused[0]}: not an option of a model that generates text")
     if probabilities and (task != "classify" or config.problem_type == REGRESSION):

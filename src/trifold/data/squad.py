@@ -43,9 +43,11 @@ def iter_squad(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
                     raise DataError(f"{place}: the id occurs twice; give each question its own")
                 ids.add(name)
                 question = check_text(entry.get("question"), f"{place}: its text")
-                answers = check_answers(_list(entry, "answers", place), context, place)
+                given = _list(entry, "answers", place)
+                answers = check_answers(given, context, place)
                 impossible = entry.get("is_impossible", not answers)
-                if impossible is not (not answers):
+                # Some files call a question with an empty answer possible.
+                if impossible not in (not answers, not given):
                     raise DataError(
                         f"{place}: is_impossible is {json.dumps(impossible)}, but it has "
                         f"{len(answers)} answers; "
@@ -57,24 +59,18 @@ def iter_squad(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
 
 def check_answers(answers: Any, context: str, place: str) -> list[dict[str, Any]]:
     """The answers as {"text", "start"}, from a list of objects with "answer_start", or an object of
-    two lists.
+    two lists. An answer with an empty text means that there is none, wherever it starts.
 
-    Raises DataError if the text of one does not stand at its start in the context. An empty text
-    stands everywhere.
+    Raises DataError if the text of one does not stand at its start in the context.
     """
-    if isinstance(answers, Mapping):  # as in the datasets of the hub
-        texts, starts = answers.get("text"), answers.get("answer_start", answers.get("start"))
-        if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
-            raise DataError(
-                f"{place}: the lists `text` and `answer_start` of its answers differ in length"
-            )
-        answers = [
-            {"text": text, "start": start} for text, start in zip(texts, starts, strict=True)
-        ]
+    if isinstance(answers, Mapping):
+        answers = _answers_of_lists(answers, place)
     found = []
     for answer in answers:
         if not isinstance(answer, Mapping):
             raise DataError(f"{place}: an answer is {answer!r:.40}, expected an object; {_FORM}")
+        if _is_empty(answer.get("text")):
+            continue
         text = check_text(answer.get("text"), f"{place}: the text of an answer")
         start = answer.get("answer_start", answer.get("start"))
         if not isinstance(start, int) or isinstance(start, bool):
@@ -90,6 +86,24 @@ def check_answers(answers: Any, context: str, place: str) -> list[dict[str, Any]
             )
         found.append({"text": text, "start": start})
     return found
+
+
+def _is_empty(text: Any) -> bool:
+    return text is None or (isinstance(text, str) and not text.strip())
+
+
+def _answers_of_lists(answers: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
+    """The answers of an object of two lists, as in the datasets of the hub, or of a single one."""
+    texts, starts = answers.get("text"), answers.get("answer_start", answers.get("start"))
+    if not isinstance(texts, list):
+        texts, starts = [texts], [starts]
+    if all(map(_is_empty, texts)):
+        return []
+    if not isinstance(starts, list) or len(texts) != len(starts):
+        raise DataError(
+            f"{place}: the lists `text` and `answer_start` of its answers differ in length"
+        )
+    return [{"text": text, "start": start} for text, start in zip(texts, starts, strict=True)]
 
 
 def _list(value: Any, key: str, place: str) -> list[Any]:

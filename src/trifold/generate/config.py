@@ -141,6 +141,8 @@ class GenerationConfig(Settings):
     """language of the text, as in the tokenizer (eng_Latn, en_XX, en); default: the tokenizer's"""
     target_language: str | None = None
     """language of the output; its token replaces forced_bos_token_id"""
+    parse_special: bool | None = None
+    """parse special tokens in the text, such as a mask; default: as transformers does"""
 
     num_return_sequences: int = Field(
         1, gt=0, description="number of outputs for each input, best first"

@@ -41,6 +41,7 @@ SHARED = (
     # Ours only: `transformers` ignores them.
     *("length_penalty_form", "seed", "top_k_form", "presence_penalty", "frequency_penalty"),
     *("bad_words", "force_words", "cache", "source_language", "target_language"),
+    "parse_special",
 )
 LENGTHS = {"max_length": "max_new_tokens", "min_length": "min_new_tokens"}
 LOOKUP = ("prompt_lookup_num_tokens", "max_matching_ngram_size")

@@ -133,7 +133,7 @@ def read_ids(pipeline: Pipeline, text: str, target: str | None) -> tuple[list[in
         best = pipeline.hypotheses([text])[0][0]
         output, ended = best.tokens, best.finish_reason == "stop"
     else:
-        output, ended = writer.encode([target])[0], True
+        output, ended = encode_target(pipeline, target), True
     source, written = (
         pipeline.read([text])[0],
         [*output, writer.required("eos")] if ended else output,
@@ -142,6 +142,12 @@ def read_ids(pipeline: Pipeline, text: str, target: str | None) -> tuple[list[in
         whole = [*source, *written]
         return [], whole[:-1], whole[1:], output
     return source, [pipeline.config.start_id, *written[:-1]], written, output
+
+
+def encode_target(pipeline: Pipeline, target: str) -> list[int]:
+    """The ids of an output, whose special tokens are parsed as those of the text are."""
+    parses = pipeline.writer.parses_special
+    return pipeline.writer.encode([target], special_in_text=parses)[0]
 
 
 def stacked_weights(activations: Mapping[str, torch.Tensor]) -> dict[str, Weights]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trifold.errors import DataError, UsageError
-from trifold.look.attention import read_ids
+from trifold.look.attention import encode_target, read_ids
 from trifold.nn import Inputs
 from trifold.pipeline import Pipeline
 from trifold.predict.model_reader import ModelReader
@@ -35,7 +35,13 @@ def read_example(pipeline: Pipeline, text: Any, target: str | None = None) -> Ex
     and a target of different lengths; UsageError for an unknown class.
     """
     config, device = pipeline.config, pipeline.device
-    reader = ModelReader(pipeline.model, pipeline.tokenizer, pipeline.pictures, on_overflow=None)
+    reader = ModelReader(
+        pipeline.model,
+        pipeline.tokenizer,
+        pipeline.pictures,
+        on_overflow=None,
+        parse_special=True,
+    )
     predicts_tokens, classes = "lm" in config.chosen_heads, list(config.labels)
     following = [-1]
     if target is not None and "sequence" in config.chosen_heads:
@@ -52,10 +58,10 @@ def read_example(pipeline: Pipeline, text: Any, target: str | None = None) -> Ex
     if not isinstance(text, str):
         raise UsageError(f"text is {type(text).__name__}; give a string")
     if config.shape == "encoder":
-        rows = reader.encode([text], special_in_text=True)
+        rows = reader.encode([text])
         ids, mask = {"encoder": (own := rows[0].ids)}, pipeline.reader.mask_id
         if predicts_tokens:
-            full = own if target is None else reader.encode([target], special_in_text=True)[0].ids
+            full = own if target is None else reader.encode([target])[0].ids
             if len(full) != len(own):
                 remedy = "a mask replaces one token. Without a masked text, leave the target out"
                 raise DataError(f"text has {len(own)} tokens, target {len(full)}; {remedy}")
@@ -65,7 +71,7 @@ def read_example(pipeline: Pipeline, text: Any, target: str | None = None) -> Ex
             ]
         return Example(target, ids, torch.tensor(following), reader.inputs(rows).to(device))
     if config.shape == "decoder":
-        continuation = pipeline.writer.encode([target])[0] if target and predicts_tokens else []
+        continuation = encode_target(pipeline, target) if target and predicts_tokens else []
         ids = {"decoder": [*pipeline.read([text])[0], *continuation]}
         following = [*ids["decoder"][1:], -1] if predicts_tokens else following
     elif predicts_tokens:

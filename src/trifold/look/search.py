@@ -17,7 +17,7 @@ from trifold.generate.processors import NEVER, Context
 from trifold.generate.sampling import chosen_filters, draw_weights
 from trifold.look.session import Answer, Session
 from trifold.nn import Inputs
-from trifold.pipeline import Pipeline
+from trifold.pipeline import Pipeline, reading_options
 
 BEAMS = 4  # if the model has no beams of its own
 LENGTH = 20  # tokens of a decoder, which rarely ends
@@ -55,7 +55,7 @@ def search(
         options.setdefault("max_new_tokens", LENGTH)
     config, length = _resolve(pipeline, text, options)
     recorder = _Recorder(config, forced)
-    rows = pipeline.read([text], language=config.source_language)
+    rows = pipeline.read([text], **reading_options(config))
     inputs = Inputs(torch.tensor(rows, device=pipeline.device))
     (found,) = generate_tokens(pipeline.model, inputs, config, codec=pipeline.writer, hook=recorder)
     names = pipeline.writer.pieces([key[-1] for key in recorder.nodes if key])

@@ -11,8 +11,11 @@ predictions        the best span of all windows (`predict.answer`)
 scores             exact match and F1 of words; with unanswerable questions also those of each group
 """
 
+import ast
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -38,12 +41,25 @@ from trifold.text.spans import Ids
 # --- settings -> rows -----------------------------------------------------------------------------
 
 
-def _read_answers(value: Any, place: str) -> Any:
-    if not isinstance(value, list | Mapping):
-        raise DataError(
-            f"{place} is {value!r:.40}, expected a list of answers, each with text and "
-            "answer_start (no answer: [])"
-        )
+def _read_answers(value: Any, _place: str) -> Any:
+    """Answers: a list or an object of lists, also as JSON in the cell of a table, or one text. An
+    empty text means no answer.
+    """
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("", "[", "{"):
+        return value
+    if not value.strip():
+        return []
+    for parse in (json.loads, ast.literal_eval):  # as JSON and as Python write lists
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return parse(value)
+    return value
+
+
+def _read_start(value: Any, _place: str) -> Any:
+    """The number in a cell of a table; pandas writes 17.0 in a column with empty cells."""
+    with suppress(ValueError):
+        number = float(value) if isinstance(value, str) else None
+        return int(number) if number is not None and number.is_integer() else value
     return value
 
 
@@ -56,7 +72,11 @@ ROLES = {
     ),
     "question": Role(("question", "query"), check_text),
     "context": Role(("context", "passage", "paragraph", "document", "text"), check_text),
-    "answers": Role(("answers", "answer"), _read_answers, identifies=False),
+    "answers": Role(("answers", "answer", "answer_text"), _read_answers, identifies=False),
+    # Of an answer that is a text.
+    "start": Role(
+        ("answer_start",), _read_start, required=False, may_be_empty=True, identifies=False
+    ),
 }
 
 
@@ -110,22 +130,32 @@ class AnswerSettings(LabelledSettings):
 
 
 def _read_rows(source: Any, settings: Any, split: str) -> Records:
-    """The questions; the answers as {"text", "start"}. A question with an empty answer counts as a
-    blank row.
+    """The questions; the answers as {"text", "start"}, none if the question has no answer.
 
     Raises DataError, which names file and id, for an answer that is not in its context.
     """
     rows = read_records(source, settings, ROLES, split)
-    columns, kept = rows.columns, list[int]()
-    for row, (answers, context) in enumerate(
-        zip(columns["answers"], columns["context"], strict=True)
-    ):
-        found = columns["answers"][row] = check_answers(answers, context, place_of(rows, row))
-        if is_blank := not all(each["text"].strip() for each in found):
-            rows.report.header.append(f"an empty answer in {place_of(rows, row)}")
-        if not is_blank or not rows.report.count_blank(settings):
-            kept.append(row)
-    return replace(rows.select(kept, rows.report.name), report=rows.report)
+    columns, starts = rows.columns, rows.columns.pop("start")
+    for row, context in enumerate(columns["context"]):
+        answers = _listed(columns["answers"][row], starts[row], rows, row)
+        columns["answers"][row] = check_answers(answers, context, place_of(rows, row))
+    if missing := columns["answers"].count([]):
+        rows.report.header.append(f"{missing:,} without an answer")
+    return rows
+
+
+def _listed(answers: Any, start: Any, rows: Records, row: int) -> Any:
+    """The answers, of which a text that has a start is the only one."""
+    if isinstance(answers, str) and start is not None:
+        return [{"text": answers, "answer_start": start}]
+    if isinstance(answers, list | Mapping):
+        return answers
+    column = rows.report.columns.get("answers", "answers")
+    raise DataError(
+        f"{rows.report.name}:{rows.lines[row]}: {column!r} is {answers!r:.40}, expected a list of "
+        "answers, each with text and answer_start (no answer: []), or a text beside a column "
+        "answer_start"
+    )
 
 
 def place_of(rows: Records, row: int) -> str:

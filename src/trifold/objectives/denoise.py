@@ -102,6 +102,7 @@ class DenoiseSettings(DenoisingSettings):
     """Settings of BART's denoising."""
 
     special = {"special": ["mask"]}  # noqa: RUF012
+    command = 'generate {folder} "a text with a {mask}"'
 
     kind: Literal["denoise"] = "denoise"
     noise: Noise = Field(Noise(), description="how texts are corrupted")
@@ -124,6 +125,7 @@ class SpansSettings(DenoisingSettings):
     """Settings of T5's span corruption."""
 
     special = {"sentinels": 100}  # noqa: RUF012
+    command = 'generate {folder} "a text with a <extra_id_0>"'
 
     kind: Literal["spans"] = "spans"
     rate: float = Field(0.15, gt=0, le=0.5, description="share of the tokens that are removed")
@@ -159,7 +161,7 @@ class Denoise(DocumentObjective):
     """
 
     token_name = "target tokens"
-    save_options = {"append_eos": True}  # noqa: RUF012
+    save_options = {"append_eos": True, "parse_special": True}  # noqa: RUF012
 
     def __init__(
         self, settings: Any, tokenizer: Tokenizer, width: int, cut: Cut = "pieces", *, start_id: int

@@ -127,6 +127,7 @@ class MaskedLM(DocumentObjective):
     """
 
     token_name = "masked tokens"
+    save_options = {"parse_special": True}  # noqa: RUF012
 
     def __init__(
         self,

@@ -80,6 +80,7 @@ class Permutation(DocumentObjective):
     """Permutation language model. width: tokens that the model reads at once."""
 
     token_name = "target tokens"
+    save_options = {"parse_special": True}  # noqa: RUF012
     packs = False
 
     def batch(

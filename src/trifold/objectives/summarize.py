@@ -19,6 +19,7 @@ from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.objective import BuildContext
 from trifold.objectives.translate import Examples, Translate, TranslateSettings
 from trifold.scores.rouge import RougeScore
+from trifold.scripts import main_script
 
 
 def _read_texts(value: Any, place: str) -> list[str]:
@@ -62,6 +63,11 @@ class SummarizeSettings(TranslateSettings):
     def read(self, source: Any, data: Any, split: str) -> Summaries:
         rows = read_records(source, data, ROLES, split)
         return Summaries(rows.columns, rows.lines, rows.report)
+
+    def script_note(self, rows: Any) -> str | None:
+        if main_script(rows.targets) == "latin":
+            return None
+        return "ROUGE: Unicode words, by the script of the references"
 
     def create(self, context: BuildContext, *parts: Any, **options: Any) -> Translate:
         settings = self.model_copy(update={"max_source": min(self.max_source, context.width)})

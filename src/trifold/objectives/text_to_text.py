@@ -26,6 +26,7 @@ from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.objective import BuildContext, ObjectiveSettings, TaskBundle
 from trifold.objectives.translate import Examples, Translate
 from trifold.scores import SCORES
+from trifold.scores.bleu import tokenizer_note
 from trifold.scores.correlation import pearson
 from trifold.settings import Settings
 from trifold.text.spans import Ids, example_rng
@@ -123,6 +124,9 @@ class TextToTextSettings(ObjectiveSettings):
         sizes, per_epoch = [len(part) for part in train.values()], objective.rows_per_epoch(rows)
         for name, size, count in zip(train, sizes, per_epoch, strict=True):
             context.report(f"{name}: {size:,} rows, {count:,} of them in each epoch")
+        for name, part in valid.items():
+            if self.parts[name].score == "bleu" and (note := tokenizer_note(part.targets)):
+                context.report(f"{name}: {note}")
         valid_rows = objective.rows(valid, mixed=False)
         return TaskBundle(objective, config, rows, valid_rows, lambda _epoch: per_epoch != sizes)
 

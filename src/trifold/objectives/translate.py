@@ -17,10 +17,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from pydantic import Field, field_validator
-from sacrebleu.metrics.bleu import BLEU
 from torch import Tensor
 
 from trifold.data import Pairs, read_pairs
+from trifold.errors import SettingsError
 from trifold.generate.config import GenerationConfig
 from trifold.nn import Inputs, Transformer
 from trifold.objectives.batch import Batch as BaseBatch, LossTerm, pack_rows, token_loss
@@ -29,7 +29,13 @@ from trifold.objectives.objective import BuildContext, Objective, ObjectiveSetti
 from trifold.predict.generate_texts import generate_rows
 from trifold.ragged import Ragged
 from trifold.scores import SCORES, Score
-from trifold.scores.bleu import text_scorer
+from trifold.scores.bleu import (
+    AUTO,
+    TOKENIZERS,
+    missing_libraries,
+    text_scorer,
+    tokenizer_note,
+)
 from trifold.scores.bootstrap import Scorer
 from trifold.settings import nearest
 from trifold.text import Tokenizer
@@ -53,17 +59,17 @@ class TranslateSettings(ObjectiveSettings):
     )
     best_by: Literal["bleu", "chrf", "exact_match", "loss"] = "bleu"
     tokenize: str = Field(
-        "13a", description="sacreBLEU's tokenizer; none if the text is tokenized already"
+        AUTO,
+        description="sacreBLEU's tokenizer; auto: by the script of the references; none if the "
+        "text is tokenized already",
     )
     lowercase: bool = False
 
     @field_validator("tokenize")
     @classmethod
     def _check_tokenize(cls, name: str) -> str:
-        if name not in BLEU.TOKENIZERS:
-            raise ValueError(
-                f"sacreBLEU has no tokenizer {name!r}{nearest(name, list(BLEU.TOKENIZERS))}"
-            )
+        if name not in TOKENIZERS:
+            raise ValueError(f"sacreBLEU has no tokenizer {name!r}{nearest(name, [*TOKENIZERS])}")
         return name
 
     def read(self, source: Any, data: Any, split: str) -> Any:
@@ -73,6 +79,8 @@ class TranslateSettings(ObjectiveSettings):
         return Translate(self, *parts, **options)
 
     def build(self, context: BuildContext) -> TaskBundle:
+        if problem := missing_libraries(self.tokenize):
+            raise SettingsError(f"task.tokenize: {problem}")
         train, valid = context.read(self.read)
         source, target = _load_or_train_tokenizers(context, train)
         config = context.config_for(source)
@@ -80,6 +88,8 @@ class TranslateSettings(ObjectiveSettings):
             config = config.model_copy(update={"target_vocab_size": target.vocab_size})
         objective = self.create(context, source, target, start_id=config.start_id)
         valid = context.select_readable(valid, objective.examples(valid), "pairs")
+        if note := self.script_note(valid):
+            context.report(note)
         dropout, epochs = context.tokenizer.dropout, context.tokenizer.dropout_epochs
 
         def redraws(epoch: int) -> bool:
@@ -87,6 +97,10 @@ class TranslateSettings(ObjectiveSettings):
             return bool(dropout) and epoch < (epochs or epoch + 1)
 
         return TaskBundle(objective, config, train, valid, redraws)
+
+    def script_note(self, rows: Any) -> str | None:
+        """What the script of the references changes in the scores, if anything."""
+        return tokenizer_note(rows.targets) if self.tokenize == AUTO else None
 
     def scores(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Score]:
         """All scores of texts, by name."""

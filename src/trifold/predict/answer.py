@@ -69,7 +69,13 @@ def answer(
         group = range(start, min(start + GROUP, len(texts)))
         windows = [
             read_windows(
-                tokenizer, texts[n], pairs[n], longest, overlap, reader.place(n, len(texts))
+                tokenizer,
+                texts[n],
+                pairs[n],
+                longest,
+                overlap,
+                reader.place(n, len(texts)),
+                parse_special=reader.parses_special,
             )
             for n in group
         ]
@@ -91,7 +97,14 @@ def window_sizes(max_length: int | None, stride: int | None, positions: int) -> 
 
 
 def read_windows(
-    tokenizer: Tokenizer, question: str, context: str, longest: int, overlap: int, place: str
+    tokenizer: Tokenizer,
+    question: str,
+    context: str,
+    longest: int,
+    overlap: int,
+    place: str,
+    *,
+    parse_special: bool = False,
 ) -> list[Encoded]:
     """The question with each window of the context.
 
@@ -99,7 +112,13 @@ def read_windows(
     the `place`.
     """
     try:
-        parts = tokenizer.windows(question, context, max_length=longest, stride=overlap)
+        parts = tokenizer.windows(
+            question,
+            context,
+            max_length=longest,
+            stride=overlap,
+            special_in_text=parse_special,
+        )
     except UsageError as error:
         raise UsageError(f"{place}: {error}") from None
     if not all(side in parts[0].texts for side in (0, 1)):

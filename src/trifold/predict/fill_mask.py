@@ -37,9 +37,7 @@ def fill_mask(
         raise UsageError(
             "the tokenizer has no mask token: this model was not trained to fill masks"
         )
-    rows = reader.encode(
-        texts, special_in_text=True
-    )  # so that the mask token in a text is recognized
+    rows = reader.encode(texts)
     for number, row in enumerate(rows):
         if mask not in row.ids:
             name = tokenizer.names["mask_token"]

@@ -32,7 +32,8 @@ class ModelReader:
     on_overflow: what to do with a text that has more tokens than the model has positions: "error",
         or "truncate", which calls `on_cut` with a summary; None: an error that does not name this
         option. places: names of the inputs in errors. on_done: called with the number of inputs of
-        each finished batch. max_tokens: a lower limit than the positions.
+        each finished batch. max_tokens: a lower limit than the positions. parse_special: whether
+        special tokens in a text are parsed; None: as transformers does.
     """
 
     model: Transformer
@@ -44,6 +45,7 @@ class ModelReader:
     places: Sequence[str] | None = None
     on_done: Callable[[int], None] | None = None
     on_cut: Callable[[str], None] | None = None
+    parse_special: bool | None = None
 
     @property
     def config(self) -> ModelConfig:
@@ -53,6 +55,13 @@ class ModelReader:
     def required_tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises UsageError if there is none."""
         return require_tokenizer(self.tokenizer, "logits and hidden_states")
+
+    @property
+    def parses_special(self) -> bool:
+        """Whether special tokens in a text are parsed."""
+        if self.parse_special is None:
+            return self.required_tokenizer.parses_special
+        return self.parse_special
 
     def place(self, number: int, count: int) -> str:
         """The name in errors of input `number` (from 0) of `count`."""
@@ -70,13 +79,7 @@ class ModelReader:
         batches = batches_by_length(np.ones(len(texts), np.int64), IMAGES_PER_BATCH)
         return self._run(batches, lambda chosen: self.images(texts, chosen), apply)
 
-    def encode(
-        self,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None = None,
-        *,
-        special_in_text: bool = False,
-    ) -> list[Encoded]:
+    def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Encoded]:
         """Encode texts, or pairs of texts.
 
         Raises DataError for a text without tokens, and for a text that is too long if it may not be
@@ -86,7 +89,7 @@ class ModelReader:
         truncates, end = self.on_overflow == "truncate", self._missing_end
         room = limit - (end is not None) if truncates else None
         rows = self.required_tokenizer.rows(
-            texts, pairs, max_length=room, special_in_text=special_in_text
+            texts, pairs, max_length=room, special_in_text=self.parses_special
         )
         if end is not None:
             rows = [_append(row, end) for row in rows]

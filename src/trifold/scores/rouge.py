@@ -1,5 +1,7 @@
 """ROUGE-1, ROUGE-2 and ROUGE-L (Lin 2004), equal to rouge-score: F1 of word n-grams and common
 subsequences.
+
+rouge-score knows ASCII letters only. References of another script than Latin have Unicode words.
 """
 
 import re
@@ -9,6 +11,7 @@ from itertools import pairwise
 
 from trifold.errors import DataError
 from trifold.scores.counts import as_texts, check_lengths, f1, overlap_f1
+from trifold.scripts import main_script, unicode_words
 
 
 def tokenize(text: str) -> list[str]:
@@ -32,21 +35,28 @@ def common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
 
 class RougeScore:
     """Mean F1 over examples; of several references, the best for each score. Words are not
-    stemmed.
+    stemmed. unicode: the number of examples with Unicode words.
     """
-
-    signature = "measure:f1|stemming:no|references:best"
 
     def __init__(self) -> None:
         self.sums = {"rouge1": 0.0, "rouge2": 0.0, "rougeL": 0.0}
-        self.examples = 0
+        self.examples = self.unicode = 0
+
+    @property
+    def signature(self) -> str:
+        share = f" in {self.unicode} of {self.examples}" if self.unicode < self.examples else ""
+        words = f"|words:unicode{share}" if self.unicode else ""
+        return f"measure:f1|stemming:no|references:best{words}"
 
     def add(self, references: Sequence[str | Sequence[str]], predictions: Sequence[str]) -> None:
         """Add texts. Raises DataError for an example without a reference."""
         check_lengths(references, predictions)
         for texts, prediction in zip(references, predictions, strict=True):
-            found = tokenize(prediction)
-            expected = [tokenize(text) for text in as_texts(texts)]
+            is_latin = main_script(as_texts(texts)) == "latin"
+            split = tokenize if is_latin else unicode_words
+            self.unicode += not is_latin
+            found = split(prediction)
+            expected = [split(text) for text in as_texts(texts)]
             if not expected:
                 raise DataError(f"ROUGE: the prediction {prediction!r:.40} has no reference")
             self.sums["rouge1"] += max(overlap_f1(words, found) for words in expected)

@@ -1,5 +1,8 @@
 """Exact match and F1 of answers, equal to the scripts of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016,
 2018).
+
+In a script without spaces, a word is a character, and the punctuation is that of Unicode, as in
+MLQA (Lewis et al. 2020).
 """
 
 import re
@@ -11,6 +14,7 @@ import numpy as np
 
 from trifold.errors import DataError
 from trifold.scores.counts import as_texts, check_lengths, overlap_f1
+from trifold.scripts import has_spaces, main_script, unicode_words
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -22,6 +26,11 @@ def normalize(answer: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", answer.lower().translate(PUNCTUATION)).split())
 
 
+def _normalize_characters(answer: str) -> str:
+    """The characters of an answer in a script without spaces, separated by one space."""
+    return " ".join(unicode_words(answer))
+
+
 def score_answer(
     references: str | Sequence[str], prediction: str, version: Literal["1.1", "2.0"] = "2.0"
 ) -> tuple[float, float]:
@@ -31,7 +40,9 @@ def score_answer(
     texts is 1. Version 1.1 raises DataError for such a question, and the F1 of two empty texts is
     0.
     """
-    expected, found = [normalize(text) for text in as_texts(references)], normalize(prediction)
+    texts = as_texts(references)
+    clean = normalize if has_spaces(main_script(texts)) else _normalize_characters
+    expected, found = [clean(text) for text in texts], clean(prediction)
     if version == "2.0":
         expected = [text for text in expected if text] or [""]
     elif not expected:
@@ -50,12 +61,20 @@ class SquadScore:
     def __init__(self, version: Literal["1.1", "2.0"] = "2.0") -> None:
         self.version = version
         self.sums = np.zeros((2, 3))  # without and with an answer: exact match, F1, questions
-        self.signature = f"squad:{version}|references:best"
+        self.characters = 0  # questions whose answers are compared by characters
+
+    @property
+    def signature(self) -> str:
+        total = int(self.sums[:, 2].sum())
+        share = f" in {self.characters} of {total}" if self.characters < total else ""
+        words = f"|words:characters{share}" if self.characters else ""
+        return f"squad:{self.version}|references:best{words}"
 
     def add(self, references: Sequence[str | Sequence[str]], predictions: Sequence[str]) -> None:
         """Add answers. A question whose references are all empty has no answer."""
         check_lengths(references, predictions, "questions")
         for expected, answer in zip(references, predictions, strict=True):
+            self.characters += not has_spaces(main_script(as_texts(expected)))
             self.sums[int(any(as_texts(expected)))] += (
                 *score_answer(expected, answer, self.version),
                 1,

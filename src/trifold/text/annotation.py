@@ -10,16 +10,12 @@ from numpy.typing import NDArray
 
 from trifold.errors import UsageError
 from trifold.ragged import Ragged
+from trifold.scripts import UNSPACED
 from trifold.text.sentences import split_sentences
 from trifold.text.spans import Flags, Ids
+from trifold.text.special_tokens import is_hole
 from trifold.text.tokenizer import Tokenizer
 
-# Thai, Lao, Burmese, Khmer, Kana and Han have no spaces between words: each character counts as a
-# word.
-_UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-    "\U00020000-\U0003ffff]"
-)
 _LINE = re.compile(r".*(?:\n\s*|\Z)")  # with the blank lines that follow
 
 
@@ -59,7 +55,7 @@ def annotate(tokenizer: Tokenizer, texts: Sequence[str]) -> AnnotatedTexts:
         # A token outside all words (None) is a word of its own.
         numbers = [-1 - at if word is None else word for at, word in enumerate(encoding.word_ids)]
         starts_word = np.diff(np.array(numbers, np.int64), prepend=-(2**40)) != 0
-        if _UNSPACED.search(text):
+        if UNSPACED.search(text):
             starts_word |= _borders_unspaced(text, encoding.offsets)
         words.append(starts_word)
         starts = np.zeros(len(numbers) + 1, np.bool_)
@@ -79,8 +75,8 @@ def _borders_unspaced(text: str, offsets: Sequence[tuple[int, int]]) -> Flags:
     """
     flags, end = np.zeros(len(offsets), np.bool_), 0
     for at, (first, last) in enumerate(offsets):
-        after = end > 0 and _UNSPACED.match(text, end - 1) is not None
-        flags[at] = first >= end and (after or _UNSPACED.match(text, first) is not None)
+        after = end > 0 and UNSPACED.match(text, end - 1) is not None
+        flags[at] = first >= end and (after or UNSPACED.match(text, first) is not None)
         end = max(end, last)
     return flags
 
@@ -100,10 +96,20 @@ def unknown_words(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
     """The different words with unknown tokens; words end at white space and at the names of special
     tokens.
     """
-    borders = "|".join([r"\s+", *map(re.escape, tokenizer.names.values())])
+    texts = list(texts)
+    names = {*tokenizer.special_names, *tokenizer.names.values()}
+    written = [name for name in names if any(name in text for text in texts)]
+    borders = "|".join([r"\s+", *map(re.escape, sorted(written, key=len, reverse=True))])
     words = list(dict.fromkeys(word for text in texts for word in re.split(borders, text)))
     rows = zip(words, tokenizer.encode(words), strict=True)
     return [word for word, ids in rows if count_unknown(tokenizer, np.array(ids, np.int32))]
+
+
+def written_holes(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
+    """The names of the mask token and of sentinels that the texts contain."""
+    mask, whole = tokenizer.names.get("mask_token"), list(texts)
+    holes = [name for name in tokenizer.special_names if name == mask or is_hole(name)]
+    return [name for name in holes if any(name in text for text in whole)]
 
 
 def special_flags(tokenizer: Tokenizer) -> Flags:

@@ -27,6 +27,11 @@ class Encoded:
         default_factory=list
     )  # the word of its text; None as in `texts`
 
+    @property
+    def special(self) -> list[int]:
+        """The ids of the special tokens around the texts."""
+        return [token for token, text in zip(self.ids, self.texts, strict=True) if text is None]
+
 
 def add_special_tokens(library: Any, first: Any, second: Any | None, dropped: int) -> Encoded:
     """One or two library encodings with the special tokens around them."""
@@ -126,10 +131,10 @@ def verify(texts: Iterable[object]) -> None:
 
 
 def truncate_ids(ids: list[int], limit: int, end: int | None) -> list[int]:
-    """The first `limit` ids. With an end token, what follows the text is kept: all from that token
-    on, or the last.
+    """The first `limit` ids. With an end token, what follows the text is kept: all from the last of
+    these tokens on, or the last id.
     """
     if len(ids) <= limit:
         return ids
-    kept = 0 if end is None else ids.index(end) - len(ids) if end in ids else -1
+    kept = 0 if end is None else ~ids[::-1].index(end) if end in ids else -1
     return [*ids[: limit + kept], *ids[len(ids) + kept :]]

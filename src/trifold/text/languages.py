@@ -4,10 +4,11 @@ The lists are those of fairseq; their order is that of the ids.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from trifold.errors import UsageError
 from trifold.settings import nearest
+from trifold.text.encoded import Encoded
 
 MBART = """
     ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV
@@ -52,12 +53,20 @@ def language_id(key: str, code: str, languages: Mapping[str, int]) -> int:
     return languages[code]
 
 
-def set_language(rows: list[list[int]], language: str, known: Mapping[str, int]) -> list[list[int]]:
+def set_language(
+    rows: Sequence[Encoded], language: str, known: Mapping[str, int]
+) -> list[list[int]]:
     """The ids of texts with the token of this source language instead of that of the tokenizer.
 
     Raises UsageError for an unknown language, and if the texts have no token of a language.
     """
     code, others = language_id("source_language", language, known), {*known.values()}
-    if others.isdisjoint(rows[0]):
+    if others.isdisjoint(rows[0].special):
         raise UsageError("source_language: the tokenizer adds no language to a text; leave it out")
-    return [[code if token in others else token for token in ids] for ids in rows]
+    return [
+        [
+            code if text is None and token in others else token
+            for token, text in zip(row.ids, row.texts, strict=True)
+        ]
+        for row in rows
+    ]

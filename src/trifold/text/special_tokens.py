@@ -2,6 +2,7 @@
 tokenizer.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -36,6 +37,7 @@ _SUBSTITUTES = {
 # `transformers` adds missing tokens in this order.
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_HOLE = re.compile(r"<mask>|<extra_id_\d+>")
 _MAX_INTEGER = 10**31  # tokenizer_config.json writes 10^30 for "no limit"
 
 
@@ -43,6 +45,13 @@ def content_of(entry: object) -> str | None:
     """The text of a token, which a file may give as a string or as an object."""
     name = entry.get("content") if isinstance(entry, dict) else entry
     return name if isinstance(name, str) and name else None
+
+
+def is_hole(name: str) -> bool:
+    """Whether a special token that is trained here stands for missing text: the mask, a
+    sentinel.
+    """
+    return _HOLE.fullmatch(name) is not None
 
 
 def names_of(settings: Mapping[str, Any], defaults: Names) -> Names:

@@ -24,6 +24,7 @@ from trifold.deprecated import has_old_names
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.text.bpe_dropout import BPEDropout
 from trifold.text.chat import render, template_values
+from trifold.text.chat_ids import TemplateTokens, has_placeholders, hide_names
 from trifold.text.encoded import (
     Cut,
     Encoded,
@@ -35,7 +36,13 @@ from trifold.text.encoded import (
 )
 from trifold.text.languages import find_languages
 from trifold.text.patterns import PatternGuard
-from trifold.text.special_tokens import NAMED_ROLES, complete_names, merge_files, names_of
+from trifold.text.special_tokens import (
+    NAMED_ROLES,
+    SETTINGS,
+    complete_names,
+    merge_files,
+    names_of,
+)
 from trifold.text.streaming import TextStream, clean_up_spaces
 from trifold.text.templates import template
 from trifold.text.validation import is_panic, read_library
@@ -53,10 +60,11 @@ class Tokenizer:
     """A tokenizer of the `tokenizers` library and the ids of its special tokens.
 
     Special tokens enter a sequence by id only: a text that contains `</s>` stays text, unless
-    `special_in_text` is set. Truncation and padding of a loaded tokenizer are disabled. A role that
-    the files leave open gets the most suitable token, such as `[SEP]` for the end; tokens for
-    padding, begin and end are added if there is none. With `complete` False, and for other roles,
-    the id of a role without a token is None.
+    `special_in_text` is set, which `parses_special` recommends for texts of a user. Truncation and
+    padding of a loaded tokenizer are disabled. A role that the files leave open gets the most
+    suitable token, such as `[SEP]` for the end; tokens for padding, begin and end are added if
+    there is none. With `complete` False, and for other roles, the id of a role without a token is
+    None.
 
     segment: splits a text into pieces, for tokenizers that `tokenizers` cannot run; `library` then
     only knows their ids. files: what such a tokenizer was read from, and is saved as. guard: runs
@@ -141,6 +149,13 @@ class Tokenizer:
         return self._segment is None
 
     @property
+    def parses_special(self) -> bool:
+        """Whether `transformers` parses the special tokens that are written in a text, which
+        `split_special_tokens` of the folder's settings turns off.
+        """
+        return not (self.settings or NO_LIMITS).get("split_special_tokens", False)
+
+    @property
     def fingerprint(self) -> str:
         """SHA-256 of the tokenizer as it is saved."""
         return hashlib.sha256(self.library.to_str(pretty=True).encode("utf-8")).hexdigest()
@@ -204,14 +219,22 @@ class Tokenizer:
                 found.append(add_special_tokens(self.library, first, second, dropped))
         return found
 
-    def windows(self, text: str, other: str, *, max_length: int, stride: int) -> list[Encoded]:
+    def windows(
+        self,
+        text: str,
+        other: str,
+        *,
+        max_length: int,
+        stride: int,
+        special_in_text: bool = False,
+    ) -> list[Encoded]:
         """Pairs of `text` and a part of `other`, with special tokens, at most `max_length` tokens
         each.
 
         Parts overlap by `stride` tokens; offsets refer to all of `other`. Raises UsageError if
         `text` is too long.
         """
-        first, second = (self._encode([one], False)[0] for one in (text, other))
+        first, second = (self._encode([one], special_in_text)[0] for one in (text, other))
         size = max_length - self.library.num_special_tokens_to_add(True) - len(first)
         parts = split_encoding(second, size, stride)
         return [add_special_tokens(self.library, first, part, 0) for part in parts]
@@ -275,7 +298,7 @@ class Tokenizer:
 
     def _segment_around_special(self, text: str) -> list[str]:
         assert self._segment is not None
-        special = "|".join(map(re.escape, self.names.values()))
+        special = "|".join(map(re.escape, self.special_names))
         parts = enumerate(re.split(f"({special})", text))  # every second part is a special token
         return [
             piece for at, part in parts for piece in ([part] if at % 2 else self._segment(part))
@@ -290,6 +313,12 @@ class Tokenizer:
         return find_languages(
             {token.content: number for number, token in added.items() if token.special}
         )
+
+    @cached_property
+    def special_names(self) -> tuple[str, ...]:
+        """The texts of all special tokens, with or without a role."""
+        added = self.library.get_added_tokens_decoder()
+        return tuple(token.content for token in added.values() if token.special)
 
     @cached_property
     def _forbidden_ids(self) -> frozenset[int]:
@@ -389,9 +418,9 @@ class Tokenizer:
         """Messages (`role` and `content`) as one text by the folder's chat template, or by the one
         of that name.
 
-        The template sees `more` (tools, documents, …). Encode the text with `special_in_text`.
-        Raises DataError if there is no template or it rejects the messages, CheckpointError if it
-        is invalid.
+        The template sees `more` (tools, documents, …). `encode_chat` gives the ids. Raises
+        DataError if there is no template or it rejects the messages, CheckpointError if it is
+        invalid.
         """
         name = template or (
             "tool_use" if more.get("tools") and "tool_use" in self.templates else "default"
@@ -402,6 +431,24 @@ class Tokenizer:
         more = {"add_generation_prompt": add_generation_prompt, **self.names, **more}
         return render(self.templates[name], template_values(messages, more))
 
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """The ids of `chat`, whose arguments and errors these are. Special tokens that a user or a
+        tool wrote in a message stay text.
+        """
+        text = self.chat(hide_names(messages, self.special_names), **options)
+        if not has_placeholders(text):
+            return self.encode([text], special_in_text=True)[0]
+        if self._segment is not None:
+            raise DataError("a message contains a special token of this tokenizer; leave it out")
+
+        def run(library: Library, one: str) -> Any:
+            return self._run(library, [one], None, fast=True)[0]
+
+        ids, of_text = TemplateTokens(self.library, self.special_names).encode(text, run)
+        if not self._forbidden_ids.isdisjoint(of_text):
+            ids, _ = TemplateTokens(self._guarded, self.special_names).encode(text, run)
+        return ids
+
     # --- files ------------------------------------------------------------------------------------
 
     def save(
@@ -411,13 +458,15 @@ class Tokenizer:
         *,
         append_eos: bool = False,
         prepend_bos: bool = False,
+        parse_special: bool = False,
     ) -> None:
         """Write `name` into `folder`, and next to `tokenizer.json` the two settings files that
         `transformers` reads.
 
         append_eos, prepend_bos: other programs put the end token after every text, as translation
         models expect, or the start token before it, as some language models do. `encode` does
-        neither.
+        neither. parse_special: they parse special tokens in a text, which a model that fills holes
+        needs; otherwise the settings decide.
         """
         if self.files:
             for file, content in self.files.items():
@@ -425,6 +474,8 @@ class Tokenizer:
             return
         if name == "tokenizer.json":
             config = {"clean_up_tokenization_spaces": False, **(self.settings or NO_LIMITS)}
+            if parse_special:
+                config["split_special_tokens"] = False
             config.pop("auto_map", None)  # names code, which is never passed on
             if [*self.templates] == ["default"]:
                 config["chat_template"] = self.templates["default"]
@@ -472,9 +523,9 @@ class Tokenizer:
         except CheckpointError as error:
             raise DataError(f"{error}; repair or remove it") from None
         names = names_of(settings, {})
-        # The settings of a tokenizer with token types that was trained here.
         own = {key: settings[key] for key in NO_LIMITS | TOKEN_TYPES if key in settings}
-        own = own if TOKEN_TYPES.keys() <= own.keys() else {}
+        if (file.parent / SETTINGS[0]).is_file():
+            own.setdefault("split_special_tokens", False)
         return cls(library, dropout=dropout, names=names, settings=own, guard=guard)
 
 

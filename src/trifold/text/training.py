@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 from tokenizers import (
+    AddedToken,
     Regex,
     Tokenizer as Library,
     decoders,
@@ -22,7 +23,7 @@ from tokenizers import (
 from trifold.errors import SettingsError
 from trifold.settings import Settings
 from trifold.text.folder import read_tokenizer
-from trifold.text.special_tokens import SPECIAL, UNK
+from trifold.text.special_tokens import SPECIAL, UNK, is_hole
 from trifold.text.templates import template
 from trifold.text.tokenizer import NO_LIMITS, TOKEN_TYPES, Tokenizer
 from trifold.text.vocabulary import SPACE
@@ -142,10 +143,17 @@ def _make_library(settings: TokenizerSettings) -> tuple[Library, Any]:
     All kinds but byte-bpe and char split at white space and write ▁ for the space before a word.
     For them, "<" is a token of its own, so that no learned piece can be part of "</s>".
     """
-    common: dict[str, Any] = {
-        "vocab_size": settings.vocab_size,
-        "special_tokens": special_tokens(settings),
-    }
+    special = [
+        # A hole replaces a word with the space before it, which is in its first byte-level token.
+        AddedToken(
+            name,
+            special=True,
+            normalized=False,
+            lstrip=settings.kind == "byte-bpe" and is_hole(name),
+        )
+        for name in special_tokens(settings)
+    ]
+    common: dict[str, Any] = {"vocab_size": settings.vocab_size, "special_tokens": special}
     common["show_progress"] = False
     frequent = {"min_frequency": settings.min_frequency, **common}
     trainer: Any

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -39,11 +40,24 @@ NAME = "step-" + "[0-9]" * 8
 
 
 class Best(NamedTuple):
-    """The best validation so far; `since` is the number of validations after it."""
+    """The best validation so far; `since` is the number of validations after it. loss: None in
+    older checkpoints.
+    """
 
     score: float | None = None
     step: int = 0
     since: int = 0
+    loss: float | None = None
+
+    def is_beaten(self, score: float, loss: float) -> bool:
+        """Whether a validation is better: by its score, by its loss if the scores are equal, or
+        because the score of this one is no number.
+        """
+        if self.score is None or (math.isnan(self.score) and not math.isnan(score)):
+            return True
+        if score == self.score and self.loss is not None:
+            return loss < self.loss
+        return score > self.score
 
 
 @dataclass

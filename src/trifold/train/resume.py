@@ -38,7 +38,7 @@ from trifold.train.run_folder import IDENTITY, RunFolder, read_object
 
 # Settings that change the length and the output of a run, but not what a step learns.
 FREE: tuple[str, ...] = (
-    *("name", "description", "generate"),
+    *("name", "description", "generate", "task.tokenize"),
     *("train.device", "train.log_every", "train.minutes", "train.patience"),
     *("train.recompute", "train.samples", "train.steps", "train.sharding"),
     *("train.keep_every", "train.keep_best", "train.async_save", "train.check_memory"),

@@ -88,11 +88,12 @@ class Validator:
             if best.score is None:  # there is no other model to use
                 self.save_model()
             raise
-        is_best = best.score is None or result.value > best.score
+        is_best = best.is_beaten(result.value, result.loss)
         if is_best:
             self.save_model()
         self._write_samples(step, result)
-        best = Best(result.value, step) if is_best else best._replace(since=best.since + 1)
+        later = best._replace(since=best.since + 1)
+        best = Best(result.value, step, loss=result.loss) if is_best else later
         samples = list(result.samples[: recipe.train.samples])
         return Validated(step, result.loss, result.scores, is_best, samples, damaged), best
 
