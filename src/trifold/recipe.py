@@ -474,9 +474,11 @@ def _settle_generation(values: dict[str, Any], chosen: Mapping[str, Any]) -> Ite
     defaults = {key: value for key, value in values.items() if key not in chosen}
     with suppress(SettingsError):  # which `Recipe` reports
         kept = resolve(defaults, chosen).model_fields_set
-        for key in [key for key in defaults if key not in kept]:
-            del values[key]
-            yield f"generate: {', '.join(chosen)} excludes {key}; the default gives way"
+        if dropped := [key for key in defaults if key not in kept]:
+            for key in dropped:
+                del values[key]
+            names = " and ".join(dropped)
+            yield f"generate: {' and '.join(chosen)} excludes {names}; the default gives way"
 
 
 def is_run(name: str | Path) -> bool:
