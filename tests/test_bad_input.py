@@ -174,14 +174,14 @@ SETTINGS = {
         {}, f"{SMOKE} model.n_heads=3", 2, ("model: n_heads 3 does not divide d_model 16", "1, 2, 4, 8, 16", "d_head")
     ),
     "odd width with sinusoidal positions": Case({}, f"{SMOKE} model.d_model=15 model.n_heads=3", 2, ("even d_model, not 15",)),
-    "contradiction: average": Case({}, f"{SMOKE} train.average=9", 2, ("average 9 requires keep_last of at least 9",)),
+    "contradiction: average": Case({}, f"{SMOKE} train.average=9 train.keep_last=5", 2, ("average 9 requires keep_last of at least 9",)),
     "contradiction: warm-up": Case(
         {}, f"{SMOKE} train.schedule=linear train.warmup=2", 2, ("warmup 2 leaves none of the 2 steps",)
     ),
     "contradiction: beams": Case(
         {}, f"{SMOKE} generate.num_beams=4 generate.top_k=5", 2, ("generate", "num_beams 4", "top_k 5")
     ),
-    "contradiction: holdout": Case({}, f"{SMOKE} data.holdout=5", 2, ("holdout and valid contradict each other",)),
+    "contradiction: holdout": Case({}, f"{SMOKE} data.holdout=5 data.valid=a,b", 2, ("holdout and valid contradict each other",)),
     "unknown preset": Case({}, f"{SMOKE} model.preset=transformer-bi", 2, ("unknown preset 'transformer-bi'", "transformer-big")),
     "unknown score": Case({}, f"{SMOKE} task.best_by=bleurt", 2, ("task.best_by: ", "'bleu', 'chrf'", "got 'bleurt'")),
     "unknown scoring": Case({}, f"{SMOKE} task.tokenize=moses", 2, ("task.tokenize: sacreBLEU has no tokenizer 'moses'",)),

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
 from tests.recipes import BERT, load_included
+from tests.train.runs import RecordingView
 
 from trifold.cli import main
+from trifold.data import DataSettings
 from trifold.errors import SettingsError, UsageError
 from trifold.hub import save_model
 from trifold.hub.folder import describe_misfit, families_for
@@ -23,6 +26,7 @@ from trifold.recipe import (
     recipe_names,
 )
 from trifold.train.optimizers import learning_rate
+from trifold.train.stages import pretrain
 from trifold.yaml_dialect import YAMLError, dump, load
 
 
@@ -44,7 +48,7 @@ def write(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_included_recipe_is_valid(name):
-    recipe, needs_data = load_included(name), not included_recipes()[name]["data"]
+    recipe, needs_data = load_included(name), not included_recipes()[name].get("data")
     assert recipe.name == name
     assert recipe.description.strip() == recipe.description != ""
     if recipe.task.evaluated.data_kind == "parts":
@@ -232,6 +236,106 @@ def test_an_unknown_preset_shows_the_nearest():
 
 def test_the_default_model_is_the_base_model_of_the_paper(write):
     assert load_recipe(write("data: {train: a.tsv}\n")).model == PRESETS["transformer-base"]
+
+
+# --- defaults and choices -------------------------------------------------------------------------
+
+ENCODER = "task: {kind: classify}\ndata: {train: a.tsv}\n"  # a BERT with attention_dropout 0.1
+DECODER = "task: {kind: causal}\ndata: {train: a.tsv}\n"  # a GPT-2 with attention_dropout 0.1
+ELU = "attention: elu excludes attention_dropout: 0.1"
+
+
+@pytest.mark.parametrize("kind", ["elu", "favor", "low-rank", "spans"])
+@pytest.mark.parametrize("text", [ENCODER, DECODER, ENCODER + "model: {preset: bert-base}\n"])
+def test_a_kind_of_attention_needs_no_other_key(write, capsys, text, kind):
+    if (text, kind) == (DECODER, "low-rank"):
+        with pytest.raises(SettingsError, match="low-rank mixes all tokens and needs shape: encod"):
+            load_recipe(write(text), {"model.attention": kind})
+        return
+    model = load_recipe(write(text), {"model.attention": kind}).model
+    before = load_recipe(write(text)).model
+    update = {"attention": kind, "attention_dropout": 0.0}
+    assert (model, before.attention_dropout) == (before.model_copy(update=update), 0.1)
+    line = f"attention: {kind} excludes attention_dropout: 0.1; the default gives way: "
+    printed = " ".join(capsys.readouterr().err.split())
+    assert printed.count("gives way") == 1 and f"{line}model.attention_dropout=0.0" in printed
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ("attention: elu, attention_dropout: 0.1", {}),
+        ("attention_dropout: 0.1", {"model.attention": "elu"}),
+        ("attention: elu", {"model.attention_dropout": 0.1}),
+        ("preset: bert-base", {"model.attention": "elu", "model.attention_dropout": 0.1}),
+        ("preset: bert-base", {"model": {"attention": "elu", "attention_dropout": 0.1}}),
+    ],
+)
+def test_an_explicit_setting_that_a_choice_excludes_is_an_error(write, model, changes):
+    path = write(f"{ENCODER}model: {{{model}}}\n")
+    with pytest.raises(SettingsError, match=rf"^model: {ELU}; set attention_dropout: 0\.0$"):
+        load_recipe(path, changes)
+
+
+GIVES_WAY = [
+    # (recipe, overrides, what gives way, the reason)
+    ("conll2003", {"model.attention": "spans"}, {"model.positions": "sinusoidal"}, "excludes positions: rotary"),
+    ("demo", {"model.d_embedding": 64}, {"model.tie_lm_head": False}, "a tied head of width 64"),
+    ("mnist", {"model.image_size": [8, 8]}, {"model.max_positions": 5}, "4 patches and a class token need 5"),
+    ("demo", {"train.optimizer": "adamw"}, {"train.muon_iterations": 5, "train.muon_polynomial": "jordan"},
+     "has no effect with optimizer adamw"),
+    ("demo", {"train.muon_iterations": 8}, {"train.muon_polynomial": "jordan"}, "exceeds the 5 of polar-express"),
+    ("demo", {"train.steps": 100}, {"train.warmup": 10}, "warmup 150 leaves none of the 100 steps"),
+    ("multi30k-en-de", {"train.ema": 0.9}, {"train.average": 1}, "both average the weights"),
+    ("multi30k-en-de", {"train.average": 20}, {"train.keep_last": 20}, "average 20 requires keep_last"),
+    ("multi30k-en-de", {"data.holdout": 9}, {"data.valid": None}, "holdout and valid contradict"),
+    ("multi30k-en-de", {"generate.do_sample": True}, {"generate.num_beams": 1}, "do_sample excludes num_beams"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "changes", "others", "reason"), GIVES_WAY)
+def test_defaults_of_included_recipes_give_way(capsys, name, changes, others, reason):
+    recipe = load_recipe(name, changes).model_dump()
+    for key, value in others.items():
+        group, _, last = key.partition(".")
+        assert recipe[group][last] == value
+    printed = " ".join(capsys.readouterr().err.split())
+    assert reason in printed and printed.count("gives way") >= len(others)
+
+
+def test_a_recipe_whose_settings_agree_prints_nothing(write, capsys):
+    for name in ("demo", "multi30k-en-de", "mnist", "conll2003"):
+        assert load_recipe(name).resolved()
+    load_recipe(write(ENCODER + "model: {preset: bert-base, attention: lsh}\n"))
+    assert capsys.readouterr().err == ""
+
+
+def test_the_stages_of_a_recipe_follow_its_choices(write, capsys):
+    """The first stage of mrpc has keys of muon, and a stage of its own."""
+    stages = []
+
+    def train(recipe, **_):
+        stages.append(recipe)
+        return recipe
+
+    recipe = load_recipe("mrpc", {"train.optimizer": "adamw"})
+    view = RecordingView()
+    while recipe.pretrain:
+        recipe, _ = pretrain(recipe, Path("run"), view, train)
+    last = stages[-1].train
+    assert (len(stages), last.optimizer, last.muon_iterations) == (2, "adamw", 5)
+    assert any("muon_iterations 3 has no effect with optimizer adamw" in x for x in view.lines)
+
+    changes = {"train.optimizer": "adamw", "pretrain.pretrain.train.muon_iterations": 3}
+    first, _ = pretrain(load_recipe("mrpc", changes), Path("run"), view, train)
+    with pytest.raises(SettingsError, match="muon_iterations 3 has no effect with optimizer adamw"):
+        pretrain(first, Path("run"), view, train)
+
+
+def test_parts_have_data_of_their_own(write):
+    part = "{train: a.tsv, valid: b.tsv, input: '{source}'}"
+    recipe = load_recipe(write(f"task: {{kind: text-to-text, parts: {{one: {part}}}}}\n"))
+    assert recipe.data == DataSettings()
 
 
 # --- what the task determines ---------------------------------------------------------------------

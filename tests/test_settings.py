@@ -11,7 +11,7 @@ import trifold.hub
 import trifold.recipe  # noqa: F401 (the modules that define settings)
 from trifold.errors import SettingsError
 from trifold.objectives import KINDS, settings_class
-from trifold.settings import Settings, nearest, warn_renamed
+from trifold.settings import Conflict, Settings, nearest, warn_renamed
 
 
 class Wheel(Settings):
@@ -82,6 +82,75 @@ def test_an_error_names_key_value_and_remedy(values, message):
         Cart.parse(values, at="cart")
     assert str(caught.value) == message
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "owner: a value is required"),
+        (GOOD | {"wheel": {"sise": 3}}, "wheel.sise: unknown key; did you mean 'size'?"),
+        (GOOD | {"load": 99.0}, "load 99.0 is too much for a wheel of 10"),
+    ],
+)
+def test_arguments_are_described_as_values_of_a_recipe(values, message):
+    with pytest.raises(SettingsError) as caught:
+        Cart(**values)
+    assert str(caught.value) == message
+    assert Cart(**GOOD, wheel={"size": 3}).wheel == Wheel(size=3)
+
+
+class Engine(Settings):
+    fuel: Literal["wood", "oil", "none"] = "wood"
+    boiler: int = 0
+    tank: int = 0
+    grate: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.fuel != "wood" and self.grate:
+            raise Conflict(f"fuel: {self.fuel} excludes grate", {"grate": False})
+        if self.boiler and self.tank:
+            raise Conflict("boiler and tank exclude each other", {"tank": 0, "boiler": 0})
+        if self.fuel == "none":
+            raise ValueError("an engine burns something")
+        return self
+
+
+@pytest.mark.parametrize(
+    ("values", "chosen", "settled", "line"),
+    [
+        (
+            {"fuel": "oil", "grate": True},
+            ["fuel"],
+            {"fuel": "oil", "grate": False},
+            "fuel: oil excludes grate; the default gives way: engine.grate=false",
+        ),
+        (
+            {"boiler": 1, "tank": 2},
+            ["tank"],
+            {"boiler": 0, "tank": 2},
+            "boiler and tank exclude each other; the default gives way: engine.boiler=0",
+        ),
+        ({"fuel": "oil", "grate": True}, ["fuel", "grate"], None, ""),
+        ({"boiler": 1, "tank": 2}, ["boiler", "tank"], None, ""),
+        ({"boiler": 1}, [], None, ""),
+        ({"fuel": "none"}, ["fuel"], None, ""),
+        ({"fuel": "oil", "grate": True, "boiler": "x"}, ["fuel"], None, ""),
+    ],
+)
+def test_a_default_gives_way_to_what_excludes_it(values, chosen, settled, line):
+    before = dict(values)
+    assert list(Engine.settle(values, chosen, "engine")) == ([line] if line else [])
+    assert values == (settled or before)
+
+
+def test_a_conflict_names_its_ways():
+    for values, ways in (
+        ({"fuel": "oil", "grate": True}, "set grate: false"),
+        ({"boiler": 1, "tank": 2}, "set tank: 0 or boiler: 0"),
+    ):
+        with pytest.raises(SettingsError, match=f"; {ways}$"):
+            Engine(**values)
 
 
 def test_every_wrong_key_has_a_line():

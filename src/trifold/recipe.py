@@ -10,6 +10,8 @@ import importlib.resources
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -20,14 +22,14 @@ from trifold.batches import BatchSettings
 from trifold.data import DataSettings, expand_path
 from trifold.data.files import is_dataset
 from trifold.errors import SettingsError, UsageError, wrapped
-from trifold.generate.config import GenerationConfig
+from trifold.generate.config import GenerationConfig, resolve
 from trifold.hub.folder import no_run_error
 from trifold.nn.config import ModelConfig
 from trifold.nn.lora import LoRASettings
 from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
 from trifold.objectives.defaults import complete
 from trifold.objectives.objective import ObjectiveSettings
-from trifold.settings import Settings, nearest, warn
+from trifold.settings import Conflict, Settings, nearest, warn
 from trifold.text import TokenizerSettings
 from trifold.yaml_dialect import YAMLError, dump, load, parse
 
@@ -220,22 +222,22 @@ class TrainSettings(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if problem := next(self._contradictions(), None):
-            raise ValueError(problem)
+            raise problem if isinstance(problem, Conflict) else ValueError(problem)
         return self
 
-    def _contradictions(self) -> Iterator[str]:
+    def _contradictions(self) -> Iterator[str | Conflict]:
         for key, (chooser, values) in DEPENDENT_KEYS.items():
             value, chosen = getattr(self, key), getattr(self, chooser)
-            if value != type(self).model_fields[key].default and chosen not in values:
-                yield (
-                    f"{key} {value} has no effect with {chooser} {chosen}; remove it, or use "
-                    f"{' or '.join(values)}"
-                )
+            default = type(self).model_fields[key].default
+            if value != default and chosen not in values:
+                text = f"{key} {value} has no effect with {chooser} {chosen}"
+                yield Conflict(text, {key: default}, f"remove it, or use {' or '.join(values)}")
         if self.average > self.keep_last:
-            yield (
+            text = (
                 f"average {self.average} requires keep_last of at least {self.average}, not "
                 f"{self.keep_last}"
             )
+            yield Conflict(text, {"keep_last": self.average, "average": self.keep_last})
         if self.average > 1 and self.validate_every % self.save_every:
             yield (
                 f"with average > 1, validate_every ({self.validate_every}) must be a multiple "
@@ -243,10 +245,8 @@ class TrainSettings(Settings):
                 f"({self.save_every}), so that every validation has a new checkpoint to average"
             )
         if self.schedule in FINITE_SCHEDULES and self.warmup >= self.steps:
-            yield (
-                f"warmup {self.warmup} leaves none of the {self.steps} steps for the decay; "
-                "lower it"
-            )
+            text = f"warmup {self.warmup} leaves none of the {self.steps} steps for the decay"
+            yield Conflict(text, {"warmup": self.steps // 10}, "lower it")
         if self.decay > 1 and self.decay % 1:
             yield f"decay {self.decay} is neither a share below 1 nor a whole number of steps"
         if self.schedule == "warmup-stable-decay" and self.warmup + self.decay_steps > self.steps:
@@ -259,23 +259,26 @@ class TrainSettings(Settings):
                 f"{length.removesuffix('_steps')} to 2 or more, or final_rate above 0"
             )
         if self.ema is not None and self.average > 1:
-            yield f"ema {self.ema} and average {self.average} both average the weights; choose one"
+            text = f"ema {self.ema} and average {self.average} both average the weights"
+            yield Conflict(text, {"average": 1, "ema": None}, "choose one")
         if self.muon_polynomial == "polar-express" and self.muon_iterations > 5:
-            yield (
+            text = (
                 f"muon_iterations {self.muon_iterations} exceeds the 5 of polar-express, after "
-                "which singular values "
-                "of about 0.0006 of the largest are already near 1; set it to 5 or less"
+                "which singular values of about 0.0006 of the largest are already near 1"
             )
+            ways = {"muon_iterations": 5, "muon_polynomial": "jordan"}
+            yield Conflict(text, ways, "set it to 5 or less")
         if self.optimizer == "adafactor" and self.learning_rate is None:
             yield "adafactor requires learning_rate; its paper uses 0.01 with relative_step"
         if self.compile == "blocks" and self.workers not in (None, 1):
-            yield (
+            text = (
                 f"compile: blocks does not support workers {self.workers}, because all threads "
-                "share one random "
-                "generator; set workers to 1"
+                "share one random generator"
             )
+            yield Conflict(text, {"workers": 1, "compile": "none"})
         if self.compile == "blocks" and self.precision == "int8":
-            yield "compile: blocks does not support precision: int8; change one of them"
+            text = "compile: blocks does not support precision: int8"
+            yield Conflict(text, {"precision": "auto", "compile": "none"})
 
 
 class Recipe(Settings):
@@ -368,9 +371,25 @@ class Recipe(Settings):
         """
         return {}
 
+    @cached_property
+    def chosen(self) -> dict[str, Any]:
+        """What a user has set, by group: the recipe file, unless it is an included one, with the
+        overrides. It is not part of the settings.
+        """
+        return {}
+
     def resolved(self) -> str:
         """YAML with all defaults."""
         return dump(self.model_dump())
+
+
+# Groups whose defaults give way to what a user sets.
+GROUPS: dict[str, type[Settings]] = {
+    "data": DataSettings,
+    "tokenizer": TokenizerSettings,
+    "model": ModelConfig,
+    "train": TrainSettings,
+}
 
 
 def included_recipes() -> dict[str, dict[str, Any]]:
@@ -390,7 +409,7 @@ def missing_files(recipe: Mapping[str, Any]) -> list[str]:
     """The missing files and folders that an included recipe names, or `data.train=FILE` if it names
     no data.
     """
-    task, data = recipe.get("task", {}), recipe["data"]
+    task, data = recipe.get("task", {}), recipe.get("data", {})
     if not data.get("train") and not task.get("parts"):
         return ["data.train=FILE"]
     groups = (data, *task.get("parts", {}).values())
@@ -407,7 +426,9 @@ def load_recipe(name: str | Path, overrides: Sequence[str] | Mapping[str, Any] =
     `model: {preset: transformer-base, dropout: 0.2}` starts from a preset. Raises SettingsError or
     UsageError.
     """
-    values, default_name = _read(name)
+    values, default_name, is_included = _read(name)
+    # The values of an included recipe are defaults, as those of a preset.
+    written = {} if is_included else deepcopy(values)
     pairs = overrides.items() if isinstance(overrides, Mapping) else map(split_override, overrides)
     given: dict[str, Any] = {}
     for key, value in pairs:
@@ -416,12 +437,48 @@ def load_recipe(name: str | Path, overrides: Sequence[str] | Mapping[str, Any] =
             warn(f"{key} is set again; {value!r} replaces the earlier value")
         given[key] = value
         set_key(values, key, value)
+        set_key(written, key, value)
     values.setdefault("name", default_name)
-    if (chosen := complete(values)) and os.environ.get("RANK", "0") == "0":
-        print(wrapped(f"for the size of the data: {' '.join(chosen)}"), file=sys.stderr)
+    lines = complete(values, written)
+    lines += settle(values, written)
+    if os.environ.get("RANK", "0") == "0":
+        for line in lines:
+            print(wrapped(line), file=sys.stderr)
     recipe = Recipe.parse(values)
     recipe.overrides.update(given)
+    recipe.chosen.update(written)
     return recipe
+
+
+def settle(values: dict[str, Any], written: Mapping[str, Any]) -> list[str]:
+    """Let the defaults in the values of a recipe give way to settings that exclude them. A line
+    for each.
+
+    written: what a user has set; it keeps its values.
+    """
+    lines: list[str] = []
+    for name, cls in GROUPS.items():
+        group, chosen = values.get(name), written.get(name, {})
+        if isinstance(group, Mapping) and isinstance(chosen, Mapping):
+            values[name] = {**group}
+            lines += cls.settle(values[name], chosen.keys(), name)
+    group, chosen = values.get("generate"), written.get("generate")
+    if isinstance(group, Mapping) and isinstance(chosen, Mapping):
+        values["generate"] = {**group}
+        lines += _settle_generation(values["generate"], chosen)
+    return lines
+
+
+def _settle_generation(values: dict[str, Any], chosen: Mapping[str, Any]) -> Iterator[str]:
+    """Remove the settings of other strategies of generation than that of the chosen ones."""
+    defaults = {key: value for key, value in values.items() if key not in chosen}
+    with suppress(SettingsError):  # which `Recipe` reports
+        kept = resolve(defaults, chosen).model_fields_set
+        if dropped := [key for key in defaults if key not in kept]:
+            for key in dropped:
+                del values[key]
+            names = " and ".join(dropped)
+            yield f"generate: {' and '.join(chosen)} excludes {names}; the default gives way"
 
 
 def is_run(name: str | Path) -> bool:
@@ -429,11 +486,12 @@ def is_run(name: str | Path) -> bool:
     return (Path(name) / "recipe.yaml").is_file() and not (INCLUDED / f"{name}.yaml").is_file()
 
 
-def _read(name: str | Path) -> tuple[dict[str, Any], str]:
+def _read(name: str | Path) -> tuple[dict[str, Any], str, bool]:
+    """The values of a recipe, its default name, and whether it is an included one."""
     path = Path(name) / "recipe.yaml" if is_run(name) else Path(name)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         try:
-            return parse(path.read_text("utf-8"), str(path)), path.stem
+            return parse(path.read_text("utf-8"), str(path)), path.stem, False
         except UnicodeDecodeError as error:
             raise SettingsError(
                 f"{path}: byte {error.start + 1} is not valid UTF-8; save the file as UTF-8"
@@ -446,7 +504,7 @@ def _read(name: str | Path) -> tuple[dict[str, Any], str]:
             raise no_run_error(path)
         near = nearest(path.name, list(recipe_names()))
         raise UsageError(f"unknown recipe {path.name!r}{near}; list them with `trifold recipes`")
-    return parse(included.read_text("utf-8"), str(name)), str(name)
+    return parse(included.read_text("utf-8"), str(name)), str(name), True
 
 
 def split_override(text: str) -> tuple[str, Any]:

@@ -3,11 +3,12 @@ valid one.
 """
 
 import difflib
+import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, ClassVar, Self, TypeAlias, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
@@ -18,9 +19,23 @@ from trifold.jsonfiles import lone_surrogate
 Location: TypeAlias = tuple[int | str, ...]
 
 
+class Conflict(ValueError):
+    """Settings of a group that exclude each other.
+
+    text: which ones. ways: keys, and values that resolve the conflict; one of them suffices. The
+    first one that is a default gives way, see `Settings.settle`. remedy: in the message, by
+    default the ways.
+    """
+
+    def __init__(self, text: str, ways: Mapping[str, Any], remedy: str = "") -> None:
+        values = " or ".join(f"{key}: {as_yaml(value)}" for key, value in ways.items())
+        super().__init__(f"{text}; {remedy or f'set {values}'}")
+        self.text, self.ways = text, ways
+
+
 class Settings(BaseModel):
     """Base of every settings class. Instances are immutable, have no unknown keys, and their
-    numbers are finite.
+    numbers are finite. Invalid arguments raise SettingsError.
     """
 
     # The minimum length makes pydantic check that strings are valid Unicode.
@@ -58,19 +73,64 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            lines: dict[str, str] = {}
-            for problem in error.errors():  # a union reports an error for each of its members
-                key = ".".join(filter(None, [at, *_walk(cls, problem["loc"])[0]]))
-                explanation = (
-                    _explain(cls, problem) if len(lines) < MAX_LINES else ""
-                )  # not printed
-                explanation, label, known = explanation.partition("; known keys: ")
-                if known and not any(line.endswith(known) for line in lines.values()):
-                    explanation += label + known
-                # The message of a nested `parse` already begins with the key.
-                complete = not key or explanation.startswith((f"{key}.", f"{key}: "))
-                lines.setdefault(key, explanation if complete else f"{key}: {explanation}")
-            raise SettingsError("\n".join(lines.values())) from None
+            raise _describe(cls, error, at) from None
+
+    if not TYPE_CHECKING:  # which would hide the types of the arguments
+
+        def __init__(self, /, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise _describe(type(self), error) from None
+
+        # Groups inside of others are validated without it, so that an error has its whole key.
+        __init__.__pydantic_base_init__ = True
+
+    @classmethod
+    def settle(cls, values: dict[str, Any], chosen: Collection[str], at: str) -> Iterator[str]:
+        """Let defaults in `values` give way to settings that exclude them. A line for each.
+
+        chosen: keys that a user has set; they keep their values, and `parse` reports the conflict.
+        """
+        kept = set(chosen)
+        while (conflict := _find_conflict(cls, values)) is not None:
+            key = next((key for key in conflict.ways if key not in kept), None)
+            if key is None:
+                return
+            values[key] = conflict.ways[key]
+            kept.add(key)
+            yield f"{conflict.text}; the default gives way: {at}.{key}={as_yaml(values[key])}"
+
+
+def _find_conflict(cls: type[Settings], values: Mapping[str, Any]) -> Conflict | None:
+    """The conflict of the settings of a group, if nothing else is wrong with them."""
+    try:
+        cls.model_validate(values)
+    except ValidationError as error:
+        own = (problem for problem in error.errors() if not problem["loc"])
+        raised = (problem.get("ctx", {}).get("error") for problem in own)
+        return next((each for each in raised if isinstance(each, Conflict)), None)
+    return None
+
+
+def _describe(cls: type[Settings], error: ValidationError, at: str = "") -> SettingsError:
+    """The error with one line per wrong key of the group `at`."""
+    lines: dict[str, str] = {}
+    for problem in error.errors():  # a union reports an error for each of its members
+        key = ".".join(filter(None, [at, *_walk(cls, problem["loc"])[0]]))
+        explanation = _explain(cls, problem) if len(lines) < MAX_LINES else ""  # not printed
+        explanation, label, known = explanation.partition("; known keys: ")
+        if known and not any(line.endswith(known) for line in lines.values()):
+            explanation += label + known
+        # The message of a nested `parse` already begins with the key.
+        complete = not key or explanation.startswith((f"{key}.", f"{key}: "))
+        lines.setdefault(key, explanation if complete else f"{key}: {explanation}")
+    return SettingsError("\n".join(lines.values()))
+
+
+def as_yaml(value: Any) -> str:
+    """A value as in a recipe."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 @cache

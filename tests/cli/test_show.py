@@ -134,7 +134,7 @@ def test_show_without_a_model_lists_the_presets(trifold):
 @pytest.mark.parametrize(
     ("name", "near"),
     [
-        ("bert", "bert-base"), ("gtp2", "gpt2"), ("runs/dmeo", "runs/demo"), ("smok", "smoke"), ("gpt2-smal", "gpt2"),
+        ("bret", "bert"), ("gtp2", "gpt2"), ("runs/dmeo", "runs/demo"), ("smok", "smoke"), ("gpt2-smal", "gpt2"),
         ("gpt2-lrge", "gpt2-large"), ("tran-fr", "runs/tran-fr-1"),
     ],
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from trifold.cli.show import find_subject
 from trifold.costs import count_parameters
 from trifold.hub.presets import ALIASES, PRESETS, UNITS
 from trifold.nn import PRESETS as OURS, Transformer
@@ -53,6 +54,9 @@ def test_parameter_counts_equal_built_models_and_are_near_the_announced_number(n
 PUBLISHED = {
     "gpt2": 124_439_808,
     "bert-base": 109_514_298,
+    "camembert-base": 110_655_493,
+    "xlm-roberta-base": 278_295_186,
+    "distilgpt2": 81_912_576,
     "roberta-base": 124_697_433,
     "llama-7b": 6_738_415_616,
     "mistral-7b": 7_241_732_096,
@@ -80,6 +84,18 @@ def test_announced_numbers_agree_if_the_count_rounds_to_them() -> None:
     assert PRESETS["llama-7b"].agrees(6_738_415_616)
     assert PRESETS["palm-8b"].agrees(8_630_000_000) and not PRESETS["palm-8b"].agrees(8_640_000_000)
     assert PRESETS["marian"].agrees(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("llama", "llama-7b"), ("gpt-1", "gpt"), ("camembert", "camembert-base"), ("bert", "bert-base"),
+        ("t5", "t5-base"), ("GPT-2", "gpt2"), ("DistilGPT2", "distilgpt2"), ("Transformer-Big", "transformer-big"),
+    ],
+)  # fmt: skip
+def test_the_names_of_families_and_other_cases_are_known(name: str, preset: str) -> None:
+    configs = OURS | {each: known.config for each, known in PRESETS.items()}
+    assert find_subject(name).config == configs[preset]
 
 
 def test_names_are_distinct_from_the_presets_of_nn() -> None:

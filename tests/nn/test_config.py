@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
@@ -197,6 +198,83 @@ INVALID: list[tuple[dict[str, Any], str]] = [
         r"model\.norm_placement: .*'post', 'pre', 'sandwich' or 'exit', got 'middle'",
     ),
 ]
+
+
+# Settings that choices exclude, each with what it needs itself.
+ROTARY, WINDOW = {"positions": "rotary"}, {"sliding_window": 4}
+DEFAULTS: list[dict[str, Any]] = [
+    {"d_decoder_ff": 9}, {"n_decoder_kv_heads": 2}, WINDOW | {"decoder_window": 2}, {"n_kv_heads": 2},
+    {"block_of_layer": [0] * 6}, {"attention_scale_by_layer": True}, {"token_projection": True, "d_embedding": 64},
+    {"positions": "relative", "learned_positions": True}, {"positions": "learned", "position_offset": 2},
+    ROTARY | {"rotary_width": 8}, ROTARY | {"rotary_theta": 5.0}, ROTARY | {"rotary_pattern": ["rotary", "none"]},
+    ROTARY | {"rotary_scaling": {"kind": "dynamic", "factor": 2.0, "original_positions": 9}},
+    {"positions": "relative", "relative_buckets": 16}, {"positions": "disentangled", "relative_norm": True},
+    {"positions": "relative-sinusoidal", "segment_offsets": True}, {"positions": "alibi", "alibi_scale": 2.0},
+    {"positions": "relative-sinusoidal", "query_stream": True},
+    {"positions": "axial", "axial_shape": [32, 32], "axial_widths": [256, 256]},
+    *[{"norm_placement": "pre", "first_norm": False}, {"norm": "rms", "norm_weight": "plus-one"}],
+    *[{"norm_placement": "pre", "residual": each} for each in ("parallel", "reversible")],
+    *[{"residual_scale": 0.5}, {"gated": True, "gate_limit": 7.0}, {"qk_norm": "head"}, {"attention_sinks": True}],
+    *[{"attention": "favor", "n_features": 8}, {"attention": "low-rank", "rank": 8}],
+    *[{"attention": "spans", "span_keys": 4}, {"attention": "lsh", "lsh": {"chunk": 8}}],
+    *[{"attention_dropout": 0.1}, {"score_soft_cap": 30.0}, {"experts": {"count": 2, "per_token": 1}}],
+    *[WINDOW | {"global_tokens": "first"}, WINDOW | {"global_projections": True}, WINDOW | {"summary_block": 4}],
+    *[WINDOW | {"window_pattern": ["global", "local"]}, {"sparse_blocks": {}}, {"convolution": {}}],
+    {"positions": "none", "recurrence": {"size": 8, "reach": 8}},
+    ROTARY | {"latent": {"width": 8, "d_rotary": 4, "d_value": 8}},
+    {"heads": ["lm"], "lm_head_transform": "gelu"}, {"token_transform": "tanh", "transform_norm": True},
+    {"heads": ["span"], "span_layer": True},
+]  # fmt: skip
+# What a user may choose: another kind of a part, or to have or not to have one.
+CHOICES: list[tuple[str, Any]] = [
+    *[("attention", kind) for kind in ("softmax", "elu", "favor", "low-rank", "spans", "lsh")],
+    *[("residual", kind) for kind in ("sequential", "parallel", "parallel-two-norms", "reversible")],
+    *[("norm_placement", kind) for kind in ("pre", "post", "sandwich", "exit")],
+    *[
+        ("positions", kind)
+        for kind in ("sinusoidal", "learned", "rotary", "relative", "relative-sinusoidal", "disentangled", "alibi", "none")
+    ],
+    *[("norm", "layer"), ("gated", False), ("sliding_window", None), ("sliding_window", 4), ("heads", ["token"])],
+    *[("experts", {"count": 2, "per_token": 1}), ("latent", {"width": 8, "d_rotary": 4, "d_value": 8})],
+    *[("sparse_blocks", {}), ("recurrence", {"size": 8, "reach": 8}), ("convolution", {})],
+    *[("block_of_layer", [0] * 6), ("attention_scale_by_layer", True)],
+]  # fmt: skip
+
+
+def problem_of(values: dict[str, Any]) -> str:
+    try:
+        ModelConfig.parse(values)
+    except SettingsError as error:
+        return str(error)
+    return ""
+
+
+def settled(values: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
+    """The values after defaults have given way to the chosen ones."""
+    values = values | chosen
+    list(ModelConfig.settle(values, chosen, "model"))
+    return values
+
+
+@pytest.mark.parametrize("shape", ["encoder", "decoder", "encoder-decoder"])
+def test_a_default_that_a_choice_excludes_gives_way(shape: str) -> None:
+    """A choice that is valid alone is valid in every model of its shape, whose settings give way
+    if it excludes them, and only then. Two explicit settings are an error.
+    """
+    choices = [{"shape": shape, key: value} for key, value in CHOICES]
+    choices = [choice for choice in choices if not problem_of(settled({}, choice))]
+    models = [base for base in DEFAULTS if not problem_of({"shape": shape} | base)]
+    plain, given_way = ModelConfig().model_dump(), 0
+    for choice, base in product(choices, models):
+        found, both = settled(base, choice), base | choice
+        assert problem_of(found) == "", (base, choice)
+        assert {key: found[key] for key in choice} == choice
+        if problem_of(both):
+            given_way += 1
+            assert settled(plain | both, plain | both) == plain | both
+        else:
+            assert found == both
+    assert given_way > len(choices) * len(models) / 6
 
 
 @pytest.mark.parametrize(("values", "message"), INVALID)

@@ -314,7 +314,7 @@ def test_costs(values):
     ({"axial_shape": [2, 3]}, "axial_shape needs positions: axial"),
     ({"residual": "reversible", "shape": "encoder-decoder"}, "has no cross-attention"),
     ({"residual": "reversible", "norm_placement": "post"}, "needs norm_placement: pre"),
-    ({"residual": "reversible", "token_transform": "tanh"}, "excludes token_projection, token_transform"),
+    ({"residual": "reversible", "token_transform": "tanh"}, "excludes token_transform: tanh"),
     ({"residual": "reversible", "attention": "softmax", "lsh": {}, "positions": "relative"}, "learned offsets"),
 ])  # fmt: skip
 def test_contradictions_are_named(values, message):

@@ -341,8 +341,8 @@ def test_the_three_products_separate_content_from_position() -> None:
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"shape": "decoder"}, "disentangled positions need shape: encoder"),
-        ({"n_kv_heads": 2}, "disentangled positions need shape: encoder, without n_kv_heads"),
+        ({"shape": "decoder"}, "positions: disentangled needs shape: encoder"),
+        ({"n_kv_heads": 2}, "positions: disentangled excludes n_kv_heads: 2"),
         ({"relative_buckets": 7}, "an even number of at least 4 relative_buckets, not 7"),
         ({"relative_distance": 2}, "relative_distance 2 above a quarter of them"),
         (

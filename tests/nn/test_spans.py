@@ -198,7 +198,7 @@ def test_costs(shape):
     ({"shape": "encoder-decoder"}, "excludes shape: encoder-decoder"),
     ({"positions": "rotary"}, "positions: rotary"),
     ({"positions": "alibi"}, "has no offsets of scores"),
-    ({"experts": {"count": 2, "per_token": 1}}, "and experts"),
+    ({"experts": {"count": 2, "per_token": 1}}, "excludes experts"),
     ({"attention": "softmax"}, "span_keys needs attention: spans"),
 ])  # fmt: skip
 def test_contradictions_are_named(values, message):

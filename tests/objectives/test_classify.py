@@ -568,6 +568,27 @@ def test_labels_of_held_out_rows_are_labels(report_of):
     assert "labels: 0, 1, rare" in lines
 
 
+NUMBERS = "model.problem_type=regression predicts numbers"
+SCORES = "text\t{}\n" + "".join(f"text {n}\t{7 * n}\n" for n in range(12))
+
+
+@pytest.mark.parametrize(
+    ("column", "factor", "changes"),
+    [
+        ("label", 1, {}),  # 0 to 11, the numbers of classes
+        ("score", 7, {"model.problem_type": "single_label_classification"}),
+        ("score", 7, {"model.problem_type": "regression"}),
+    ],
+)
+def test_numbers_of_classes_and_a_chosen_problem_are_not_questioned(
+    report_of, column, factor, changes
+):
+    rows = "".join(f"text {n}\t{factor * n}\n" for n in range(12))
+    named = {"data.source": "source", "data.target": "target"}
+    lines = report_of(f"text\t{column}\n{rows}", **named | changes)
+    assert not any("whole numbers" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("content", "changes", "line"),
     [
@@ -583,6 +604,8 @@ def test_labels_of_held_out_rows_are_labels(report_of):
             "numbers from 1 to 3: regression",
         ),
         ("text\tscore\na b\t1\nc\t3\n", {}, "labels: 1, 3"),
+        ("text\tscore\na b\t1\nc\t3\n", {}, f"'score' has whole numbers: classes; {NUMBERS}"),
+        (SCORES.format("label"), {}, f"'label' has whole numbers: classes; {NUMBERS}"),
         (
             "text\tlabel\na b\tx,y\nc\ty\n",
             {"model.problem_type": "multi_label_classification"},

@@ -12,6 +12,7 @@ from trifold.hub.families import FAMILIES
 from trifold.hub.folder import describe_misfit
 from trifold.nn import ModelConfig, Transformer
 from trifold.recipe import TrainSettings, load_recipe
+from trifold.yaml_dialect import load
 
 SENTENCE = "a sentence of some words . "  # 27 bytes
 
@@ -127,6 +128,59 @@ def test_the_sizes_are_those_of_start_from_and_the_steps_those_of_the_data(write
     assert recipe.train.learning_rate == pytest.approx(
         0.1 * (4000 * BERT["d_model"]) ** -0.5, rel=0.05
     )
+
+
+TEACHER = {
+    "shape": "decoder", "positions": "rotary", "norm": "rms", "norm_placement": "pre", "d_model": 16, "n_layers": 4,
+    "n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "max_positions": 32, "vocab_size": 20,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "start", "sizes"),
+    [
+        ("", "spread", {}),
+        ("", "[0, 2, 3]", {"n_layers": 3}),
+        ("n_layers: 3", "spread", {"n_layers": 3}),
+        ("dropout: 0.25, d_ff: 40", "spread", {"dropout": 0.25, "d_ff": 40}),
+    ],
+)
+def test_a_student_that_copies_layers_has_the_sizes_of_its_teacher(
+    write, tmp_path, capsys, model, start, sizes
+):
+    save_model(tmp_path / "teacher", Transformer(ModelConfig(**TEACHER)))
+    recipe = write(SENTENCE, f"model: {{{model}}}\n")
+    task = {"kind": "distill", "teacher": str(tmp_path / "teacher"), "start": load(start)}
+    found = load_recipe(recipe, {"task": task}).model
+    assert found == ModelConfig(**TEACHER | {"n_layers": 2} | sizes)
+    printed = capsys.readouterr().err
+    assert "for the initial weights: model.d_model=16" in printed
+    assert ("model.d_ff=24" in printed) == ("d_ff" not in sizes)
+
+
+@pytest.mark.parametrize("teacher", ["new", "nowhere"])
+def test_a_student_with_new_weights_or_without_its_teacher_keeps_its_sizes(
+    write, tmp_path, capsys, teacher
+):
+    save_model(tmp_path / "new", Transformer(ModelConfig(**TEACHER)))
+    start = "new" if teacher == "new" else "spread"
+    recipe = write(SENTENCE, "model: {preset: gpt2, d_model: 24}\n")
+    task = {"kind": "distill", "teacher": f"{tmp_path}/{teacher}", "start": start}
+    model = load_recipe(recipe, {"task": task}).model
+    assert (model.d_model, model.n_layers, capsys.readouterr().err) == (24, 12, "")
+
+
+def test_a_preset_has_the_sizes_of_the_teacher_whose_layers_it_copies(write, tmp_path):
+    save_model(tmp_path / "gpt2", Transformer(ModelConfig(**GPT2_SIZES, **GPT2)))
+    task = {"kind": "distill", "teacher": str(tmp_path / "gpt2"), "start": "spread"}
+    recipe = write(SENTENCE, "model: {preset: gpt2, max_positions: 8}\n")
+    model = load_recipe(recipe, {"task": task}).model
+    sizes = GPT2_SIZES | {"n_layers": 2, "max_positions": 8}
+    assert {key: getattr(model, key) for key in sizes} == sizes
+
+
+GPT2_SIZES = {"d_model": 16, "n_layers": 4, "n_heads": 2, "d_ff": 24, "max_positions": 16}
+GPT2 = {"shape": "decoder", "positions": "learned", "vocab_size": 20, "norm_placement": "pre"}
 
 
 @pytest.mark.parametrize("kind", ["masked", "classify"])

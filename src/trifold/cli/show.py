@@ -100,13 +100,13 @@ def find_subject(what: str) -> Subject:
     from trifold.recipe import load_recipe, recipe_names
     from trifold.text import make_tokenizer
 
-    is_folder = Path(what).is_dir()
-    if what in PRESETS:
-        return Subject(what, PRESETS[what])
-    if what in PUBLISHED and not is_folder:
-        preset, config = PUBLISHED[what], PUBLISHED[what].config
+    is_folder, name = Path(what).is_dir(), what.casefold()
+    if name in PRESETS:
+        return Subject(name, PRESETS[name])
+    if name in PUBLISHED and not is_folder:
+        preset, config = PUBLISHED[name], PUBLISHED[name].config
         agrees = preset.agrees(count_parameters(config))
-        return Subject(what, config, remark="" if agrees else f"announced as {preset.announced}")
+        return Subject(name, config, remark="" if agrees else f"announced as {preset.announced}")
     if Path(what).suffix in (".yaml", ".yml") or (what in recipe_names() and not is_folder):
         recipe = load_recipe(what)
         size, is_joint = recipe.tokenizer.vocab_size, recipe.tokenizer.joint

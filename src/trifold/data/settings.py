@@ -5,7 +5,7 @@ from typing import Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
-from trifold.settings import Settings
+from trifold.settings import Conflict, Settings
 
 Source: TypeAlias = str | list[str] | None
 
@@ -110,7 +110,8 @@ class DataSettings(Settings):
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         if self.holdout and self.valid is not None:
-            raise ValueError("holdout and valid contradict each other: set one of the two")
+            text = "holdout and valid contradict each other"
+            raise Conflict(text, {"valid": None, "holdout": 0}, "set one of the two")
         for key in ("group", "time"):
             if getattr(self, key) is not None and not self.holdout:
                 raise ValueError(f"{key} decides which rows are held out; set holdout too")

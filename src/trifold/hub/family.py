@@ -25,7 +25,8 @@ from trifold.hub.rows import Entry, Fields, revise
 from trifold.hub.rules import AnyRule, Copy, Ignored, Renamed, Rule, Unused
 from trifold.hub.transforms import SAME, Transform, chain, interleaved
 from trifold.nn import ModelConfig
-from trifold.nn.config import DECODER_SIZES, Head
+from trifold.nn.config import Head
+from trifold.nn.config_parts import DECODER_SIZES
 from trifold.settings import Settings
 
 # Keys that do not change what a model computes, unless its family has an entry for them.

@@ -15,6 +15,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from trifold.nn import config_parts as parts
 from trifold.nn.config_checks import first_problem
+from trifold.nn.config_parts import DECODER_SIZES
 from trifold.settings import Settings
 
 Shape = Literal["encoder-decoder", "encoder", "decoder"]
@@ -30,12 +31,6 @@ Head = Literal[
 ]
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
 MAX_CLASSES = 2**20  # beyond any model in use, as MAX_LAYERS
-# Sizes of the decoder -> those of the encoder, which are their defaults.
-DECODER_SIZES = {
-    **{"d_decoder": "d_model", "n_decoder_layers": "n_layers", "n_decoder_heads": "n_heads"},
-    **{"n_decoder_kv_heads": "n_kv_heads", "d_decoder_head": "d_head", "d_decoder_ff": "d_ff"},
-    "max_decoder_positions": "max_positions",
-}
 
 
 class ModelConfig(Settings):
@@ -501,7 +496,7 @@ class ModelConfig(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (problem := first_problem(self)) is not None:
-            raise ValueError(problem)
+            raise problem
         return self
 
 

@@ -1,29 +1,65 @@
-"""Consistency checks of a ModelConfig. Each problem states what to change."""
+"""Consistency checks of a ModelConfig. Each problem states what to change.
+
+A problem is a text, or a Conflict: settings that exclude each other, with the values that resolve
+it. A choice excludes settings that have no meaning or no implementation with it; where two choices
+exclude each other, either can be changed. The shape and the heads belong to the task, and sizes
+without a known value to the user; no conflict changes them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from trifold.nn.config_parts import DECODER_SIZES
+from trifold.settings import Conflict, Settings, as_yaml
 
 if TYPE_CHECKING:
     from trifold.nn.config import ModelConfig
 
+Problems: TypeAlias = Iterator[str | Conflict]
 
-def first_problem(config: ModelConfig) -> str | None:
+
+def first_problem(config: ModelConfig) -> ValueError | None:
     """The first inconsistency, or None."""
     checks = [_needs, _sizes, _layers, _experts, _linear_attention, _sparse_attention, _latent]
     checks += [_positions, _disentangled, _rotary_scaling, _images, _heads]
     found = (problem for check in checks for problem in check(config))
-    own = [
-        _linear_attention,
-        _latent,
-        _positions,
-        _rotary_scaling,
-    ]  # of sizes that the decoder may have too
-    more = (f"decoder: {problem}" for check in own for problem in check(config.decoder_side))
-    return next(chain(found, more), None)
+    problem = next(chain(found, _of_decoder(config)), None)
+    return ValueError(problem) if isinstance(problem, str) else problem
+
+
+def _of_decoder(config: ModelConfig) -> Problems:
+    """The problems of sizes that the decoder may have too, with the keys of its own ones."""
+    own = {ours: theirs for theirs, ours in DECODER_SIZES.items()}
+    for check in (_linear_attention, _latent, _positions, _rotary_scaling):
+        for problem in check(config.decoder_side):
+            if isinstance(problem, Conflict):
+                ways = {own.get(key, key): value for key, value in problem.ways.items()}
+                yield Conflict(f"decoder: {problem.text}", ways)
+            else:
+                yield f"decoder: {problem}"
+
+
+def _default(config: ModelConfig, key: str) -> Any:
+    """The default of a setting, as in a recipe."""
+    value = type(config).model_fields[key].default
+    return {} if isinstance(value, Settings) else value
+
+
+def _exclude(config: ModelConfig, choice: str, keys: str, own: str = "") -> Problems:
+    """A conflict for each of the keys that is set although the choice excludes it.
+
+    own: the key of the choice, if it gives way to them too.
+    """
+    for key in keys.split():
+        value = getattr(config, key)
+        if value != type(config).model_fields[key].default:
+            shown = "" if isinstance(value, Settings) else f": {as_yaml(value)}"
+            ways = {name: _default(config, name) for name in (key, own) if name}
+            yield Conflict(f"{choice} excludes {key}{shown}", ways)
 
 
 # Values of a setting, and the keys that need one of them.
@@ -38,7 +74,6 @@ _NEEDED = {
         "decoder": "recurrence",
     },
     "residual": {"sequential": "query_stream span_layer"},
-    "norm_placement": {"post": "convolution"},
     "attention": {"favor": "n_features", "low-rank": "rank", "spans": "span_keys", "lsh": "lsh"},
     "positions": {
         "rotary": "rotary_width rotary_pairs rotary_theta rotary_scaling rotary_local_theta "
@@ -52,16 +87,17 @@ _NEEDED = {
 }
 
 
-def _needs(config: ModelConfig) -> Iterator[str]:
+def _needs(config: ModelConfig) -> Problems:
     for name, needed in _NEEDED.items():
         value = getattr(config, name)
         for values, keys in needed.items():
             for key in keys.split() if value not in values.split(" or ") else ():
                 if getattr(config, key) != type(config).model_fields[key].default:
-                    yield f"{key} needs {name}: {values}, not {value}"
+                    text = f"{key} needs {name}: {values}, not {value}"
+                    yield Conflict(text, {key: _default(config, key)})
 
 
-def _sizes(config: ModelConfig) -> Iterator[str]:
+def _sizes(config: ModelConfig) -> Problems:
     own = {"n_heads": "n_decoder_heads", "n_kv_heads": "n_decoder_kv_heads", "d_model": "d_decoder"}
     named = (theirs if getattr(config, theirs) else ours for ours, theirs in own.items())
     for sized, (heads, kv_heads, width) in ((config, own), (config.decoder_side, named)):
@@ -81,7 +117,7 @@ def _sizes(config: ModelConfig) -> Iterator[str]:
         )
 
 
-def _layers(config: ModelConfig) -> Iterator[str]:
+def _layers(config: ModelConfig) -> Problems:
     blocks = config.block_of_layer
     if blocks is not None:
         if {len(blocks)} != {config.encoder_layers, config.decoder_layers} - {0}:
@@ -92,39 +128,23 @@ def _layers(config: ModelConfig) -> Iterator[str]:
         if set(blocks) != set(range(max(blocks, default=0) + 1)):
             yield f"block_of_layer {blocks} skips a block: use each of 0, 1, … up to the largest"
         if config.attention_scale_by_layer:
-            yield (
+            text = (
                 "block_of_layer and attention_scale_by_layer exclude each other: a shared "
                 "block has no single layer"
             )
-    if config.residual != "sequential":
-        if config.norm_placement != "pre":
-            yield (
-                f"residual: {config.residual} needs norm_placement: pre, not "
-                f"{config.norm_placement}"
-            )
-        if config.shape == "encoder-decoder":
-            yield (
-                f"residual: {config.residual} has no cross-attention: choose shape encoder or "
-                "decoder"
-            )
-        if not config.first_norm or config.residual_scale != 1:
-            yield f"residual: {config.residual} excludes first_norm: false and residual_scale"
-    if config.residual == "reversible":
-        if config.token_projection or config.token_transform or "replaced" in config.chosen_heads:
-            yield (
-                "residual: reversible excludes token_projection, token_transform and the head "
-                "replaced"
-            )
-        if config.positions in ("relative", "relative-sinusoidal", "disentangled"):
-            yield "residual: reversible excludes learned offsets of scores"
+            yield Conflict(text, {"attention_scale_by_layer": False, "block_of_layer": None})
+    yield from _residual(config)
     if not config.first_norm and config.norm_placement != "pre":
-        yield f"first_norm: false needs norm_placement: pre, not {config.norm_placement}"
+        text = f"first_norm: false needs norm_placement: pre, not {config.norm_placement}"
+        yield Conflict(text, {"first_norm": True})
     if config.norm_weight != "plain" and config.norm != "rms":
-        yield f"norm_weight: {config.norm_weight} needs norm: rms, not {config.norm}"
+        text = f"norm_weight: {config.norm_weight} needs norm: rms, not {config.norm}"
+        yield Conflict(text, {"norm_weight": "plain"})
     if config.gate_limit is not None and not config.gated:
-        yield "gate_limit needs gated: true"
+        yield Conflict("gate_limit needs gated: true", {"gate_limit": None})
     if config.sliding_window is None and config.window_pattern != ("local",):
-        yield "window_pattern needs sliding_window, the number of keys of a local layer"
+        text = "window_pattern needs sliding_window, the number of keys of a local layer"
+        yield Conflict(text, {"window_pattern": ["local"]})
     if wrong := [own for own in config.window_pattern if isinstance(own, int) and own < 1]:
         yield f"window_pattern: {wrong[0]} is neither local, global nor a positive number of keys"
     if "local" not in config.window_pattern and {*config.window_pattern} != {"global"}:
@@ -133,30 +153,50 @@ def _layers(config: ModelConfig) -> Iterator[str]:
             "local for one of them"
         )
     if config.sliding_window is None and config.decoder_window is not None:
-        yield "decoder_window needs sliding_window, that of the encoder"
+        text = "decoder_window needs sliding_window, that of the encoder"
+        yield Conflict(text, {"decoder_window": None})
     if (part := config.convolution) is not None:
         if part.kernel % 2 == 0:
             yield f"convolution: kernel {part.kernel} must be odd"
         if config.d_model % part.groups:
             yield f"convolution: groups {part.groups} does not divide d_model {config.d_model}"
-        others = (
-            config.block_of_layer
-            or config.query_stream
-            or config.summary_block
-            or config.patch_size
-        )
-        if others or config.attention == "spans":
-            yield (
-                "convolution excludes block_of_layer, query_stream, summary_block, patch_size "
-                "and attention: spans"
-            )
+        if config.norm_placement != "post":
+            text = f"convolution needs norm_placement: post, not {config.norm_placement}"
+            yield Conflict(text, {"convolution": None, "norm_placement": "post"})
+        keys = "block_of_layer query_stream summary_block"
+        yield from _exclude(config, "convolution", keys, own="convolution")
+        if config.patch_size is not None:
+            yield Conflict("convolution excludes patch_size", {"convolution": None})
+        if config.attention == "spans":
+            ways = {"convolution": None, "attention": "softmax"}
+            yield Conflict("convolution excludes attention: spans", ways)
 
 
-def _experts(config: ModelConfig) -> Iterator[str]:
+def _residual(config: ModelConfig) -> Problems:
+    if config.residual == "sequential":
+        return
+    choice, ways = f"residual: {config.residual}", {"residual": "sequential"}
+    if config.norm_placement != "pre":
+        text = f"{choice} needs norm_placement: pre, not {config.norm_placement}"
+        yield Conflict(text, {"norm_placement": "pre"} | ways)
+    if config.shape == "encoder-decoder":
+        yield Conflict(f"{choice} has no cross-attention: choose shape encoder or decoder", ways)
+    yield from _exclude(config, choice, "first_norm residual_scale")
+    if config.residual == "reversible":
+        yield from _exclude(config, choice, "token_projection token_transform")
+        if "replaced" in config.chosen_heads:
+            yield Conflict(f"{choice} excludes the head replaced", ways)
+        if config.positions in ("relative", "relative-sinusoidal", "disentangled"):
+            text = f"{choice} excludes positions: {config.positions}, learned offsets of scores"
+            yield Conflict(text, {"positions": _default(config, "positions")} | ways)
+
+
+def _experts(config: ModelConfig) -> Problems:
     if (experts := config.experts) is None:
         return
     if config.residual != "sequential":
-        yield f"experts need residual: sequential, not {config.residual}"
+        text = f"experts need residual: sequential, not {config.residual}"
+        yield Conflict(text, {"residual": "sequential", "experts": None})
     if experts.count % experts.groups:
         yield f"experts.groups {experts.groups} does not divide experts.count {experts.count}"
     if experts.groups_per_token > experts.groups:
@@ -171,93 +211,94 @@ def _experts(config: ModelConfig) -> Iterator[str]:
         )
 
 
-def _linear_attention(config: ModelConfig) -> Iterator[str]:
+def _linear_attention(config: ModelConfig) -> Problems:
     if config.attention == "softmax":
         return
+    choice, ways = f"attention: {config.attention}", {"attention": "softmax"}
+    positions = {"positions": _default(config, "positions")}
     if config.attention == "low-rank" and config.shape != "encoder":
-        yield f"attention: low-rank mixes all tokens and needs shape: encoder, not {config.shape}"
-    if config.attention == "spans" and (
-        config.shape == "encoder-decoder"
-        or config.positions == "rotary"
-        or config.experts is not None
-    ):
-        yield "attention: spans excludes shape: encoder-decoder, positions: rotary and experts"
+        text = f"{choice} mixes all tokens and needs shape: encoder, not {config.shape}"
+        yield Conflict(text, ways)
+    if config.attention == "spans":
+        if config.shape == "encoder-decoder":
+            yield Conflict(f"{choice} excludes shape: encoder-decoder", ways)
+        if config.positions == "rotary":
+            yield Conflict(f"{choice} excludes positions: rotary", positions | ways)
+        yield from _exclude(config, choice, "experts", own="attention")
     if config.positions in ("relative", "relative-sinusoidal", "alibi", "disentangled"):
-        yield (
-            f"attention: {config.attention} has no offsets of scores: choose other positions "
-            f"than {config.positions}"
-        )
+        text = f"{choice} has no offsets of scores: choose other positions than {config.positions}"
+        yield Conflict(text, positions | ways)
     if config.rotary_scaling is not None and config.rotary_scaling.kind in ("dynamic", "longrope"):
-        yield f"attention: {config.attention} excludes rotary_scaling: {config.rotary_scaling.kind}"
-    excluded = ("n_kv_heads", "qk_norm") if config.attention == "lsh" else ("attention_dropout",)
-    for key in ("sliding_window", "score_soft_cap", "attention_sinks", "latent", *excluded):
-        if getattr(config, key):
-            yield f"attention: {config.attention} excludes {key}"
+        text = f"{choice} excludes rotary_scaling: {config.rotary_scaling.kind}"
+        yield Conflict(text, {"rotary_scaling": None} | ways)
+    yield from _exclude(config, choice, "sliding_window latent", own="attention")
+    excluded = "n_kv_heads qk_norm" if config.attention == "lsh" else "attention_dropout"
+    yield from _exclude(config, choice, f"score_soft_cap attention_sinks {excluded}")
 
 
-def _sparse_attention(config: ModelConfig) -> Iterator[str]:
-    for key, default in (
-        ("global_tokens", "none"),
-        ("global_projections", False),
-        ("summary_block", None),
-    ):
-        if getattr(config, key) != default and config.sliding_window is None:
-            yield f"{key} needs sliding_window, the number of keys of the other tokens"
+def _sparse_attention(config: ModelConfig) -> Problems:
+    if config.sliding_window is None:
+        for key in ("global_tokens", "global_projections", "summary_block"):
+            if getattr(config, key) != (default := _default(config, key)):
+                text = f"{key} needs sliding_window, the number of keys of the other tokens"
+                yield Conflict(text, {key: default})
     for key in ("global_projections", "summary_block", "sparse_blocks", "recurrence"):
-        if not getattr(config, key):
-            continue
-        if config.attention != "softmax":
-            yield f"{key} excludes attention: {config.attention}"
-        if config.latent is not None or config.kv_heads != config.n_heads:
-            yield f"{key} excludes {'latent' if config.latent else 'n_kv_heads'}"
+        if getattr(config, key):
+            yield from _exclude(config, key, "attention latent", own=key)
+            if config.kv_heads != config.n_heads:
+                yield from _exclude(config, key, "n_kv_heads")
     if config.global_projections:
         if not config.positions.startswith(("learned", "sinusoidal", "none")):
-            yield (
+            text = (
                 "global_projections excludes offsets of scores: choose other positions than "
                 f"{config.positions}"
             )
-        for key in ("qk_norm", "score_soft_cap", "attention_sinks"):
-            if getattr(config, key):
-                yield f"global_projections excludes {key}"
+            yield Conflict(text, _other_positions(config, "global_projections"))
+        yield from _exclude(config, "global_projections", "qk_norm score_soft_cap attention_sinks")
     if config.summary_block is not None:
         if config.positions in ("rotary", "alibi", "relative-sinusoidal", "disentangled"):
-            yield (
+            text = (
                 "summary_block: a summary has no position; choose other positions than "
                 f"{config.positions}"
             )
-        if config.global_projections:
-            yield "summary_block excludes global_projections"
-    if config.sparse_blocks is not None and (
-        config.sliding_window is not None or config.query_stream
-    ):
-        yield "sparse_blocks excludes sliding_window and query_stream"
+            yield Conflict(text, _other_positions(config, "summary_block"))
+        yield from _exclude(config, "summary_block", "global_projections", own="summary_block")
+    if config.sparse_blocks is not None:
+        keys = "sliding_window query_stream"
+        yield from _exclude(config, "sparse_blocks", keys, own="sparse_blocks")
     if config.recurrence is not None:
         if config.positions not in ("relative-sinusoidal", "none"):
-            yield f"recurrence needs positions: relative-sinusoidal or none, not {config.positions}"
-        if (
-            config.sliding_window is not None
-            or config.residual != "sequential"
-            or config.experts is not None
-        ):
-            yield "recurrence excludes sliding_window, parallel residuals and experts"
+            text = (
+                f"recurrence needs positions: relative-sinusoidal or none, not {config.positions}"
+            )
+            yield Conflict(text, {"positions": "relative-sinusoidal", "recurrence": None})
+        keys = "sliding_window residual experts"
+        yield from _exclude(config, "recurrence", keys, own="recurrence")
 
 
-def _latent(config: ModelConfig) -> Iterator[str]:
+def _other_positions(config: ModelConfig, choice: str) -> dict[str, Any]:
+    """Ways out of a conflict of positions with a choice."""
+    return {key: _default(config, key) for key in ("positions", choice)}
+
+
+def _latent(config: ModelConfig) -> Problems:
     if config.latent is None:
         return
-    if config.positions not in ("rotary", "none") or config.latent.d_rotary % 2:
-        yield "latent needs positions rotary or none, and an even latent.d_rotary"
-    for key in ("n_kv_heads", "qk_norm", "rotary_width", "score_soft_cap", "attention_sinks"):
-        if getattr(config, key):
-            yield f"latent excludes {key}"
-    if config.attention_scale_by_layer or config.residual != "sequential":
-        yield "latent excludes attention_scale_by_layer and parallel residuals"
+    if config.positions not in ("rotary", "none"):
+        text = f"latent needs positions: rotary or none, not {config.positions}"
+        yield Conflict(text, {"positions": "rotary", "latent": None})
+    if config.latent.d_rotary % 2:
+        yield f"latent needs an even latent.d_rotary, not {config.latent.d_rotary}"
+    keys = "n_kv_heads qk_norm rotary_width score_soft_cap attention_sinks"
+    yield from _exclude(config, "latent", keys)
+    yield from _exclude(config, "latent", "attention_scale_by_layer residual", own="latent")
 
 
-def _positions(config: ModelConfig) -> Iterator[str]:
+def _positions(config: ModelConfig) -> Problems:
     has_table = config.positions.startswith(("sinusoidal", "learned")) or config.learned_positions
     if config.position_offset and not has_table:
-        yield f"position_offset needs positions: learned or sinusoidal, not {config.positions}"
+        text = f"position_offset needs positions: learned or sinusoidal, not {config.positions}"
+        yield Conflict(text, {"position_offset": 0})
     width = config.sum_width
     if config.positions.startswith("sinusoidal") and width % 2:
         name = "d_model" if width == config.d_model else "d_embedding"
@@ -302,11 +343,15 @@ def _positions(config: ModelConfig) -> Iterator[str]:
             )
 
 
-def _disentangled(config: ModelConfig) -> Iterator[str]:
+def _disentangled(config: ModelConfig) -> Problems:
     if config.positions != "disentangled":
         return
-    if config.shape != "encoder" or config.kv_heads != config.n_heads or config.latent is not None:
-        yield "disentangled positions need shape: encoder, without n_kv_heads and latent"
+    if config.shape != "encoder":
+        text = f"positions: disentangled needs shape: encoder, not {config.shape}"
+        yield Conflict(text, {"positions": _default(config, "positions")})
+    if config.kv_heads != config.n_heads:
+        yield from _exclude(config, "positions: disentangled", "n_kv_heads")
+    yield from _exclude(config, "positions: disentangled", "latent", own="positions")
     buckets, farthest = config.relative_buckets, config.relative_distance
     if buckets < 4 or buckets % 2 or (config.relative_log and farthest <= buckets // 4 + 1):
         yield (
@@ -316,7 +361,7 @@ def _disentangled(config: ModelConfig) -> Iterator[str]:
         )
 
 
-def _rotary_scaling(config: ModelConfig) -> Iterator[str]:
+def _rotary_scaling(config: ModelConfig) -> Problems:
     if (scaling := config.rotary_scaling) is None:
         return
     frequencies = config.rotated_width // 2
@@ -338,18 +383,18 @@ def _rotary_scaling(config: ModelConfig) -> Iterator[str]:
         yield "rotary_scaling: longrope with original_positions 1 has no default magnitude: set it"
 
 
-def _images(config: ModelConfig) -> Iterator[str]:
+def _images(config: ModelConfig) -> Problems:
     if (config.patch_size is None) != (config.image_size is None):
         yield "patch_size and image_size need each other: give both or neither"
     if config.patch_size is None and config.stem:
-        yield "stem needs patch_size: its convolutions come before the patches of an image"
-    if config.patch_size is not None:
-        if config.global_tokens != "none":
-            yield "patch_size excludes global_tokens: an image has no tokens"
-        if config.query_stream:
-            yield "patch_size excludes query_stream: an image has no tokens to predict"
+        text = "stem needs patch_size: its convolutions come before the patches of an image"
+        yield Conflict(text, {"stem": []})
     if config.patch_size is None or config.image_size is None:
         return
+    # An image has no tokens, which attend to all, are predicted, or have types.
+    yield from _exclude(
+        config, "patch_size", "global_tokens query_stream n_token_types d_embedding"
+    )
     if min(*config.patch_size, *config.image_size) < 1 or any(
         side % part for side, part in zip(config.image_size, config.patch_size, strict=True)
     ):
@@ -357,19 +402,16 @@ def _images(config: ModelConfig) -> Iterator[str]:
     if any(side % prod(stride for *_, stride in config.stem_layers) for side in config.patch_size):
         yield f"the strides of stem {config.stem} do not divide patch_size {config.patch_size}"
     if config.max_positions != config.n_patches + 1:
-        yield (
+        text = (
             f"max_positions is {config.max_positions}: {config.n_patches} patches and a class "
-            "token "
-            f"need {config.n_patches + 1}"
+            f"token need {config.n_patches + 1}"
         )
-    for key in ("n_token_types", "d_embedding"):
-        if getattr(config, key):
-            yield f"{key} is for text: omit it in a model of images"
+        yield Conflict(text, {"max_positions": config.n_patches + 1})
     if "lm" in config.chosen_heads:
         yield "the head lm is for text: choose other heads in a model of images"
 
 
-def _heads(config: ModelConfig) -> Iterator[str]:
+def _heads(config: ModelConfig) -> Problems:
     heads = config.chosen_heads
     if len(set(heads)) < len(heads):
         yield f"heads {heads} has duplicates"
@@ -393,18 +435,20 @@ def _heads(config: ModelConfig) -> Iterator[str]:
         and config.classifier_transform is None
         and config.token_transform is None
     ):
-        yield "transform_norm needs classifier_transform or token_transform"
-    if config.span_layer and ("span" not in heads or config.token_projection):
-        yield "span_layer needs span in heads, and excludes token_projection"
+        text = "transform_norm needs classifier_transform or token_transform"
+        yield Conflict(text, {"transform_norm": False})
+    if config.span_layer and "span" not in heads:
+        yield Conflict("span_layer needs span in heads", {"span_layer": False})
+    if config.span_layer:
+        yield from _exclude(config, "span_layer", "token_projection")
     if config.lm_head_transform is not None and "lm" not in heads:
-        yield "lm_head_transform needs lm in heads"
+        yield Conflict("lm_head_transform needs lm in heads", {"lm_head_transform": None})
     plain = "lm" in heads and config.tie_lm_head and config.lm_head_transform is None
     table, states = config.output_side.embedding_width, config.output_side.state_width
     if plain and table != states:
-        yield (
-            f"a tied head of width {table} (the embeddings) cannot read states of width "
-            f"{states}: set lm_head_transform, or tie_lm_head: false"
-        )
+        text = f"a tied head of width {table} (the embeddings) cannot read states of width {states}"
+        remedy = "set lm_head_transform, or tie_lm_head: false"
+        yield Conflict(text, {"tie_lm_head": False}, remedy)
     if config.token_projection and (config.d_embedding is None or config.shape != "decoder"):
         yield (
             "token_projection needs d_embedding, the width of tokens and of projected states, "

@@ -10,6 +10,12 @@ from trifold.settings import Settings
 
 Factors = tuple[Annotated[float, Field(gt=0)], ...]
 Bucket = Annotated[int, Field(gt=0, le=2**20, multiple_of=2)]
+# Sizes of the decoder -> those of the encoder, which are their defaults.
+DECODER_SIZES = {
+    **{"d_decoder": "d_model", "n_decoder_layers": "n_layers", "n_decoder_heads": "n_heads"},
+    **{"n_decoder_kv_heads": "n_kv_heads", "d_decoder_head": "d_head", "d_decoder_ff": "d_ff"},
+    "max_decoder_positions": "max_positions",
+}
 MAX_LAYERS = (
     10_000  # beyond any model in use: a larger number is a mistake or hostile, and costs memory
 )

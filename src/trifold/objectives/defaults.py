@@ -25,7 +25,7 @@ from trifold.jsonfiles import read_json
 from trifold.nn.config import PRESETS, ModelConfig
 from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
 from trifold.objectives.objective import ObjectiveSettings
-from trifold.settings import nearest
+from trifold.settings import as_yaml, nearest
 
 WIDTHS = (
     (50_000, 64, 2),
@@ -33,15 +33,17 @@ WIDTHS = (
     (inf, 256, 4),
 )  # below these tokens: width and layers
 LARGE = 20_000_000  # bytes of files from which on only their sizes are read
+# Sizes that a model shares with the one that its initial weights come from.
+SIZES = "d_model d_embedding n_heads n_kv_heads d_head d_ff n_token_types max_positions".split()
 HELD_OUT = 500_000  # most tokens of the held-out tenth
 
 
-def complete(values: dict[str, Any]) -> list[str]:
-    """Add the defaults of the task to the values of a recipe, and expand its preset.
+def complete(values: dict[str, Any], written: Mapping[str, Any]) -> list[str]:
+    """Add the defaults of the task to the values of a recipe, and expand its preset. A line for
+    each kind of default that depends on files.
 
-    A recipe that leaves the model to its task also gets defaults for the size of its data, which
-    are returned as key=value. With start_from, its model and its tokenizer are those of that
-    folder.
+    A recipe that leaves the model to its task also gets defaults for the size of its data. With
+    start_from, its model and its tokenizer are those of that folder. written: what a user has set.
     """
     groups = {
         name: values.get(name, {})
@@ -53,6 +55,8 @@ def complete(values: dict[str, Any]) -> list[str]:
     if kind not in KINDS or not all(isinstance(group, Mapping) for group in groups.values()):
         return []  # an error, which `Recipe` reports
     objective, chosen, config = settings_class(kind), {}, None
+    if objective.data_kind == "parts":  # which have data of their own
+        values.setdefault("data", {})
     defaults: Mapping[str, Mapping[str, Any]] = {"tokenizer": objective.special}
     if objective.defaults and not {"preset", "shape"} & groups["model"].keys():
         defaults = objective.defaults
@@ -73,12 +77,46 @@ def complete(values: dict[str, Any]) -> list[str]:
     model = dict(values.get("model", {}))
     if (preset := model.pop("preset", None)) is not None:
         values["model"] = {**objective.with_heads(_preset(preset)).model_dump(), **model}
-    return [
+    sized = [
         f"{g}.{key}={more[key]}"
         for g, more in chosen.items()
         for key in more
         if key not in groups[g]
     ]
+    lines = [f"for the size of the data: {' '.join(sized)}"] if sized else []
+    return lines + _take_sizes(values, objective, groups["model"], written)
+
+
+def _take_sizes(
+    values: dict[str, Any],
+    objective: type[ObjectiveSettings],
+    given: Mapping[str, Any],
+    written: Mapping[str, Any],
+) -> list[str]:
+    """Give the model the sizes that its initial weights need, where a user has set no others.
+
+    given: the model of the recipe. Without preset and shape, all other values are those of the
+    model that the weights come from. written: what a user has set.
+    """
+    task, own = (written.get(name) or {} for name in ("task", "model"))
+    if not (isinstance(task, Mapping) and isinstance(own, Mapping) and task):
+        return []  # the sizes of an included recipe are those of its own initial weights
+    if own.keys() >= {"n_layers", *SIZES}:
+        return []
+    config = None
+    with suppress(TrifoldError):  # which training reports
+        config = objective.initial_model(values["task"])
+    if config is None:
+        return []
+    needed = {key: getattr(config, key) for key in SIZES if key not in own}
+    if "n_layers" not in given:
+        needed["n_layers"] = config.n_layers
+    base = {**ModelConfig().model_dump(), **values.get("model", {})}
+    if not {"preset", "shape"} & given.keys():
+        values["model"] = {**objective.with_heads(config).model_dump(), **given}
+    values["model"] = {**values["model"], **needed}
+    new = [f"model.{key}={as_yaml(size)}" for key, size in needed.items() if size != base[key]]
+    return [f"for the initial weights: {' '.join(new)}"] if new else []
 
 
 def _preset(name: Any) -> ModelConfig:

@@ -12,7 +12,7 @@ The teacher reads the same inputs, without dropout, and is not trained.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
@@ -24,7 +24,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from trifold.errors import SettingsError
-from trifold.hub import load_model, resolve
+from trifold.hub import load_model, read_config, resolve
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.attention import Attention
 from trifold.nn.hooks import ModuleCall, record_calls
@@ -104,6 +104,20 @@ class DistillSettings(ObjectiveSettings):
         "teacher: a list of numbers "
         "from 0, or spread evenly",
     )
+
+    @classmethod
+    def initial_model(cls, task: Mapping[str, Any]) -> ModelConfig | None:
+        """The teacher's config with the number of copied layers: half of them if they are spread,
+        as in DistilBERT.
+        """
+        start, teacher = task.get("start", "new"), task.get("teacher")
+        if start == "new" or not isinstance(teacher, str):
+            return None
+        config = read_config(resolve(teacher))
+        if config.block_of_layer is not None:  # one block may be many layers
+            return config
+        count = len(start) if isinstance(start, list | tuple) else max(1, config.n_layers // 2)
+        return config.model_copy(update={"n_layers": count})
 
     @property
     def best_by(self) -> str:

@@ -121,7 +121,17 @@ def _find_problem(context: BuildContext, config: ModelConfig, rows: Records) -> 
         context.report(
             f"warning: labels with decimals; model.problem_type={REGRESSION} predicts numbers"
         )
+    elif are_numbers and (column.strip().casefold() in NUMBERS or _has_gaps({*map(int, labels)})):
+        context.report(
+            f"{column!r} has whole numbers: classes; model.problem_type={REGRESSION} predicts "
+            "numbers"
+        )
     return "single_label_classification"
+
+
+def _has_gaps(numbers: set[int]) -> bool:
+    """Whether these are rather scores than the numbers of classes, which have no gaps."""
+    return len(numbers) > 10 and max(numbers) - min(numbers) >= len(numbers)
 
 
 def _check_labels(

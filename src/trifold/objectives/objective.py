@@ -216,6 +216,13 @@ class ObjectiveSettings(Settings):
         complete = set(cls.heads) <= set(config.chosen_heads)
         return config if complete else config.model_copy(update={"heads": cls.heads})
 
+    @classmethod
+    def initial_model(cls, task: Mapping[str, Any]) -> ModelConfig | None:
+        """The config that the initial weights of a new model need, from the values of the task in
+        a recipe; None if they are random.
+        """
+        return None
+
     def model_problem(self, config: ModelConfig) -> str | None:
         """Why the objective does not support the model: shape, heads, or a cap of the logits; None
         if it does.
@@ -238,7 +245,8 @@ class ObjectiveSettings(Settings):
                 f"model.heads: {', '.join(missing)} is missing; set "
                 f"model.heads=[{', '.join(needed)}]"
             )
-        return first_problem(config)
+        problem = first_problem(config)
+        return None if problem is None else str(problem)
 
     def check_unused_keys(self, context: BuildContext) -> None:
         """Raises SettingsError if the recipe sets a key that this objective ignores."""

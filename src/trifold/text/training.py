@@ -21,7 +21,7 @@ from tokenizers import (
 )
 
 from trifold.errors import SettingsError
-from trifold.settings import Settings
+from trifold.settings import Conflict, Settings
 from trifold.text.folder import read_tokenizer
 from trifold.text.special_tokens import SPECIAL, UNK, is_hole
 from trifold.text.templates import template
@@ -69,13 +69,11 @@ class TokenizerSettings(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.dropout and self.file is None and self.kind not in ("bpe", "byte-bpe"):
-            raise ValueError(
-                f"dropout drops BPE merges, and kind {self.kind!r} has none; set it to 0"
-            )
+            text = f"dropout drops BPE merges, and kind {self.kind!r} has none"
+            raise Conflict(text, {"dropout": 0.0}, "set it to 0")
         if self.dropout_epochs and not self.dropout:
-            raise ValueError(
-                "dropout_epochs has no effect without dropout; set dropout, for example to 0.1"
-            )
+            text = "dropout_epochs has no effect without dropout"
+            raise Conflict(text, {"dropout_epochs": None}, "set dropout, for example to 0.1")
         if self.add and (self.file is None or not self.joint):
             raise ValueError(
                 "add: there is no joint tokenizer to add tokens to; set file, and joint to true"

@@ -6,7 +6,7 @@ from typing import Any
 
 from trifold.errors import SettingsError
 from trifold.nn import ModelConfig
-from trifold.recipe import Recipe, set_key
+from trifold.recipe import Recipe, set_key, settle
 from trifold.train.monitor import Outcome, View
 from trifold.train.run_folder import PRETRAINED
 
@@ -18,6 +18,7 @@ def changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
         set_key(values, key, value)
     derived = Recipe.parse(values)
     derived.overrides.update(recipe.overrides | changes)
+    derived.chosen.update(recipe.chosen)
     return derived
 
 
@@ -34,9 +35,22 @@ def pretrain(
     values = recipe.model_dump(exclude={"pretrain", "generate"})
     labels = ModelConfig().model_dump(include={"heads", "n_labels", "label_names", "problem_type"})
     values |= {"task": masked, "model": values["model"] | labels}
-    for group, own in stage.items():
-        values[group] = {**values.get(group, {}), **own} if isinstance(own, dict) else own
+    values = _merge(values, stage)
+    chosen = _merge({**recipe.chosen, "pretrain": {}}, recipe.chosen.get("pretrain") or {})
+    for line in settle(values, chosen):
+        view.say(line)
+    first = Recipe.parse(values)
+    first.chosen.update(chosen)
     model = str(out / PRETRAINED / "model")
     second = changed(recipe, {"pretrain": None, "start_from": model, "tokenizer.file": model})
     view.say(f"pretraining in {out / PRETRAINED}; repeat with --resume auto to continue")
-    return train(Recipe.parse(values), out=out / PRETRAINED), second
+    return train(first, out=out / PRETRAINED), second
+
+
+def _merge(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """The values of a recipe with those of a stage, whose groups are merged."""
+    groups = {
+        name: {**values.get(name, {}), **own} if isinstance(own, dict) else own
+        for name, own in more.items()
+    }
+    return values | groups
