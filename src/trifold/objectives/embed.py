@@ -22,13 +22,13 @@ from torch.nn import functional as F
 
 from trifold.data import DataSettings, Records, Role, read_records
 from trifold.data.settings import Source
-from trifold.data.tables import check_text
+from trifold.data.tables import MISSING, check_text
 from trifold.errors import DataError, SettingsError
 from trifold.hub.sentence_transformers import SentenceModules, write_modules
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives import labelled
 from trifold.objectives.batch import Batch as BaseBatch, LossTerm
-from trifold.objectives.labels import NUMBERS, ROLES, read_label, read_numbers
+from trifold.objectives.labels import NUMBERS, ROLES, check_commas, read_label, read_numbers
 from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.predict.embed import POOLINGS
 from trifold.scores.correlation import CorrelationScore
@@ -44,6 +44,7 @@ COLUMNS = {
         read_label,
         required=False,
         identifies=False,
+        absent=MISSING,
     ),
 }
 NEEDED = {"cosent": "label", "cosine": "label", "triplet": "negative", "ranking": "pair"}
@@ -102,6 +103,8 @@ class EmbedSettings(labelled.LabelledSettings):
         objective = Embed(self.model_copy(update=chosen), tokenizer, config, width, context.report)
         objective.roles, objective.gathers = roles, loss in ("ranking", "cosent")
         objective.top = float(max(1, *abs(read_numbers(train)))) if "label" in has else None
+        if "label" in has:
+            check_commas(train)
         return objective.bundle(context, train, valid)
 
 
