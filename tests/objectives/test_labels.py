@@ -60,6 +60,10 @@ def test_null_nan_and_blank_cells_are_no_label(value):
         ("[1, 2]", ["1", "2"]),
         ("[1. 2.]", ["1.0", "2.0"]),
         ([" a", "b ", ""], ["a", "b"]),
+        ("('a', \"b c\")", ["a", "b c"]),
+        ("{'a'}", ["a"]),
+        ("(1, 2)", "(1, 2)"),
+        ("(none)", "(none)"),
         ("[sic]", "[sic]"),
         ("[UNK] or [PAD]", "[UNK] or [PAD]"),
     ],
@@ -68,7 +72,9 @@ def test_a_cell_is_read_as_what_it_is(value, label):
     assert read_label(value, "a.csv:1: 'labels'") == label
 
 
-@pytest.mark.parametrize("value", [[["bad"]], '[["bad"]]', "[['bad']]", "[a, b]", "['a', b]"])
+@pytest.mark.parametrize(
+    "value", [[["bad"]], '[["bad"]]', "[['bad']]", "[a, b]", "['a', b]", "array(['a'])"]
+)
 def test_lists_that_are_not_clear_are_refused_with_a_remedy(value):
     with pytest.raises(DataError, match=r"here is .*; write (it as JSON|one list of labels)"):
         read_label(value, "here")
@@ -178,6 +184,20 @@ def test_minus_one_is_no_label_beside_numbers_from_zero(labels, names, left_out)
     assert bool(lines) == left_out
     if left_out:
         assert lines[1] == ("valid.csv: 2 rows with the label -1, which stands for none: left out")
+
+
+@pytest.mark.parametrize(
+    ("column", "labels", "names"),
+    [
+        ("label", ["0.0", "1.0", ""], ("0", "1")),  # pandas, of whole numbers with a missing one
+        ("label", ["0.0", "2.0", "1.0", "-1.0", "NaN"], ("0", "1", "2")),
+        ("label", ["0.0", "1.0", "1.0"], ("0.0", "1.0")),
+        ("label", ["0.5", "1.0", ""], ("0.5", "1.0")),
+        ("score", ["0.0", "1.0", ""], ("score",)),
+    ],
+)
+def test_whole_numbers_beside_missing_ones_stay_whole(report_of, column, labels, names):
+    assert report_of(table(column, labels))[0].label_names == names
 
 
 def test_labels_that_differ_only_in_case_or_space_are_named():

@@ -49,9 +49,14 @@ _PARQUET_BATCH_ROWS = 1024  # rows in memory at once
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
 # How tables write that there is no value, besides an empty cell: pandas, databases and Excel.
 _NO_VALUE = {"nan", "null", "<na>", "#n/a"}
-# A list as Python writes it, with quoted texts or numbers; numpy writes no commas.
+# A list as Python writes it, with quoted texts or numbers; numpy writes no commas. Tuples and sets
+# have quoted texts only, because names may be in parentheses.
 _ITEM = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[-+]?[0-9][0-9.e+-]*"""
-_LIST = re.compile(rf"\[\s*(?:(?:{_ITEM})(?:(?:\s*,\s*|\s+)(?:{_ITEM}))*)?\s*,?\s*\]")
+_TEXT = _ITEM.rpartition("|")[0]
+_LISTS = {
+    sign: re.compile(rf"\{sign}\s*(?:(?:{item})(?:(?:\s*,\s*|\s+)(?:{item}))*)?\s*,?\s*\{end}")
+    for sign, item, end in (("[", _ITEM, "]"), ("(", _TEXT, ")"), ("{", _TEXT, "}"))
+}
 
 
 class Role(NamedTuple):
@@ -323,12 +328,11 @@ def is_missing(value: Any) -> bool:
 
 def list_in(text: str) -> list[Any] | None:
     """The list that a text writes as JSON, Python, pandas or numpy do; None if it writes none."""
-    if not (text.startswith("[") and text.endswith("]")):
-        return None
-    with suppress(ValueError, RecursionError):
-        found: list[Any] = json.loads(text)
-        return found
-    if not _LIST.fullmatch(text):
+    if text.startswith("["):
+        with suppress(ValueError, RecursionError):
+            found: list[Any] = json.loads(text)
+            return found
+    if text[:1] not in _LISTS or not _LISTS[text[0]].fullmatch(text):
         return None
     with suppress(ValueError, SyntaxError):
         return [ast.literal_eval(item) for item in re.findall(_ITEM, text)]

@@ -34,6 +34,7 @@ from trifold.objectives.labels import (
     label_sets,
     leave_out_unknown,
     read_numbers,
+    write_whole_numbers,
 )
 from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.predict.classify import MULTI, REGRESSION, SINGLE, choose_labels, confidences
@@ -95,6 +96,7 @@ class ClassifySettings(LabelledSettings):
         train, valid = context.read(
             lambda source, data, split: read_records(source, data, roles, split)
         )
+        write_whole_numbers(train, valid)
         train, valid = leave_out_unknown(context, train, valid)
         pairs = [pair for pair in train.columns["pair"] if pair is not None]
         self._reads_pairs = bool(pairs)

@@ -80,7 +80,9 @@ def _list_of(text: str, place: str) -> str | list[Any]:
     """The list that a text writes, or the text. Raises DataError for a list that is not clear."""
     if (found := list_in(text)) is not None:
         return found
-    if text.startswith(("[[", "['", '["')) or re.fullmatch(r"\[.*,.*\]", text, re.DOTALL):
+    if text.startswith(("[[", "['", '["', "array([")) or re.fullmatch(
+        r"\[.*,.*\]", text, re.DOTALL
+    ):
         raise DataError(
             f"{place} is {text!r:.60}, not a list of labels that can be read; write it as JSON, "
             'such as ["one", "two"]'
@@ -238,6 +240,19 @@ def _has_several(
             f"separates them at {separator!r}"
         )
     return False
+
+
+def write_whole_numbers(train: Records, valid: Records) -> None:
+    """Write the labels 0.0, 1.0, … as 0, 1, … beside missing ones, for which pandas changes whole
+    numbers to decimals. Scores stay decimals.
+    """
+    if not (train.report.missing or valid.report.missing):
+        return
+    for rows in (train, valid):
+        labels, column = rows.columns["label"], train.report.columns["label"]
+        is_whole = all(re.fullmatch(r"-?[0-9]+\.0", str(label)) for label in labels)
+        if is_whole and column.strip().casefold() not in NUMBERS:
+            rows.columns["label"] = [label.removesuffix(".0") for label in labels]
 
 
 def leave_out_unknown(context: BuildContext, train: Records, valid: Records) -> list[Records]:
