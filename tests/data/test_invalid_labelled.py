@@ -146,11 +146,11 @@ TABLES = {
         ("a.jsonl:1: a list of labels", "model.problem_type=multi_label"),
         "model.problem_type=single_label_classification",
     ),
-    "NaN as a score": Case(
+    "NaN as all scores but one": Case(
         "classify",
         "a.csv",
         "sentence1,sentence2,score\na,b,0.5\nc,d,nan\n",
-        ("a.csv:3: the label 'nan' is not a number",),
+        ("1 without a label (left out)", "a.csv: every number in 'score' is 0.5"),
         "model.problem_type=regression",
     ),
     "an infinite score": Case(

@@ -10,12 +10,13 @@ import io
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-from trifold.data import DataSettings, Records, Role, read_records, read_splits
+from trifold.data import DataSettings, Records, Role, read_records, read_splits, tables
 from trifold.data.tables import check_text
 from trifold.errors import DataError, SettingsError
 
@@ -226,9 +227,64 @@ def test_class_numbers_of_hub_datasets_become_names(monkeypatch: pytest.MonkeyPa
     columns = read_records("hub:any:train", PLAIN, roles).columns
     assert columns == {
         "text": ["a", "b"],
-        "label": ["good", -1],
+        "label": ["good", None],
         "tags": [["O", "B-PER"], ["B-PER", "B-PER"]],
     }
+
+
+CLASSES = {"num_classes": 2, "names": ["neg", "pos"], "_type": "ClassLabel"}
+TAGS = {"names": ["O", "B-PER"], "_type": "ClassLabel"}
+NUMBERED = {
+    "text": ["a", "b", "c"],
+    "label": [1, 0, -1],
+    "tags": [[0, 1], [], [0, -100]],
+    "n": [1, 0, 1],
+}
+
+
+@pytest.fixture
+def read_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The columns of NUMBERED in a Parquet file with this metadata, which pyarrow is not needed for."""
+    rows = [
+        dict(zip(NUMBERED, values, strict=True)) for values in zip(*NUMBERED.values(), strict=True)
+    ]
+
+    def read_with(metadata: Any) -> Any:
+        content = None if metadata is None else {b"huggingface": json.dumps(metadata).encode()}
+        table = SimpleNamespace(
+            num_row_groups=1,
+            metadata=SimpleNamespace(row_group=lambda _: SimpleNamespace(num_rows=3)),
+            schema_arrow=SimpleNamespace(names=[*NUMBERED], metadata=content),
+            iter_batches=lambda *_, **options: [SimpleNamespace(to_pylist=lambda: rows)],
+        )
+        monkeypatch.setattr(tables, "_open_parquet", lambda file: table)
+        (tmp_path / "a.parquet").touch()
+        roles = {name: Role((name,), lambda value, place: value) for name in NUMBERED}
+        return read(str(tmp_path / "a.parquet"), roles).columns
+
+    return read_with
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        {"feature": TAGS, "_type": "Sequence"},
+        {"feature": TAGS, "length": -1, "_type": "List"},
+        [TAGS],
+    ],
+)
+def test_class_numbers_of_parquet_files_become_names(read_parquet: Any, tags: Any) -> None:
+    """As the library `datasets` describes them in the metadata of its files."""
+    features = {"text": {"dtype": "string", "_type": "Value"}, "label": CLASSES, "tags": tags}
+    assert read_parquet({"info": {"features": features}}) == NUMBERED | {
+        "label": ["pos", "neg", None],
+        "tags": [["O", "B-PER"], [], ["O", None]],
+    }
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"info": None}, {"info": {"features": [3]}}])
+def test_class_numbers_without_names_are_kept(read_parquet: Any, metadata: Any) -> None:
+    assert read_parquet(metadata) == NUMBERED
 
 
 @pytest.mark.parametrize(

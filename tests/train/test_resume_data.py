@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from trifold.data import FileDigest
 from trifold.errors import DataError
 from trifold.recipe import load_recipe
-from trifold.train.resume import changed_files, check_same_data, data_files
+from trifold.train.resume import changed_files, check_same_data, check_same_labels, data_files
 from trifold.train.run_folder import RunFolder
 
 
@@ -193,3 +194,24 @@ def test_only_changed_files_are_read_again(put, record, monkeypatch):
     with pytest.raises(DataError):
         again()
     assert read.count("valid.tsv") == 1 and "train.tsv" not in read
+
+
+@pytest.mark.parametrize(
+    ("content", "labels", "is_same"),
+    [
+        ({"id2label": {"0": "good", "1": "bad"}}, ("good", "bad"), True),
+        ({"id2label": {"0": "good", "1": "bad"}}, ("bad", "good"), False),
+        ({"id2label": {"0": "good", "1": "bad"}}, ("good", "odd"), False),
+        ({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}, ("bad", "good"), True),  # without names
+        ({"id2label": 3}, ("bad", "good"), True),  # damaged: written again
+        (None, ("bad", "good"), True),  # no validation yet
+    ],
+)
+def test_a_run_is_continued_with_the_labels_of_its_model(tmp_path, content, labels, is_same):
+    folder = RunFolder(tmp_path)
+    if content is not None:
+        folder.model.mkdir()
+        (folder.model / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    expected = nullcontext() if is_same else pytest.raises(DataError, match="the labels are now '")
+    with expected:
+        check_same_labels(folder, labels)

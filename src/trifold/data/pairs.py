@@ -15,7 +15,15 @@ from trifold.data.files import FORMATS, is_dataset
 from trifold.data.holdout import HoldOut, Traits, divide, normalized
 from trifold.data.lines import inner_suffix, iter_lines
 from trifold.data.settings import DataSettings, Source
-from trifold.data.tables import LABELS, TEXTS, NumberedRow, Role, check_text
+from trifold.data.tables import (
+    LABELS,
+    MISSING,
+    TEXTS,
+    NumberedRow,
+    Role,
+    check_text,
+    is_missing,
+)
 from trifold.errors import DataError, SettingsError
 
 _SIDES = {"source": Role(("source",), check_text), "target": Role(("target",), check_text)}
@@ -24,7 +32,11 @@ _CLASSES = {
     "source": Role(TEXTS, check_text),
     "target": Role(
         LABELS,
-        lambda value, place: check_text(str(value) if isinstance(value, int) else value, place),
+        lambda value, place: (
+            ""
+            if is_missing(value)
+            else check_text(str(value) if isinstance(value, int) else value, place)
+        ),
     ),
 }
 # Characters that other programs treat as line ends. Here they are part of the line.
@@ -43,8 +55,8 @@ class Row(NamedTuple):
 
 @dataclass
 class ReadReport:
-    """Counts of the rows of the source `name`: blank, duplicate, and with unusual line separators
-    inside.
+    """Counts of the rows of the source `name`: without a label, blank, duplicate, and with unusual
+    line separators inside.
     """
 
     name: str
@@ -55,6 +67,7 @@ class ReadReport:
     inner_breaks: int = 0  # rows with U+2028, a lone carriage return or similar, which are kept
     moved: int = 0  # to the side of equal rows
     known: int = 0  # rows with a text of the training data
+    missing: int = 0  # rows without a label, which are left out
 
     noun: ClassVar[str]
     blank_name: ClassVar[str] = "blank"
@@ -62,11 +75,12 @@ class ReadReport:
     @property
     def dropped(self) -> int:
         """Rows that were read and are not used."""
-        return self.blank_dropped + self.duplicates_dropped
+        return self.missing + self.blank_dropped + self.duplicates_dropped
 
     def counts(self) -> list[str]:
         """The nonzero counts in words."""
         found = {
+            "without a label (left out)": self.missing,
             f"{self.blank_name} ({'dropped' if self.blank_dropped else 'kept'})": self.blank,
             f"seen before ({'dropped' if self.duplicates_dropped else 'kept'})": self.duplicates,
             "with unusual separators inside, kept": self.inner_breaks,
@@ -204,6 +218,9 @@ def filter_rows(
     seen = set[tuple[str, ...]]()
     for line, values in rows:
         report.pairs += 1
+        if any(value is MISSING for value in values):
+            report.missing += 1
+            continue
         texts = [value if isinstance(value, str) else repr(value) for value in values]
         is_blank = any(
             not text.strip() for place, text in enumerate(texts) if place not in may_be_blank
@@ -217,6 +234,7 @@ def filter_rows(
         yield line, values
     if not report.kept:
         counts = f"{report.pairs:,} read, {report.blank_dropped:,} blank"
+        counts += f", {report.missing:,} without a label" * bool(report.missing)
         raise DataError(f"{report.name}: no {report.noun} is left ({counts})")
 
 

@@ -1,9 +1,11 @@
 """Rows of TSV, CSV, JSON lines and Parquet files, and of datasets of the Hugging Face hub."""
 
+import ast
 import importlib
 import json
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeAlias
 
@@ -43,12 +45,26 @@ _COMPARED_ROWS = 200  # in which no name of a header occurs again
 _PARQUET_BATCH_ROWS = 1024  # rows in memory at once
 
 
+# The value of a role that a row needs and does not have: the row is left out and counted.
+MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
+# How tables write that there is no value, besides an empty cell: pandas, databases and Excel.
+_NO_VALUE = {"nan", "null", "<na>", "#n/a"}
+# A list as Python writes it, with quoted texts or numbers; numpy writes no commas. Tuples and sets
+# have quoted texts only, because names may be in parentheses.
+_ITEM = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[-+]?[0-9][0-9.e+-]*"""
+_TEXT = _ITEM.rpartition("|")[0]
+_LISTS = {
+    sign: re.compile(rf"\{sign}\s*(?:(?:{item})(?:(?:\s*,\s*|\s+)(?:{item}))*)?\s*,?\s*\{end}")
+    for sign, item, end in (("[", _ITEM, "]"), ("(", _TEXT, ")"), ("{", _TEXT, "}"))
+}
+
+
 class Role(NamedTuple):
     """A part of a row. names: of columns that hold it, in lower case, best first.
 
     convert: makes the value of one from that of its column and its place. may_be_empty: whether an
     empty text is valid. identifies: whether rows with other values are different rows, which is not
-    so of labels.
+    so of labels. absent: the value for a null of an optional role.
     """
 
     names: Sequence[str]
@@ -56,6 +72,7 @@ class Role(NamedTuple):
     required: bool = True
     may_be_empty: bool = False
     identifies: bool = True
+    absent: Any = None
 
 
 Roles: TypeAlias = Mapping[str, Role]
@@ -285,17 +302,41 @@ def read_roles(
     row: Mapping[str, Any], roles: Roles, columns: Mapping[str, str], place: str
 ) -> list[Any]:
     """The value of each role; None for one without a column, and for an optional one that the row
-    lacks.
+    lacks; `absent` for an optional one that is null.
     """
     values: list[Any] = []
-    for role, (_, convert, required, *_) in roles.items():
+    for role, (_, convert, required, *_, absent) in roles.items():
         key = columns.get(role)
         is_there = key is not None and row.get(key, row.get(key.partition(".")[0])) is not None
-        if key is None or not (required or is_there):
+        if key is None:
             values.append(None)
+        elif not (required or is_there):
+            values.append(absent if key in row else None)
         else:
             values.append(convert(value_at(row, key, place, _setting(role)), f"{place}: {key!r}"))
     return values
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value says that there is none: null, NaN, or a text that is blank or one of
+    _NO_VALUE.
+    """
+    if isinstance(value, str):
+        return not value.strip() or value.strip().casefold() in _NO_VALUE
+    return value is None or value != value  # NaN
+
+
+def list_in(text: str) -> list[Any] | None:
+    """The list that a text writes as JSON, Python, pandas or numpy do; None if it writes none."""
+    if text.startswith("["):
+        with suppress(ValueError, RecursionError):
+            found: list[Any] = json.loads(text)
+            return found
+    if text[:1] not in _LISTS or not _LISTS[text[0]].fullmatch(text):
+        return None
+    with suppress(ValueError, SyntaxError):
+        return [ast.literal_eval(item) for item in re.findall(_ITEM, text)]
+    return None
 
 
 def check_text(value: Any, place: str) -> str:
@@ -353,6 +394,7 @@ def count_row_groups(file: str) -> int:
 
 def iter_parquet(file: str, field: str, part: FileRange) -> Iterator[NumberedRow]:
     """The rows of some row groups, numbered from 1 within the file, with the column of `field`.
+    Classes that the library `datasets` has numbered have their names.
 
     Raises DataError if pyarrow is not installed or the file is damaged.
     """
@@ -362,6 +404,7 @@ def iter_parquet(file: str, field: str, part: FileRange) -> Iterator[NumberedRow
     columns = [
         name for name in table.schema_arrow.names if name in (field, field.partition(".")[0])
     ]
+    names = _names_in_metadata(table.schema_arrow.metadata or {})
     try:
         # If the column is missing, all are read, so that the error can list them.
         batches = table.iter_batches(
@@ -370,7 +413,7 @@ def iter_parquet(file: str, field: str, part: FileRange) -> Iterator[NumberedRow
         for batch in batches:
             for row in batch.to_pylist():
                 number += 1
-                yield number, f"{file}, row {number}", row
+                yield number, f"{file}, row {number}", _with_names(row, names)
     except Exception as error:  # the library raises many unrelated classes
         raise _parquet_error(file, error) from None
 
@@ -424,16 +467,46 @@ def iter_hub(source: str) -> Iterator[NumberedRow]:
             f"{source}: cannot be loaded ({type(error).__name__}: {reason}); {remedy}"
         ) from error
     features = (getattr(rows, "features", None) or {}).items()
-    names = {key: getattr(getattr(each, "feature", each), "names", None) for key, each in features}
+    found = {key: getattr(getattr(each, "feature", each), "names", None) for key, each in features}
+    names = {key: each for key, each in found.items() if each}
     for number, row in enumerate(rows, start=1):
-        named = {key: _class_names(value, names.get(key)) for key, value in row.items()}
-        yield number, f"{source}, row {number}", named
+        yield number, f"{source}, row {number}", _with_names(row, names)
 
 
-def _class_names(value: Any, names: Sequence[str] | None) -> Any:
-    """The names of classes that are given by number, or of a list of them; other values, such as
-    -1, are kept.
+# --- classes that are given by number -------------------------------------------------------------
+
+
+def _names_in_metadata(metadata: Mapping[bytes, bytes]) -> dict[str, Sequence[str]]:
+    """The names of the classes in each column, from the metadata that the library `datasets` writes
+    into Parquet files.
     """
-    if isinstance(value, list) and names:
+    with suppress(ValueError, LookupError, TypeError, AttributeError):
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        found = {key: _names_of_feature(feature) for key, feature in features.items()}
+        return {key: names for key, names in found.items() if names}
+    return {}
+
+
+def _names_of_feature(feature: Any) -> Sequence[str] | None:
+    """The names of a ClassLabel, or of a list of them, which has one of two forms."""
+    if isinstance(feature, list) and feature:
+        return _names_of_feature(feature[0])
+    kind = feature.get("_type") if isinstance(feature, Mapping) else None
+    if kind == "ClassLabel":
+        return [str(name) for name in feature.get("names") or ()]
+    return None if kind is None else _names_of_feature(feature.get("feature"))
+
+
+def _with_names(row: Mapping[str, Any], names: Mapping[str, Sequence[str]]) -> Mapping[str, Any]:
+    """The row with the names of its classes. A negative number, which stands for no class, is
+    None.
+    """
+    return {**row, **{key: _class_names(row[key], names[key]) for key in names if key in row}}
+
+
+def _class_names(value: Any, names: Sequence[str]) -> Any:
+    if isinstance(value, list):
         return [_class_names(each, names) for each in value]
-    return names[value] if names and isinstance(value, int) and 0 <= value < len(names) else value
+    if not isinstance(value, int) or value >= len(names):
+        return value
+    return names[value] if value >= 0 else None

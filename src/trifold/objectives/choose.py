@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from trifold.data import Records, Role, read_records
-from trifold.data.tables import check_text
+from trifold.data.tables import MISSING, check_text, is_missing
 from trifold.errors import DataError
 from trifold.nn import Transformer
 from trifold.objectives.batch import Batch as BaseBatch
@@ -61,7 +61,9 @@ ROLES = {
     "question": Role(("question", "sent2"), check_text, required=False),
     "choices": Role(("choices", "options", "endings"), read_choices, required=False),
     "label": Role(
-        ("label", "answer", "answerkey", "target"), lambda value, place: value, identifies=False
+        ("label", "answer", "answerkey", "target"),
+        lambda value, place: MISSING if is_missing(value) or value in (-1, "-1") else value,
+        identifies=False,
     ),
     **COLUMNS,
 }

@@ -4,14 +4,14 @@
 rows -> example    a text or a pair with the tokenizer's special tokens, and its labels
 example -> batch   packed texts
 loss               - Σ log P(label | text), label-smoothed; of several labels, the sum over all; Σ
-                   (number - output)²
+                   (number - output)², of standardized numbers
 scores     accuracy, macro F1, F1 of two classes, Matthews; micro and macro F1; Pearson and Spearman
 """
 
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -26,13 +26,25 @@ from trifold.nn import Transformer
 from trifold.objectives.batch import Batch, LossTerm
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
-from trifold.objectives.labels import ROLES, SCORES, config_with_labels, label_sets, read_numbers
+from trifold.objectives.labels import (
+    ROLES,
+    SCORES,
+    SEVERAL,
+    config_with_labels,
+    label_sets,
+    leave_out_unknown,
+    read_numbers,
+    write_whole_numbers,
+)
 from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.predict.classify import MULTI, REGRESSION, SINGLE, choose_labels, confidences
 from trifold.scores.classification import ClassificationScore, MultiLabelScore, binary_f1
 from trifold.scores.correlation import CorrelationScore
 from trifold.settings import nearest
 from trifold.text.spans import Ids
+
+# The last layer of the head.
+_OUTPUTS = {"heads.sequence.out_proj.weight", "heads.sequence.out_proj.bias"}
 
 OneLabelScore = Literal["accuracy", "macro_f1", "f1", "matthews"]
 LabelsScore = Literal["micro_f1", "subset_accuracy"]
@@ -80,10 +92,12 @@ class ClassifySettings(LabelledSettings):
 
     def build(self, context: BuildContext) -> TaskBundle:
         is_multi = context.model.problem_type == MULTI
-        roles = ROLES | {"label": ROLES["label"]._replace(may_be_empty=is_multi)}
+        roles = ROLES | ({"label": SEVERAL} if is_multi else {})
         train, valid = context.read(
             lambda source, data, split: read_records(source, data, roles, split)
         )
+        write_whole_numbers(train, valid)
+        train, valid = leave_out_unknown(context, train, valid)
         pairs = [pair for pair in train.columns["pair"] if pair is not None]
         self._reads_pairs = bool(pairs)
         tokenizer = context.load_or_train_tokenizer(lambda: [*train.columns["text"], *pairs])
@@ -92,22 +106,32 @@ class ClassifySettings(LabelledSettings):
         objective = Classify(
             self, tokenizer, config, context.text_width, context.report, pairs=bool(pairs)
         )
-        objective.weights = objective.class_weights(train)
+        objective.prepare(train)
         return objective.bundle(context, train, valid)
 
 
 # --- examples, batches ----------------------------------------------------------------------------
 
 
+class Scale(NamedTuple):
+    """Mean and deviation of the numbers of a regression in the training rows."""
+
+    mean: float = 0.0
+    deviation: float = 1.0
+
+
 class Classify(LabelledObjective):
     """Classification. Labels (N,) are classes or numbers, or (N, C) 0 and 1. Classes beyond those
     of the model are labels not seen in training; they count as wrong.
 
-    pairs: whether rows have a second text. weights (C,): factors of the loss by class.
+    pairs: whether rows have a second text. weights (C,): factors of the loss by class. scale: the
+    model in training predicts (number - mean) / deviation; the saved one has both in its head, and
+    predicts the number.
     """
 
     token_name = "texts"
     weights: Tensor | None = None
+    scale = Scale()
 
     def __init__(self, settings: ClassifySettings, *parts: Any, pairs: bool = False) -> None:
         super().__init__(settings, *parts)
@@ -178,6 +202,19 @@ class Classify(LabelledObjective):
             row[[self.numbers[name] for name in names]] = 1
         return table
 
+    def prepare(self, rows: Records) -> None:
+        """Derive the factors of the loss and the scale of the numbers from the training rows.
+
+        A head without bias cannot add the mean, so its numbers are only divided, by their root mean
+        square.
+        """
+        self.weights = self.class_weights(rows)
+        if self.problem == REGRESSION:
+            numbers = read_numbers(rows).astype(np.float64)
+            mean = float(numbers.mean()) if self.config.classifier_bias else 0.0
+            deviation = float(np.sqrt(((numbers - mean) ** 2).mean()))
+            self.scale = Scale(mean, deviation) if numbers.min() < numbers.max() else Scale()
+
     def class_weights(self, rows: Records) -> Tensor | None:
         """(C,) the factors of the settings, or of the training rows. Raises SettingsError for an
         unknown label.
@@ -201,6 +238,8 @@ class Classify(LabelledObjective):
     # --- loss, scores -----------------------------------------------------------------------------
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
+        if self.problem == REGRESSION:
+            return {"tokens": self._regression_loss(self.logits(model, batch), batch)}
         logits, smoothing = self.logits(model, batch), self.settings.label_smoothing
         loss = self.nll(logits, batch, smoothing, self.weights)
         nll, terms = self.nll(logits.detach(), batch), {}
@@ -212,6 +251,12 @@ class Classify(LabelledObjective):
                 ((a.exp() - b.exp()) * (a - b)).sum() / 2, batch.tokens, weight
             )
         return terms | {"tokens": LossTerm(loss, batch.tokens, nll=nll)}
+
+    def _regression_loss(self, outputs: Tensor, batch: Batch) -> LossTerm:
+        """Squared errors of standardized numbers; those of the numbers are logged."""
+        mean, deviation = self.scale
+        error = F.mse_loss(outputs[:, 0], (batch.labels - mean) / deviation, reduction="sum")
+        return LossTerm(error, batch.tokens, nll=error.detach() * deviation**2)
 
     def counts(self, batch: Batch) -> dict[str, int]:
         return super().counts(batch) | ({"r_drop": batch.tokens} if self.settings.r_drop else {})
@@ -263,6 +308,28 @@ class Classify(LabelledObjective):
         if isinstance(score, ClassificationScore) and self.classes == 2:
             values["f1"] = binary_f1(score.table)  # also with other labels in the data
         return {name: values[name] for name in SCORES[self.problem] if name in values}
+
+    def saved_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The weights, with the scale in the head."""
+        mean, deviation = self.scale
+        return weights | {
+            name: weights[name] * deviation + (mean if name.endswith("bias") else 0.0)
+            for name in _OUTPUTS & weights.keys()
+        }
+
+    def trained_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        mean, deviation = self.scale
+        return weights | {
+            name: (weights[name] - (mean if name.endswith("bias") else 0.0)) / deviation
+            for name in _OUTPUTS & weights.keys()
+        }
+
+    def state(self) -> dict[str, Any]:
+        return {"scale": self.scale._asdict()} if self.problem == REGRESSION else {}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Restore the scale, which other rows may have changed; earlier runs have none."""
+        self.scale = Scale(**saved.get("scale", {}))
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
         outputs, sure = (

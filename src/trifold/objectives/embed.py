@@ -24,13 +24,13 @@ from torch.nn import functional as F
 from trifold.data import DataSettings, Records, Role, read_records
 from trifold.data.holdout import normalized
 from trifold.data.settings import Source
-from trifold.data.tables import check_text
+from trifold.data.tables import MISSING, check_text
 from trifold.errors import DataError, SettingsError
 from trifold.hub.sentence_transformers import SentenceModules, write_modules
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives import labelled
 from trifold.objectives.batch import Batch as BaseBatch, LossTerm
-from trifold.objectives.labels import NUMBERS, ROLES, read_label, read_numbers
+from trifold.objectives.labels import NUMBERS, ROLES, check_commas, read_label, read_numbers
 from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.predict.embed import POOLINGS
 from trifold.scores.correlation import CorrelationScore
@@ -47,6 +47,7 @@ COLUMNS = {
         read_label,
         required=False,
         identifies=False,
+        absent=MISSING,
     ),
 }
 LARGEST = 2**24  # numbers of texts below are exact in float32
@@ -128,6 +129,8 @@ class EmbedSettings(labelled.LabelledSettings):
                 "equal texts are no negatives of each other"
             )
         objective.top = float(max(1, *abs(read_numbers(train)))) if "label" in has else None
+        if "label" in has:
+            check_commas(train)
         return objective.bundle(context, train, valid)
 
     def _prompts(

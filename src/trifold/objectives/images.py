@@ -65,7 +65,7 @@ class ImagesSettings(ClassifySettings):
         config = config_with_labels(context, context.model, train, valid, self.label_separator)
         objective = Images(self, None, config, None, context.report)
         objective.pictures = pictures
-        objective.weights = objective.class_weights(train)
+        objective.prepare(train)
         objective.save(context.folder)
         return TaskBundle(objective, config, train, valid)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trifold.data import Records
+from trifold.data.holdout import normalized
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.config import Shape
 from trifold.objectives.batch import LossTerm, pack_rows
@@ -154,4 +155,7 @@ class LabelledObjective(Objective):
             number = count or unseen.total()
             noun = noun if number > 1 else noun.replace("s", "", 1)  # 1 tag, 1 row with labels
             what = f"{number:,} {noun} not seen in training, counted as wrong"
-            self.report(f"{rows.report.name}: {what}: {listed}")
+            known = {normalized(name): name for name in self.config.labels}
+            near = ((name, known.get(normalized(name))) for name in sorted(unseen))
+            similar = next((f"; {a!r} is not {b!r}" for a, b in near if b is not None), "")
+            self.report(f"{rows.report.name}: {what}: {listed}{similar}")

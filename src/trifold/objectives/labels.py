@@ -4,15 +4,21 @@ A text has one label, any number of labels, or a number (regression).
 """
 
 import re
-from collections.abc import Sequence
+import unicodedata
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from itertools import chain
+from math import isfinite
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trifold.data import Records, Role
-from trifold.data.tables import TEXTS, check_text
+from trifold.data.holdout import normalized
+from trifold.data.pairs import plural
+from trifold.data.tables import MISSING, TEXTS, check_text, is_missing, list_in
 from trifold.errors import DataError
 from trifold.nn import ModelConfig
 from trifold.nn.config import ProblemType
@@ -26,6 +32,11 @@ SCORES = {
     REGRESSION: ("pearson", "spearman"),
 }
 NUMBERS = "score similarity similarity_score relatedness_score".split()  # columns of a regression
+# Columns whose cells hold several labels.
+PLURALS = "labels tags topics categories genres emotions intents classes".split()
+UNKNOWN = "-1"  # stands for no label beside numbers from 0
+# What people read as a number, such as 45 %, 1 234.5, $3.99 and 4/5.
+_LIKE_NUMBER = re.compile(r"[-+\N{MINUS SIGN}]?\s?[^\w\s]?\s?\d[\d\s.,'’/\u066b]*\s?[^\w\s]?")
 FIRST = (
     "sentence1",
     "premise",
@@ -49,18 +60,50 @@ LABELS = (
 )
 
 
-def read_label(value: Any, place: str) -> str | list[str]:
-    """A label, or the list of labels, from text, numbers and lists. Raises DataError for anything
-    else.
+def read_label(value: Any, place: str) -> Any:
+    """A label, or the list of labels, from text, numbers and lists, also a list that a text writes;
+    MISSING for none. Space around labels is not part of them. Raises DataError for anything else.
 
     The "-" of SNLI's gold labels, for pairs on which the annotators do not agree, is read as no
     label.
     """
+    if is_missing(value) or (value == "-" and place.endswith("'gold_label'")):
+        return MISSING
+    if isinstance(value, str):
+        value = _list_of(check_text(value, place).strip(), place)
+    if not isinstance(value, list):
+        return _read_name(value, place)
+    return [name for each in value if (name := _read_name(each, place))]
+
+
+def _list_of(text: str, place: str) -> str | list[Any]:
+    """The list that a text writes, or the text. Raises DataError for a list that is not clear."""
+    if (found := list_in(text)) is not None:
+        return found
+    if text.startswith(("[[", "['", '["', "array([")) or re.fullmatch(
+        r"\[.*,.*\]", text, re.DOTALL
+    ):
+        raise DataError(
+            f"{place} is {text!r:.60}, not a list of labels that can be read; write it as JSON, "
+            'such as ["one", "two"]'
+        )
+    return text
+
+
+def _read_name(value: Any, place: str) -> str:
     if isinstance(value, list):
-        return [str(read_label(each, place)) for each in value]
-    if value == "-" and place.endswith("'gold_label'"):
-        return ""
-    return check_text(str(value) if isinstance(value, int | float) else value, place)
+        raise DataError(
+            f"{place} is {value!r:.60}, a list in a list; write one list of labels, such as "
+            '["one", "two"]'
+        )
+    is_number = isinstance(value, int | float) and not is_missing(value)
+    return check_text(str(value) if is_number else value, place).strip()
+
+
+def read_labels(value: Any, place: str) -> Any:
+    """`read_label` where a text may have no label: it is empty then."""
+    is_empty = isinstance(value, str) and not value.strip()
+    return "" if is_empty else read_label(value, place)
 
 
 ROLES = {
@@ -68,26 +111,28 @@ ROLES = {
     "pair": Role(SECOND, check_text, required=False),
     "label": Role(LABELS, read_label, identifies=False),
 }
+# The label of a text that may have several, or none.
+SEVERAL = ROLES["label"]._replace(convert=read_labels, may_be_empty=True)
 
 
 def config_with_labels(
     context: BuildContext, config: ModelConfig, train: Records, valid: Records, separator: str
 ) -> ModelConfig:
-    """The config with its problem type, and the labels of the rows unless it names them already."""
-    problem = config.problem_type or _find_problem(context, config, train)
+    """The config with its problem type, and the labels of the rows unless it names them already.
+
+    The labels have the order of those of the model that training starts from, if they are the same.
+    """
+    problem = config.problem_type or _find_problem(context, config, train, separator)
     if problem == REGRESSION:
-        numbers = read_numbers(train)
-        context.report(f"numbers from {numbers.min():g} to {numbers.max():g}: regression")
-        names = config.label_names if config.n_labels == 1 else (train.report.columns["label"],)
-        return config.model_copy(
-            update={"n_labels": 1, "label_names": names, "problem_type": REGRESSION}
-        )
+        return _config_of_regression(context, config, train)
     found = {*chain.from_iterable(label_sets(train, problem, separator))}
     held_out = label_sets(valid, problem, separator) if context.data.holdout else []
     labels = sort_labels([*found, *chain.from_iterable(held_out)])  # a rare label may be held out
+    labels = order_labels(context.start, labels)
     update: dict[str, Any] = {} if problem == SINGLE else {"problem_type": problem}
-    if config.label_names is None and not set(labels) <= set(config.labels):
+    if config.label_names is None and not (labels and {*labels} <= {*config.labels}):
         _check_labels(context, train, valid, found, labels)
+        report_similar(context, labels)
         update |= {"n_labels": len(labels), "label_names": labels}
     config = config.model_copy(update=update)
     if (
@@ -100,9 +145,32 @@ def config_with_labels(
     return config
 
 
-def _find_problem(context: BuildContext, config: ModelConfig, rows: Records) -> ProblemType:
+def _config_of_regression(context: BuildContext, config: ModelConfig, rows: Records) -> ModelConfig:
+    """The config with one output, named after the column. Raises DataError for equal numbers."""
+    numbers, column = read_numbers(rows), rows.report.columns["label"]
+    check_commas(rows)
+    if config.label_names is None and numbers.min() == numbers.max():
+        raise DataError(
+            f"{rows.report.name}: every number in {column!r} is {numbers[0]:g}, and a regression "
+            "requires different ones; is data.columns.label the column of the numbers?"
+        )
+    context.report(f"numbers from {numbers.min():g} to {numbers.max():g}: regression")
+    if not config.classifier_bias and abs(mean := numbers.mean()) > numbers.std():
+        context.report(
+            f"warning: the classifier of this model has no bias for the mean {mean:g} of the "
+            "numbers; subtract it from them if they are not learned"
+        )
+    names = config.label_names if config.n_labels == 1 else (column,)
+    return config.model_copy(
+        update={"n_labels": 1, "label_names": names, "problem_type": REGRESSION}
+    )
+
+
+def _find_problem(
+    context: BuildContext, config: ModelConfig, rows: Records, separator: str
+) -> ProblemType:
     """One label per text unless the rows have lists, or a column of scores has decimals; reports
-    these.
+    these. Raises DataError for a score that is no number.
     """
     labels, column = rows.columns["label"], rows.report.columns["label"]
     if config.label_names is not None:
@@ -110,14 +178,18 @@ def _find_problem(context: BuildContext, config: ModelConfig, rows: Records) -> 
     if any(isinstance(label, list) for label in labels):
         context.report("lists of labels: a text may have several, or none")
         return "multi_label_classification"
-    are_numbers = all(re.fullmatch(r"[-+]?[0-9]*\.?[0-9]+", label) for label in labels)
-    if are_numbers and any("." in label for label in labels):
-        if column.strip().casefold() in NUMBERS:
+    if _has_several(context, {*labels}, column, separator):
+        return "multi_label_classification"
+    decimals = sum(map(_is_decimal, labels))
+    if column.strip().casefold() in NUMBERS:
+        _check_scores(rows, is_likely=2 * decimals >= len(labels))
+        if decimals:
             context.report(
                 f"{column!r} has decimals: regression; model.problem_type={SINGLE} makes them "
                 "labels"
             )
             return "regression"
+    elif 2 * decimals >= len(labels) or (decimals and None not in map(read_number, labels)):
         context.report(
             f"warning: labels with decimals; model.problem_type={REGRESSION} predicts numbers"
         )
@@ -132,6 +204,104 @@ def _find_problem(context: BuildContext, config: ModelConfig, rows: Records) -> 
 def _has_gaps(numbers: set[int]) -> bool:
     """Whether these are rather scores than the numbers of classes, which have no gaps."""
     return len(numbers) > 10 and max(numbers) - min(numbers) >= len(numbers)
+
+
+def _is_decimal(label: str) -> bool:
+    return read_number(label) is not None and not label.lstrip("+-\N{MINUS SIGN}").isdecimal()
+
+
+def _check_scores(rows: Records, *, is_likely: bool) -> None:
+    """Raises DataError for labels that are no numbers if numbers are likely, or if these look like
+    numbers too.
+    """
+    words = [
+        place for place, label in enumerate(rows.columns["label"]) if read_number(label) is None
+    ]
+    labels = [rows.columns["label"][place] for place in words]
+    if words and (is_likely or all(map(_LIKE_NUMBER.fullmatch, labels))):
+        raise DataError(
+            f"{rows.report.name}:{rows.lines[words[0]]}: {labels[0]!r:.60} in "
+            f"{rows.report.columns['label']!r} is not a number that can be read; write it as 12.5, "
+            f"leave the cell empty, or set model.problem_type={SINGLE} if it is a label"
+        )
+
+
+def _has_several(
+    context: BuildContext, labels: Collection[str], column: str, separator: str
+) -> bool:
+    """Whether the cells of a column hold several labels: it is named so, or training starts from
+    such a model. Reports this, and other cells that look like it.
+    """
+    cells = sorted(each for each in labels if separator in each and read_number(each) is None)
+    parts = {part.strip() for cell in cells for part in cell.split(separator)} - {""}
+    alone, start = {*labels}.difference(cells), context.start
+    is_known = (
+        start is not None and start.problem_type == MULTI and alone | parts <= {*start.labels}
+    )
+    if is_known or (cells and column.strip().casefold() in PLURALS):
+        context.report(
+            f"{separator!r} separates labels in {column!r}: a text may have several; "
+            f"model.problem_type={SINGLE} reads a cell as one"
+        )
+        return True
+    if cells and parts <= alone:
+        context.report(
+            f"warning: {cells[0]!r:.40} may be several labels; model.problem_type={MULTI} "
+            f"separates them at {separator!r}"
+        )
+    return False
+
+
+def write_whole_numbers(train: Records, valid: Records) -> None:
+    """Write the labels 0.0, 1.0, … as 0, 1, … beside missing ones, for which pandas changes whole
+    numbers to decimals. Scores stay decimals.
+    """
+    if not (train.report.missing or valid.report.missing):
+        return
+    for rows in (train, valid):
+        labels, column = rows.columns["label"], train.report.columns["label"]
+        is_whole = all(re.fullmatch(r"-?[0-9]+\.0", str(label)) for label in labels)
+        if is_whole and column.strip().casefold() not in NUMBERS:
+            rows.columns["label"] = [label.removesuffix(".0") for label in labels]
+
+
+def leave_out_unknown(context: BuildContext, train: Records, valid: Records) -> list[Records]:
+    """The rows without those of the label -1, if it stands for none, as in SNLI: the others are
+    whole numbers from 0 to 2 or more. Beside 0 and 1 it is a class. Reports how many are left out.
+    """
+    single = context.model.problem_type in (None, SINGLE)
+    labels = {label for label in train.columns["label"] if isinstance(label, str)}
+    known = context.model.label_names or labels - {UNKNOWN}
+    has_numbers = single and all(map(str.isdecimal, known))
+    if has_numbers and max(map(int, known), default=0) >= 2:
+        return [_without_unknown(context, rows) for rows in (train, valid)]
+    return [train, valid]
+
+
+def _without_unknown(context: BuildContext, rows: Records) -> Records:
+    kept = [n for n, label in enumerate(rows.columns["label"]) if label != UNKNOWN]
+    if len(kept) == len(rows):
+        return rows
+    left_out = plural(len(rows) - len(kept), "row")
+    context.report(
+        f"{rows.report.name}: {left_out} with the label -1, which stands for none: left out"
+    )
+    chosen = rows.select(kept, rows.report.name)
+    chosen.report = rows.report  # has the columns
+    return chosen
+
+
+def report_similar(context: BuildContext, labels: Sequence[str]) -> None:
+    """Warn about labels that differ only in case, space or the form of characters."""
+    groups = defaultdict[str, list[str]](list)
+    for label in labels:
+        groups[normalized(unicodedata.normalize("NFKC", label))].append(label)
+    for names in groups.values():
+        if len(names) > 1:
+            context.report(
+                f"warning: the labels {' and '.join(map(repr, names))} differ only in case or "
+                "space, and are different classes; write them alike if they are one"
+            )
 
 
 def _check_labels(
@@ -151,19 +321,14 @@ def _check_labels(
             "set data.columns.text and data.columns.label, by name or by number from 0"
         )
     if len(labels) < 2:
+        found_labels = f"the only label is {labels[0]!r}" if labels else "no row has a label"
         raise DataError(
-            f"{name}: the only label is {labels[0]!r}, and classification requires two; is "
-            "data.columns.label the "
+            f"{name}: {found_labels}, and classification requires two; is data.columns.label the "
             "column of the labels?"
         )
     if context.data.header is None and "no header" in str(train.report):
-        both = [
-            *zip(
-                train.lines + valid.lines,
-                train.columns["label"] + valid.columns["label"],
-                strict=True,
-            )
-        ]
+        lines, named = train.lines + valid.lines, train.columns["label"] + valid.columns["label"]
+        both = [pair for pair in zip(lines, named, strict=True) if isinstance(pair[1], str)]
         later = {label for line, label in both if line > 1}
         for label in {label for line, label in both if line == 1} - later:
             context.report(
@@ -192,16 +357,48 @@ def read_numbers(rows: Records) -> NDArray[np.float32]:
     """(N,) the labels of a regression. Raises DataError for one that is not a finite number."""
     found = []
     for label, line in zip(rows.columns["label"], rows.lines, strict=True):
-        try:
-            found.append(float(label))
-        except (ValueError, TypeError):
-            found.append(np.nan)
-        if not np.isfinite(found[-1]):
+        if (number := read_number(label)) is None:
             raise DataError(
                 f"{rows.report.name}:{line}: the label {label!r:.60} is not a number; correct it, "
-                " or set data.columns.label to the column of the numbers"
+                "or set data.columns.label to the column of the numbers"
             )
+        found.append(number)
     return np.array(found, dtype=np.float32)
+
+
+def read_number(label: Any) -> float | None:
+    """The number that a label writes with a decimal point or comma; None if it is not finite."""
+    text = str(label).replace("\N{MINUS SIGN}", "-")
+    text = text.replace(",", ".") if re.fullmatch("[-+]?[0-9]*,[0-9]+", text) else text
+    with suppress(ValueError):
+        if isfinite(number := float(text)):
+            return number
+    return None
+
+
+def check_commas(rows: Records) -> None:
+    """Raises DataError if the commas of all numbers may also separate thousands."""
+    both = zip(rows.columns["label"], rows.lines, strict=True)
+    commas = [(label, line) for label, line in both if "," in label]
+    if commas and all(re.fullmatch("[-+]?[1-9][0-9]{0,2},[0-9]{3}", label) for label, _ in commas):
+        label, line = commas[0]
+        raise DataError(
+            f"{rows.report.name}:{line}: {label!r} is {label.replace(',', '')} or "
+            f"{label.replace(',', '.')}; write numbers without separators of thousands"
+        )
+
+
+def order_labels(start: ModelConfig | None, labels: Sequence[str]) -> tuple[str, ...]:
+    """The labels in the order of the model that training starts from, if it has the same ones."""
+    known = [] if start is None else class_names(start)
+    return next((names for names in known if {*names} == {*labels}), tuple(labels))
+
+
+def class_names(config: ModelConfig) -> list[tuple[str, ...]]:
+    """The classes of a model in their order; also their numbers, if it does not name them."""
+    if config.label_names is not None:
+        return [config.labels]
+    return [config.labels, tuple(map(str, range(config.n_labels)))]
 
 
 def sort_labels(labels: Sequence[str]) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ class BuildContext:
     """The parts of a recipe that an objective is built from.
 
     folder: holds the tokenizers of the run; existing ones are loaded. report: receives lines about
-    the data.
+    the data. start: the config of the model that training starts from.
     """
 
     data: DataSettings
@@ -61,6 +61,7 @@ class BuildContext:
     seed: int
     folder: Path
     report: Callable[[str], None]
+    start: ModelConfig | None = None
 
     @property
     def width(self) -> int:
@@ -361,6 +362,23 @@ class Objective(ABC):
         return found._replace(
             loss=loss, value=-loss if best_by == "loss" else found.scores[best_by]
         )
+
+    def saved_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The weights of the model that is validated and saved, from those that are trained."""
+        return weights
+
+    def trained_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The inverse of `saved_weights`, for a model that training starts from."""
+        return weights
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of the objective beside the weights, in values of JSON."""
+        return {}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:  # noqa: B027 (most have no state)
+        """Restore what `state` returned. saved: of a checkpoint, which may be of another version
+        and lack it.
+        """
 
     def save(self, folder: Path) -> None:
         """Write the tokenizers next to a model."""

@@ -20,12 +20,13 @@ from torch import Tensor
 
 from trifold.data import DataSettings, Records, Role, Source, read_records
 from trifold.data.pairs import plural
-from trifold.data.tables import check_text
+from trifold.data.tables import MISSING, check_text, is_missing, list_in
 from trifold.errors import DataError
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.batch import Batch, pad_end
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
+from trifold.objectives.labels import order_labels, report_similar
 from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.predict.tag import MERGE, choose_tags, first_tokens, word_spans
 from trifold.ragged import Ragged
@@ -60,7 +61,9 @@ class TagSettings(LabelledSettings):
                 "this tokenizer does not provide the positions of tokens, which tags require"
             )
         tokenizer.settings = {**(tokenizer.settings or NO_LIMITS), MERGE: "words"}
-        config = _with_labels(context.config_for(tokenizer), train)
+        config = _with_labels(context.config_for(tokenizer), train, context.start)
+        if context.model.label_names is None:
+            report_similar(context, config.labels)
         context.report_labels("tags", config.labels)
         objective = Tag(self, tokenizer, config, context.text_width, context.report)
         return objective.bundle(context, train, valid)
@@ -92,9 +95,11 @@ class TagSettings(LabelledSettings):
 
 
 def _read_list(value: Any, place: str) -> list[str]:
-    """A list of words or tags, which may be numbers. Raises DataError for anything else and for
-    empty ones.
+    """A list of words or tags, which may be numbers; also one that a text writes. Raises DataError
+    for anything else and for empty ones.
     """
+    if isinstance(value, str):
+        value = list_in(value.strip()) or value
     if not isinstance(value, list):
         raise DataError(
             f"{place} is {value!r:.40}, not a list; for one word per line, set data.format=conll"
@@ -109,16 +114,23 @@ def _read_list(value: Any, place: str) -> list[str]:
     return [str(each) for each in value]
 
 
+def _read_tags(value: Any, place: str) -> Any:
+    """A list of tags without space around them; MISSING for none."""
+    return MISSING if is_missing(value) else [tag.strip() for tag in _read_list(value, place)]
+
+
 ROLES = {
     "words": Role(("words", "tokens", "word", "token"), _read_list),
     "tags": Role(
-        ("tags", "ner_tags", "labels", "tag", "label", "ner"), _read_list, identifies=False
+        ("tags", "ner_tags", "labels", "tag", "label", "ner"), _read_tags, identifies=False
     ),
 }
 
 
-def _with_labels(config: ModelConfig, rows: Records) -> ModelConfig:
-    """The config with the tags of the rows, O first, unless it names its labels already."""
+def _with_labels(config: ModelConfig, rows: Records, start: ModelConfig | None) -> ModelConfig:
+    """The config with the tags of the rows, O first or in the order of the model that training
+    starts from, unless it names its labels already.
+    """
     if config.label_names is not None:
         return config
     labels = sorted({*chain(*rows.columns["tags"])}, key=lambda tag: (tag != "O", tag[2:], tag))
@@ -127,7 +139,8 @@ def _with_labels(config: ModelConfig, rows: Records) -> ModelConfig:
             f"{rows.report.name}: the only tag is {labels[0]!r}; set data.columns.tags to the "
             "column of tags"
         )
-    return config.model_copy(update={"n_labels": len(labels), "label_names": tuple(labels)})
+    names = order_labels(start, labels)
+    return config.model_copy(update={"n_labels": len(names), "label_names": names})
 
 
 # --- examples, batches ----------------------------------------------------------------------------

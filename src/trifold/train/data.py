@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from textwrap import shorten
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,9 @@ from trifold.hub.generation import check_limits
 from trifold.hub.peft import adapter_tensors
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.batch import Batch, Examples
+from trifold.objectives.labels import class_names
 from trifold.objectives.objective import BuildContext, Objective, TaskBundle
+from trifold.predict.classify import REGRESSION
 from trifold.recipe import Recipe
 from trifold.text import make_tokenizer
 from trifold.train.monitor import View
@@ -115,7 +118,13 @@ class TrainingData:
                 ).vocab_size
                 new = f"{tokens - known:,} new tokens"
                 self.report(f"tokenizer.add: {new}; their rows begin as the mean of the others")
-            line, fresh = start_from(start, model, range(known, tokens))
+            line, fresh = start_from(
+                start,
+                model,
+                range(known, tokens),
+                self.objective.trained_weights,
+                are_named=self.recipe.model.label_names is not None,
+            )
             self.report(line)
         if self.bundle.initialize is not None:
             self.bundle.initialize(model)
@@ -137,18 +146,17 @@ def load_data(recipe: Recipe, tokenizer_folder: Path, view: View) -> TrainingDat
     DataError.
     """
     parts = recipe.data, recipe.tokenizer, recipe.model, recipe.batch
-    context = BuildContext(*parts, recipe.train.seed, tokenizer_folder, view.say)
+    start = None if recipe.start_from is None else resolve(recipe.start_from)
+    first = None if start is None else read_config(start)
+    context = BuildContext(*parts, recipe.train.seed, tokenizer_folder, view.say, first)
     recipe.task.check_unused_keys(context)
     check_limits(recipe.generate.model_dump(), "generate.")
     if (warmup := recipe.train.warmup) >= (steps := recipe.train.steps):
         what = f"warmup ({warmup:,}) is not below steps ({steps:,})"
         view.say(f"warning: {what}; the learning rate only rises")
     bundle = recipe.task.build(context)
-    start = None if recipe.start_from is None else resolve(recipe.start_from)
-    if start is not None and recipe.tokenizer.file in (recipe.start_from, str(start)):
-        size = max(
-            bundle.config.vocab_size, read_config(start).vocab_size
-        )  # its table may have unused rows
+    if first is not None and recipe.tokenizer.file in (recipe.start_from, str(start)):
+        size = max(bundle.config.vocab_size, first.vocab_size)  # its table may have unused rows
         bundle = replace(bundle, config=bundle.config.model_copy(update={"vocab_size": size}))
     train, valid = (bundle.objective.examples(rows) for rows in (bundle.train, bundle.valid))
     data = TrainingData(recipe, bundle, train, valid, view.say)
@@ -191,6 +199,7 @@ def _report(data: TrainingData, view: View) -> None:
 # --- the initial weights --------------------------------------------------------------------------
 
 HEADS = ("heads.", "lm_head.")  # these parameters may be missing on either side
+CLASSES = ("heads.sequence.out_proj.", "heads.token.out_proj.")  # with a row for each class
 TABLES = (
     "_embeddings.tokens.weight",
     "lm_head.weight",
@@ -198,17 +207,32 @@ TABLES = (
 )  # with a row for each token
 
 
-def start_from(folder: str, model: Transformer, new: range = range(0)) -> tuple[str, set[str]]:
-    """Copy the weights of the model in `folder` (or hub id) to `model`. Heads that are missing or
-    have other sizes keep their initial values. The rows of `new` tokens become the mean of those
-    before them (Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
+def start_from(
+    folder: str,
+    model: Transformer,
+    new: range = range(0),
+    convert: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict,
+    *,
+    are_named: bool = False,
+) -> tuple[str, set[str]]:
+    """Copy the weights of the model in `folder` (or hub id) to `model`. Heads that are missing, or
+    have other sizes or labels, keep their initial values. The rows of `new` tokens become the mean
+    of those before them (Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
 
-    Returns a line about the weights that are new or not used, and the names of those with new
-    values. Raises CheckpointError if the folder cannot be read, SettingsError listing the
-    parameters that do not fit.
+    convert: makes the weights to train from those of the folder. are_named: whether the recipe
+    names the labels, also those of a folder that only numbers its own. Returns a line about the
+    weights that are new or not used, and the names of those with new values. Raises CheckpointError
+    if the folder cannot be read, SettingsError listing the parameters that do not fit.
     """
     source, _ = load_model(resolve(folder), heads=model.config.chosen_heads)
     theirs, ours = (dict[str, Tensor](each.named_parameters()) for each in (source, model))
+    theirs, note = convert(theirs), ""
+    if classes := {n: theirs.pop(n) for n in ours.keys() & theirs.keys() if n.startswith(CLASSES)}:
+        order = _rows_of_classes(source.config, model.config, are_named=are_named)
+        if order is None:
+            note = f"; {_describe_labels(source.config, model.config)}"
+        else:
+            theirs |= {name: rows[order] for name, rows in classes.items()}
     for name in ours.keys() & theirs.keys():
         if new and name.endswith(TABLES):
             table, missing = theirs[name].detach(), max(0, len(ours[name]) - len(theirs[name]))
@@ -233,8 +257,37 @@ def start_from(folder: str, model: Transformer, new: range = range(0)) -> tuple[
     }
     model.load_state_dict({name: theirs[name] for name in copied}, strict=False)
     unset, added = ours.keys() - copied, {name for name in copied if new and name.endswith(TABLES)}
-    counts = f"{_count('new', unset)}, {_count('not used', theirs.keys() - copied)}"
-    return f"start_from: {len(copied):,} weights copied, {counts}", unset | added
+    unused = dict(source.named_parameters()).keys() - copied
+    counts = f"{_count('new', unset)}, {_count('not used', unused)}"
+    return f"start_from: {len(copied):,} weights copied, {counts}{note}", unset | added
+
+
+def _rows_of_classes(
+    theirs: ModelConfig, ours: ModelConfig, *, are_named: bool
+) -> list[int] | None:
+    """The rows of our classes in their head; None if it has other classes. A regression has one
+    row, whatever its name.
+    """
+    if theirs.n_labels != ours.n_labels:
+        return None
+    if ours.problem_type == REGRESSION or (are_named and theirs.label_names is None):
+        return [*range(ours.n_labels)]
+    for names in class_names(theirs):
+        if {*names} == {*ours.labels}:
+            return [names.index(name) for name in ours.labels]
+    return None
+
+
+def _describe_labels(theirs: ModelConfig, ours: ModelConfig) -> str:
+    """Why the head is new."""
+    there, here = (
+        shorten(", ".join(map(repr, config.labels)), 60, placeholder=" …")
+        for config in (theirs, ours)
+    )
+    remedy = "give the data the same ones to keep it"
+    if theirs.label_names is None and theirs.n_labels == ours.n_labels:
+        remedy = "name them in that order in model.label_names, with model.n_labels, to keep it"
+    return f"the head is new, because its labels are {there}, and here {here}; {remedy}"
 
 
 def _count(what: str, names: set[str]) -> str:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from trifold import fast
 from trifold.errors import UsageError
 from trifold.memory import available_memory
+from trifold.predict.classify import REGRESSION
 from trifold.recipe import Recipe, is_run, load_recipe
 from trifold.train import checkpoint
 from trifold.train.checkpoint import Best, Progress, Saver
@@ -35,7 +36,13 @@ from trifold.train.memory import check_fits, estimate_memory
 from trifold.train.monitor import Meter, MetricsLog, Outcome, Snapshot, StoppedBy, View, choose_view
 from trifold.train.ranks import Interrupted, Ranks, handle_signals, join_ranks, prefetch
 from trifold.train.rejected import choose_action, save_batches
-from trifold.train.resume import check_same_data, check_same_rows, check_same_run, run_identity
+from trifold.train.resume import (
+    check_same_data,
+    check_same_labels,
+    check_same_rows,
+    check_same_run,
+    run_identity,
+)
 from trifold.train.run_folder import RunFolder, explain_resource_errors, recipe_of_run
 from trifold.train.sharding import gather_on_first
 from trifold.train.stages import pretrain
@@ -201,6 +208,7 @@ class Run:
                 None,
             )
             self.trainer.restore(state.weights, state.optimizer)
+            self.data.objective.restore(state.progress)
             self.progress = Progress.from_dict(state.progress)
         self.trainer.broadcast_weights()
 
@@ -214,6 +222,9 @@ class Run:
             self.view.say(
                 f"warning: {'; '.join(found.rejected)}; an earlier checkpoint is used instead"
             )
+        config = self.data.config
+        if config.label_names is not None and config.problem_type != REGRESSION:
+            check_same_labels(self.folder, config.labels)
         self.view.say(f"continuing from {found.path}")
         self.folder.record_session(
             checkpoint.step_of(found.path), found.rejected, self.recipe.overrides
@@ -449,6 +460,7 @@ class Run:
         """Write a checkpoint."""
         self.log.flush()
         self.progress.lines = self.log.lines
-        state = checkpoint.Checkpoint(*self.trainer.state(), asdict(self.progress) | self.identity)
+        progress = asdict(self.progress) | self.identity | self.data.objective.state()
+        state = checkpoint.Checkpoint(*self.trainer.state(), progress)
         self.saver.save(state, self.progress.best.step)
         self.meter.pause()

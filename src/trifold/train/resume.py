@@ -8,8 +8,10 @@ identity of the run in its checkpoints.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, TypeAlias
 
 from trifold import disk
@@ -22,9 +24,11 @@ from trifold.data import (
     list_files,
 )
 from trifold.data.files import sha256_of_file
-from trifold.errors import DataError, SettingsError
+from trifold.errors import DataError, SettingsError, TrifoldError
 from trifold.hub import resolve
-from trifold.hub.folder import DOWNLOADED
+from trifold.hub.folder import CONFIG, DOWNLOADED
+from trifold.hub.labels import labels_to_ours
+from trifold.jsonfiles import read_json
 from trifold.recipe import FINITE_SCHEDULES, Recipe, TrainSettings, load_recipe
 from trifold.train.run_folder import IDENTITY, RunFolder, read_object
 
@@ -135,6 +139,23 @@ def check_same_rows(folder: RunFolder, rows: str, *, changed: bool) -> None:
             f"{folder.path}: the same data now gives {rows}, but gave {identity['rows']} when "
             "the run began; continue "
             "with the versions in environment.json, or accept the new rows with --data-changed"
+        )
+
+
+def check_same_labels(folder: RunFolder, labels: Sequence[str]) -> None:
+    """Raises DataError if the labels or their order are not those of the saved model, if there is
+    one: the rows of the head belong to them.
+    """
+    before: Sequence[str] | None = None
+    with suppress(TrifoldError):  # a damaged model is written again
+        before = labels_to_ours(read_json(folder.model / CONFIG))["label_names"]
+    if before is not None and tuple(before) != tuple(labels):
+        then, now = (
+            shorten(", ".join(map(repr, each)), 60, placeholder=" …") for each in (before, labels)
+        )
+        raise DataError(
+            f"{folder.path}: the labels are now {now}, but were {then} when the run began; restore "
+            "the old data, or start another run with --out"
         )
 
 

@@ -72,6 +72,7 @@ class Validator:
         weights are saved.
         """
         weights, damaged = self.averaged(step, current)
+        weights = self.data.objective.saved_weights(weights)
         self.weights, lora = weights, self.data.recipe.train.lora
         if lora is not None:
             weights = merge(weights, lora.scale)
