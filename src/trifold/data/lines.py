@@ -206,7 +206,8 @@ def _wide_encoding(raw: bytes, offset: int) -> str | None:
     """
     parities = {(offset + place) % 2 for place, byte in enumerate(raw) if byte == 0}
     small = sum(byte < 9 for byte in raw)
-    if len(parities) != 1 or small < 2 or 4 * small <= len(raw):
+    is_wide = raw == b"\0" or (small > 1 and 4 * small > len(raw))  # a blank line, or others
+    if len(parities) != 1 or not is_wide:
         return None
     return "UTF-16LE" if parities == {1} else "UTF-16BE"
 
