@@ -134,10 +134,9 @@ def has_known_names(row: Sequence[str], known: Container[str]) -> bool:
     """Whether two cells are names of columns that the task reads, and the others look like
     names.
     """
-    cells = [plain_name(cell) for cell in row if len(cell) <= _LONGEST_NAME]
     return (
-        len(cells) == len(row)
-        and sum(cell in known for cell in cells) > 1
+        max(map(len, row), default=0) <= _LONGEST_NAME
+        and sum(plain_name(cell) in known for cell in row) > 1
         and _has_names(row, known)
     )
 
