@@ -42,7 +42,7 @@ TEXT = {
     "empty file": Case(pair(b""), OWN, 1, ("a.en: the file is empty",)),
     "different lengths": Case(pair(ONE, b"eins\nzwei\n"), OWN, 1, ("a.en has 3 lines", "a.de has 2", "line n of")),
     "invalid UTF-8": Case(
-        pair(ONE, LATIN + b"drei\n"), OWN, 1, ("a.de:2:4: byte 0xf6 is not valid UTF-8", "iconv -f LATIN1")
+        pair(ONE, LATIN + b"drei\n"), OWN, 1, ("a.de:2:4: byte 0xf6 is not valid UTF-8", "iconv -f CP1252")
     ),
     "UTF-16": Case(pair("one\ntwo\n".encode("utf-16")), OWN, 1, ("a.en:1:1: this is UTF-16", "iconv")),
     "NUL byte": Case(pair(b"one\nt\0wo\nthree\n"), OWN, 1, ("a.en:2:2: a NUL byte", "tr -d")),

@@ -232,7 +232,6 @@ BAD = {
     "a header only": ("text,label\n", ["--out", "{here}/b.csv"], 1, "the table has no row"),
     "an empty file": ("", ["--out", "{here}/b.csv"], 1, "a.csv: the file is empty"),
     "no column of texts": ("x,y\n1,2\n", ["--out", "{here}/b.csv"], 1, "set data.columns.text to names or numbers"),
-    "semicolons": ("text;label\na;b\n", ["--out", "{here}/b.csv"], 1, "';' does not separate columns; use commas"),
     "an unknown role": ("text\na\n", ["data.columns.txt=a", "--out", "{here}/b.csv"], 2, "data.columns.txt: this task"),
     "a ragged row": ("text,id\na,1\nb\n", ["--out", "{here}/b.csv"], 1, "a.csv:3: 1 columns where the first row has 2"),
     "an open quote": ('text,id\na,"1\n', ["--out", "{here}/b.csv"], 1, "a.csv:2: a quote is opened and not closed"),

@@ -128,7 +128,7 @@ def test_a_block_needs_little_memory_beside_its_lines() -> None:
         (b"good\nb\xe9d\n", r"a\.txt:2:2: byte 0xe9 is not valid UTF-8"),
         (b"good\r\ngood\r\n\xed\xa0\x80", r"a\.txt:3:1: byte 0xed is not valid UTF-8"),
         (b"good\nno\0good\n", r"a\.txt:2:3: a NUL byte"),
-        ("x\n".encode("utf-16"), "UTF-16 or UTF-32"),
+        ("x\n".encode("utf-16"), "this is UTF-16 text"),
     ],
 )
 def test_invalid_text_names_the_place(

@@ -52,11 +52,18 @@ BIO = "Ada B-PER\nruns O\n\nBen B-PER\nsleeps O\n"
 TABLES = {
     "an empty file": Case("classify", "a.csv", "", ("a.csv: the file is empty",)),
     "a header only": Case("classify", "a.csv", "text,label\n", ("a.csv: no row is left (0 read",)),
-    "semicolons": Case(
+    "another delimiter": Case(
         "classify",
         "a.csv",
         "text;label\na;good\nb;bad\n",
-        ("a.csv:1: no column", "';' does not separate", "use commas"),
+        ("a.csv:1: no column", "';' does not separate", "set data.delimiter"),
+        "data.delimiter=comma",
+    ),
+    "a second header with other names": Case(
+        "classify",
+        "a.csv",
+        GOOD + "sentence,class\nso so,bad\n",
+        ("a.csv:4: 'sentence, class' looks like a header", "name joined files in a list"),
     ),
     "an unclosed quote": Case(
         "classify",
@@ -86,7 +93,7 @@ TABLES = {
         "classify",
         "a.csv",
         GOOD.replace("fine", "schön").encode("latin-1"),
-        ("a.csv:2:6: byte 0xf6", "iconv -f LATIN1"),
+        ("a.csv:2:6: byte 0xf6", "iconv -f CP1252"),
     ),
     "a NUL byte": Case(
         "classify", "a.csv", GOOD.replace("fine", "\0"), ("a.csv:2:3: a NUL byte", "tr -d")
@@ -316,6 +323,7 @@ def test_the_error_names_place_and_remedy_and_nothing_is_written(tmp_path, name)
 
 # content of the training data -> a line of the report
 REPORTED = {
+    "semicolons": ("classify", "a.csv", GOOD.replace(",", ";"), "label 'label'; separated by ';'"),
     "quotes and line ends in fields": (
         "classify",
         "a.csv",

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from trifold.data import iter_lines
-from trifold.data.lines import inner_suffix
+from trifold.data.lines import inner_suffix, read_text
 from trifold.errors import DataError
 
 MB = 1_000_000
@@ -86,7 +86,7 @@ def test_any_lines_are_read_back(
             b"ok\nab\xff\n", "text.en:2:3: byte 0xff is not valid UTF-8", id="invalid byte"
         ),
         pytest.param(
-            "fünf\n".encode("latin-1"), "text.en:1:2: byte 0xfc .*iconv -f LATIN1", id="Latin-1"
+            "fünf\n".encode("latin-1"), "text.en:1:2: byte 0xfc .*iconv -f CP1252", id="Latin-1"
         ),
         pytest.param(b"a\n\xc3\n", "text.en:2:1: byte 0xc3", id="truncated character"),
         pytest.param(b"\xed\xa0\x80\n", "text.en:1:1: byte 0xed", id="encoded surrogate"),
@@ -98,7 +98,7 @@ def test_any_lines_are_read_back(
             "\ufeffa\n".encode("utf-16-be"), "text.en:1:1: this is UTF-16", id="UTF-16 big-endian"
         ),
         pytest.param(
-            "\ufeffa\n".encode("utf-32-le"), "text.en:1:1: this is UTF-16 or UTF-32", id="UTF-32"
+            "\ufeffa\n".encode("utf-32-le"), "text.en:1:1: this is UTF-32 .*-f UTF-32 ", id="UTF-32"
         ),
         pytest.param(
             gzip.compress(b"a line\n" * 9999)[:-20],
@@ -119,6 +119,43 @@ def test_errors_name_the_place(tmp_path: Path, content: bytes, message: str) -> 
     with pytest.raises(DataError, match=message) as caught:
         read_lines(written(tmp_path, content))
     assert caught.value.exit_code == 1
+
+
+WIDE = [
+    "a good film",
+    "sch\u00f6n \u201cgut\u201d 5 \u20ac",
+    "\u0444\u0438\u043b\u044c\u043c \u0438 \u0437\u0432\u0443\u043a",
+    "\u03c4\u03b1\u03b9\u03bd\u03af\u03b1 \u03ba\u03b1\u03b9",
+]
+
+
+@pytest.mark.parametrize("text", WIDE)
+@pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE"])
+@pytest.mark.parametrize("before", ["", "\n"])
+def test_utf_16_without_a_mark_is_recognized(
+    tmp_path: Path, text: str, encoding: str, before: str
+) -> None:
+    """A remedy that removes NUL bytes would lose all characters beyond Latin-1."""
+    path = written(tmp_path, f"{before}{text}\n{text}\n".encode(encoding))
+    with pytest.raises(DataError, match=rf"this is UTF-16 .*`iconv -f {encoding} -t UTF-8`"):
+        read_lines(path)
+    with pytest.raises(DataError, match=rf"`iconv -f {encoding} -t UTF-8`"):
+        read_text(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "remedy"),
+    [
+        ("\u201cgood\u201d for 5 \u20ac".encode("cp1252"), "iconv -f CP1252 -t UTF-8"),
+        ("テキスト".encode("shift_jis") + b"\x81", "iconv -f ENCODING -t UTF-8"),
+        ("schön ".encode() + b"\x93", "two encodings are mixed; correct this byte"),
+    ],
+)
+def test_the_remedy_for_another_encoding_loses_no_character(
+    tmp_path: Path, content: bytes, remedy: str
+) -> None:
+    with pytest.raises(DataError, match=remedy):
+        read_lines(written(tmp_path, content))
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -306,9 +306,10 @@ def test_any_quoted_csv_is_read_back(
         ("a.tsv", "only\n", r"a\.tsv:1: no column 'source'"),
         (
             "a.csv",
-            "text;label\nso bad;0\n",
-            r"a\.csv:1: no column .*';' does not separate columns; use commas",
+            "text;label\nso, bad\nso, good\n",
+            r"a\.csv:2: 1 columns where the first row has 2",
         ),
+        ("a.tsv", "text;note\n", r"a\.tsv:1: no column .*';' does not .*; set data\.delimiter"),
         ("a.csv", 'a,x\n"b,y\nc,z\n', r"a\.csv:2: a quote is opened and not closed"),
         ("a.csv", 'a,x\nb"b"b,y\n', r"a\.csv:2: a quote in the wrong place near character 1"),
         ("a.csv", 'a,x\n"b"b,y\n', r"a\.csv:2: a quote in the wrong place"),

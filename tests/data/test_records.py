@@ -290,7 +290,7 @@ def test_class_numbers_without_names_are_kept(read_parquet: Any, metadata: Any) 
 @pytest.mark.parametrize(
     ("name", "content", "settings", "message"),
     [
-        ("a.csv", "text;label\nso bad;0\n", {}, r"a\.csv:1: no column .*';' does not separate columns; use commas"),
+        ("a.tsv", "text;note\n", {}, r"a\.tsv:1: no column .*';' does not .*; set data\.delimiter"),
         ("a.csv", "id,text,topic,note\n1,a,b,c\n", {}, r"a\.csv:1: no column 'label'; .* set data\.columns\.label"),
         ("a.csv", "text,label\n", {}, r"a\.csv: no row is left \(0 read"),
         ("a.csv", 'text,label\n"a,b\n', {}, r"a\.csv:2: a quote is opened and not closed"),

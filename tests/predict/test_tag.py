@@ -75,6 +75,21 @@ def test_tags_of_the_scheme_bioes_are_merged():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("letters", ["LU", "EW"])
+def test_spans_of_bilou_are_those_of_bioes(letters):
+    tags = "S-A B-A I-A E-A B-B E-B S-B O".split()
+    table = str.maketrans("ES", letters)
+    renamed = [tag[0].translate(table) + tag[1:] for tag in tags]
+    spans, others = (
+        _merge_spans([Tag(tag, 1.0, "x", n, n + 1) for n, tag in enumerate(each)], "abcdefgh")
+        for each in (tags, renamed)
+    )
+    assert spans == others
+    assert [(span.label, span.text) for span in spans] == [
+        ("A", "a"), ("A", "bcd"), ("B", "ef"), ("B", "g"), ("O", "h"),
+    ]  # fmt: skip
+
+
 def test_a_hyphen_in_a_class_is_no_prefix():
     spans = _merge_spans(
         [Tag(tag, 1.0, "x", n, n + 1) for n, tag in enumerate(["art-other", "-LRB-"])], "ab"

@@ -99,6 +99,27 @@ def test_entities_of_invalid_sequences():
     assert found("") == []
 
 
+@pytest.mark.parametrize("letters", ["LU", "EU", "LS"])
+@pytest.mark.parametrize("scheme", [None, "BIOES"])
+def test_bilou_is_bioes_in_other_letters(letters, scheme):
+    source = random.Random(3)
+    for _ in range(100):
+        sentences, predictions = draw(source, "BIES")
+        table = str.maketrans("ES", letters)
+        renamed = [
+            [[tag[0].translate(table) + tag[1:] for tag in tags] for tags in each]
+            for each in (sentences, predictions)
+        ]
+        score, other = score_of(sentences, predictions, scheme), score_of(*renamed, scheme)
+        assert (score.values(), score.by_type()) == (other.values(), other.by_type())
+        assert [*map(count_invalid, sentences)] == [*map(count_invalid, renamed[0])]
+    found = find_entities("U-PER O B-LOC I-LOC L-LOC B-PER L-PER U-PER".split(), scheme)
+    assert [tuple(entity) for entity in found] == [
+        ("PER", 0, 1), ("LOC", 2, 5), ("PER", 5, 7), ("PER", 7, 8),
+    ]  # fmt: skip
+    assert [*find_entities("B-X M-X E-X S-Y".split())] == [Entity("X", 0, 3), Entity("Y", 3, 4)]
+
+
 def test_nothing_scores_zero():
     score = score_of([["O", "O"], []], [["O", "O"], []])
     assert score.values() == {"precision": 0, "recall": 0, "f1": 0}

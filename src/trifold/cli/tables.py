@@ -1,6 +1,7 @@
 """Inputs of `trifold predict` from files of rows, in every format that a task is trained with."""
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 print_once = cache(print_note)
 # The settings of a source of rows, which are set after its name: `data.columns.text=review`.
-READING = ("columns", "source", "target", "format", "header", "max_line_bytes")
+READING = ("columns", "source", "target", "format", "delimiter", "header", "max_line_bytes")
 PART = "task.part="  # of a text-to-text model
 
 
@@ -237,10 +238,10 @@ class TableReader(NamedTuple):
         texts = {name: name for each in self.layouts.values() for name in _names(each.inputs)}
         columns = {**texts, **self.settings.columns}
         named = self.settings.model_copy(update={"columns": columns})
-        kind, rows = open_rows(self.file, named, roles, plain="conll")
+        kind, table = open_rows(self.file, named, roles, Counter(), plain="conll")
         keys = object_keys(self.file, kind, self.settings)
         found, first = dict[str, str](), dict[str, Any]()
-        for _, place, row in rows:
+        for _, place, row in table.rows:
             if row is None and len(first) != 1:
                 continue
             row = dict.fromkeys(first, "") if row is None else row
@@ -333,8 +334,6 @@ def _without_copies(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def image_inputs(source: str) -> Iterator[Input]:
     """The pictures of a folder, an archive or an IDX file, as they train a model."""
-    from collections import Counter
-
     from trifold.data.image_sets import iter_images
 
     for name, label, image in iter_images(source, Counter()):

@@ -2,19 +2,21 @@
 documents.
 """
 
+from trifold.data.dialects import Dialect
 from trifold.data.documents import DocumentReport, Documents, Splits, read_documents, read_splits
 from trifold.data.files import FileDigest, compute_digests, list_files
 from trifold.data.lines import expand_path, iter_lines
 from trifold.data.pairs import Pairs, Report, read_pairs
 from trifold.data.records import Records, read_records
 from trifold.data.settings import DataSettings, Source
-from trifold.data.tables import Role
+from trifold.data.tables import Role, Table, open_table, read_dialect
 from trifold.data.token_build import Encoder, Side
 from trifold.data.token_cache import TokenCache, digests_in_caches, open_tokens, sample_documents
 from trifold.deprecated import add_old_names
 
 __all__ = [
     "DataSettings",
+    "Dialect",
     "DocumentReport",
     "Documents",
     "Encoder",
@@ -22,13 +24,15 @@ __all__ = [
     "Pairs",
     "Records",
 ]
-__all__ += ["Report", "Role", "Side", "Source", "Splits", "TokenCache", "compute_digests"]
+__all__ += ["Report", "Role", "Side", "Source", "Splits", "Table", "TokenCache", "compute_digests"]
 __all__ += [
     "digests_in_caches",
     "expand_path",
     "iter_lines",
     "list_files",
+    "open_table",
     "open_tokens",
+    "read_dialect",
     "read_documents",
 ]
 __all__ += ["read_pairs", "read_records", "read_splits", "sample_documents"]

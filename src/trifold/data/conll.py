@@ -1,19 +1,34 @@
-"""Sentences in columns (CoNLL): one token per line, a blank line between sentences."""
+"""Sentences whose words are in rows: columns with one token per line and a blank line between
+sentences (CoNLL), and tables with one word per row.
+"""
 
 import re
-from collections.abc import Iterator
-from itertools import groupby
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import chain, groupby, islice
 from pathlib import PurePath
 
 from trifold.data.lines import iter_lines
 from trifold.data.settings import DataSettings
-from trifold.data.tables import NumberedRow
+from trifold.data.tables import NumberedRow, Table
 from trifold.errors import DataError
 
-_COMMENT = re.compile(r"# ?(?:(?:id|newdoc|newpar)\b|[\w.]+ = )|#\thttp|#\S+$")
+# Comments have no column of tags: "# text = …", "# newdoc", "#\thttp://…", "###MEDLINE:95369245".
+# "#newdoc" before columns is a word.
+_COMMENT = re.compile(
+    r"# (?:id|newdoc|newpar)\b|# ?(?:[\w.]+ ){1,2}= |#(?:id|newdoc|newpar) [\w.:-]*\d$|"
+    r"#\thttp|#\S+$"
+)
+_PROSE = re.compile(r"# |#(?:id|newdoc|newpar)\b")  # a comment, if it has other columns than words
 _NO_WORD = re.compile(
     r"\d+[-.]\d+\t"
 )  # CoNLL-U: a range of words, or a word that is not in the text
+_OPENING_LINES = 1000  # of comments at most, above the first token
+_SENTENCE = re.compile(r"#?sent(?:ence)?s?[ _.]?(?:#|id|idx|no|num|number|index)?", re.IGNORECASE)
+_WORDS = ("word", "words", "token", "tokens")
+_SEVERAL = ("words", "tokens")  # which may also hold the list of the words of a sentence
+_SEVERAL_WORDS = re.compile(r"\s*\[.+\]\s*|.*\S\s+\S.*", re.DOTALL)
+_LONGEST_SENTENCE = 1000  # words; more of them are not one sentence
 
 
 def iter_conll(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
@@ -21,35 +36,31 @@ def iter_conll(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
 
     A row has the list of "words" (the first column), that of "tags" (the last), and that of each
     column by its number ("0", "1", …). Columns are separated by tabs, or by spaces in a line
-    without tabs; `-DOCSTART-` lines and comments (`# id …`, `# text = …`) are skipped. In CoNLL-U
-    (`.conllu`), words are in column 1, parts of speech in column 3. Raises DataError for a line
-    with another number of columns than the first.
+    without tabs; `-DOCSTART-` lines and comments, which begin with `#` and have other columns than
+    words, are skipped. In CoNLL-U (`.conllu`), words are in column 1, parts of speech in column 3,
+    and every line with `#` is a comment. Raises DataError for a line with another number of columns
+    than the first.
     """
-    width = 0
     is_universal = ".conllu" in PurePath(file).suffixes
     words, tags = (1, 3) if is_universal else (0, -1)
     lines = enumerate(iter_lines(file, settings.max_line_bytes), start=1)
-    for _, sentence in groupby(lines, key=lambda line: not line[1].strip()):
+    opening = list(islice(lines, _OPENING_LINES))
+    example = next((line for _, line in opening if _is_token(line)), "")
+    has_tabs, width = "\t" in example, len(_fields(example)) if example else 0
+    for _, sentence in groupby(chain(opening, lines), key=lambda line: not line[1].strip()):
         first, tokens = 0, list[list[str]]()
         for number, line in sentence:
             if not line.strip() or line.startswith("-DOCSTART-") or _COMMENT.match(line):
                 continue
-            if is_universal and _NO_WORD.match(line):
+            if is_universal and (line.startswith("#") or _NO_WORD.match(line)):
                 continue
-            fields = line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))
-            fields = [field.strip(" ") for field in fields]
+            fields = _fields(line)
+            is_prose = len(fields) != (width or len(fields)) or (has_tabs and "\t" not in line)
+            if not tokens and is_prose and _PROSE.match(line):
+                continue
             width = width or len(fields)
             if len(fields) != width or width < 2 or not all(fields):
-                found = f"{len(fields)} columns" if all(fields) else "an empty column"
-                short = len(fields) == width
-                expected = (
-                    "a word and its tag are required" if short else f"the first line has {width}"
-                )
-                raise DataError(
-                    f"{file}:{number}: {found}, but {expected}; separate columns by tabs or "
-                    "spaces, and sentences by "
-                    "a blank line"
-                )
+                raise _columns_error(f"{file}:{number}", fields, width)
             first = first or number
             tokens.append(fields)
         if tokens:
@@ -60,3 +71,89 @@ def iter_conll(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
                 f"{file}:{first}",
                 {"words": columns[words], "tags": columns[tags], **numbered},
             )
+
+
+def _is_token(line: str) -> bool:
+    return bool(line.strip()) and not line.startswith(("#", "-DOCSTART-"))
+
+
+def _fields(line: str) -> list[str]:
+    fields = line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))
+    return [field.strip(" ") for field in fields]
+
+
+def _columns_error(place: str, fields: list[str], width: int) -> DataError:
+    found = f"{len(fields)} columns" if all(fields) else "an empty column"
+    short = len(fields) == width
+    expected = "a word and its tag are required" if short else f"the first line has {width}"
+    return DataError(
+        f"{place}: {found}, but {expected}; separate columns by tabs or spaces, and sentences by "
+        "a blank line"
+    )
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def join_words(table: Table, settings: DataSettings) -> Table:
+    """A table of sentences, each with the lists of its columns, of a table with one word per row.
+
+    A column such as "Sentence #" numbers the sentences; its cell may be empty below the first word.
+    Without it, blank rows are between sentences. Other tables are not changed.
+    """
+    opening = list[NumberedRow]()
+    for numbered in table.rows:
+        opening.append(numbered)
+        if numbered[2] is not None:
+            break
+    table = replace(table, rows=chain(opening, table.rows))
+    row = opening[-1][2] if opening else None
+    if row is None:
+        return table
+    names = {name.strip().casefold(): name for name in row}
+    known = (str(settings.columns.get("words")).casefold(), *_WORDS)
+    word = next((name for name in known if name in names), None)
+    sentence = next((name for name in row if _SENTENCE.fullmatch(name.strip())), None)
+    if word is None or _SEVERAL_WORDS.fullmatch(row[names[word]]):
+        return table
+    if sentence is None:
+        return table if word in _SEVERAL else replace(table, rows=_sentences(table.rows, None))
+    notes = [*table.notes, f"sentences by {sentence!r}"]
+    return replace(table, rows=_sentences(table.rows, sentence), notes=notes)
+
+
+def _sentences(rows: Iterable[NumberedRow], sentence: str | None) -> Iterator[NumberedRow]:
+    words, divided = list[NumberedRow](), False
+    for numbered in chain(_mark_sentences(rows, sentence), [None]):
+        if numbered is not None:
+            words.append(numbered)
+            if len(words) > _LONGEST_SENTENCE and not divided:
+                raise DataError(
+                    f"{words[0][1]}: {_LONGEST_SENTENCE:,} words without the end of a sentence; "
+                    "number the sentences in a column 'Sentence #', or put blank lines between them"
+                )
+        elif words:
+            divided = True
+            number, place, _ = words[0]
+            columns = [row for _, _, row in words if row is not None]
+            names = [name for name in columns[0] if name != sentence]
+            yield number, place, {name: [row[name] for row in columns] for name in names}
+            words = []
+
+
+def _mark_sentences(
+    rows: Iterable[NumberedRow], sentence: str | None
+) -> Iterator[NumberedRow | None]:
+    """The rows of words, and None at the end of each sentence."""
+    last, is_filled = "", False
+    for number, place, row in rows:
+        if row is None or not any(row.values()):
+            yield None
+            continue
+        if sentence is not None and (name := row[sentence].strip()):
+            # In a column that is filled at first words only, each name begins a sentence.
+            if name != last or not is_filled:
+                yield None
+            last = name
+        is_filled = sentence is not None and bool(row[sentence].strip())
+        yield number, place, row

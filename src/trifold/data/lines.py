@@ -30,7 +30,13 @@ _MAGIC_BYTES = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 # take.
 _ZSTD_READ_BYTES = 4096
 _BOM = b"\xef\xbb\xbf"
-_WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
+_WIDE_BOMS = {  # the longer ones first
+    b"\xff\xfe\0\0": "UTF-32",
+    b"\0\0\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+_NOT_CP1252 = re.compile(rb"[\x81\x8d\x8f\x90\x9d]")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
@@ -71,8 +77,7 @@ def iter_lines(
         while (part.stop is None or position < part.stop) and (raw := stream.readline(read_limit)):
             line = raw.removesuffix(b"\n").removesuffix(b"\r") if raw.endswith(b"\n") else raw
             if position == 0:
-                if raw.startswith(_WIDE_BOMS):
-                    raise _utf16_error(name)
+                _check_bom(raw, name)
                 if raw == _BOM:
                     break
                 line = line.removeprefix(_BOM)
@@ -83,7 +88,7 @@ def iter_lines(
                 raise DataError(
                     f"{name}:{number}: the line is longer than {max_line_bytes:,} bytes; {remedy}"
                 )
-            yield _decode(line, name, number)
+            yield _decode(line, name, number, position - len(raw))
         if number == 0 and not allow_empty and part == WHOLE_FILE:
             raise DataError(f"{name}: the file is empty; there is nothing to read in it")
 
@@ -95,8 +100,7 @@ def read_text(path: str | Path) -> str:
     name = display_name(path)
     with open_binary(path, name) as stream:
         raw = stream.read()
-    if raw.startswith(_WIDE_BOMS):
-        raise _utf16_error(name)
+    _check_bom(raw, name)
     return _decode(raw.removeprefix(_BOM).replace(b"\r\n", b"\n"), name, 1)
 
 
@@ -152,30 +156,60 @@ def open_binary(path: str | Path, name: str) -> Iterator[BinaryIO]:
         raise DataError(f"{name}: cannot be read ({error.strerror or error})") from None
 
 
-def _utf16_error(name: str) -> DataError:
-    remedy = "convert it with `iconv -f UTF-16 -t UTF-8`"
-    return DataError(f"{name}:1:1: this is UTF-16 or UTF-32 text, not UTF-8; {remedy}")
+def _check_bom(raw: bytes, name: str) -> None:
+    encoding = next((kind for mark, kind in _WIDE_BOMS.items() if raw.startswith(mark)), None)
+    if encoding is not None:
+        raise _wide_error(name, encoding)
 
 
-def _decode(raw: bytes, name: str, number: int) -> str:
-    """The text of lines, of which the first has this number."""
+def _wide_error(name: str, encoding: str) -> DataError:
+    remedy = f"convert it with `iconv -f {encoding} -t UTF-8`"
+    return DataError(f"{name}:1:1: this is {encoding[:6]} text, not UTF-8; {remedy}")
+
+
+def _decode(raw: bytes, name: str, number: int, offset: int = 0) -> str:
+    """The text of lines, of which the first has this number and begins at this byte of the
+    file.
+    """
     try:
         text = raw.decode("utf-8")
         position = raw.find(0)
         problem = "a NUL byte, so this is not plain text; remove it (`tr -d '\\0'`)"
     except UnicodeDecodeError as error:
         position = error.start
-        remedy = (
-            "find the file's encoding and convert it, for instance with `iconv -f LATIN1 -t UTF-8`"
-        )
-        problem = f"byte 0x{raw[position]:02x} is not valid UTF-8; {remedy}"
+        problem = f"byte 0x{raw[position]:02x} is not valid UTF-8; {_encoding_remedy(raw)}"
     if position >= 0:
+        if encoding := _wide_encoding(raw, offset):
+            raise _wide_error(name, encoding)
         line, column = (
             number + raw.count(b"\n", 0, position),
             position - raw.rfind(b"\n", 0, position),
         )
         raise DataError(f"{name}:{line}:{column}: {problem}")
     return text
+
+
+def _encoding_remedy(raw: bytes) -> str:
+    """How to convert lines that are not UTF-8, without loss of quotation marks and signs that
+    Latin-1 does not have.
+    """
+    if not raw.decode("utf-8", "ignore").isascii():
+        return "other characters of this line are, so two encodings are mixed; correct this byte"
+    if _NOT_CP1252.search(raw):
+        return "find the file's encoding and convert it with `iconv -f ENCODING -t UTF-8`"
+    return "find the file's encoding and convert it, for instance with `iconv -f CP1252 -t UTF-8`"
+
+
+def _wide_encoding(raw: bytes, offset: int) -> str | None:
+    """The encoding of lines of UTF-16 without a byte order mark: of each two bytes, the higher one
+    is small in most alphabets, and NUL in ASCII. offset: of the first byte.
+    """
+    parities = {(offset + place) % 2 for place, byte in enumerate(raw) if byte == 0}
+    small = sum(byte < 9 for byte in raw)
+    is_wide = raw == b"\0" or (small > 1 and 4 * small > len(raw))  # a blank line, or others
+    if len(parities) != 1 or not is_wide:
+        return None
+    return "UTF-16LE" if parities == {1} else "UTF-16BE"
 
 
 # --- compressed files -----------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -39,6 +40,9 @@ _CLASSES = {
         ),
     ),
 }
+_NAMES = frozenset(
+    name for roles in (_SIDES, _CLASSES) for role in roles.values() for name in role.names
+)
 # Characters that other programs treat as line ends. Here they are part of the line.
 INNER_BREAK = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
@@ -68,6 +72,7 @@ class ReadReport:
     moved: int = 0  # to the side of equal rows
     known: int = 0  # rows with a text of the training data
     missing: int = 0  # rows without a label, which are left out
+    skipped: Counter[str] = field(default_factory=Counter)  # rows and characters that are no data
 
     noun: ClassVar[str]
     blank_name: ClassVar[str] = "blank"
@@ -87,7 +92,8 @@ class ReadReport:
             "moved, so that equal ones are on one side": self.moved,
             "also in the training data": self.known,
         }
-        return [f"{count:,} {what}" for what, count in found.items() if count]
+        skipped = [f"{plural(count, what)} (skipped)" for what, count in self.skipped.items()]
+        return [f"{count:,} {what}" for what, count in found.items() if count] + skipped
 
     def count_blank(self, settings: DataSettings) -> bool:
         """Count a blank row. Returns whether it is dropped."""
@@ -242,18 +248,16 @@ def open_pairs(source: Source, settings: DataSettings, split: str) -> tuple[Repo
     """A report with a short name of the source, and its rows."""
     if is_dataset(source):
         report = Report(source)
-        return report, _rows_of_columns(
-            iter_dataset(source, split), settings, report, {}, is_table=False
-        )
+        table = tables.Table(iter_dataset(source, split), report.skipped)
+        return report, _rows_of_columns(table, settings, report, {})
     files = _split_source(source)
     report = Report(" + ".join(PurePath(file).name for file in files))
     if len(files) == 2:
         return report, _read_aligned(files, settings)
     kind = _table_format(files[0], settings)
-    rows = tables.iter_file(files[0], kind, settings)
+    table = tables.open_table(files[0], kind, settings, _NAMES, report.skipped)
     keys = tables.object_keys(files[0], kind, settings)
-    is_table = kind in ("tsv", "csv")
-    return report, _rows_of_columns(rows, settings, report, keys, is_table=is_table)
+    return report, _rows_of_columns(table, settings, report, keys)
 
 
 def iter_dataset(source: str, split: str) -> Iterator[NumberedRow]:
@@ -266,16 +270,11 @@ def iter_dataset(source: str, split: str) -> Iterator[NumberedRow]:
 
 
 def _rows_of_columns(
-    rows: Iterable[NumberedRow],
-    settings: DataSettings,
-    report: Report,
-    keys: Mapping[str, None],
-    *,
-    is_table: bool,
+    table: tables.Table, settings: DataSettings, report: Report, keys: Mapping[str, None]
 ) -> Iterator[Row]:
     """The pair in each row; a blank line is two empty texts. keys: of all rows, if they differ."""
     roles, columns = _SIDES, dict[str, str]()
-    for number, place, row in rows:
+    for number, place, row in table.rows:
         if row is None:
             yield Row("", "", number)
             continue
@@ -286,12 +285,12 @@ def _rows_of_columns(
                 names.intersection(role.names) for role in _CLASSES.values()
             ):
                 roles = _CLASSES
+            is_table = table.dialect is not None
             columns = tables.choose_columns(first, roles, settings, place, is_table=is_table)
             chosen = "source {source!r:.40}, target {target!r:.40}".format(**columns)
             if is_table:
-                report.header.append(
-                    f"header: {chosen}" if tables.has_header(row, settings) else "no header"
-                )
+                header = f"header: {chosen}" if tables.has_header(row, settings) else "no header"
+                report.header.append("; ".join([header, *table.notes]))
             elif roles is _CLASSES:
                 report.header.append(chosen)
         source, target = tables.read_roles(row, roles, columns, place)

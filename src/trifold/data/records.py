@@ -4,6 +4,7 @@ A task names its roles and the columns that hold them. Every format becomes an i
 whose columns are chosen by their names.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from pathlib import PurePath
 from textwrap import shorten
 from typing import Any, ClassVar, Self
 
-from trifold.data.conll import iter_conll
+from trifold.data.conll import iter_conll, join_words
 from trifold.data.files import FORMATS, find_files, is_dataset
 from trifold.data.holdout import Traits, normalized
 from trifold.data.lines import display_name, inner_suffix, iter_lines
@@ -21,13 +22,13 @@ from trifold.data.pairs import Report, Rows, filter_rows, iter_dataset, plural
 from trifold.data.settings import DataSettings, Source
 from trifold.data.squad import iter_squad
 from trifold.data.tables import (
-    NumberedRow,
     Role,
     Roles,
+    Table,
     choose_columns,
     has_header,
-    iter_file,
     object_keys,
+    open_table,
     read_roles,
 )
 from trifold.errors import DataError, SettingsError
@@ -119,7 +120,8 @@ def read_records(
         settings, roles = _with_split_roles(settings, roles)
     if is_dataset(source):
         report = RecordReport(source)
-        found = _read_rows(iter_dataset(source, split), settings, roles, report, {}, is_table=False)
+        table = Table(iter_dataset(source, split), report.skipped)
+        found = _read_rows(table, settings, roles, report, {})
     else:
         files = find_files(source or "")[0]
         report = RecordReport(PurePath(display_name(files[0])).name)
@@ -184,14 +186,19 @@ def _with_split_roles(settings: DataSettings, roles: Roles) -> tuple[DataSetting
 
 
 def open_rows(
-    file: str, settings: DataSettings, roles: Roles, plain: str | None = None
-) -> tuple[str, Iterator[NumberedRow]]:
+    file: str,
+    settings: DataSettings,
+    roles: Roles,
+    skipped: Counter[str],
+    plain: str | None = None,
+) -> tuple[str, Table]:
     """The format of a file of labelled rows, and the rows.
 
-    roles: their names tell a header from a row. plain: the format of a file with a suffix of text.
+    skipped: counts rows that are no data. roles: their names tell a header from a row. plain: the
+    format of a file with a suffix of text.
     Raises SettingsError for a file of plain lines.
     """
-    kind = settings.format
+    kind: str = settings.format
     if kind == "auto":
         kind = ROW_FORMATS.get(inner_suffix(file), "text")
     if kind == "text" and plain is not None:
@@ -206,33 +213,35 @@ def open_rows(
             ".jsonl or .parquet file, or set data.format"
         )
     if kind in _READERS:
-        return kind, _READERS[kind](file, settings)
-    names = {name for role in roles.values() for name in role.names}
-    return kind, iter_file(file, kind, settings, names)
+        table = Table(_READERS[kind](file, settings), skipped)
+    else:
+        names = {name for role in roles.values() for name in role.names}
+        table = open_table(file, kind, settings, names, skipped)
+    if "words" in roles and table.dialect is not None:
+        table = join_words(table, settings)
+    return kind, table
 
 
 def _read_file(
     file: str, settings: DataSettings, roles: Roles, report: RecordReport, plain: str | None
 ) -> Iterator[tuple[int, list[Any]]]:
-    kind, rows = open_rows(file, settings, roles, plain)
+    kind, table = open_rows(file, settings, roles, report.skipped, plain)
     keys = object_keys(file, kind, settings)
-    return _read_rows(rows, settings, roles, report, keys, is_table=kind in ("tsv", "csv"))
+    return _read_rows(table, settings, roles, report, keys)
 
 
 def _read_rows(
-    rows: Iterator[NumberedRow],
+    table: Table,
     settings: DataSettings,
     roles: Roles,
     report: RecordReport,
     keys: Mapping[str, None],
-    *,
-    is_table: bool,
 ) -> Iterator[tuple[int, list[Any]]]:
     """The values of each row; those of a blank line are empty texts. keys: of all rows, if they
     differ.
     """
-    columns: dict[str, str] = {}
-    for number, place, row in rows:
+    columns, is_table = dict[str, str](), table.dialect is not None
+    for number, place, row in table.rows:
         if row is None:
             yield number, [""] * len(roles)
             continue
@@ -249,6 +258,7 @@ def _read_rows(
             line += (
                 f"; not used: {shorten(', '.join(unused), 40, placeholder=' …')}" if unused else ""
             )
+            line = "; ".join([line, *table.notes])
             if line not in report.header:
                 report.header.append(line)
         yield number, read_roles(row, roles, columns, place)

@@ -9,6 +9,9 @@ from trifold.settings import Conflict, Settings
 
 Source: TypeAlias = str | list[str] | None
 
+# Names of delimiters that a shell or YAML reads as something else.
+_DELIMITERS = {"tab": "\t", "semicolon": ";", "comma": ",", "pipe": "|", "space": " "}
+
 
 class DataSettings(Settings):
     """The training, validation and test data, its columns, and the treatment of blank and duplicate
@@ -44,6 +47,11 @@ class DataSettings(Settings):
     )
     format: Literal["auto", "text", "tsv", "csv", "jsonl", "parquet", "conll", "squad"] = (
         "auto"  # by suffix
+    )
+    delimiter: str | None = Field(
+        None,
+        description="character between the columns of a TSV or CSV file, or its name: `tab`, "
+        "`semicolon`, `comma`, `pipe` or `space`; null: detect",
     )
     header: bool | None = (
         None  # whether the first row of a TSV or CSV file has column names; null: detect
@@ -107,6 +115,16 @@ class DataSettings(Settings):
             raise ValueError(f"must be greater than or equal to 0, got {holdout}")
         return holdout
 
+    @field_validator("delimiter")
+    @classmethod
+    def _check_delimiter(cls, delimiter: str | None) -> str | None:
+        delimiter = _DELIMITERS.get(delimiter or "", "\t" if delimiter == r"\t" else delimiter)
+        if delimiter is None or (len(delimiter) == 1 and not re.match(r'[\w"\n\r]', delimiter)):
+            return delimiter
+        raise ValueError(
+            f"expected one character or one of {', '.join(_DELIMITERS)}, got {delimiter!r:.40}"
+        )
+
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         if self.holdout and self.valid is not None:
@@ -123,6 +141,11 @@ class DataSettings(Settings):
             raise ValueError(
                 f"documents: {self.documents} applies to plain text, and each row of "
                 f"{self.format} is a document; "
+                "leave one of the two out"
+            )
+        if self.delimiter is not None and self.format not in ("auto", "tsv", "csv"):
+            raise ValueError(
+                f"delimiter is between the columns of TSV and CSV files; {self.format} has none; "
                 "leave one of the two out"
             )
         if self.cache is not None and self.duplicates == "drop":

@@ -4,11 +4,30 @@ import ast
 import importlib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeAlias
 
+from trifold.data.dialects import (
+    Dialect,
+    csv_fields,
+    csv_records,
+    find_dialect,
+    is_delimiter_line,
+)
+from trifold.data.headers import (
+    COMPARED_ROWS,
+    LABELS as LABELS,  # noqa: PLC0414 (used by tasks)
+    TEXTS as TEXTS,  # noqa: PLC0414
+    Header,
+    find_header,
+    has_known_names,
+    plain_name,
+    split_words,
+)
 from trifold.data.lines import STANDARD_INPUT, WHOLE_FILE, FileRange, expand_path, iter_lines
 from trifold.data.settings import DataSettings
 from trifold.errors import DataError, SettingsError
@@ -16,32 +35,8 @@ from trifold.errors import DataError, SettingsError
 # The number of a line or row, its place for messages, and its columns; None for a blank line.
 NumberedRow: TypeAlias = tuple[int, str, Mapping[str, Any] | None]
 
-# A quoted field may contain commas, line ends and doubled quotes. The loop is unrolled to avoid
-# backtracking.
-_CSV_FIELD = re.compile(r'(?:"([^"]*(?:""[^"]*)*)"|([^",]*))(,|\Z)')
 _HUB_SOURCE = re.compile(r"hub:(?P<name>[^@:]+)(?:@(?P<config>[^:]+))?:(?P<split>.+)")
-# A first row is a header if each cell looks like a name, and two consist of such words or all are
-# codes of languages.
-_NAME = re.compile(r"#?\w+(?:[ .#-]\w+){0,2}")
-LABELS = (
-    "label labels class category sentiment topic intent genre rating stars score".split()
-)  # best first
-TEXTS = (
-    "text sentence review comment tweet utterance message post content body article document"
-).split()
-_WORDS = {*LABELS, *TEXTS} | set(
-    "answer completion context hypothesis id input klasse kommentar output premise prompt query "
-    "question sentence1 "
-    "sentence2 source src summary target tgt title translation trg arabic chinese czech danish "
-    "deutsch dutch english "
-    "englisch finnish français french german greek hindi hungarian italian japanese korean "
-    "norwegian polish portuguese "
-    "romanian russian spanish swedish turkish ukrainian".split()
-)
-_CODES = frozenset(
-    "ar bg cs da de el en es fi fr he hi hu ja ko nl pl pt ro ru sv th tr uk vi zh".split()
-)
-_COMPARED_ROWS = 200  # in which no name of a header occurs again
+_MARK = "\ufeff"  # of byte order
 _PARQUET_BATCH_ROWS = 1024  # rows in memory at once
 
 
@@ -78,50 +73,166 @@ class Role(NamedTuple):
 Roles: TypeAlias = Mapping[str, Role]
 
 
+@dataclass
+class Table:
+    """The rows of a file.
+
+    dialect: of a CSV or TSV file. notes: what is unusual in its form, in words. skipped: counts of
+    rows and characters that are no data, complete when all rows are read.
+    """
+
+    rows: Iterator[NumberedRow]
+    skipped: Counter[str]
+    dialect: Dialect | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def open_table(
+    file: str,
+    kind: str,
+    settings: DataSettings,
+    known: Container[str] = (),
+    skipped: Counter[str] | None = None,
+) -> Table:
+    r"""Open a file of kind `tsv`, `csv`, `jsonl` or `parquet`.
+
+    The rows of a CSV or TSV file are by the names in its header, else by the numbers of the columns
+    ("0", "1", …). Every record has as many columns as the first. CSV (RFC 4180): double quotes, and
+    line ends inside quotes, which become `\n`. A line `sep=;`, titles above the header, empty
+    columns at the end, and the headers of joined files are left out, and noted or counted.
+
+    known: names of columns, in lower case, which indicate that a row is a header. skipped: counts
+    to add to.
+    """
+    skipped = Counter() if skipped is None else skipped
+    if kind == "parquet":
+        return Table(iter_parquet(file, "", WHOLE_FILE), skipped)
+    lines = iter_lines(file, settings.max_line_bytes)
+    if kind == "jsonl":
+        return Table(read_objects(lines, file), skipped)
+    first_lines = list(islice(lines, COMPARED_ROWS))
+    _check_line_ends(first_lines, file)
+    dialect = find_dialect(file, kind, first_lines, settings, known)
+    notes = dialect.describe(kind) if settings.delimiter is None else []
+    notes += [f"line 1 skipped: {line!r}" for line in first_lines[:1] if is_delimiter_line(line)]
+    records = _read_records(chain(first_lines, lines), file, dialect, settings, skipped)
+    first = list(islice(records, COMPARED_ROWS))
+    header = find_header([cells for _, cells in first], settings, known)
+    notes += [
+        f"line {first[place][0]} skipped: {' '.join(first[place][1]).strip()!r:.60}"
+        for place in sorted(header.skipped)[:-1]
+        if first[place][1] != [""]
+    ]
+    notes += ["without empty columns at the end"] * header.is_padded
+    below = (record for place, record in enumerate(first) if place not in header.skipped)
+    found = known if settings.header is None else ()
+    rows = _name_cells(chain(below, records), file, header, found, skipped)
+    return Table(rows, skipped, dialect, notes)
+
+
 def iter_file(
     file: str, kind: str, settings: DataSettings, known: Container[str] = ()
 ) -> Iterator[NumberedRow]:
-    r"""The rows of a file of kind `tsv`, `csv`, `jsonl` or `parquet`.
+    """The rows of a file, as in `open_table`."""
+    return open_table(file, kind, settings, known).rows
 
-    Those of a table are by the names in its header, else by the numbers of the columns ("0", "1",
-    …). Every record must have as many columns as the first. TSV: separated by tabs, without
-    quoting. CSV (RFC 4180): commas, double quotes, and line ends inside quotes, which become `\n`.
 
-    known: names of columns, in lower case, which indicate that the first row of a table is its
-    header.
+def read_dialect(
+    file: str, kind: str, settings: DataSettings, known: Container[str] = ()
+) -> Dialect:
+    """How a file of kind `csv` or `tsv` is written; see `open_table`."""
+    lines = list(islice(iter_lines(file, settings.max_line_bytes), COMPARED_ROWS))
+    return find_dialect(file, kind, lines, settings, known)
+
+
+def _check_line_ends(lines: Sequence[str], file: str) -> None:
+    """Raises DataError for a table whose lines end in carriage returns, so that it is one line."""
+    if len(lines) == 1 and "\r" in re.sub('"[^"]*"', "", lines[0]).rstrip("\r"):
+        remedy = r"convert it with `tr '\r' '\n'`"
+        raise DataError(f"{file}:1: the lines end in carriage returns, as of old Macs; {remedy}")
+
+
+def _read_records(
+    lines: Iterable[str],
+    file: str,
+    dialect: Dialect,
+    settings: DataSettings,
+    skipped: Counter[str],
+) -> Iterator[tuple[int, list[str]]]:
+    """The cells of each record, without the byte order marks and the lines `sep=;` of joined
+    files.
     """
-    if kind == "parquet":
-        yield from iter_parquet(file, "", WHOLE_FILE)
-        return
-    lines = iter_lines(file, settings.max_line_bytes)
-    if kind == "jsonl":
-        yield from read_objects(lines, file)
-        return
-    if kind == "csv":
-        found = csv_records(lines, file, settings.max_line_bytes)
-        records = ((number, _csv_fields(record, f"{file}:{number}")) for number, record in found)
-    else:
-        records = ((number, line.split("\t")) for number, line in enumerate(lines, start=1))
-    keys: list[str] = []
-    compared = list(islice(records, _COMPARED_ROWS))
-    for number, record in chain(compared, records):
-        if record == [""]:
-            yield number, f"{file}:{number}", None
+    records = (
+        csv_records(lines, file, settings.max_line_bytes)
+        if dialect.has_quotes
+        else enumerate(lines, start=1)
+    )
+    names_delimiter = False
+    for number, record in records:
+        if record.startswith(_MARK):
+            record = record.lstrip(_MARK)
+            skipped["inner byte order mark"] += 1
+        if (number == 1 or names_delimiter) and is_delimiter_line(record):
+            names_delimiter = True
             continue
-        if not keys:
-            names = _read_header(record, [row for _, row in compared], settings, known)
-            keys = [
-                str(column) if cell in names[:column] else cell for column, cell in enumerate(names)
-            ]
-            keys = keys or [str(column) for column in range(len(record))]
-            if names:
+        if dialect.has_quotes:
+            yield number, csv_fields(record, dialect.delimiter, f"{file}:{number}")
+        else:
+            yield number, record.split(dialect.delimiter)
+
+
+def _name_cells(
+    records: Iterable[tuple[int, list[str]]],
+    file: str,
+    header: Header,
+    known: Container[str],
+    skipped: Counter[str],
+) -> Iterator[NumberedRow]:
+    """The cells of each record by the names of their columns, without the headers of joined
+    files.
+    """
+    width, names = header.width, list(map(plain_name, header.names))
+    keys = list(_unique_keys(header.names or [str(column) for column in range(width)]))
+    by_name = dict(zip(names, keys, strict=True)) if names else {}
+    for number, cells in records:
+        place = f"{file}:{number}"
+        if cells == [""]:
+            yield number, place, None
+            continue
+        if header.is_padded and not any(cells[width:]):
+            cells = cells[:width]
+        if len(names) > 1 and plain_name(cells[0]) in by_name:
+            found = list(map(plain_name, cells))
+            if sorted(found) == sorted(names):
+                skipped["repeated header"] += 1
+                # Its columns may be in another order.
+                keys = [by_name[name] for name in found] if len(by_name) == width else keys
                 continue
-        if len(record) != len(keys):
+        if has_known_names(cells, known):
+            raise _second_header(place, cells, is_first=not names)
+        if len(cells) != width:
             raise DataError(
-                f"{file}:{number}: {len(record)} columns where the first row has {len(keys)}; "
+                f"{place}: {len(cells)} columns where the first row has {width}; "
                 "a stray tab, comma or quote?"
             )
-        yield number, f"{file}:{number}", dict(zip(keys, record, strict=True))
+        yield number, place, dict(zip(keys, cells, strict=True))
+
+
+def _unique_keys(names: Sequence[str]) -> Iterator[str]:
+    """The names, and the number of the column where a name occurs again."""
+    return (str(column) if name in names[:column] else name for column, name in enumerate(names))
+
+
+def _second_header(place: str, cells: Sequence[str], *, is_first: bool) -> DataError:
+    remedy = (
+        "remove the rows above it, or set data.header=false"
+        if is_first
+        else "name joined files in a list, or set data.header=true"
+    )
+    return DataError(
+        f"{place}: {', '.join(cells)!r:.60} looks like a header below other rows; {remedy} if it "
+        "is a row"
+    )
 
 
 def object_keys(file: str, kind: str, settings: DataSettings) -> dict[str, None]:
@@ -165,42 +276,11 @@ def parse_json(text: str, name: str, line: int, remedy: str) -> Any:
         ) from None
 
 
-def _read_header(
-    first: list[str], rows: list[list[str]], settings: DataSettings, known: Container[str]
-) -> list[str]:
-    """The first record if it is a header, else nothing; `rows` begin with it."""
-    requested = {
-        str(name) for name in (settings.source, settings.target, *settings.columns.values())
-    }
-    if settings.header is not None or any(
-        name in first for name in requested if not name.isdigit()
-    ):
-        return [] if settings.header is False else first
-    cells = [cell.strip().casefold() for cell in first]
-    codes = {
-        re.sub(r"[_-][a-z]{2,4}$", "", cell) for cell in cells
-    }  # without regions: en_US, zh-Hant
-    usual = sum(cell in known or _WORDS.issuperset(_words(cell)) for cell in cells)
-    is_known = codes <= _CODES or usual >= min(2, len(cells))
-    # The first name may be empty: pandas writes it for an index.
-    is_named = (
-        is_known
-        and all(map(_NAME.fullmatch, cells[not cells[0] :]))
-        and len({*cells}) == len(cells)
-    )
-    recurs = (a == b for row in rows for a, b in zip(first, row, strict=False) if row is not first)
-    return first if is_named and not any(recurs) else []
-
-
 def has_header(row: Mapping[str, Any], settings: DataSettings) -> bool:
     """Whether a row of a table is by the names of a header, and not by the numbers of the
     columns.
     """
     return bool(settings.header) or [*row] != [str(column) for column in range(len(row))]
-
-
-def _words(cell: str) -> list[str]:
-    return re.findall(r"[^\W\d_]+", cell) or [cell]
 
 
 def choose_columns(
@@ -231,7 +311,9 @@ def choose_columns(
     rest = [key for key in keys if key not in chosen.values()]
     is_split = len(keys) > 1 or not re.fullmatch(r"\w+([;\t|]\w+)+", str(*row.values()))
     if is_table and len(rest) == len(missing) and is_split:
-        rest.sort(key=lambda key: not {*LABELS}.isdisjoint(_words(key.casefold())))  # labels last
+        rest.sort(
+            key=lambda key: not {*LABELS}.isdisjoint(split_words(key.casefold()))
+        )  # labels last
         chosen |= zip(missing, rest, strict=True)
     chosen = {**{role: role for role in missing}, **chosen}
     for role, key in chosen.items():
@@ -278,8 +360,8 @@ def _missing_column(row: Mapping[str, Any], column: str, place: str, setting: st
     first = [*row] if is_header else [*row.values()]
     known = f"its first row is {first}" if len(first) < 20 else f"it has {len(first)} columns"
     remedy = f"set {setting} to names or numbers of columns (from 0)"
-    if len(first) == 1 and (sign := re.search("[;\t|]", first[0])):
-        remedy = f"{sign[0]!r} does not separate columns; use commas, or tabs in a .tsv file"
+    if len(first) == 1 and (sign := re.search("[;\t|,]", first[0])):
+        remedy = f"{sign[0]!r} does not separate columns here; set data.delimiter"
     place = f"{place.rpartition(':')[0]}:1" if is_header else place
     return DataError(f"{place}: no column {column!r}; {known}; {remedy}")
 
@@ -351,37 +433,6 @@ def check_text(value: Any, place: str) -> str:
     if any("\ud800" <= character <= "\udfff" for character in value):
         raise DataError(f"{place} contains an unpaired surrogate, which is not a character")
     return value
-
-
-# The csv module is not used: even in strict mode it accepts a quote inside an unquoted field, it
-# rejects a lone carriage return, and it reads an unclosed quote to the end of the file before it
-# reports the line of that end.
-def csv_records(lines: Iterable[str], name: str, max_bytes: int) -> Iterator[tuple[int, str]]:
-    """The records of CSV, of one or several lines, with the numbers of their first lines."""
-    numbered = enumerate(lines, start=1)
-    for number, record in numbered:
-        parts, size, quotes = [record], len(record), record.count('"')
-        while quotes % 2:  # an open quote continues the record on the next line
-            _, part = next(numbered, (0, None))
-            if part is None or size > max_bytes:
-                raise DataError(
-                    f"{name}:{number}: a quote is opened and not closed; close it, or use TSV"
-                )
-            parts.append(part)
-            size, quotes = size + len(part), quotes + part.count('"')
-        yield number, "\n".join(parts)
-
-
-def _csv_fields(record: str, place: str) -> list[str]:
-    fields, position = [], 0
-    while match := _CSV_FIELD.match(record, position):
-        quoted, plain, end = match.groups()
-        fields.append(plain if quoted is None else quoted.replace('""', '"'))
-        if not end:
-            return fields
-        position = match.end()
-    remedy = 'put the whole field in quotes and write "" for a quote in it'
-    raise DataError(f"{place}: a quote in the wrong place near character {position + 1}; {remedy}")
 
 
 # --- Parquet --------------------------------------------------------------------------------------

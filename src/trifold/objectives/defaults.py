@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from trifold.data import expand_path, iter_lines, list_files
+from trifold.data.dialects import csv_records
 from trifold.data.files import FORMATS
 from trifold.data.image_sets import measure_images
 from trifold.data.lines import inner_suffix
-from trifold.data.tables import csv_records
 from trifold.errors import SettingsError, TrifoldError
 from trifold.hub import read_config, resolve
 from trifold.hub.families import FAMILIES

@@ -193,7 +193,9 @@ def _find_problem(
         context.report(
             f"warning: labels with decimals; model.problem_type={REGRESSION} predicts numbers"
         )
-    elif are_numbers and (column.strip().casefold() in NUMBERS or _has_gaps({*map(int, labels)})):
+    numbers = {int(label) for label in labels if re.fullmatch(r"[-+]?[0-9]+", label)}
+    are_whole = all(re.fullmatch(r"[-+]?[0-9]+", label) for label in labels)
+    if are_whole and (column.strip().casefold() in NUMBERS or _has_gaps(numbers)):
         context.report(
             f"{column!r} has whole numbers: classes; model.problem_type={REGRESSION} predicts "
             "numbers"

@@ -40,6 +40,11 @@ class _Token(NamedTuple):
     continues: bool = False
 
 
+# Prefixes of labels at the beginning, at the end and inside of a span: BIO, BIOES, BILOU and BMES.
+FIRST = ("B-", "S-", "U-", "W-")
+LAST = ("E-", "L-", "S-", "U-", "W-")
+INNER = ("I-", "M-")
+
 MERGE = "merge_tags"  # setting of a tokenizer: the default of `merge`
 
 # Scores (N, C) of the tokens of a word -> scores (C,) of the word.
@@ -191,13 +196,13 @@ def _tag(unit: _Token, labels: Sequence[str], text: str) -> Tag:
 
 
 def _merge_spans(tags: Sequence[Tag], text: str) -> list[Tag]:
-    """Adjacent tags of one class as one tag, without B-, I-, E- and S- in its label; its score is
-    their mean.
+    """Adjacent tags of one class as one tag, without the prefix (B-, I-, …) in its label; its score
+    is their mean.
     """
     groups: list[list[Tag]] = []
     for tag in tags:
         last = groups[-1][-1].label if groups else ""
-        is_new = tag.label.startswith(("B-", "S-")) or last.startswith(("E-", "S-"))
+        is_new = tag.label.startswith(FIRST) or last.startswith(LAST)
         if not groups or is_new or _class(tag.label) != _class(last):
             groups.append([])
         groups[-1].append(tag)
@@ -210,4 +215,4 @@ def _merge_spans(tags: Sequence[Tag], text: str) -> list[Tag]:
 
 
 def _class(label: str) -> str:
-    return label[2:] if label.startswith(("B-", "I-", "E-", "S-")) else label
+    return label[2:] if label.startswith((*FIRST, *LAST, *INNER)) else label

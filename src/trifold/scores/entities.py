@@ -14,6 +14,8 @@ from trifold.scores.counts import check_lengths, f1
 
 Scheme = Literal["BIO", "BIOES"]
 FORMS = {None: "[^O]+", "BIO": "BI*", "BIOES": "S|BI*E"}  # prefixes of an entity
+# Prefixes of BIOES in the letters of other schemes: BILOU, BMES and BMEWO.
+LETTERS = str.maketrans("LUMW", "ESIS")
 
 
 class Entity(NamedTuple):
@@ -25,17 +27,19 @@ class Entity(NamedTuple):
 
 
 def find_entities(tags: Sequence[str], scheme: Scheme | None = None) -> Iterator[Entity]:
-    """The entities of the tags of a sentence, such as B-PER, I-PER and O. Raises DataError for an
-    invalid tag.
+    """The entities of the tags of a sentence, such as B-PER, I-PER and O; BILOU and BMES are BIOES
+    in other letters. Raises DataError for an invalid tag.
     """
     for tag in tags:
-        if tag[:1] not in tuple(scheme or "BIOES") or tag[1:2] not in ("", "-"):
+        prefix = tag[:1].translate(LETTERS)
+        if prefix not in tuple(scheme or "BIOES") or tag[1:2] not in ("", "-"):
             known = (
                 f"a tag of the scheme {scheme or 'BIOES'}; a tag is O, or a prefix such as "
                 "B- and a type"
             )
             raise DataError(f"{tag!r} is not {known}")
-    prefixes, types = "".join(tag[0] for tag in tags) + "O", [*(tag[2:] or "_" for tag in tags), ""]
+    prefixes = "".join(tag[0] for tag in tags).translate(LETTERS) + "O"
+    types = [*(tag[2:] or "_" for tag in tags), ""]
     start = 0
     for end in range(1, len(prefixes)):
         if prefixes[end - 1] in "OES" or prefixes[end] in "OBS" or types[end - 1] != types[end]:
@@ -48,6 +52,7 @@ def count_invalid(tags: Sequence[str]) -> int:
     """The tags with I- and E- that continue no entity of their type, as after O or after B- of
     another type.
     """
+    tags = [tag[0].translate(LETTERS) + tag[1:] for tag in tags]
     pairs = zip(["O", *tags], tags, strict=False)
     return sum(
         tag[0] in "IE" and (before[0] not in "BI" or before[1:] != tag[1:]) for before, tag in pairs
