@@ -348,7 +348,7 @@ def test_run_without_a_compiler_trains_uncompiled_and_reports_it(run, recorder, 
 
 def test_combinations_that_cannot_be_compiled_are_rejected_before_training():
     with pytest.raises(
-        SettingsError, match=r"compile: blocks does not support workers 2.*set workers to 1"
+        SettingsError, match=r"compile: blocks does not support workers 2.*set workers: 1"
     ):
         load_recipe("smoke", {"train.compile": "blocks", "train.workers": 2})
     relations = {"task.relations.values": 1.0, "train.compile": "blocks"}

@@ -285,7 +285,7 @@ def test_unavailable_int8_training_is_reported_and_replaced(
 
 def test_int8_and_compiled_blocks_are_incompatible():
     with pytest.raises(
-        SettingsError, match=r"compile: blocks does not support precision: int8; change one"
+        SettingsError, match=r"compile: blocks does not support precision: int8; set precision"
     ):
         load_recipe("smoke", {"train.precision": "int8", "train.compile": "blocks"})
 
