@@ -377,7 +377,8 @@ def test_training_does_not_drop_dense_layers(saved: Saved) -> None:
         SettingsError, match="dense layers after pooling, which training does not support"
     ):
         complete(
-            {"task": {"kind": "embed"}, "start_from": str(folder), "data": {"train": "a.jsonl"}}
+            {"task": {"kind": "embed"}, "start_from": str(folder), "data": {"train": "a.jsonl"}},
+            {},
         )
 
 
