@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 EXAMPLES = (
     'trifold generate runs/demo "I love dogs."',
     "trifold generate runs/demo - < english.txt > french.txt",
-    'trifold generate runs/demo "I love dogs." --num-beams 5 --json',
     'trifold generate gpt2 "Once upon" --temperature 0.8 --top-p 0.9 --stream',
     'trifold generate facebook/bart-base "The <mask> sat on the mat."',
 )
