@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import PurePath
 from typing import Any, ClassVar, NamedTuple, Self
 
-from trifold.data import embedded, tables
-from trifold.data.files import FORMATS, is_dataset
+from trifold.data import embedded, frames, tables
+from trifold.data.files import FORMATS, ROW_FORMATS, find_files, is_dataset
 from trifold.data.holdout import HoldOut, Traits, divide, normalized
-from trifold.data.lines import inner_suffix, iter_lines
+from trifold.data.lines import display_name, inner_suffix, iter_lines
 from trifold.data.settings import DataSettings, Source
 from trifold.data.tables import LABELS, TEXTS, NumberedRow, Role, check_text
 from trifold.errors import DataError, SettingsError
@@ -223,28 +224,56 @@ def filter_rows(
 def open_pairs(source: Source, settings: DataSettings, split: str) -> tuple[Report, Iterator[Row]]:
     """A report with a short name of the source, and its rows."""
     if is_dataset(source):
-        report = Report(source)
-        return report, _rows_of_columns(
-            iter_dataset(source, split), settings, report, {}, is_table=False
-        )
+        report, (keys, is_table) = Report(source), dataset_keys(source)
+        rows = iter_dataset(source, split)
+        return report, _rows_of_columns(rows, settings, report, keys, is_table=is_table)
     files = _split_source(source)
     report = Report(" + ".join(PurePath(file).name for file in files))
     if len(files) == 2:
         return report, _read_aligned(files, settings)
-    kind = _table_format(files[0], settings)
-    rows = tables.iter_file(files[0], kind, settings)
-    keys = tables.object_keys(files[0], kind, settings)
-    is_table = kind in ("tsv", "csv")
-    return report, _rows_of_columns(rows, settings, report, keys, is_table=is_table)
+    found, skipped = find_files(files, ROW_FORMATS)
+    report.name = name_of_files(found)
+    report.header += skipped_files(skipped)
+    return report, chain.from_iterable(_read_table(file, settings, report) for file in found)
+
+
+def name_of_files(files: Sequence[str]) -> str:
+    """The name of several files in reports."""
+    more = f" and {plural(len(files) - 1, 'more file')}" if len(files) > 1 else ""
+    return PurePath(display_name(files[0])).name + more
+
+
+def skipped_files(skipped: Counter[str]) -> list[str]:
+    """The numbers of files of other kinds in folders as a phrase of a report, if there are any."""
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in sorted(skipped.items()))
+    return [f"files of other kinds skipped: {counts}"] if counts else []
+
+
+def _read_table(file: str, settings: DataSettings, report: Report) -> Iterator[Row]:
+    kind = _table_format(file, settings)
+    rows = tables.iter_file(file, kind, settings)
+    keys = tables.object_keys(file, kind, settings)
+    return _rows_of_columns(rows, settings, report, keys, is_table=kind in ("tsv", "csv"))
 
 
 def iter_dataset(source: str, split: str) -> Iterator[NumberedRow]:
-    """The rows of `hub:…` or `embedded:…`; `split` is the split of an embedded source that names
-    none.
+    """The rows of `hub:…`, `python:…` or `embedded:…`; `split` is the split of an embedded source
+    that names none.
     """
-    return (
-        tables.iter_hub(source) if source.startswith("hub:") else embedded.iter_rows(source, split)
-    )
+    if source.startswith("hub:"):
+        return tables.iter_hub(source)
+    if source.startswith(frames.PREFIX):
+        return frames.iter_frame(source)
+    return embedded.iter_rows(source, split)
+
+
+def dataset_keys(source: str) -> tuple[dict[str, None], bool]:
+    """The keys of all rows of a dataset if these may differ, and whether it is a table, whose
+    columns have an order.
+    """
+    if not isinstance(source, frames.Frame) or source.is_table:
+        return {}, isinstance(source, frames.Frame)
+    return source.all_keys(), False
 
 
 def _rows_of_columns(
@@ -271,10 +300,8 @@ def _rows_of_columns(
             columns = tables.choose_columns(first, roles, settings, place, is_table=is_table)
             chosen = "source {source!r:.40}, target {target!r:.40}".format(**columns)
             if is_table:
-                report.header.append(
-                    f"header: {chosen}" if tables.has_header(row, settings) else "no header"
-                )
-            elif roles is _CLASSES:
+                chosen = f"header: {chosen}" if tables.has_header(row, settings) else "no header"
+            if (is_table or roles is _CLASSES) and chosen not in report.header:
                 report.header.append(chosen)
         source, target = tables.read_roles(row, roles, columns, place)
         yield Row(source, target, number)

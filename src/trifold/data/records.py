@@ -9,15 +9,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from itertools import chain
-from pathlib import PurePath
 from textwrap import shorten
 from typing import Any, ClassVar, Self
 
 from trifold.data.conll import iter_conll
-from trifold.data.files import FORMATS, find_files, is_dataset
+from trifold.data.files import FORMATS, SENTENCE_FORMATS, TABLE_FORMATS, find_files, is_dataset
 from trifold.data.holdout import Traits, normalized
-from trifold.data.lines import display_name, inner_suffix, iter_lines
-from trifold.data.pairs import Report, Rows, filter_rows, iter_dataset, plural
+from trifold.data.lines import inner_suffix, iter_lines
+from trifold.data.pairs import (
+    Report,
+    Rows,
+    dataset_keys,
+    filter_rows,
+    iter_dataset,
+    name_of_files,
+    skipped_files,
+)
 from trifold.data.settings import DataSettings, Source
 from trifold.data.squad import iter_squad
 from trifold.data.tables import (
@@ -33,9 +40,7 @@ from trifold.data.tables import (
 from trifold.errors import DataError, SettingsError
 
 _READERS = {"conll": iter_conll, "squad": iter_squad}
-_FORMATS = (
-    FORMATS | dict.fromkeys(".conll .conllu .bio .iob .iob2".split(), "conll") | {".json": "squad"}
-)
+_FORMATS = FORMATS | SENTENCE_FORMATS | {".json": "squad"}
 
 
 @dataclass
@@ -117,13 +122,12 @@ def read_records(
     if split == "train" and settings.holdout:
         settings, roles = _with_split_roles(settings, roles)
     if is_dataset(source):
-        report = RecordReport(source)
-        found = _read_rows(iter_dataset(source, split), settings, roles, report, {}, is_table=False)
+        report, (keys, is_table) = RecordReport(source), dataset_keys(source)
+        rows = iter_dataset(source, split)
+        found = _read_rows(rows, settings, roles, report, keys, is_table=is_table)
     else:
-        files = find_files(source or "")[0]
-        report = RecordReport(PurePath(display_name(files[0])).name)
-        if len(files) > 1:
-            report.name += f" and {plural(len(files) - 1, 'more file')}"
+        files, skipped = find_files(source or "", TABLE_FORMATS)
+        report = RecordReport(name_of_files(files), header=skipped_files(skipped))
         found = chain.from_iterable(
             _read_file(file, settings, roles, report, plain) for file in files
         )

@@ -4,9 +4,11 @@ import importlib
 import json
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from io import BytesIO
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeAlias
 
+from trifold.data.archives import open_stored, split_member
 from trifold.data.lines import STANDARD_INPUT, WHOLE_FILE, FileRange, expand_path, iter_lines
 from trifold.data.settings import DataSettings
 from trifold.errors import DataError, SettingsError
@@ -263,7 +265,7 @@ def _missing_column(row: Mapping[str, Any], column: str, place: str, setting: st
     remedy = f"set {setting} to names or numbers of columns (from 0)"
     if len(first) == 1 and (sign := re.search("[;\t|]", first[0])):
         remedy = f"{sign[0]!r} does not separate columns; use commas, or tabs in a .tsv file"
-    place = f"{place.rpartition(':')[0]}:1" if is_header else place
+    place = re.sub(r":\d+$", ":1", place) if is_header else place
     return DataError(f"{place}: no column {column!r}; {known}; {remedy}")
 
 
@@ -379,10 +381,16 @@ def _open_parquet(file: str) -> Any:
     library = _import_library(
         "pyarrow.parquet", f"{file}: Parquet files need the `pyarrow` library"
     )
+    path = expand_path(file)
     try:
-        return library.ParquetFile(expand_path(file))
+        if split_member(path) is None:
+            return library.ParquetFile(path)
+        with open_stored(path) as member:
+            return library.ParquetFile(BytesIO(member.read()))
     except FileNotFoundError:
         raise DataError(f"{file}: no such file; check the path") from None
+    except DataError:
+        raise
     except Exception as error:
         raise _parquet_error(file, error) from None
 
@@ -423,11 +431,16 @@ def iter_hub(source: str) -> Iterator[NumberedRow]:
         raise DataError(
             f"{source}: cannot be loaded ({type(error).__name__}: {reason}); {remedy}"
         ) from error
-    features = (getattr(rows, "features", None) or {}).items()
+    for number, row in enumerate(named_rows(rows), start=1):
+        yield number, f"{source}, row {number}", row
+
+
+def named_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
+    """The rows of a dataset of the library `datasets`, with the names of classes."""
+    features = (getattr(dataset, "features", None) or {}).items()
     names = {key: getattr(getattr(each, "feature", each), "names", None) for key, each in features}
-    for number, row in enumerate(rows, start=1):
-        named = {key: _class_names(value, names.get(key)) for key, value in row.items()}
-        yield number, f"{source}, row {number}", named
+    for row in dataset:
+        yield {key: _class_names(value, names.get(key)) for key, value in row.items()}
 
 
 def _class_names(value: Any, names: Sequence[str] | None) -> Any:
