@@ -304,7 +304,7 @@ def _shorten_python(patch: pytest.MonkeyPatch) -> None:
         keys = {
             key: value
             for key, value in SHORTENED_KEYS.items()
-            if key != "data.holdout" or recipe != "smoke"
+            if key != "data.holdout" or not (recipe == "smoke" or "data" in changes)
         }
         return real(recipe, **(changes | keys))
 

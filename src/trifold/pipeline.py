@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trifold import fast
+from trifold.data.frames import is_frame, plain_column
 from trifold.data.images import ImageSettings
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.fast.int8 import Int8Weight
@@ -29,10 +30,10 @@ from trifold.memory import find_device
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.predict.generate_texts import generate_rows
 from trifold.predict.model_reader import ModelReader, require_tokenizer
-from trifold.predict.predict import PredictMixin
+from trifold.predict.predict import PredictMixin, choose_task
 from trifold.ragged import Ragged
 from trifold.text import Tokenizer
-from trifold.text.encoded import truncate_ids
+from trifold.text.encoded import check_strings, truncate_ids
 from trifold.text.folder import read_tokenizers
 from trifold.text.languages import set_language
 
@@ -84,6 +85,25 @@ class Pipeline(PredictMixin):
     def writer(self) -> Tokenizer:
         """The tokenizer of the output. Raises UsageError if there is none."""
         return require_tokenizer(self.target_tokenizer, "generate_tokens and logits")
+
+    def predict(
+        self,
+        texts: Any,
+        pairs: str | Sequence[str] | None = None,
+        *,
+        task: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """As `PredictMixin.predict`; of a table (a data frame, a list of dicts, a dataset), the
+        columns are read that this task is trained on.
+        """
+        if is_frame(texts):
+            task = choose_task(self.config, task)
+            texts, second = _read_inputs(texts, "images" if self.config.patch_size else task)
+            pairs = second if pairs is None else pairs
+        if "corpus" in options:  # of a search
+            options["corpus"] = _sources(options["corpus"])
+        return super().predict(plain_column(texts), plain_column(pairs), task=task, **options)
 
     # --- tensors ----------------------------------------------------------------------------------
 
@@ -225,7 +245,7 @@ class Pipeline(PredictMixin):
         generate or has no tokenizer.
         """
         single = isinstance(text, str) or not hasattr(text, "__iter__")
-        texts: list[Any] = [text] if single else [*text]
+        texts: list[Any] = [text] if single else [*_sources(text)]
         outputs = self.decode(
             [found[0].tokens for found in self.hypotheses(texts, **arguments)], **arguments
         )
@@ -251,6 +271,7 @@ class Pipeline(PredictMixin):
         texts are truncated.
         """
         draft, config = self._options(**arguments)
+        texts = _sources(texts)
         rows = self.read(texts, max_source or sys.maxsize, **reading_options(config))
         options: dict[str, Any] = {"first": first, "on_done": on_done, "draft": draft}
         return generate_rows(
@@ -311,6 +332,7 @@ class Pipeline(PredictMixin):
         parse_special: see `parses_special`. Raises DataError for a text without tokens, UsageError
         for an unknown language.
         """
+        check_strings(texts)
         both = self.config.shape == "encoder-decoder"
         encoded = self.reader.rows(texts, special_in_text=self.parses_special(parse_special))
         empty = [all(text is None for text in row.texts) for row in encoded]
@@ -389,6 +411,17 @@ class Pipeline(PredictMixin):
 def reading_options(config: GenerationConfig) -> dict[str, Any]:
     """The options of `Pipeline.read` among those of a generation."""
     return {"language": config.source_language, "parse_special": config.parse_special}
+
+
+def _sources(texts: Any) -> Any:
+    """The texts, which may be a column of a table."""
+    return _read_inputs(texts, "generate")[0] if is_frame(texts) else plain_column(texts)
+
+
+def _read_inputs(texts: Any, task: str) -> tuple[list[Any], list[Any] | None]:
+    from trifold.objectives.inputs import read_inputs  # most models read no tables
+
+    return read_inputs(texts, task)
 
 
 def _tensor(name: str, values: Any, expected: str) -> Tensor:

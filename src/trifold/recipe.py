@@ -21,6 +21,7 @@ from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, mod
 from trifold.batches import BatchSettings
 from trifold.data import DataSettings, expand_path
 from trifold.data.files import is_dataset
+from trifold.data.frames import name_frames
 from trifold.errors import SettingsError, UsageError, wrapped
 from trifold.generate.config import GenerationConfig, resolve
 from trifold.hub.folder import no_run_error
@@ -431,7 +432,7 @@ def load_recipe(name: str | Path, overrides: Sequence[str] | Mapping[str, Any] =
     written = {} if is_included else deepcopy(values)
     pairs = overrides.items() if isinstance(overrides, Mapping) else map(split_override, overrides)
     given: dict[str, Any] = {}
-    for key, value in pairs:
+    for key, value in ((key, name_frames(key, value)) for key, value in pairs):
         replaced = {name: old for name, old in given.items() if f"{name}.".startswith(f"{key}.")}
         if replaced and replaced != {key: value}:
             warn(f"{key} is set again; {value!r} replaces the earlier value")

@@ -89,6 +89,7 @@ class _Dumper(yaml.SafeDumper):
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 _Dumper.add_representer(str, _Dumper.represent_str)
+_Dumper.add_multi_representer(str, _Dumper.represent_str)  # of its subclasses
 
 _BOOLEAN = re.compile("^(?:true|True|false|False)$")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOLEAN, list("tTfF"))

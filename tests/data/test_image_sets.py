@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gzip
 import io
+import shutil
 import struct
 import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from trifold.data import image_sets
+from trifold.data import DataSettings, image_sets
+from trifold.data.frames import Frame
 from trifold.data.image_sets import measure_images, read_images
 from trifold.data.images import ImageSettings
 from trifold.errors import DataError
@@ -49,7 +52,17 @@ def write_idx(
     return images
 
 
+def write_zip(folder: Path, top: str = "train") -> Path:
+    path = folder / "images.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in sorted(write_folder(folder / "made").rglob("*.png")):
+            archive.write(file, f"{top}/{file.relative_to(folder / 'made')}")
+    return path
+
+
 WRITERS = {
+    "zip": write_zip,
+    "folder of a zip": lambda folder: write_zip(folder) / "train",
     "folder": write_folder,
     "gz": lambda folder: write_archive(folder, "gz"),
     "xz": lambda folder: write_archive(folder, "xz"),
@@ -87,6 +100,26 @@ def test_other_sizes_and_modes_are_converted_and_counted(tmp_path):
     assert (deep == 40_000 >> 8).all()
     ignored = "other files ignored: 1 .png, 1 .txt"
     assert str(rows.report).endswith(f"8 rows, 8 converted to RGB 6 x 6, {ignored}")
+
+
+def test_hidden_images_are_no_rows(tmp_path):
+    """Not those whose name begins with a dot, nor those in such a folder."""
+    folder = write_folder(tmp_path / "set")
+    for name in (".x.png", ".thumbnails/0.png", "1/.cache/0.png", "1/._0.png"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(folder / "0" / "0.png", folder / name)
+    with tarfile.open(tmp_path / "set.tar", "w") as archive:
+        archive.add(folder, "./top")
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as packed:
+        for file in folder.rglob("*.png"):
+            packed.write(file, f"top/{file.relative_to(folder)}")
+    for source in (folder, tmp_path / "set.tar", tmp_path / "set.zip"):
+        rows = read_images(str(source), SQUARE, 1)
+        assert sorted(rows.columns["label"]) == [*CLASSES]
+        assert ("other files ignored: 4 .png" in str(rows.report)) == (source.suffix != ".zip")
+    hidden = tmp_path / ".hidden"
+    folder.rename(hidden)  # the source itself may be hidden
+    assert len(read_images(str(hidden), SQUARE, 1)) == 4
 
 
 def test_a_truncated_image_is_named(tmp_path):
@@ -162,6 +195,15 @@ def test_a_folder_with_several_splits_is_rejected(tmp_path):
     ):
         read_images(source, SQUARE, 1)
     assert len(read_images([str(folder / "train"), str(folder / "val")], SQUARE, 1)) == 8
+    with tarfile.open(tmp_path / "set.tar", "w") as archive:
+        archive.add(folder, "top")
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as packed:
+        for file in folder.rglob("*.png"):
+            packed.write(file, file.relative_to(folder))
+    for name in ("set.tar", "set.zip"):
+        with pytest.raises(DataError, match=f"{name}: contains the splits train, val"):
+            read_images(str(tmp_path / name), SQUARE, 1)
+    assert len(read_images(str(tmp_path / "set.zip" / "train"), SQUARE, 1)) == 4
 
 
 def test_classes_may_have_the_names_of_splits(tmp_path):
@@ -177,3 +219,22 @@ def test_of_a_gif_the_first_frame_is_read(tmp_path):
     first.save(tmp_path / "a" / "1.gif", save_all=True, append_images=others)
     (image,) = read_images(str(tmp_path), SQUARE, 1).columns["image"]
     np.testing.assert_array_equal(image[..., 0], PIXELS[0])
+
+
+def test_rows_in_memory_have_images_or_their_paths(tmp_path):
+    folder = write_folder(tmp_path)
+    files = sorted(folder.rglob("*.png"))
+    frames = [
+        [{"image": pillow.open(file), "label": file.parent.name} for file in files],
+        {"path": [str(file) for file in files], "class": [int(file.parent.name) for file in files]},
+        [{"img": file.read_bytes(), "label": file.parent.name} for file in files],
+    ]
+    for data in frames:
+        frame = Frame("train", data)
+        rows = read_images(frame, SQUARE, 1)
+        assert rows.columns["label"] == [*CLASSES]
+        np.testing.assert_array_equal(np.stack(rows.columns["image"])[..., 0], PIXELS)
+        assert measure_images(frame) == (4, ("L", 6, 6))
+    named = Frame("train", [{"x": str(file), "y": file.parent.name} for file in files])
+    settings = DataSettings(columns={"image": "x", "label": "y"})
+    assert read_images(named, SQUARE, 1, settings).columns["label"] == [*CLASSES]

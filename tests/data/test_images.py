@@ -6,6 +6,7 @@ import math
 import struct
 import sys
 import zlib
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,47 @@ def test_missing_pillow(monkeypatch, tmp_path):
 def test_one_mean_per_channel(noise):
     with pytest.raises(DataError, match="2 means or deviations for 3 channels"):
         read_image(image.fromarray(noise), ImageSettings(mean=(0.1, 0.2)), 3)
+
+
+DEEP = np.arange(54, dtype=np.uint16).reshape(6, 9) * 1213  # 16 bits
+UPRIGHT = {1: lambda x: x, 3: lambda x: x[::-1, ::-1], 6: lambda x: np.rot90(x, -1)}
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+@pytest.mark.parametrize("orientation", UPRIGHT)
+def test_pixels_of_16_bits_are_upright(suffix, orientation, tmp_path):
+    exif = image.Exif()
+    exif[0x112] = orientation
+    image.fromarray(DEEP).save(tmp_path / f"a.{suffix}", exif=exif)
+    kinds = Counter()
+    found = read_image(tmp_path / f"a.{suffix}", PLAIN, 1, kinds=kinds)
+    np.testing.assert_array_equal(found[0], UPRIGHT[orientation](DEEP >> 8))
+    assert [*kinds] == [("I;16", *found[0].shape)]  # as it is read, not as it is stored
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+@pytest.mark.parametrize("suffix", [None, "tif"])
+def test_pixels_of_32_bits_are_kept_or_refused(noise, dtype, suffix, tmp_path):
+    def read(pixels: np.ndarray) -> np.ndarray:
+        given = image.fromarray(pixels.astype(dtype))
+        if suffix is not None:
+            given.save(given := tmp_path / f"a.{suffix}")
+        return read_image(given, PLAIN, 1)[0]
+
+    np.testing.assert_array_equal(read(noise[..., 0]), noise[..., 0])
+    wrong = [noise[..., 0] * 256.0, noise[..., 0] - 1.0 * noise.max()]
+    wrong += [noise[..., 0] / 255, np.full((6, 9), np.nan)] if dtype is np.float32 else []
+    for pixels in wrong:
+        with pytest.raises(DataError, match=r"pixels of 32 bits from .* save the image with .*8"):
+            read(pixels)
+
+
+@pytest.mark.parametrize("name", ["a.tif", "a.tiff", "a.jfif"])
+def test_further_suffixes_are_read(name, noise, tmp_path):
+    image.fromarray(noise).save(tmp_path / name)
+    found = read_image(tmp_path / name, PLAIN, 3)
+    with image.open(tmp_path / name) as expected:
+        np.testing.assert_array_equal(np.moveaxis(found, 0, -1), np.asarray(expected))
 
 
 @pytest.mark.parametrize("size", [(6, 9), (4, 4), (5, 6), (9, 12), (3, 12), (7, 2)])

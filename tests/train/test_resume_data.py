@@ -5,15 +5,24 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
+import zipfile
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from trifold.data import FileDigest
 from trifold.errors import DataError
 from trifold.recipe import load_recipe
-from trifold.train.resume import changed_files, check_same_data, check_same_labels, data_files
+from trifold.train.resume import (
+    changed_files,
+    check_same_data,
+    check_same_labels,
+    data_digest,
+    data_files,
+)
 from trifold.train.run_folder import RunFolder
 
 
@@ -133,7 +142,7 @@ def test_files_of_task_parts_are_checked(put, record):
     }
     task = {"kind": "text-to-text", "parts": parts}
     keys = {"task": task, "data__train": None, "data__valid": None}
-    assert data_files(recipe_of(**keys))["task.parts.like.train"] == [likes]
+    assert [*data_files(recipe_of(**keys))["task.parts.like.train"]] == [likes]
     again = record(**keys)
     Path(copies).write_text("other\tother\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"copy\.tsv: the content"):
@@ -215,3 +224,174 @@ def test_a_run_is_continued_with_the_labels_of_its_model(tmp_path, content, labe
     expected = nullcontext() if is_same else pytest.raises(DataError, match="the labels are now '")
     with expected:
         check_same_labels(folder, labels)
+
+
+# --- folders, archives, images, rows ---------------------------------------------------------------
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """A folder of four images of two classes, and the keys of a recipe that learns from it."""
+    image = pytest.importorskip("PIL.Image")
+    for number in range(4):
+        file = tmp_path / "set" / "ab"[number // 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        image.new("L", (8, 8), 60 * number).save(file)
+    return tmp_path / "set"
+
+
+def of_images(source):
+    return {
+        "task": {"kind": "images"},
+        "model": {
+            "shape": "encoder",
+            "image_size": [8, 8],
+            "patch_size": [4, 4],
+            "max_positions": 5,
+        },
+        "data__train": str(source),
+        "data__valid": None,
+        "data__holdout": 0.5,
+    }
+
+
+def blacken(folder):
+    black = (folder / "a" / "0.png").read_bytes()
+    for file in folder.rglob("*.png"):
+        file.write_bytes(black)
+    return ["a/1.png: the content", "b/2.png: the content", "b/3.png: the content"]
+
+
+def move_to_other_class(folder):
+    """The order of the contents does not change."""
+    (folder / "a" / "1.png").rename(folder / "b" / "1.png")
+    return ["b/1.png: the content", "a/1.png: .* now missing"]
+
+
+def rename_class(folder):
+    (folder / "b").rename(folder / "c")
+    return ["c/2.png: the content", "c/3.png: the content", *["b/.*missing"] * 2]
+
+
+def add_image(folder):
+    shutil.copy(folder / "b" / "3.png", folder / "b" / "4.png")
+    return ["b/4.png: the order of the files"]
+
+
+def remove_image(folder):
+    (folder / "b" / "2.png").unlink()
+    return ["b/2.png: .* now missing"]
+
+
+@pytest.mark.parametrize(
+    "change", [blacken, move_to_other_class, rename_class, add_image, remove_image]
+)
+def test_changed_images_are_named(change, pictures, record):
+    again = record(**of_images(pictures))
+    (pictures / "a" / "notes.txt").write_text("not learned from", encoding="utf-8")
+    (pictures / ".DS_Store").write_bytes(b"nor this")
+    assert again() == []
+    expected = change(pictures)
+    found = again(changed=True)
+    for line, pattern in zip(found, expected, strict=True):
+        assert re.match(f"{pictures}/{pattern}", line), line
+    assert again() == []
+
+
+def test_many_changed_images_are_counted(pictures, record):
+    for number in range(20):
+        shutil.copy(pictures / "a" / "0.png", pictures / "a" / f"x{number}.png")
+    again = record(**of_images(pictures))
+    for file in pictures.rglob("x*.png"):
+        file.write_bytes(b"other")
+    with pytest.raises(DataError, match="and 10 more files; restore the old data") as caught:
+        again()
+    assert str(caught.value).count("\n") == 10
+
+
+def test_a_moved_folder_of_images_is_the_same_data(pictures, record, monkeypatch):
+    monkeypatch.setenv("IMAGES", str(pictures))
+    again = record(**of_images("${IMAGES}"))
+    pictures.rename(pictures.with_name("there"))
+    monkeypatch.setenv("IMAGES", str(pictures.with_name("there")))
+    assert again() == []
+
+
+def test_only_changed_images_are_read_again(pictures, record, monkeypatch):
+    again = record(**of_images(pictures))
+    read, real = [], Path.open
+    monkeypatch.setattr(
+        Path, "open", lambda self, *a, **k: read.append(self.name) or real(self, *a, **k)
+    )
+    again()
+    assert not {"0.png", "1.png", "2.png", "3.png"} & {*read}
+
+
+def test_runs_whose_images_were_not_recorded_go_on(pictures, tmp_path, monkeypatch):
+    """By the version before, which wrote the digest of no data into checkpoints."""
+    folder, recipe = RunFolder(tmp_path), recipe_of(**of_images(pictures))
+    monkeypatch.setattr(RunFolder, "identity", lambda self: {"data": data_digest({})})
+    assert check_same_data(folder, recipe, changed=False) == []
+    blacken(pictures)
+    assert len(check_same_data(folder, recipe, changed=True)) == 3
+
+
+def test_labels_of_idx_files_are_checked(put, record, tmp_path):
+    put("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
+    again = record(**of_images(tmp_path / "train-images-idx3-ubyte"))
+    (tmp_path / "train-labels-idx1-ubyte").write_text("other", encoding="utf-8")
+    with pytest.raises(DataError, match="labels-idx1-ubyte: the content has changed"):
+        again()
+
+
+def of_rows(source):
+    return {"task": {"kind": "classify"}, "data__train": source, "data__valid": None} | {
+        "data__holdout": 0.5,
+        "model": {"shape": "encoder"},
+    }
+
+
+def test_folders_and_archives_of_tables_are_checked(put, record, tmp_path):
+    put("set/a.csv", "set/b.tsv", "set/notes.txt")
+    again = record(**of_rows(str(tmp_path / "set")))
+    put("set/more.txt", "set/.hidden.csv")
+    assert again() == []
+    (tmp_path / "set" / "b.tsv").write_text("other", encoding="utf-8")
+    with pytest.raises(DataError, match=r"b\.tsv: the content has changed"):
+        again()
+    archive = tmp_path / "set.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("a.csv", "text,label")
+        file.writestr("b.csv", "text,label")
+    (tmp_path / "data.json").unlink()
+    again = record(**of_rows(str(archive)))
+    archive.write_bytes(archive.read_bytes().replace(b"label", b"other"))
+    with pytest.raises(DataError, match=r"^\S*set\.zip: the content has changed.*; restore"):
+        again()
+
+
+def test_rows_in_memory_and_on_the_hub_are_checked(record, monkeypatch, tmp_path):
+    rows = [{"text": "a", "label": 1}, {"text": "b", "label": 0}]
+    again = record(**of_rows(rows))
+    rows[0]["label"] = 0
+    with pytest.raises(DataError, match=r"python:train: the content has changed"):
+        again()
+    (tmp_path / "data.json").unlink()
+    library = SimpleNamespace(load_dataset=lambda *names, split: rows)
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    again = record(**of_rows("hub:any:train"))
+    assert again() == []
+    rows[1]["text"] = "c"
+    with pytest.raises(DataError, match=r"hub:any:train: the content has changed"):
+        again()
+
+
+def test_images_whose_paths_are_in_memory_are_checked(pictures, record):
+    files = sorted(pictures.rglob("*.png"))
+    rows = [{"image": str(file), "label": file.parent.name} for file in files]
+    again = record(**of_images("x") | {"data__train": rows})
+    assert again() == []
+    blacken(pictures)
+    assert len(again(changed=True)) == 3
+    rows[0]["label"] = "b"
+    assert [line.partition(":")[0] for line in again(changed=True)][-1] == "python"

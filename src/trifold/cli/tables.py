@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trifold.cli.terminal import print_note
 from trifold.data.lines import inner_suffix
-from trifold.data.records import ROW_FORMATS, open_rows
+from trifold.data.records import RECORD_FORMATS, open_rows
 from trifold.data.settings import DataSettings
 from trifold.data.tables import Role, Roles, choose_columns, object_keys, read_roles
 from trifold.errors import DataError, UsageError
@@ -58,7 +58,7 @@ def is_table(texts: Sequence[str], recipe: "Recipe | None" = None) -> bool:
 
 def _suffix_format(name: str) -> str | None:
     """The format of rows that the suffix of a file name stands for, if it is one."""
-    found = ROW_FORMATS.get(inner_suffix(name))
+    found = RECORD_FORMATS.get(inner_suffix(name))
     return None if found == "text" else found
 
 

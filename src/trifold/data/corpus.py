@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import BinaryIO, NamedTuple
 
+from trifold.data.archives import split_member
 from trifold.data.documents import DocumentReport, FilePart, find_parts, iter_part
 from trifold.data.files import is_dataset
 from trifold.data.lines import STANDARD_INPUT, FileRange, expand_path, is_compressed
@@ -60,6 +61,11 @@ def survey(source: str | list[str], settings: DataSettings) -> Corpus:
             "data.cache out"
         )
     report, parts = find_parts(source, settings)
+    if archived := [part.file for part in parts if split_member(expand_path(part.file))]:
+        raise SettingsError(
+            f"data.cache: {archived[0]} is in an archive, of which no range can be read; unpack "
+            "it, or leave data.cache out"
+        )
     blocks = max(2, _SAMPLED_BLOCKS // len(parts))
     return Corpus(report, [_describe(part, blocks) for part in parts])
 

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
-from pathlib import PurePath
 from typing import Any, ClassVar, NamedTuple
 
 from trifold.data.files import FORMATS, TEXT_FORMATS, find_files, is_dataset
@@ -19,7 +18,6 @@ from trifold.data.holdout import HoldOut, Traits, normalized
 from trifold.data.lines import (
     WHOLE_FILE,
     FileRange,
-    display_name,
     inner_suffix,
     iter_lines,
     read_text,
@@ -29,8 +27,10 @@ from trifold.data.pairs import (
     ReadReport,
     Rows,
     iter_dataset,
+    name_of_files,
     plural,
     read_pairs,
+    skipped_files,
 )
 from trifold.data.settings import DataSettings
 from trifold.data.tables import NumberedRow, check_text, iter_parquet, read_objects, value_at
@@ -68,11 +68,7 @@ class DocumentReport(ReadReport):
 
     def __str__(self) -> str:
         counts = [f"{self.name}: {plural(self.documents, 'document')}", *self.counts()]
-        if self.skipped_files:
-            skipped = ", ".join(
-                f"{count:,} {kind}" for kind, count in sorted(self.skipped_files.items())
-            )
-            counts.append(f"files of other kinds skipped: {skipped}")
+        counts += skipped_files(self.skipped_files)
         used = f"; {self.kept:,} used" if self.dropped else ""
         return f"{', '.join(counts)}{used}, {plural(self.characters, 'character')}"
 
@@ -213,10 +209,7 @@ def find_parts(
             "each row is a document; "
             "leave data.documents out"
         )
-    name = PurePath(display_name(files[0])).name
-    if len(files) > 1:
-        name = f"{name} and {plural(len(files) - 1, 'more file')}"
-    return DocumentReport(name, files=len(files), skipped_files=skipped), parts
+    return DocumentReport(name_of_files(files), files=len(files), skipped_files=skipped), parts
 
 
 def filter_documents(

@@ -5,12 +5,19 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias, TypeGuard
 
+from trifold.data.archives import (
+    file_on_disk,
+    is_archive,
+    is_hidden,
+    list_members,
+    split_member,
+)
 from trifold.data.lines import COMPRESSED_SUFFIXES, STANDARD_INPUT, expand_path, inner_suffix
 from trifold.data.settings import Source
 from trifold.errors import DataError, SettingsError, TrifoldError
@@ -18,20 +25,35 @@ from trifold.errors import DataError, SettingsError, TrifoldError
 TEXT_FORMATS = {"": "text", ".txt": "text", ".text": "text"}
 TEXT_FORMATS |= {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 FORMATS = TEXT_FORMATS | {".tsv": "tsv", ".tab": "tsv", ".csv": "csv"}
+SENTENCE_FORMATS = dict.fromkeys(".conll .conllu .bio .iob .iob2".split(), "conll")
+# What a folder stands for in a task that reads rows, and in one that reads pairs.
+ROW_FORMATS = {suffix: kind for suffix, kind in FORMATS.items() if kind != "text"}
+TABLE_FORMATS = ROW_FORMATS | SENTENCE_FORMATS
+FOLDER_FORMATS: Mapping[str, Mapping[str, str]] = {
+    "documents": TEXT_FORMATS,
+    "pairs": ROW_FORMATS,
+    "parts": ROW_FORMATS,
+    "table": TABLE_FORMATS,
+}
+SPLITS = {"train", "dev", "val", "valid", "validation", "test"}
+_SPLIT = re.compile(rf"(?<![^\W\d_])({'|'.join(SPLITS)})(?![^\W\d_])")  # between no letters
 
 
 def is_dataset(source: Source) -> TypeGuard[str]:
-    """Whether a source is a dataset of the hub or embedded text, and not files."""
-    return isinstance(source, str) and source.startswith(("hub:", "embedded:"))
+    """Whether a source is a dataset of the hub, embedded text or rows in memory, and not files."""
+    return isinstance(source, str) and source.startswith(("hub:", "embedded:", "python:"))
 
 
-def find_files(source: str | list[str]) -> tuple[list[str], Counter[str]]:
+def find_files(
+    source: str | list[str], formats: Mapping[str, str] = TEXT_FORMATS
+) -> tuple[list[str], Counter[str]]:
     """Every file once, in the order of the source, and the number of other files in its folders by
     suffix.
 
-    A folder stands for its text files at any depth, a pattern for every match, both sorted by name.
-    Hidden files are ignored. Raises DataError if nothing is found, SettingsError if the source is
-    empty.
+    A folder stands for its files of these formats (suffix -> kind) at any depth, a zip archive for
+    those in it, a pattern for every match, all sorted by name. Hidden files are ignored. Raises
+    DataError if nothing is found, and for one of several splits in an archive or in a folder of
+    tables; SettingsError if the source is empty.
     """
     if isinstance(source, str):
         source = [source] if expand_path(source).exists() else source.split(",")
@@ -42,16 +64,20 @@ def find_files(source: str | list[str]) -> tuple[list[str], Counter[str]]:
         )
     skipped: Counter[str] = Counter()
     return list(
-        dict.fromkeys(file for name in names for file in _files_of_name(name, skipped))
+        dict.fromkeys(file for name in names for file in _files_of_name(name, formats, skipped))
     ), skipped
 
 
-def _files_of_name(name: str, skipped: Counter[str]) -> list[str]:
+def _files_of_name(name: str, formats: Mapping[str, str], skipped: Counter[str]) -> list[str]:
     if name == STANDARD_INPUT:
         return [name]
     path = expand_path(name)
-    if path.is_dir():
-        return _files_of_folder(path, skipped)
+    in_archive = files_in_archive(path)
+    if in_archive or path.is_dir():
+        selected = _select(path, in_archive or _walk(path), formats, skipped)
+        if in_archive or formats is not TEXT_FORMATS:
+            check_splits(name, [file.relative_to(path) for file in selected])
+        return [*map(str, selected)]
     if not path.exists() and any(sign in name for sign in "*?["):
         # Path.glob takes no absolute pattern.
         matches = glob.glob(str(path), recursive=True)  # noqa: PTH207
@@ -60,32 +86,73 @@ def _files_of_name(name: str, skipped: Counter[str]) -> list[str]:
             raise DataError(
                 f"{name}: matches no file; check it with `ls`, in quotes on a command line"
             )
-        return found
+        expanded = (
+            _files_of_name(file, formats, skipped) if is_archive(Path(file)) else [file]
+            for file in found
+        )
+        return [file for files in expanded for file in files]
     return [str(path)]  # if it is missing, opening it raises the error
 
 
-def _files_of_folder(folder: Path, skipped: Counter[str]) -> list[str]:
-    found = []
+def _walk(folder: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder):  # does not follow links to folders
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in files:
-            if name.startswith("."):
-                continue
-            suffix = inner_suffix(name)
-            if suffix in TEXT_FORMATS and (
-                suffix or name.lower().endswith(tuple(COMPRESSED_SUFFIXES))
-            ):
-                found.append(str(Path(parent, name)))
-            else:
-                skipped[Path(name).suffix or name] += 1
+        yield from (Path(parent, name) for name in files if not name.startswith("."))
+
+
+def files_in_archive(path: Path) -> list[Path]:
+    """The files of an archive, or of a folder in it, without hidden ones; none for another path."""
+    archive, inner = (path, "") if is_archive(path) else split_member(path) or (path, None)
+    if inner is None:
+        return []
+    within = PurePath(inner)
+    members = (PurePath(name) for name in list_members(archive))
+    return [
+        archive / each
+        for each in members
+        if within in each.parents and not is_hidden(each.relative_to(within))
+    ]
+
+
+def _select(
+    folder: Path, files: Iterable[Path], formats: Mapping[str, str], skipped: Counter[str]
+) -> list[Path]:
+    """The files of these formats, sorted; the others are counted. Raises DataError if there is
+    none.
+    """
+    found = []
+    for file in files:
+        suffix = inner_suffix(file.name)
+        if suffix in formats and (suffix or file.name.lower().endswith(tuple(COMPRESSED_SUFFIXES))):
+            found.append(file)
+        else:
+            skipped[file.suffix or file.name] += 1
     if not found:
-        known = ", ".join(filter(None, TEXT_FORMATS))
+        what = "text file" if formats is TEXT_FORMATS else "table"
+        kind = "archive" if split_member(folder / "any") else "folder"
+        known = ", ".join(filter(None, formats))
+        others = f"; name others with a pattern, such as {folder}/**/*.md" * (kind == "folder")
         raise DataError(
-            f"{folder}: no text file in this folder ({known}, each also "
-            f"{' or '.join(COMPRESSED_SUFFIXES)}); "
-            f"name others with a pattern, such as {folder}/**/*.md"
+            f"{folder}: no {what} in this {kind} ({known}, each also "
+            f"{' or '.join(COMPRESSED_SUFFIXES)}){others}"
         )
-    return sorted(found)
+    return sorted(found, key=str)
+
+
+def check_splits(name: str, files: Iterable[PurePath]) -> None:
+    """Raises DataError if files in a folder, or their folders, are named after several splits, and
+    `train` is one of them.
+    """
+    splits: dict[str, PurePath] = {}
+    for file in files:
+        found = next(filter(None, map(_SPLIT.search, map(str.lower, file.parts))), None)
+        if found is not None:
+            splits.setdefault(found[1], file)
+    if "train" in splits and len(splits) > 1:
+        raise DataError(
+            f"{name}: contains the splits {', '.join(sorted(splits))}; name the files of one, "
+            f"such as {name}/{splits['train'].as_posix()}"
+        )
 
 
 def safe_file_name(name: str) -> str:
@@ -97,7 +164,10 @@ def safe_file_name(name: str) -> str:
 
 
 class FileDigest(NamedTuple):
-    """Size, modification time and SHA-256 (hexadecimal) of a file."""
+    """Size, modification time and SHA-256 (hexadecimal) of a file, or of a file and its label.
+
+    Of rows that are no file: their number, and -1.
+    """
 
     size: int
     mtime_ns: int
@@ -107,26 +177,37 @@ class FileDigest(NamedTuple):
 KnownDigests: TypeAlias = Mapping[tuple[str, int, int], str]  # (file, size, mtime_ns) -> SHA-256
 
 
-def list_files(source: Source) -> list[str]:
-    """The files of a source in reading order; empty if it is not a file or cannot be found."""
+def list_files(source: Source, formats: Mapping[str, str] = TEXT_FORMATS) -> list[str]:
+    """The files of a source in reading order; empty if it is not a file or cannot be found.
+
+    formats: what a folder stands for.
+    """
     with suppress(TrifoldError):
         if source is not None and not is_dataset(source):
-            return find_files(source)[0]
+            return find_files(source, formats)[0]
     return []
 
 
 def compute_digests(
-    files: Iterable[str], known: KnownDigests = MappingProxyType({})
+    files: Iterable[str] | Mapping[str, str], known: KnownDigests = MappingProxyType({})
 ) -> dict[str, FileDigest]:
-    """The digest of every readable file; a file whose size and time are in `known` is not read."""
-    found = {}
-    for name in files:
+    """The digest of every readable file, and of the archives of others; a file whose size and time
+    are in `known` is not read.
+
+    files: names, maybe with labels, which belong to the digests.
+    """
+    labels = files if isinstance(files, Mapping) else {}
+    found: dict[str, FileDigest] = {}
+    for path in dict.fromkeys(file_on_disk(Path(name)) for name in files):
         with suppress(OSError):
-            path = Path(name)
             if not path.is_file():
                 continue
-            status = path.stat()  # before reading: a file that changes meanwhile gets a later time
-            sha256 = known.get((name, status.st_size, status.st_mtime_ns)) or sha256_of_file(path)
+            name, status = str(path), path.stat()  # before reading: later changes get a later time
+            sha256 = known.get((name, status.st_size, status.st_mtime_ns))
+            if sha256 is None:
+                sha256 = sha256_of_file(path)
+                if label := labels.get(name):
+                    sha256 = hashlib.sha256(f"{label}/{sha256}".encode()).hexdigest()
             found[name] = FileDigest(status.st_size, status.st_mtime_ns, sha256)
     return found
 

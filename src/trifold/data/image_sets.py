@@ -1,35 +1,51 @@
-"""Sets of labelled images: folders and tar archives with a folder for each class, and IDX files
-(MNIST).
+"""Sets of labelled images: folders, tar and zip archives with a folder for each class, IDX files
+(MNIST), and rows in memory.
 """
 
 import lzma
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trifold.data.images import ImageSettings, import_pillow, read_image
+from trifold.data.archives import file_on_disk, is_hidden, stored_size
+from trifold.data.files import SPLITS, files_in_archive, is_dataset
+from trifold.data.images import SUFFIXES, ImageSettings, import_pillow, read_image
 from trifold.data.lines import expand_path, open_binary
+from trifold.data.pairs import iter_dataset
 from trifold.data.records import RecordReport, Records
+from trifold.data.settings import DataSettings
+from trifold.data.tables import LABELS, Role, check_text, choose_columns, read_roles
 from trifold.errors import DataError
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
-SPLITS = {"train", "val", "valid", "validation", "test"}
 MAX_BYTES = 2**26  # of an image in an archive
+PLAIN = DataSettings()
+# Columns of rows in memory.
+ROLES = {
+    "image": Role("image img picture photo pixels path file filename".split(), lambda x, _: x),
+    "label": Role(
+        (*LABELS, "fine_label", "coarse_label"),
+        lambda value, place: check_text(str(value) if isinstance(value, int) else value, place),
+    ),
+}
 UNSCALED: dict[str, Any] = {"scale": None, "mean": None, "deviation": None}
 # Names of a file and of a class; the path, bytes or Pillow image, or None for a file that is no
 # image.
 Labelled: TypeAlias = tuple[str, str, Any]
 
 
-def read_images(source: str | list[str], settings: ImageSettings, channels: int) -> Records:
+def read_images(
+    source: str | list[str], settings: ImageSettings, channels: int, data: DataSettings = PLAIN
+) -> Records:
     """The images of a source, resized and cropped; their role "image" is (height, width, channels)
     uint8.
+
+    data: names the columns of images and labels of rows in memory.
 
     Raises DataError for a source without images, and for an image that cannot be read.
     """
@@ -38,7 +54,7 @@ def read_images(source: str | list[str], settings: ImageSettings, channels: int)
         Records({role: [] for role in ("text", "pair", "label", "image")}),
         Counter[str](),
     )
-    for number, (name, label, image) in enumerate(iter_images(source, ignored), start=1):
+    for number, (name, label, image) in enumerate(iter_images(source, ignored, data), start=1):
         pixels = np.moveaxis(
             read_image(image, settings, channels, name, kinds).astype(np.uint8), 0, -1
         )
@@ -59,28 +75,29 @@ def read_images(source: str | list[str], settings: ImageSettings, channels: int)
     return records
 
 
-def measure_images(source: str | list[str]) -> tuple[int, tuple[str, int, int]]:
+def measure_images(
+    source: str | list[str], data: DataSettings = PLAIN
+) -> tuple[int, tuple[str, int, int]]:
     """The number of images; Pillow mode, height and width of the first one."""
-    found, kinds = iter_images(source, Counter()), Counter[tuple[str, int, int]]()
+    found, kinds = iter_images(source, Counter(), data), Counter[tuple[str, int, int]]()
     name, _, image = next(found)
     read_image(image, ImageSettings(size=None, **UNSCALED), 3, name, kinds)
     return 1 + sum(1 for _ in found), next(iter(kinds))
 
 
-def iter_images(source: str | list[str], ignored: Counter[str]) -> Iterator[Labelled]:
-    """The images of folders, archives, or IDX files such as train-images-idx3-ubyte, beside which
-    the labels are.
+def iter_images(
+    source: str | list[str], ignored: Counter[str], data: DataSettings = PLAIN
+) -> Iterator[Labelled]:
+    """The images of folders, archives, IDX files such as train-images-idx3-ubyte, beside which the
+    labels are, or rows in memory or on the hub.
 
     ignored: counts other files by suffix. Raises DataError for a file that is missing or damaged,
     if there is no image, and for one of several splits that a source contains.
     """
     names, is_empty = [source] if isinstance(source, str) else source, True
     for name in names:
-        path = expand_path(name)
-        find = (
-            _iter_idx if "idx3" in path.name else _iter_folder if path.is_dir() else _iter_archive
-        )
-        for image in find(name):
+        found = _iter_rows(name, data) if is_dataset(name) else _reader(expand_path(name))(name)
+        for image in found:
             if image[-1] is None:
                 ignored[PurePath(image[0]).suffix or PurePath(image[0]).name] += 1
             else:
@@ -93,29 +110,77 @@ def iter_images(source: str | list[str], ignored: Counter[str]) -> Iterator[Labe
         )
 
 
+def list_images(source: str | list[str], data: DataSettings = PLAIN) -> dict[str, str]:
+    """The files of a source in reading order, each with the class that its folder or row names;
+    archives and IDX files name none.
+    """
+    found: dict[str, str] = {}
+    for name in [source] if isinstance(source, str) else source:
+        if is_dataset(name):
+            rows = _iter_rows(name, data)
+            found |= {file: label for _, label, file in rows if isinstance(file, str)}
+            continue
+        path = expand_path(name)
+        if "idx3" in path.name:
+            found |= {str(path): "", str(_labels_of_idx(path)): ""}
+        elif path.is_dir():
+            images = (image for image in _iter_folder(name) if image[-1] is not None)
+            found |= {file: label for file, label, _ in images}
+        else:
+            found[str(file_on_disk(path))] = ""
+    return found
+
+
+def _iter_rows(source: str, data: DataSettings) -> Iterator[Labelled]:
+    """Rows of a path, bytes or a Pillow image, and a label."""
+    columns: dict[str, str] = {}
+    for _, place, row in iter_dataset(source, "train"):
+        assert row is not None
+        columns = columns or choose_columns(row, ROLES, data, place, is_table=False)
+        image, label = read_roles(row, ROLES, columns, place)
+        yield place, label, BytesIO(image) if isinstance(image, bytes) else image
+
+
+def _reader(path: Path) -> Callable[[str], Iterator[Labelled]]:
+    if "idx3" in path.name:
+        return _iter_idx
+    return _iter_folder if path.is_dir() or files_in_archive(path) else _iter_tar
+
+
 def _iter_folder(name: str) -> Iterator[Labelled]:
+    """The images of a folder, of a zip archive, or of a folder in it."""
     folder = expand_path(name)
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    splits = SPLITS & {path.parent.parent.name for path in paths if _is_image(path)}
-    if "train" in splits and len(splits) > 1:
-        raise DataError(
-            f"{name}: contains the splits {', '.join(sorted(splits))}; name the folder of one, "
-            f"such as {name}/train"
-        )
+    in_archive = files_in_archive(folder)
+    paths = in_archive or sorted(path for path in folder.rglob("*") if path.is_file())
+    images = {path for path in paths if _is_image(path.relative_to(folder))}
+    _check_splits(name, images, f"name the folder of one, such as {name}/train")
     for path in paths:
-        yield (
-            str(path),
-            path.parent.name,
-            path if path.parent != folder and _is_image(path) else None,
-        )
+        if path.parent == folder or path not in images:
+            yield str(path), "", None
+        else:
+            yield str(path), path.parent.name, _read_member(path) if in_archive else path
+
+
+def _read_member(path: Path) -> BytesIO:
+    _check_size(str(path), stored_size(path))
+    with open_binary(path, str(path)) as content:
+        return BytesIO(content.read())
+
+
+def _check_splits(name: str, images: Iterable[PurePath], remedy: str) -> None:
+    splits = SPLITS & {path.parent.parent.name for path in images}
+    if "train" in splits and len(splits) > 1:
+        raise DataError(f"{name}: contains the splits {', '.join(sorted(splits))}; {remedy}")
 
 
 def _is_image(path: PurePath) -> bool:
-    return path.name.lower().endswith(SUFFIXES) and not path.name.startswith(".")
+    """Whether a path in a folder or an archive is that of an image, and not hidden."""
+    return path.name.lower().endswith(SUFFIXES) and not is_hidden(path)
 
 
-def _iter_archive(name: str) -> Iterator[Labelled]:
+def _iter_tar(name: str) -> Iterator[Labelled]:
     """The images of a tar archive, plain or compressed. Nothing is written."""
+    images = set[PurePath]()
     try:
         with open_binary(name, name) as file, tarfile.open(fileobj=file, mode="r|*") as archive:
             for member in archive:
@@ -124,29 +189,36 @@ def _iter_archive(name: str) -> Iterator[Labelled]:
                     if not member.isdir():
                         yield place, "", None
                     continue
-                if member.size > MAX_BYTES:
-                    raise DataError(
-                        f"{place}: {member.size:,} bytes; the limit of an image is {MAX_BYTES:,}"
-                    )
+                _check_size(place, member.size)
                 content = archive.extractfile(member)
                 assert content is not None
+                images.add(path)
                 yield place, path.parent.name, BytesIO(content.read())
     except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
         raise DataError(
             f"{name}: not a readable tar archive ({error}); copy the file again"
         ) from None
+    _check_splits(name, images, "unpack it, and name the folder of one")  # a stream is read once
+
+
+def _check_size(place: str, size: int) -> None:
+    if size > MAX_BYTES:
+        raise DataError(f"{place}: {size:,} bytes; the limit of an image is {MAX_BYTES:,}")
 
 
 def _iter_idx(name: str) -> Iterator[Labelled]:
-    path = expand_path(name)
-    beside = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1"))
-    images, labels = _read_idx(name, 3), _read_idx(str(beside), 1)
+    images, labels = _read_idx(name, 3), _read_idx(str(_labels_of_idx(expand_path(name))), 1)
     if len(images) != len(labels):
         raise DataError(
             f"{name}: {len(images):,} images and {len(labels):,} labels; copy the files again"
         )
     for number, (image, label) in enumerate(zip(images, labels, strict=True), start=1):
         yield f"{name}, image {number}", str(label), import_pillow()[0].fromarray(image)
+
+
+def _labels_of_idx(images: Path) -> Path:
+    """The file of the labels, which is beside that of the images."""
+    return images.with_name(images.name.replace("images", "labels").replace("idx3", "idx1"))
 
 
 def _read_idx(name: str, dimensions: int) -> NDArray[np.uint8]:

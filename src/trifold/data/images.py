@@ -4,6 +4,8 @@ normalization.
 
 import warnings
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -15,7 +17,9 @@ from pydantic import Field, model_validator
 from trifold.errors import DataError, TrifoldError
 from trifold.settings import Settings
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")  # widely used; others are rejected before decoding
+# Widely used formats, whose files have these suffixes; others are rejected before decoding.
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 MAX_PIXELS = 10**8  # a small file may claim to hold more than fits into memory
 
 Filter = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
@@ -139,9 +143,10 @@ def _decode(image: Any, name: str, channels: int, kinds: Counter[Any]) -> Any:
         )
     library, transpose = import_pillow()
     try:
-        with warnings.catch_warnings(action="ignore"):  # of large images, which are rejected below
-            is_file = isinstance(image, str | Path | BytesIO)
-            opened = library.open(image, formats=FORMATS) if is_file else image
+        with (
+            warnings.catch_warnings(action="ignore"),  # of large images, which are rejected below
+            _open(image, library) as opened,
+        ):
             if not isinstance(opened, library.Image):
                 raise DataError(f"{name}: neither the path of a file nor a Pillow image")
             if opened.width * opened.height > MAX_PIXELS:
@@ -150,10 +155,11 @@ def _decode(image: Any, name: str, channels: int, kinds: Counter[Any]) -> Any:
                     "large; "
                     f"the limit is {MAX_PIXELS:,} pixels"
                 )
-            kinds[opened.mode, opened.height, opened.width] += 1
-            if opened.mode.startswith("I"):  # 16 bits, which `convert` would clip
-                opened = library.fromarray((np.asarray(opened) >> 8).astype(np.uint8))
-            return transpose(opened).convert(mode)
+            upright = transpose(opened)
+            kinds[upright.mode, upright.height, upright.width] += 1
+            if upright.mode in ("I", "F") or upright.mode.startswith("I;16"):
+                upright = library.fromarray(_bytes_of(np.asarray(upright), name))
+            return upright.convert(mode)
     except FileNotFoundError:
         raise DataError(
             f"{name}: no such file; the inputs of an image model are paths of files"
@@ -168,6 +174,35 @@ def _decode(image: Any, name: str, channels: int, kinds: Counter[Any]) -> Any:
         ) from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:  # raised by the decoders
         raise DataError(f"{name}: damaged or truncated ({error}); copy the file again") from None
+
+
+@contextmanager
+def _open(image: Any, library: Any) -> Iterator[Any]:
+    """The Pillow image of a file or of its bytes; other values as they are."""
+    if isinstance(image, str | Path):
+        # Without its name: Pillow maps a named TIFF with the sides of the upright image.
+        with Path(image).open("rb") as file:
+            yield library.open(file, formats=FORMATS)
+    else:
+        yield library.open(image, formats=FORMATS) if isinstance(image, BytesIO) else image
+
+
+def _bytes_of(pixels: NDArray[Any], name: str) -> NDArray[np.uint8]:
+    """The high bytes of pixels of 16 bits; wider ones as they are, which `convert` would clip.
+
+    Raises DataError for wide pixels that are not whole numbers from 0 to 255.
+    """
+    if pixels.dtype.kind == "u":
+        return (pixels >> 8).astype(np.uint8)
+    with np.errstate(invalid="ignore"):  # of NaN, which is not equal to its byte
+        found = pixels.astype(np.uint8)
+    if not np.array_equal(found, pixels):
+        low, high = pixels.min(), pixels.max()
+        raise DataError(
+            f"{name}: pixels of 32 bits from {low:g} to {high:g}, whose black and white are not "
+            "known; save the image with pixels of 8 bits (0 to 255) or 16 bits (0 to 65,535)"
+        )
+    return found
 
 
 def import_pillow() -> tuple[Any, Any]:

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from trifold.data.archives import open_stored
 from trifold.data.catalog import VARIABLE, data_folder, missing_remedy
 from trifold.errors import DataError
 
@@ -131,9 +132,9 @@ def open_binary(path: str | Path, name: str) -> Iterator[BinaryIO]:
     """Open the decompressed bytes of `path`; every error while reading them becomes a DataError."""
     try:
         if path == STANDARD_INPUT:
-            yield _decompress(cast(io.BufferedReader, sys.stdin.buffer), name)
+            yield _decompress(sys.stdin.buffer, name)
             return
-        with expand_path(path).open("rb") as file:
+        with open_stored(expand_path(path)) as file:
             yield _decompress(file, name)
     except FileNotFoundError:
         remedy = (
@@ -232,10 +233,11 @@ def _compression(first: bytes) -> str | None:
     return next((kind for magic, kind in _MAGIC_BYTES.items() if first.startswith(magic)), None)
 
 
-def _decompress(file: io.BufferedReader, name: str) -> BinaryIO:
+def _decompress(stream: BinaryIO, name: str) -> BinaryIO:
     """The decompressed bytes of a file. The first bytes decide, which also works for pipes and
     wrong suffixes.
     """
+    file = cast(io.BufferedReader, stream)  # members of archives have its methods
     kind = _compression(file.peek(4)[:4])
     suffix = PurePath(name).suffix
     claimed = COMPRESSED_SUFFIXES.get(suffix.lower())

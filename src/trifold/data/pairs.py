@@ -7,14 +7,14 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import PurePath
 from typing import Any, ClassVar, NamedTuple, Self
 
-from trifold.data import embedded, tables
-from trifold.data.files import FORMATS, is_dataset
+from trifold.data import embedded, frames, tables
+from trifold.data.files import FORMATS, ROW_FORMATS, find_files, is_dataset
 from trifold.data.holdout import HoldOut, Traits, divide, normalized
-from trifold.data.lines import inner_suffix, iter_lines
+from trifold.data.lines import display_name, inner_suffix, iter_lines
 from trifold.data.settings import DataSettings, Source
 from trifold.data.tables import (
     LABELS,
@@ -248,25 +248,56 @@ def open_pairs(source: Source, settings: DataSettings, split: str) -> tuple[Repo
     """A report with a short name of the source, and its rows."""
     if is_dataset(source):
         report = Report(source)
-        table = tables.Table(iter_dataset(source, split), report.skipped)
-        return report, _rows_of_columns(table, settings, report, {})
+        table, keys = open_dataset(source, split, report.skipped)
+        return report, _rows_of_columns(table, settings, report, keys)
     files = _split_source(source)
     report = Report(" + ".join(PurePath(file).name for file in files))
     if len(files) == 2:
         return report, _read_aligned(files, settings)
-    kind = _table_format(files[0], settings)
-    table = tables.open_table(files[0], kind, settings, _NAMES, report.skipped)
-    keys = tables.object_keys(files[0], kind, settings)
-    return report, _rows_of_columns(table, settings, report, keys)
+    found, skipped = find_files(files, ROW_FORMATS)
+    report.name = name_of_files(found)
+    report.header += skipped_files(skipped)
+    return report, chain.from_iterable(_read_table(file, settings, report) for file in found)
+
+
+def name_of_files(files: Sequence[str]) -> str:
+    """The name of several files in reports."""
+    more = f" and {plural(len(files) - 1, 'more file')}" if len(files) > 1 else ""
+    return PurePath(display_name(files[0])).name + more
+
+
+def skipped_files(skipped: Counter[str]) -> list[str]:
+    """The numbers of files of other kinds in folders as a phrase of a report, if there are any."""
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in sorted(skipped.items()))
+    return [f"files of other kinds skipped: {counts}"] if counts else []
+
+
+def _read_table(file: str, settings: DataSettings, report: Report) -> Iterator[Row]:
+    kind = _table_format(file, settings)
+    table = tables.open_table(file, kind, settings, _NAMES, report.skipped)
+    keys = tables.object_keys(file, kind, settings)
+    return _rows_of_columns(table, settings, report, keys)
 
 
 def iter_dataset(source: str, split: str) -> Iterator[NumberedRow]:
-    """The rows of `hub:…` or `embedded:…`; `split` is the split of an embedded source that names
-    none.
+    """The rows of `hub:…`, `python:…` or `embedded:…`; `split` is the split of an embedded source
+    that names none.
     """
-    return (
-        tables.iter_hub(source) if source.startswith("hub:") else embedded.iter_rows(source, split)
-    )
+    if source.startswith("hub:"):
+        return tables.iter_hub(source)
+    if source.startswith(frames.PREFIX):
+        return frames.iter_frame(source)
+    return embedded.iter_rows(source, split)
+
+
+def open_dataset(
+    source: str, split: str, skipped: Counter[str]
+) -> tuple[tables.Table, dict[str, None]]:
+    """The rows of a dataset, and the keys of all rows if these may differ."""
+    frame = source if isinstance(source, frames.Frame) else None
+    has_columns = frame is not None and frame.is_table
+    keys = {} if frame is None or has_columns else frame.all_keys()
+    return tables.Table(iter_dataset(source, split), skipped, has_columns), keys
 
 
 def _rows_of_columns(
@@ -285,13 +316,13 @@ def _rows_of_columns(
                 names.intersection(role.names) for role in _CLASSES.values()
             ):
                 roles = _CLASSES
-            is_table = table.dialect is not None
+            is_table = table.has_columns
             columns = tables.choose_columns(first, roles, settings, place, is_table=is_table)
             chosen = "source {source!r:.40}, target {target!r:.40}".format(**columns)
             if is_table:
                 header = f"header: {chosen}" if tables.has_header(row, settings) else "no header"
-                report.header.append("; ".join([header, *table.notes]))
-            elif roles is _CLASSES:
+                chosen = "; ".join([header, *table.notes])
+            if (is_table or roles is _CLASSES) and chosen not in report.header:
                 report.header.append(chosen)
         source, target = tables.read_roles(row, roles, columns, place)
         yield Row(source, target, number)

@@ -10,15 +10,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from itertools import chain
-from pathlib import PurePath
 from textwrap import shorten
 from typing import Any, ClassVar, Self
 
 from trifold.data.conll import iter_conll, join_words
-from trifold.data.files import FORMATS, find_files, is_dataset
+from trifold.data.files import FORMATS, SENTENCE_FORMATS, TABLE_FORMATS, find_files, is_dataset
 from trifold.data.holdout import Traits, normalized
-from trifold.data.lines import display_name, inner_suffix, iter_lines
-from trifold.data.pairs import Report, Rows, filter_rows, iter_dataset, plural
+from trifold.data.lines import inner_suffix, iter_lines
+from trifold.data.pairs import (
+    Report,
+    Rows,
+    filter_rows,
+    name_of_files,
+    open_dataset,
+    skipped_files,
+)
 from trifold.data.settings import DataSettings, Source
 from trifold.data.squad import iter_squad
 from trifold.data.tables import (
@@ -35,9 +41,7 @@ from trifold.errors import DataError, SettingsError
 
 _READERS = {"conll": iter_conll, "squad": iter_squad}
 # Suffix -> format of labelled rows; that of text has none.
-ROW_FORMATS = (
-    FORMATS | dict.fromkeys(".conll .conllu .bio .iob .iob2".split(), "conll") | {".json": "squad"}
-)
+RECORD_FORMATS = FORMATS | SENTENCE_FORMATS | {".json": "squad"}
 
 
 @dataclass
@@ -120,13 +124,11 @@ def read_records(
         settings, roles = _with_split_roles(settings, roles)
     if is_dataset(source):
         report = RecordReport(source)
-        table = Table(iter_dataset(source, split), report.skipped)
-        found = _read_rows(table, settings, roles, report, {})
+        table, keys = open_dataset(source, split, report.skipped)
+        found = _read_rows(table, settings, roles, report, keys)
     else:
-        files = find_files(source or "")[0]
-        report = RecordReport(PurePath(display_name(files[0])).name)
-        if len(files) > 1:
-            report.name += f" and {plural(len(files) - 1, 'more file')}"
+        files, skipped = find_files(source or "", TABLE_FORMATS)
+        report = RecordReport(name_of_files(files), header=skipped_files(skipped))
         found = chain.from_iterable(
             _read_file(file, settings, roles, report, plain) for file in files
         )
@@ -200,7 +202,7 @@ def open_rows(
     """
     kind: str = settings.format
     if kind == "auto":
-        kind = ROW_FORMATS.get(inner_suffix(file), "text")
+        kind = RECORD_FORMATS.get(inner_suffix(file), "text")
     if kind == "text" and plain is not None:
         kind = plain
     if kind == "text":
@@ -217,7 +219,7 @@ def open_rows(
     else:
         names = {name for role in roles.values() for name in role.names}
         table = open_table(file, kind, settings, names, skipped)
-    if "words" in roles and table.dialect is not None:
+    if "words" in roles and table.has_columns:
         table = join_words(table, settings)
     return kind, table
 
@@ -240,7 +242,7 @@ def _read_rows(
     """The values of each row; those of a blank line are empty texts. keys: of all rows, if they
     differ.
     """
-    columns, is_table = dict[str, str](), table.dialect is not None
+    columns, is_table = dict[str, str](), table.has_columns
     for number, place, row in table.rows:
         if row is None:
             yield number, [""] * len(roles)

@@ -1,13 +1,26 @@
 """Settings of the data: its sources and how they are read."""
 
 import re
-from typing import Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 
 from trifold.settings import Conflict, Settings
 
-Source: TypeAlias = str | list[str] | None
+
+def _keep_frame(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """The checked value; data in memory, whose name is a string, stays with its name."""
+    checked = check(value)
+    return value if isinstance(value, str) else checked
+
+
+Source: TypeAlias = Annotated[str | list[str] | None, WrapValidator(_keep_frame)]
 
 # Names of delimiters that a shell or YAML reads as something else.
 _DELIMITERS = {"tab": "\t", "semicolon": ";", "comma": ",", "pipe": "|", "space": " "}
@@ -22,19 +35,20 @@ class DataSettings(Settings):
     - `a.en,a.de` or `[a.en, a.de]`: two files of lines, aligned by line number;
     - `pairs.tsv`, `.csv`, `.jsonl` (each also `.gz` or `.zst`), `.parquet`: one file with both
       sides;
+    - a folder or a `.zip` archive of such tables, which are read one after the other;
     - `hub:NAME@CONFIG:SPLIT`: a dataset of the Hugging Face hub (`@CONFIG` is optional);
     - `embedded:NAME`: text that is part of trifold.
 
-    For raw text they name a file, a folder, a pattern such as `books/**/*.txt`, or several of these
-    (a list, or separated by commas): plain text, `.jsonl` and `.parquet`, each also `.gz` or
-    `.zst`; or the last two forms above.
+    For raw text they name a file, a folder, a `.zip` archive, a pattern such as `books/**/*.txt`,
+    or several of these (a list, or separated by commas): plain text, `.jsonl` and `.parquet`, each
+    also `.gz` or `.zst`; or the last two forms above. A file in an archive is `books.zip/1.txt`.
 
     Paths may contain `~` and `${VARIABLES}`.
     """
 
-    train: str | list[str] | None = None
-    valid: str | list[str] | None = None
-    test: str | list[str] | None = None
+    train: Source = None
+    valid: Source = None
+    test: Source = None
 
     source: str | int = (
         "source"  # column: name or number from 0 (TSV, CSV), or dotted key (JSONL, hub)

@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from io import BytesIO
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeAlias
 
+from trifold.data.archives import open_stored, split_member
 from trifold.data.dialects import (
     Dialect,
     csv_fields,
@@ -77,12 +79,14 @@ Roles: TypeAlias = Mapping[str, Role]
 class Table:
     """The rows of a file.
 
-    dialect: of a CSV or TSV file. notes: what is unusual in its form, in words. skipped: counts of
+    has_columns: whether the rows have the same columns in one order, as in a table. dialect: of a
+    CSV or TSV file. notes: what is unusual in its form, in words. skipped: counts of
     rows and characters that are no data, complete when all rows are read.
     """
 
     rows: Iterator[NumberedRow]
     skipped: Counter[str]
+    has_columns: bool = False
     dialect: Dialect | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -127,7 +131,7 @@ def open_table(
     below = (record for place, record in enumerate(first) if place not in header.skipped)
     found = known if settings.header is None else ()
     rows = _name_cells(chain(below, records), file, header, found, skipped)
-    return Table(rows, skipped, dialect, notes)
+    return Table(rows, skipped, has_columns=True, dialect=dialect, notes=notes)
 
 
 def iter_file(
@@ -362,7 +366,7 @@ def _missing_column(row: Mapping[str, Any], column: str, place: str, setting: st
     remedy = f"set {setting} to names or numbers of columns (from 0)"
     if len(first) == 1 and (sign := re.search("[;\t|,]", first[0])):
         remedy = f"{sign[0]!r} does not separate columns here; set data.delimiter"
-    place = f"{place.rpartition(':')[0]}:1" if is_header else place
+    place = re.sub(r":\d+$", ":1", place) if is_header else place
     return DataError(f"{place}: no column {column!r}; {known}; {remedy}")
 
 
@@ -473,10 +477,16 @@ def _open_parquet(file: str) -> Any:
     library = _import_library(
         "pyarrow.parquet", f"{file}: Parquet files need the `pyarrow` library"
     )
+    path = expand_path(file)
     try:
-        return library.ParquetFile(expand_path(file))
+        if split_member(path) is None:
+            return library.ParquetFile(path)
+        with open_stored(path) as member:
+            return library.ParquetFile(BytesIO(member.read()))
     except FileNotFoundError:
         raise DataError(f"{file}: no such file; check the path") from None
+    except DataError:
+        raise
     except Exception as error:
         raise _parquet_error(file, error) from None
 
@@ -517,11 +527,17 @@ def iter_hub(source: str) -> Iterator[NumberedRow]:
         raise DataError(
             f"{source}: cannot be loaded ({type(error).__name__}: {reason}); {remedy}"
         ) from error
-    features = (getattr(rows, "features", None) or {}).items()
+    for number, row in enumerate(named_rows(rows), start=1):
+        yield number, f"{source}, row {number}", row
+
+
+def named_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
+    """The rows of a dataset of the library `datasets`, with the names of classes."""
+    features = (getattr(dataset, "features", None) or {}).items()
     found = {key: getattr(getattr(each, "feature", each), "names", None) for key, each in features}
     names = {key: each for key, each in found.items() if each}
-    for number, row in enumerate(rows, start=1):
-        yield number, f"{source}, row {number}", _with_names(row, names)
+    for row in dataset:
+        yield _with_names(row, names)
 
 
 # --- classes that are given by number -------------------------------------------------------------

@@ -2,18 +2,22 @@
 data.
 """
 
+import csv
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import chain, groupby
+from io import StringIO
+from itertools import chain, groupby, islice
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trifold.data import expand_path, iter_lines, list_files
+from trifold.data import DataSettings, expand_path, iter_lines, list_files
+from trifold.data.archives import stored_size
 from trifold.data.dialects import csv_records
-from trifold.data.files import FORMATS
+from trifold.data.files import FOLDER_FORMATS, FORMATS
+from trifold.data.frames import Frame
 from trifold.data.image_sets import measure_images
 from trifold.data.lines import inner_suffix
 from trifold.errors import SettingsError, TrifoldError
@@ -170,13 +174,13 @@ def _for_size(
     token_bytes = 1 if groups["tokenizer"].get("kind") == "char" else 4
     kind, images = groups["task"].get("kind"), dict[str, Any]()
     if kind == "images":
-        count, images = _measure_images(data["train"])
+        count, images = _measure_images(data["train"], data.get("columns", {}))
         tokens, longest = (
             count * (images["max_positions"] if start is None else start.max_positions),
             0.0,
         )
     else:
-        tokens, longest = _measure(data, token_bytes, in_columns=kind == "tag")
+        tokens, longest = _measure(data, token_bytes, str(kind))
     if kind == "answer":
         longest = 512  # of windows; the lines of JSON are no rows
     width, layers = next(
@@ -207,11 +211,11 @@ def _for_size(
     return chosen
 
 
-def _measure_images(source: Any) -> tuple[int, dict[str, Any]]:
+def _measure_images(source: Any, columns: Any) -> tuple[int, dict[str, Any]]:
     """The number of images, and a model for the size of the first one, at most 64 x 64 pixels."""
     count, (mode, *sides) = 1, ("RGB", 32, 32)
     with suppress(TrifoldError, OSError, TypeError):  # which training reports
-        count, (mode, *sides) = measure_images(source)
+        count, (mode, *sides) = measure_images(source, DataSettings.parse({"columns": columns}))
     patch = 4 if max(sides) <= 32 else 8
     tall, wide = (max(1, round(min(side, 64) / patch)) for side in sides)
     size, positions = [tall * patch, wide * patch], tall * wide + 1
@@ -245,17 +249,26 @@ def _iter_records(file: str) -> Iterator[str]:
     return (record for _, record in csv_records(lines, file, LARGE)) if is_csv else lines
 
 
-def _measure(data: Mapping[str, Any], token_bytes: int, *, in_columns: bool) -> tuple[int, float]:
-    """Estimates of the tokens of the training files, and of a long row. What cannot be read,
+def _iter_cells(frame: Frame) -> Iterator[str]:
+    """The records of the CSV file with the same rows, so that both get the same defaults."""
+    for cells in chain(islice(frame.rows(), 1), map(dict.values, frame.rows())):  # with a header
+        line = StringIO()
+        csv.writer(line, lineterminator="").writerow(cells)
+        yield line.getvalue()
+
+
+def _measure(data: Mapping[str, Any], token_bytes: int, kind: str) -> tuple[int, float]:
+    """Estimates of the tokens of the training data, and of a long row. What cannot be read,
     training reports.
     """
-    size, lengths = 0, []
+    size, lengths, source = 0, [], data.get("train")
     with suppress(TrifoldError, OSError, TypeError, AttributeError):
-        files = list_files(data.get("train"))
-        size = sum(expand_path(file).stat().st_size for file in files)
+        files = list_files(source, FOLDER_FORMATS[settings_class(kind).data_kind])
+        size = sum(stored_size(expand_path(file)) for file in files)
         if size <= LARGE:
             lines = chain.from_iterable(map(_iter_records, files))
-            rows = _join_words(lines) if in_columns else lines
+            rows = _join_words(lines) if kind == "tag" else lines
+            rows = _iter_cells(source) if isinstance(source, Frame) else rows
             lengths = [len(row.encode()) / token_bytes + 2 for row in rows]
     longest = (
         np.percentile(lengths, 99) if lengths and data.get("documents", "line") == "line" else 512

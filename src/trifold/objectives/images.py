@@ -61,7 +61,9 @@ class ImagesSettings(ClassifySettings):
         if pictures is None:
             pictures = ImageSettings(size=context.model.image_size, mean=(0.5,), deviation=(0.5,))
         channels = context.model.n_channels
-        train, valid = context.read(lambda source, *_: read_images(source, pictures, channels))
+        train, valid = context.read(
+            lambda source, data, _: read_images(source, pictures, channels, data)
+        )
         config = config_with_labels(context, context.model, train, valid, self.label_separator)
         objective = Images(self, None, config, None, context.report)
         objective.pictures = pictures

@@ -18,6 +18,7 @@ from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.predict.generate_texts import batches_by_length, pad_rows
 from trifold.ragged import Ragged
 from trifold.text import Encoded, Tokenizer, report
+from trifold.text.encoded import check_strings
 
 Overflow = Literal["error", "truncate"]
 Apply = Callable[[Inputs], Sequence[Tensor] | Tensor]  # one tensor for each row of the inputs
@@ -85,6 +86,8 @@ class ModelReader:
         Raises DataError for a text without tokens, and for a text that is too long if it may not be
         truncated.
         """
+        check_strings(texts)
+        check_strings(pairs or ())
         limit = min(self.max_tokens or self.config.max_positions, self.config.max_positions)
         truncates, end = self.on_overflow == "truncate", self._missing_end
         room = limit - (end is not None) if truncates else None

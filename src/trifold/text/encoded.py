@@ -121,11 +121,20 @@ def batched(texts: Sequence[str]) -> Iterator[Sequence[str]]:
     return (texts[start : start + _BATCH] for start in range(0, len(texts), _BATCH))
 
 
-def verify(texts: Iterable[object]) -> None:
-    """Raises DataError if a text is not a string of whole characters."""
-    for text in texts:
+def check_strings(texts: Any) -> None:
+    """Raises DataError, which has its number, for a text of a list that is no string."""
+    if not hasattr(texts, "__getitem__"):  # `batched` rejects it
+        return
+    for number, text in enumerate(texts, start=1):
         if not isinstance(text, str):
-            raise DataError(f"a text is a string, not {text!r:.60} of type {type(text).__name__}")
+            what = f"{text!r:.60} of type {type(text).__name__}"
+            raise DataError(f"text {number:,} of {len(texts):,}: a text is a string, not {what}")
+
+
+def verify(texts: Sequence[str]) -> None:
+    """Raises DataError if a text is not a string of whole characters."""
+    check_strings(texts)
+    for text in texts:
         if problem := lone_surrogate(text):
             raise DataError(f"the text {text!r:.60} cannot be read: {problem}")
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trifold import fast
+from trifold.data.frames import data_overrides
 from trifold.errors import UsageError
 from trifold.memory import available_memory
 from trifold.predict.classify import REGRESSION
@@ -55,6 +56,7 @@ def train(
     *,
     out: str | Path | None = None,
     resume: Literal["auto"] | None = None,
+    data: Any = None,
     data_changed: bool = False,
     view: View | None = None,
     **overrides: Any,
@@ -62,6 +64,9 @@ def train(
     """Train a recipe (a shipped name, a YAML file, a run, or a Recipe) in `out` (default:
     runs/NAME, or that run).
 
+    data: the training data instead of that of the recipe: a data frame (pandas, Polars), a list of
+    dicts, a dict of columns, a dataset, or a file; or a dict of these with the keys train, valid
+    and test.
     `resume="auto"` continues an existing run, or starts a new one, and `data_changed` accepts other
     data files for it. Overrides are dotted recipe keys: `train("smoke", **{"train.steps": 50})`.
     view: shows progress, by default on stderr; `View()` shows none. Raises TrifoldError, but not
@@ -72,6 +77,11 @@ def train(
         raise TypeError(f"recipe is a name, a path or a Recipe, not {recipe!r:.60}")
     if resume not in (None, "auto"):
         raise UsageError(f"resume {resume!r} is not known; give 'auto', or leave it out")
+    overrides = data_overrides(data) | overrides
+    if isinstance(recipe, Recipe) and overrides:
+        raise UsageError(
+            f"{', '.join(overrides)}: a Recipe has its values already; give them to load_recipe"
+        )
     fast.enable()
     with join_ranks() as ranks:
         if not isinstance(recipe, Recipe):
@@ -92,7 +102,7 @@ def train(
 
 def resume(run: str | Path, **arguments: Any) -> Outcome:
     """Continue a run (else UsageError) as if it had not stopped. The arguments are those of
-    `train`.
+    `train`; data in memory is given again.
     """
     return train(recipe := recipe_of_run(run), out=recipe.parent, resume="auto", **arguments)
 

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from trifold import disk
 from trifold.data import (
+    DataSettings,
     FileDigest,
     Source,
     compute_digests,
@@ -23,7 +24,10 @@ from trifold.data import (
     expand_path,
     list_files,
 )
-from trifold.data.files import sha256_of_file
+from trifold.data.files import FOLDER_FORMATS, KnownDigests, is_dataset, sha256_of_file
+from trifold.data.frames import digest_rows
+from trifold.data.image_sets import list_images
+from trifold.data.pairs import iter_dataset
 from trifold.errors import DataError, SettingsError, TrifoldError
 from trifold.hub import resolve
 from trifold.hub.folder import CONFIG, DOWNLOADED
@@ -231,6 +235,7 @@ def _differences(a: Any, b: Any, at: str = "") -> Iterator[tuple[str, Any]]:
 Files: TypeAlias = Mapping[
     str, Mapping[str, FileDigest]
 ]  # dotted key of the recipe -> file -> digest
+MOST_MESSAGES = 10  # about changed files
 FIRST_FORMAT = (
     "data"  # the only key of the first format of data.json, for both data.train and data.valid
 )
@@ -242,10 +247,9 @@ def data_digest(files: Files) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def data_files(recipe: Recipe) -> dict[str, list[str]]:
-    """The files that a run learns from, in reading order, by dotted key."""
+def data_sources(recipe: Recipe) -> dict[str, Source]:
+    """The sources that a run learns from, by dotted key."""
     task: Any = recipe.task
-    tokenizer = recipe.tokenizer.file
     sources: dict[str, Source] = {"data.train": recipe.data.train, "data.valid": recipe.data.valid}
     if task.kind == "text-to-text":
         for name, part in task.parts.items():
@@ -253,20 +257,55 @@ def data_files(recipe: Recipe) -> dict[str, list[str]]:
                 f"task.parts.{name}.train": part.train,
                 f"task.parts.{name}.valid": part.valid,
             }
-    files = {key: list_files(source) for key, source in sources.items()}
+    return sources
+
+
+def data_files(recipe: Recipe) -> dict[str, dict[str, str]]:
+    """The files that a run learns from, in reading order, by dotted key; each with the label that
+    its folder gives an image, or "".
+    """
+    task: Any = recipe.task
+    tokenizer = recipe.tokenizer.file
+    kind = "table" if getattr(task, "texts_of", None) else task.evaluated.data_kind
+    files = {
+        key: _files_of_source(source, kind, recipe.data)
+        for key, source in data_sources(recipe).items()
+    }
     if task.kind == "distill" and Path(task.teacher).expanduser().is_dir():  # not a hub id
         files["task.teacher"] = _model_files(resolve(task.teacher))
     if recipe.train.lora is not None and recipe.train.lora.int8:  # not in the checkpoints
         files["start_from"] = _model_files(resolve(str(recipe.start_from)))
     if tokenizer is not None:
         path = expand_path(tokenizer)
-        files["tokenizer.file"] = _model_files(path) if path.is_dir() else [str(path)]
+        files["tokenizer.file"] = _model_files(path) if path.is_dir() else {str(path): ""}
     return files
 
 
-def _model_files(folder: Path) -> list[str]:
+def _files_of_source(source: Source, kind: str, data: DataSettings) -> dict[str, str]:
+    if kind != "images":
+        return dict.fromkeys(list_files(source, FOLDER_FORMATS[kind]), "")
+    with suppress(TrifoldError):  # which reading reports
+        if source is not None:
+            return list_images(source, data)
+    return {}
+
+
+def _compute_digests(recipe: Recipe, known: KnownDigests) -> dict[str, dict[str, FileDigest]]:
+    """The digests of all that a run learns from, by dotted key: of its files, and of rows in memory
+    or on the hub.
+    """
+    found = {key: compute_digests(files, known) for key, files in data_files(recipe).items()}
+    for key, source in data_sources(recipe).items():
+        if is_dataset(source) and not source.startswith("embedded:"):
+            count, sha256 = digest_rows(row for _, _, row in iter_dataset(source, "train"))
+            found[key] |= {str(source): FileDigest(count, -1, sha256)}
+    return {key: digests for key, digests in found.items() if digests}
+
+
+def _model_files(folder: Path) -> dict[str, str]:
     """The files of a model or tokenizer folder that may be read."""
-    return sorted({str(path) for pattern in DOWNLOADED for path in folder.glob(pattern)})
+    found = {str(path) for pattern in DOWNLOADED for path in folder.glob(pattern)}
+    return dict.fromkeys(sorted(found), "")
 
 
 def read_data_json(folder: RunFolder) -> dict[str, dict[str, FileDigest]]:
@@ -290,19 +329,22 @@ def check_same_data(folder: RunFolder, recipe: Recipe, *, changed: bool) -> list
 
     Files in data.json or in a cache, with the same size and time, are not read. Returns a message
     for each file that differs if `changed` allows it; otherwise raises DataError listing them.
+    Data that an earlier version did not record is accepted.
     """
     before = read_data_json(folder)
     known = digests_in_caches(recipe.data.cache) if recipe.data.cache is not None else {}
     for files in before.values():
         known |= {(name, each.size, each.mtime_ns): each.sha256 for name, each in files.items()}
-    hashed = {key: compute_digests(names, known) for key, names in data_files(recipe).items()}
-    now = {key: digests for key, digests in hashed.items() if digests}
+    now = _compute_digests(recipe, known)
     messages = list(dict.fromkeys(changed_files(before, now)))  # two keys may share a file
-    if not before and folder.identity().get("data", data_digest(now)) != data_digest(now):
+    if len(messages) > MOST_MESSAGES:
+        messages[MOST_MESSAGES:] = [f"and {len(messages) - MOST_MESSAGES:,} more files"]
+    accepted = {None, data_digest({}), data_digest(now)}
+    if not before and folder.identity().get("data") not in accepted:
         messages = [f"{folder.data}: missing or damaged, and the data differs from that of the run"]
     if messages and not changed:
         remedy = (
-            "restore the old files, accept the new ones with --data-changed, or start "
+            "restore the old data, accept the new one with --data-changed, or start "
             "another run with --out"
         )
         raise DataError("\n".join([*messages[:-1], f"{messages[-1]}; {remedy}"]))
@@ -326,12 +368,15 @@ def changed_files(before: Files, now: Files) -> Iterator[str]:
         if old == new:
             continue
         # The content of a file is new for its name, or for a new name, among all files.
-        known = {name: {*old} for name in files} | {
-            name: {each.sha256} for name, each in old_files.items()
-        }
-        changed = [name for name, each in files.items() if each.sha256 not in known[name]]
+        before_all, now_all = {*old}, {*new}
+        known = {name: {each.sha256} for name, each in old_files.items()}
+        changed = [
+            name for name, each in files.items() if each.sha256 not in known.get(name, before_all)
+        ]
         missing = [
-            name for name, each in old_files.items() if name not in files and each.sha256 not in new
+            name
+            for name, each in old_files.items()
+            if name not in files and each.sha256 not in now_all
         ]
         yield from (f"{name}: the content has changed since the run began" for name in changed)
         yield from (f"{name}: part of the run when it began, and now missing" for name in missing)
