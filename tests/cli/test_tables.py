@@ -60,7 +60,7 @@ def write(path: Path, rows: list[dict[str, str]] = ROWS) -> Path:
 def read(path: Path) -> list[dict[str, str]]:
     if path.suffix == ".jsonl":
         return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         dialect = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
         return [*csv.DictReader(file, **dialect)]
 

@@ -301,3 +301,37 @@ def test_an_interrupted_output_keeps_the_old_file_and_the_results_so_far(trifold
     )
     assert out.read_text("utf-8") == "old\n"
     assert len((tmp_path / "out.txt.part").read_text("utf-8").splitlines()) == 2
+
+
+# --- the form of the file -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "first", "last"),
+    [
+        ("a.csv", '\ufefftext;n\n"a dog; runs";1\n', "\ufefftext;n;prediction;score", '"a dog; runs";1;'),
+        ("a.csv", "sep=;\ntext;n\na dog;1\n", "text;n;prediction;score", "a dog;1;"),
+        ("a.tsv", 'text\tn\n"a\tdog"\t1\na\t2\n', "text\tn\tprediction\tscore", "a\t2\t"),
+        ("a.tsv", 'text\tn\na "dog\t1\n', "text\tn\tprediction\tscore", 'a "dog\t1\t'),
+    ],
+)  # fmt: skip
+def test_a_table_is_written_as_it_is_read(trifold, tmp_path, name, content, first, last):
+    model = folder_of("classify", tmp_path / "model")
+    (tmp_path / name).write_text(content, "utf-8")
+    out = tmp_path / f"out{Path(name).suffix}"
+    done = trifold("predict", str(model), str(tmp_path / name), "--out", str(out))
+    assert done.code == 0, done.err
+    lines = out.read_text("utf-8").splitlines()
+    assert lines[0] == first and lines[-1].startswith(last)
+    assert ("separated by ';'" in done.err) == (";" in content)
+    assert trifold("predict", str(model), str(out), "--out", str(tmp_path / "b.jsonl")).code == 0
+
+
+def test_rows_that_are_no_data_are_left_out_of_predictions_and_counted(trifold, tmp_path):
+    model = folder_of("classify", tmp_path / "model")
+    (tmp_path / "a.csv").write_text("text,label\na dog,1\ntext,label\na cat,2\n", "utf-8")
+    out = tmp_path / "b.csv"
+    done = trifold("predict", str(model), str(tmp_path / "a.csv"), "--out", str(out))
+    assert done.code == 0 and "a.csv: 1 repeated header skipped" in done.err.replace("\n    ", " ")
+    rows = out.read_text("utf-8").splitlines()
+    assert [row.split(",")[0] for row in rows] == ["text", "a dog", "a cat"]

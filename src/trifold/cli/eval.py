@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
+from trifold import disk
 from trifold.cli.batch import generate_batches, load_pipeline, one_line
 from trifold.cli.options import (
     BatchSize,
@@ -344,7 +345,9 @@ def _validate(request: Request) -> Report:
     seconds = time.perf_counter() - start
     refuse_non_finite(tensor(found.loss))
     if request.folder is not None:
-        write_report(request.folder, task, rows, found)
+        disk.make_folder(request.folder)
+        with disk.exclusive(request.folder):
+            write_report(request.folder, task, rows, found)
     values = {"loss": found.loss, "scores": found.scores, "signatures": list(found.signatures)}
     lines = [f"loss {found.loss:.4f} {unit}", *(score_text(*each) for each in found.scores.items())]
     return Report(seconds, values, lines, [*found.signatures, f"{seconds:.1f} s"])

@@ -34,7 +34,7 @@ from trifold.cli.options import (
     option,
     with_options,
 )
-from trifold.cli.table_output import RECORDS, SUFFIXES, write_table
+from trifold.cli.table_output import RECORDS, SUFFIXES, Format, write_table
 from trifold.cli.tables import Input, check_no_files, image_inputs, is_table, open_table
 from trifold.cli.terminal import open_output, print_note, print_result
 from trifold.errors import DataError, UsageError, check_utf8, printable
@@ -189,10 +189,12 @@ def run(
     if is_rows:
         assert out is not None
         read: Callable[[], Iterator[Input]] = partial(image_inputs, texts[0])
+        dialect = None
         if not is_picture:
-            read = open_table(texts, predictor.task, recipe, pairs).inputs
+            table = open_table(texts, predictor.task, recipe, pairs)
+            read, dialect = table.inputs, table.dialect()
         key = command + repr(_digests(texts[0], model))
-        _predict_rows(predictor, read, out, key, size)
+        _predict_rows(predictor, read, out, Format.of(out, texts[0], dialect), key, size)
     else:
         is_split = tsv or (predictor.needs_pairs and not pairs)
         lines = _lines() if is_piped else texts
@@ -436,7 +438,9 @@ def _check_options(
 # --- rows of a table ------------------------------------------------------------------------------
 
 
-def _predict_rows(predictor: Predictor, read: Any, out: Path, key: str, size: int) -> None:
+def _predict_rows(
+    predictor: Predictor, read: Any, out: Path, form: Format, key: str, size: int
+) -> None:
     """Write the rows with their predictions."""
     config = predictor.config
     is_class = predictor.task in ("classify", "choose")
@@ -456,7 +460,7 @@ def _predict_rows(predictor: Predictor, read: Any, out: Path, key: str, size: in
             values += [scores.get(label) for label in config.labels[: len(classes)]]
             yield one, dict(zip([*added, *classes], values, strict=True))
 
-    write_table(read, out, [*added, *classes], key, size, rows)
+    write_table(read, out, form, [*added, *classes], key, size, rows)
 
 
 # --- lines of text -------------------------------------------------------------------------------

@@ -2,43 +2,47 @@
 memory. An interrupted output continues.
 """
 
+from __future__ import annotations
+
 import csv
 import io
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trifold import disk
 from trifold.cli.tables import Input
 from trifold.cli.terminal import count_progress, print_note
+from trifold.data.dialects import Dialect
+from trifold.data.lines import inner_suffix
 from trifold.errors import DataError, UsageError
 from trifold.jsonfiles import json_line, read_json
 
-TSV: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
-Record = Callable[[Sequence[str], Mapping[str, Any]], str]
+# How tables are written, unless the table that is read is one of the same suffix.
+DIALECTS = {".csv": Dialect(",", has_quotes=True), ".tsv": Dialect("\t", has_quotes=False)}
+BOM = "\ufeff"
 
 
 # --- formats --------------------------------------------------------------------------------------
 
 
-def _json_record(columns: Sequence[str], row: Mapping[str, Any]) -> str:
+def _json_record(columns: Sequence[str], row: Mapping[str, Any], dialect: Dialect) -> str:
     return json_line(row) + "\n"
 
 
-def _csv_record(columns: Sequence[str], row: Mapping[str, Any], **dialect: Any) -> str:
+def _table_record(columns: Sequence[str], row: Mapping[str, Any], dialect: Dialect) -> str:
     """A record of cells; a value that is no text becomes JSON. Raises csv.Error."""
     cells = {key: x if isinstance(x, str) or x is None else json_line(x) for key, x in row.items()}
+    options: dict[str, Any] = {"delimiter": dialect.delimiter, "lineterminator": "\n"}
+    if not dialect.has_quotes:
+        options |= {"quoting": csv.QUOTE_NONE, "quotechar": None}
     line = io.StringIO()
-    csv.DictWriter(line, columns, lineterminator="\n", **dialect).writerow(cells)
+    csv.DictWriter(line, columns, **options).writerow(cells)
     return line.getvalue()
 
 
-def _tsv_record(columns: Sequence[str], row: Mapping[str, Any]) -> str:
-    return _csv_record(columns, row, **TSV)
-
-
-def _conll_record(columns: Sequence[str], row: Mapping[str, Any]) -> str:
+def _conll_record(columns: Sequence[str], row: Mapping[str, Any], dialect: Dialect) -> str:
     """The words of a sentence with the lists of the row, one word per line. Raises ValueError."""
     lists = [row[name] for name in columns if isinstance(row.get(name), list)]
     if not lists or len({len(each) for each in lists}) > 1:
@@ -46,22 +50,44 @@ def _conll_record(columns: Sequence[str], row: Mapping[str, Any]) -> str:
     return "".join("\t".join(map(str, fields)) + "\n" for fields in zip(*lists, strict=True)) + "\n"
 
 
-RECORDS: dict[str, Record] = {
-    ".csv": _csv_record,
-    ".tsv": _tsv_record,
+RECORDS = {
+    ".csv": _table_record,
+    ".tsv": _table_record,
     ".jsonl": _json_record,
     ".conll": _conll_record,
 }
-WITH_HEADER = (".csv", ".tsv")
 SUFFIXES = ", ".join(RECORDS)
 
 
-def _record(suffix: str, columns: Sequence[str], one: Input, values: Mapping[str, Any]) -> bytes:
-    """The record of a row with its predictions. Raises DataError if the format cannot hold it."""
-    try:
-        return RECORDS[suffix](columns, {**one.row, **values}).encode()
-    except (csv.Error, ValueError) as error:
-        raise DataError(f"{one.place}: not possible in {suffix}: {error}; write .jsonl") from None
+class Format(NamedTuple):
+    """The format of an output: the suffix of its file, and the dialect of a table."""
+
+    suffix: str
+    dialect: Dialect
+
+    @classmethod
+    def of(cls, out: Path, source: str, dialect: Dialect | None) -> Format:
+        """The format of an output; a table is written like a `source` with the same suffix."""
+        default = DIALECTS.get(out.suffix, DIALECTS[".csv"])
+        is_same = dialect is not None and inner_suffix(source) == out.suffix
+        return cls(out.suffix, dialect if dialect is not None and is_same else default)
+
+    def record(self, columns: Sequence[str], one: Input, values: Mapping[str, Any]) -> bytes:
+        """The record of a row with its predictions. Raises DataError if the format cannot hold
+        it.
+        """
+        try:
+            return RECORDS[self.suffix](columns, {**one.row, **values}, self.dialect).encode()
+        except (csv.Error, ValueError) as error:
+            problem = f"not possible in {self.suffix}: {error}"
+            raise DataError(f"{one.place}: {problem}; write .jsonl") from None
+
+    def header(self, columns: Sequence[str]) -> bytes:
+        """What stands above the rows."""
+        if self.suffix not in DIALECTS:
+            return b""
+        mark = BOM if self.dialect.has_bom else ""
+        return mark.encode() + self.record(columns, Input("", ""), {name: name for name in columns})
 
 
 def name_columns(columns: Collection[str], added: Sequence[str]) -> dict[str, str]:
@@ -84,6 +110,7 @@ def name_columns(columns: Collection[str], added: Sequence[str]) -> dict[str, st
 def write_table(
     read: Callable[[], Iterator[Input]],
     out: Path,
+    form: Format,
     added: Sequence[str],
     key: str,
     size: int,
@@ -98,7 +125,7 @@ def write_table(
     ones. Raises UsageError if another process writes this output.
     """
     with disk.exclusive(out):
-        columns, total = _check(read, out.suffix)
+        columns, total = _check(read, form)
         names = name_columns(columns, added)
         part, state_file = (out.with_name(f"{out.name}.part{suffix}") for suffix in ("", ".json"))
         state: dict[str, Any] = {"key": key, "rows": 0, "bytes": 0}
@@ -112,14 +139,13 @@ def write_table(
         columns += names.values()
         with part.open("ab") as file, count_progress("new rows", total - state["rows"]) as advance:
             file.truncate(state["bytes"])
-            if not state["rows"] and out.suffix in WITH_HEADER:
-                header = {name: name for name in columns}
-                disk.put(file, _record(out.suffix, columns, Input("", ""), header))
+            if not state["rows"]:
+                disk.put(file, form.header(columns))
             results = predict(islice(read(), state["rows"], None), state["rows"], advance)
             while window := [*islice(results, size)]:
                 for one, values in window:
                     named = {names[name]: value for name, value in values.items()}
-                    disk.put(file, _record(out.suffix, columns, one, named))
+                    disk.put(file, form.record(columns, one, named))
                 disk.flush(file)
                 state |= {"rows": state["rows"] + len(window), "bytes": file.tell()}
                 disk.replace_text(state_file, json_line(state))
@@ -127,7 +153,7 @@ def write_table(
         disk.remove(state_file)
 
 
-def _check(read: Callable[[], Iterator[Input]], suffix: str) -> tuple[list[str], int]:
+def _check(read: Callable[[], Iterator[Input]], form: Format) -> tuple[list[str], int]:
     """The columns of all rows, in the order of their first use, and the number of rows.
 
     Raises DataError for a row that the format cannot hold, and if there is none.
@@ -135,7 +161,7 @@ def _check(read: Callable[[], Iterator[Input]], suffix: str) -> tuple[list[str],
     columns, total = dict[str, None](), 0
     for one in read():
         columns |= dict.fromkeys(one.row)
-        _record(suffix, [*one.row], one, {})
+        form.record([*one.row], one, {})
         total += 1
     if not total:
         raise DataError("the table has no row; name another file")

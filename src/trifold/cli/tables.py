@@ -1,21 +1,26 @@
 """Inputs of `trifold predict` from files of rows, in every format that a task is trained with."""
 
+from __future__ import annotations
+
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trifold.cli.terminal import print_note
+from trifold.data.dialects import Dialect
 from trifold.data.lines import inner_suffix
+from trifold.data.pairs import plural
 from trifold.data.records import RECORD_FORMATS, open_rows
 from trifold.data.settings import DataSettings
-from trifold.data.tables import Role, Roles, choose_columns, object_keys, read_roles
+from trifold.data.tables import Roles, Table, choose_columns, object_keys, read_roles
 from trifold.errors import DataError, UsageError
 
 if TYPE_CHECKING:
+    from trifold.objectives.inputs import Layout
     from trifold.recipe import Recipe
 
 print_once = cache(print_note)
@@ -41,7 +46,7 @@ class Input(NamedTuple):
 # --- arguments ------------------------------------------------------------------------------------
 
 
-def is_table(texts: Sequence[str], recipe: "Recipe | None" = None) -> bool:
+def is_table(texts: Sequence[str], recipe: Recipe | None = None) -> bool:
     """Whether the first text is the name of a file of rows, and the others are settings of it.
 
     A file whose suffix is none of a table is one if a setting, or the recipe, names its format.
@@ -83,7 +88,7 @@ def check_no_files(texts: Sequence[str], command: str) -> None:
 
 
 def reading_settings(
-    files: Sequence[str], recipe: "Recipe | None", given: Mapping[str, Any]
+    files: Sequence[str], recipe: Recipe | None, given: Mapping[str, Any]
 ) -> DataSettings:
     """How files are read: as the recipe reads its own, except for the settings that are `given`.
 
@@ -119,94 +124,6 @@ def split_settings(texts: Sequence[str]) -> tuple[dict[str, Any], str | None]:
     return values["data"], part
 
 
-# --- layouts --------------------------------------------------------------------------------------
-
-
-class Layout(NamedTuple):
-    """What the rows of a task consist of.
-
-    inputs: what the model reads. labels: what it predicts, which may be missing. read: the fields
-    of an Input, from the values of the inputs by role. fits: whether a first row has this layout.
-    """
-
-    inputs: Roles
-    labels: Roles
-    read: Callable[[Mapping[str, Any]], dict[str, Any]]
-    fits: Callable[[Mapping[str, Any]], bool] = lambda first: True
-
-    @classmethod
-    def of(cls, roles: Roles, inputs: Sequence[str], *read: Any) -> "Layout":
-        """The layout of a task with these roles, of which the model reads the `inputs`."""
-        chosen = {name: roles[name] for name in inputs}
-        return cls(chosen, {name: roles[name] for name in roles if name not in chosen}, *read)
-
-    def without_pair(self) -> "Layout":
-        """The layout if the command has the second text; a column of it may be missing."""
-        pair = {role: each for role, each in self.inputs.items() if role in ("pair", "context")}
-        inputs = {role: each for role, each in self.inputs.items() if role not in pair}
-        return self._replace(inputs=inputs, labels={**self.labels, **pair})
-
-
-def _read_texts(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {"text": values["text"], "pair": values.get("pair")}
-
-
-def _read_question(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {"text": values["question"], "pair": values.get("context")}
-
-
-def _read_choices(values: Mapping[str, Any]) -> dict[str, Any]:
-    from trifold.objectives.choose import full_choices
-
-    return {"text": values["text"], "choices": full_choices(values)}
-
-
-def _has_words(first: Mapping[str, Any]) -> bool:
-    from trifold.objectives.tag import ROLES
-
-    names = ROLES["words"].names
-    return any(isinstance(value, list) and key.casefold() in names for key, value in first.items())
-
-
-def _template_layout(pieces: Sequence[str]) -> Layout:
-    """The layout of a part of a text-to-text task, whose texts and columns alternate."""
-    from trifold.data.tables import check_text
-
-    inputs = {column: Role((column.casefold(),), check_text) for column in pieces[1::2]}
-
-    def read(values: Mapping[str, Any]) -> dict[str, Any]:
-        filled = (values[piece] if at % 2 else piece for at, piece in enumerate(pieces))
-        return {"text": "".join(filled)}
-
-    return Layout(inputs, {}, read, lambda first: {*inputs} <= {*first})
-
-
-def find_layouts(task: str, recipe: "Recipe | None") -> dict[str, Layout]:
-    """The layouts of the tables of a task, by name; those of a text-to-text task are its parts."""
-    from trifold.objectives import answer, choose, labels, summarize, tag
-    from trifold.objectives.text_to_text import TextToTextSettings, split_template
-
-    evaluated = None if recipe is None else recipe.task.evaluated
-    if task == "generate" and isinstance(evaluated, TextToTextSettings):
-        parts = evaluated.parts.items()
-        return {name: _template_layout(split_template(part.input)) for name, part in parts}
-    one = Layout.of(labels.ROLES, ("text",), _read_texts)
-    two = Layout.of(labels.ROLES, ("text", "pair"), _read_texts)
-    choices = [role for role in choose.ROLES if role != "label"]
-    source = Layout.of(summarize.ROLES, ("source",), lambda values: {"text": values["source"]})
-    words = Layout.of(tag.ROLES, ("words",), lambda values: {"text": values["words"]}, _has_words)
-    layouts = {
-        "answer": {"": Layout.of(answer.ROLES, ("question", "context"), _read_question)},
-        "choose": {"": Layout.of(choose.ROLES, choices, _read_choices)},
-        "classify": {"": two},
-        "generate": {"": source},
-        "next-sentence": {"": two},
-        "similarity": {"": two},
-        "tag": {"words": words, "text": one},
-    }
-    return layouts.get(task, {"": one})
-
-
 # --- rows -----------------------------------------------------------------------------------------
 
 
@@ -229,16 +146,7 @@ class TableReader(NamedTuple):
 
         Raises DataError for a row that cannot be read, and if a column is missing.
         """
-        roles = {
-            role: each
-            for layout in self.layouts.values()
-            for role, each in {**layout.inputs, **layout.labels}.items()
-        }
-        # A header may have a single name of a text.
-        texts = {name: name for each in self.layouts.values() for name in _names(each.inputs)}
-        columns = {**texts, **self.settings.columns}
-        named = self.settings.model_copy(update={"columns": columns})
-        kind, table = open_rows(self.file, named, roles, Counter(), plain="conll")
+        kind, table = self._open()
         keys = object_keys(self.file, kind, self.settings)
         found, first = dict[str, str](), dict[str, Any]()
         for _, place, row in table.rows:
@@ -248,13 +156,33 @@ class TableReader(NamedTuple):
             if not first:
                 first = {**keys, **row}
                 layout = self._choose_layout(first)
-                found = self._columns(layout, first, place, is_table=kind in ("csv", "tsv"))
+                found = self._columns(layout, first, place, is_table=table.has_columns)
+                for note in table.notes:
+                    print_once(f"{self.file}: {note}")
             # A null is an empty text.
             filled = {key: "" if value is None else value for key, value in row.items()}
             values = read_roles(filled, layout.inputs, found, place)
             fields = layout.read(dict(zip(layout.inputs, values, strict=True)))
             pair = {"pair": self.pairs[0]} if self.pairs else {}
             yield Input(place, **{**fields, **pair}, row=_without_copies(row))
+        for what, count in table.skipped.items():
+            print_once(f"{self.file}: {plural(count, what)} skipped")
+
+    def dialect(self) -> Dialect | None:
+        """How the table is written, if it is CSV or TSV."""
+        return self._open()[1].dialect
+
+    def _open(self) -> tuple[str, Table]:
+        """The format and the rows of the file, whose header may have a single name of a text."""
+        roles = {
+            role: each
+            for layout in self.layouts.values()
+            for role, each in {**layout.inputs, **layout.labels}.items()
+        }
+        texts = {name: name for each in self.layouts.values() for name in _names(each.inputs)}
+        columns = {**texts, **self.settings.columns}
+        settings = self.settings.model_copy(update={"columns": columns})
+        return open_rows(self.file, settings, roles, Counter(), plain="conll")
 
     def _choose_layout(self, first: Mapping[str, Any]) -> Layout:
         """The first layout that fits the row. Raises UsageError unless the part of a text-to-text
@@ -306,11 +234,13 @@ class TableReader(NamedTuple):
 
 
 def open_table(
-    texts: Sequence[str], task: str, recipe: "Recipe | None", pairs: Sequence[str] = ()
+    texts: Sequence[str], task: str, recipe: Recipe | None, pairs: Sequence[str] = ()
 ) -> TableReader:
     """The table of the first text, with the settings in the others."""
+    from trifold.objectives.inputs import find_layouts
+
     given, part = split_settings(texts[1:])
-    layouts = find_layouts(task, recipe)
+    layouts = find_layouts(task, None if recipe is None else recipe.task.evaluated)
     if part is not None:
         if part not in layouts:
             known = ", ".join(filter(None, layouts)) or "none"

@@ -120,7 +120,8 @@ def write_page(
     html = page(answers, {"text": text, "target": target, "models": models or [""]})
     try:
         disk.make_folder(out.parent)
-        disk.replace_text(out, html)
+        with disk.exclusive(out):
+            disk.replace_text(out, html)
     except OSError as error:
         raise TrifoldError(
             f"{out}: cannot be written ({error.strerror}); {disk.remedy(error)}"

@@ -58,7 +58,8 @@ def save_figure(figure: Figure, path: Path, dots_per_inch: int = 130) -> Path:
         disk.make_folder(path.parent)
         content = BytesIO()
         figure.savefig(content, format=path.suffix[1:].lower(), dpi=dots_per_inch)
-        disk.replace_bytes(path, content.getvalue())
+        with disk.exclusive(path):
+            disk.replace_bytes(path, content.getvalue())
     except OSError as error:
         raise TrifoldError(
             f"{path}: cannot be written ({error.strerror}); choose another place"

@@ -1,22 +1,104 @@
-"""The texts of a table for a prediction, which names no columns."""
+"""What a model reads in the rows of a table, for each task of prediction."""
 
-from collections.abc import Mapping
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from trifold.data import image_sets
 from trifold.data.frames import Frame
-from trifold.data.tables import Role
+from trifold.data.tables import Role, Roles, check_text
 from trifold.errors import UsageError
-from trifold.objectives import answer, labels, summarize
+from trifold.objectives import answer, choose, labels, summarize, tag
+from trifold.objectives.objective import ObjectiveSettings
+from trifold.objectives.text_to_text import TextToTextSettings, split_template
 
-# The roles that a task reads; other tasks read one text.
-_SIDES: dict[str, dict[str, Role]] = {
-    "answer": {role: answer.ROLES[role] for role in ("question", "context")},
-    "classify": {role: labels.ROLES[role] for role in ("text", "pair")},
-    "generate": {"source": summarize.ROLES["source"]},
-    "images": {"image": image_sets.ROLES["image"]},
-}
-_SIDES["next-sentence"] = _SIDES["classify"]
+# --- layouts --------------------------------------------------------------------------------------
+
+
+class Layout(NamedTuple):
+    """What the rows of a task consist of.
+
+    inputs: what the model reads. labels: what it predicts, which may be missing. read: from the
+    values of the inputs by role, the `text`, and the `pair` or the `choices` that belong to it.
+    fits: whether a first row has this layout.
+    """
+
+    inputs: Roles
+    labels: Roles
+    read: Callable[[Mapping[str, Any]], dict[str, Any]]
+    fits: Callable[[Mapping[str, Any]], bool] = lambda first: True
+
+    @classmethod
+    def of(cls, roles: Roles, inputs: Sequence[str], *read: Any) -> Layout:
+        """The layout of a task with these roles, of which the model reads the `inputs`."""
+        chosen = {name: roles[name] for name in inputs}
+        return cls(chosen, {name: roles[name] for name in roles if name not in chosen}, *read)
+
+    def without_pair(self) -> Layout:
+        """The layout if the command has the second text; a column of it may be missing."""
+        pair = {role: each for role, each in self.inputs.items() if role in ("pair", "context")}
+        inputs = {role: each for role, each in self.inputs.items() if role not in pair}
+        return self._replace(inputs=inputs, labels={**self.labels, **pair})
+
+
+def _read_texts(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {"text": values["text"], "pair": values.get("pair")}
+
+
+def _read_question(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {"text": values["question"], "pair": values.get("context")}
+
+
+def _read_choices(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {"text": values["text"], "choices": choose.full_choices(values)}
+
+
+def _has_words(first: Mapping[str, Any]) -> bool:
+    names = tag.ROLES["words"].names
+    return any(isinstance(value, list) and key.casefold() in names for key, value in first.items())
+
+
+def _template_layout(pieces: Sequence[str]) -> Layout:
+    """The layout of a part of a text-to-text task, whose texts and columns alternate."""
+    inputs = {column: Role((column.casefold(),), check_text) for column in pieces[1::2]}
+
+    def read(values: Mapping[str, Any]) -> dict[str, Any]:
+        filled = (values[piece] if at % 2 else piece for at, piece in enumerate(pieces))
+        return {"text": "".join(filled)}
+
+    return Layout(inputs, {}, read, lambda first: {*inputs} <= {*first})
+
+
+def find_layouts(task: str, trained: ObjectiveSettings | None = None) -> dict[str, Layout]:
+    """The layouts of the tables of a prediction task, by name.
+
+    trained: the settings of the objective that trained the model, if it has a run. Those of a
+    text-to-text task have a layout for each part.
+    """
+    if task == "generate" and isinstance(trained, TextToTextSettings):
+        parts = trained.parts.items()
+        return {name: _template_layout(split_template(part.input)) for name, part in parts}
+    one = Layout.of(labels.ROLES, ("text",), _read_texts)
+    two = Layout.of(labels.ROLES, ("text", "pair"), _read_texts)
+    choices = [role for role in choose.ROLES if role != "label"]
+    image = Layout.of(image_sets.ROLES, ("image",), lambda values: {"text": values["image"]})
+    source = Layout.of(summarize.ROLES, ("source",), lambda values: {"text": values["source"]})
+    words = Layout.of(tag.ROLES, ("words",), lambda values: {"text": values["words"]}, _has_words)
+    layouts = {
+        "answer": {"": Layout.of(answer.ROLES, ("question", "context"), _read_question)},
+        "choose": {"": Layout.of(choose.ROLES, choices, _read_choices)},
+        "classify": {"": two},
+        "generate": {"": source},
+        "images": {"": image},
+        "next-sentence": {"": two},
+        "similarity": {"": two},
+        "tag": {"words": words, "text": one},
+    }
+    return layouts.get(task, {"": one})
+
+
+# --- tables in memory -----------------------------------------------------------------------------
 
 
 def read_inputs(data: Any, task: str) -> tuple[list[Any], list[Any] | None]:
@@ -26,9 +108,10 @@ def read_inputs(data: Any, task: str) -> tuple[list[Any], list[Any] | None]:
     Raises UsageError if no column has one of the usual names.
     """
     rows = [*Frame("texts", data).rows()]
-    roles = _SIDES.get(task, {"text": labels.ROLES["text"]})
+    first_row = rows[0] if rows else {}
+    layout = next(each for each in find_layouts(task).values() if each.fits(first_row))
     keys = [*dict.fromkeys(key for row in rows for key in row)]
-    columns = _find_columns(keys, roles)
+    columns = _find_columns(keys, layout.inputs)
     if (first := columns[0]) is None:
         known = ", ".join(map(repr, keys)) or "none"
         raise UsageError(
@@ -37,7 +120,7 @@ def read_inputs(data: Any, task: str) -> tuple[list[Any], list[Any] | None]:
             "or [row['text'] for row in rows]"
         )
     inputs = [row.get(first) for row in rows]
-    second = columns[1] if len(columns) > 1 else None
+    second = columns[1] if {"pair", "context"} & {*layout.inputs} else None
     return inputs, None if second is None else [row.get(second) for row in rows]
 
 
