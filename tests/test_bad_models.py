@@ -74,7 +74,7 @@ USING = {
         {},
         f"{GENERATE} hello --out {{here}}/no/where.txt",
         2,
-        ("--out", "where.txt: cannot be written"),
+        ("where.txt: cannot be written (No such file or directory); choose another",),
     ),
     "output that is not UTF-8": Case(
         {}, f"{GENERATE} hello --out {{here}}/o\udcff", 2, ("--out: ", "is not valid UTF-8")

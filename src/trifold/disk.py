@@ -80,17 +80,20 @@ def exclusive(path: Path) -> Iterator[None]:
 
     whole = path.resolve()  # "." has no name
     if not whole.parent.is_dir():  # which the lock would create
-        raise UsageError(f"{path}: cannot be written ({os.strerror(errno.ENOENT)})")
+        reason = os.strerror(errno.ENOENT)
+        raise UsageError(f"{path}: cannot be written ({reason}); choose another folder")
     lock = FileLock(whole.with_name(f".{whole.name}.lock"))
     with suppress(NotImplementedError):
         try:
             lock.acquire(timeout=0)
         except Timeout:
             raise UsageError(
-                f"{path}: another process is writing it; wait until it ends, or name another --out"
+                f"{path}: another process is writing it; wait until it ends, or choose another name"
             ) from None
         except OSError as error:
-            raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
+            raise UsageError(
+                f"{path}: cannot be written ({error.strerror}); choose another folder"
+            ) from None
     try:
         for leftover in leftovers(whole.parent):
             if leftover.name.rsplit(".", 2)[0] == f".{whole.name}":

@@ -232,7 +232,7 @@ def test_adapters_of_int8_weights_learn_like_those_of_the_original_ones(run, tmp
     losses = {}
     for int8 in (False, True):
         lora = {"rank": 4, "int8": int8, "targets": ["*_proj"]}
-        folder = run(str(int8), **wide, train__lora=lora, train__learning_rate=0.02).folder
+        folder = run(str(int8), **wide, train__lora=lora, train__learning_rate=0.01).folder
         losses[int8] = [loss for _, loss in values_of(folder, "train/loss")]
     assert losses[False][-1] < losses[False][0] - 0.1
     assert losses[True] == pytest.approx(losses[False], rel=0.05) and losses[True] != losses[False]
@@ -245,7 +245,7 @@ def test_adapters_of_int8_weights_learn_like_those_of_the_original_ones(run, tmp
             "True",
             **wide,
             train__lora=lora,
-            train__learning_rate=0.02,
+            train__learning_rate=0.01,
             train__steps=14,
             resume="auto",
         )
