@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,26 @@ def test_the_folder_of_pictures_of_the_training_is_predicted(trifold, tmp_path):
     assert [row["label"] for row in found] == [Path(file).parent.name for file in files]
     assert [row["prediction"] for row in found] == [each[0].label for each in best]
     assert len(files) == 4
+
+
+@pytest.mark.parametrize("form", ["folder", "archive"])
+def test_all_tables_of_a_folder_or_an_archive_are_predicted(trifold, tmp_path, form):
+    run = make_run(tmp_path / "run", "classify", {"kind": "classify"}, {})
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    write(folder / "a.csv", rows_of(text=TEXTS[:3], label=["bad"] * 3))
+    write(folder / "b.jsonl", rows_of(text=TEXTS[3:], n=[1, 2, 3]))
+    source = folder
+    if form == "archive":
+        source = Path(shutil.make_archive(str(tmp_path / "tables"), "zip", folder))
+    out = tmp_path / "out.csv"
+    done = trifold("predict", str(run), str(source), "--out", str(out))
+    assert done.code == 0, done.err
+    found = [*csv.DictReader(out.read_text("utf-8").splitlines())]
+    assert [row["text"] for row in found] == TEXTS
+    assert [*found[0]] == ["text", "label", "n", "prediction", "score"]
+    best = library.load(run).classify(TEXTS, top_k=1)
+    assert [row["prediction"] for row in found] == [each[0].label for each in best]
 
 
 # --- probabilities and thresholds -----------------------------------------------------------------

@@ -242,7 +242,8 @@ def _is_image_set(texts: Sequence[str], recipe: Recipe | None) -> bool:
     if recipe is None or recipe.task.evaluated.data_kind != "images" or len(texts) != 1:
         return False
     path = Path(texts[0]).expanduser()
-    return path.is_dir() or "idx3" in path.name or ".tar" in path.suffixes
+    is_archive = not {".tar", ".tgz", ".zip"}.isdisjoint(path.suffixes)
+    return path.is_dir() or "idx3" in path.name or is_archive
 
 
 def _parse_threshold(values: list[str] | None) -> float | dict[str, float] | None:

@@ -99,8 +99,8 @@ def name_columns(columns: Collection[str], added: Sequence[str]) -> dict[str, st
             names[name] = f"model_{names[name]}"
         taken.add(names[name])
     if renamed := [name for name in added if names[name] != name]:
-        both = ", ".join(f"{name!r} as {names[name]!r}" for name in renamed)
-        print_note(f"the table has columns of these names; the predictions are written: {both}")
+        old, new = (", ".join(map(repr, each)) for each in (renamed, map(names.get, renamed)))
+        print_note(f"the table already has {old}; the columns of the predictions are {new}")
     return names
 
 

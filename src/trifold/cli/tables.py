@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trifold.cli.terminal import print_note
 from trifold.data.dialects import Dialect
+from trifold.data.files import TABLE_FORMATS, find_files
 from trifold.data.lines import inner_suffix
 from trifold.data.pairs import plural
 from trifold.data.records import RECORD_FORMATS, open_rows
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 print_once = cache(print_note)
 # The settings of a source of rows, which are set after its name: `data.columns.text=review`.
 READING = ("columns", "source", "target", "format", "delimiter", "header", "max_line_bytes")
+# The kinds of data that consist of rows, of which a folder or an archive may have several files.
+ROW_KINDS = ("table", "pairs", "parts")
 PART = "task.part="  # of a text-to-text model
 
 
@@ -56,9 +59,16 @@ def is_table(texts: Sequence[str], recipe: Recipe | None = None) -> bool:
         return False
     if _suffix_format(name) is not None:
         return " " not in name or Path(name).is_file()
+    if _is_collection(name):
+        return recipe is not None and recipe.task.evaluated.data_kind in ROW_KINDS
     formats = [text for text in settings if text.startswith("data.format=")]
     is_named = recipe is not None and recipe.data.format not in ("auto", "text")
     return (bool(formats) or is_named) and _is_file(name)
+
+
+def _is_collection(name: str) -> bool:
+    """Whether a name is that of a folder or an archive, which may have several tables."""
+    return name.lower().endswith(".zip") or Path(name).expanduser().is_dir()
 
 
 def _suffix_format(name: str) -> str | None:
@@ -128,9 +138,9 @@ def split_settings(texts: Sequence[str]) -> tuple[dict[str, Any], str | None]:
 
 
 class TableReader(NamedTuple):
-    """A file of rows that a task reads.
+    """A file of rows that a task reads, or a folder or an archive of such files.
 
-    settings: how the file is read. named: the roles whose column the command names. pairs: the
+    settings: how the files are read. named: the roles whose column the command names. pairs: the
     second text of all rows, instead of a column, if the command has one.
     """
 
@@ -142,6 +152,19 @@ class TableReader(NamedTuple):
     pairs: Sequence[str] = ()
 
     def inputs(self) -> Iterator[Input]:
+        """The rows of all files; see `_inputs_of_file`."""
+        for file in self._files():
+            yield from self._replace(file=file)._inputs_of_file()
+
+    def dialect(self) -> Dialect | None:
+        """How the first file is written, if it is CSV or TSV."""
+        return self._replace(file=self._files()[0])._open()[1].dialect
+
+    def _files(self) -> list[str]:
+        is_collection = _is_collection(self.file)
+        return find_files(self.file, TABLE_FORMATS)[0] if is_collection else [self.file]
+
+    def _inputs_of_file(self) -> Iterator[Input]:
         """The rows; a blank line is one if there is a single column.
 
         Raises DataError for a row that cannot be read, and if a column is missing.
@@ -167,10 +190,6 @@ class TableReader(NamedTuple):
             yield Input(place, **{**fields, **pair}, row=_without_copies(row))
         for what, count in table.skipped.items():
             print_once(f"{self.file}: {plural(count, what)} skipped")
-
-    def dialect(self) -> Dialect | None:
-        """How the table is written, if it is CSV or TSV."""
-        return self._open()[1].dialect
 
     def _open(self) -> tuple[str, Table]:
         """The format and the rows of the file, whose header may have a single name of a text."""
