@@ -11,7 +11,7 @@ import pytest
 from tests.data import table_files
 
 from trifold.data import DataSettings, Records, Role, read_dialect, read_pairs, read_records
-from trifold.data.tables import check_text
+from trifold.data.tables import check_text, iter_file
 from trifold.errors import DataError, SettingsError
 
 ROLES = {
@@ -268,3 +268,13 @@ def test_quotes_of_two_lines_are_part_of_both(tmp_path: Path) -> None:
     rows = [('"Well,', "x"), ('so."', "y"), ("yes", "x")]
     records = read(tmp_path, "".join(f"{a}\t{b}\n" for a, b in rows), "a.tsv")
     assert rows_of(records) == rows
+
+
+def test_the_delimiter_that_a_line_names_is_used_where_others_divide_evenly_too(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("sep=;\na, b;x\nc, d;y\n", encoding="utf-8")
+    assert read_dialect(str(file), "csv", DataSettings()).delimiter == ";"
+    assert [row for *_, row in iter_file(str(file), "csv", DataSettings())] == [
+        {"0": "a, b", "1": "x"},
+        {"0": "c, d", "1": "y"},
+    ]
