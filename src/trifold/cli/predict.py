@@ -35,7 +35,14 @@ from trifold.cli.options import (
     with_options,
 )
 from trifold.cli.table_output import RECORDS, SUFFIXES, Format, write_table
-from trifold.cli.tables import Input, check_no_files, image_inputs, is_table, open_table
+from trifold.cli.tables import (
+    Input,
+    check_no_files,
+    image_inputs,
+    is_folder,
+    is_table,
+    open_table,
+)
 from trifold.cli.terminal import open_output, print_note, print_result
 from trifold.errors import DataError, UsageError, check_utf8, printable
 from trifold.jsonfiles import json_line
@@ -241,9 +248,9 @@ def _is_image_set(texts: Sequence[str], recipe: Recipe | None) -> bool:
     """Whether the only argument is a source of pictures, and the recipe is trained on such ones."""
     if recipe is None or recipe.task.evaluated.data_kind != "images" or len(texts) != 1:
         return False
-    path = Path(texts[0]).expanduser()
+    path = Path(texts[0])
     is_archive = not {".tar", ".tgz", ".zip"}.isdisjoint(path.suffixes)
-    return path.is_dir() or "idx3" in path.name or is_archive
+    return is_folder(texts[0]) or "idx3" in path.name or is_archive
 
 
 def _parse_threshold(values: list[str] | None) -> float | dict[str, float] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -58,17 +58,17 @@ def is_table(texts: Sequence[str], recipe: Recipe | None = None) -> bool:
     if not all(text.startswith(("data.", PART)) for text in settings):
         return False
     if _suffix_format(name) is not None:
-        return " " not in name or Path(name).is_file()
+        return " " not in name or _is(Path.is_file, name)
     if _is_collection(name):
         return recipe is not None and recipe.task.evaluated.data_kind in ROW_KINDS
     formats = [text for text in settings if text.startswith("data.format=")]
     is_named = recipe is not None and recipe.data.format not in ("auto", "text")
-    return (bool(formats) or is_named) and _is_file(name)
+    return (bool(formats) or is_named) and _is(Path.is_file, name)
 
 
 def _is_collection(name: str) -> bool:
     """Whether a name is that of a folder or an archive, which may have several tables."""
-    return name.lower().endswith(".zip") or Path(name).expanduser().is_dir()
+    return name.lower().endswith(".zip") or is_folder(name)
 
 
 def _suffix_format(name: str) -> str | None:
@@ -77,9 +77,15 @@ def _suffix_format(name: str) -> str | None:
     return None if found == "text" else found
 
 
-def _is_file(name: str) -> bool:
-    with suppress(OSError, ValueError):  # too long for a name, or not one
-        return Path(name).is_file()
+def is_folder(name: str) -> bool:
+    """Whether a text is the name of a folder."""
+    return _is(Path.is_dir, name)
+
+
+def _is(kind: Callable[[Path], bool], name: str) -> bool:
+    """Whether a text is the name of a file or folder of this kind."""
+    with suppress(OSError, ValueError, RuntimeError):  # too long for a name, or not one
+        return kind(Path(name).expanduser())
     return False
 
 
@@ -88,7 +94,9 @@ def check_no_files(texts: Sequence[str], command: str) -> None:
 
     command: of lines of text, such as "generate runs/demo".
     """
-    for text in filter(_is_file, texts):
+    for text in texts:
+        if not _is(Path.is_file, text):
+            continue
         file = shlex.quote(text)
         use = f"`trifold {command} - < {file}` reads its lines"
         if is_table([text]):
