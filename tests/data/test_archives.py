@@ -50,7 +50,7 @@ def test_an_archive_of_tables_is_read_as_its_folder(tmp_path):
     ("name", "content"),
     [
         ("a.csv", CSV),
-        ("a.csv.gz", gzip.compress(CSV.encode())),
+        ("a.csv.gz", gzip.compress(CSV.encode(), mtime=0)),
         ("a.tsv", CSV.replace(",", "\t")),
         ("a.jsonl", '{"text": "good food", "label": "good"}\n{"text": "bad food", "label": "bad"}'),
     ],
