@@ -120,10 +120,13 @@ def test_what_show_accepts_trains(trifold, tmp_path, kind, model):
 
 def test_show_without_a_model_lists_the_presets(trifold):
     listed = {row["preset"]: row for row in json.loads(trifold("show", "--json").out)}
-    assert listed.keys() == {*PRESETS, *PUBLISHED}
+    others = [name for row in listed.values() for name in row["other_names"]]
+    assert sorted([*listed, *others]) == sorted([*PRESETS, *PUBLISHED])
     assert listed["transformer-big"] == {
         "preset": "transformer-big", "shape": "encoder-decoder", "parameters": 214_171_648,
+        "other_names": [],
     }  # fmt: skip
+    assert listed["gpt"]["other_names"] == ["gpt-1", "gpt1", "openai-gpt"]
     lines = trifold("show").out.splitlines()
     assert max(map(len, lines)) <= 80
     assert [line.split() for line in lines if line.startswith("transformer-big ")] == [

@@ -9,6 +9,7 @@ import torch
 from tests.command_line import run_command
 from tests.predict.references import FAMILIES, TEXTS, both
 
+from trifold import load
 from trifold.errors import DataError, UsageError
 from trifold.predict import embed as module
 
@@ -91,6 +92,29 @@ def test_a_search_finds_the_largest_cosines_in_any_parts(part, top_k, tmp_path, 
         assert [one.score for one in lines] == pytest.approx(
             cosines.sort(descending=True)[0][:top_k].tolist(), abs=1e-5
         )
+
+
+@pytest.mark.parametrize("name", [None, "cosine", "dot", "euclidean", "manhattan"])
+def test_a_search_compares_as_the_folder_says(name, tmp_path):
+    library = pytest.importorskip("sentence_transformers")
+    folder = both(tmp_path, "bert", "Model").folder
+    theirs = library.SentenceTransformer(str(folder), similarity_fn_name=name, device="cpu")
+    theirs.save(str(tmp_path / "sentences"))
+    texts = [text for text in CORPUS if text.strip()]
+    found = load(tmp_path / "sentences").search(QUERIES, texts, top_k=3)
+    vectors = (theirs.encode(each, convert_to_tensor=True) for each in (QUERIES, texts))
+    expected = library.util.semantic_search(*vectors, top_k=3, score_function=theirs.similarity)
+    assert [[one.number - 1 for one in each] for each in found] == [
+        [hit["corpus_id"] for hit in each] for each in expected
+    ]
+    assert [one.score for each in found for one in each] == pytest.approx(
+        [hit["score"] for each in expected for hit in each], rel=1e-4, abs=1e-4
+    )
+
+
+def test_an_unknown_similarity_is_an_error(tmp_path):
+    with pytest.raises(UsageError, match="similarity: 'l3' is not known; known: cosine, dot,"):
+        both(tmp_path, "bert", "Model").ours.search("fox", CORPUS, similarity="l3")
 
 
 def test_a_file_is_searched_and_its_long_lines_are_errors(tmp_path):

@@ -65,16 +65,29 @@ def run(
 
 def _list_presets(json: bool) -> None:
     from trifold.costs import count_parameters
-    from trifold.hub.presets import PRESETS as PUBLISHED
+    from trifold.hub.presets import ALIASES, PRESETS as PUBLISHED
     from trifold.nn.config import PRESETS
 
-    configs = PRESETS | {name: preset.config for name, preset in PUBLISHED.items()}
-    rows = [(name, config.shape, count_parameters(config)) for name, config in configs.items()]
-    head = ("preset", "shape", "parameters")
+    configs = PRESETS | {
+        name: preset.config for name, preset in PUBLISHED.items() if name not in ALIASES
+    }
+    rows = [
+        (name, config.shape, count_parameters(config), _other_names(name))
+        for name, config in configs.items()
+    ]
     if json:
-        print_json([dict(zip(head, row, strict=True)) for row in rows])
-    else:
-        print_table([head, *((*row, _short(number)) for *row, number in rows)], "  r")
+        keys = ("preset", "shape", "parameters", "other_names")
+        print_json([dict(zip(keys, row, strict=True)) for row in rows])
+        return
+    head = ("preset", "shape", "parameters", "other names")
+    shown = [(name, shape, _short(count), ", ".join(names)) for name, shape, count, names in rows]
+    print_table([head, *shown], "  r ")
+
+
+def _other_names(preset: str) -> list[str]:
+    from trifold.hub.presets import ALIASES
+
+    return [alias for alias, name in ALIASES.items() if name == preset]
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """Embeddings: one vector for each text or image, pooled from the last hidden states; search by
-their cosine.
+their similarity.
 """
 
 import math
@@ -22,7 +22,7 @@ PART = 2048  # texts of a corpus that are in memory at a time
 
 
 class Found(NamedTuple):
-    """A text of a corpus with its number, from 1, and the cosine of its vector and that of the
+    """A text of a corpus with its number, from 1, and the similarity of its vector and that of the
     query.
     """
 
@@ -44,6 +44,16 @@ POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         torch.arange(len(hidden), device=hidden.device), real.sum(1) - 1
     ],
     "max": lambda hidden, real: hidden.masked_fill(~real[:, :, None], -math.inf).amax(1),
+}
+
+
+# Queries (Q, E) and texts (N, E) -> (Q, N), larger for nearer ones, under the names and with the
+# values of sentence-transformers.
+SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cosine": lambda q, x: F.normalize(q, dim=-1) @ F.normalize(x, dim=-1).T,
+    "dot": lambda q, x: q @ x.T,
+    "euclidean": lambda q, x: -torch.cdist(q, x),
+    "manhattan": lambda q, x: -torch.cdist(q, x, p=1),
 }
 
 
@@ -95,17 +105,23 @@ def search(
     top_k: int = 5,
     pooling: Pooling = "mean",
     dense: Sequence[Callable[[Tensor], Tensor]] = (),
+    normalise: bool = False,
+    similarity: str = "cosine",
     prompt: str = "",
     corpus_prompt: str = "",
 ) -> list[list[Found]]:
     """The `top_k` texts of a corpus nearest to each query, best first. Blank texts are skipped.
 
+    similarity: what is compared, a name of `SIMILARITIES`; of vectors of length 1 with `normalise`.
     prompt, corpus_prompt: put before each query, and before each text of the corpus.
-    Raises UsageError without a corpus.
+    Raises UsageError without a corpus, and for an unknown similarity.
     """
+    if similarity not in SIMILARITIES:
+        known = ", ".join(SIMILARITIES)
+        raise UsageError(f"similarity: {similarity!r} is not known; known: {known}")
     if not corpus:
         raise UsageError("search: no texts to search; add --corpus FILE")
-    options: dict[str, Any] = {"pooling": pooling, "normalise": True, "dense": dense}
+    options: dict[str, Any] = {"pooling": pooling, "normalise": normalise, "dense": dense}
     vectors = torch.stack(embed(reader, queries, prompt=prompt, **options))
     best: list[list[Found]] = [[] for _ in queries]
     numbered = ((number, text) for number, text in enumerate(corpus, start=1) if text.strip())
@@ -114,7 +130,7 @@ def search(
         texts = torch.stack(
             embed(reader, [text for _, text in part], prompt=corpus_prompt, **options)
         )
-        for row, cosines in enumerate((vectors @ texts.T).tolist()):
-            found = [Found(*each, score) for each, score in zip(part, cosines, strict=True)]
+        for row, scores in enumerate(SIMILARITIES[similarity](vectors, texts).tolist()):
+            found = [Found(*each, score) for each, score in zip(part, scores, strict=True)]
             best[row] = nlargest(top_k, [*best[row], *found], key=lambda one: one.score)
     return best

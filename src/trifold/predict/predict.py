@@ -202,13 +202,14 @@ class PredictMixin:
         return self.predict(texts, task="embed", **options)
 
     def search(self, queries: str | Sequence[str], texts: Iterable[str], **options: Any) -> Any:
-        """The `top_k` (5) texts nearest to each query by the cosine of their vectors (`Found`),
+        """The `top_k` (5) texts nearest to each query by the similarity of their vectors (`Found`),
         best first.
 
-        Further options: pooling; prompt, put before each query, and corpus_prompt, before each
-        text. By default these are the prompts "query" and "document" (or "passage", "corpus") of a
-        folder of sentence-transformers. Memory holds 2,048 texts at a time, so `texts` may be an
-        iterator of any length.
+        similarity: cosine, dot, euclidean or manhattan; by default that of a folder of
+        sentence-transformers, or cosine. Distances are negative. Further options: pooling; prompt,
+        put before each query, and corpus_prompt, before each text. By default these are the prompts
+        "query" and "document" (or "passage", "corpus") of a folder of sentence-transformers. Memory
+        holds 2,048 texts at a time, so `texts` may be an iterator of any length.
         """
         return self.predict(queries, task="search", corpus=texts, **options)
 
@@ -238,8 +239,9 @@ def _with_modules(modules: SentenceModules, options: dict[str, Any]) -> dict[str
             f"{modules.problem} is not supported; --pooling mean pools the states without it"
         )
     reader = {"max_tokens": modules.max_length, "on_overflow": "truncate", "on_cut": warn}
-    unit = {} if "corpus" in options else {"normalise": modules.normalise}
-    own = {"pooling": modules.pooling, "dense": modules.dense, **unit}
+    own = {"pooling": modules.pooling, "dense": modules.dense, "normalise": modules.normalise}
+    if "corpus" in options:
+        own["similarity"] = modules.similarity or "cosine"
     return own | reader | _with_prompts(modules, options)
 
 
