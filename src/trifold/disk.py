@@ -96,7 +96,8 @@ def exclusive(path: Path) -> Iterator[None]:
             ) from None
     try:
         for leftover in leftovers(whole.parent):
-            if leftover.name.rsplit(".", 2)[0] == f".{whole.name}":
+            # Of the file itself, or of the record of its part.
+            if leftover.name.rsplit(".", 2)[0] in (f".{whole.name}", f".{whole.name}.part.json"):
                 remove(leftover)
         yield
     finally:

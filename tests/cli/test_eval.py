@@ -96,3 +96,13 @@ def test_a_loss_that_is_not_finite_is_an_error(trifold, make_model, tmp_path):
     done = trifold("eval", str(tmp_path / "model"), str(tmp_path / "a.txt"), "--json")
     assert (done.code, done.out) == (1, "")
     assert "error: the model computes NaN or infinity" in done.err
+
+
+def test_an_output_that_is_the_data_is_refused(run, trifold, tmp_path):
+    for name in ("a.en", "a.de"):
+        (tmp_path / name).write_text("one\ntwo\n", "utf-8")
+    files = [str(tmp_path / name) for name in ("a.en", "a.de")]
+    for data in (files, [",".join(files)]):
+        done = trifold("eval", str(run), *data, "--out", files[1])
+        assert done.code == 2 and "a.de: is the file that is read" in done.err
+        assert (tmp_path / "a.de").read_text("utf-8") == "one\ntwo\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -33,6 +34,7 @@ def make_run(tmp_path):
             checkpoint.mkdir(parents=True)
             (checkpoint / "manifest.json").write_text("{}", encoding="utf-8")
             (folder / "model").mkdir()
+            (folder / "model" / "model.safetensors").touch()
         (folder / "recipe.yaml").write_text(
             RECIPE.format(name=recipe, best_by=best_by), encoding="utf-8"
         )
@@ -125,11 +127,54 @@ def test_a_run_without_its_last_validation_checkpoint_or_model_is_not_finished(
         case "checkpoint":
             (folder / "checkpoints" / "step-00000040" / "manifest.json").unlink()
         case "model":
-            (folder / "model").rmdir()
+            (folder / "model" / "model.safetensors").unlink()
         case "end":
             (folder / "environment.json").write_text('{"sessions": [{}]}', "utf-8")
     (facts,) = list_runs().values()
     assert (facts["state"], facts["step"]) == ("stopped", 40)
+
+
+def test_a_run_whose_recipe_has_changed_is_not_finished(make_run, list_runs):
+    """More steps were requested, and the process was killed while it read the data."""
+    folder = make_run("a")
+    digest = hashlib.sha256((folder / "recipe.yaml").read_bytes()).hexdigest()
+    ended = {"stopped_by": "steps", "to_step": 40, "recipe": digest}
+    (folder / "environment.json").write_text(json.dumps({"sessions": [ended]}), "utf-8")
+    assert list_runs()["a"]["state"] == "finished"
+    text = (folder / "recipe.yaml").read_text("utf-8").replace("steps: 40", "steps: 80")
+    (folder / "recipe.yaml").write_text(text, "utf-8")
+    assert list_runs()["a"]["state"] == "stopped"
+
+
+def test_scores_that_are_no_numbers_are_not_the_best(make_run, list_runs):
+    folder = make_run("a")
+    lines = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
+    for score in ("NaN", "Infinity", "null"):
+        first = f'{{"step": 10, "valid/loss": {score}, "valid/accuracy": {score}}}'
+        (folder / "metrics.jsonl").write_text("\n".join([first, *lines, ""]), "utf-8")
+        facts = list_runs()["a"]
+        assert (facts["state"], facts["value"], facts["best_step"]) == ("finished", 75.5, 30)
+
+
+SUMMARY = {"score": "accuracy", "mean": 75.5, "deviation": 0.0}
+
+
+@pytest.mark.parametrize(
+    "case", ["current", "stopped run", "other score", "missing run", "damaged"]
+)
+def test_a_mean_is_printed_of_the_runs_that_are_there(make_run, trifold, tmp_path, case):
+    for name in ("seed-1", "seed-2"):
+        make_run(name, **({"steps": (20, 30)} if case == "stopped run" else {}))
+    names = ["seed-1", "seed-3" if case == "missing run" else "seed-2"]
+    value = 70.0 if case == "other score" else 75.5
+    runs = [{"run": name, "value": value} for name in names]
+    text = json.dumps(SUMMARY | {"runs": runs})
+    text = text[:-9] if case == "damaged" else text
+    (tmp_path / "runs" / "summary.json").write_text(text, "utf-8")
+    done = trifold("runs", str(tmp_path / "runs"))
+    assert done.code == 0
+    assert ("2 runs: accuracy 75.50 ± 0.00" in done.out) == (case == "current")
+    assert ("summary.json: is not of these runs" in done.err) == (case != "current")
 
 
 def test_newest_runs_come_first_and_best_ones_with_the_option(make_run, list_runs):

@@ -81,6 +81,7 @@ def test_after_a_signal_the_same_command_continues(train, tmp_path, monkeypatch)
         session = {"to_step": 2, "stopped_by": reason}
         (out / "environment.json").write_text(json.dumps({"sessions": [session]}), encoding="utf-8")
         (out / "model").mkdir(exist_ok=True)
+        (out / "model" / "model.safetensors").touch()
         (out / "checkpoints" / "step-00000002").mkdir(parents=True, exist_ok=True)
         (out / "checkpoints" / "step-00000002" / "manifest.json").touch()
         line = {"step": 2, "valid/loss": 1.0, "valid/accuracy": 10.0 * recipe.train.seed}
@@ -123,6 +124,70 @@ def test_a_run_that_was_killed_at_its_last_step_is_continued(
     assert found == expected and {state for state, _ in found.values()} == {"finished"}
 
 
+@pytest.mark.slow
+def test_a_finished_run_counts_with_its_recipe_data_and_files_only(train, tmp_path, monkeypatch):
+    """Every case begins with the two finished runs of the one before."""
+    summary = tmp_path / "out" / "summary.json"
+    assert train("--seeds", "2").code == 0
+
+    def values(done):
+        assert done.code == 0, done.err
+        return [(facts["run"], facts["state"], facts["step"]) for facts in json.loads(done.out)]
+
+    with monkeypatch.context() as patch:  # killed while more steps began
+        patch.setattr(sys.modules["trifold.train.loop"], "check_same_data", killed)
+        with pytest.raises(Killed):
+            train("--seeds", "2", "train.steps=4")
+    assert not summary.exists()
+    done = train("--seeds", "2", "train.steps=4", "--json")
+    assert sorted(values(done)) == [("seed-1", "finished", 4), ("seed-2", "finished", 4)]
+
+    metrics = tmp_path / "out" / "seed-2" / "metrics.jsonl"
+    whole = metrics.read_bytes()
+    metrics.write_bytes(whole[:-20])  # in the last validation
+    done = train("--seeds", "2", "train.steps=4")
+    assert done.code == 1 and "seed-2: has ended, but is stopped" in done.err
+    assert not summary.exists()
+    metrics.write_bytes(whole)
+
+    file = tmp_path / "a.csv"
+    file.write_text(file.read_text("utf-8") + "green 1,a\n", "utf-8")
+    done = train("--seeds", "2", "train.steps=4")
+    assert done.code == 1 and "a.csv" in done.err and "--data-changed" in done.err
+    assert not summary.exists()
+
+
+def killed(*_, **__):
+    raise Killed
+
+
+@pytest.mark.slow
+def test_folds_of_another_number_are_other_runs(train, tmp_path):
+    assert train("--folds", "2").code == 0
+    done = train("--folds", "3")
+    assert done.code != 0 and "data.holdout" in done.err
+    assert not (tmp_path / "out" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("score", ["null", "NaN", "Infinity"])
+def test_a_score_that_is_no_number_is_an_error(train, tmp_path, monkeypatch, score):
+    def diverged(recipe, *, out, **_):
+        (out / "checkpoints" / "step-00000002").mkdir(parents=True)
+        (out / "checkpoints" / "step-00000002" / "manifest.json").touch()
+        (out / "model").mkdir()
+        (out / "model" / "model.safetensors").touch()
+        (out / "recipe.yaml").write_text(recipe.resolved(), encoding="utf-8")
+        sessions = '{"sessions": [{"to_step": 2, "stopped_by": "steps"}]}'
+        (out / "environment.json").write_text(sessions, encoding="utf-8")
+        line = f'{{"step": 2, "valid/loss": {score}, "valid/accuracy": {score}}}\n'
+        (out / "metrics.jsonl").write_text(line, encoding="utf-8")
+        return Outcome(out, 2, 1.0, {}, "steps", 0)
+
+    monkeypatch.setattr(sys.modules["trifold.train"], "train", diverged)
+    done = train("--seeds", "2")
+    assert done.code == 1 and "seed-1: has no validation with a finite 'accuracy'" in done.err
+
+
 def test_a_missing_score_is_an_error(train, tmp_path, monkeypatch):
     def without_validation(recipe, *, out, **_):
         out.mkdir(parents=True)
@@ -131,7 +196,7 @@ def test_a_missing_score_is_an_error(train, tmp_path, monkeypatch):
 
     monkeypatch.setattr(sys.modules["trifold.train"], "train", without_validation)
     done = train("--seeds", "2")
-    assert done.code == 1 and "seed-1: has no validation" in done.err
+    assert done.code == 1 and "seed-1: has ended, but is stopped" in done.err
     assert not (tmp_path / "out" / "summary.json").exists()
 
 

@@ -14,6 +14,9 @@ from tests.text.folders import WORDS
 
 import trifold as library
 from trifold import disk
+from trifold.cli.predict import _digests
+from trifold.cli.terminal import check_not_read
+from trifold.errors import UsageError
 
 pytestmark = pytest.mark.slow
 
@@ -153,6 +156,88 @@ def test_an_output_of_another_command_is_not_continued(
     assert (tmp_path / "b.csv.part").read_bytes() == before
 
 
+@pytest.mark.parametrize("left", [0, 20])
+def test_a_part_that_has_lost_its_end_is_not_continued(
+    trifold, models, tmp_path, monkeypatch, left
+):
+    table, out, rename = write(tmp_path / "a.csv"), str(tmp_path / "b.csv"), disk.rename
+
+    def interrupt(old, new):
+        if old.suffix == ".part":
+            raise KeyboardInterrupt
+        rename(old, new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "rename", interrupt)
+        assert trifold("predict", str(models["classify"]), str(table), "--out", out).code == 130
+    part = tmp_path / "b.csv.part"
+    part.write_bytes(part.read_bytes()[:left])
+    done = trifold("predict", str(models["classify"]), str(table), "--out", out)
+    assert done.code == 2 and "b.csv.part: has lost the end that b.csv.part.json" in done.err
+    assert part.stat().st_size == left and not Path(out).exists()
+
+
+def test_an_output_through_a_link_is_written_where_it_leads(trifold, models, tmp_path):
+    table, real = write(tmp_path / "a.csv"), tmp_path / "real" / "b.csv"
+    real.parent.mkdir()
+    real.write_text("old", "utf-8")
+    (tmp_path / "link.csv").symlink_to(real)
+    for inputs in ([str(table)], ["a text", "--text"]):
+        done = trifold(
+            "predict", str(models["classify"]), *inputs, "--out", str(tmp_path / "link.csv")
+        )
+        assert done.code == 0, done.err
+        assert (tmp_path / "link.csv").is_symlink()
+        assert "prediction" in real.read_text("utf-8") or len(inputs) > 1
+        assert [path.name for path in real.parent.iterdir()] == ["b.csv"]
+
+
+@pytest.mark.parametrize("suffix", [".txt.gz", ".jsonl.ZST", ".csv.gz", ".zip"])
+def test_an_output_has_no_compressed_name(trifold, models, tmp_path, suffix):
+    out = tmp_path / f"b{suffix}"
+    for text in ("a text", str(write(tmp_path / "a.csv"))):
+        done = trifold("predict", str(models["classify"]), text, "--out", str(out))
+        assert done.code == 2 and "name " in done.err and "--out" in done.err
+        assert not out.exists()
+
+
+def test_an_output_in_a_folder_of_pictures_does_not_change_what_is_read(tmp_path):
+    (tmp_path / "model").mkdir()
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    (pictures / "a.png").write_text("one", "utf-8")
+    key = [str(pictures), str(tmp_path / "model"), pictures / "out.csv"]
+    before = _digests(*key)
+    (pictures / "out.csv.part").write_text("some rows", "utf-8")
+    (pictures / ".out.csv.lock").touch()
+    assert _digests(*key) == before
+    (pictures / "b.png").write_text("two", "utf-8")
+    assert _digests(*key) != before
+
+
+def test_an_output_that_would_replace_what_is_read_is_refused(trifold, models, tmp_path):
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    write(folder / "a.csv")
+    texts = folder / "corpus.txt"
+    texts.write_text("a text\n" * 3, "utf-8")
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    (tmp_path / "b.csv").mkdir()
+    for inputs, out, message in (
+        ([folder / "a.csv"], folder / ".." / "tables" / "a.csv", "is the file that is read"),
+        (["a text", "--corpus", texts], texts, "is the file that is read"),
+        ([folder / "a.csv"], tmp_path / "b.csv", "is a folder; name a file"),
+    ):
+        model = models["embed" if "--corpus" in inputs else "classify"]
+        done = trifold("predict", str(model), *map(str, inputs), "--out", str(out))
+        assert (done.code, message in done.err) == (2, True), done.err
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    for name in ("a.csv", "new.csv"):
+        with pytest.raises(UsageError, match="is in the folder that is read"):
+            check_not_read(folder / name, str(folder))
+    check_not_read(tmp_path / "new.csv", str(folder), "hub:name:train")
+
+
 def predictions(
     trifold, model: Path, tmp_path: Path, rows: list[dict[str, str]], *more: str
 ) -> list[dict]:
@@ -269,7 +354,7 @@ def test_the_input_is_not_overwritten(trifold, models, tmp_path, monkeypatch):
     done = trifold(
         "predict", str(models["classify"]), "a.csv", "--out", str(tmp_path / "x/../a.csv")
     )
-    assert done.code == 2 and "is the table that is read; name another file" in done.err
+    assert done.code == 2 and "is the file that is read, " in done.err
     assert table.read_bytes() == before and [*tmp_path.iterdir()] == [table]
 
 

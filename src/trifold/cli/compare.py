@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from trifold.cli import eval as evaluation
 from trifold.cli.batch import load_pipeline
 from trifold.cli.eval import GROUPS, Request, find_recipe
 from trifold.cli.options import Device, Json, argument, given, value, with_options
+from trifold.cli.runs import describe_run
 from trifold.cli.terminal import print_json, print_note, print_table
 from trifold.errors import UsageError
 
@@ -19,6 +21,7 @@ EXAMPLES = (
     "trifold compare runs/small runs/large",
     "trifold compare runs/small runs/large test.en test.de --samples 10000",
 )
+UNFINISHED = ("stopped", "running")
 
 
 @with_options({name: each for group, *_ in GROUPS for name, each in group.items() if name != "out"})
@@ -54,6 +57,8 @@ def run(
     )
     evaluation.check(first)
     second = _like(first, second)
+    for model in dict.fromkeys((a, b)):
+        _note_unfinished(model)
     ours, theirs = _measure(first), _measure(second)
     if ours[1] != theirs[1]:
         sizes = [
@@ -78,6 +83,17 @@ def run(
         )
     print_table(rows, " rrrrr")
     print_note(f"{examples:,} {ours[2]}, {samples:,} resamples")
+
+
+def _note_unfinished(model: str) -> None:
+    """Print that a run has not ended: its model is the best one so far."""
+    from trifold.recipe import is_run
+
+    if is_run(model) and (facts := describe_run(Path(model), model)).state in UNFINISHED:
+        print_note(
+            f"warning: {model} is {facts.state} at step {facts.step:,}; its best weights so far "
+            "are compared"
+        )
 
 
 def _like(first: Request, second: Request) -> Request:

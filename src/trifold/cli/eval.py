@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -29,7 +30,7 @@ from trifold.cli.options import (
     option,
     with_options,
 )
-from trifold.cli.terminal import open_output, print_json, print_note
+from trifold.cli.terminal import check_not_read, open_output, print_json, print_note
 from trifold.errors import CheckpointError, UsageError, check_utf8
 
 if TYPE_CHECKING:
@@ -254,6 +255,9 @@ def split_files(request: Request, recipe: Recipe, example: str) -> tuple[str, An
 
 
 def _score_translations(request: Request) -> Report:
+    if "out" in request.options:
+        data = chain.from_iterable(each.split(",") for each in request.data)
+        check_not_read(request.options["out"], *data)
     settings, pairs = score_settings(request), read_test_pairs(request)
     outputs, seconds = translate(request, pairs)
     if "out" in request.options:

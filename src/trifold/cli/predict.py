@@ -43,7 +43,7 @@ from trifold.cli.tables import (
     is_table,
     open_table,
 )
-from trifold.cli.terminal import open_output, print_note, print_result
+from trifold.cli.terminal import check_not_read, open_output, print_note, print_result
 from trifold.errors import DataError, UsageError, check_utf8, printable
 from trifold.jsonfiles import json_line
 
@@ -177,6 +177,7 @@ def run(
     is_rows = not as_text and (is_table(texts, recipe) or _is_image_set(texts, recipe))
     if is_rows:
         out = _check_out(out, texts[0])
+        check_not_read(out, *(texts[:1] if is_table(texts, recipe) else ()))
     is_piped = not is_rows and reads_stdin(texts)
     _check_pairs(pairs, tsv, 1 if is_piped else len(texts), is_rows=is_rows)
 
@@ -186,6 +187,8 @@ def run(
         check_no_files([*texts, *pairs], f"predict {model}")
     options["threshold"] = _parse_threshold(options["threshold"])
     corpus = options.pop("corpus")
+    if out is not None and corpus is not None:
+        check_not_read(out, corpus)
     name = _choose_task(pipeline.config, recipe, task, corpus, is_rows=is_rows)
     _check_options(pipeline.config, name, given(**options, pair=pairs), probabilities)
     predictor = Predictor(pipeline, name, options, recipe, corpus, every=probabilities)
@@ -200,7 +203,7 @@ def run(
         if not is_picture:
             table = open_table(texts, predictor.task, recipe, pairs)
             read, dialect = table.inputs, table.dialect()
-        key = command + repr(_digests(texts[0], model))
+        key = command + repr(_digests(texts[0], model, out))
         _predict_rows(predictor, read, out, Format.of(out, texts[0], dialect), key, size)
     else:
         is_split = tsv or (predictor.needs_pairs and not pairs)
@@ -220,13 +223,13 @@ def run(
 
 
 def _check_out(out: Path | None, table: str) -> Path:
-    """The output of a table. Raises UsageError for another format, and for the table itself."""
+    """The output of a table. Raises UsageError for another format, and for a folder."""
     if out is None or out.suffix not in RECORDS:
         raise UsageError(
             f"--out: name a file ({SUFFIXES}) for the rows of the table {table} with predictions"
         )
-    if out.resolve() == Path(table).expanduser().resolve():
-        raise UsageError(f"--out {out}: is the table that is read; name another file")
+    if out.is_dir():
+        raise UsageError(f"--out {out}: is a folder; name a file")
     return out
 
 
@@ -277,13 +280,21 @@ def _lines() -> Iterator[str]:
     return iter_lines("-")
 
 
-def _digests(table: str, model: str) -> Any:
-    """What tells the table and the model of an interrupted output from others."""
+def _digests(table: str, model: str, out: Path) -> Any:
+    """What tells the table and the model of an interrupted output from others; the output may grow
+    in a folder of pictures.
+    """
     from trifold.data import compute_digests, expand_path
     from trifold.hub import resolve
 
-    path = expand_path(table)
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    path, own, names = expand_path(table), out.resolve().parent, (out.name, f".{out.name}")
+    files = [path]
+    if path.is_dir():
+        files = [
+            file
+            for file in sorted(path.rglob("*"))
+            if file.resolve().parent != own or not file.name.startswith(names)
+        ]
     return compute_digests([*map(str, files), *map(str, sorted(resolve(model).iterdir()))])
 
 

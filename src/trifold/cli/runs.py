@@ -2,7 +2,9 @@
 without torch.
 """
 
+import hashlib
 import json as json_library
+import math
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -85,10 +87,27 @@ def run(
         if facts.error is not None:
             print_note(f"warning: {facts.error}")
     print_table([HEADING, *map(_row, found)], "    r", cut=3)
-    with suppress(FileNotFoundError):
-        summary = json_library.loads((folder / SUMMARY).read_bytes())
+    if (folder / SUMMARY).is_file():
+        _print_summary(folder / SUMMARY, found)
+
+
+def _print_summary(file: Path, found: list[Facts]) -> None:
+    """Print the mean and the deviation of several runs, unless one of them has changed since."""
+    values = {facts.run: facts.value for facts in found if facts.state == "finished"}
+    try:
+        summary = json_library.loads(file.read_bytes())
+        names, score = [each["run"] for each in summary["runs"]], summary["score"]
+        is_current = all(values.get(each["run"]) == each["value"] for each in summary["runs"])
         spread = "{mean:.2f} ± {deviation:.2f}, mean ± standard deviation (n - 1)".format(**summary)
-        print(f"\n{len(summary['runs'])} runs: {summary['score'].replace('_', ' ')} {spread}")
+    except (ValueError, TypeError, KeyError):
+        is_current = False
+    if not is_current:
+        print_note(
+            f"warning: {file}: is not of these runs; repeat the command that trains them, which "
+            "writes it again"
+        )
+        return
+    print(f"\n{len(names)} runs: {score.replace('_', ' ')} {spread}")
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
@@ -137,20 +156,23 @@ def _read_run(path: Path, facts: Facts) -> None:
     facts.seconds = float(last.get("seconds", facts.seconds))
     if _is_locked(path / LOCK):
         facts.state = "running"
-    elif _is_complete(path, facts.step, validated, last.get("stopped_by")):
+    elif _is_complete(path, facts.step, validated, last):
         facts.state = "finished"
     else:
         facts.state = "stopped"
 
 
-def _is_complete(run: Path, step: int, validated: int, stopped_by: str | None) -> bool:
-    """Whether nothing is left to do at the last step: no signal or kill ended the last session, the
-    step is validated and saved, and the model is written.
+def _is_complete(run: Path, step: int, validated: int, last: dict[str, Any]) -> bool:
+    """Whether nothing is left to do at the last step: no signal or kill ended the last session, it
+    had this recipe, the step is validated and saved, and the model is written.
     """
-    if stopped_by in (None, "signal") or validated != step:
+    if last.get("stopped_by") in (None, "signal") or validated != step:
         return False
+    # A session that was killed while it read the data left a recipe with other settings.
+    recipe = hashlib.sha256((run / RECIPE).read_bytes()).hexdigest()
     checkpoint = run / "checkpoints" / f"step-{step:08d}" / "manifest.json"
-    return checkpoint.is_file() and (run / "model").is_dir()
+    has_model = any((run / "model").glob("*.safetensors"))
+    return last.get("recipe", recipe) == recipe and checkpoint.is_file() and has_model
 
 
 def _read_metrics(file: Path, facts: Facts) -> int:
@@ -167,7 +189,9 @@ def _read_metrics(file: Path, facts: Facts) -> int:
         if "valid/loss" in values:
             validated = facts.step
         value = values.get(f"valid/{facts.score}")
-        if value is not None and (facts.value is None or sign * value > sign * facts.value):
+        if value is None or not math.isfinite(value):
+            continue
+        if facts.value is None or sign * value > sign * facts.value:
             facts.value, facts.best_step = float(value), facts.step
     return validated
 

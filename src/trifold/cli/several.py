@@ -32,17 +32,23 @@ def changes_by_run(seeds: str | None, folds: int | None) -> dict[str, dict[str, 
 
 def train_each(recipe: Any, changes: dict[str, dict[str, Any]], out: Path, **options: Any) -> int:
     """Train the runs that are not finished, until a signal, and write summary.json. Returns the
-    exit code.
+    exit code. Raises DataError if the data of a finished run has changed since, unless
+    `data_changed` accepts it.
     """
     from trifold import disk
     from trifold.train import train
+    from trifold.train.resume import check_same_data
+    from trifold.train.run_folder import RunFolder
     from trifold.train.stages import changed
 
     for name, each in changes.items():
         chosen, file = changed(recipe, each), out / name / RECIPE
         is_finished = describe_run(file.parent, name).state == "finished"
         if is_finished and file.read_text("utf-8") == chosen.resolved():
+            if not options["data_changed"]:  # a mean of runs with different data means nothing
+                check_same_data(RunFolder(file.parent), chosen, changed=False)
             continue
+        disk.remove(out / SUMMARY)  # of other runs than those that will be there
         outcome = train(chosen, out=file.parent, resume="auto", **options)
         if not outcome.finished:
             return outcome.exit_code
@@ -56,10 +62,15 @@ def train_each(recipe: Any, changes: dict[str, dict[str, Any]], out: Path, **opt
 
 
 def _score_of(run: Facts, out: Path) -> float:
-    """Raises DataError for a run without a score, which would make the mean wrong."""
-    if run.value is None:
-        raise DataError(
-            f"{out / run.run}: has no validation with the score {run.score!r}; remove the folder "
-            "and repeat the command, which trains it again"
-        )
-    return run.value
+    """Raises DataError for a run without its last validation or without a score, which would make
+    the mean wrong.
+    """
+    if run.state == "finished" and run.value is not None:
+        return run.value
+    problem = f"has no validation with a finite {run.score!r}"
+    if run.state != "finished":
+        problem = f"has ended, but is {run.state} according to its files"
+    raise DataError(
+        f"{out / run.run}: {problem}; remove the folder and repeat the command, which trains it "
+        "again"
+    )

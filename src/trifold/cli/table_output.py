@@ -124,6 +124,7 @@ def write_table(
     predict: yields rows with values, given rows, the number of those before, and what counts new
     ones. Raises UsageError if another process writes this output.
     """
+    out = out.resolve() if out.is_symlink() else out  # the link stays
     with disk.exclusive(out):
         columns, total = _check(read, form)
         names = name_columns(columns, added)
@@ -134,6 +135,11 @@ def write_table(
             if state.get("key") != key:
                 raise UsageError(
                     f"{part}: has another input, model or option; remove it, or name another --out"
+                )
+            if part.stat().st_size < state["bytes"]:
+                raise UsageError(
+                    f"{part}: has lost the end that {state_file.name} records; remove it, or name "
+                    "another --out"
                 )
             print_note(f"{part}: continues after row {state['rows']:,}")
         columns += names.values()

@@ -145,6 +145,22 @@ def print_result(text: str, results: TextIO, end: str = "\n") -> None:
     print(escape(text) if results.isatty() else text, end=end, file=results, flush=True)
 
 
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".zip")  # suffixes
+
+
+def check_not_read(out: Path, *sources: str) -> None:
+    """Raises UsageError for an output that would replace a file that is read, or that stands in a
+    folder that is read.
+    """
+    from trifold.data import expand_path
+
+    whole = out.resolve()
+    for source in sources:
+        if expand_path(source).resolve() in (whole, *whole.parents):
+            place = "in the folder" if expand_path(source).is_dir() else "the file"
+            raise UsageError(f"--out {out}: is {place} that is read, {source}; name another file")
+
+
 @contextmanager
 def open_output(path: Path | None) -> Iterator[TextIO]:
     """The file for the results, or standard output.
@@ -157,7 +173,13 @@ def open_output(path: Path | None) -> Iterator[TextIO]:
         yield sys.stdout
         return
     check_utf8(str(path), "--out")
+    if path.suffix.lower() in COMPRESSED:
+        raise UsageError(
+            f"--out {path}: outputs are not compressed; name {path.with_suffix('')}, and compress "
+            "it afterwards"
+        )
     is_file = path.is_file() or not path.exists()
+    path = path.resolve() if path.is_symlink() and is_file else path  # the link stays
     written = path.with_name(f"{path.name}.part") if is_file else path
     with disk.exclusive(path) if is_file else nullcontext():
         try:

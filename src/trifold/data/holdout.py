@@ -5,10 +5,16 @@ of `data.group`. The labels of the held-out rows have about the shares that they
 With `data.time`, the latest rows are held out.
 """
 
+import heapq
+import math
 import random
+import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple, TypeAlias
+from contextlib import suppress
+from itertools import chain
+from typing import Any, NamedTuple, TypeAlias
 
 from trifold.errors import DataError
 
@@ -46,9 +52,39 @@ class Division(NamedTuple):
     known: int = 0
 
 
+# Characters without width that are no part of a word: soft hyphen, zero-width space and joiners,
+# marks of direction and of byte order, variation selectors.
+_INVISIBLE = re.compile(
+    "[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufe00-\ufe0f\ufeff]"
+)
+BINS = 10  # of numbers, by their ranks
+
+
 def normalized(text: str) -> str:
-    """The text without differences of case and space."""
+    """The text without differences of case, space, width, and composition of characters."""
+    if not text.isascii():
+        # Letters may have other forms after the change of case (Unicode, caseless matching).
+        text = unicodedata.normalize("NFKC", _INVISIBLE.sub("", text).casefold())
+        text = unicodedata.normalize("NFKC", text.casefold())
     return " ".join(text.casefold().split())
+
+
+def strata_of(labels: Sequence[Any]) -> Keys:
+    """What keeps its share on both sides: the label of a row, the rarest one of several, or the
+    tenth in which a number with decimals is.
+    """
+    if any(isinstance(label, list) for label in labels):
+        several = [label if isinstance(label, list) else [label] for label in labels]
+        counts = Counter(chain.from_iterable({*each} for each in several))
+        return [min(each, key=lambda name: (counts[name], name), default=None) for each in several]
+    with suppress(ValueError):
+        numbers = [float(str(label).replace(",", ".")) for label in labels]
+        if all(map(math.isfinite, numbers)) and not all(map(float.is_integer, numbers)):
+            first: dict[float, int] = {}
+            for rank, number in enumerate(sorted(numbers)):
+                first.setdefault(number, rank)
+            return [BINS * first[number] // len(numbers) for number in numbers]
+    return [normalized(str(label)) for label in labels]
 
 
 def divide(
@@ -85,7 +121,7 @@ def _can_separate(
     """Whether there are enough different texts for about the requested number of rows."""
     if isinstance(count, str):
         return int(count.rpartition("/")[2]) <= len(groups)
-    total = sum(map(len, groups))
+    total = _count_rows(groups)
     size = _size(count, total)
     held = len(_drawn(groups, count, seed, noun, traits))
     return held < total and abs(held - size) <= size / 2
@@ -139,7 +175,7 @@ def _drawn(
     groups: list[list[int]], count: HoldOut, seed: int, noun: str, traits: Traits
 ) -> set[int]:
     """The rows of the groups that are held out."""
-    total = sum(map(len, groups))
+    total = _count_rows(groups)
     order = list(range(len(groups)))
     random.Random(seed).shuffle(order)
     shuffled = [groups[number] for number in order]
@@ -154,8 +190,15 @@ def _drawn(
         shuffled.sort(key=lambda group: max(times[row] for row in group))
         return _take_latest(shuffled, size)
     strata = _strata(shuffled, traits.label)
-    quotas = _quotas([sum(map(len, each)) for each in strata], size)
-    return set().union(*map(_take, strata, quotas))
+    # A label that only one text has is trained on; where most have their own, they are no classes.
+    common = [each for each in strata if len(each) > 1]
+    if sum(map(_count_rows, common)) >= max(size + 1, total * 3 / 4):
+        strata = common
+    return _take(strata, _quotas([*map(_count_rows, strata)], size))
+
+
+def _count_rows(groups: list[list[int]]) -> int:
+    return sum(map(len, groups))
 
 
 def _fold(shuffled: list[list[int]], fold: str, noun: str, traits: Traits) -> set[int]:
@@ -165,8 +208,18 @@ def _fold(shuffled: list[list[int]], fold: str, noun: str, traits: Traits) -> se
         raise DataError(
             f"data.holdout: {folds:,} folds of {len(shuffled):,} {what}; use fewer folds"
         )
-    ordered = [group for each in _strata(shuffled, traits.label) for group in each]
-    return {row for group in ordered[number - 1 :: folds] for row in group}
+    sizes = [0] * folds
+    found = [set[int]() for _ in sizes]
+    for groups in _strata(shuffled, traits.label):
+        # The next group, the largest first, belongs to the fold with the fewest rows.
+        smallest = [(0, size, place) for place, size in enumerate(sizes)]
+        heapq.heapify(smallest)
+        for group in sorted(groups, key=len, reverse=True):
+            of_label, size, place = smallest[0]
+            heapq.heapreplace(smallest, (of_label + len(group), size + len(group), place))
+            found[place].update(group)
+            sizes[place] = size + len(group)
+    return found[number - 1]
 
 
 def _strata(shuffled: list[list[int]], label: Keys | None) -> list[list[list[int]]]:
@@ -189,12 +242,16 @@ def _quotas(sizes: list[int], size: int) -> list[int]:
     return quotas
 
 
-def _take(groups: list[list[int]], quota: int) -> set[int]:
-    """The rows of the last groups, until they are as close to the quota as groups allow."""
-    taken: set[int] = set()
-    for group in reversed(groups):
-        if 2 * (quota - len(taken)) >= len(group):
-            taken.update(group)
+def _take(strata: list[list[list[int]]], quotas: list[int]) -> set[int]:
+    """The rows of the last groups of each stratum, until they are as close to the quotas so far as
+    groups allow.
+    """
+    taken, due = set[int](), 0
+    for groups, quota in zip(strata, quotas, strict=True):
+        due += quota
+        for group in reversed(groups):
+            if 2 * (due - len(taken)) >= len(group):
+                taken.update(group)
     return taken
 
 

@@ -51,7 +51,7 @@ def read_images(
     """
     settings, kinds = settings.model_copy(update=UNSCALED), Counter[tuple[str, int, int]]()
     records, ignored = (
-        Records({role: [] for role in ("text", "pair", "label", "image")}),
+        Records({role: [] for role in ("text", "pair", "label", "image")}, identity=["image"]),
         Counter[str](),
     )
     for number, (name, label, image) in enumerate(iter_images(source, ignored, data), start=1):

@@ -4,18 +4,22 @@ A task names its roles and the columns that hold them. Every format becomes an i
 whose columns are chosen by their names.
 """
 
+import hashlib
+import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from itertools import chain
 from textwrap import shorten
 from typing import Any, ClassVar, Self
 
+import numpy as np
+
 from trifold.data.conll import iter_conll, join_words
 from trifold.data.files import FORMATS, SENTENCE_FORMATS, TABLE_FORMATS, find_files, is_dataset
-from trifold.data.holdout import Traits, normalized
+from trifold.data.holdout import Traits, normalized, strata_of
 from trifold.data.lines import inner_suffix, iter_lines
 from trifold.data.pairs import (
     Report,
@@ -33,6 +37,7 @@ from trifold.data.tables import (
     Table,
     choose_columns,
     has_header,
+    is_missing,
     object_keys,
     open_table,
     read_roles,
@@ -86,23 +91,28 @@ class Records(Rows):
         return type(self)(columns, lines, report, self.identity, split_by)
 
     def traits(self) -> Traits:
-        # Rows of one context stay together.
+        # Rows of one context stay together, and those whose texts are in another order.
         identity = ["context"] if "context" in self.columns else self.identity
-        parts = [[_comparable(value) for value in self.columns[role]] for role in identity]
-        texts = [[*zip(*parts, strict=True)]] if parts else []
-        labels = self.columns.get("label")
+        columns = [self.columns[role] for role in identity]
+        parts = [[*map(_comparable, each)] for each in columns if any(x is not None for x in each)]
+        texts = parts if len(parts) < 2 else [[*map(frozenset, zip(*parts, strict=True))]]
+        labels = self.columns.get("label", self.columns.get("tags"))
         return Traits(
             texts,
             groups=self.split_by.get("group"),
-            label=None if labels is None else [_comparable(label) for label in labels],
+            label=None if labels is None else strata_of(labels),
             time=self.split_by.get("time"),
         )
 
 
 def _comparable(value: Any) -> Hashable:
-    """A text without differences of case and space; other values as text."""
+    """A text without differences that do not change what is read (`normalized`); the digest of
+    an image; other values as text.
+    """
     if isinstance(value, list):
         return tuple(map(_comparable, value))
+    if isinstance(value, np.ndarray):
+        return hashlib.blake2b(value.tobytes(), digest_size=16).digest()
     return normalized(value) if isinstance(value, str) else repr(value)
 
 
@@ -139,31 +149,52 @@ def read_records(
         for column, value in zip(records.columns.values(), values, strict=True):
             column.append(value)
         records.lines.append(line)
-    records.split_by = {
-        role: records.columns.pop(role) for role in _SPLIT_ROLES if role in records.columns
-    }
+    records.split_by = _split_values(records)
     return records
 
 
 def _read_group(value: Any, place: str) -> str:
-    if value is None or isinstance(value, list | dict):
-        raise DataError(f"{place}: expected the name or the number of a group")
-    return str(value).strip()
+    """The name of a group, or its number, which pandas writes as 7.0 if another cell is empty."""
+    if is_missing(value) or isinstance(value, list | dict):
+        raise DataError(
+            f"{place} is {value!r:.40}, expected the name or the number of a group; give the row "
+            "a group of its own"
+        )
+    is_whole = isinstance(value, float) and value.is_integer()
+    return normalized(str(int(value) if is_whole else value))
 
 
-def _read_time(value: Any, place: str) -> float:
-    """A number, or the seconds of a date as ISO 8601 writes it."""
+def _read_time(value: Any, place: str) -> float | datetime:
+    """A number, or a date as ISO 8601 writes it, without a time zone in UTC."""
     with suppress(ValueError, TypeError):
-        return float(value)
-    with suppress(ValueError, TypeError):
-        moment = value if isinstance(value, date) else datetime.fromisoformat(value.strip())
-        if not isinstance(moment, datetime):
-            moment = datetime(moment.year, moment.month, moment.day)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        number = float(value)
+        if math.isfinite(number):
+            return number
+    with suppress(ValueError):
+        moment = datetime.fromisoformat(str(value).strip())
+        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     raise DataError(
         f"{place} is {value!r:.40}, expected a number or a date such as 2026-11-27 or "
         "2026-11-27T08:30"
     )
+
+
+def _split_values(records: Records) -> dict[str, list[Any]]:
+    """The columns of `data.group` and `data.time`, taken out of the rows; dates become seconds.
+
+    Raises DataError for a blank row that is kept, and if numbers and dates are mixed.
+    """
+    found = {role: records.columns.pop(role) for role in _SPLIT_ROLES if role in records.columns}
+    for role, values in found.items():
+        for line, value in zip(records.lines, values, strict=True):
+            if value == "" or type(value) is not type(values[0]):
+                what = "numbers and dates are mixed" if value else "a blank row has none"
+                raise DataError(
+                    f"{records.report.name}:{line}: data.{role}: {what}; correct the row"
+                )
+    if isinstance(found.get("time", [0.0])[0], datetime):
+        found["time"] = [moment.timestamp() for moment in found["time"]]
+    return found
 
 
 # Columns of a row that decide on which side it is held out.

@@ -146,7 +146,8 @@ class DataSettings(Settings):
             raise Conflict(text, {"valid": None, "holdout": 0}, "set one of the two")
         for key in ("group", "time"):
             if getattr(self, key) is not None and not self.holdout:
-                raise ValueError(f"{key} decides which rows are held out; set holdout too")
+                remedy = "set holdout too" if self.valid is None else "set holdout instead of valid"
+                raise ValueError(f"{key} decides which rows are held out; {remedy}")
             if getattr(self, key) is not None and self.cache is not None:
                 raise ValueError(f"{key} is a column of labelled rows, which have no cache")
         if self.time is not None and isinstance(self.holdout, str):

@@ -49,6 +49,7 @@ COLUMNS = {
         check_text,
         required=False,
         may_be_empty=True,
+        identifies=False,
     )
     for n, letter in enumerate("-abcdefghi")
 }
@@ -57,9 +58,12 @@ TEXTS = (
     "question_stem question text"
 )
 ROLES = {
+    # What is asked about it, and the choices, do not make it another text.
     "text": Role(TEXTS.split(), check_text),
-    "question": Role(("question", "sent2"), check_text, required=False),
-    "choices": Role(("choices", "options", "endings"), read_choices, required=False),
+    "question": Role(("question", "sent2"), check_text, required=False, identifies=False),
+    "choices": Role(
+        ("choices", "options", "endings"), read_choices, required=False, identifies=False
+    ),
     "label": Role(
         ("label", "answer", "answerkey", "target"),
         lambda value, place: MISSING if is_missing(value) or value in (-1, "-1") else value,

@@ -62,7 +62,7 @@ class SummarizeSettings(TranslateSettings):
 
     def read(self, source: Any, data: Any, split: str) -> Summaries:
         rows = read_records(source, data, ROLES, split)
-        return Summaries(rows.columns, rows.lines, rows.report)
+        return Summaries(**vars(rows))
 
     def script_note(self, rows: Any) -> str | None:
         if main_script(rows.targets) == "latin":

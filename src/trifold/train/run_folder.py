@@ -218,12 +218,13 @@ class RunFolder:
     def record_session(
         self, step: int, rejected: Sequence[str], changed: Mapping[str, Any]
     ) -> None:
-        """Add a session to environment.json: its start, first step, damaged checkpoints, and
-        changed settings.
+        """Add a session to environment.json: its start, the digest of its recipe, first step,
+        damaged checkpoints, and changed settings.
         """
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         session = {
             "started": now,
+            "recipe": sha256_of_file(self.recipe),
             "from_step": step,
             "rejected": list(rejected),
             "changed": dict(changed),
