@@ -81,6 +81,8 @@ def find_layouts(task: str, trained: ObjectiveSettings | None = None) -> dict[st
         return {name: _template_layout(split_template(part.input)) for name, part in parts}
     one = Layout.of(labels.ROLES, ("text",), _read_texts)
     two = Layout.of(labels.ROLES, ("text", "pair"), _read_texts)
+    needed = {**labels.ROLES, "pair": labels.ROLES["pair"]._replace(required=True)}
+    both = Layout.of(needed, ("text", "pair"), _read_texts)
     choices = [role for role in choose.ROLES if role != "label"]
     image = Layout.of(image_sets.ROLES, ("image",), lambda values: {"text": values["image"]})
     source = Layout.of(summarize.ROLES, ("source",), lambda values: {"text": values["source"]})
@@ -91,7 +93,7 @@ def find_layouts(task: str, trained: ObjectiveSettings | None = None) -> dict[st
         "classify": {"": two},
         "generate": {"": source},
         "images": {"": image},
-        "next-sentence": {"": two},
+        "next-sentence": {"": both},
         "similarity": {"": two},
         "tag": {"words": words, "text": one},
     }
