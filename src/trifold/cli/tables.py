@@ -10,6 +10,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trifold.cli.parts import (
+    PART,
+    check_part,
+    part_error,
+    parts_of_recipe,
+    parts_trained_with,
+)
 from trifold.cli.terminal import print_note
 from trifold.data.dialects import Dialect
 from trifold.data.files import TABLE_FORMATS, find_files
@@ -29,7 +36,6 @@ print_once = cache(print_note)
 READING = ("columns", "source", "target", "format", "delimiter", "header", "max_line_bytes")
 # The kinds of data that consist of rows, of which a folder or an archive may have several files.
 ROW_KINDS = ("table", "pairs", "parts")
-PART = "task.part="  # of a text-to-text model
 
 
 class Input(NamedTuple):
@@ -62,8 +68,16 @@ def is_table(texts: Sequence[str], recipe: Recipe | None = None) -> bool:
     if _is_collection(name):
         return recipe is not None and recipe.task.evaluated.data_kind in ROW_KINDS
     formats = [text for text in settings if text.startswith("data.format=")]
-    is_named = recipe is not None and recipe.data.format not in ("auto", "text")
-    return (bool(formats) or is_named) and _is(Path.is_file, name)
+    return _is(Path.is_file, name) and (bool(formats) or _has_row_format(name, recipe))
+
+
+def _has_row_format(name: str, recipe: Recipe | None) -> bool:
+    """Whether the recipe names a format of rows for a file."""
+    if recipe is None:
+        return False
+    parts = parts_trained_with([name], parts_of_recipe(recipe)).values()
+    formats = [recipe.data.format, *(part.format for part in parts)]
+    return not {*formats} <= {"auto", "text"}
 
 
 def _is_collection(name: str) -> bool:
@@ -217,12 +231,7 @@ class TableReader(NamedTuple):
         """
         fitting = [name for name, layout in self.layouts.items() if layout.fits(first)]
         if not fitting or (len(fitting) > 1 and "text" not in fitting):
-            what = "several parts" if fitting else "no part"
-            names = ", ".join(fitting or self.layouts)
-            raise UsageError(
-                f"{self.file}: has the columns of {what} of this model ({names}); add {PART}NAME, "
-                "or rename the columns"
-            )
+            raise part_error(self.file, fitting, [*self.layouts])
         layout = self.layouts[fitting[0]]
         return layout.without_pair() if self.pairs else layout
 
@@ -268,13 +277,17 @@ def open_table(
 
     given, part = split_settings(texts[1:])
     layouts = find_layouts(task, None if recipe is None else recipe.task.evaluated)
-    if part is not None:
-        if part not in layouts:
-            known = ", ".join(filter(None, layouts)) or "none"
-            raise UsageError(f"{PART}{part}: not a part of this model; known: {known}")
-        layouts = {part: layouts[part]}
-    settings = reading_settings(texts[:1], recipe, given)
     named = [*given.get("columns", {})]
+    parts = parts_of_recipe(recipe)
+    if part is None and len(trained := parts_trained_with(texts[:1], parts)) == 1:
+        (part,) = trained
+    if part is not None:
+        check_part(part, [*layouts])
+        layouts = {part: layouts[part]}
+    if part is not None and part in parts:
+        own = parts[part].model_dump(include={"format", "header"}, exclude_defaults=True)
+        given = {**own, **given}
+    settings = reading_settings(texts[:1], recipe, given)
     return TableReader(texts[0], layouts, settings, recipe is not None, named, pairs)
 
 
