@@ -356,6 +356,7 @@ class Predictor:
             return self._compare(sources, pairs, options)
         if self.task == "choose" and any(one.choices for one in batch):
             options["choices"] = [one.choices for one in batch]
+            options["questions"] = [one.question for one in batch]
         if self.every:
             options.pop("threshold", None)  # see `chosen`
             if self.task == "classify":

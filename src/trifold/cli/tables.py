@@ -42,7 +42,7 @@ class Input(NamedTuple):
     """What a model reads, its place for messages, and its row in a table.
 
     text: a text; the words of a sentence; or a picture, by its path or opened. pair: its second
-    text. choices: of this text.
+    text. choices, question: of this text.
     """
 
     place: str
@@ -50,6 +50,7 @@ class Input(NamedTuple):
     pair: str | None = None
     row: Mapping[str, Any] = {}
     choices: Sequence[str] = ()
+    question: str | None = None
 
 
 # --- arguments ------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from trifold.objectives.batch import Batch as BaseBatch
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.objective import BuildContext, TaskBundle
+from trifold.predict.choose import after_question
 from trifold.text.spans import Ids
 
 
@@ -87,7 +88,7 @@ class ChooseSettings(LabelledSettings):
             lambda source, data, split: read_records(source, data, ROLES, split)
         )
         number_labels(context, train, valid)
-        both = zip(train.columns["text"], train.columns["choices"], strict=True)
+        both = zip(train.columns["text"], _full_choices(train), strict=True)
         texts = (text for first, choices in both for text in (first, *choices))
         tokenizer = context.load_or_train_tokenizer(lambda: texts)
         task = Choose(
@@ -97,8 +98,7 @@ class ChooseSettings(LabelledSettings):
 
 
 def number_labels(context: BuildContext, *sources: Records) -> None:
-    """Make the choices of each row a list of texts, after the question if any, and its label a
-    number from 0.
+    """Make the choices of each row a list of texts, and its label a number from 0.
 
     Numbers in labels begin at 1 if the columns of choices do and no label is 0. A text that is the
     number of one choice and the text of another is read as the other labels are. Raises DataError
@@ -132,7 +132,7 @@ def number_labels(context: BuildContext, *sources: Records) -> None:
                     "data.columns.choice1, …"
                 )
             raise DataError(f"{rows.report.name}:{rows.lines[row]}: {problem}")
-        rows.columns["choices"][row] = full_choices(values)
+        rows.columns["choices"][row] = texts
         rows.columns["label"][row] = numbers.pop()
 
 
@@ -141,10 +141,15 @@ def _choices_and_names(values: Mapping[str, Any]) -> tuple[list[str], list[str]]
     return values["choices"] or ([values[name] for name in COLUMNS if values[name]], [])
 
 
-def full_choices(values: Mapping[str, Any]) -> list[str]:
-    """The choices in a row, given by role, each after the question if there is one."""
-    question = f"{values['question']} " if values["question"] else ""
-    return [question + text for text in _choices_and_names(values)[0]]
+def choices_of(values: Mapping[str, Any]) -> list[str]:
+    """The choices in a row, given by role, as they are written."""
+    return _choices_and_names(values)[0]
+
+
+def _full_choices(rows: Records) -> list[list[str]]:
+    """What the model reads of the choices of each row, which `number_labels` has changed."""
+    both = zip(rows.columns["question"], rows.columns["choices"], strict=True)
+    return [after_question(question, choices) for question, choices in both]
 
 
 def _read_label(label: Any, texts: list[str], names: list[str], first: int) -> dict[str, int]:
@@ -187,7 +192,7 @@ class Choose(LabelledObjective):
 
     def examples(self, rows: Records, draw: int | None = None) -> Examples:
         """Encode the pairs of the rows, which `number_labels` has changed."""
-        choices, texts = rows.columns["choices"], rows.columns["text"]
+        choices, texts = _full_choices(rows), rows.columns["text"]
         first = [text for text, each in zip(texts, choices, strict=True) for _ in each]
         encoded = self.encode(rows, first, [*chain(*choices)])
         starts = np.cumsum([0, *map(len, choices)])
@@ -216,9 +221,10 @@ class Choose(LabelledObjective):
         best, sure = (
             run.by_row(name)[: run.context.samples] for name in ("outputs", "confidences")
         )
-        columns = (run.rows.columns[name] for name in ("text", "choices", "label"))
+        columns = (run.rows.columns[name] for name in ("text", "question", "choices", "label"))
         rows = zip(*columns, best, strict=False)
         samples = [
-            Sample(text, choices[label], choices[chosen]) for text, choices, label, chosen in rows
+            Sample(" ".join(filter(None, (text, question))), choices[label], choices[chosen])
+            for text, question, choices, label, chosen in rows
         ]
         return Evaluation(self.scores_of_sums(run.sums), samples, (), [*map(float, sure)])

@@ -51,7 +51,8 @@ def _read_question(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_choices(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {"text": values["text"], "choices": choose.full_choices(values)}
+    choices, question = choose.choices_of(values), values["question"]
+    return {"text": values["text"], "choices": choices, "question": question}
 
 
 def _has_words(first: Mapping[str, Any]) -> bool:
