@@ -207,6 +207,25 @@ def test_a_column_of_another_name_is_set(trifold, models, tmp_path):
     )
 
 
+def test_rows_keep_the_spelling_of_their_keys(trifold, models, tmp_path):
+    rows = [{"Text": TEXTS[0], "id": 1}, {"text": TEXTS[1], "note": "x"}, {"text ": TEXTS[2]}]
+    for name in ("a.jsonl", "a.json"):
+        lines = [*map(json.dumps, rows)]
+        text = "\n".join(lines) if name == "a.jsonl" else f"[{','.join(lines)}]"
+        (tmp_path / name).write_text(text, "utf-8")
+        out = tmp_path / "b.jsonl"
+        done = trifold("predict", str(models["classify"]), str(tmp_path / name), "--out", str(out))
+        assert done.code == 0, done.err
+        assert "'text' read as 'Text'" in done.err.replace("\n    ", " ")
+        best = library.load(models["classify"]).classify(TEXTS[:3], top_k=1)
+        expected = [
+            {**row, "prediction": each[0].label} for row, each in zip(rows, best, strict=True)
+        ]
+        assert [{k: v for k, v in row.items() if k != "score"} for row in read(out)] == expected
+    # As in Python.
+    assert library.load(models["classify"]).predict(rows, top_k=1) == best
+
+
 def test_a_table_of_one_column_keeps_blank_lines(trifold, models, tmp_path):
     (tmp_path / "a.csv").write_bytes(
         b"\xef\xbb\xbftext\n" + "\n".join([TEXTS[0], "", TEXTS[1]]).encode() + b"\n"

@@ -147,6 +147,11 @@ def test_missing_choices_are_reported_with_the_setting(build):
         build([{"question": "q", "one": "x", "two": "y", "label": 0}])
 
 
+def test_a_row_has_at_least_two_choices(build):
+    with pytest.raises(DataError, match=r"rows\.jsonl:5: a single choice; a row needs two or more"):
+        build([*ROWS, {"question": "q", "choices": ["x"], "label": 0}])
+
+
 def test_columns_of_choices_are_read_as_lists(build):
     table = (
         "sent1,sent2,ending0,ending1,ending2,label\nit rains,so she,runs,sleeps,,0\na,b,c,d,e,2\n"

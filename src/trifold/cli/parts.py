@@ -125,4 +125,4 @@ def _first_row(source: str, part: PartSettings, names: set[str]) -> Mapping[str,
     if kind in ("auto", "text"):
         return {}
     rows = (row for _, _, row in open_table(file, kind, settings, names).rows if row is not None)
-    return {**object_keys(file, kind, settings), **next(rows, {})}
+    return {**object_keys(file, kind, settings).names, **next(rows, {})}

@@ -22,9 +22,9 @@ from trifold.data.dialects import Dialect
 from trifold.data.files import TABLE_FORMATS, find_files
 from trifold.data.lines import inner_suffix
 from trifold.data.pairs import plural
-from trifold.data.records import RECORD_FORMATS, open_rows
+from trifold.data.records import RECORD_FORMATS, keys_of_file, open_rows
 from trifold.data.settings import DataSettings
-from trifold.data.tables import Roles, Table, choose_columns, object_keys, read_roles
+from trifold.data.tables import Roles, Table, choose_columns, read_roles
 from trifold.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -193,20 +193,21 @@ class TableReader(NamedTuple):
         Raises DataError for a row that cannot be read, and if a column is missing.
         """
         kind, table = self._open()
-        keys = object_keys(self.file, kind, self.settings)
+        keys = keys_of_file(self.file, kind, self.settings)
         found, first = dict[str, str](), dict[str, Any]()
         for _, place, row in table.rows:
             if row is None and len(first) != 1:
                 continue
             row = dict.fromkeys(first, "") if row is None else row
             if not first:
-                first = {**keys, **row}
+                first = {**keys.names, **keys.respell(row)}
                 layout = self._choose_layout(first)
                 found = self._columns(layout, first, place, is_table=table.has_columns)
-                for note in table.notes:
+                for note in [*table.notes, *keys.notes(found.values())]:
                     print_once(f"{self.file}: {note}")
             # A null is an empty text.
-            filled = {key: "" if value is None else value for key, value in row.items()}
+            named = keys.respell(row).items()
+            filled = {key: "" if value is None else value for key, value in named}
             values = read_roles(filled, layout.inputs, found, place)
             fields = layout.read(dict(zip(layout.inputs, values, strict=True)))
             pair = {"pair": self.pairs[0]} if self.pairs else {}

@@ -118,22 +118,26 @@ def number_labels(context: BuildContext, *sources: Records) -> None:
     kinds = {*chain.from_iterable(readings for *_, readings in found if len(readings) == 1)}
     for rows, row, values, texts, readings in found:
         numbers = {number for kind, number in readings.items() if len(kinds) != 1 or kind in kinds}
-        if len(numbers) != 1:
-            problem = (
-                f"the label {values['label']!r:.60} is the text, the letter or the number (from "
-                f"{first}) of "
-                f"{'two' if numbers else 'none'} of {len(texts)} choices; correct it (a letter "
-                "or a JSON integer "
-                "is clear), or set data.columns.choices and data.columns.label"
-            )
-            if not texts:
-                problem = (
-                    "no choices; set data.columns.choices to a column of lists, or "
-                    "data.columns.choice1, …"
-                )
+        if len(numbers) != 1 or len(texts) < 2:
+            problem = _problem(values["label"], len(texts), first, is_double=bool(numbers))
             raise DataError(f"{rows.report.name}:{rows.lines[row]}: {problem}")
         rows.columns["choices"][row] = texts
         rows.columns["label"][row] = numbers.pop()
+
+
+def _problem(label: Any, count: int, first: int, *, is_double: bool) -> str:
+    """Why a row with this number of choices has no label, or too few choices."""
+    if not count:
+        return (
+            "no choices; set data.columns.choices to a column of lists, or data.columns.choice1, …"
+        )
+    if count == 1:
+        return "a single choice; a row needs two or more, so remove it"
+    return (
+        f"the label {label!r:.60} is the text, the letter or the number (from {first}) of "
+        f"{'two' if is_double else 'none'} of {count} choices; correct it (a letter or a JSON "
+        "integer is clear), or set data.columns.choices and data.columns.label"
+    )
 
 
 def _choices_and_names(values: Mapping[str, Any]) -> tuple[list[str], list[str]]:

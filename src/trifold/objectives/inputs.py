@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from trifold.data import image_sets
 from trifold.data.frames import Frame
-from trifold.data.tables import Role, Roles, check_text
+from trifold.data.tables import Keys, Role, Roles, check_text
 from trifold.errors import UsageError
 from trifold.objectives import answer, choose, labels, summarize, tag
 from trifold.objectives.objective import ObjectiveSettings
@@ -110,10 +110,12 @@ def read_inputs(data: Any, task: str) -> tuple[list[Any], list[Any] | None]:
 
     Raises UsageError if no column has one of the usual names.
     """
-    rows = [*Frame("texts", data).rows()]
+    read = [*Frame("texts", data).rows()]
+    all_keys = Keys.of(read)
+    rows = [*map(all_keys.respell, read)]
     first_row = rows[0] if rows else {}
     layout = next(each for each in find_layouts(task).values() if each.fits(first_row))
-    keys = [*dict.fromkeys(key for row in rows for key in row)]
+    keys = [*all_keys.names]
     columns = _find_columns(keys, layout.inputs)
     if (first := columns[0]) is None:
         known = ", ".join(map(repr, keys)) or "none"
