@@ -285,19 +285,51 @@ def test_bad_input(trifold, models, case):
         (["a.txt"], "predict {model} - < a.txt` reads its lines"),
         (["a.csv", "b.csv"], "predict {model} a.csv --out FILE.csv` reads its rows"),
         (["a text", "words.conll"], "predict {model} words.conll --out FILE.csv"),
-        (["a text", "--pair", "a.txt"], "predict {model} - < a.txt"),
+        (["a text", "--pair", "a.txt"], 'predict {model} TEXT --pair "$(cat a.txt)"'),
+        (["a.txt "], "a.txt: is a file; `trifold predict {model} - < a.txt`"),
+        (["a.csv\n"], "predict {model} a.csv --out FILE.csv` reads its rows"),
+        (["file://{here}/a.txt"], "predict {model} - < {here}/a.txt` reads its lines"),
+        (["~/a.txt"], "predict {model} - < {here}/a.txt` reads its lines"),
+        (["$HOME/a.txt"], "predict {model} - < {here}/a.txt` reads its lines"),
+        (["a.PNG"], "a.PNG: is a file; the model reads texts and no images"),
+        (["folder"], "folder: is a folder; name a file in it"),
+        (["a text", "tables/"], "predict {model} tables --out FILE.csv` reads its tables"),
+        (["tables"], "--out: name a file"),
+        (["*.txt"], "is a pattern of files; name the files, without quotes"),
+        (["no.txt"], "no.txt: no such file; check the path"),
+        (["no.JPG"], "no.JPG: no such file; check the path"),
+        (["no.csv"], "no.csv: no such file; check the path"),
     ],
 )
 def test_a_file_is_not_taken_for_a_text(trifold, models, tmp_path, monkeypatch, names, advice):
-    for name in ("a.txt", "a.csv", "b.csv", "words.conll"):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "tables").mkdir()
+    for name in ("a.txt", "a.csv", "b.csv", "words.conll", "a.PNG", "tables/a.csv"):
         (tmp_path / name).write_text("one two\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     model = str(models["classify"])
+    names = [name.replace("{here}", str(tmp_path)) for name in names]
     done = trifold("predict", model, *names)
-    assert (done.code, done.out) == (2, "") and advice.format(model=model) in done.err
-    assert "--text takes its name as a text" in done.err
-    done = trifold("predict", model, *names, "--text")
+    error = done.err.replace("\n    ", " ")
+    assert (done.code, done.out) == (2, "") and advice.format(model=model, here=tmp_path) in error
+    assert "--text" in error
+    done = trifold("predict", model, *names, "--text", "--on-overflow", "truncate")
     assert done.code == 0 and done.out
+
+
+@pytest.mark.parametrize("text", ["What?", "$5 off", "wow*", "~nobody", "see a.txt", "a.b", "1.5"])
+def test_other_texts_are_no_names_of_files(trifold, models, text, tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("x", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert trifold("predict", str(models["classify"]), text).code == 0
+
+
+def test_a_picture_in_the_home_folder_is_found(trifold, models, photos, monkeypatch):
+    folder = Path(photos[0]).parent
+    monkeypatch.setenv("HOME", str(folder))
+    model = str(models["pictures"])
+    assert trifold("predict", model, "~/a.png").out == trifold("predict", model, photos[0]).out
 
 
 def test_predict_with_a_translator(trifold, run):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -268,6 +269,22 @@ def test_invalid_tables_name_the_place_and_leave_no_output(trifold, models, tmp_
     assert done.code == code, done.err
     assert words in done.err.replace("\n    ", " ") and "Traceback" not in done.err
     assert not [*tmp_path.glob("b.csv")] and (case == "a long text" or not [*tmp_path.glob("b*")])
+
+
+@pytest.mark.parametrize("source", ["tables", "tables/*.csv", "tables.zip"])
+def test_several_tables_are_predicted_without_a_run(trifold, models, tmp_path, source):
+    (tmp_path / "tables").mkdir()
+    for number in range(2):
+        write(tmp_path / "tables" / f"{number}.csv", ROWS[number : number + 1])
+    shutil.make_archive(str(tmp_path / "tables"), "zip", tmp_path / "tables")
+    command = ["predict", str(models["classify"]), str(tmp_path / source), "--out"]
+    out = tmp_path / "tables" / "out.csv"
+    done = trifold(*command, str(out))
+    assert done.code == 0, done.err
+    assert [row["text"] for row in read(out)] == TEXTS[:2]
+    if ".zip" not in source:  # the output is one of the tables now
+        done = trifold(*command, str(out))
+        assert done.code == 2 and "out.csv: is the table that is read" in done.err
 
 
 def test_a_missing_table_is_no_text(trifold, models, tmp_path):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from trifold.cli.options import Codec, Device, Json, Model, argument, value
+from trifold.cli.names import CONTENT, check_no_files
+from trifold.cli.options import AsText, Codec, Device, Json, Model, argument, value
 from trifold.cli.terminal import count_progress, print_json, print_note, print_table
 from trifold.errors import UsageError, check_utf8
 
@@ -77,6 +78,7 @@ def run(
     ] = True,
     device: Device = None,
     tokenizer: Codec = None,
+    as_text: AsText = False,
     json: Json = False,
 ) -> None:
     """Inspect a model in the browser, or write the page or a picture of attention to a file.
@@ -92,6 +94,8 @@ def run(
 
     for given, name in ((text or "", "TEXT"), (target or "", "--target"), (str(out), "--out")):
         check_utf8(given, name)
+    if not as_text:
+        _check_texts(model, text, target)
     draws = kind is not None or layer is not None or head is not None
     is_page = out is not None and out.suffix.lower() == ".html"
     if compare == model:
@@ -161,6 +165,15 @@ def run(
     # (layers, heads, queries, keys)
     patterns = {name: maps.patterns[name].astype(float).round(DECIMALS).tolist() for name in kinds}
     print_json(**texts, patterns=patterns, picture=None if picture is None else str(picture))
+
+
+def _check_texts(model: str, text: str | None, target: str | None) -> None:
+    """Raises UsageError for a text that is the name of a file, if the model reads texts."""
+    from trifold.hub import read_config, resolve
+
+    if any((text, target)) and not read_config(resolve(model)).n_patches:
+        check_no_files([text or ""], f"look {model}", CONTENT)
+        check_no_files([target or ""], f"look {model} TEXT --target", CONTENT)
 
 
 def _load(model: str, **options: Any) -> Pipeline:

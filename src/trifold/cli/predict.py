@@ -21,6 +21,7 @@ from trifold.cli.batch import (
     warn_unknown,
 )
 from trifold.cli.eval import find_recipe
+from trifold.cli.names import CONTENT, check_no_files, is_path, is_pattern
 from trifold.cli.options import (
     AsText,
     BatchSize,
@@ -37,13 +38,12 @@ from trifold.cli.options import (
 from trifold.cli.table_output import RECORDS, SUFFIXES, Format, write_table
 from trifold.cli.tables import (
     Input,
-    check_no_files,
     image_inputs,
-    is_folder,
     is_table,
     open_table,
 )
 from trifold.cli.terminal import open_output, print_note, print_result
+from trifold.data.files import TABLE_FORMATS, list_files
 from trifold.errors import DataError, UsageError, check_utf8, printable
 from trifold.jsonfiles import json_line
 
@@ -185,7 +185,8 @@ def run(
     pipeline = load_pipeline(model, device=device, dtype=dtype, tokenizer=tokenizer)
     is_picture = bool(pipeline.config.n_patches)
     if not (as_text or is_rows or is_piped or is_picture):
-        check_no_files([*texts, *pairs], f"predict {model}")
+        check_no_files([*texts, *(options["choices"] or ())], f"predict {model}")
+        check_no_files(pairs, f"predict {model} TEXT --pair", CONTENT)
     options["threshold"] = _parse_threshold(options["threshold"])
     corpus = options.pop("corpus")
     name = _choose_task(pipeline.config, recipe, task, corpus, is_rows=is_rows)
@@ -224,12 +225,19 @@ def run(
 
 
 def _check_out(out: Path | None, table: str) -> Path:
-    """The output of a table. Raises UsageError for another format, and for the table itself."""
+    """The output of a table. Raises UsageError for another format, for the table itself, and if
+    there is none.
+    """
+    if out is None and not (is_path(Path.exists, table) or is_pattern(table)):
+        raise UsageError(f"{table}: no such file; check the path, or add --text if it is a text")
     if out is None or out.suffix not in RECORDS:
         raise UsageError(
             f"--out: name a file ({SUFFIXES}) for the rows of the table {table} with predictions"
+            + "; --text takes its name as a text" * (out is None)
         )
-    if out.resolve() == Path(table).expanduser().resolve():
+    if out.resolve() in [
+        Path(file).expanduser().resolve() for file in (table, *list_files(table, TABLE_FORMATS))
+    ]:
         raise UsageError(f"--out {out}: is the table that is read; name another file")
     return out
 
@@ -254,7 +262,7 @@ def _is_image_set(texts: Sequence[str], recipe: Recipe | None) -> bool:
         return False
     path = Path(texts[0])
     is_archive = not {".tar", ".tgz", ".zip"}.isdisjoint(path.suffixes)
-    return is_folder(texts[0]) or "idx3" in path.name or is_archive
+    return is_path(Path.is_dir, texts[0]) or "idx3" in path.name or is_archive
 
 
 def _parse_threshold(values: list[str] | None) -> float | dict[str, float] | None:
@@ -287,7 +295,9 @@ def _digests(table: str, model: str) -> Any:
     from trifold.hub import resolve
 
     path = expand_path(table)
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    files = (
+        sorted(path.rglob("*")) if path.is_dir() else list_files(table, TABLE_FORMATS) or [table]
+    )
     return compute_digests([*map(str, files), *map(str, sorted(resolve(model).iterdir()))])
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trifold.cli.names import is_path, is_pattern
 from trifold.cli.parts import (
     PART,
     check_part,
@@ -19,7 +19,7 @@ from trifold.cli.parts import (
 )
 from trifold.cli.terminal import print_note
 from trifold.data.dialects import Dialect
-from trifold.data.files import TABLE_FORMATS, find_files
+from trifold.data.files import TABLE_FORMATS, find_files, list_files
 from trifold.data.lines import inner_suffix
 from trifold.data.pairs import plural
 from trifold.data.records import RECORD_FORMATS, keys_of_file, open_rows
@@ -65,11 +65,13 @@ def is_table(texts: Sequence[str], recipe: Recipe | None = None) -> bool:
     if not all(text.startswith(("data.", PART)) for text in settings):
         return False
     if _suffix_format(name) is not None:
-        return " " not in name or _is(Path.is_file, name)
+        return " " not in name or is_path(Path.is_file, name)
     if _is_collection(name):
-        return recipe is not None and recipe.task.evaluated.data_kind in ROW_KINDS
+        if recipe is None:
+            return bool(list_files(name, TABLE_FORMATS))
+        return recipe.task.evaluated.data_kind in ROW_KINDS
     formats = [text for text in settings if text.startswith("data.format=")]
-    return _is(Path.is_file, name) and (bool(formats) or _has_row_format(name, recipe))
+    return is_path(Path.is_file, name) and (bool(formats) or _has_row_format(name, recipe))
 
 
 def _has_row_format(name: str, recipe: Recipe | None) -> bool:
@@ -83,41 +85,19 @@ def _has_row_format(name: str, recipe: Recipe | None) -> bool:
 
 def _is_collection(name: str) -> bool:
     """Whether a name is that of a folder or an archive, which may have several tables."""
-    return name.lower().endswith(".zip") or is_folder(name)
+    return is_path(Path.is_dir, name) or name.lower().endswith(".zip")
+
+
+def files_of(source: str) -> list[str]:
+    """The files of a table, or those of the tables in a folder, an archive or a pattern."""
+    is_one = not (_is_collection(source) or is_pattern(source))
+    return [source] if is_one else find_files(source, TABLE_FORMATS)[0]
 
 
 def _suffix_format(name: str) -> str | None:
     """The format of rows that the suffix of a file name stands for, if it is one."""
     found = RECORD_FORMATS.get(inner_suffix(name))
     return None if found == "text" else found
-
-
-def is_folder(name: str) -> bool:
-    """Whether a text is the name of a folder."""
-    return _is(Path.is_dir, name)
-
-
-def _is(kind: Callable[[Path], bool], name: str) -> bool:
-    """Whether a text is the name of a file or folder of this kind."""
-    with suppress(OSError, ValueError, RuntimeError):  # too long for a name, or not one
-        return kind(Path(name).expanduser())
-    return False
-
-
-def check_no_files(texts: Sequence[str], command: str) -> None:
-    """Raises UsageError for a text that is the name of a file, with the command that reads it.
-
-    command: of lines of text, such as "generate runs/demo".
-    """
-    for text in texts:
-        if not _is(Path.is_file, text):
-            continue
-        file = shlex.quote(text)
-        use = f"`trifold {command} - < {file}` reads its lines"
-        if is_table([text]):
-            model = command.partition(" ")[2]
-            use = f"`trifold predict {model} {file} --out FILE.csv` reads its rows"
-        raise UsageError(f"{text}: is a file; {use}, and --text takes its name as a text")
 
 
 def reading_settings(
@@ -176,16 +156,12 @@ class TableReader(NamedTuple):
 
     def inputs(self) -> Iterator[Input]:
         """The rows of all files; see `_inputs_of_file`."""
-        for file in self._files():
+        for file in files_of(self.file):
             yield from self._replace(file=file)._inputs_of_file()
 
     def dialect(self) -> Dialect | None:
         """How the first file is written, if it is CSV or TSV."""
-        return self._replace(file=self._files()[0])._open()[1].dialect
-
-    def _files(self) -> list[str]:
-        is_collection = _is_collection(self.file)
-        return find_files(self.file, TABLE_FORMATS)[0] if is_collection else [self.file]
+        return self._replace(file=files_of(self.file)[0])._open()[1].dialect
 
     def _inputs_of_file(self) -> Iterator[Input]:
         """The rows; a blank line is one if there is a single column.
