@@ -171,7 +171,10 @@ def _check_texts(model: str, text: str | None, target: str | None) -> None:
     """Raises UsageError for a text that is the name of a file, if the model reads texts."""
     from trifold.hub import read_config, resolve
 
-    if any((text, target)) and not read_config(resolve(model)).n_patches:
+    if not any((text, target)) or _is_teaching(model):
+        return
+    folder = _run_of_checkpoint(model) or model
+    if not read_config(resolve(str(folder))).n_patches:
         check_no_files([text or ""], f"look {model}", CONTENT)
         check_no_files([target or ""], f"look {model} TEXT --target", CONTENT)
 
@@ -184,11 +187,19 @@ def _load(model: str, **options: Any) -> Pipeline:
     from trifold.look.run_view import at_checkpoint
     from trifold.look.walkthrough import teaching_model
 
+    if (run := _run_of_checkpoint(model)) is not None:
+        return at_checkpoint(load_pipeline(str(run), **options), Path(model))
+    return teaching_model() if _is_teaching(model) else load_pipeline(model, **options)
+
+
+def _run_of_checkpoint(model: str) -> Path | None:
+    """The run of a checkpoint; None for another model."""
     path = Path(model)
-    if path.parent.name == "checkpoints" and path.is_dir():
-        return at_checkpoint(load_pipeline(str(path.parents[1]), **options), path)
-    is_teaching = model == "teaching" and not path.exists()
-    return teaching_model() if is_teaching else load_pipeline(model, **options)
+    return path.parents[1] if path.parent.name == "checkpoints" and path.is_dir() else None
+
+
+def _is_teaching(model: str) -> bool:
+    return model == "teaching" and not Path(model).exists()
 
 
 def _open_page(
