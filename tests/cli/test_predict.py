@@ -296,6 +296,8 @@ def test_bad_input(trifold, models, case):
         (["a text", "tables/"], "predict {model} tables --out FILE.csv` reads its tables"),
         (["tables"], "--out: name a file"),
         (["*.txt"], "is a pattern of files; name the files, without quotes"),
+        (["a.xlsx"], "a.xlsx: is a file; save it as CSV or as text"),
+        (["no.pdf"], "no.pdf: no such file; check the path"),
         (["no.txt"], "no.txt: no such file; check the path"),
         (["no.JPG"], "no.JPG: no such file; check the path"),
         (["no.csv"], "no.csv: no such file; check the path"),
@@ -304,7 +306,7 @@ def test_bad_input(trifold, models, case):
 def test_a_file_is_not_taken_for_a_text(trifold, models, tmp_path, monkeypatch, names, advice):
     (tmp_path / "folder").mkdir()
     (tmp_path / "tables").mkdir()
-    for name in ("a.txt", "a.csv", "b.csv", "words.conll", "a.PNG", "tables/a.csv"):
+    for name in ("a.txt", "a.csv", "b.csv", "words.conll", "a.PNG", "a.xlsx", "tables/a.csv"):
         (tmp_path / name).write_text("one two\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -15,9 +15,17 @@ from trifold.data.lines import COMPRESSED_SUFFIXES, expand_path
 from trifold.errors import TrifoldError, UsageError
 
 ARCHIVES = (".zip", ".tar", ".tgz")
+DOCUMENTS = (".xlsx", ".xls", ".ods", ".docx", ".doc", ".odt", ".pdf")
 PATTERN_SIGNS = "*?["
 # A text that ends like this and has no space is the name of a file, though there may be none.
-_NAMES = (*filter(None, TEXT_FORMATS), *TABLE_FORMATS, *SUFFIXES, *ARCHIVES, *COMPRESSED_SUFFIXES)
+_NAMES = (
+    *filter(None, TEXT_FORMATS),
+    *TABLE_FORMATS,
+    *SUFFIXES,
+    *ARCHIVES,
+    *DOCUMENTS,
+    *COMPRESSED_SUFFIXES,
+)
 LINES = "`trifold {command} - < {file}` reads its lines"
 CONTENT = '`trifold {command} "$(cat {file})"` reads its text'
 
@@ -79,6 +87,8 @@ def _remedy(path: str, command: str, reads: str) -> str:
     suffix = Path(path).suffix.lower()
     if suffix in SUFFIXES:
         return "the model reads texts and no images"
+    if suffix in DOCUMENTS:
+        return "save it as CSV or as text"
     if suffix in ARCHIVES:
         return "name a file in it"
     if reads == LINES and path.lower().endswith(_TABLES):
