@@ -104,6 +104,21 @@ def test_a_model_does_not_differ_from_itself(run, classifiers, kinds):
             )
 
 
+def test_embedding_models_are_compared_without_a_pooler_and_without_a_loss(tmp_path):
+    rows = "".join(f"rain {n % 5} {n}\tsnow {n % 3} {n % 7}\n" for n in range(30))
+    (tmp_path / "a.tsv").write_text(f"text\ttext2\n{rows}", encoding="utf-8")
+    recipe = CLASSIFY.replace("{kind: classify}", "{kind: embed}")
+    recipe = recipe.replace(", heads: [sequence], classifier_input: first", "")
+    (tmp_path / "r.yaml").write_text(recipe, encoding="utf-8")
+    data = [f"data.{split}={tmp_path}/a.tsv" for split in ("train", "valid")]
+    run = tmp_path / "run"
+    done = run_command("train", str(tmp_path / "r.yaml"), *data, "--out", str(run))
+    assert done.code == 0, done.err
+    found, report = compare(run, run, "--samples", 100)["scores"], evaluate(run)
+    # The ranking loss is one among the rows of a batch, so an example has none of its own.
+    assert {name: score["a"] for name, score in found.items()} == pytest.approx(report["scores"])
+
+
 def test_the_data_is_reported_once(classifiers):
     done = run_command("compare", *map(str, classifiers[:2]))
     assert done.err.count("60 rows") == 1

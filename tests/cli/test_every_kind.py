@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 
 import pytest
+import yaml
 from tests.cli.kinds_of_runs import KINDS, Runs
 from tests.faults.runs import lines_of
 
+import trifold as library
 from trifold.recipe import load_recipe
 
 pytestmark = pytest.mark.slow
@@ -97,10 +100,78 @@ def test_eval_rejects_options_of_other_tasks(trifold, runs, kind):
         "leave it out",
     )
     if kind == "text-to-text":
-        check_rejected(
-            trifold("eval", folder, str(runs.here / "text.txt")), "names its own validation rows"
-        )
         check_rejected(trifold("eval", folder, "--split", "test"), "names its own validation rows")
+
+
+def losses_of(trifold, *arguments):
+    done = trifold("eval", *map(str, arguments), "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    return report["loss"], [*report["scores"]]
+
+
+def test_eval_of_text_to_text_measures_the_parts_of_the_files(trifold, runs, tmp_path):
+    run, copy, like = runs["text-to-text"], runs.here / "copy.tsv", runs.here / "like.tsv"
+    whole = losses_of(trifold, run)
+    assert whole[1] == ["copy", "like", "mean"]
+    assert losses_of(trifold, run, copy, like) == whole
+    own, _ = losses_of(trifold, run, copy)
+    assert losses_of(trifold, run, copy) == (own, ["copy", "mean"])
+    assert losses_of(trifold, run, "task.part=copy") == (own, ["copy", "mean"])
+    rows = [line.split("\t") for line in copy.read_text("utf-8").splitlines()[1:]]
+    # The same rows in other files belong to the part by their columns, or as two files of lines.
+    (tmp_path / "a.jsonl").write_text(
+        "".join(f'{{"id": 1, "target": "{b}", "source": "{a}"}}\n' for a, b in rows), "utf-8"
+    )
+    assert losses_of(trifold, run, tmp_path / "a.jsonl")[0] == pytest.approx(own)
+    for name, column in (("a", 0), ("b", 1)):
+        (tmp_path / name).write_text("\n".join([row[column] for row in rows] + [""]), "utf-8")
+    assert losses_of(trifold, run, tmp_path / "a", tmp_path / "b")[0] == pytest.approx(own)
+    done = trifold("compare", str(run), str(run), str(tmp_path / "a.jsonl"), "--json")
+    compared = json.loads(done.out)
+    assert compared["examples"] == len(rows)
+    assert compared["scores"]["loss"]["a"] == pytest.approx(own, rel=1e-4)
+
+
+def test_eval_rejects_files_of_no_part_or_of_several(trifold, runs, tmp_path):
+    run, files = str(runs["text-to-text"]), {}
+    for name, header in {
+        "none": "source,targe", "both": "source,target,one,two,score", "more": "source,target"
+    }.items():  # fmt: skip
+        files[name] = tmp_path / f"{name}.csv"
+        files[name].write_text(f"{header}\n{','.join('1' for _ in header.split(','))}\n", "utf-8")
+    check_rejected(trifold("eval", run, str(files["none"])), "no part of this model (copy, like)")
+    both = str(files["both"])
+    check_rejected(trifold("eval", run, both), "several parts of this", "add task.part=NAME")
+    assert losses_of(trifold, run, both, "task.part=like")[1] == ["like", "mean"]
+    check_rejected(trifold("eval", run, both, "task.part=lik"), "known: copy, like")
+    copy = str(runs.here / "copy.tsv")
+    check_rejected(trifold("eval", run, copy, str(files["more"])), "the part 'copy' too")
+
+
+def test_parts_with_the_same_columns_are_told_apart_by_their_files(trifold, runs, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(runs["text-to-text"], folder, ignore=shutil.ignore_patterns("checkpoints"))
+    values = yaml.safe_load((folder / "recipe.yaml").read_text("utf-8"))
+    parts = values["task"]["parts"]
+    copies = (runs.here / "copy.tsv").read_text("utf-8").splitlines()
+    (tmp_path / "a.txt").write_text("\n".join(copies[1:5]) + "\n", "utf-8")
+    own = {"input": "echo: {0}", "target": 1, "format": "tsv", "header": False}
+    parts["echo"] = parts["copy"] | own | dict.fromkeys(("train", "valid"), f"{tmp_path}/a.txt")
+    parts["again"] = parts["copy"] | {"input": "again: {source}", "train": f"{tmp_path}/b.tsv"}
+    (tmp_path / "b.tsv").write_text("\n".join(copies) + "\n", "utf-8")
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(values), "utf-8")
+    assert losses_of(trifold, folder, tmp_path / "a.txt")[1] == ["echo", "mean"]
+    assert losses_of(trifold, folder, tmp_path / "b.tsv")[1] == ["again", "mean"]
+    # A file of several parts scores all of them.
+    assert losses_of(trifold, folder, runs.here / "copy.tsv")[1] == ["again", "copy", "mean"]
+    for name, rows in (("a.txt", 4), ("b.tsv", 20)):
+        out = tmp_path / "out.jsonl"
+        done = trifold("predict", str(folder), str(tmp_path / name), "--out", str(out))
+        assert done.code == 0, done.err
+        assert len(out.read_text("utf-8").splitlines()) == rows
+    first = json.loads(out.read_text("utf-8").splitlines()[0])
+    assert first["prediction"] == library.load(folder).generate("again: ant")
 
 
 def test_eval_of_a_student_does_not_need_its_teacher(trifold, runs):

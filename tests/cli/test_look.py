@@ -74,6 +74,24 @@ def test_bad_input(trifold, run, case, tmp_path, monkeypatch):
     assert message in done.err
 
 
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        (["{file}"], 'look {run} "$(cat {file})"` reads its text'),
+        (["one", "--target", "{file}"], 'look {run} TEXT --target "$(cat {file})"` reads'),
+        (["{file}.gone.txt"], "no such file; check the path"),
+    ],
+)
+def test_a_file_is_not_taken_for_a_text(trifold, run, tmp_path, options, advice):
+    file = tmp_path / "a.txt"
+    file.write_text("one two\n", encoding="utf-8")
+    words = [option.format(file=file) for option in options]
+    done = trifold("look", str(run), *words, "--json")
+    error = " ".join(done.err.split())
+    assert (done.code, done.out) == (2, "") and advice.format(run=run, file=file) in error
+    assert trifold("look", str(run), *words, "--json", "--text").code == 0
+
+
 def test_the_teaching_model_has_a_page(trifold, tmp_path):
     done = trifold("look", "teaching", "the cat sat", "--out", str(tmp_path / "page.html"))
     assert (done.code, done.out) == (0, f"{tmp_path / 'page.html'}\n")

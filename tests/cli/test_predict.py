@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,92 @@ def test_pictures_are_classified(trifold, models, photos):
     assert len(json.loads(vectors)["outputs"]) == 16
 
 
+# Options of a threshold, by task, that some of the inputs reach and others do not.
+THRESHOLDS = {
+    "classify": ["0.7", "so so=0.7", "bad=0.01"],
+    "several": ["0.465", "good=0.5", "good=0"],
+    "next-sentence": ["0.85", "follows=0.85", "does not follow=0.12"],
+    "pictures": ["0.5", "dog=0.5", "owl=0"],
+}
+
+
+@pytest.mark.parametrize("task", THRESHOLDS)
+def test_a_threshold_chooses_from_the_probabilities_of_all_classes(
+    trifold, models, photos, task, tmp_path_factory
+):
+    kinds = {"problem_type": "multi_label_classification"}
+    several = task == "several"
+    model = (
+        folder_of("classify", tmp_path_factory.mktemp("m"), **kinds) if several else models[task]
+    )
+    texts = {"pictures": photos, "next-sentence": inputs_of("next-sentence")}.get(task, LINES)
+    predict = partial(trifold, "predict", str(model), *texts)
+    every = "--probabilities"
+
+    def rows_of(*options: str) -> list[dict]:
+        return [json.loads(line) for line in predict(*options, "--json").out.splitlines()]
+
+    plain, all_classes = rows_of(), rows_of(every)
+    names = {"next-sentence": ["follows", "does not follow"], "pictures": ["cat", "dog", "owl"]}
+    for row, before in zip(all_classes, plain, strict=True):
+        assert {**row, "probabilities": None} == {**before, "probabilities": None}
+        assert {*row["probabilities"]} == {*names.get(task, ["bad", "so so", "good"])}
+        assert several or sum(row["probabilities"].values()) == pytest.approx(1)
+    for least in THRESHOLDS[task]:
+        chosen = ("--threshold", least)
+        # The predictions are those without the probabilities of all classes.
+        expected = [each["outputs"] for each in rows_of(*chosen)]
+        both = rows_of(every, *chosen)
+        assert [row["outputs"] for row in both] == expected
+        assert [row["probabilities"] for row in both] == [
+            row["probabilities"] for row in all_classes
+        ]
+        for row in both:
+            outputs = [row["outputs"]] if isinstance(row["outputs"], dict) else row["outputs"]
+            for one in outputs:
+                label = one.get("label") or names[task][not one["follows"]]
+                assert one["score"] == row["probabilities"][label]
+        lines = zip(predict(*chosen).out.split("\n"), predict(every).out.split("\n"), strict=True)
+        assert predict(every, *chosen).out == "\n".join(" / ".join(each) for each in lines)[:-3]
+    assert expected != [row["outputs"] for row in plain] or task == "several"
+
+
+def test_an_answer_below_the_threshold_is_left_out(trifold, models, tmp_path):
+    pipe = library.load(models["next-sentence"])
+    firsts, seconds = zip(*(line.split("\t") for line in inputs_of("next-sentence")), strict=True)
+    found = pipe.next_sentence(firsts, seconds)
+    middle = sum(sorted(each.score for each in found)[:2]) / 2
+    expected = [each if each.score >= middle else None for each in found]
+    assert expected.count(None) == 1
+    assert pipe.next_sentence(firsts, seconds, threshold=middle) == expected
+    # The other answer has its own probability.
+    opposite = pipe.next_sentence(firsts, seconds, threshold={found[0].label: 1.0})
+    assert [each.score for each in opposite] == [
+        pytest.approx(1 - each.score if each.follows is found[0].follows else each.score)
+        for each in found
+    ]
+    table, out = tmp_path / "a.tsv", tmp_path / "b.jsonl"
+    rows = ["text\tpair", *inputs_of("next-sentence"), ""]
+    table.write_text("\n".join(rows), "utf-8")
+    options = ("--probabilities", "--threshold", f"{middle}", "--out", str(out))
+    done = trifold("predict", str(models["next-sentence"]), str(table), *options)
+    assert done.code == 0, done.err
+    for line, one, all_of in zip(out.read_text("utf-8").splitlines(), expected, found, strict=True):
+        row = json.loads(line)
+        assert (row["prediction"] is None) == (one is None)
+        follows = all_of.score if all_of.follows else 1 - all_of.score
+        assert row["p_follows"] == pytest.approx(follows, abs=1e-5)
+        assert row["p_does not follow"] == pytest.approx(1 - follows, abs=1e-5)
+
+
+def test_all_of_several_labels_that_reach_a_threshold_are_printed(trifold, tmp_path):
+    names = [f"label {number}" for number in range(9)]
+    kind = {"problem_type": "multi_label_classification", "n_labels": 9, "label_names": names}
+    model = folder_of("classify", tmp_path, **kind)
+    done = trifold("predict", str(model), LINES[0], "--threshold", "0", "--json")
+    assert sorted(one["label"] for one in json.loads(done.out)["outputs"]) == names
+
+
 def test_too_long_text_is_an_error_or_truncated_with_a_note(trifold, models):
     long = " ".join(WORDS * 3)
     folder = str(models["classify"])
@@ -198,19 +285,53 @@ def test_bad_input(trifold, models, case):
         (["a.txt"], "predict {model} - < a.txt` reads its lines"),
         (["a.csv", "b.csv"], "predict {model} a.csv --out FILE.csv` reads its rows"),
         (["a text", "words.conll"], "predict {model} words.conll --out FILE.csv"),
-        (["a text", "--pair", "a.txt"], "predict {model} - < a.txt"),
+        (["a text", "--pair", "a.txt"], 'predict {model} TEXT --pair "$(cat a.txt)"'),
+        (["a.txt "], "a.txt: is a file; `trifold predict {model} - < a.txt`"),
+        (["a.csv\n"], "predict {model} a.csv --out FILE.csv` reads its rows"),
+        (["file://{here}/a.txt"], "predict {model} - < {here}/a.txt` reads its lines"),
+        (["~/a.txt"], "predict {model} - < {here}/a.txt` reads its lines"),
+        (["$HOME/a.txt"], "predict {model} - < {here}/a.txt` reads its lines"),
+        (["a.PNG"], "a.PNG: is a file; the model reads texts and no images"),
+        (["folder"], "folder: is a folder; name a file in it"),
+        (["a text", "tables/"], "predict {model} tables --out FILE.csv` reads its tables"),
+        (["tables"], "--out: name a file"),
+        (["*.txt"], "is a pattern of files; name the files, without quotes"),
+        (["a.xlsx"], "a.xlsx: is a file; save it as CSV or as text"),
+        (["no.pdf"], "no.pdf: no such file; check the path"),
+        (["no.txt"], "no.txt: no such file; check the path"),
+        (["no.JPG"], "no.JPG: no such file; check the path"),
+        (["no.csv"], "no.csv: no such file; check the path"),
     ],
 )
 def test_a_file_is_not_taken_for_a_text(trifold, models, tmp_path, monkeypatch, names, advice):
-    for name in ("a.txt", "a.csv", "b.csv", "words.conll"):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "tables").mkdir()
+    for name in ("a.txt", "a.csv", "b.csv", "words.conll", "a.PNG", "a.xlsx", "tables/a.csv"):
         (tmp_path / name).write_text("one two\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     model = str(models["classify"])
+    names = [name.replace("{here}", str(tmp_path)) for name in names]
     done = trifold("predict", model, *names)
-    assert (done.code, done.out) == (2, "") and advice.format(model=model) in done.err
-    assert "--text takes its name as a text" in done.err
-    done = trifold("predict", model, *names, "--text")
+    error = done.err.replace("\n    ", " ")
+    assert (done.code, done.out) == (2, "") and advice.format(model=model, here=tmp_path) in error
+    assert "--text" in error
+    done = trifold("predict", model, *names, "--text", "--on-overflow", "truncate")
     assert done.code == 0 and done.out
+
+
+@pytest.mark.parametrize("text", ["What?", "$5 off", "wow*", "~nobody", "see a.txt", "a.b", "1.5"])
+def test_other_texts_are_no_names_of_files(trifold, models, text, tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("x", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert trifold("predict", str(models["classify"]), text).code == 0
+
+
+def test_a_picture_in_the_home_folder_is_found(trifold, models, photos, monkeypatch):
+    folder = Path(photos[0]).parent
+    monkeypatch.setenv("HOME", str(folder))
+    model = str(models["pictures"])
+    assert trifold("predict", model, "~/a.png").out == trifold("predict", model, photos[0]).out
 
 
 def test_predict_with_a_translator(trifold, run):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -292,6 +293,25 @@ def test_a_column_of_another_name_is_set(trifold, models, tmp_path):
     )
 
 
+def test_rows_keep_the_spelling_of_their_keys(trifold, models, tmp_path):
+    rows = [{"Text": TEXTS[0], "id": 1}, {"text": TEXTS[1], "note": "x"}, {"text ": TEXTS[2]}]
+    for name in ("a.jsonl", "a.json"):
+        lines = [*map(json.dumps, rows)]
+        text = "\n".join(lines) if name == "a.jsonl" else f"[{','.join(lines)}]"
+        (tmp_path / name).write_text(text, "utf-8")
+        out = tmp_path / "b.jsonl"
+        done = trifold("predict", str(models["classify"]), str(tmp_path / name), "--out", str(out))
+        assert done.code == 0, done.err
+        assert "'text' read as 'Text'" in done.err.replace("\n    ", " ")
+        best = library.load(models["classify"]).classify(TEXTS[:3], top_k=1)
+        expected = [
+            {**row, "prediction": each[0].label} for row, each in zip(rows, best, strict=True)
+        ]
+        assert [{k: v for k, v in row.items() if k != "score"} for row in read(out)] == expected
+    # As in Python.
+    assert library.load(models["classify"]).predict(rows, top_k=1) == best
+
+
 def test_a_table_of_one_column_keeps_blank_lines(trifold, models, tmp_path):
     (tmp_path / "a.csv").write_bytes(
         b"\xef\xbb\xbftext\n" + "\n".join([TEXTS[0], "", TEXTS[1]]).encode() + b"\n"
@@ -334,6 +354,22 @@ def test_invalid_tables_name_the_place_and_leave_no_output(trifold, models, tmp_
     assert done.code == code, done.err
     assert words in done.err.replace("\n    ", " ") and "Traceback" not in done.err
     assert not [*tmp_path.glob("b.csv")] and (case == "a long text" or not [*tmp_path.glob("b*")])
+
+
+@pytest.mark.parametrize("source", ["tables", "tables/*.csv", "tables.zip"])
+def test_several_tables_are_predicted_without_a_run(trifold, models, tmp_path, source):
+    (tmp_path / "tables").mkdir()
+    for number in range(2):
+        write(tmp_path / "tables" / f"{number}.csv", ROWS[number : number + 1])
+    shutil.make_archive(str(tmp_path / "tables"), "zip", tmp_path / "tables")
+    command = ["predict", str(models["classify"]), str(tmp_path / source), "--out"]
+    out = tmp_path / "tables" / "out.csv"
+    done = trifold(*command, str(out))
+    assert done.code == 0, done.err
+    assert [row["text"] for row in read(out)] == TEXTS[:2]
+    if ".zip" not in source:  # the output is one of the tables now
+        done = trifold(*command, str(out))
+        assert done.code == 2 and "out.csv: is the table that is read" in done.err
 
 
 def test_a_missing_table_is_no_text(trifold, models, tmp_path):

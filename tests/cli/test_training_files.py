@@ -171,6 +171,31 @@ def test_choices_of_each_row(trifold, tmp_path):
     assert [row["prediction"] for row in again] == [row["prediction"] for row in found]
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_the_predicted_choice_is_as_it_is_written(trifold, tmp_path, suffix):
+    run = make_run(
+        tmp_path / "run", "embed", {"kind": "choose"}, {}, heads=["pooler", "choice"]
+    )  # fmt: skip
+    questions = [WORDS[n] for n in range(5)] + [""]
+    columns = {"context": TEXTS, "question": questions, "label": [0] * 6}
+    if suffix == ".csv":
+        columns |= {"answerA": SECOND, "answerB": TEXTS[::-1]}
+    else:
+        columns["choices"] = [*map(list, zip(SECOND, TEXTS[::-1], strict=True))]
+    found = predict(trifold, run, write(tmp_path / f"table{suffix}", rows_of(**columns)))
+    pipe = library.load(run)
+    for row, *choices in zip(found, SECOND, TEXTS[::-1], strict=True):
+        best = pipe.choose(row["context"], choices, row["question"])[0]
+        assert (row["prediction"], row["score"]) == (
+            best.label,
+            pytest.approx(best.score, abs=1e-5),
+        )
+        assert best.label in choices
+        # The model reads the question before the choice.
+        read = [f"{row['question']} {each}".strip() for each in choices]
+        assert best.score == pytest.approx(pipe.choose(row["context"], read)[0].score, abs=1e-6)
+
+
 def test_an_embedding_model_gives_the_similarity_of_a_scored_pair(trifold, tmp_path):
     columns = {"text": "one", "pair": "two", "score": "near"}
     run = make_run(tmp_path / "run", "embed", {"kind": "embed"}, {"columns": columns})

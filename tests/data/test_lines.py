@@ -91,6 +91,9 @@ def test_any_lines_are_read_back(
         pytest.param(b"a\n\xc3\n", "text.en:2:1: byte 0xc3", id="truncated character"),
         pytest.param(b"\xed\xa0\x80\n", "text.en:1:1: byte 0xed", id="encoded surrogate"),
         pytest.param(b"\xc0\xaf\n", "text.en:1:1: byte 0xc0", id="overlong encoding"),
+        pytest.param(
+            b"PK\3\4\x14\0\6\0\x08\0", "text.en: an archive or an office document", id="spreadsheet"
+        ),
         pytest.param("é\nab\0c\n".encode(), "text.en:2:3: a NUL byte", id="NUL"),
         pytest.param("é\0\n".encode(), "text.en:1:3: a NUL byte", id="NUL, counted in bytes"),
         pytest.param("a\n".encode("utf-16"), "text.en:1:1: this is UTF-16 .*iconv", id="UTF-16"),

@@ -259,6 +259,14 @@ def test_chosen_labels_of_objects_may_be_numbers(tmp_path: Path) -> None:
     assert as_list(read_pairs(table(tmp_path, "a.jsonl", rows), PLAIN)) == [("a", "0"), ("b", "1")]
 
 
+def test_keys_that_differ_in_case_and_space_are_one(tmp_path: Path) -> None:
+    rows = [{"Source": "a", "target": "b"}, {"source ": "c", "Target": "d", "id": 1}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    pairs = read_pairs(str(tmp_path / "a.jsonl"), DataSettings())
+    assert (pairs.sources, pairs.targets) == (["a", "c"], ["b", "d"])
+    assert "'source ' read as 'Source'; 'Target' read as 'target'" in str(pairs.report)
+
+
 def test_pairs_of_a_parquet_file(tmp_path: Path) -> None:
     arrow, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
     path = tmp_path / "a.parquet"

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from trifold.data import DataSettings, Records, Role, read_records, read_splits, tables
+from trifold.data.frames import Frame
 from trifold.data.tables import check_text
 from trifold.errors import DataError, SettingsError
 
@@ -177,6 +178,45 @@ def test_columns_are_those_of_all_objects(tmp_path: Path) -> None:
     write(tmp_path, "a.jsonl", json.dumps({"text": "a"}) + "\n" + json.dumps(rows[1]) + "\n")
     with pytest.raises(DataError, match=r"a\.jsonl:1: no value 'label'; found: text"):
         read(path, roles)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "memory"])
+def test_keys_of_all_objects_decide_in_every_form(tmp_path: Path, name: str) -> None:
+    """A JSON array and a list in memory are read as JSON lines are."""
+    roles = {**ROLES, "score": Role(("score",), lambda value, place: value, required=False)}
+    rows = [
+        {"label": "w", "text": "o"},
+        {"text": "a", "label": "x", "score": 0.0},
+        {"Score": 1.5, "text ": "b", "label": "y"},
+    ]
+    source: Any = Frame("train", rows)
+    if name != "memory":
+        lines = [*map(json.dumps, rows)]
+        source = write(
+            tmp_path, name, "\n".join(lines) if name == "a.jsonl" else f"[{','.join(lines)}]"
+        )
+    records = read(source, roles)
+    assert records.columns == {
+        "text": ["o", "a", "b"], "pair": [None] * 3, "label": ["w", "x", "y"], "score": [None, 0.0, 1.5]
+    }  # fmt: skip
+    report = str(records.report)
+    assert "'Score' read as 'score'" in report and "'text ' read as 'text'" in report
+
+
+def test_keys_that_stand_in_one_row_are_different(tmp_path: Path) -> None:
+    rows = [{"text": "a", "Text": "b", "label": "x"}, {"Text": "c", "label": "y"}]
+    path = write(tmp_path, "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=r"a\.jsonl:\d: no value 'text'"):
+        read(path, columns={"text": "text"})
+    records = read(path, columns={"text": "Text"})
+    assert records.columns["text"] == ["b", "c"]
+    assert "read as" not in str(records.report)
+
+
+def test_an_empty_object_is_no_row(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.jsonl", '{}\n{"text": "a", "label": "x"}\n')
+    with pytest.raises(DataError, match=r"a\.jsonl:1: no value 'text'; found: none; set"):
+        read(path)
 
 
 def test_held_out_rows_are_disjoint_and_depend_on_the_seed(tmp_path: Path) -> None:

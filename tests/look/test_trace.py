@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from tests.cli.readers import folder_of
 from tests.models import add_noise
 
+import trifold
 from trifold import fast
 from trifold.errors import DataError, UsageError
+from trifold.look import session as views
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.hooks import hook_points
 from trifold.pipeline import Pipeline
@@ -305,6 +309,62 @@ HEADS = "decoder.blocks.0.self_attention.sublayer.heads"
 def test_invalid_edits_are_rejected(edit, message):
     with pytest.raises(UsageError, match=message):
         new_pipeline("gpt2").trace(TEXT).patched([edit])
+
+
+HEADS = {
+    "one class of several": {},
+    "several labels": {"problem_type": "multi_label_classification"},
+    "a single class": {"n_labels": 1, "label_names": ["yes"]},
+    "a number": {"n_labels": 1, "label_names": ["score"], "problem_type": "regression"},
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_trace_predicts_what_the_pipeline_predicts(kind, tmp_path):
+    """The probability of a label is its own: not a share among labels that do not exclude each
+    other, nor that of a number.
+    """
+    pipe = trifold.load(folder_of("classify", tmp_path, **HEADS[kind]))
+    found, expected = pipe.trace("The quick fox"), pipe.classify("The quick fox")
+    values, ids = found.top()
+    assert found.label_names(ids.tolist()) == [each.label for each in expected]
+    scores = [each.score for each in expected]
+    assert values.tolist() == pytest.approx(scores, abs=1e-5)
+    lens, _ = found.lens()
+    assert lens[-1].tolist() == pytest.approx(scores, abs=1e-5)
+    session = views.Session(pipe)
+    top = views.trace(session, "The quick fox")["top"]
+    steps = [step["title"] for step in views.walkthrough(session, "The quick fox")["steps"]]
+    if kind == "a number":
+        assert top["tokens"] == [f"score = {scores[0]:.4g}"]
+        assert top["probabilities"].tolist() == [1]
+        assert steps[-1] == "logits"
+    else:
+        assert top["probabilities"].tolist() == pytest.approx(scores, abs=1e-5)
+        assert steps[-1] == ("softmax" if kind == "one class of several" else "sigmoid")
+    if kind != "a number":
+        label = expected[-1]
+        loss = pipe.trace("The quick fox", label.label).loss
+        assert math.exp(-float(loss[0])) == pytest.approx(label.score, abs=1e-5)
+
+
+def test_a_trace_names_the_answers_of_other_heads(tmp_path):
+    pipe = trifold.load(folder_of("next-sentence", tmp_path / "pairs"))
+    values, ids = pipe.trace("The quick fox").top()
+    probabilities = dict(
+        zip(pipe.trace("The quick fox").label_names(ids.tolist()), values.tolist(), strict=True)
+    )
+    logits = pipe.trace("The quick fox").logits
+    assert probabilities["follows"] == pytest.approx(float(logits.softmax(-1)[0]))
+    assert {*probabilities} == {"follows", "does not follow"}
+    # A start and an end are chosen among the tokens.
+    found = trifold.load(folder_of("answer", tmp_path / "answer")).trace("The quick fox")
+    values, ids = found.top()
+    for number, name in enumerate(["start", "end"]):
+        own = values[ids == number]
+        assert float(own.sum()) == pytest.approx(1)
+        assert own.tolist() == pytest.approx(found.logits[:, number].softmax(0).tolist())
+        assert found.label_names([number]) == [name]
 
 
 def test_invalid_arguments_are_rejected():

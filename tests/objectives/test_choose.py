@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -121,13 +122,34 @@ def test_published_formats_are_read(build, case, first):
     bundle = build([row | {column: label} for label in given])
     assert bundle.objective.examples(bundle.valid).labels.tolist() == expected
     assert bundle.valid.columns["text"] == [first] * 2
-    prefix = f"{row['question']} " if "question" in row else ""
-    assert bundle.valid.columns["choices"][0][:2] == [prefix + "x", prefix + "y"]
+    # The model reads the question before each choice; the choices stay as they are written.
+    question = row.get("question")
+    assert bundle.valid.columns["choices"][0][:2] == ["x", "y"]
+    pairs = bundle.objective.examples(bundle.valid).texts.tolist()
+    read = bundle.objective.tokenizer.decode(pairs[:2])
+    for text, choice in zip(read, ["x", "y"], strict=True):
+        assert text.split() == [first, *filter(None, [question]), choice]
+
+
+def test_samples_have_the_choices_as_they_are_written(build):
+    rows = [{"context": "c", "question": "q", "choices": ["x", "y"], "label": n} for n in (0, 1)]
+    bundle = build(rows)
+    model = random_model(bundle.config)
+    examples = bundle.objective.examples(bundle.valid)
+    context = dataclasses.replace(eval_context(8), samples=2)
+    found = bundle.objective.evaluate(model, bundle.valid, examples, context).samples
+    assert [each[:2] for each in found] == [("c q", "x"), ("c q", "y")]
+    assert {each.ours for each in found} <= {"x", "y"}
 
 
 def test_missing_choices_are_reported_with_the_setting(build):
     with pytest.raises(DataError, match=r"rows\.jsonl:1: no choices; set data\.columns\.choices"):
         build([{"question": "q", "one": "x", "two": "y", "label": 0}])
+
+
+def test_a_row_has_at_least_two_choices(build):
+    with pytest.raises(DataError, match=r"rows\.jsonl:5: a single choice; a row needs two or more"):
+        build([*ROWS, {"question": "q", "choices": ["x"], "label": 0}])
 
 
 def test_columns_of_choices_are_read_as_lists(build):

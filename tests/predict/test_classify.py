@@ -109,10 +109,11 @@ def test_next_sentence_predictions_equal_those_of_transformers(family, suffix, t
 
 
 def test_the_score_is_the_probability_of_the_answer():
-    logits = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+    logits = torch.tensor([[2.0, 1.0], [1.0, 2.0], [1.0, 1.0]])
     reader = SimpleNamespace(run=lambda texts, pairs, head: logits, head=lambda name: None)
-    yes, no = next_sentence(reader, ["a", "b"], ["c", "d"])
+    yes, no, tie = next_sentence(reader, ["a", "b", "e"], ["c", "d", "f"])
     assert (yes.follows, no.follows) == (True, False)
+    assert (tie.follows, tie.score) == (True, 0.5)  # the class of argmax, as in training
     assert close(yes.score, no.score) and close(no.score, torch.tensor(1 / (1 + math.exp(-1))))
 
 

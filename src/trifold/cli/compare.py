@@ -148,7 +148,8 @@ def _measure(request: Request) -> tuple[Scorer, list[int], str]:
         return settings.scorer(outputs, pairs.targets), [1] * len(pairs), "pairs"
     pipeline, task, rows, _ = evaluation.open_validation(request)
     shape, heads = pipeline.config.shape, pipeline.config.chosen_heads
-    if shape not in task.settings.shapes or not {*task.settings.heads} <= {*heads}:
+    needed = task.settings.with_heads(pipeline.config).chosen_heads
+    if shape not in task.settings.shapes or not {*needed} <= {*heads}:
         raise UsageError(
             f"{request.model}: this {shape} (heads: {', '.join(heads)}) is no model for task.kind: "
             f"{task.settings.kind}; name a run of that task"
@@ -159,6 +160,8 @@ def _measure(request: Request) -> tuple[Scorer, list[int], str]:
         found = [task.measure(model, task.batch(examples, row).to(pipeline.device)) for row in rows]
 
     def scores(sums: Any) -> dict[str, float]:
-        return {**task.scores_of_sums(sums), "loss": float(sums["nll"] / max(sums["tokens"], 1))}
+        # A loss among the rows of a batch says nothing about a single one.
+        loss = {} if task.gathers else {"loss": float(sums["nll"] / max(sums["tokens"], 1))}
+        return {**task.scores_of_sums(sums), **loss}
 
     return sums_scorer(found, scores), [values["tokens"] for values in found], task.row_name

@@ -398,9 +398,10 @@ def _open_task(
 
 
 def _select_data(request: Request, recipe: Recipe) -> tuple[ObjectiveSettings, DataSettings]:
-    """The named files or a split of the run's data; for a text-to-text task the validation rows of
-    every part.
+    """The named files or a split of the run's data; for a text-to-text task by default the
+    validation rows of every part.
     """
+    from trifold.cli.parts import parts_to_measure
     from trifold.cli.tables import reading_settings
     from trifold.objectives.text_to_text import TextToTextSettings
 
@@ -411,16 +412,12 @@ def _select_data(request: Request, recipe: Recipe) -> tuple[ObjectiveSettings, D
         if request.data:
             only["format"] = reading_settings(request.data, recipe, {}).format
         return task, recipe.data.model_copy(update=request.options | only)
-    if request.data or request.split not in (None, "valid"):
-        wrong = f"DATA {request.data[0]}" if request.data else f"--split {request.split}"
+    if not request.data and request.split not in (None, "valid"):
         raise UsageError(
-            f"{wrong}: each part of this model names its own validation rows, and only these "
-            "can be measured; "
-            "leave it out, or train with another task.parts.NAME.valid"
+            f"--split {request.split}: each part of this model names its own validation rows; "
+            "leave it out, or name other data"
         )
-    parts = {
-        name: part.model_copy(update={"train": part.valid}) for name, part in task.parts.items()
-    }
+    parts = parts_to_measure(request.data, task.parts)
     return task.model_copy(update={"parts": parts}), recipe.data
 
 

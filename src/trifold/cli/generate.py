@@ -63,7 +63,7 @@ def run(
     if stream and (is_piped or json):
         raise UsageError("--stream prints one TEXT: pass the text in quotes, and leave out --json")
 
-    from trifold.cli.tables import check_no_files
+    from trifold.cli.names import check_no_files
     from trifold.data import iter_lines
     from trifold.text.annotation import unknown_words
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from trifold.cli.options import Codec, Device, Json, Model, argument, value
+from trifold.cli.names import CONTENT, check_no_files
+from trifold.cli.options import AsText, Codec, Device, Json, Model, argument, value
 from trifold.cli.terminal import count_progress, print_json, print_note, print_table
 from trifold.errors import UsageError, check_utf8
 
@@ -77,6 +78,7 @@ def run(
     ] = True,
     device: Device = None,
     tokenizer: Codec = None,
+    as_text: AsText = False,
     json: Json = False,
 ) -> None:
     """Inspect a model in the browser, or write the page or a picture of attention to a file.
@@ -92,6 +94,8 @@ def run(
 
     for given, name in ((text or "", "TEXT"), (target or "", "--target"), (str(out), "--out")):
         check_utf8(given, name)
+    if not as_text:
+        _check_texts(model, text, target)
     draws = kind is not None or layer is not None or head is not None
     is_page = out is not None and out.suffix.lower() == ".html"
     if compare == model:
@@ -163,6 +167,18 @@ def run(
     print_json(**texts, patterns=patterns, picture=None if picture is None else str(picture))
 
 
+def _check_texts(model: str, text: str | None, target: str | None) -> None:
+    """Raises UsageError for a text that is the name of a file, if the model reads texts."""
+    from trifold.hub import read_config, resolve
+
+    if not any((text, target)) or _is_teaching(model):
+        return
+    folder = _run_of_checkpoint(model) or model
+    if not read_config(resolve(str(folder))).n_patches:
+        check_no_files([text or ""], f"look {model}", CONTENT)
+        check_no_files([target or ""], f"look {model} TEXT --target", CONTENT)
+
+
 def _load(model: str, **options: Any) -> Pipeline:
     """A model, a checkpoint of a run, or the model of width 4 of the documentation if it is named
     `teaching`.
@@ -171,11 +187,19 @@ def _load(model: str, **options: Any) -> Pipeline:
     from trifold.look.run_view import at_checkpoint
     from trifold.look.walkthrough import teaching_model
 
+    if (run := _run_of_checkpoint(model)) is not None:
+        return at_checkpoint(load_pipeline(str(run), **options), Path(model))
+    return teaching_model() if _is_teaching(model) else load_pipeline(model, **options)
+
+
+def _run_of_checkpoint(model: str) -> Path | None:
+    """The run of a checkpoint; None for another model."""
     path = Path(model)
-    if path.parent.name == "checkpoints" and path.is_dir():
-        return at_checkpoint(load_pipeline(str(path.parents[1]), **options), path)
-    is_teaching = model == "teaching" and not path.exists()
-    return teaching_model() if is_teaching else load_pipeline(model, **options)
+    return path.parents[1] if path.parent.name == "checkpoints" and path.is_dir() else None
+
+
+def _is_teaching(model: str) -> bool:
+    return model == "teaching" and not Path(model).exists()
 
 
 def _open_page(

@@ -21,6 +21,7 @@ from trifold.cli.batch import (
     warn_unknown,
 )
 from trifold.cli.eval import find_recipe
+from trifold.cli.names import CONTENT, check_no_files, is_path, is_pattern
 from trifold.cli.options import (
     AsText,
     BatchSize,
@@ -37,13 +38,12 @@ from trifold.cli.options import (
 from trifold.cli.table_output import RECORDS, SUFFIXES, Format, write_table
 from trifold.cli.tables import (
     Input,
-    check_no_files,
     image_inputs,
-    is_folder,
     is_table,
     open_table,
 )
 from trifold.cli.terminal import check_not_read, open_output, print_note, print_result
+from trifold.data.files import TABLE_FORMATS, list_files
 from trifold.errors import DataError, UsageError, check_utf8, printable
 from trifold.jsonfiles import json_line
 
@@ -71,9 +71,10 @@ OPTIONS = {
     ),
     "threshold": option(
         list[str],
-        "classify: the least probability of a label; LABEL=X for one label, repeatable.",
+        "classify, next-sentence: the least probability of a label; LABEL=X for one label, "
+        "repeatable.",
         metavar="X|LABEL=X",
-        show_default="most probable label; several labels: 0.5",
+        show_default="none; of several labels in a table 0.5",
     ),
     "choices": option(list[str], "choose: a choice; repeat it for each."),
     "merge": option(
@@ -155,7 +156,8 @@ def run(
     probabilities: Annotated[
         bool,
         typer.Option(
-            "--probabilities", help="classify: the probability of every class; of a table, columns."
+            "--probabilities",
+            help="classify, next-sentence: the probability of every class; of a table, columns.",
         ),
     ] = False,
     batch_size: BatchSize = None,
@@ -184,7 +186,8 @@ def run(
     pipeline = load_pipeline(model, device=device, dtype=dtype, tokenizer=tokenizer)
     is_picture = bool(pipeline.config.n_patches)
     if not (as_text or is_rows or is_piped or is_picture):
-        check_no_files([*texts, *pairs], f"predict {model}")
+        check_no_files([*texts, *(options["choices"] or ())], f"predict {model}")
+        check_no_files(pairs, f"predict {model} TEXT --pair", CONTENT)
     options["threshold"] = _parse_threshold(options["threshold"])
     corpus = options.pop("corpus")
     if out is not None and corpus is not None:
@@ -208,6 +211,8 @@ def run(
     else:
         is_split = tsv or (predictor.needs_pairs and not pairs)
         lines = _lines() if is_piped else texts
+        if options["threshold"] is not None and name == "classify":
+            options["top_k"] = options["top_k"] or _most_labels(predictor, 5)
         count = None if is_piped else len(texts)
         inputs = _inputs(lines, count, pairs, is_split=is_split)
         as_json = json or (out is not None and out.suffix == ".jsonl")
@@ -215,7 +220,7 @@ def run(
             predict = partial(predictor, Progress(), 0)
             blank = partial(predictor.contents, is_piped=is_piped)
             for one, found in in_batches(inputs, size, blank, predict):
-                print_result(_format(one, predictor.task, found, as_json), results)
+                print_result(_format(one, predictor, found, as_json), results)
     warn_unknown(pipeline, predictor.unknown)
 
 
@@ -223,13 +228,22 @@ def run(
 
 
 def _check_out(out: Path | None, table: str) -> Path:
-    """The output of a table. Raises UsageError for another format, and for a folder."""
+    """The output of a table. Raises UsageError for another format, for a folder, for the table
+    itself, and if there is none.
+    """
+    if out is None and not (is_path(Path.exists, table) or is_pattern(table)):
+        raise UsageError(f"{table}: no such file; check the path, or add --text if it is a text")
     if out is None or out.suffix not in RECORDS:
         raise UsageError(
             f"--out: name a file ({SUFFIXES}) for the rows of the table {table} with predictions"
+            + "; --text takes its name as a text" * (out is None)
         )
     if out.is_dir():
         raise UsageError(f"--out {out}: is a folder; name a file")
+    if out.resolve() in [
+        Path(file).expanduser().resolve() for file in (table, *list_files(table, TABLE_FORMATS))
+    ]:
+        raise UsageError(f"--out {out}: is the table that is read; name another file")
     return out
 
 
@@ -253,7 +267,7 @@ def _is_image_set(texts: Sequence[str], recipe: Recipe | None) -> bool:
         return False
     path = Path(texts[0])
     is_archive = not {".tar", ".tgz", ".zip"}.isdisjoint(path.suffixes)
-    return is_folder(texts[0]) or "idx3" in path.name or is_archive
+    return is_path(Path.is_dir, texts[0]) or "idx3" in path.name or is_archive
 
 
 def _parse_threshold(values: list[str] | None) -> float | dict[str, float] | None:
@@ -288,7 +302,7 @@ def _digests(table: str, model: str, out: Path) -> Any:
     from trifold.hub import resolve
 
     path, own, names = expand_path(table), out.resolve().parent, (out.name, f".{out.name}")
-    files = [path]
+    files: list[Any] = list_files(table, TABLE_FORMATS) or [table]
     if path.is_dir():
         files = [
             file
@@ -363,12 +377,31 @@ class Predictor:
             return self._compare(sources, pairs, options)
         if self.task == "choose" and any(one.choices for one in batch):
             options["choices"] = [one.choices for one in batch]
+            options["questions"] = [one.question for one in batch]
         if self.every:
-            options["top_k"] = self.config.n_labels
-            options.pop("threshold", None)  # after the probabilities are written
+            options.pop("threshold", None)  # see `chosen`
+            if self.task == "classify":
+                options["top_k"] = self.config.n_labels
         if self.corpus is not None:
             options["corpus"] = self._read_corpus(self.corpus)
         return self.pipeline.predict(sources, pairs or None, task=self.task, **options)
+
+    def chosen(self, found: Any) -> Any:
+        """What a threshold leaves of a prediction that has every class."""
+        from trifold.predict.classify import apply_threshold
+
+        threshold = self.options.get("threshold")
+        if not self.every or threshold is None or found is None:
+            return found
+        if self.task == "next-sentence":
+            return found.choose(threshold)
+        several = self.config.problem_type == MULTI
+        return apply_threshold(found, threshold, several=several)[: self.options["top_k"]]
+
+    def probabilities(self, found: Any) -> dict[str, float]:
+        """The probability of each class in a prediction that has every class."""
+        labels = found.labels if self.task == "next-sentence" else found
+        return {each.label: each.score for each in labels or ()}
 
     def _generate(self, progress: Any, first: int, batch: list[Input]) -> Any:
         from trifold.cli.batch import check_lengths, generate_outputs
@@ -448,10 +481,20 @@ def _check_options(
     unused = [name for name in options if name not in ("on_overflow", "parse_special")]
     if task == "generate" and unused:
         raise UsageError(f"{unused[0]}: not an option of a model that generates text")
-    if probabilities and (task != "classify" or config.problem_type == REGRESSION):
+    classes = _classes(config, task)
+    if probabilities and not classes:
         raise UsageError("--probabilities: this model does not predict classes")
     if probabilities and "threshold" in options:
-        check_threshold(options["threshold"], config)
+        check_threshold(options["threshold"], classes)
+
+
+def _classes(config: ModelConfig, task: str) -> Sequence[str]:
+    """The names of the classes that a task chooses from, if it has a fixed set."""
+    from trifold.predict.classify import ANSWERS
+
+    if task == "next-sentence":
+        return [*ANSWERS.values()]
+    return config.labels if task == "classify" and config.problem_type != REGRESSION else []
 
 
 # --- rows of a table ------------------------------------------------------------------------------
@@ -465,21 +508,26 @@ def _predict_rows(
     is_class = predictor.task in ("classify", "choose")
     has_score = is_class and config.problem_type not in (MULTI, REGRESSION)
     added = ["prediction", "score"] if has_score else ["prediction"]
-    classes = [f"p_{label}" for label in config.labels] if predictor.every else []
+    classes = _classes(config, predictor.task) if predictor.every else []
+    columns = [*added, *(f"p_{label}" for label in classes)]
     if predictor.task == "classify":
-        most = config.n_labels if config.problem_type == MULTI else 1
-        predictor.options["top_k"] = predictor.options["top_k"] or most
+        predictor.options["top_k"] = predictor.options["top_k"] or _most_labels(predictor, 1)
 
     def rows(inputs: Iterator[Input], first: int, advance: Any) -> Iterator[tuple[Input, Any]]:
         predict = partial(predictor, advance, first)
         for one, found in in_batches(inputs, size, predictor.contents, predict):
             advance(found is None)
             values = _values(predictor, one, found)[: len(added)]
-            scores = {each.label: each.score for each in found or ()} if classes else {}
-            values += [scores.get(label) for label in config.labels[: len(classes)]]
-            yield one, dict(zip([*added, *classes], values, strict=True))
+            scores = predictor.probabilities(found) if classes and found is not None else {}
+            values += [scores.get(label) for label in classes]
+            yield one, dict(zip(columns, values, strict=True))
 
-    write_table(read, out, form, [*added, *classes], key, size, rows)
+    write_table(read, out, form, columns, key, size, rows)
+
+
+def _most_labels(predictor: Predictor, usual: int) -> int:
+    """The most labels of an input: the `usual` number, and all if it may have several."""
+    return predictor.config.n_labels if predictor.config.problem_type == MULTI else usual
 
 
 # --- lines of text -------------------------------------------------------------------------------
@@ -506,13 +554,31 @@ def _inputs(
 # --- output ---------------------------------------------------------------------------------------
 
 
-def _format(one: Input, task: str, found: Any, json: bool) -> str:
+def _format(one: Input, predictor: Predictor, found: Any, json: bool) -> str:
     """One line: JSON, or the results separated by tabs, each with its probability last."""
-    if not json:
-        return "" if found is None else _format_text(task, found)
+    if json:
+        return _format_json(one, predictor, found)
+    if found is None:
+        return ""
+    text, chosen = _format_text(predictor.task, found), predictor.chosen(found)
+    if not predictor.every:
+        return text
+    if predictor.task == "next-sentence":
+        text = _format_text("classify", found.labels)
+    if predictor.options["threshold"] is None:
+        return text
+    # What is predicted stands before all classes.
+    return f"{'' if chosen is None else _format_text(predictor.task, chosen)} / {text}"
+
+
+def _format_json(one: Input, predictor: Predictor, found: Any) -> str:
     pair = {} if one.pair is None else {"pair": one.pair}
-    outputs = [] if found is None else to_json(found)
-    return json_line({"source": one.text, **pair, "task": task, "outputs": outputs})
+    chosen = predictor.chosen(found)
+    outputs = [] if chosen is None else to_json(chosen)
+    values = {"source": one.text, **pair, "task": predictor.task, "outputs": outputs}
+    if predictor.every:
+        values["probabilities"] = {} if found is None else predictor.probabilities(found)
+    return json_line(values)
 
 
 def to_json(value: Any) -> Any:
@@ -547,7 +613,7 @@ def _format_text(task: str, found: Any) -> str:
                 f"{one.number}\t{one.score:.4f}\t{one_line(one.text)}" for one in found
             )
         case "next-sentence":
-            parts = [f"{'follows' if found.follows else 'does not follow'} {found.score:.4f}"]
+            parts = [f"{found.label} {found.score:.4f}"]
         case _:
             return " ".join(f"{number:.6g}" for number in found.tolist())
     return "\t".join(parts)
@@ -562,6 +628,7 @@ def _values(predictor: Predictor, one: Input, found: Any) -> list[Any]:
     task, problem = predictor.task, predictor.config.problem_type
     if task == "generate":
         return [found[0].text if found else ""]
+    found = predictor.chosen(found)
     if found is None:
         return [None, None]
     if task == "tag" and not isinstance(one.text, str):
@@ -575,13 +642,9 @@ def _values(predictor: Predictor, one: Input, found: Any) -> list[Any]:
 
 def _class_values(predictor: Predictor, problem: str | None, found: list[Label]) -> list[Any]:
     """The prediction of a classification and its score."""
-    from trifold.predict.classify import apply_threshold
-
     if problem == REGRESSION:
         return [found[0].score]
     threshold = predictor.options["threshold"]
-    if predictor.every and threshold is not None:
-        found = apply_threshold(found, threshold, predictor.config)
     if problem == MULTI:
         least = 0.5 if threshold is None else 0.0
         return [to_json([one for one in found if one.score > least])]

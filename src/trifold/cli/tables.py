@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trifold.cli.names import is_path, is_pattern
+from trifold.cli.parts import (
+    PART,
+    check_part,
+    part_error,
+    parts_of_recipe,
+    parts_trained_with,
+)
 from trifold.cli.terminal import print_note
 from trifold.data.dialects import Dialect
-from trifold.data.files import TABLE_FORMATS, find_files
+from trifold.data.files import TABLE_FORMATS, find_files, list_files
 from trifold.data.lines import inner_suffix
 from trifold.data.pairs import plural
-from trifold.data.records import RECORD_FORMATS, open_rows
+from trifold.data.records import RECORD_FORMATS, keys_of_file, open_rows
 from trifold.data.settings import DataSettings
-from trifold.data.tables import Roles, Table, choose_columns, object_keys, read_roles
+from trifold.data.tables import Roles, Table, choose_columns, read_roles
 from trifold.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -29,14 +36,13 @@ print_once = cache(print_note)
 READING = ("columns", "source", "target", "format", "delimiter", "header", "max_line_bytes")
 # The kinds of data that consist of rows, of which a folder or an archive may have several files.
 ROW_KINDS = ("table", "pairs", "parts")
-PART = "task.part="  # of a text-to-text model
 
 
 class Input(NamedTuple):
     """What a model reads, its place for messages, and its row in a table.
 
     text: a text; the words of a sentence; or a picture, by its path or opened. pair: its second
-    text. choices: of this text.
+    text. choices, question: of this text.
     """
 
     place: str
@@ -44,6 +50,7 @@ class Input(NamedTuple):
     pair: str | None = None
     row: Mapping[str, Any] = {}
     choices: Sequence[str] = ()
+    question: str | None = None
 
 
 # --- arguments ------------------------------------------------------------------------------------
@@ -58,51 +65,39 @@ def is_table(texts: Sequence[str], recipe: Recipe | None = None) -> bool:
     if not all(text.startswith(("data.", PART)) for text in settings):
         return False
     if _suffix_format(name) is not None:
-        return " " not in name or _is(Path.is_file, name)
+        return " " not in name or is_path(Path.is_file, name)
     if _is_collection(name):
-        return recipe is not None and recipe.task.evaluated.data_kind in ROW_KINDS
+        if recipe is None:
+            return bool(list_files(name, TABLE_FORMATS))
+        return recipe.task.evaluated.data_kind in ROW_KINDS
     formats = [text for text in settings if text.startswith("data.format=")]
-    is_named = recipe is not None and recipe.data.format not in ("auto", "text")
-    return (bool(formats) or is_named) and _is(Path.is_file, name)
+    return is_path(Path.is_file, name) and (bool(formats) or _has_row_format(name, recipe))
+
+
+def _has_row_format(name: str, recipe: Recipe | None) -> bool:
+    """Whether the recipe names a format of rows for a file."""
+    if recipe is None:
+        return False
+    parts = parts_trained_with([name], parts_of_recipe(recipe)).values()
+    formats = [recipe.data.format, *(part.format for part in parts)]
+    return not {*formats} <= {"auto", "text"}
 
 
 def _is_collection(name: str) -> bool:
     """Whether a name is that of a folder or an archive, which may have several tables."""
-    return name.lower().endswith(".zip") or is_folder(name)
+    return is_path(Path.is_dir, name) or name.lower().endswith(".zip")
+
+
+def files_of(source: str) -> list[str]:
+    """The files of a table, or those of the tables in a folder, an archive or a pattern."""
+    is_one = not (_is_collection(source) or is_pattern(source))
+    return [source] if is_one else find_files(source, TABLE_FORMATS)[0]
 
 
 def _suffix_format(name: str) -> str | None:
     """The format of rows that the suffix of a file name stands for, if it is one."""
     found = RECORD_FORMATS.get(inner_suffix(name))
     return None if found == "text" else found
-
-
-def is_folder(name: str) -> bool:
-    """Whether a text is the name of a folder."""
-    return _is(Path.is_dir, name)
-
-
-def _is(kind: Callable[[Path], bool], name: str) -> bool:
-    """Whether a text is the name of a file or folder of this kind."""
-    with suppress(OSError, ValueError, RuntimeError):  # too long for a name, or not one
-        return kind(Path(name).expanduser())
-    return False
-
-
-def check_no_files(texts: Sequence[str], command: str) -> None:
-    """Raises UsageError for a text that is the name of a file, with the command that reads it.
-
-    command: of lines of text, such as "generate runs/demo".
-    """
-    for text in texts:
-        if not _is(Path.is_file, text):
-            continue
-        file = shlex.quote(text)
-        use = f"`trifold {command} - < {file}` reads its lines"
-        if is_table([text]):
-            model = command.partition(" ")[2]
-            use = f"`trifold predict {model} {file} --out FILE.csv` reads its rows"
-        raise UsageError(f"{text}: is a file; {use}, and --text takes its name as a text")
 
 
 def reading_settings(
@@ -161,16 +156,12 @@ class TableReader(NamedTuple):
 
     def inputs(self) -> Iterator[Input]:
         """The rows of all files; see `_inputs_of_file`."""
-        for file in self._files():
+        for file in files_of(self.file):
             yield from self._replace(file=file)._inputs_of_file()
 
     def dialect(self) -> Dialect | None:
         """How the first file is written, if it is CSV or TSV."""
-        return self._replace(file=self._files()[0])._open()[1].dialect
-
-    def _files(self) -> list[str]:
-        is_collection = _is_collection(self.file)
-        return find_files(self.file, TABLE_FORMATS)[0] if is_collection else [self.file]
+        return self._replace(file=files_of(self.file)[0])._open()[1].dialect
 
     def _inputs_of_file(self) -> Iterator[Input]:
         """The rows; a blank line is one if there is a single column.
@@ -178,20 +169,21 @@ class TableReader(NamedTuple):
         Raises DataError for a row that cannot be read, and if a column is missing.
         """
         kind, table = self._open()
-        keys = object_keys(self.file, kind, self.settings)
+        keys = keys_of_file(self.file, kind, self.settings)
         found, first = dict[str, str](), dict[str, Any]()
         for _, place, row in table.rows:
             if row is None and len(first) != 1:
                 continue
             row = dict.fromkeys(first, "") if row is None else row
             if not first:
-                first = {**keys, **row}
+                first = {**keys.names, **keys.respell(row)}
                 layout = self._choose_layout(first)
                 found = self._columns(layout, first, place, is_table=table.has_columns)
-                for note in table.notes:
+                for note in [*table.notes, *keys.notes(found.values())]:
                     print_once(f"{self.file}: {note}")
             # A null is an empty text.
-            filled = {key: "" if value is None else value for key, value in row.items()}
+            named = keys.respell(row).items()
+            filled = {key: "" if value is None else value for key, value in named}
             values = read_roles(filled, layout.inputs, found, place)
             fields = layout.read(dict(zip(layout.inputs, values, strict=True)))
             pair = {"pair": self.pairs[0]} if self.pairs else {}
@@ -217,12 +209,7 @@ class TableReader(NamedTuple):
         """
         fitting = [name for name, layout in self.layouts.items() if layout.fits(first)]
         if not fitting or (len(fitting) > 1 and "text" not in fitting):
-            what = "several parts" if fitting else "no part"
-            names = ", ".join(fitting or self.layouts)
-            raise UsageError(
-                f"{self.file}: has the columns of {what} of this model ({names}); add {PART}NAME, "
-                "or rename the columns"
-            )
+            raise part_error(self.file, fitting, [*self.layouts])
         layout = self.layouts[fitting[0]]
         return layout.without_pair() if self.pairs else layout
 
@@ -268,13 +255,17 @@ def open_table(
 
     given, part = split_settings(texts[1:])
     layouts = find_layouts(task, None if recipe is None else recipe.task.evaluated)
-    if part is not None:
-        if part not in layouts:
-            known = ", ".join(filter(None, layouts)) or "none"
-            raise UsageError(f"{PART}{part}: not a part of this model; known: {known}")
-        layouts = {part: layouts[part]}
-    settings = reading_settings(texts[:1], recipe, given)
     named = [*given.get("columns", {})]
+    parts = parts_of_recipe(recipe)
+    if part is None and len(trained := parts_trained_with(texts[:1], parts)) == 1:
+        (part,) = trained
+    if part is not None:
+        check_part(part, [*layouts])
+        layouts = {part: layouts[part]}
+    if part is not None and part in parts:
+        own = parts[part].model_dump(include={"format", "header"}, exclude_defaults=True)
+        given = {**own, **given}
+    settings = reading_settings(texts[:1], recipe, given)
     return TableReader(texts[0], layouts, settings, recipe is not None, named, pairs)
 
 

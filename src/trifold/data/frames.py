@@ -61,10 +61,6 @@ class Frame(str):
                 )
             yield {key: empty if value is None else value for key, value in plain.items()}
 
-    def all_keys(self) -> dict[str, None]:
-        """The keys of all rows, in the order of their first use."""
-        return dict.fromkeys(key for row in self.rows() for key in row)
-
 
 def frame_of(source: str) -> Frame:
     """The data of a source `python:…`. Raises UsageError for the name alone, as read from a

@@ -181,7 +181,7 @@ def _open(image: Any, library: Any) -> Iterator[Any]:
     """The Pillow image of a file or of its bytes; other values as they are."""
     if isinstance(image, str | Path):
         # Without its name: Pillow maps a named TIFF with the sides of the upright image.
-        with Path(image).open("rb") as file:
+        with Path(image).expanduser().open("rb") as file:
             yield library.open(file, formats=FORMATS)
     else:
         yield library.open(image, formats=FORMATS) if isinstance(image, BytesIO) else image

@@ -37,6 +37,7 @@ _WIDE_BOMS = {  # the longer ones first
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
 }
+_OFFICE = (b"PK\3\4", b"\xd0\xcf\x11\xe0")  # zip; compound file
 _NOT_CP1252 = re.compile(rb"[\x81\x8d\x8f\x90\x9d]")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
@@ -78,7 +79,7 @@ def iter_lines(
         while (part.stop is None or position < part.stop) and (raw := stream.readline(read_limit)):
             line = raw.removesuffix(b"\n").removesuffix(b"\r") if raw.endswith(b"\n") else raw
             if position == 0:
-                _check_bom(raw, name)
+                _check_start(raw, name)
                 if raw == _BOM:
                     break
                 line = line.removeprefix(_BOM)
@@ -101,7 +102,7 @@ def read_text(path: str | Path) -> str:
     name = display_name(path)
     with open_binary(path, name) as stream:
         raw = stream.read()
-    _check_bom(raw, name)
+    _check_start(raw, name)
     return _decode(raw.removeprefix(_BOM).replace(b"\r\n", b"\n"), name, 1)
 
 
@@ -157,7 +158,15 @@ def open_binary(path: str | Path, name: str) -> Iterator[BinaryIO]:
         raise DataError(f"{name}: cannot be read ({error.strerror or error})") from None
 
 
-def _check_bom(raw: bytes, name: str) -> None:
+def _check_start(raw: bytes, name: str) -> None:
+    """Raises DataError if a file begins as a document of an office program, or in another
+    encoding.
+    """
+    if raw.startswith(_OFFICE):
+        raise DataError(
+            f"{name}: an archive or an office document such as .xlsx, not text; save it as CSV or "
+            "text in UTF-8"
+        )
     encoding = next((kind for mark, kind in _WIDE_BOMS.items() if raw.startswith(mark)), None)
     if encoding is not None:
         raise _wide_error(name, encoding)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Container, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from pathlib import PurePath
@@ -292,16 +292,16 @@ def iter_dataset(source: str, split: str) -> Iterator[NumberedRow]:
 
 def open_dataset(
     source: str, split: str, skipped: Counter[str]
-) -> tuple[tables.Table, dict[str, None]]:
+) -> tuple[tables.Table, tables.Keys]:
     """The rows of a dataset, and the keys of all rows if these may differ."""
     frame = source if isinstance(source, frames.Frame) else None
     has_columns = frame is not None and frame.is_table
-    keys = {} if frame is None or has_columns else frame.all_keys()
+    keys = tables.Keys() if frame is None or has_columns else tables.Keys.of(frame.rows())
     return tables.Table(iter_dataset(source, split), skipped, has_columns), keys
 
 
 def _rows_of_columns(
-    table: tables.Table, settings: DataSettings, report: Report, keys: Mapping[str, None]
+    table: tables.Table, settings: DataSettings, report: Report, keys: tables.Keys
 ) -> Iterator[Row]:
     """The pair in each row; a blank line is two empty texts. keys: of all rows, if they differ."""
     roles, columns = _SIDES, dict[str, str]()
@@ -309,8 +309,9 @@ def _rows_of_columns(
         if row is None:
             yield Row("", "", number)
             continue
+        row = keys.respell(row)
         if not columns:
-            first = {**keys, **row}
+            first = {**keys.names, **row}
             names = {name.strip().casefold() for name in first}
             if names.isdisjoint(_SIDES) and all(
                 names.intersection(role.names) for role in _CLASSES.values()
@@ -320,9 +321,10 @@ def _rows_of_columns(
             columns = tables.choose_columns(first, roles, settings, place, is_table=is_table)
             chosen = "source {source!r:.40}, target {target!r:.40}".format(**columns)
             if is_table:
-                header = f"header: {chosen}" if tables.has_header(row, settings) else "no header"
-                chosen = "; ".join([header, *table.notes])
-            if (is_table or roles is _CLASSES) and chosen not in report.header:
+                chosen = f"header: {chosen}" if tables.has_header(row, settings) else "no header"
+            notes = [*table.notes, *keys.notes(columns.values())]
+            chosen = "; ".join([chosen, *notes])
+            if (is_table or notes or roles is _CLASSES) and chosen not in report.header:
                 report.header.append(chosen)
         source, target = tables.read_roles(row, roles, columns, place)
         yield Row(source, target, number)

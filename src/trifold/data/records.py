@@ -7,7 +7,7 @@ whose columns are chosen by their names.
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -32,6 +32,7 @@ from trifold.data.pairs import (
 from trifold.data.settings import DataSettings, Source
 from trifold.data.squad import iter_squad
 from trifold.data.tables import (
+    Keys,
     Role,
     Roles,
     Table,
@@ -255,11 +256,18 @@ def open_rows(
     return kind, table
 
 
+def keys_of_file(file: str, kind: str, settings: DataSettings) -> Keys:
+    """The keys of all rows of JSON lines or a JSON array, as in `tables.object_keys`."""
+    if kind == "squad":
+        return Keys.of(row for _, _, row in iter_squad(file, settings) if row is not None)
+    return object_keys(file, kind, settings)
+
+
 def _read_file(
     file: str, settings: DataSettings, roles: Roles, report: RecordReport, plain: str | None
 ) -> Iterator[tuple[int, list[Any]]]:
     kind, table = open_rows(file, settings, roles, report.skipped, plain)
-    keys = object_keys(file, kind, settings)
+    keys = keys_of_file(file, kind, settings)
     return _read_rows(table, settings, roles, report, keys)
 
 
@@ -268,7 +276,7 @@ def _read_rows(
     settings: DataSettings,
     roles: Roles,
     report: RecordReport,
-    keys: Mapping[str, None],
+    keys: Keys,
 ) -> Iterator[tuple[int, list[Any]]]:
     """The values of each row; those of a blank line are empty texts. keys: of all rows, if they
     differ.
@@ -278,8 +286,9 @@ def _read_rows(
         if row is None:
             yield number, [""] * len(roles)
             continue
+        row = keys.respell(row)
         if not columns:
-            first = {**keys, **row}
+            first = {**keys.names, **row}
             columns = choose_columns(first, roles, settings, place, is_table=is_table)
             chosen = ", ".join(f"{role} {column!r:.40}" for role, column in columns.items())
             report.columns = columns
@@ -291,7 +300,7 @@ def _read_rows(
             line += (
                 f"; not used: {shorten(', '.join(unused), 40, placeholder=' …')}" if unused else ""
             )
-            line = "; ".join([line, *table.notes])
+            line = "; ".join([line, *table.notes, *keys.notes(columns.values())])
             if line not in report.header:
                 report.header.append(line)
         yield number, read_roles(row, roles, columns, place)

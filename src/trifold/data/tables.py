@@ -5,12 +5,13 @@ import importlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import chain, islice
-from typing import Any, NamedTuple, TypeAlias
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from trifold.data.archives import open_stored, split_member
 from trifold.data.dialects import (
@@ -239,15 +240,50 @@ def _second_header(place: str, cells: Sequence[str], *, is_first: bool) -> DataE
     )
 
 
-def object_keys(file: str, kind: str, settings: DataSettings) -> dict[str, None]:
-    """The keys of all objects of a JSONL file, in the order of their first use, because a row may
-    lack some. Empty for other kinds, whose rows have the same columns, and for standard input,
-    which is read once.
+class Keys(NamedTuple):
+    """The keys of all rows, of which a row may lack some.
+
+    names: in the order of their first use. spelling: keys that differ from an earlier one in case
+    and outer space only, and stand in no row beside it -> the earlier one, which replaces them.
+    """
+
+    names: Mapping[str, None] = MappingProxyType({})
+    spelling: Mapping[str, str] = MappingProxyType({})
+
+    @classmethod
+    def of(cls, rows: Iterable[Iterable[str]]) -> Self:
+        """The keys of these rows."""
+        rows = dict.fromkeys(map(tuple, rows))
+        names, spelling = dict[str, None](), dict[str, str]()
+        earlier = dict[str, str]()
+        for key in dict.fromkeys(chain.from_iterable(rows)):
+            name = earlier.setdefault(plain_name(key), key)
+            if name == key or any(name in row and key in row for row in rows):
+                names[key] = None
+            else:
+                spelling[key] = name
+        return cls(names, spelling)
+
+    def respell(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The row with the earlier spelling of its keys."""
+        if not self.spelling:
+            return row
+        return {self.spelling.get(key, key): value for key, value in row.items()}
+
+    def notes(self, columns: Collection[str]) -> list[str]:
+        """The other spellings of these columns as phrases of a report."""
+        found = self.spelling.items()
+        return [f"{key!r:.40} read as {name!r:.40}" for key, name in found if name in columns]
+
+
+def object_keys(file: str, kind: str, settings: DataSettings) -> Keys:
+    """The keys of all objects of a JSONL file, because a row may lack some. None for other kinds,
+    whose rows have the same columns, and for standard input, which is read once.
     """
     if kind != "jsonl" or file == STANDARD_INPUT:
-        return {}
+        return Keys()
     rows = read_objects(iter_lines(file, settings.max_line_bytes), file)
-    return dict.fromkeys(key for _, _, row in rows if row is not None for key in row)
+    return Keys.of(row for _, _, row in rows if row is not None)
 
 
 def read_objects(lines: Iterable[str], name: str, first_line: int = 1) -> Iterator[NumberedRow]:
@@ -378,7 +414,7 @@ def value_at(row: Mapping[str, Any], key: str, place: str, setting: str) -> Any:
     value: Any = row
     for part in [key] if key in row else key.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            known = ", ".join(map(str, value)) if isinstance(value, Mapping) else "none"
+            known = ", ".join(map(str, value) if isinstance(value, Mapping) else ()) or "none"
             raise DataError(f"{place}: no value {key!r}; found: {known}; set {setting}")
         value = value[part]
     return value

@@ -64,8 +64,12 @@ def _array(x: Tensor) -> np.ndarray[Any, Any]:
 
 
 def _best(found: Trace, probabilities: Tensor, ids: Tensor) -> Answer:
-    """The names and probabilities of predictions."""
+    """The names and probabilities of predictions; the name of a number has its value."""
     names = np.array(found.label_names(ids.flatten().tolist()), dtype=object).reshape(ids.shape)
+    if found.is_number:
+        numbers = probabilities.detach().cpu().numpy()
+        names = np.vectorize("{} = {:.4g}".format, otypes=[object])(names, numbers)
+        probabilities = torch.ones_like(probabilities)
     return {"tokens": names.tolist(), "probabilities": _array(probabilities)}
 
 

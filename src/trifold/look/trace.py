@@ -23,6 +23,7 @@ from trifold.look.examples import Example, read_example
 from trifold.nn.heads import NEEDS_POSITIONS
 from trifold.nn.hooks import hook_points, hooked
 from trifold.pipeline import Pipeline
+from trifold.predict.classify import ANSWERS, MULTI, REGRESSION, activate
 from trifold.settings import nearest
 
 Function = Callable[[Tensor], Tensor]
@@ -30,6 +31,9 @@ Edit = Mapping[str, Any]
 """name: a hook point. op: zero, mean (over positions), scale (by `value`) or copy (from the text
 `from`). heads and positions: the indices to change, from 0; default: all.
 """
+
+# The classes of heads whose names are not those of the model's labels.
+CLASSES = {"next-sentence": [*ANSWERS.values()], "span": ["start", "end"]}
 
 
 class Trace(dict[str, Tensor]):
@@ -110,6 +114,8 @@ class Trace(dict[str, Tensor]):
 
     def label_names(self, ids: Sequence[int]) -> list[str]:
         """The names of predicted ids: tokens or classes."""
+        if self.head in CLASSES:
+            return [CLASSES[self.head][number] for number in ids]
         if self.head != "lm":
             return [self.pipeline.config.labels[number] for number in ids]
         return (self.pipeline.writer if self.side == "decoder" else self.pipeline.reader).pieces(
@@ -138,7 +144,10 @@ class Trace(dict[str, Tensor]):
         """(T,) negative log-likelihood of the labels, NaN where there is none."""
         rows = self.logits.reshape(-1, self.logits.shape[-1])
         labels = self.labels.to(rows.device).expand(len(rows))
-        losses = F.cross_entropy(rows, labels, reduction="none", ignore_index=-1)
+        if self.several:
+            losses = -F.logsigmoid(rows.gather(-1, labels.clamp(min=0)[:, None]))[:, 0]
+        else:
+            losses = F.cross_entropy(rows, labels, reduction="none", ignore_index=-1)
         return losses.masked_fill(labels < 0, math.nan)
 
     def layer_logits(self, layer: int) -> Tensor:
@@ -157,13 +166,39 @@ class Trace(dict[str, Tensor]):
         + 1, T, top).
         """
         layers = len(getattr(self.pipeline.model, self.side).order)
-        found = [_best(self.layer_logits(layer), top) for layer in range(layers + 1)]
+        found = [self._best(self.layer_logits(layer), top) for layer in range(layers + 1)]
         values, ids = (torch.stack(parts) for parts in zip(*found, strict=True))
         return values, ids
 
     def top(self, count: int = 5) -> tuple[Tensor, Tensor]:
-        """Probabilities and ids of the `count` best predictions at every position: (T, count)."""
-        return _best(self.logits, count)
+        """Probabilities and ids of the `count` best predictions at every position: (T, count); of a
+        regression, its number.
+        """
+        return self._best(self.logits, count)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the head predicts a number."""
+        return self.head == "sequence" and self.pipeline.config.problem_type == REGRESSION
+
+    @property
+    def several(self) -> bool:
+        """Whether each class has a probability of its own."""
+        config = self.pipeline.config
+        is_one = config.n_labels == 1 and not self.is_number
+        return self.head == "sequence" and (config.problem_type == MULTI or is_one)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """What the model predicts with these logits, as `Pipeline.predict` does: of tokens or
+        classes; of the positions of a start and an end; or the number of a regression.
+        """
+        if self.head == "sequence":
+            return activate(logits, self.pipeline.config)
+        return logits.softmax(-2 if self.head == "span" else -1)
+
+    def _best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        values, ids = self.probabilities(logits).topk(min(count, logits.shape[-1]))
+        return values, ids
 
     def apply_head(self, hidden: Tensor) -> Tensor:
         """The logits of hidden states (T, E). Raises UsageError if the model has no head."""
@@ -292,11 +327,6 @@ def check_index(name: str, index: int, size: int) -> int:
     if not -size <= index < size:
         raise UsageError(f"{name} {index}: give a number from 0 to {size - 1}")
     return index % size
-
-
-def _best(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    values, ids = logits.softmax(-1).topk(min(count, logits.shape[-1]))
-    return values, ids
 
 
 def _require(name: str, known: Sequence[str], what: str) -> None:

@@ -30,6 +30,7 @@ from trifold.nn.stack import ConvolutionBlock, ReversibleBlock
 from trifold.pipeline import Pipeline
 from trifold.text import TokenizerSettings, train_tokenizer
 
+SOFTMAX = ("softmax", "exp(z_i) / Σ exp(z_j)")
 MAX_OPERAND = 2**14  # elements; larger operands are left out
 _ONE_STEP = {"GlobalAttention": "Attention; of global tokens with their own W_q, W_k and W_v"}
 
@@ -84,7 +85,9 @@ def walkthrough(trace: Trace, side: str | None = None, position: int = -1) -> li
             logits, weight = trace.apply_head(x[0]), getattr(head, "weight", None)
             logits = logits[None] if logits.dim() > 1 else logits
             steps.add("logits", "W x + b" if head else "head(x)", logits, "logits", x=x, W=weight)
-            steps.add("softmax", "exp(z_i) / Σ exp(z_j)", logits.softmax(-1), z=logits)
+            if not trace.is_number:
+                kind = ("sigmoid", "1 / (1 + exp(-z_i))") if trace.several else SOFTMAX
+                steps.add(*kind, trace.probabilities(logits), z=logits)
     return steps
 
 

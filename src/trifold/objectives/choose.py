@@ -24,6 +24,7 @@ from trifold.objectives.batch import Batch as BaseBatch
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.objective import BuildContext, TaskBundle
+from trifold.predict.choose import after_question
 from trifold.text.spans import Ids
 
 
@@ -91,7 +92,7 @@ class ChooseSettings(LabelledSettings):
             lambda source, data, split: read_records(source, data, ROLES, split)
         )
         number_labels(context, train, valid)
-        both = zip(train.columns["text"], train.columns["choices"], strict=True)
+        both = zip(train.columns["text"], _full_choices(train), strict=True)
         texts = (text for first, choices in both for text in (first, *choices))
         tokenizer = context.load_or_train_tokenizer(lambda: texts)
         task = Choose(
@@ -101,8 +102,7 @@ class ChooseSettings(LabelledSettings):
 
 
 def number_labels(context: BuildContext, *sources: Records) -> None:
-    """Make the choices of each row a list of texts, after the question if any, and its label a
-    number from 0.
+    """Make the choices of each row a list of texts, and its label a number from 0.
 
     Numbers in labels begin at 1 if the columns of choices do and no label is 0. A text that is the
     number of one choice and the text of another is read as the other labels are. Raises DataError
@@ -122,22 +122,26 @@ def number_labels(context: BuildContext, *sources: Records) -> None:
     kinds = {*chain.from_iterable(readings for *_, readings in found if len(readings) == 1)}
     for rows, row, values, texts, readings in found:
         numbers = {number for kind, number in readings.items() if len(kinds) != 1 or kind in kinds}
-        if len(numbers) != 1:
-            problem = (
-                f"the label {values['label']!r:.60} is the text, the letter or the number (from "
-                f"{first}) of "
-                f"{'two' if numbers else 'none'} of {len(texts)} choices; correct it (a letter "
-                "or a JSON integer "
-                "is clear), or set data.columns.choices and data.columns.label"
-            )
-            if not texts:
-                problem = (
-                    "no choices; set data.columns.choices to a column of lists, or "
-                    "data.columns.choice1, …"
-                )
+        if len(numbers) != 1 or len(texts) < 2:
+            problem = _problem(values["label"], len(texts), first, is_double=bool(numbers))
             raise DataError(f"{rows.report.name}:{rows.lines[row]}: {problem}")
-        rows.columns["choices"][row] = full_choices(values)
+        rows.columns["choices"][row] = texts
         rows.columns["label"][row] = numbers.pop()
+
+
+def _problem(label: Any, count: int, first: int, *, is_double: bool) -> str:
+    """Why a row with this number of choices has no label, or too few choices."""
+    if not count:
+        return (
+            "no choices; set data.columns.choices to a column of lists, or data.columns.choice1, …"
+        )
+    if count == 1:
+        return "a single choice; a row needs two or more, so remove it"
+    return (
+        f"the label {label!r:.60} is the text, the letter or the number (from {first}) of "
+        f"{'two' if is_double else 'none'} of {count} choices; correct it (a letter or a JSON "
+        "integer is clear), or set data.columns.choices and data.columns.label"
+    )
 
 
 def _choices_and_names(values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -145,10 +149,15 @@ def _choices_and_names(values: Mapping[str, Any]) -> tuple[list[str], list[str]]
     return values["choices"] or ([values[name] for name in COLUMNS if values[name]], [])
 
 
-def full_choices(values: Mapping[str, Any]) -> list[str]:
-    """The choices in a row, given by role, each after the question if there is one."""
-    question = f"{values['question']} " if values["question"] else ""
-    return [question + text for text in _choices_and_names(values)[0]]
+def choices_of(values: Mapping[str, Any]) -> list[str]:
+    """The choices in a row, given by role, as they are written."""
+    return _choices_and_names(values)[0]
+
+
+def _full_choices(rows: Records) -> list[list[str]]:
+    """What the model reads of the choices of each row, which `number_labels` has changed."""
+    both = zip(rows.columns["question"], rows.columns["choices"], strict=True)
+    return [after_question(question, choices) for question, choices in both]
 
 
 def _read_label(label: Any, texts: list[str], names: list[str], first: int) -> dict[str, int]:
@@ -191,7 +200,7 @@ class Choose(LabelledObjective):
 
     def examples(self, rows: Records, draw: int | None = None) -> Examples:
         """Encode the pairs of the rows, which `number_labels` has changed."""
-        choices, texts = rows.columns["choices"], rows.columns["text"]
+        choices, texts = _full_choices(rows), rows.columns["text"]
         first = [text for text, each in zip(texts, choices, strict=True) for _ in each]
         encoded = self.encode(rows, first, [*chain(*choices)])
         starts = np.cumsum([0, *map(len, choices)])
@@ -220,9 +229,10 @@ class Choose(LabelledObjective):
         best, sure = (
             run.by_row(name)[: run.context.samples] for name in ("outputs", "confidences")
         )
-        columns = (run.rows.columns[name] for name in ("text", "choices", "label"))
+        columns = (run.rows.columns[name] for name in ("text", "question", "choices", "label"))
         rows = zip(*columns, best, strict=False)
         samples = [
-            Sample(text, choices[label], choices[chosen]) for text, choices, label, chosen in rows
+            Sample(" ".join(filter(None, (text, question))), choices[label], choices[chosen])
+            for text, question, choices, label, chosen in rows
         ]
         return Evaluation(self.scores_of_sums(run.sums), samples, (), [*map(float, sure)])

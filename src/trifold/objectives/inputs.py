@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from trifold.data import image_sets
 from trifold.data.frames import Frame
-from trifold.data.tables import Role, Roles, check_text
+from trifold.data.tables import Keys, Role, Roles, check_text
 from trifold.errors import UsageError
 from trifold.objectives import answer, choose, labels, summarize, tag
 from trifold.objectives.objective import ObjectiveSettings
@@ -51,7 +51,8 @@ def _read_question(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_choices(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {"text": values["text"], "choices": choose.full_choices(values)}
+    choices, question = choose.choices_of(values), values["question"]
+    return {"text": values["text"], "choices": choices, "question": question}
 
 
 def _has_words(first: Mapping[str, Any]) -> bool:
@@ -81,6 +82,8 @@ def find_layouts(task: str, trained: ObjectiveSettings | None = None) -> dict[st
         return {name: _template_layout(split_template(part.input)) for name, part in parts}
     one = Layout.of(labels.ROLES, ("text",), _read_texts)
     two = Layout.of(labels.ROLES, ("text", "pair"), _read_texts)
+    needed = {**labels.ROLES, "pair": labels.ROLES["pair"]._replace(required=True)}
+    both = Layout.of(needed, ("text", "pair"), _read_texts)
     choices = [role for role in choose.ROLES if role != "label"]
     image = Layout.of(image_sets.ROLES, ("image",), lambda values: {"text": values["image"]})
     source = Layout.of(summarize.ROLES, ("source",), lambda values: {"text": values["source"]})
@@ -91,7 +94,7 @@ def find_layouts(task: str, trained: ObjectiveSettings | None = None) -> dict[st
         "classify": {"": two},
         "generate": {"": source},
         "images": {"": image},
-        "next-sentence": {"": two},
+        "next-sentence": {"": both},
         "similarity": {"": two},
         "tag": {"words": words, "text": one},
     }
@@ -107,10 +110,12 @@ def read_inputs(data: Any, task: str) -> tuple[list[Any], list[Any] | None]:
 
     Raises UsageError if no column has one of the usual names.
     """
-    rows = [*Frame("texts", data).rows()]
+    read = [*Frame("texts", data).rows()]
+    all_keys = Keys.of(read)
+    rows = [*map(all_keys.respell, read)]
     first_row = rows[0] if rows else {}
     layout = next(each for each in find_layouts(task).values() if each.fits(first_row))
-    keys = [*dict.fromkeys(key for row in rows for key in row)]
+    keys = [*all_keys.names]
     columns = _find_columns(keys, layout.inputs)
     if (first := columns[0]) is None:
         known = ", ".join(map(repr, keys)) or "none"

@@ -5,6 +5,8 @@ Next-sentence prediction has the classes yes and no: whether one text follows an
 2019), or two texts are in order (Lan et al. 2020).
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -49,45 +51,43 @@ def classify(
     """
     config, found = reader.config, []
     if threshold is not None:
-        check_threshold(threshold, config)
+        if config.problem_type == REGRESSION:
+            raise UsageError("threshold: the model predicts a number, which has no probability")
+        check_threshold(threshold, config.labels)
     for logits in reader.run(texts, pairs, reader.head("sequence")):
         scores = activate(logits, config)
         order = torch.argsort(scores, descending=True, stable=True).tolist()
         labels = [Label(config.labels[place], float(scores[place])) for place in order]
         if threshold is not None:
-            labels = apply_threshold(labels, threshold, config)
+            labels = apply_threshold(labels, threshold, several=config.problem_type == MULTI)
         found.append(labels[:top_k])
     return found
 
 
-def check_threshold(threshold: Threshold, config: ModelConfig) -> None:
-    """Raises UsageError for a label that the model does not have, a number that is no probability,
-    and a regression.
-    """
-    if config.problem_type == REGRESSION:
-        raise UsageError("threshold: the model predicts a number, which has no probability")
+def check_threshold(threshold: Threshold, labels: Sequence[str]) -> None:
+    """Raises UsageError for a label that is none of these, and a number that is no probability."""
     if not isinstance(threshold, Mapping):
-        threshold = dict.fromkeys(config.labels[:1], threshold)
+        threshold = dict.fromkeys(labels[:1], threshold)
     for label, value in threshold.items():
-        if label not in config.labels:
-            near = nearest(label, list(config.labels), "labels")
+        if label not in labels:
+            near = nearest(label, list(labels), "labels")
             raise UsageError(f"threshold: {label!r:.60} is not a label{near}")
         if not 0 <= value <= 1:
             raise UsageError(f"threshold: {value:g} is not between 0 and 1")
 
 
 def apply_threshold(
-    labels: Sequence[Label], threshold: Threshold, config: ModelConfig
+    labels: Sequence[Label], threshold: Threshold, *, several: bool = False
 ) -> list[Label]:
     """Choose from all labels of one input, which are sorted.
 
     A number keeps the labels with at least this probability. A mapping has numbers for some labels.
-    If a text has several labels, ½ holds for the others. If it has one, a label that reaches its
+    If a text has `several` labels, ½ holds for the others. If it has one, a label that reaches its
     number comes first, then those without a number; one that does not reach it is left out.
     """
     if not isinstance(threshold, Mapping):
         return [label for label in labels if label.score >= threshold]
-    if config.problem_type == MULTI:
+    if several:
         return [label for label in labels if label.score >= threshold.get(label.label, 0.5)]
     reached = [each for each in labels if each.score >= threshold.get(each.label, 2.0)]
     return [*reached, *(each for each in labels if each.label not in threshold)]
@@ -123,17 +123,50 @@ def confidences(logits: Tensor, config: ModelConfig) -> Tensor:
     return scores.amax(-1)
 
 
+# Whether a text follows another, in words.
+ANSWERS = {True: "follows", False: "does not follow"}
+
+
 class Follows(NamedTuple):
-    """Whether the second text follows the first, and the probability of this answer, at least ½."""
+    """Whether the second text follows the first, and the probability of this answer."""
 
     follows: bool
     score: float
 
+    @property
+    def label(self) -> str:
+        """The answer in words."""
+        return ANSWERS[self.follows]
 
-def next_sentence(reader: ModelReader, texts: Sequence[str], pairs: Sequence[str]) -> list[Follows]:
+    @property
+    def labels(self) -> list[Label]:
+        """Both answers with their probabilities, this one first."""
+        return [Label(self.label, self.score), Label(ANSWERS[not self.follows], 1 - self.score)]
+
+    def choose(self, threshold: Threshold) -> Follows | None:
+        """The answer that a threshold allows, as in `apply_threshold`; None if it is neither."""
+        allowed = apply_threshold(self.labels, threshold)
+        chosen = (Follows(each.label == ANSWERS[True], each.score) for each in allowed)
+        return next(chosen, None)
+
+
+def next_sentence(
+    reader: ModelReader,
+    texts: Sequence[str],
+    pairs: Sequence[str],
+    *,
+    threshold: Threshold | None = None,
+) -> list[Follows | None]:
     """For each of `texts`, whether the text of `pairs` follows it; the first of two logits stands
     for yes.
+
+    threshold: the least probability of the answer, or by "follows" and "does not follow"; an input
+    without such an answer has None. By default the answer is the more probable one.
     """
+    if threshold is not None:
+        check_threshold(threshold, [*ANSWERS.values()])
     logits = reader.run(texts, pairs, reader.head("next-sentence"))
     probabilities = [float(row.softmax(-1)[0]) for row in logits]
-    return [Follows(p > 0.5, max(p, 1 - p)) for p in probabilities]
+    # Equal logits mean yes, as in the accuracy of a training.
+    found = [Follows(p >= 0.5, max(p, 1 - p)) for p in probabilities]
+    return [one if threshold is None else one.choose(threshold) for one in found]

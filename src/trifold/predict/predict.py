@@ -161,11 +161,17 @@ class PredictMixin:
         """
         return self.predict(texts, pairs, task="classify", **options)
 
-    def choose(self, texts: str | Sequence[str], choices: Sequence[str]) -> Any:
+    def choose(
+        self, texts: str | Sequence[str], choices: Sequence[str], questions: Any = None
+    ) -> Any:
         """The `choices` with the probability (`Label`) that each answers or continues a text, best
         first.
+
+        questions: that of each text, as in a column `question` of training, or one for all.
         """
-        return self.predict(texts, task="choose", choices=choices)
+        if isinstance(questions, str):
+            questions = [questions] * (1 if isinstance(texts, str) else len(texts))
+        return self.predict(texts, task="choose", choices=choices, questions=questions)
 
     def tag(self, texts: str | Sequence[str], **options: Any) -> Any:
         """Classes of words with their positions (`Tag`); adjacent words of one class form a tag.
