@@ -88,7 +88,7 @@ def test_options_are_those_of_the_tasks():
     assert TASKS["classify"].options == ("top_k", "threshold")
     assert TASKS["embed"].options == ("pooling", "normalise", "dense", "prompt")
     assert TASKS["tag"].options == ("merge", "ignore")
-    assert TASKS["next-sentence"].options == ()
+    assert TASKS["next-sentence"].options == ("threshold",)
     assert TASKS["answer"].options[:2] == ("top_k", "max_answer_length")
 
 

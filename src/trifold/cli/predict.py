@@ -228,8 +228,8 @@ def run(
 
 
 def _check_out(out: Path | None, table: str) -> Path:
-    """The output of a table. Raises UsageError for another format, for a folder, for the table
-    itself, and if there is none.
+    """The output of a table. Raises UsageError for another format, for a folder, and if there is
+    none.
     """
     if out is None and not (is_path(Path.exists, table) or is_pattern(table)):
         raise UsageError(f"{table}: no such file; check the path, or add --text if it is a text")
@@ -240,10 +240,6 @@ def _check_out(out: Path | None, table: str) -> Path:
         )
     if out.is_dir():
         raise UsageError(f"--out {out}: is a folder; name a file")
-    if out.resolve() in [
-        Path(file).expanduser().resolve() for file in (table, *list_files(table, TABLE_FORMATS))
-    ]:
-        raise UsageError(f"--out {out}: is the table that is read; name another file")
     return out
 
 

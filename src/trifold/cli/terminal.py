@@ -149,15 +149,17 @@ COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".zip")  # suffixes
 
 
 def check_not_read(out: Path, *sources: str) -> None:
-    """Raises UsageError for an output that would replace a file that is read, or that stands in a
-    folder that is read.
+    """Raises UsageError for an output that would replace a file that is read, also by a pattern, or
+    that stands in a folder that is read.
     """
     from trifold.data import expand_path
+    from trifold.data.files import TABLE_FORMATS, list_files
 
     whole = out.resolve()
     for source in sources:
-        if expand_path(source).resolve() in (whole, *whole.parents):
-            place = "in the folder" if expand_path(source).is_dir() else "the file"
+        place = "in the folder" if expand_path(source).is_dir() else "the file"
+        read = (source, *list_files(source, TABLE_FORMATS))
+        if {expand_path(file).resolve() for file in read} & {whole, *whole.parents}:
             raise UsageError(f"--out {out}: is {place} that is read, {source}; name another file")
 
 
