@@ -101,7 +101,7 @@ def _find_delimiter(
         if place is not None and len(list(filter(None, rows[sign][place]))) > 1:
             return sign
     even = [sign for sign in candidates if _is_even(rows[sign])]
-    if default in even and not _are_decimal_commas(lines, default):
+    if default in even and not _are_commas_of_texts(lines, default):
         return default
     # A text may contain semicolons, which spaces follow.
     others = [
@@ -118,9 +118,11 @@ def _is_even(rows: Sequence[list[str]]) -> bool:
     return len(widths) == 1 and min(widths) > 1
 
 
-def _are_decimal_commas(lines: Sequence[str], delimiter: str) -> bool:
-    """Whether each comma stands between digits."""
-    return delimiter == "," and not any(re.search(r"(?<!\d),|,(?!\d)", line) for line in lines)
+def _are_commas_of_texts(lines: Sequence[str], delimiter: str) -> bool:
+    """Whether each comma stands between digits or before a space."""
+    return delimiter == "," and not any(
+        re.search(r"(?<!\d),(?! )|,(?![\d ])", line) for line in lines
+    )
 
 
 # --- quotes ---------------------------------------------------------------------------------------
