@@ -563,6 +563,11 @@ def test_a_label_of_the_first_row_only_is_reported(report_of, first, changes, wa
     assert any("'bar' is in row 1 only" in line for line in lines) == warns
 
 
+def test_a_header_that_joined_files_repeat_is_reported(report_of):
+    lines = report_of(("foo\tbar\n" + DATA) * 2)
+    assert any("'bar' is in row 1 only" in line for line in lines)
+
+
 def test_labels_of_held_out_rows_are_labels(report_of):
     lines = report_of(DATA + "text\trare\n", **{"data.valid": None, "data.holdout": 8})
     assert "labels: 0, 1, rare" in lines

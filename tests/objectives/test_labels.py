@@ -27,6 +27,7 @@ from trifold.objectives.labels import (
     read_label,
     read_number,
     report_similar,
+    write_whole_numbers,
 )
 from trifold.pipeline import Pipeline
 from trifold.recipe import load_recipe
@@ -57,6 +58,7 @@ def test_null_nan_and_blank_cells_are_no_label(value):
         ('["it\'s", "b"]', ["it's", "b"]),
         ("['it\\'s', \"b\"]", ["it's", "b"]),
         ("[]", []),
+        ("set()", []),  # the empty set of Python
         ("[1, 2]", ["1", "2"]),
         ("[1. 2.]", ["1.0", "2.0"]),
         ([" a", "b ", ""], ["a", "b"]),
@@ -186,18 +188,41 @@ def test_minus_one_is_no_label_beside_numbers_from_zero(labels, names, left_out)
         assert lines[1] == ("valid.csv: 2 rows with the label -1, which stands for none: left out")
 
 
+def test_rows_of_which_each_is_minus_one_are_refused():
+    model = SimpleNamespace(problem_type=None, label_names=["0", "1", "2"])
+    context = SimpleNamespace(model=model, report=print)
+    with pytest.raises(DataError, match=r"test\.csv: the label of every row is -1"):
+        leave_out_unknown(context, records_of(["0", "2"]), records_of(["-1", "-1"], "test.csv"))
+
+
+def test_minus_one_is_left_out_before_rows_are_held_out(report_of):
+    """With this seed, a row without a label would be the only one that is held out."""
+    rows = table("label", ["0", "1", "2", "-1", "-1", "0", "1", "2"])
+    config, lines = report_of(rows, **{"data.valid": None, "data.holdout": 0.1})
+    assert config.label_names == ("0", "1", "2")
+    assert sum("2 rows with the label -1" in line for line in lines) == 1
+    assert sum("held out of rows.csv: 1 row" in line for line in lines) == 1
+
+
 @pytest.mark.parametrize(
     ("column", "labels", "names"),
     [
         ("label", ["0.0", "1.0", ""], ("0", "1")),  # pandas, of whole numbers with a missing one
         ("label", ["0.0", "2.0", "1.0", "-1.0", "NaN"], ("0", "1", "2")),
         ("label", ["0.0", "1.0", "1.0"], ("0.0", "1.0")),
+        ("label", ["0.0", "1", "1.0", "0"], ("0", "1")),  # the same numbers
         ("label", ["0.5", "1.0", ""], ("0.5", "1.0")),
         ("score", ["0.0", "1.0", ""], ("score",)),
     ],
 )
 def test_whole_numbers_beside_missing_ones_stay_whole(report_of, column, labels, names):
     assert report_of(table(column, labels))[0].label_names == names
+
+
+def test_whole_numbers_of_two_files_are_the_same_classes():
+    train, valid = records_of(["0", "1"]), records_of(["0.0", "1.0"], "valid.csv")
+    write_whole_numbers(train, valid)
+    assert train.columns["label"] == valid.columns["label"] == ["0", "1"]
 
 
 def test_labels_that_differ_only_in_case_or_space_are_named():
@@ -306,6 +331,51 @@ def test_cells_that_look_like_several_labels_are_named(report_of):
     config, lines = report_of(table("label", ["a, b", "a", "b"]))
     assert config.label_names == ("a", "a, b", "b")
     assert any("'a, b' may be several labels; model.problem_type=multi" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("labels", "warns"),
+    [
+        (["45 %", "1 %", "3 %"], True),
+        (["$1", "$2.50", "$3"], True),
+        (["4/5", "1/5"], True),
+        (["1 star", "2 stars"], False),
+        (["4", "1"], False),
+    ],
+)
+def test_classes_that_look_like_numbers_are_named(report_of, labels, warns):
+    config, lines = report_of(table("rating", labels))
+    assert len(config.label_names) == len(labels)
+    assert any("look like numbers and are classes" in line for line in lines) == warns
+
+
+@pytest.mark.parametrize("sign", [";", "|", "/"])
+def test_another_sign_between_labels_is_named(report_of, sign):
+    _, lines = report_of(table("labels", [f"a{sign}b", "a", "b"]))
+    assert sum(f"task.label_separator={sign!r} separates them" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["[1, 0]", "[0, 1]"],
+        ["[1.0, 0.0, 0.0]", "[0.0, 1.0, 1.0]"],
+    ],
+)
+def test_zeros_and_ones_for_each_label_are_refused(report_of, labels):
+    with pytest.raises(DataError, match=r"rows\.csv:2: .* has a 0 or a 1 for each label"):
+        report_of(table("label", labels))
+
+
+def test_numbers_of_classes_in_lists_are_several_labels(report_of):
+    config, _ = report_of(table("label", ["[0, 1]", "[1]", "[0]"]))
+    assert config.label_names == ("0", "1")
+
+
+@pytest.mark.parametrize("column", ["tags", "topics", "genres"])
+def test_a_column_of_several_labels_is_known_by_its_name(report_of, column):
+    config, _ = report_of(table(column, ["['a', 'b']", "['a']", "['b']"]))
+    assert config.label_names == ("a", "b")
 
 
 def test_lists_in_cells_are_several_labels(report_of):

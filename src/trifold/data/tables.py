@@ -450,6 +450,8 @@ def is_missing(value: Any) -> bool:
 
 def list_in(text: str) -> list[Any] | None:
     """The list that a text writes as JSON, Python, pandas or numpy do; None if it writes none."""
+    if text == "set()":
+        return []
     if text.startswith("["):
         with suppress(ValueError, RecursionError):
             found: list[Any] = json.loads(text)

@@ -20,7 +20,7 @@ from pydantic import Field, NonNegativeFloat, PrivateAttr, field_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.data import Records, read_records
+from trifold.data import DataSettings, Records, read_records
 from trifold.errors import DataError, SettingsError
 from trifold.nn import Transformer
 from trifold.objectives.batch import Batch, LossTerm
@@ -93,9 +93,16 @@ class ClassifySettings(LabelledSettings):
     def build(self, context: BuildContext) -> TaskBundle:
         is_multi = context.model.problem_type == MULTI
         roles = ROLES | ({"label": SEVERAL} if is_multi else {})
-        train, valid = context.read(
-            lambda source, data, split: read_records(source, data, roles, split)
-        )
+
+        def read(source: Any, data: DataSettings, split: str) -> Records:
+            rows = read_records(source, data, roles, split)
+            if not data.holdout or split != "train":
+                return rows
+            # Before a part is held out, which would be smaller, or empty.
+            write_whole_numbers(rows)
+            return leave_out_unknown(context, rows)[0]
+
+        train, valid = context.read(read)
         write_whole_numbers(train, valid)
         train, valid = leave_out_unknown(context, train, valid)
         pairs = [pair for pair in train.columns["pair"] if pair is not None]

@@ -57,6 +57,7 @@ LABELS = (
     *"rating,stars,acceptability,genre,label_coarse,coarse_label,answer,target,class index".split(
         ","
     ),
+    *(name for name in PLURALS if name != "labels"),
 )
 
 
@@ -176,6 +177,7 @@ def _find_problem(
     if config.label_names is not None:
         return "single_label_classification"
     if any(isinstance(label, list) for label in labels):
+        _check_indicators(rows)
         context.report("lists of labels: a text may have several, or none")
         return "multi_label_classification"
     if _has_several(context, {*labels}, column, separator):
@@ -193,6 +195,11 @@ def _find_problem(
         context.report(
             f"warning: labels with decimals; model.problem_type={REGRESSION} predicts numbers"
         )
+    elif all(_LIKE_NUMBER.fullmatch(label) and read_number(label) is None for label in labels):
+        context.report(
+            f"warning: labels such as {labels[0]!r:.40} look like numbers and are classes; write "
+            f"them as 12.5 and set model.problem_type={REGRESSION} to predict numbers"
+        )
     numbers = {int(label) for label in labels if re.fullmatch(r"[-+]?[0-9]+", label)}
     are_whole = all(re.fullmatch(r"[-+]?[0-9]+", label) for label in labels)
     if are_whole and (column.strip().casefold() in NUMBERS or _has_gaps(numbers)):
@@ -201,6 +208,21 @@ def _find_problem(
             "numbers"
         )
     return "single_label_classification"
+
+
+def _check_indicators(rows: Records) -> None:
+    """Raises DataError for lists such as [1, 0, 0], which have a 0 or a 1 for each label."""
+    labels = rows.columns["label"]
+    lists = [label for label in labels if isinstance(label, list)]
+    widths, names = {*map(len, lists)}, {*chain.from_iterable(lists)}
+    is_alike = len(lists) == len(labels) > 1 and len(widths) == 1 and min(widths) > 1
+    if is_alike and names <= {"0", "1", "0.0", "1.0"}:
+        listed = ", ".join(lists[0][:20])
+        raise DataError(
+            f"{rows.report.name}:{rows.lines[0]}: [{listed}] in {rows.report.columns['label']!r} "
+            "has a 0 or a 1 for each label, and not the labels; write the names, such as "
+            '["one", "two"]'
+        )
 
 
 def _has_gaps(numbers: set[int]) -> bool:
@@ -246,6 +268,8 @@ def _has_several(
             f"model.problem_type={SINGLE} reads a cell as one"
         )
         return True
+    if not cells and column.strip().casefold() in PLURALS:
+        _report_separators(context, labels, column)
     if cells and parts <= alone:
         context.report(
             f"warning: {cells[0]!r:.40} may be several labels; model.problem_type={MULTI} "
@@ -254,36 +278,57 @@ def _has_several(
     return False
 
 
-def write_whole_numbers(train: Records, valid: Records) -> None:
+def _report_separators(context: BuildContext, labels: Collection[str], column: str) -> None:
+    """Warn about another sign that separates labels which also stand alone."""
+    for sign in ";|/":
+        cells = sorted(label for label in labels if sign in label)
+        parts = {part.strip() for cell in cells for part in cell.split(sign)} - {""}
+        if cells and not parts.isdisjoint({*labels}.difference(cells)):
+            context.report(
+                f"warning: {cells[0]!r:.40} in {column!r} may be several labels; "
+                f"task.label_separator={sign!r} separates them"
+            )
+            return
+
+
+def write_whole_numbers(*parts: Records) -> None:
     """Write the labels 0.0, 1.0, … as 0, 1, … beside missing ones, for which pandas changes whole
-    numbers to decimals. Scores stay decimals.
+    numbers to decimals, and beside 0 and 1, which are the same numbers. Scores stay decimals.
     """
-    if not (train.report.missing or valid.report.missing):
-        return
-    for rows in (train, valid):
-        labels, column = rows.columns["label"], train.report.columns["label"]
-        is_whole = all(re.fullmatch(r"-?[0-9]+\.0", str(label)) for label in labels)
-        if is_whole and column.strip().casefold() not in NUMBERS:
+    has_missing = any(rows.report.missing for rows in parts)
+    every = [str(label) for rows in parts for label in rows.columns["label"]]
+    is_mixed = has_missing or any("." not in label for label in every)
+    column = parts[0].report.columns["label"]
+    for rows in parts:
+        labels = rows.columns["label"]
+        is_whole = all(re.fullmatch(r"-?[0-9]+(\.0)?", str(label)) for label in labels)
+        if is_whole and is_mixed and column.strip().casefold() not in NUMBERS:
             rows.columns["label"] = [label.removesuffix(".0") for label in labels]
 
 
-def leave_out_unknown(context: BuildContext, train: Records, valid: Records) -> list[Records]:
+def leave_out_unknown(context: BuildContext, train: Records, *others: Records) -> list[Records]:
     """The rows without those of the label -1, if it stands for none, as in SNLI: the others are
     whole numbers from 0 to 2 or more. Beside 0 and 1 it is a class. Reports how many are left out.
+    Raises DataError if no row is left.
     """
     single = context.model.problem_type in (None, SINGLE)
     labels = {label for label in train.columns["label"] if isinstance(label, str)}
     known = context.model.label_names or labels - {UNKNOWN}
     has_numbers = single and all(map(str.isdecimal, known))
     if has_numbers and max(map(int, known), default=0) >= 2:
-        return [_without_unknown(context, rows) for rows in (train, valid)]
-    return [train, valid]
+        return [_without_unknown(context, rows) for rows in (train, *others)]
+    return [train, *others]
 
 
 def _without_unknown(context: BuildContext, rows: Records) -> Records:
     kept = [n for n, label in enumerate(rows.columns["label"]) if label != UNKNOWN]
     if len(kept) == len(rows):
         return rows
+    if not kept:
+        raise DataError(
+            f"{rows.report.name}: the label of every row is -1, which stands for none, as in the "
+            "test rows of public benchmarks; name a file with labels"
+        )
     left_out = plural(len(rows) - len(kept), "row")
     context.report(
         f"{rows.report.name}: {left_out} with the label -1, which stands for none: left out"
@@ -329,10 +374,18 @@ def _check_labels(
             "column of the labels?"
         )
     if context.data.header is None and "no header" in str(train.report):
-        lines, named = train.lines + valid.lines, train.columns["label"] + valid.columns["label"]
-        both = [pair for pair in zip(lines, named, strict=True) if isinstance(pair[1], str)]
-        later = {label for line, label in both if line > 1}
-        for label in {label for line, label in both if line == 1} - later:
+        rows = [
+            (line == 1, (text, label))
+            for part in (train, valid)
+            for line, text, label in zip(
+                part.lines, part.columns["text"], part.columns["label"], strict=True
+            )
+            if isinstance(label, str)
+        ]
+        first = {row for is_first, row in rows if is_first}
+        # Joined files repeat their header.
+        later = {row[1] for _, row in rows if row not in first}
+        for label in {label for _, label in first} - later:
             context.report(
                 f"warning: the label {label!r:.40} is in row 1 only; if that is a header, "
                 "data.header=true skips it"
