@@ -39,6 +39,17 @@ settings.register_profile(
 settings.load_profile("trifold")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`pytest tests/laws --part my_package.my_part`: the laws for a part from outside."""
+    text = "a part from outside, with which all laws run, alone and beside every other part"
+    parser.addoption("--part", action="append", default=[], metavar="NAME", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before the tables of the laws are imported."""
+    os.environ["TRIFOLD_PARTS"] = " ".join(config.getoption("--part"))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the cases of a test as slow, except for a sample: the quick tests run at most six,

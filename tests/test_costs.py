@@ -24,7 +24,9 @@ from trifold.nn import PRESETS, Inputs, ModelConfig, Transformer, ops
 from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
-from trifold.nn.rules import BlockSparse, Segment, Window
+from trifold.nn.variants.recurrence import Segment
+from trifold.nn.variants.sparse_blocks import BlockSparse
+from trifold.nn.variants.windows import Window
 from trifold.recipe import TrainSettings
 from trifold.train.device import Machine
 from trifold.train.memory import TrainingMemory, estimate_memory, saved_elements

@@ -26,6 +26,7 @@ import pytest
 import yaml
 
 from trifold.cli import COMMANDS, main
+from trifold.nn import outside, parts
 from trifold.recipe import load_recipe, recipe_names
 from trifold.train.resume import FREE, FREE_WITHOUT_AVERAGING
 from trifold.train.study import load_study, plan_runs
@@ -44,6 +45,7 @@ SHORTENED = {
     "trifold resume runs/fr-en train.steps": "train.steps=8",
     "trifold resume runs/fr-en": "train.steps=6",
     "trifold train smoke": f"{SMALL} train.warmup=2",
+    "trifold train mine.yaml": f"{SMALL} train.warmup=2",
     "trifold train teacher.yaml": TINY,
     "trifold train classify data.train=reviews": TINY,
     "trifold train classify data.train=pairs": TINY.removeprefix("model.d_model=16 "),
@@ -125,6 +127,9 @@ class Reader:
                 assert re.fullmatch(expected, output.strip(), re.S), (
                     f"{block.place}: {command}\n{output}"
                 )
+            case "python" if block.remark.startswith("file:"):
+                file = Path(block.remark.removeprefix("file:").strip())
+                file.write_text(block.text, encoding="utf-8", newline="\n")
             case "python":
                 with self.monkeypatch.context() as patch:
                     _shorten_python(patch)
@@ -187,6 +192,9 @@ def reader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Reader:
     monkeypatch.chdir(tmp_path)
+    inside = {place: list(each) for place, each in parts._variants.items()}
+    monkeypatch.setattr(parts, "_variants", inside)  # a page adds parts
+    monkeypatch.setattr(outside, "_loaded", {})
     monkeypatch.delenv("TRIFOLD_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
     shutil.copytree(smoke_model(tmp_path_factory.getbasetemp()), tmp_path / "runs" / "demo")
@@ -231,6 +239,21 @@ def test_table_of_families_is_generated() -> None:
     assert page.read_text(encoding="utf-8") == generator["render_families"](), (
         "run: python docs/generate.py"
     )
+
+
+def test_the_list_of_parts_is_generated() -> None:
+    page = ROOT / "docs" / "parts.md"
+    generator = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+    assert page.read_text(encoding="utf-8") == generator["render_parts"](), (
+        "run: python docs/generate.py"
+    )
+
+
+def test_the_example_of_a_part_is_the_file_of_the_examples() -> None:
+    (shown,) = [
+        block.text for block in blocks(ROOT / "docs" / "parts.md") if block.language == "python"
+    ]
+    assert shown == (ROOT / "examples" / "cosine_attention.py").read_text(encoding="utf-8")
 
 
 def test_the_walkthrough_is_generated() -> None:
@@ -327,7 +350,7 @@ def _check_yaml(block: Block) -> None:
     if block.remark.startswith("file:"):
         file = Path(block.remark.removeprefix("file:").strip())
         file.write_text(block.text, encoding="utf-8", newline="\n")
-        load_recipe(file)
+        load_recipe(file, imports_parts=True)
         return
     values = {"data": {"train": "embedded:smoke"}} | yaml.safe_load(block.text)
     Path("part.yaml").write_text(yaml.safe_dump(values), encoding="utf-8", newline="\n")

@@ -15,7 +15,8 @@ from trifold.errors import SettingsError, UsageError
 from trifold.hub import save_model
 from trifold.hub.folder import describe_misfit, families_for
 from trifold.nn import Transformer
-from trifold.nn.config import PRESETS, ModelConfig
+from trifold.nn.presets import PRESETS
+from trifold.nn.variants import ModelConfig
 from trifold.recipe import (
     Recipe,
     TrainSettings,

@@ -99,7 +99,7 @@ class Pipeline(PredictMixin):
         """
         if is_frame(texts):
             task = choose_task(self.config, task)
-            texts, second = _read_inputs(texts, "images" if self.config.patch_size else task)
+            texts, second = _read_inputs(texts, "images" if self.config.n_patches else task)
             pairs = second if pairs is None else pairs
         if "corpus" in options:  # of a search
             options["corpus"] = _sources(options["corpus"])
@@ -188,7 +188,7 @@ class Pipeline(PredictMixin):
         self, tokens: TokensOrText, attend: Tensor | None, segments: Tensor | None
     ) -> Inputs:
         config, weight = self.config, next(self.model.parameters())
-        if config.patch_size is not None:
+        if config.n_patches:
             pixels = _tensor("tokens", tokens, "pixels of shape (B, channels, height, width)")
             return Inputs(pixels=pixels.to(weight))
         texts = [tokens] if isinstance(tokens, str) else tokens

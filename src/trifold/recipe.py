@@ -25,8 +25,9 @@ from trifold.data.frames import name_frames
 from trifold.errors import SettingsError, UsageError, wrapped
 from trifold.generate.config import GenerationConfig, resolve
 from trifold.hub.folder import no_run_error
-from trifold.nn.config import ModelConfig
+from trifold.nn import load_part
 from trifold.nn.lora import LoRASettings
+from trifold.nn.variants import ModelConfig
 from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
 from trifold.objectives.defaults import complete
 from trifold.objectives.objective import ObjectiveSettings
@@ -420,14 +421,23 @@ def missing_files(recipe: Mapping[str, Any]) -> list[str]:
     return [file for file in files if not is_dataset(file) and not expand_path(file).exists()]
 
 
-def load_recipe(name: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:
+def load_recipe(
+    name: str | Path,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    imports_parts: bool = False,
+) -> Recipe:
     """Load an included recipe, a YAML file or the recipe of a run folder, and apply dotted
     `key=value` overrides.
 
-    `model: {preset: transformer-base, dropout: 0.2}` starts from a preset. Raises SettingsError or
-    UsageError.
+    `model: {preset: transformer-base, dropout: 0.2}` starts from a preset. imports_parts: import
+    the parts that a recipe file names in `model.parts`, because a user has named the file; not that
+    of a run folder, which may come from others. Raises SettingsError or UsageError.
     """
     values, default_name, is_included = _read(name)
+    is_of_a_run = (Path(name).parent / "environment.json").exists()
+    if imports_parts and Path(name).is_file() and not is_of_a_run:
+        _import_parts(values)
     # The values of an included recipe are defaults, as those of a preset.
     written = {} if is_included else deepcopy(values)
     pairs = overrides.items() if isinstance(overrides, Mapping) else map(split_override, overrides)
@@ -449,6 +459,14 @@ def load_recipe(name: str | Path, overrides: Sequence[str] | Mapping[str, Any] =
     recipe.overrides.update(given)
     recipe.chosen.update(written)
     return recipe
+
+
+def _import_parts(values: Mapping[str, Any]) -> None:
+    model = values.get("model")
+    names = model.get("parts") if isinstance(model, Mapping) else None
+    for part in names if isinstance(names, list) else ():
+        if isinstance(part, str):
+            load_part(part)
 
 
 def settle(values: dict[str, Any], written: Mapping[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ from trifold import fast
 from trifold.fast import attention
 from trifold.nn import Inputs, Mask, Transformer, capture, ops
 from trifold.nn.packing import Packing
-from trifold.nn.rules import Order
+from trifold.nn.variants.two_streams import Order, query_states
 
 
 def fused(*tensors: Any, bias: Tensor | None = None, soft_cap: None = None) -> Tensor:
@@ -170,13 +170,13 @@ def test_a_query_stream_with_one_target_does_not_see_it(
 ) -> None:
     model, tokens = make_model(**TWO_STREAMS), torch.randint(3, 29, (2, 7))
     order, target = torch.randperm(7).expand(2, -1), torch.tensor([[2], [2]])
-    got = model.query_stream(Inputs(tokens, order=order), target)
+    got = query_states(model, Inputs(tokens, order=order), target)
     with fast.disabled():
         torch.testing.assert_close(
-            got, model.query_stream(Inputs(tokens, order=order), target), rtol=1e-4, atol=1e-4
+            got, query_states(model, Inputs(tokens, order=order), target), rtol=1e-4, atol=1e-4
         )
     tokens[:, 2] += 1
-    assert torch.equal(got, model.query_stream(Inputs(tokens, order=order), target))
+    assert torch.equal(got, query_states(model, Inputs(tokens, order=order), target))
 
 
 def test_packed_rows_keep_their_order(make_model: Callable[..., Transformer]) -> None:

@@ -16,9 +16,11 @@ from trifold.fast.int8 import Int8Weight
 from trifold.nn import Inputs, Mask, ModelConfig, Transformer, ops
 from trifold.nn.attention import Attention
 from trifold.nn.layers import Linear
+from trifold.nn.masks import Table
 from trifold.nn.packing import Packing
-from trifold.nn.rules import Order, Table, Window
 from trifold.nn.segments import scan
+from trifold.nn.variants.two_streams import Order
+from trifold.nn.variants.windows import Window
 from trifold.train.blocks import recompute_blocks
 
 Make = Callable[..., Transformer]

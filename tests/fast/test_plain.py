@@ -18,7 +18,7 @@ from trifold.nn.layers import ACTIVATIONS, Linear
 from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.packing import Packing
 from trifold.nn.rng import use_thread_rng
-from trifold.nn.rules import Window
+from trifold.nn.variants.windows import Window
 
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 Case = tuple[Callable[[], Any], Sequence[Tensor]]

@@ -15,9 +15,12 @@ from trifold.fast import sparse
 from trifold.fast.attention import attend
 from trifold.nn import ModelConfig, ops
 from trifold.nn.masks import Mask, PairBias
-from trifold.nn.relative import RelativeOffsets
-from trifold.nn.rules import BlockSparse, GlobalTokens, Segment, Window
 from trifold.nn.stack import Stack
+from trifold.nn.variants.global_tokens import GlobalTokens
+from trifold.nn.variants.recurrence import Segment
+from trifold.nn.variants.relative_buckets import RelativeOffsets
+from trifold.nn.variants.sparse_blocks import BlockSparse
+from trifold.nn.variants.windows import Window
 
 LENGTH, HEADS, WIDTH = 83, 4, 8
 

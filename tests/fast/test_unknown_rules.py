@@ -19,7 +19,7 @@ from trifold.nn import Mask, ModelConfig, Transformer, ops
 from trifold.nn.attention import Attention
 from trifold.nn.masks import MaskPart, Rule
 from trifold.nn.packing import Packing
-from trifold.nn.rules import Window
+from trifold.nn.variants.windows import Window
 
 pytest.importorskip("numba", reason="the compiled loops need numba: pip install 'trifold[fast]'")
 

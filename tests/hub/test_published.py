@@ -12,7 +12,7 @@ from trifold.costs import count_parameters
 from trifold.errors import SettingsError
 from trifold.hub.families import FAMILIES
 from trifold.hub.generation import read_generation
-from trifold.nn.config_parts import SparseBlocks
+from trifold.nn.variants.sparse_blocks import SparseBlocks
 
 BLOCKS = SparseBlocks(size=64, random=3, only_in_training=True)
 FOLDER = Path(__file__).with_name("published")

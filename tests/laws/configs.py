@@ -6,12 +6,22 @@ in BREAKS.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import product
 
 import pytest
-from tests.laws.parts import SHAPES, VARIANTS, Values, values_of
+from tests.laws.parts import (
+    INSIDE,
+    OUTSIDE,
+    SHAPES,
+    VARIANTS,
+    Values,
+    are_alternatives,
+    values_of,
+)
 
+from trifold.errors import SettingsError
 from trifold.nn import ModelConfig
 
 # name -> parts, and variants of them
@@ -219,6 +229,22 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "linear scaling, wide queries",
     ),
 }
+
+
+def _with_outside() -> Iterator[str]:
+    """The names of every part beside which a part from outside is allowed."""
+    for own, other in product(OUTSIDE, INSIDE):
+        if are_alternatives(own, other):
+            continue
+        try:
+            values_of([other, own])
+        except SettingsError:
+            continue
+        yield f"{other}, {own}"
+
+
+if OUTSIDE:  # the option --part
+    CONFIGS = {names: (names, "") for names in _with_outside()}
 
 # (law, part or variant) -> why the part breaks the law by definition. A law is a file without
 # test_, or what its test passes to `cases`.

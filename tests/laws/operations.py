@@ -26,10 +26,10 @@ LOW: dict[str, int] = {
     "trifold.fast.int8_training.MIN_WEIGHTS": 0,
     "trifold.fast.layers.MIN_WEIGHTS": 0,
     "trifold.fast.sparse.BLOCK": 4,
-    "trifold.nn.linear_attention.CHUNK": 4,
-    "trifold.nn.linear_attention.SEGMENT": 8,
+    "trifold.nn.variants.linear_attention.CHUNK": 4,
+    "trifold.nn.variants.linear_attention.SEGMENT": 8,
     "trifold.nn.losses.CHUNK": 8,
-    "trifold.nn.lsh.MAX_SCORES": 64,
+    "trifold.nn.variants.lsh.MAX_SCORES": 64,
 }
 # Numbers of these modules that remain, with the reason.
 KEPT: dict[str, str] = {

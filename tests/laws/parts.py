@@ -6,12 +6,13 @@ others are a pair, which a config must have (configs.py) unless `ModelConfig` re
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Any, NamedTuple
 
 from trifold.errors import SettingsError
-from trifold.nn import ModelConfig
+from trifold.nn import ModelConfig, load_part, parts as nn
 
 Values = dict[str, Any]
 SIZES: Values = {
@@ -183,6 +184,22 @@ VARIANTS: dict[str, Values] = {
     "mean of classes": {"classifier_input": "mean", "transform_bias": False},
 }
 SHAPES = ("encoder-decoder", "encoder", "decoder")
+
+
+def outside_part(name: str, part: nn.Part) -> Part:
+    """A part from outside, which the option --part names."""
+    own: Values = {part.key: part.value} if part.value else {"options": {part.key: {}}}
+    needs = {key: values[0] for key, values in part.needs.items()}
+    return Part({"parts": (name,)} | own, (needs,))
+
+
+OUTSIDE = {
+    part.value or part.key: outside_part(name, part)
+    for name in os.environ.get("TRIFOLD_PARTS", "").split()
+    for part in load_part(name)
+}
+INSIDE = tuple(PARTS)
+PARTS |= OUTSIDE
 
 
 def are_alternatives(first: str, second: str) -> bool:

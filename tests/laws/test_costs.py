@@ -18,7 +18,9 @@ from tests.laws.models import (
 from torch.utils.flop_counter import FlopCounterMode
 
 from trifold.costs import cached_elements, count_parameters, forward_flops
-from trifold.nn.cache import History, RunningSums, SpanKeys, StackInputs
+from trifold.nn.cache import History, StoredInputs
+from trifold.nn.variants.linear_attention import RunningSums
+from trifold.nn.variants.spans import SpanKeys
 
 # Formulas do not depend on the operations: they describe the plain ones.
 pytestmark = pytest.mark.parametrize("operations", ["plain"], indirect=True)
@@ -63,6 +65,6 @@ def test_the_cache_has_the_elements_of_the_formula(name: str) -> None:
         elif keys is not None and keys.buffers is not None:
             # One more key than is stored, which a step adds. Inputs are stored as keys only.
             count = (keys.length - keys.evicted + 1) * (2 if isinstance(keys, SpanKeys) else 1)
-            buffers = keys.buffers[: 1 if isinstance(keys, History | StackInputs) else 2]
+            buffers = keys.buffers[: 1 if isinstance(keys, History | StoredInputs) else 2]
             found += sum(each.numel() // each.shape[2] * count for each in buffers)
     assert found == cached_elements(model.config, length)

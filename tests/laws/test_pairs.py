@@ -13,10 +13,11 @@ from tests.laws.configs import BREAKS, CONFIGS, parts_of, variants_of
 from tests.laws.kernels import Run
 from tests.laws.operations import KEPT, LOW
 from tests.laws.pairs import Pairs, find_pairs, names_part, pairs_of, propose
-from tests.laws.parts import PARTS, VARIANTS
+from tests.laws.parts import OUTSIDE, PARTS, VARIANTS
 
 from trifold import fast
 
+pytestmark = pytest.mark.skipif(bool(OUTSIDE), reason="the table is of the parts of the package")
 pairs = cache(find_pairs)
 
 

@@ -11,6 +11,7 @@ from tests.laws.models import Example, assert_close, limit_of, model_in, padded,
 from torch import Tensor
 
 from trifold.nn import Inputs, Transformer
+from trifold.nn.variants.two_streams import query_states
 
 
 def targets_of(example: Example, count: int) -> Tensor:
@@ -23,7 +24,7 @@ def targets_of(example: Example, count: int) -> Tensor:
 
 def streams(model: Transformer, inputs: Inputs, targets: Tensor, *, trains: bool) -> Tensor:
     with torch.set_grad_enabled(trains):
-        return model.query_stream(inputs, targets).detach()
+        return query_states(model, inputs, targets).detach()
 
 
 @pytest.mark.parametrize("trains", [True, False], ids=["training", "inference"])

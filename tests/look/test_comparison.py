@@ -3,11 +3,13 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import pytest
+from tests.laws.configs import CONFIGS, config_of
 
 from trifold.hub.presets import PRESETS as PUBLISHED
 from trifold.look.comparison import compare, differences
 from trifold.look.drawing import draw_architecture
-from trifold.nn.config import PRESETS, ModelConfig
+from trifold.nn.presets import PRESETS
+from trifold.nn.variants import VARIANTS, ModelConfig
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -25,7 +27,7 @@ window_pattern heads pooler_activation pooler_width n_labels label_names problem
 classifier_transform classifier_bias token_transform transform_norm transform_bias encoder_final_norm
 decoder_final_norm boundary_positions boundary_width embedding_scale_rounded decoder_window n_features rank
 span_keys lsh axial_shape axial_widths max_decoder_positions d_decoder n_decoder_kv_heads d_decoder_head
-span_layer starts_with_last separator_id
+span_layer starts_with_last separator_id parts options
 """.split()
 EXAMPLES: dict[str, Any] = {
     "n_kv_heads": {"n_kv_heads": 2},
@@ -157,6 +159,31 @@ def test_differences_of_sparse_attention() -> None:
     assert differences(ModelConfig(**unequal))[-1] == "window of 5 to 1,025 tokens in some layers"
     xl = ModelConfig(shape="decoder", positions="none", recurrence={"size": 128, "reach": 64})
     assert differences(xl)[-1] == "segments of 128 tokens and 64 before"
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda each: each.__name__.split(".")[-1])
+def test_every_variant_describes_itself(variant: Any) -> None:
+    """Some part of its file has a phrase that the comparison shows, in a model that uses it."""
+    config = next(
+        config
+        for config in map(config_of, CONFIGS)
+        if all(part.used(config) for part in variant.PARTS[:1])
+    )
+    own = {
+        phrase
+        for part in variant.PARTS
+        if part.used(config)
+        for phrase in (
+            *part.differences(config),
+            *getattr(part, "reach", no_keys)(config, "encoder"),
+        )
+    }
+    assert own
+    assert own <= {*differences(config)}
+
+
+def no_keys(config: ModelConfig, side: str) -> tuple[str, ...]:
+    return ()
 
 
 # --- part by part ---------------------------------------------------------------------------------

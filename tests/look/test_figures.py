@@ -107,7 +107,7 @@ def test_rotary_angles_are_those_of_the_attention(pipeline, kind):
     found = positions(session)
     assert [*found["frequencies"]] == ["unscaled", f"{kind} × 4"]
     # The key (1, 1, 0, 0) becomes (cos, cos, sin, sin) of its angles, times the magnitude of YaRN.
-    rotary = session.pipeline.model.decoder.rotary
+    rotary = session.pipeline.model.decoder.rotary.everywhere
     x = torch.zeros(1, 1, 64, 4)
     x[..., :2] = 1.0
     rotation = rotary.rotation(torch.arange(64)[None], Mask(causal=True), x)
@@ -157,6 +157,16 @@ def test_masks_follow_their_definitions(pipeline):
     assert not found
     np.testing.assert_array_equal(content & ~np.eye(12, dtype=bool), stream)
     assert sorted(content.sum(1)) == list(range(1, 13)) and content.diagonal().all()
+
+
+def test_masks_are_listed_from_plain_to_special(pipeline):
+    assert list(masks(Session(pipeline))["masks"]) == [
+        *("full", "3 tokens of padding", "causal", "causal, with padding"),
+        *("window of 4", "causal window of 4", "window of 4, the first token global"),
+        *("blocks of one token, one of them random", "segments of 4, and 2 tokens before"),
+        *("8 tokens in a cache", "prefix of 4", "permutation", "query stream of the permutation"),
+        "packed documents of 5, 3 and 4",
+    ]
 
 
 def test_schedules_follow_their_formulas(pipeline):

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from tests.look.test_trace import LONG, MODELS, TEXT, example, new_pipeline
+from torch import nn
 
 from trifold.errors import UsageError
 from trifold.look.session import Session, walkthrough as request
@@ -91,6 +92,51 @@ def test_a_side_or_a_token_that_does_not_exist_is_rejected():
         walkthrough(trace, "encoder")
     with pytest.raises(UsageError, match="a number from 0 to 13"):
         walkthrough(trace, position=14)
+
+
+# --- modules from outside -------------------------------------------------------------------------
+
+
+class Halved(nn.Module):
+    """A module that the walkthrough does not know, with or without options of a layer."""
+
+    def forward(self, x, *inputs, **options):
+        return x / 2
+
+
+class Named(Halved):
+    formula = "x / 2"
+
+
+class Explained(Halved):
+    def explain(self, steps, x, inputs, name):
+        half = steps.add("half", "x / 4", x / 4, x=x)
+        return steps.add("twice", "2 · y", 2 * half, y=half)
+
+
+@pytest.mark.parametrize(
+    ("module", "steps"),
+    [
+        (Halved(), [("one", "Halved")]),
+        (Named(), [("one", "x / 2")]),
+        (Explained(), [("half", "x / 4"), ("twice", "2 · y")]),
+    ],
+)
+@pytest.mark.parametrize("place", ["attention", "feed-forward", "block"])
+def test_an_unknown_module_is_one_step_or_explains_itself(place, module, steps):
+    pipe = new_pipeline("gpt2")
+    block = pipe.model.decoder.blocks[0]
+    if place == "block":
+        pipe.model.decoder.blocks[0] = module
+    elif place == "attention":
+        block.self_attention.sublayer = module
+    else:
+        block.feed_forward.sublayer = module
+    found, _ = assert_equals_forward_pass(pipe.trace(TEXT), "decoder", 2)
+    shown = [(step.title.removeprefix("layer 1: "), step.formula) for step in found]
+    titles = [(place if title == "one" else title, formula) for title, formula in steps]
+    start = shown.index(titles[0])
+    assert shown[start : start + len(titles)] == titles
 
 
 # --- with a calculator ----------------------------------------------------------------------------

@@ -10,11 +10,12 @@ from tests.models import add_noise
 from torch.nn import functional as F
 
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.config_parts import Convolution
 from trifold.nn.hooks import capture
 from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
-from trifold.nn.stack import Block, ConvolutionBlock, LayerInputs
+from trifold.nn.stack import Block
+from trifold.nn.variants.convolution import Convolution, ConvolutionBlock
+from trifold.nn.walk import LayerInputs
 
 SMALL: dict[str, Any] = {
     "shape": "encoder", "vocab_size": 30, "max_positions": 24, "d_model": 12, "n_heads": 3, "n_layers": 3, "d_ff": 20,

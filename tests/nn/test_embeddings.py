@@ -8,8 +8,9 @@ from tests.models import randomize
 from torch.nn import functional as F
 
 from trifold.nn import Inputs, ModelConfig
-from trifold.nn.embeddings import Embeddings, PatchEmbeddings, TokenEmbedding
+from trifold.nn.embeddings import Embeddings, TokenEmbedding
 from trifold.nn.positions import sinusoids
+from trifold.nn.variants.patches import PatchEmbeddings
 
 
 def make(**values: object) -> Embeddings:

@@ -14,13 +14,9 @@ from trifold.errors import SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.attention import Attention
 from trifold.nn.hooks import capture
-from trifold.nn.linear_attention import (
-    CHUNK,
-    KernelAttention,
-    LowRankAttention,
-    orthogonal_directions,
-)
 from trifold.nn.masks import Mask
+from trifold.nn.variants.linear_attention import CHUNK, KernelAttention, orthogonal_directions
+from trifold.nn.variants.low_rank import LowRankAttention
 
 BASE = {
     "shape": "decoder", "vocab_size": 50, "max_positions": 4096, "d_model": 32, "n_layers": 2, "n_heads": 4, "d_ff": 48,
@@ -50,8 +46,8 @@ def rows() -> list[torch.Tensor]:
 
 @every
 def test_sums_equal_the_dense_definition_with_their_gradients(kind, monkeypatch):
-    monkeypatch.setattr("trifold.nn.linear_attention.CHUNK", 4)
-    monkeypatch.setattr("trifold.nn.linear_attention.SEGMENT", 8)
+    monkeypatch.setattr("trifold.nn.variants.linear_attention.CHUNK", 4)
+    monkeypatch.setattr("trifold.nn.variants.linear_attention.SEGMENT", 8)
     net = model(kind).double()
     tokens = torch.randint(
         50, (2, 16 if kind == "low-rank" else 21), generator=torch.Generator().manual_seed(2)

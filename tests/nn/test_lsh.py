@@ -14,11 +14,12 @@ from torch.nn import functional as F
 
 from trifold.costs import cached_elements, count_parameters, forward_flops
 from trifold.errors import SettingsError
-from trifold.nn import Inputs, ModelConfig, Transformer, capture, lsh
-from trifold.nn.lsh import LSHAttention, default_buckets
+from trifold.nn import Inputs, ModelConfig, Transformer, capture
 from trifold.nn.masks import Mask
-from trifold.nn.positions import AxialPositions
-from trifold.nn.stack import self_attention
+from trifold.nn.parts import AttentionPart, part_of
+from trifold.nn.variants import lsh
+from trifold.nn.variants.axial import AxialPositions
+from trifold.nn.variants.lsh import LSHAttention, default_buckets
 from trifold.train.blocks import recompute_blocks
 
 BASE = {
@@ -60,7 +61,8 @@ def model(**values: object) -> Transformer:
 def layer(kind: str = "lsh", **settings: object) -> LSHAttention:
     values = {"positions": "none", "lsh": settings | {"layers": [kind]}, **ENCODER}
     torch.manual_seed(0)
-    return randomize(self_attention(ModelConfig.parse(BASE | values), 0), 0.3)
+    config = ModelConfig.parse(BASE | values)
+    return randomize(part_of(AttentionPart, config).new(config, 0), 0.3)
 
 
 def texts() -> list[torch.Tensor]:

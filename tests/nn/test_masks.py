@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from trifold.nn.masks import Mask, padding_mask
-from trifold.nn.rules import Window
+from trifold.nn.variants.windows import Window
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8])

@@ -16,17 +16,11 @@ from torch import Tensor
 from trifold.errors import SettingsError
 from trifold.nn import Inputs, Mask, ModelConfig, Transformer
 from trifold.nn.positions import sinusoids
-from trifold.nn.relative import (
-    AlibiOffsets,
-    DisentangledScores,
-    DistanceVectors,
-    RelativeOffsets,
-    RelativeScores,
-    RelativeSinusoids,
-    buckets,
-    log_buckets,
-    slopes,
-)
+from trifold.nn.variants.alibi import AlibiOffsets, slopes
+from trifold.nn.variants.disentangled import DisentangledScores, DistanceVectors, log_buckets
+from trifold.nn.variants.relative_buckets import RelativeOffsets, buckets
+from trifold.nn.variants.relative_sinusoids import RelativeScores, RelativeSinusoids
+from trifold.nn.variants.two_streams import query_states
 from trifold.train.blocks import recompute_blocks
 
 CPU = torch.device("cpu")
@@ -189,15 +183,15 @@ def test_both_streams_depend_on_earlier_tokens_of_the_order_only(
         (gradient,) = torch.autograd.grad(loss, [table], allow_unused=True, materialize_grads=True)
         return (gradient[3:9].abs().sum(-1) > 0).tolist()
 
-    query = made.query_stream(inputs, torch.tensor([[index]]))
+    query = query_states(made, inputs, torch.tensor([[index]]))
     assert reached(query) == [rank < order[index] for rank in order]
     assert reached(made(inputs)[:, index]) == [rank <= order[index] for rank in order]
 
 
 def test_a_query_without_earlier_tokens_has_finite_gradients() -> None:
     made, tokens = model().train(), torch.arange(3, 9)[None]
-    made.query_stream(
-        Inputs(tokens, order=torch.arange(6)[None]), torch.tensor([[0, 5]])
+    query_states(
+        made, Inputs(tokens, order=torch.arange(6)[None]), torch.tensor([[0, 5]])
     ).sum().backward()
     gradients = [p.grad for p in made.parameters() if p.grad is not None]
     assert gradients and all(bool(g.isfinite().all()) for g in gradients)
@@ -209,7 +203,7 @@ def test_recomputation_of_both_streams_keeps_the_gradients() -> None:
     plain, recomputed = model(), model()
     recompute_blocks(recomputed)
     for made in (plain, recomputed):
-        made.query_stream(inputs, queries).square().sum().backward()
+        query_states(made, inputs, queries).square().sum().backward()
     for got, expected in zip(recomputed.parameters(), plain.parameters(), strict=True):
         assert (got.grad is None) == (expected.grad is None)
         assert got.grad is None or torch.equal(got.grad, expected.grad)

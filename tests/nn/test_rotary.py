@@ -9,22 +9,24 @@ from hypothesis import given, strategies as st
 
 from trifold.costs import cached_elements
 from trifold.nn import Inputs, Mask, ModelConfig, RotaryScaling, Transformer
-from trifold.nn.rotary import Rotary, _dynamic, frequencies, magnitude
+from trifold.nn.parts import ScoresPart, part_of
+from trifold.nn.rotary import Rotary, frequencies
+from trifold.nn.variants.rotary_scaling import _dynamic, magnitude, scaled_frequencies
 
 
 def rotary(**values: object) -> Rotary:
-    return Rotary(
-        ModelConfig.parse(
-            {
-                "shape": "decoder",
-                "d_model": 32,
-                "n_heads": 2,
-                "positions": "rotary",
-                "max_positions": 64,
-            }
-            | values
-        )
+    config = ModelConfig.parse(
+        {
+            "shape": "decoder",
+            "d_model": 32,
+            "n_heads": 2,
+            "positions": "rotary",
+            "max_positions": 64,
+        }
+        | values
     )
+    found: Rotary = part_of(ScoresPart, config).new_rotary(config).everywhere
+    return found
 
 
 def rotate(rotary: Rotary, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -135,7 +137,10 @@ def test_scalings_equal_those_of_transformers(parameters: dict[str, object], the
     reference = LlamaRotaryEmbedding(config)
     scaling = our_scaling(parameters)
     torch.testing.assert_close(
-        frequencies(64, theta, scaling), reference.inv_freq, rtol=2e-6, atol=0
+        (frequencies(64, theta) if scaling is None else scaled_frequencies(64, theta, scaling)),
+        reference.inv_freq,
+        rtol=2e-6,
+        atol=0,
     )
     assert magnitude(scaling) == pytest.approx(reference.attention_scaling)
 

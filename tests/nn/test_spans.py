@@ -18,7 +18,7 @@ from trifold.fast.attention import attend as fast_attend
 from trifold.nn import Inputs, ModelConfig, Transformer, ops
 from trifold.nn.hooks import capture
 from trifold.nn.masks import Mask
-from trifold.nn.spans import SpanAttention, Spans
+from trifold.nn.variants.spans import SpanAttention, Spans
 
 BASE = {
     "vocab_size": 50, "max_positions": 4096, "d_model": 32, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "d_ff": 48,

@@ -9,7 +9,9 @@ from torch import Tensor
 from trifold.errors import SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.masks import Mask
-from trifold.nn.rules import Segment, Summaries, with_summaries
+from trifold.nn.variants.global_tokens import find_globals
+from trifold.nn.variants.recurrence import Segment
+from trifold.nn.variants.summaries import Summaries, with_summaries
 
 SMALL: dict[str, Any] = {
     "vocab_size": 30, "d_model": 32, "n_heads": 4, "n_layers": 3, "d_ff": 48, "max_positions": 64, "dropout": 0.0,
@@ -104,8 +106,7 @@ def test_padding_on_the_left_is_never_global(kind: str) -> None:
     padded = Inputs(torch.zeros(1, 37, dtype=torch.int64), torch.arange(37)[None] >= 7)
     padded.tokens[:, 7:] = row.tokens
     torch.testing.assert_close(encoder(padded)[:, 7:], encoder(row), atol=1e-5, rtol=1e-4)
-    found = encoder._globals(row)
-    assert found is not None
+    found = find_globals(kind, row, encoder.config.eos_id)
     assert found[0].nonzero()[:, 0].tolist() == {"first": [0], "question": [0, 1, 2]}.get(
         kind, [*range(21, 30)]
     )

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from trifold.hub import save_model
 from trifold.nn import Inputs, ModelConfig
+from trifold.nn.variants.two_streams import query_states
 from trifold.objectives.permutation import Permutation, PermutationSettings
 from trifold.text import TokenizerSettings, train_tokenizer
 from trifold.text.annotation import annotate
@@ -89,7 +90,7 @@ def test_a_query_attends_to_earlier_tokens_of_the_order_only(tokenizer, rows, mo
         torch.arange(3, 3 + length)[None], order=batch.inputs.order
     )  # every token only once
     table = model.encoder_embeddings.tokens.weight
-    answers = model.query_stream(own, batch.positions)[0]
+    answers = query_states(model, own, batch.positions)[0]
     for place, answer in zip(batch.positions[0].tolist(), answers, strict=True):
         weights = torch.randn_like(answer)
         (gradient,) = torch.autograd.grad((answer * weights).sum(), [table], retain_graph=True)
@@ -101,7 +102,7 @@ def test_the_left_to_right_order_is_causal(model):
     """Query i attends to the tokens before i, as in a causal model."""
     tokens, ranks = torch.arange(3, 11)[None], torch.arange(1, 9)[None]
     table = model.encoder_embeddings.tokens.weight
-    answers = model.query_stream(Inputs(tokens, order=ranks), torch.arange(8)[None])[0]
+    answers = query_states(model, Inputs(tokens, order=ranks), torch.arange(8)[None])[0]
     contents = model(Inputs(tokens, order=ranks))[0]
     for place in range(8):
         for states, last in ((answers, place), (contents, place + 1)):

@@ -18,7 +18,7 @@ from torch import Tensor
 import trifold
 from trifold.errors import SettingsError
 from trifold.nn import Inputs
-from trifold.nn.experts import record_routers
+from trifold.nn.variants.experts import record_routers
 from trifold.objectives.causal import CausalSettings
 from trifold.recipe import load_recipe
 from trifold.train.data import load_data

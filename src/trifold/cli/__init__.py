@@ -19,7 +19,7 @@ import typer
 
 import trifold
 from trifold.cli.terminal import DISK_FULL, is_main_process, print_error, use_utf8
-from trifold.errors import OtherRankError, TrifoldError
+from trifold.errors import OtherRankError, TrifoldError, UsageError
 
 # Name of a command, which is also its module -> description in `trifold --help`.
 COMMANDS = {
@@ -47,6 +47,8 @@ First steps:
   trifold demo                               train a translator in minutes
   trifold generate runs/demo "I love dogs."  translate with it
   trifold recipes                            what else can be trained
+
+Every command takes --part MODULE for models with parts of your own (docs/parts.md).
 """
 
 
@@ -56,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         with _sigterm_as_exception():
+            arguments = _load_parts(arguments)
             code = _app(arguments)(args=arguments, prog_name="trifold", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
@@ -86,6 +89,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print_error(f"{name}: {error.strerror}" if name else str(error))
         return 1
+
+
+def _load_parts(arguments: Sequence[str]) -> list[str]:
+    """Import the parts that `--part NAME` names, before any model is read; the other arguments."""
+    others = list[str]()
+    rest = iter(arguments)
+    for argument in rest:
+        option, equals, name = argument.partition("=")
+        if argument == "--":
+            return [*others, argument, *rest]
+        if option != "--part":
+            others.append(argument)
+            continue
+        name = name if equals else next(rest, "")
+        if not name:
+            raise UsageError("--part: name a module or a part, such as my_package.MyPart")
+        from trifold.nn import load_part
+
+        load_part(name)
+    return others
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def load_pipeline(model: str, *, reads_text: bool = True, **options: Any) -> Pip
     from trifold.pipeline import load
 
     pipeline = load(model, **options)
-    if reads_text and pipeline.tokenizer is None and pipeline.config.patch_size is None:
+    if reads_text and pipeline.tokenizer is None and not pipeline.config.n_patches:
         raise UsageError(
             f"{model}: the model folder has no tokenizer; name the folder of one with --tokenizer"
         )

@@ -15,7 +15,7 @@ from trifold.cli.options import Json, argument, value
 from trifold.cli.terminal import print_json, print_table
 
 if TYPE_CHECKING:
-    from trifold.nn.config import ModelConfig
+    from trifold.nn.variants import ModelConfig
     from trifold.recipe import Recipe
 
 Precision = Literal["float32", "bfloat16"]
@@ -66,7 +66,7 @@ def run(
 def _list_presets(json: bool) -> None:
     from trifold.costs import count_parameters
     from trifold.hub.presets import ALIASES, PRESETS as PUBLISHED
-    from trifold.nn.config import PRESETS
+    from trifold.nn.presets import PRESETS
 
     configs = PRESETS | {
         name: preset.config for name, preset in PUBLISHED.items() if name not in ALIASES
@@ -109,7 +109,7 @@ def find_subject(what: str) -> Subject:
     from trifold.data import expand_path
     from trifold.hub import read_config, resolve
     from trifold.hub.presets import PRESETS as PUBLISHED
-    from trifold.nn.config import PRESETS
+    from trifold.nn.presets import PRESETS
     from trifold.recipe import load_recipe, recipe_names
     from trifold.text import make_tokenizer
 
@@ -121,7 +121,7 @@ def find_subject(what: str) -> Subject:
         agrees = preset.agrees(count_parameters(config))
         return Subject(name, config, remark="" if agrees else f"announced as {preset.announced}")
     if Path(what).suffix in (".yaml", ".yml") or (what in recipe_names() and not is_folder):
-        recipe = load_recipe(what)
+        recipe = load_recipe(what, imports_parts=True)
         size, is_joint = recipe.tokenizer.vocab_size, recipe.tokenizer.joint
         remark = "with the maximum vocabulary of the recipe"
         if recipe.tokenizer.file is not None and expand_path(recipe.tokenizer.file).exists():

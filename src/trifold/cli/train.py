@@ -60,7 +60,7 @@ def run(
         from trifold.train.ranks import join_ranks
 
         with join_ranks() as ranks:
-            chosen = ranks.in_turn(lambda: load_recipe(recipe, changes or ()))
+            chosen = ranks.in_turn(lambda: load_recipe(recipe, changes or (), imports_parts=True))
             out = Path(recipe) if out is None and is_run(recipe) else out
             if seeds is not None or folds is not None:
                 folder = out or Path("runs") / chosen.name

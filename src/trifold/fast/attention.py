@@ -30,12 +30,11 @@ from trifold.fast.sparse import sparse_attend, supports_sparse_attend
 from trifold.fast.thread_pool import DTYPES, execute_one
 from trifold.nn.attention import Attention, AttentionInputs
 from trifold.nn.gradients import first_order
-from trifold.nn.latent import LatentAttention
+from trifold.nn.hooks import AttentionHooks
 from trifold.nn.layers import Dropout
-from trifold.nn.masks import Mask, PairBias
+from trifold.nn.masks import Mask, PairBias, declares
 from trifold.nn.ops import attend as plain_attend, share_keys, unshare_keys
 from trifold.nn.packing import Packing
-from trifold.nn.rules import Window
 
 MAX_PACKED_SCORES = (
     512 * 512
@@ -53,7 +52,7 @@ def attend(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     drop: Dropout | None = None,
-    hooks: Attention | LatentAttention | None = None,
+    hooks: AttentionHooks | None = None,
 ) -> Tensor:
     """See `nn.ops.attend`."""
     if (
@@ -87,9 +86,17 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | 
 
 def _is_only_causal(mask: Mask, keys: int) -> bool:
     """Whether the mask allows every pair that causality does, out of so many keys."""
-    window = mask.rule(Window)
-    has_all = window is None or window.size >= keys
-    return mask.causal and mask.keys is None and mask.has_only(Window) and has_all
+    window = _window(mask, keys)
+    return mask.causal and mask.keys is None and window is not None and window >= keys
+
+
+def _window(mask: Mask, keys: int) -> int | None:
+    """How many of so many keys the rules of a mask let a query read; None if they say more."""
+    if mask.queries is not None or len(mask.rules) > 1:
+        return None
+    if not all(declares(rule, "window") for rule in mask.rules):
+        return None
+    return next((rule.window for rule in mask.rules), keys)
 
 
 # --- one query per row ----------------------------------------------------------------------------
@@ -116,13 +123,13 @@ def _is_readable_mask(mask: Mask, k: Tensor) -> bool:
     """Whether the instruction for one query can read the keys that the mask allows: the last ones,
     and those that are real.
     """
-    if mask.packing is not None or not mask.has_only(Window):
+    if mask.packing is not None or _window(mask, k.shape[2]) is None:
         return False
     if mask.keys is not None and len(mask.keys) != len(k):
         return False
     if mask.causal and k.shape[2] > mask.offset + 1:
         return False
-    return mask.rule(Window) is None or (mask.causal and mask.keys is None)
+    return not mask.rules or (mask.causal and mask.keys is None)
 
 
 def attend_one_query(
@@ -133,7 +140,8 @@ def attend_one_query(
     PyTorch would prepare its matmuls again for each length of the cache, which grows at every step.
     """
     rows, heads, _, width = q.shape
-    keys, window = k.shape[2], mask.rule(Window)
+    keys, window = k.shape[2], _window(mask, k.shape[2])
+    assert window is not None, "see `supports_attend_one_query`"
     if k.stride() != v.stride() or k.stride(3) != 1:
         k, v = k.contiguous(), v.contiguous()
     q_float = q.float().contiguous()
@@ -142,7 +150,7 @@ def attend_one_query(
         **{"opcode": ATTENTION, "dtype": DTYPES[k.dtype], "rows": rows, "units": rows * k.shape[1]},
         **{"heads": heads, "kv_heads": k.shape[1], "width": width, "beams": rows // k.shape[0]},
         **{"x": q_float, "keys": k, "values": v, "out": out},
-        **{"length": keys, "first": 0 if window is None else max(0, keys - window.size)},
+        **{"length": keys, "first": max(0, keys - window)},
         **{"scale": 1 / math.sqrt(width), "soft_cap": soft_cap},
         **dict(zip(("row_stride", "head_stride", "key_stride"), k.stride(), strict=False)),
     }

@@ -26,7 +26,8 @@ from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache
 from trifold.nn.hooks import Hookable
 from trifold.nn.layers import FeedForward, Linear, Residual, RMSNorm
-from trifold.nn.stack import LayerInputs
+from trifold.nn.stack import Stack
+from trifold.nn.walk import StackInputs
 
 UNLIMITED = 2**60  # tokens
 
@@ -52,8 +53,7 @@ class CompiledDecoder:
         self.windows = np.array(
             [UNLIMITED if window is None else window for window in stack.windows]
         )
-        self.rotates, has_local = np.array(stack.rotates), stack.local_rotary is not None
-        self.rotates_locally = self.rotates & has_local & (self.windows < UNLIMITED)
+        self.rotated_alike = _layers_rotated_alike(stack)
         self.buffers: dict[tuple[str, int], Tensor] = {}
         self.fields: list[dict[str, Field]] = []  # of each instruction; keeps its tensors alive
         self.alive: list[Tensor] = []  # tensors of the current step
@@ -217,9 +217,9 @@ class CompiledDecoder:
 
     # --- one step ---------------------------------------------------------------------------------
 
-    def run(self, x: Tensor, inputs: LayerInputs, cache: Cache) -> Tensor:
+    def run(self, x: Tensor, inputs: StackInputs, cache: Cache) -> Tensor:
         """See `nn.ops.decoding_step`."""
-        rows, program, bias, rotary = x.shape[0], self.program, inputs.bias, inputs.rotary
+        rows, program, bias = x.shape[0], self.program, inputs.bias
         assert bias is None or isinstance(bias, Tensor), "relative scores are not supported"
         if rows != self.rows:
             self.rows, program["rows"], program["units"] = rows, rows, self.units_per_row * rows
@@ -236,14 +236,13 @@ class CompiledDecoder:
             self._set(
                 own, score_bias=bias, score_bias_row=row_stride, score_bias_head=bias.stride(1)
             )
-        local = own[self.rotates_locally], inputs.local_rotary
-        for indices, angles in ((own[self.rotates & ~self.rotates_locally], rotary), local):
-            if angles is None:  # else cos and sin (B or 1, 1, 1, R/2) of the new tokens
-                continue
+        for layers in self.rotated_alike:
+            angles = inputs.rotations[layers[0]]  # (B or 1, 1, 1, R/2) of the new tokens
+            assert angles is not None, "see `_layers_rotated_alike`"
             cos, sin = (wave.float().contiguous() for wave in (angles.cos, angles.sin))
             half, interleaved = cos.shape[-1], angles.interleaved
             sizes = {"rotary_width": 2 * half, "rotary_stride": half if cos.shape[0] > 1 else 0}
-            self._set(indices, cos=cos, sin=sin, interleaved=interleaved, **sizes)
+            self._set(own[layers], cos=cos, sin=sin, interleaved=interleaved, **sizes)
         for indices, each in ((own, inputs.mask), (self.cross_attention, inputs.memory_mask)):
             if each is not None:  # keys (B, S) that are not padding
                 keys = each.keys
@@ -320,3 +319,12 @@ class CompiledDecoder:
 def _float(vector: Tensor | None) -> Tensor | None:
     """A bias or norm weight in fp32."""
     return None if vector is None else vector.detach().float().contiguous()
+
+
+def _layers_rotated_alike(stack: Stack) -> list[list[int]]:
+    """The layers of each of the rotations of a stack."""
+    found = dict[Any, list[int]]()
+    for layer, rotary in enumerate(() if stack.rotary is None else stack.rotary.of_layer):
+        if rotary is not None:
+            found.setdefault(rotary, []).append(layer)
+    return [*found.values()]

@@ -31,11 +31,13 @@ from trifold.nn.layers import (
     Linear,
     RMSNorm,
 )
+from trifold.nn.masks import declares
 from trifold.nn.ops import decoding_step as plain_decoding_step
-from trifold.nn.stack import Block, LayerInputs, ParallelBlock, Stack
+from trifold.nn.stack import Stack
+from trifold.nn.walk import StackInputs
 
 MIN_WEIGHTS = 4 * 10**6  # of a stack
-BLOCKS = (Block, ParallelBlock)
+WIRINGS = ("sequential", "parallel")  # of blocks that have instructions
 SUPPORTED = (
     *(Attention, FeedForward, Linear, Int8TrainedLinear, LayerNorm, RMSNorm),
     *(nn.Identity, Dropout, HookPoint),
@@ -53,7 +55,7 @@ class Translation(NamedTuple):
 _translations: WeakKeyDictionary[Cache, Translation] = WeakKeyDictionary()
 
 
-def decoding_step(stack: Stack, x: Tensor, inputs: LayerInputs, cache: Cache) -> Tensor:
+def decoding_step(stack: Stack, x: Tensor, inputs: StackInputs, cache: Cache) -> Tensor:
     """See `nn.ops.decoding_step`."""
     decoder = _compiled_decoder(stack, x, inputs, cache)
     if decoder is None:
@@ -64,7 +66,7 @@ def decoding_step(stack: Stack, x: Tensor, inputs: LayerInputs, cache: Cache) ->
 
 
 def _compiled_decoder(
-    stack: Stack, x: Tensor, inputs: LayerInputs, cache: Cache
+    stack: Stack, x: Tensor, inputs: StackInputs, cache: Cache
 ) -> CompiledDecoder | None:
     """The compiled decoder of this cache if it supports the step."""
     mask = inputs.mask
@@ -92,7 +94,7 @@ def is_supported(stack: Stack, cache: Cache, x: Tensor) -> bool:
     """Whether the stack is large enough and instructions exist for all its modules and this number
     of rows.
     """
-    if any(type(block) not in BLOCKS for block in stack.blocks):
+    if any(declares(block, "wiring") not in WIRINGS for block in stack.blocks):
         return False
     weights = [module.weight for module in stack.modules() if isinstance(module, Linear)]
     if sum(weight.shape[0] * weight.shape[1] for weight in weights) < MIN_WEIGHTS:

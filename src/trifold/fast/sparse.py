@@ -1,4 +1,5 @@
-"""Attention to few keys of a long text: masks whose rules are local (`SUPPORTED`).
+"""Attention to few keys of a long text: masks whose rules state what a block of queries reads
+(`Rule.blockwise`).
 
 Queries are divided into blocks. A block reads the slice of keys that its queries can reach, and
 single keys from elsewhere; inside, the rules of the mask decide. Queries that attend to all keys
@@ -17,18 +18,8 @@ import torch
 from torch import Tensor
 
 from trifold.nn.gradients import first_order
-from trifold.nn.masks import Mask, MaskPart, PairBias
+from trifold.nn.masks import Mask, MaskPart, PairBias, Table, columns, declares
 from trifold.nn.rng import ReplayThreadRng
-from trifold.nn.rules import (
-    BlockSparse,
-    GlobalTokens,
-    Segment,
-    Summaries,
-    Table,
-    Window,
-    columns,
-)
-from trifold.nn.spans import Spans
 
 BLOCK = 128  # queries, elsewhere than in blocks and segments
 Attend = Callable[..., Tensor]
@@ -46,20 +37,22 @@ class Block:
     valid: Tensor | None = None
 
 
-SUPPORTED = ((Window, Segment, GlobalTokens, Summaries), (BlockSparse,), (Spans,))
-"""Types of rules whose masks are supported, those of one group together. No two rules of a group
-name the same key in `Rule.others`.
-"""
-
-
 def supports_sparse_attend(mask: Mask, queries: int, keys: int) -> bool:
     """Whether the rules are supported, and blocks of queries read less than half of the keys."""
-    if not mask.rules or not any(mask.has_only(*group) for group in SUPPORTED):
+    if not mask.rules or not is_blockwise(mask):
         return False
     if queries < 2 * BLOCK or keys < mask.offset + queries:
         return False
     reach = _reach(mask)
     return reach is not None and 2 * (_size(mask) + sum(reach)) < keys
+
+
+def is_blockwise(mask: Mask) -> bool:
+    """Whether the rules are of one group of `Rule.blockwise`. No two rules of a group name the same
+    key in `Rule.others`.
+    """
+    groups = {declares(rule, "blockwise") for rule in mask.rules}
+    return len(groups) == 1 and None not in groups and mask.has_only(*map(type, mask.rules))
 
 
 def sparse_attend(

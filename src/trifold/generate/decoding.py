@@ -212,13 +212,10 @@ class DecodingState:
         """Whether the state of the first of the next tokens (1, T) does not depend on the others.
         It does where they change the angles of rotary positions.
         """
-        if (inputs := self.cache.inputs) is None:
+        if self.cache.inputs is None:
             return True
         mask = Mask(causal=True, offset=self.cache.length)
-        first, every = (
-            inputs.find_frequencies(mask, n, tokens.device) for n in (1, tokens.shape[1])
-        )
-        return torch.equal(first, every)
+        return self.cache.inputs.is_prefix(mask, tokens.shape[1], tokens.device)
 
     def rollback(self, count: int) -> None:
         """Remove the last `count` tokens from the cache; the rows must have no padding."""

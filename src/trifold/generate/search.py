@@ -31,6 +31,7 @@ from trifold.generate.stopping import Codec, Hypothesis, StoppingCriteria
 from trifold.generate.streaming import TextStreamer
 from trifold.generate.token_search import Step, contrastive_search, token_search
 from trifold.nn import Inputs, ModelConfig
+from trifold.nn.parts import AttentionPart, part_of
 from trifold.text.languages import language_id
 
 TEXT_SETTINGS = ("bad_words", "force_words", "stop_strings", "target_language")
@@ -184,15 +185,14 @@ def _speculate(
 ) -> Iterator[Step]:
     """Speculative decoding, one row and one sample after the other."""
     config = setup.config
-    if kinds := {each.config.attention for each in (model, draft or model)} & {
-        "elu",
-        "favor",
-        "lsh",
-    }:
-        option = "prompt_lookup_num_tokens" if draft is None else "draft"
-        raise UsageError(
-            f"{option}: attention {kinds.pop()} cannot remove tokens from its cache; omit it"
-        )
+    for each in (model, draft or model):
+        attention = part_of(AttentionPart, each.config)
+        if not attention.can_truncate:
+            option = "prompt_lookup_num_tokens" if draft is None else "draft"
+            kind = attention.value or attention.key
+            raise UsageError(
+                f"{option}: attention {kind} cannot remove tokens from its cache; omit it"
+            )
     if draft is not None:
         check_draft(model, draft)
         if config.prompt_lookup_num_tokens is not None:
@@ -200,11 +200,11 @@ def _speculate(
                 "a draft model and prompt_lookup_num_tokens would both propose tokens: leave "
                 "one of them out"
             )
-    each = config.num_return_sequences
+    samples = config.num_return_sequences
     for row, number in enumerate(numbers):
         tokens = inputs.tokens[row]
         single = Inputs((tokens if inputs.attend is None else tokens[inputs.attend[row]])[None])
-        for sample in range(each):
+        for sample in range(samples):
             state = DecodingState(model, single, config)
             limit, key = int(state.limits[0]), (number, sample)
             choose = (
@@ -219,7 +219,9 @@ def _speculate(
                 prompt = [*(single.tokens[0].tolist() if shared else []), *state.tokens[0].tolist()]
                 propose = partial(look_up, prompt, config.max_matching_ngram_size or 2)
                 count = config.prompt_lookup_num_tokens or 0
-            first = row * each + sample  # the number of this output, which is 0 in its own search
+            first = (
+                row * samples + sample
+            )  # the number of this output, which is 0 in its own search
             for step in speculative_search(state, setup, choose, propose, count):
                 ended = {first + index: output for index, output in step.ended.items()}
                 yield Step(step.sentences + first, step.tokens, ended)

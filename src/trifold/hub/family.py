@@ -21,12 +21,11 @@ from torch import Tensor
 from trifold.errors import SettingsError
 from trifold.hub.generation import GENERATION_KEYS
 from trifold.hub.labels import labels_to_ours, labels_to_theirs
-from trifold.hub.rows import Entry, Fields, revise
+from trifold.hub.rows import Entry, Fields, group_of, revise
 from trifold.hub.rules import AnyRule, Copy, Ignored, Renamed, Rule, Unused
 from trifold.hub.transforms import SAME, Transform, chain, interleaved
 from trifold.nn import ModelConfig
-from trifold.nn.config import Head
-from trifold.nn.config_parts import DECODER_SIZES
+from trifold.nn.config import DECODER_SIZES, Head
 from trifold.settings import Settings
 
 # Keys that do not change what a model computes, unless its family has an entry for them.
@@ -191,7 +190,8 @@ class Family:
 
 
 def _scale_of_scores(config: ModelConfig) -> float:
-    rotary = 0 if config.latent is None else config.latent.d_rotary
+    latent = group_of(config, "latent")
+    rotary = 0 if latent is None else latent.d_rotary
     return float(((config.head_width + rotary) * (1 + config.position_terms)) ** -0.5)
 
 
@@ -258,9 +258,10 @@ def without_defaults(config: ModelConfig) -> ModelConfig:
 
 def _expert_width(config: ModelConfig, old: int | None, new: int | None) -> ModelConfig:
     """The config with another inner width of its experts, if it is the old one."""
-    if config.experts is None or config.experts.d_ff != old:
+    experts = group_of(config, "experts")
+    if experts is None or experts.d_ff != old:
         return config
-    return config.model_copy(update={"experts": config.experts.model_copy(update={"d_ff": new})})
+    return config.model_copy(update={"experts": experts.model_copy(update={"d_ff": new})})
 
 
 # --- tensors --------------------------------------------------------------------------------------

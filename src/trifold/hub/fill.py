@@ -17,7 +17,6 @@ from trifold.fast.int8 import Int8Weight
 from trifold.fast.thread_pool import executor_sharing_cores
 from trifold.nn import Transformer
 from trifold.nn.embeddings import TokenEmbedding
-from trifold.nn.experts import Router
 from trifold.nn.heads import LanguageModelHead
 from trifold.nn.layers import Linear
 
@@ -46,7 +45,8 @@ def fill_model(
     matrices = _quantizable(model) if stored == "int8" else {}
     types: dict[Tensor | None, torch.dtype] = dict.fromkeys(matrices, torch.int8)
     wide = torch.promote_types(dtype, torch.float32)
-    types |= {module.correction: wide for module in model.modules() if isinstance(module, Router)}
+    for module in model.modules():
+        types |= {getattr(module, name): wide for name in getattr(module, "wide_parameters", ())}
     places = {
         name: torch.empty(own.shape, dtype=types.get(own, dtype), device=device)
         for name, own in parameters.items()

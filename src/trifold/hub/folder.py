@@ -20,6 +20,7 @@ from trifold.hub.family import Family
 from trifold.hub.files import naming, write_json
 from trifold.hub.fill import Stored, fill_model
 from trifold.hub.generation import END, GENERATION_KEYS, read_generation, write_generation
+from trifold.hub.rows import group_of
 from trifold.hub.tensors import TransformedTensors
 from trifold.hub.weights import MAX_SHARD, dtype_name, has_weights, read_weights, write_weights
 from trifold.jsonfiles import read_json
@@ -256,8 +257,9 @@ def _check_sizes(config: ModelConfig, weights: Mapping[str, Tensor], place: Path
     with naming(place):
         check_positions(config, elements)
     routed = min(own, config.expert_layers)
-    if config.experts is not None and routed * config.experts.count * config.d_model > elements:
-        what = f"{routed} layers of {config.experts.count} experts"
+    experts = group_of(config, "experts")
+    if experts is not None and routed * experts.count * config.d_model > elements:
+        what = f"{routed} layers of {experts.count} experts"
         raise CheckpointError(f"{place}: {what}, but the weights have {elements} elements")
     for side in config.stacks.values():
         widest = max(

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trifold.errors import SettingsError
-from trifold.hub.rows import POSITIVE, SIZE, Entry, Fields, Keys, solution
+from trifold.hub.rows import POSITIVE, SIZE, Entry, Fields, Keys, group_of, solution
 from trifold.nn import ModelConfig
 from trifold.settings import Settings
 
@@ -306,7 +306,7 @@ def _scaling(
 
 def _keys(config: ModelConfig) -> Fields:
     """The inverse of `_scaling`."""
-    scaling = config.rotary_scaling
+    scaling = group_of(config, "rotary_scaling")
     if scaling is None:
         return {}
     keys: Fields = {"rope_type": scaling.kind, "factor": scaling.factor}

@@ -160,12 +160,14 @@ def nested(field: str, switch: str = "", **values: Any) -> Entry:
         return {field: {inner: getattr(file, key) for inner, (key, _) in names.items()} | constants}
 
     def write(config: ModelConfig) -> Fields:
-        if (value := getattr(config, field)) is None and not switch:
+        if (value := group_of(config, field)) is None and not switch:
             raise SettingsError(f"{field}: missing in the config, and this family requires it")
         return {key: getattr(value, inner) for inner, (key, _) in names.items()} if value else {}
 
-    infos = {inner: part.model_fields[inner] for inner in names}
-    kinds = {inner: _bounded(info.annotation, info.metadata) for inner, info in infos.items()}
+    kinds: dict[str, Any] = dict.fromkeys(names, Any)
+    if hasattr(part, "model_fields"):  # the package has the variant
+        infos = {inner: part.model_fields[inner] for inner in names}
+        kinds |= {inner: _bounded(info.annotation, info.metadata) for inner, info in infos.items()}
     kinds |= {inner: int for inner, (key, _) in names.items() if key == switch}
     return Entry(
         {key: (kinds[inner], default) for inner, (key, default) in names.items()}, read, write
@@ -198,9 +200,18 @@ def revise(
     return (*kept, *new)
 
 
+def group_of(config: ModelConfig, key: str) -> Any:
+    """The settings of a variant; None if the config has none, or the package lacks the variant."""
+    return getattr(config, key, None)
+
+
 def type_of(name: str) -> Any:
-    """The type of a field of ModelConfig with its bounds, without None."""
-    info = ModelConfig.model_fields[name]
+    """The type of a field of ModelConfig with its bounds, without None; any for the settings of a
+    variant that the package lacks, whose families cannot be read.
+    """
+    info = ModelConfig.model_fields.get(name)
+    if info is None:
+        return Any
     parts = get_args(info.annotation)
     kind = parts[0] if NoneType in parts else info.annotation
     return _bounded(kind, info.metadata)

@@ -94,7 +94,7 @@ def read_attention(pipeline: Pipeline, text: str, target: str | None = None) -> 
     Raises DataError for a text without tokens or with too many, UsageError for a target of an
     encoder.
     """
-    if pipeline.config.patch_size is not None:
+    if pipeline.config.n_patches:
         if target is not None:
             raise UsageError("a model of images writes no text: leave the target out")
         trace, none = pipeline.trace(text), Words([], [])

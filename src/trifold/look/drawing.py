@@ -5,20 +5,17 @@ All You Need".
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from trifold.look.comparison import POSITIONS, reach
-from trifold.nn.config import ModelConfig
+from trifold.nn.parts import (
+    BlockPart,
+    EmbeddingsPart,
+    FeedForwardPart,
+    classical,
+    part_of,
+    positions_phrase,
+    reach,
+)
+from trifold.nn.variants import ModelConfig
 
-_WIRING = {
-    "post": "x ← norm(x + dropout(f(x)))",
-    "pre": "x ← x + dropout(f(norm(x)))",
-    "sandwich": "x ← x + dropout(norm(f(norm(x))))",
-    "exit": "x ← x + dropout(norm(f(x)))",
-}
-_PARALLEL = {
-    "parallel": "x ← x + dropout(attention(n) + feed-forward(n)), n = norm(x)",
-    "parallel-two-norms": "x ← x + dropout(attention(norm(x)) + feed-forward(norm'(x)))",
-    "reversible": "x ← x + dropout(attention(norm(y))), y ← y + dropout(feed-forward(norm(x)))",
-}
 _NORMS = {"layer": "layer norm", "rms": "RMS norm"}
 
 _WIDTH = 33  # of a box, edges included, unless a line of text needs more
@@ -54,14 +51,7 @@ def draw_architecture(config: ModelConfig) -> str:
     if len(columns) == 2:
         _connect(rows, height - len(drawn[0]), width)
     sheet = "\n".join("".join(row).rstrip() for row in rows)
-    block = _PARALLEL.get(config.residual)
-    wiring = (
-        f"every block:  {block}"
-        if block
-        else f"every sub-layer f:  {_WIRING[config.norm_placement]}"
-    )
-    if (part := config.convolution) is not None:
-        wiring += f"\nfirst block:  y ← norm(block(x) + {part.activation}(conv{part.kernel}(x)))"
+    wiring = "\n".join(part_of(BlockPart, config).equations(config))
     return f"{sheet}\n\n{wiring}\nnorm:  {_NORMS[config.norm]}"
 
 
@@ -71,21 +61,13 @@ def draw_architecture(config: ModelConfig) -> str:
 def _column(config: ModelConfig, side: str, sized: ModelConfig) -> Column:
     decodes, translates = side == "decoder", config.shape == "encoder-decoder"
     causal = ", causal" if decodes else ""
-    sizes = f"{sized.d_model:,} → {sized.d_ff:,} → {sized.d_model:,}"
-    short = f"{sizes}, {config.activation}"
-    lines: Box = (short,) if len(short) <= _WIDTH - 4 else (sizes, config.activation)
-    lines = (sizes, f"gated {config.activation}") if config.gated else lines
     attention = ("self-attention", _heads(sized) + causal, *reach(sized, side))
-    block: list[Box] = [("feed-forward", *lines), attention]
-    if (experts := config.experts) is not None and config.expert_layers:
-        sizes = f"{sized.d_model:,} → {experts.d_ff or sized.d_ff:,} → {sized.d_model:,}"
-        block[0] = (f"{experts.per_token} of {experts.count:,} experts", sizes, *lines[1:])
-        block[0] += (f"and {experts.shared} shared",) if experts.shared else ()
+    block: list[Box] = [_feed_forward(config, sized), attention]
     if decodes and translates:
         block.insert(1, ("cross-attention", _heads(sized)))
     final = config.has_final_norm("decoder" if decodes else "encoder")
     shared = decodes and translates and config.target_vocab_size is None
-    label = "pixels" if config.n_patches else "tokens"
+    label = part_of(EmbeddingsPart, config).reads
     if translates:
         label = "target tokens, shifted by one" if decodes else "source tokens"
     top = [*_tops(sized, side), *([(_NORMS[config.norm],)] if final else [])]
@@ -94,21 +76,26 @@ def _column(config: ModelConfig, side: str, sized: ModelConfig) -> Column:
     return Column(top, f"{side} × {sized.n_layers}", block, bottom, label)
 
 
+def _feed_forward(config: ModelConfig, sized: ModelConfig) -> Box:
+    sizes = classical(FeedForwardPart).sizes(config, sized)
+    short = f"{sizes}, {config.activation}"
+    lines = [short] if len(short) <= _WIDTH - 4 else [sizes, config.activation]
+    lines = [sizes, f"gated {config.activation}"] if config.gated else lines
+    return tuple(part_of(FeedForwardPart, config).box(config, sized, ["feed-forward", *lines]))
+
+
 def _bottom(config: ModelConfig, vocab_size: int, *, is_shared: bool) -> Box:
-    positions = POSITIONS[config.positions]
-    if config.patch_size is not None:
-        tall, wide = config.patch_size
-        return (f"{config.n_patches:,} patches of {tall} × {wide}, class token", positions)
     scale = f", × √{config.d_model:,}" if config.scale_embeddings else ""
     scale = f", × {config.embedding_scale:g}" if config.embedding_scale else scale
     wider = f", → {config.d_model:,}" if config.has_embedding_projection else ""
     segments = "segments, " if config.n_token_types else ""
     norm = ", norm" if config.embedding_norm else ""
-    return (
+    lines = (
         "shared embeddings" if is_shared else "embeddings",
         f"{vocab_size:,} × {config.embedding_width:,}{scale}{wider}",
-        f"{segments}{positions}{norm}",
+        f"{segments}{positions_phrase(config)}{norm}",
     )
+    return tuple(part_of(EmbeddingsPart, config).box(config, lines))
 
 
 def _tops(config: ModelConfig, side: str) -> list[Box]:

@@ -50,7 +50,7 @@ def read_example(pipeline: Pipeline, text: Any, target: str | None = None) -> Ex
                 f"target {target!r} is not a class{nearest(target, classes, 'classes')}"
             )
         following = [classes.index(target)]
-    if config.patch_size is not None:
+    if config.n_patches:
         inputs = (
             Inputs(pixels=text[None]) if isinstance(text, Tensor) else reader.images([text], [0])
         )

@@ -3,7 +3,6 @@ training use.
 """
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, get_args
 
 import torch
@@ -14,19 +13,23 @@ from trifold.costs import SINUSOIDAL
 from trifold.errors import UsageError
 from trifold.look.session import Answer, Session
 from trifold.look.trace import check_index
-from trifold.nn.config_parts import RotaryScaling
+from trifold.nn import ModelConfig, Transformer
 from trifold.nn.masks import Mask, padding_mask
 from trifold.nn.packing import Packing
+from trifold.nn.parts import (
+    EXAMPLE_TOKENS,
+    EmbeddingsPart,
+    RulePart,
+    ScoresPart,
+    part_of,
+    registered_for,
+)
 from trifold.nn.positions import LearnedPositions, sinusoids
-from trifold.nn.relative import AlibiOffsets, RelativeOffsets, buckets, slopes
-from trifold.nn.rotary import SCALINGS, SCALINGS_BY_LENGTH, frequencies
-from trifold.nn.rules import BlockSparse, GlobalTokens, Order, Segment, Window
 from trifold.recipe import TrainSettings
 from trifold.text import Tokenizer
 from trifold.train.optimizers import learning_rate, peak_rate
 
-POSITIONS, DISTANCES, WIDTH = 64, 128, 128  # of the figures, at most
-LENGTHENED = {"factor": 4.0, "original_positions": 2048}  # scalings of a model that has none
+POSITIONS, WIDTH = 64, 128  # of the figures, at most
 CPU = torch.device("cpu")
 
 
@@ -48,7 +51,7 @@ def tables(session: Session) -> list[str]:
     images.
     """
     config = session.pipeline.config
-    sides = [] if config.patch_size else list(config.stacks)
+    sides = list(config.stacks) if part_of(EmbeddingsPart, config).has_tokens() else []
     return sides if config.target_vocab_size else sides[-1:]
 
 
@@ -129,9 +132,8 @@ def components(
 
 @torch.no_grad()
 def positions(session: Session) -> Answer:
-    """sinusoids (T, W); similarity (T, T): cosines of the vectors that are added; rotary
-    frequencies (R/2,) by scaling, angles (T, R/2); ALiBi slopes (H,), offsets (H, T) of the last
-    query; buckets; learned offsets of the middle query.
+    """sinusoids (T, W); similarity (T, T): cosines of the vectors that are added; frequencies of
+    rotations (R/2,) by name, angles (T, R/2); what parts show (`ScoresPart.figures`).
     """
     model, config = session.pipeline.model, session.pipeline.config
     places = torch.arange(min(POSITIONS, config.max_positions))
@@ -140,75 +142,66 @@ def positions(session: Session) -> Answer:
     waves = sinusoids(places + first, min(WIDTH, config.sum_width), kind)
     learned = [each.weight for each in model.modules() if isinstance(each, LearnedPositions)]
     added = learned[0][config.position_offset :][: len(places)].float().cpu() if learned else waves
-    width, theta = config.rotated_width or config.head_width, config.rotary_theta
-    omegas, own = {"unscaled": frequencies(width, theta)}, config.rotary_scaling
-    for scaling in (
-        [own] if own else [RotaryScaling.parse({"kind": kind, **LENGTHENED}) for kind in SCALINGS]
-    ):
-        name, by_length = (
-            f"{scaling.kind} × {scaling.factor:g}",
-            SCALINGS_BY_LENGTH.get(scaling.kind),
-        )
-        longest = torch.tensor([[int(scaling.factor * scaling.original_positions)]])
-        scaled = by_length(width, theta, scaling, longest)[0] if by_length else None
-        omegas[name] = frequencies(width, theta, scaling) if scaled is None else scaled
-    distances = torch.arange(-DISTANCES, DISTANCES + 1)
-    bucket = partial(buckets, distances, config.relative_buckets, config.relative_distance)
-    offsets = {}
-    for name, module in model.named_modules():
-        if isinstance(module, RelativeOffsets):
-            mask = Mask(causal=name.startswith("decoder"))
-            bias = module(mask, len(places), module.weight.device, None)
-            dense = bias if isinstance(bias, Tensor) else bias.dense(len(places), len(places))
-            offsets[name] = dense[0, :, len(places) // 2]
+    rotations = _frequencies(config)
+    own_rotations = [*part_of(ScoresPart, config).frequencies(config).values()]
+    angles = (own_rotations or [*rotations.values()][:1])[-1]
     return {
         "kind": config.positions,
         "sinusoids": waves,
         "similarity": F.normalize(added, dim=-1) @ F.normalize(added, dim=-1).T,
-        "frequencies": omegas,
-        "angles": places[:, None] * [*omegas.values()][-1 if own else 0],
-        "slopes": slopes(config.n_heads),
-        "alibi": AlibiOffsets(config)(Mask(), len(places), CPU, None)[0, :, -1],
-        "buckets": {"both ways": bucket(both_ways=True), "causal": bucket(both_ways=False)},
-        "offsets": offsets,
+        "frequencies": rotations,
+        "angles": places[:, None] * angles,
+        **_of_scores(model, len(places)),
     }
+
+
+def _frequencies(config: ModelConfig) -> dict[str, Tensor]:
+    """The frequencies of rotations, plain ones first."""
+    found = dict[str, Tensor]()
+    for part in registered_for(ScoresPart):
+        found |= part.frequencies(config)
+    return found
+
+
+def _of_scores(model: Transformer, tokens: int) -> dict[str, Any]:
+    """What positions in scores show, whichever the model has."""
+    stacks = {side: getattr(model, side) for side in model.config.stacks}
+    found = dict[str, Any]()
+    for part in registered_for(ScoresPart):
+        found |= part.figures(model.config, stacks, tokens)
+    return found
 
 
 def masks(session: Session) -> Answer:
     """Every kind of mask, for 12 tokens: by name (T, S), True where a query may attend to a key."""
-    real, order = (
-        padding_mask(torch.tensor([9]), 12),
-        torch.tensor([[3, 7, 0, 9, 1, 11, 5, 2, 10, 4, 8, 6]]),
-    )
-    places, packing = torch.arange(12), Packing.of(torch.tensor([5, 3, 4]))
-    blocks = BlockSparse.of(None, 12, size=1, heads=1, random=1, seed=0, repeat=False)
-    first = GlobalTokens((places == 0)[None])
-    all_real, permutation = torch.ones(1, 12, dtype=torch.bool), (Order(order),)
-    kinds = {
-        "full": Mask(),
-        "3 tokens of padding": Mask(real),
-        "causal": Mask(causal=True),
-        "causal, with padding": Mask(real, causal=True),
-        "window of 4": Mask(rules=(Window(4),)),
-        "causal window of 4": Mask(causal=True, rules=(Window(4),)),
-        "window of 4, the first token global": Mask(rules=(Window(4), first)),
-        "blocks of one token, one of them random": Mask(rules=(blocks,)),
-        "segments of 4, and 2 tokens before": Mask(causal=True, rules=(Segment(4, 2),)),
-        "8 tokens in a cache": Mask(causal=True, offset=8),
-        "prefix of 4": Mask(rules=(Order((places - 3).clamp_min(0)[None]),)),
-        "permutation": Mask(rules=permutation),
-        "query stream of the permutation": Mask(all_real, queries=places[None], rules=permutation),
-    }
+    packing = Packing.of(torch.tensor([5, 3, 4]))
     found = {}
-    for name, mask in kinds.items():
-        dense = mask.dense(12 - mask.offset, 12, CPU)
-        allowed = torch.ones(12, 12, dtype=torch.bool) if dense is None else dense[0, 0]
-        found[name] = allowed.expand(12 - mask.offset, 12).numpy()
+    for name, mask in _masks().items():
+        queries, keys = EXAMPLE_TOKENS - mask.offset, EXAMPLE_TOKENS
+        dense = mask.dense(queries, keys, CPU)
+        allowed = torch.ones(keys, keys, dtype=torch.bool) if dense is None else dense[0, 0]
+        found[name] = allowed.expand(queries, keys).numpy()
     grid = Mask(packing.attend, causal=True, packing=packing).dense(5, 5, CPU)
     assert grid is not None
     row, place = packing.cell_of_token[:12] // 5, packing.cell_of_token[:12] % 5
     packed = (row[:, None] == row) & grid[row[:, None], 0, place[:, None], place]
     return {"masks": found | {"packed documents of 5, 3 and 4": packed.numpy()}}
+
+
+def _masks() -> dict[str, Mask]:
+    """By name: first plain masks, then those with rules that keep queries from far keys."""
+    real = padding_mask(torch.tensor([9]), EXAMPLE_TOKENS)
+    plain = {
+        "full": Mask(),
+        "3 tokens of padding": Mask(real),
+        "causal": Mask(causal=True),
+        "causal, with padding": Mask(real, causal=True),
+    }
+    ruled = dict[str, Mask]()
+    for part in registered_for(RulePart):
+        ruled |= part.examples(ruled)
+    near = {n: mask for n, mask in ruled.items() if any(rule.is_lifted for rule in mask.rules)}
+    return plain | near | {"8 tokens in a cache": Mask(causal=True, offset=8)} | ruled
 
 
 def schedules(session: Session) -> Answer:

@@ -12,6 +12,7 @@ from trifold.errors import TrifoldError
 from trifold.look import figures
 from trifold.look.requests import Floats, answer, key
 from trifold.look.session import Session
+from trifold.nn.parts import AttentionPart, part_of
 
 MARK = "/*ANSWERS*/"  # in the built file, where the embedded answers go
 MAX_SEARCHED = 2**28  # parameters of a model whose file contains a search
@@ -71,7 +72,8 @@ def offline_requests(session: Session, text: str, target: str | None = None) -> 
         ]
     keys = max(map(len, found.tokens.values()))
     width = max(stack.head_width for stack in config.stacks.values())
-    if config.attention == "softmax" and len(neurons) * keys * width <= MAX_NEURONS:
+    has_scores = part_of(AttentionPart, config).has_scores
+    if has_scores and len(neurons) * keys * width <= MAX_NEURONS:
         for place in neurons:
             yield "neuron", {**shared, **place}
 

@@ -21,6 +21,7 @@ from trifold.look.attention import HOOKS, split_words
 from trifold.look.trace import Edit, Trace, check_index, run_with
 from trifold.look.walkthrough import walkthrough as walk
 from trifold.nn.hooks import hook_points
+from trifold.nn.parts import AttentionPart, part_of
 from trifold.pipeline import Pipeline
 
 MAX_BYTES = 5 * 2**28  # of the activations of cached traces; the last trace is kept in any case
@@ -171,8 +172,11 @@ def neuron(
     if f"{point}scores" not in found:
         place = f"layer {layer + 1} · blocks.{layer}"
         raise UsageError(f"this model has no attention of kind {kind!r} in {place}")
-    if session.pipeline.config.attention != "softmax":
-        raise UsageError(f"attention {session.pipeline.config.attention} has no softmax of scores")
+    config = session.pipeline.config
+    attention = part_of(AttentionPart, config)
+    if not attention.has_scores:
+        name = attention.label(config).replace(":", "")
+        raise UsageError(f"{name} has no softmax of scores")
     heads = found[f"{point}scores"]
     check_index("head", head, len(heads))
     check_index("query", query, heads.shape[1])
@@ -185,7 +189,7 @@ def neuron(
     # The hook point has the query times scale · √D, because `ops.attend` divides by √D.
     q = scaled / (scale * math.sqrt(len(scaled)))
     k = keys[head * len(keys) // len(heads)].float()
-    cap, scores = session.pipeline.config.score_soft_cap, (q * k).sum(-1) * scale
+    cap, scores = config.score_soft_cap, (q * k).sum(-1) * scale
     capped, allowed = (
         scores if cap is None else cap * torch.tanh(scores / cap),
         masked > float("-inf"),

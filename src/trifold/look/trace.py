@@ -158,7 +158,7 @@ class Trace(dict[str, Tensor]):
         with torch.no_grad(), eval_mode(self.pipeline.model):
             model = self.pipeline.model
             stack, state = getattr(model, self.side), self[name][None]
-            state = state if layer else state.repeat(1, 1, stack.streams)
+            state = state if layer else stack.enter(state)
             return self.apply_head(model.projected(stack.final_norm(state))[0])
 
     def lens(self, top: int = 5) -> tuple[Tensor, Tensor]:

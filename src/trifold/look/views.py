@@ -29,7 +29,6 @@ def model(session: Session) -> Answer:
     """
     pipeline = session.pipeline
     config, stacks, kinds = pipeline.config, pipeline.config.stacks, _kinds(pipeline.config)
-    size, patch = config.image_size, config.patch_size
     head = next(
         (name for name in config.chosen_heads if name not in ("pooler", *NEEDS_POSITIONS)), None
     )
@@ -37,7 +36,6 @@ def model(session: Session) -> Answer:
         "lm": "Unmasked text" if config.shape == "encoder" else "Output",
         "sequence": "Class",
     }
-    grid = None if size is None or patch is None else [size[0] // patch[0], size[1] // patch[1]]
     names = ("d_model", "n_heads", "kv_heads", "head_width", "d_ff", "vocab_size", "max_positions")
     sizes, written = (
         {name: getattr(side, name) for name in names} for side in (config, config.output_side)
@@ -51,7 +49,7 @@ def model(session: Session) -> Answer:
         "kinds": {kind: KINDS[kind] for kind in kinds},
         "has_run": session.folder is not None,
         "has_roles": session.roles is not None,
-        "grid": grid,
+        "grid": config.patch_grid and list(config.patch_grid),
         "has_logits": head is not None,
         "target": targets.get(head or ""),
         "classes": list(config.labels) if head == "sequence" else [],

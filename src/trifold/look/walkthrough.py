@@ -19,20 +19,18 @@ from trifold.generate.decoding import eval_mode
 from trifold.look.trace import Trace, check_index
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.attention import Attention, merge_heads, split_heads
-from trifold.nn.experts import MixtureOfExperts
+from trifold.nn.embeddings import Embeddings
+from trifold.nn.explain import formula_of
 from trifold.nn.hooks import record_calls
-from trifold.nn.layers import LayerNorm
+from trifold.nn.layers import FeedForward, LayerNorm
 from trifold.nn.masks import PairBias
 from trifold.nn.ops import share_keys
-from trifold.nn.relative import RelativeScores
-from trifold.nn.spans import Spans
-from trifold.nn.stack import ConvolutionBlock, ReversibleBlock
 from trifold.pipeline import Pipeline
 from trifold.text import TokenizerSettings, train_tokenizer
 
 SOFTMAX = ("softmax", "exp(z_i) / Σ exp(z_j)")
 MAX_OPERAND = 2**14  # elements; larger operands are left out
-_ONE_STEP = {"GlobalAttention": "Attention; of global tokens with their own W_q, W_k and W_v"}
+_NUMBERS = {2: "two"}
 
 
 @dataclass(frozen=True)
@@ -67,12 +65,12 @@ def walkthrough(trace: Trace, side: str | None = None, position: int = -1) -> li
         calls = [iter(contexts.enter_context(record_calls(block))) for block in stack.blocks]
         model(first, second)
         x = steps.embeddings(embeddings, second if side == "decoder" and second else first, side)
-        if stack.streams == 2:
-            x = steps.add("two streams", "[x; x]", x.repeat(1, 1, 2), x=x)
+        if stack.streams > 1:
+            x = steps.streams(stack.streams, stack.enter(x), x)
         for layer, number in enumerate(stack.order):
             steps.place, inputs = f"layer {layer + 1}: ", next(calls[number]).args[1]
-            if layer == 0 and (spans := inputs.mask.rule(Spans)) is not None:
-                x = spans.rows(x)
+            if layer == 0:
+                x = stack.rows(x, inputs)
             x = steps.block(stack.blocks[number], x, inputs, f"{side}.blocks.{layer}")
         steps.place = ""
         x = steps.norm("final norm", stack.final_norm, x, f"{side}.final_norm")
@@ -114,7 +112,7 @@ class _Steps(list[Step]):
         return x[0].select(-2, self.position) if x.dim() > 2 else x
 
     def add(
-        self, title: str, formula: str, y: Tensor, hook: str | None = None, **operands: Any
+        self, title: str, formula: str, y: Tensor, hook: str | None = None, /, **operands: Any
     ) -> Tensor:
         rows = {name: self.row(x).float() for name, x in operands.items() if isinstance(x, Tensor)}
         small = {name: x for name, x in rows.items() if x.numel() <= MAX_OPERAND}
@@ -149,10 +147,9 @@ class _Steps(list[Step]):
         return self.add(title, formula, result, hook, x=x, W=layer.weight, b=layer.bias)
 
     def embeddings(self, module: Any, inputs: Any, side: str) -> Tensor:
-        if inputs.pixels is not None:  # positions are part of the result
-            return self.add(
-                "embedding", "W patch + b + p", module(inputs), f"{side}_embeddings.output"
-            )
+        if not isinstance(module, Embeddings):  # one step
+            hook = f"{side}_embeddings.output"
+            return self.add("embedding", formula_of(module), module(inputs), hook)
         x = self.add("embedding", "E[token]", module.tokens(inputs.tokens))
         if module.projection is not None and module.projects_tokens:
             x = self.linear("projection", module.projection, x)
@@ -169,113 +166,131 @@ class _Steps(list[Step]):
         self.equals(f"{side}_embeddings.output")
         return x
 
+    def streams(self, count: int, y: Tensor, x: Tensor) -> Tensor:
+        """x in each of several streams."""
+        copies = "; ".join("x" * count)
+        return self.add(f"{_NUMBERS.get(count, count)} streams", f"[{copies}]", y, x=x)
+
     def block(self, block: Any, x: Tensor, inputs: Any, name: str) -> Tensor:
-        attention, feed_forward = block.self_attention, block.feed_forward
-        if isinstance(attention, nn.ModuleDict):
-            y = self.norm("norm", attention["enter"], x, f"{name}.self_attention.enter")
-            a = self.attention(attention["sublayer"], y, inputs, f"{name}.self_attention")
-            self.equals(f"{name}.self_attention.output")
-            z = x if block.two_norms else y
-            z = self.norm("norm", feed_forward["enter"], z, f"{name}.feed_forward.enter")
-            f = self.feed_forward(feed_forward["sublayer"], z, inputs, f"{name}.feed_forward")
-            self.equals(f"{name}.feed_forward.output")
-            state = name.replace("blocks", "states")
-            return self.add("residual", "x + (a + f)", x + (a + f), state, x=x, a=a, f=f)
-        first, (other, x) = x, x.chunk(2, -1) if isinstance(block, ReversibleBlock) else (None, x)
-        for part in ("self_attention", "cross_attention", "feed_forward"):
-            if (residual := getattr(block, part)) is not None:
-                point, run = (
-                    f"{name}.{part}",
-                    self.feed_forward if part == "feed_forward" else self.attention,
-                )
-                y = self.norm("norm", residual.enter, x, f"{point}.enter")
-                y = self.norm(
-                    "norm of the output", residual.exit, run(residual.sublayer, y, inputs, point)
-                )
-                if residual.scale != 1:
-                    y = self.add("scale", "c · dx", y * residual.scale, dx=y)
-                self.equals(f"{point}.output")
-                base, other = (x, None) if other is None else (other, x)
-                x = self.add("residual", "x + dx", base + y, x=base, dx=y)
-                x = self.norm("norm", residual.after, x)
-                self.equals(point)
-        if isinstance(block, ConvolutionBlock):  # one step
-            y = block.convolve(first, inputs.mask)
-            self.add("convolution", "f(Σ W_j x_(t+j) + b)", y, f"{name}.convolved", x=first)
-            x = self.add("residual", "x + dx", x + y, x=x, dx=y)
-            x = self.norm("norm", block.norm, x, f"{name}.norm")
-        if other is None:
-            return x
+        if hasattr(block, "explain"):
+            y: Tensor = block.explain(self, x, inputs, name)
+            return y
         state = name.replace("blocks", "states")
-        return self.add("two streams", "[x; z]", torch.cat([other, x], -1), state, x=other, z=x)
+        return self.add("block", formula_of(block), block(x, inputs), state, x=x)
+
+    def residual(
+        self, module: Any, x: Tensor, inputs: Any, name: str, onto: Tensor | None = None
+    ) -> Tensor:
+        """See `Steps.residual`."""
+        run = self.feed_forward if name.endswith("feed_forward") else self.attention
+        y = self.norm("norm", module.enter, x, f"{name}.enter")
+        y = run(module.sublayer, y, inputs, name)
+        y = self.norm("norm of the output", module.exit, y)
+        if module.scale != 1:
+            y = self.add("scale", "c · dx", y * module.scale, dx=y)
+        self.equals(f"{name}.output")
+        base = x if onto is None else onto
+        x = self.add("residual", "x + dx", base + y, x=base, dx=y)
+        x = self.norm("norm", module.after, x)
+        self.equals(name)
+        return x
+
+    # --- attention --------------------------------------------------------------------------------
 
     def attention(self, layer: Any, x: Tensor, inputs: Any, name: str) -> Tensor:
+        if hasattr(layer, "explain"):
+            y: Tensor = layer.explain(self, x, inputs, name)
+            return y
         if type(layer) is not Attention:  # one step
-            y, kind = (
-                layer(x, mask=inputs.mask, bias=inputs.bias, rotary=inputs.rotary),
-                type(layer).__name__,
+            y = layer(x, mask=inputs.mask, bias=inputs.bias, rotary=inputs.rotary)
+            return self.add("attention", formula_of(layer), y, x=x)
+        point, kind = f"{name}.sublayer", ""
+        if name.endswith("cross_attention"):  # it reads the memory, without positions
+            kind = "cross-attention "
+            inputs = inputs._replace(mask=inputs.memory_mask, bias=None, rotary=None)
+        q, bias = self.queries(layer, x, inputs, f"{kind}query")
+        self.equals(f"{point}.queries")
+        if kind:
+            k = split_heads(
+                layer.normed(layer.k_norm, layer.k_proj(inputs.memory)), layer.head_width
             )
-            return self.add("attention", _ONE_STEP.get(kind, kind), y, x=x)
-        crosses, point, width = (
-            name.endswith("cross_attention"),
-            f"{name}.sublayer",
-            layer.head_width,
-        )
-        rotary, kind = None if crosses else inputs.rotary, "cross-attention " if crosses else ""
-        q = self.linear(f"{kind}query", layer.q_proj, x, head=width)
+            v = split_heads(layer.v_proj(inputs.memory), layer.head_width)
+        else:
+            k = self.keys(layer, x, inputs.rotary)
+            self.equals(f"{point}.keys")
+            v = self.linear("value", layer.v_proj, x, f"{point}.values", layer.head_width)
+        q, k, v = share_keys(q, k, v)
+        s = self.scores(layer, q, k, f"{kind}scores")
+        s = self.masked(s, inputs.mask, bias)
+        self.equals(f"{point}.scores")
+        a = self.weights(layer, s, f"{point}.pattern")
+        values = v.transpose(1, 2)[0].flatten(1)  # (S, H·D)
+        y = self.add("weighted sum", "Σ a_j · v_j", a @ v, f"{point}.heads", a=a, values=values)
+        return self.linear(f"{kind}output", layer.o_proj, merge_heads(y))
+
+    def queries(self, layer: Any, x: Tensor, inputs: Any, title: str) -> tuple[Tensor, Any]:
+        """The scaled queries (1, H, T, D), and the bias of the scores."""
+        width, rotary = layer.head_width, inputs.rotary
+        q = self.linear(title, layer.q_proj, x, head=width)
         if layer.q_norm is not None:
             normed = split_heads(layer.normed(layer.q_norm, merge_heads(q)), width)
             q = self.add("query norm", "norm(q)", normed, q=q)
         if rotary is not None:
             q = self.add("rotated query", "q rotated by position · ω", rotary(q), q=q)
-        before = q if crosses else layer.project(x)[1]
-        scaled, bias = layer.queries_and_bias(q, before, None if crosses else inputs.bias)
+        before = q if inputs.bias is None else layer.project(x)[1]
+        scaled, bias = layer.queries_and_bias(q, before, inputs.bias)
         if scaled is not q:
-            formula = "c · (q + u)" if isinstance(layer.relative, RelativeScores) else "c · q"
+            formula = f"c · {getattr(layer.relative, 'query_formula', 'q')}, c = scale · √D"
             c = torch.tensor(layer.query_scale)  # scores are divided by √D below
-            q = self.add("scaled query", f"{formula}, c = scale · √D", scaled, q=q, c=c)
-        self.equals(f"{point}.queries")
-        if crosses:
-            k = split_heads(layer.normed(layer.k_norm, layer.k_proj(inputs.memory)), width)
-            v = split_heads(layer.v_proj(inputs.memory), width)
-        else:
-            k = self.linear("key", layer.k_proj, x, head=width)
-            if layer.k_norm is not None:
-                normed = split_heads(layer.normed(layer.k_norm, merge_heads(k)), width)
-                k = self.add("key norm", "norm(k)", normed, k=k)
-            if rotary is not None:
-                k = self.add("rotated key", "k rotated by position · ω", rotary(k), k=k)
-            self.equals(f"{point}.keys")
-            v = self.linear("value", layer.v_proj, x, f"{point}.values", width)
-        q, k, v = share_keys(q, k, v)
-        keys, values = (each.transpose(1, 2)[0].flatten(1) for each in (k, v))  # (S, H·D)
-        s = self.add(f"{kind}scores", "q · k_j / √D", q @ k.mT / math.sqrt(width), q=q, keys=keys)
-        if layer.soft_cap is not None:
-            s = self.add(
-                "soft cap", "c · tanh(s / c)", layer.soft_cap * torch.tanh(s / layer.soft_cap), s=s
-            )
-        mask = inputs.memory_mask if crosses else inputs.mask
+            q = self.add("scaled query", formula, scaled, q=q, c=c)
+        return q, bias
+
+    def keys(self, layer: Any, x: Tensor, rotary: Any) -> Tensor:
+        """The keys (1, H', T, D) of self-attention."""
+        k = self.linear("key", layer.k_proj, x, head=layer.head_width)
+        if layer.k_norm is not None:
+            normed = split_heads(layer.normed(layer.k_norm, merge_heads(k)), layer.head_width)
+            k = self.add("key norm", "norm(k)", normed, k=k)
+        if rotary is not None:
+            k = self.add("rotated key", "k rotated by position · ω", rotary(k), k=k)
+        return k
+
+    def scores(self, layer: Any, q: Tensor, k: Tensor, title: str) -> Tensor:
+        """The scores (1, H, T, S) of content."""
+        keys, s = k.transpose(1, 2)[0].flatten(1), q @ k.mT / math.sqrt(layer.head_width)
+        s = self.add(title, "q · k_j / √D", s, q=q, keys=keys)
+        if (cap := layer.soft_cap) is not None:
+            s = self.add("soft cap", "c · tanh(s / c)", cap * torch.tanh(s / cap), s=s)
+        return s
+
+    def masked(self, s: Tensor, mask: Any, bias: Any) -> Tensor:
+        """The scores with the mask and the bias."""
         if isinstance(bias, PairBias):
             bias = bias.dense(*s.shape[-2:])
-        if (offsets := mask.additive(s.shape[-2], s.shape[-1], s, bias)) is not None:
-            rules = "; ".join(rule.sentence for rule in mask.rules)
-            title = f"mask ({rules}) and offsets" if rules else "mask and offsets"
-            s = self.add(title, "s_j + o_j", s + offsets, s=s, o=offsets.expand_as(s))
-        self.equals(f"{point}.scores")
+        offsets = mask.additive(s.shape[-2], s.shape[-1], s, bias)
+        if offsets is None:
+            return s
+        rules = "; ".join(rule.sentence for rule in mask.rules)
+        title = f"mask ({rules}) and offsets" if rules else "mask and offsets"
+        return self.add(title, "s_j + o_j", s + offsets, s=s, o=offsets.expand_as(s))
+
+    def weights(self, layer: Any, s: Tensor, hook: str) -> Tensor:
+        """The softmax of the scores, to which sinks may belong."""
         formula, weights = "exp(s_j) / Σ exp(s_i)", s.softmax(-1)
         if layer.sinks is not None:
             formula = "exp(s_j) / (exp(sink) + Σ exp(s_i))"
-            weights = weights * torch.sigmoid(
-                s.logsumexp(-1, keepdim=True) - layer.sinks[:, None, None]
-            )
-        a = self.add("softmax", formula, weights, f"{point}.pattern", s=s)
-        y = self.add("weighted sum", "Σ a_j · v_j", a @ v, f"{point}.heads", a=a, values=values)
-        return self.linear(f"{kind}output", layer.o_proj, merge_heads(y))
+            total = s.logsumexp(-1, keepdim=True)
+            weights = weights * torch.sigmoid(total - layer.sinks[:, None, None])
+        return self.add("softmax", formula, weights, hook, s=s)
+
+    # --- feed-forward network ---------------------------------------------------------------------
 
     def feed_forward(self, layer: Any, x: Tensor, inputs: Any, name: str) -> Tensor:
-        if isinstance(layer, MixtureOfExperts):  # one step
-            weights = layer.router(x.flatten(0, -2)).weights[None]
-            return self.add("experts", "Σ g_i · FFN_i(x)", layer(x), x=x, g=weights)
+        if hasattr(layer, "explain"):
+            y: Tensor = layer.explain(self, x, inputs, name)
+            return y
+        if type(layer) is not FeedForward:  # one step
+            return self.add("feed-forward", formula_of(layer), layer(x), x=x)
         kind, point, gate = layer.activation_name, f"{name}.sublayer.inner", layer.gate_proj
         up = self.linear("feed-forward in", layer.in_proj, x)
         g = up if gate is None else self.linear("gate", gate, x)

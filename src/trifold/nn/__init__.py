@@ -1,12 +1,15 @@
 """The Transformer: tensors in, tensors out. No text, files, distribution or model families."""
 
 from trifold.nn.cache import Cache
-from trifold.nn.config import PRESETS, ModelConfig
-from trifold.nn.config_parts import RotaryScaling
 from trifold.nn.embeddings import Inputs
 from trifold.nn.hooks import capture
 from trifold.nn.masks import Mask
+from trifold.nn.outside import load_part
+from trifold.nn.parts import register
+from trifold.nn.presets import PRESETS
 from trifold.nn.transformer import Memory, Transformer
+from trifold.nn.variants import ModelConfig
+from trifold.nn.variants.rotary_scaling import RotaryScaling
 
 __all__ = [
     "PRESETS",
@@ -18,4 +21,6 @@ __all__ = [
     "RotaryScaling",
     "Transformer",
     "capture",
+    "load_part",
+    "register",
 ]

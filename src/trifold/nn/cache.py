@@ -113,24 +113,6 @@ class GrowingKeys:
         self.length = self.evicted = 0
 
 
-class StackInputs(GrowingKeys):
-    """The inputs (B, 1, T, E) of a stack whose rotations depend on the length of the text.
-
-    frequencies: (B or 1, R/2) those of the last step; if they change, the states of all tokens do.
-    find_frequencies: (mask, number of new tokens, device) -> those of the next step.
-    """
-
-    def __init__(self, find_frequencies: Callable[[Mask, int, torch.device], Tensor]) -> None:
-        super().__init__()
-        self.find_frequencies, self.frequencies = find_frequencies, torch.empty(0)
-
-    def select(self, rows: Tensor) -> None:
-        """Row i becomes row rows[i]."""
-        super().select(rows)
-        if len(self.frequencies) > 1:
-            self.frequencies = self.frequencies[rows]
-
-
 class StaticKeys(GrowingKeys):
     """Buffers for `capacity` tokens, allocated once, so that addresses and shapes stay the same."""
 
@@ -219,51 +201,12 @@ class History(GrowingKeys):
             )
 
 
-class RunningSums(History):
-    """The sums S (B, H, M, D + 1) of linear attention instead of keys: their size does not grow
-    with the length.
-    """
+class StoredInputs(GrowingKeys):
+    """The inputs (B, 1, T, E) of a stack that may compute earlier tokens again."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.state: Tensor | None = None
-
-    def add(self, state: Tensor, tokens: int) -> None:
-        """Replace S by the one after so many tokens more."""
-        self.state = state
-        self.length += tokens
-
-    def select(self, rows: Tensor) -> None:
-        """Row i becomes row rows[i]."""
-        self.state = None if self.state is None else self.state.index_select(0, rows)
-
-    def expand(self, times: int) -> None:
-        """Repeat every row `times` times, one after the other."""
-        self.state = None if self.state is None else self.state.repeat_interleave(times, 0)
-
-
-class SpanKeys(GrowingKeys):
-    """Keys and values of tokens and of the spans that end with them (`nn.spans`): n tokens have
-    less than 2·n.
-    """
-
-    @property
-    def _filled(self) -> int:
-        return 2 * self.length
-
-    def put(
-        self, slots: Tensor, keys: Tensor, values: Tensor, tokens: int
-    ) -> tuple[Tensor, Tensor]:
-        """Store keys and values (B, H, N, D) of so many tokens more at slots (B or 1, N); return
-        all that are stored. The last slot, 2·n − 1, is for what nothing reads.
-        """
-        end = 2 * (self.length + tokens)
-        if self.buffers is None or self.buffers[0].shape[2] < end:
-            self.buffers = self._enlarge((keys, values), keys.shape[0], self._capacity(end))
-        self.length += tokens
-        for buffer, new in zip(self.buffers, (keys, values), strict=True):
-            buffer.scatter_(2, slots[:, None, :, None].expand(new.shape), new)
-        return self.buffers[0][:, :, :end], self.buffers[1][:, :, :end]
+    def is_prefix(self, mask: Mask, tokens: int, device: torch.device) -> bool:
+        """Whether the state of the first of so many next tokens does not depend on the others."""
+        raise NotImplementedError
 
 
 class LayerCache:
@@ -286,9 +229,11 @@ class Cache:
     """
 
     def __init__(
-        self, layers: int | Iterable[GrowingKeys], inputs: StackInputs | None = None
+        self, layers: int | Iterable[GrowingKeys], inputs: StoredInputs | None = None
     ) -> None:
-        """The given keys, one per layer, or a number of growing ones."""
+        """The given keys, one per layer, or a number of growing ones; inputs: of the stack, if it
+        computes tokens again.
+        """
         own = (GrowingKeys() for _ in range(layers)) if isinstance(layers, int) else layers
         self.layers, self.inputs = [LayerCache(keys) for keys in own], inputs
         self.uses_beam_index = False

@@ -1,7 +1,8 @@
-"""ModelConfig: every variant of the Transformer as plain values.
+"""CoreConfig: the sizes and choices of a Transformer as plain values.
 
-A family or a preset is one ModelConfig; `nn` selects parts by these values and never tests a
-family's name. The defaults are the base model of "Attention Is All You Need" (Vaswani et al. 2017).
+`nn.variants.ModelConfig` adds the groups of settings of variants. A family or a preset is one
+ModelConfig; parts select themselves by these values, and nothing tests a family's name. The
+defaults are the base model of "Attention Is All You Need" (Vaswani et al. 2017).
 """
 
 from __future__ import annotations
@@ -9,13 +10,19 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 from math import prod
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveInt, WrapValidator
 
-from trifold.nn import config_parts as parts
-from trifold.nn.config_checks import first_problem
-from trifold.nn.config_parts import DECODER_SIZES
+from trifold.nn.outside import allow_registered, check_loaded
+from trifold.nn.parts import (
+    AttentionPart,
+    BlockPart,
+    FeedForwardPart,
+    ScoresPart,
+    part_of,
+    registered,
+)
 from trifold.settings import Settings
 
 Shape = Literal["encoder-decoder", "encoder", "decoder"]
@@ -24,21 +31,42 @@ Learned = Literal["learned", "axial"]
 Positions = Literal[
     Sinusoids, Learned, "rotary", "relative", "relative-sinusoidal", "disentangled", "alibi", "none"
 ]
+Residual = Literal["sequential", "parallel", "parallel-two-norms", "reversible"]
+AttentionKind = Literal["softmax", "elu", "favor", "low-rank", "spans", "lsh"]
+OrRegistered = WrapValidator(allow_registered)
+"""A choice may also be the value of a registered part from outside."""
+OutsideParts = Annotated[tuple[str, ...], AfterValidator(check_loaded)]
 Pair = tuple[PositiveInt, PositiveInt]
 Activation = Literal["relu", "relu2", "gelu", "gelu-tanh", "quick-gelu", "silu", "tanh"]
 Head = Literal[
     "lm", "pooler", "next-sentence", "sequence", "choice", "token", "span", "replaced", "boundary"
 ]
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
-MAX_CLASSES = 2**20  # beyond any model in use, as MAX_LAYERS
+# Beyond any model in use: a larger number is a mistake or hostile, and costs memory.
+MAX_LAYERS, MAX_CLASSES = 10_000, 2**20
+# Sizes of the decoder -> those of the encoder, which are their defaults.
+DECODER_SIZES = {
+    **{"d_decoder": "d_model", "n_decoder_layers": "n_layers", "n_decoder_heads": "n_heads"},
+    **{"n_decoder_kv_heads": "n_kv_heads", "d_decoder_head": "d_head", "d_decoder_ff": "d_ff"},
+    "max_decoder_positions": "max_positions",
+}
 
 
-class ModelConfig(Settings):
+class CoreConfig(Settings):
     """Sizes and choices of one Transformer. Derived numbers are properties; values are never
     overwritten.
     """
 
     shape: Shape = "encoder-decoder"
+    parts: OutsideParts = Field(
+        (),
+        strict=False,
+        description="parts from outside: modules, or objects of modules, that a recipe file on "
+        "the command line may import",
+    )
+    options: dict[str, dict[str, Any]] = Field(
+        {}, description="settings of parts from outside, by the value or key of the part"
+    )
 
     # Sizes
     vocab_size: int = Field(
@@ -58,10 +86,8 @@ class ModelConfig(Settings):
     d_embedding: int | None = Field(
         None, gt=0, description="width of the embeddings before a projection"
     )
-    n_layers: int = Field(6, gt=0, le=parts.MAX_LAYERS, description="layers of each stack")
-    n_decoder_layers: int | None = Field(
-        None, gt=0, le=parts.MAX_LAYERS, description="default: n_layers"
-    )
+    n_layers: int = Field(6, gt=0, le=MAX_LAYERS, description="layers of each stack")
+    n_decoder_layers: int | None = Field(None, gt=0, le=MAX_LAYERS, description="default: n_layers")
     n_heads: int = Field(8, gt=0)
     n_decoder_heads: int | None = Field(None, gt=0, description="decoder heads; default: n_heads")
     n_kv_heads: int | None = Field(
@@ -88,7 +114,7 @@ class ModelConfig(Settings):
     )
 
     # Embeddings and positions
-    positions: Positions = "sinusoidal"
+    positions: Annotated[Positions, OrRegistered] = "sinusoidal"
     learned_positions: bool = Field(
         False, description="relative, disentangled: add learned positions too"
     )
@@ -112,9 +138,6 @@ class ModelConfig(Settings):
         "halves", description="rotate dimension i with i + width / 2, or neighbours together"
     )
     rotary_theta: float = Field(10_000.0, gt=0, description="base of the frequencies")
-    rotary_scaling: parts.RotaryScaling | None = Field(
-        None, description="extension to longer contexts"
-    )
     rotary_local_theta: float | None = Field(
         None,
         gt=0,
@@ -181,7 +204,7 @@ class ModelConfig(Settings):
     )
 
     # Blocks
-    residual: Literal["sequential", "parallel", "parallel-two-norms", "reversible"] = Field(
+    residual: Annotated[Residual, OrRegistered] = Field(
         "sequential",
         description="attention, then feed-forward; parallel (one norm or two); in two streams",
     )
@@ -203,20 +226,14 @@ class ModelConfig(Settings):
     gate_limit: float | None = Field(
         None, gt=0, description="gated: clamp both factors; add 1 to in_proj x"
     )
-    experts: parts.Experts | None = Field(
-        None, description="mixture of experts instead of the network"
-    )
     feed_forward_bias: bool = True
-    convolution: parts.Convolution | None = Field(
-        None, description="encoder: added to the first layer"
-    )
 
     # Attention
     attention_bias: bool = Field(False, description="biases of all projections of attention")
     attention_out_bias: bool | None = Field(
         None, description="bias of o_proj; default: attention_bias"
     )
-    attention: Literal["softmax", "elu", "favor", "low-rank", "spans", "lsh"] = Field(
+    attention: Annotated[AttentionKind, OrRegistered] = Field(
         "softmax",
         description="weights of self-attention: softmax, or of (almost) linear cost in the length",
     )
@@ -225,11 +242,9 @@ class ModelConfig(Settings):
     span_keys: int = Field(
         16, gt=0, description="spans: keys of each level on each side of a token"
     )
-    lsh: parts.LSH = Field(parts.LSH(), description="lsh: hashing and chunks")
     qk_norm: Literal["head", "width"] | None = Field(
         None, description="norm of queries and keys, of each head or over all of them"
     )
-    latent: parts.Latent | None = Field(None, description="multi-head latent attention")
     attention_sinks: bool = Field(
         False, description="a learned score per head that attends to nothing"
     )
@@ -260,10 +275,6 @@ class ModelConfig(Settings):
         gt=0,
         description="encoder: tokens of a block; queries also attend to the summaries of blocks",
     )
-    sparse_blocks: parts.SparseBlocks | None = Field(
-        None, description="encoder: attend to a few blocks"
-    )
-    recurrence: parts.Recurrence | None = Field(None, description="decoder: segment recurrence")
     window_pattern: tuple[Literal["local", "global"] | int, ...] = Field(
         ("local",),
         strict=False,
@@ -365,8 +376,8 @@ class ModelConfig(Settings):
 
     @property
     def stream_width(self) -> int:
-        """The width of the states between blocks: that of both streams of reversible blocks."""
-        return 2 * self.d_model if self.residual == "reversible" else self.d_model
+        """The width of the states between blocks, which may pass on several."""
+        return part_of(BlockPart, self).streams * self.d_model
 
     @property
     def state_width(self) -> int:
@@ -376,16 +387,12 @@ class ModelConfig(Settings):
     @property
     def rotated_width(self) -> int:
         """Dimensions of a head that are rotated; 0 if positions are not rotary."""
-        if self.latent is not None:
-            return self.latent.d_rotary
-        return (self.rotary_width or self.head_width) if self.positions == "rotary" else 0
+        return part_of(AttentionPart, self).rotated_width(self)
 
     @property
     def position_terms(self) -> int:
         """Products with vectors of distances that are added to a score."""
-        if self.positions != "disentangled":
-            return 0
-        return 2 if self.relative_scores == "both" else 1
+        return part_of(ScoresPart, self).terms(self)
 
     @property
     def out_bias(self) -> bool:
@@ -402,10 +409,7 @@ class ModelConfig(Settings):
     @property
     def expert_layers(self) -> int:
         """Layers of all stacks with experts."""
-        if self.experts is None:
-            return 0
-        blocks = (self.block_of_layer or range(stack.n_layers) for stack in self.stacks.values())
-        return sum(block >= self.experts.dense_layers for order in blocks for block in order)
+        return part_of(FeedForwardPart, self).recorded_layers(self)
 
     @property
     def output_vocab_size(self) -> int:
@@ -426,12 +430,22 @@ class ModelConfig(Settings):
         return self.label_names or tuple(f"LABEL_{number}" for number in range(self.n_labels))
 
     @property
+    def patch_grid(self) -> tuple[int, int] | None:
+        """Rows and columns of the patches of an image; None for text."""
+        if self.image_size is None or self.patch_size is None:
+            return None
+        (height, width), (patch_height, patch_width) = self.image_size, self.patch_size
+        return height // patch_height, width // patch_width
+
+    @property
     def n_patches(self) -> int:
         """Patches of an image; 0 for text."""
-        if self.image_size is None or self.patch_size is None:
-            return 0
-        (height, width), (patch_height, patch_width) = self.image_size, self.patch_size
-        return (height // patch_height) * (width // patch_width)
+        return prod(self.patch_grid or (0,))
+
+    @property
+    def reads_segments(self) -> bool:
+        """Whether states depend on the kinds of segments of tokens."""
+        return self.n_token_types > 1 or part_of(ScoresPart, self).reads_segments(self)
 
     @property
     def stem_layers(self) -> list[tuple[int, int, int]]:
@@ -448,7 +462,7 @@ class ModelConfig(Settings):
         )
 
     @property
-    def decoder_side(self) -> ModelConfig:
+    def decoder_side(self) -> Self:
         """The config with the decoder's sizes in place of the encoder's (DECODER_SIZES), and its
         sliding_window.
         """
@@ -460,20 +474,26 @@ class ModelConfig(Settings):
                     for own, ours in DECODER_SIZES.items()
                 },
                 "sliding_window": self.sliding_window if window is None else window or None,
-                "global_projections": False,
-                "summary_block": None,
-                "sparse_blocks": None,
+                **self._encoder_choices(),
             }
         )
 
+    def _encoder_choices(self) -> dict[str, Any]:
+        """The defaults of choices that a decoder does not have."""
+        decoder = ("decoder",)
+        own = [part for part in registered() if "decoder" not in part.needs.get("shape", decoder)]
+        fields = type(self).model_fields
+        keys = (part.key for part in own if not part.value and part.key in fields)
+        return {key: fields[key].default for key in keys}
+
     @property
-    def stacks(self) -> dict[str, ModelConfig]:
+    def stacks(self) -> dict[str, Self]:
         """The stacks of this shape, "encoder" and "decoder", each with its sizes."""
         stacks = {"encoder": self} if self.encoder_layers else {}
         return stacks | ({"decoder": self.decoder_side} if self.decoder_layers else {})
 
     @property
-    def output_side(self) -> ModelConfig:
+    def output_side(self) -> Self:
         """The config with the sizes of the last stack, whose states heads read."""
         return self.decoder_side if self.decoder_layers else self
 
@@ -492,20 +512,3 @@ class ModelConfig(Settings):
     def rotates(self, layer: int) -> bool:
         """Whether queries and keys of that layer are rotated, if positions are rotary."""
         return self.rotary_pattern[layer % len(self.rotary_pattern)] == "rotary"
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (problem := first_problem(self)) is not None:
-            raise problem
-        return self
-
-
-# Vaswani et al. 2017, table 3.
-PRESETS: dict[str, ModelConfig] = {
-    "transformer-base": ModelConfig(),
-    "transformer-big": ModelConfig(d_model=1024, n_heads=16, d_ff=4096, dropout=0.3),
-    # Wu et al. 2021 ("Transformer-Tiny" of the Multi30k literature).
-    "transformer-tiny": ModelConfig(
-        vocab_size=9_700, d_model=128, n_layers=4, n_heads=4, d_ff=256, dropout=0.3
-    ),
-}

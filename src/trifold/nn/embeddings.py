@@ -2,29 +2,25 @@
 5.4).
 
 Extensions: an embedding of the segment and a norm (Devlin et al. 2019), a narrower table with a
-projection to d_model (Lan et al. 2020), patches of an image instead of tokens (Dosovitskiy et al.
-2021).
+projection to d_model (Lan et al. 2020).
 """
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import InitVar, dataclass, field, fields, replace
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from trifold.nn import ops
-from trifold.nn.config import ModelConfig
+from trifold.nn.config import CoreConfig
 from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout, Linear, new_norm
 from trifold.nn.masks import real_positions
 from trifold.nn.packing import Packing
-from trifold.nn.positions import new_positions
+from trifold.nn.parts import EmbeddingsPart, PositionsPart, ScoresPart, part_of, set_classical
 
 
 @dataclass
@@ -37,11 +33,11 @@ class Inputs:
     positions: (B or 1, T); default: counted over real tokens, from 0.
     packing: if `tokens` is one row (1, N) that holds many; it defines mask and positions.
     segments: (B, T) the kind of segment of each token, from 0; default: see
-        `ModelConfig.separator_id`.
+        `CoreConfig.separator_id`.
     order: (B, T) the rank of each token in a factorization order; tokens attend to those up to
         their own rank.
     globals: (B, T) boolean, tokens that attend to all and that all attend to; default: see
-        `ModelConfig.global_tokens`.
+        `CoreConfig.global_tokens`.
     pixels: (B, channels, height, width), for models of images.
     """
 
@@ -70,6 +66,12 @@ class Inputs:
         if self.attend is not None:
             return real_positions(self.attend)[:, start:end]
         return torch.arange(start, end, device=self.tokens.device)[None]
+
+    def grid(self) -> tuple[Tensor, Tensor | None]:
+        """tokens and attend (B, T), also of packed rows."""
+        if self.packing is None:
+            return self.tokens, self.attend
+        return self.packing.grid(self.tokens[..., None])[..., 0], self.packing.attend
 
     def first_columns(self) -> Tensor:
         """(B,) the column of each row's first real token."""
@@ -135,7 +137,7 @@ class TokenEmbedding(nn.Module):
 class TokenTypes(nn.Module):
     """The table of segment embeddings: weight (types, E)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: CoreConfig) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(config.n_token_types, config.sum_width))
 
@@ -146,10 +148,6 @@ class TokenTypes(nn.Module):
         return _Lookup.apply(self.weight, segments)  # type: ignore[no-untyped-call]
 
 
-# Kinds of positions without a limit. Generation respects max_positions nevertheless.
-_UNLIMITED = frozenset({"rotary", "relative", "relative-sinusoidal", "disentangled", "alibi"})
-
-
 class Embeddings(nn.Module):
     """Scaled tokens plus positions and segments; norm; dropout; projection. Stacks may share the
     token table.
@@ -158,23 +156,24 @@ class Embeddings(nn.Module):
     `output` is the hook point of the result.
     """
 
-    def __init__(self, config: ModelConfig, tokens: TokenEmbedding) -> None:
+    def __init__(self, config: CoreConfig, tokens: TokenEmbedding) -> None:
         super().__init__()
         self.tokens = tokens
-        self.positions = new_positions(config)
+        self.positions = part_of(PositionsPart, config).new(config)
         self.token_types = TokenTypes(config) if config.n_token_types else None
         self.norm = new_norm(config, config.sum_width) if config.embedding_norm else None
-        self.drop = Dropout(_dropout(config))
+        self.drop = Dropout(embedding_dropout(config))
         self.projects_tokens = config.token_projection
         widths = (config.embedding_width, config.d_model)
         projects = config.has_embedding_projection
         self.projection = Linear(*widths, bias=not self.projects_tokens) if projects else None
-        self.query = nn.Parameter(torch.empty(1, config.d_model)) if config.query_stream else None
         self.output = HookPoint("state")
         self.scale, self.rounds_scale = config.embedding_factor, config.embedding_scale_rounded
         self.max_positions = config.max_positions
-        self.is_limited = config.learned_positions or config.positions not in _UNLIMITED
-        self.uses_segments = config.n_token_types > 0 or config.segment_offsets
+        # Generation respects max_positions also where nothing else does.
+        scores = part_of(ScoresPart, config)
+        self.is_limited = config.learned_positions or scores.is_limited
+        self.uses_segments = config.n_token_types > 0 or scores.reads_segments(config)
 
     def forward(self, inputs: Inputs, start: int = 0) -> Tensor:
         """-> (B, T, E); `start` is the position of the first token (the length of the cache).
@@ -208,13 +207,6 @@ class Embeddings(nn.Module):
             return x
         return x * (x.new_full((), self.scale) if self.rounds_scale else self.scale)
 
-    def query_vectors(self, query_index: Tensor) -> Tensor:
-        """The input of the query stream, the same learned vector everywhere: query_index (B, P) ->
-        (B, P, E).
-        """
-        assert self.query is not None, "this model has no query stream"
-        return self.drop(self.query.expand(*query_index.shape, -1))
-
     def _check_length(self, inputs: Inputs, positions: Tensor, start: int) -> None:
         packing, end = inputs.packing, start + inputs.tokens.shape[1]
         if packing is not None:
@@ -230,50 +222,33 @@ class Embeddings(nn.Module):
             )
 
 
-class PatchEmbeddings(nn.Module):
-    """Patches of an image, flattened and projected, after a class token; positions; norm; dropout.
-
-    A stem of convolutions, each normalized per image, may come before (Xiao et al. 2021).
-    """
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        assert config.patch_size is not None, "a model of images needs a patch_size"
-        self.patch, self.shape = (
-            config.patch_shape[1:],
-            (config.n_channels, *(config.image_size or ())),
-        )
-        layers = (
-            (nn.Conv2d(inputs, outputs, 3, stride, 1), nn.GroupNorm(1, outputs), nn.GELU())
-            for inputs, outputs, stride in config.stem_layers
-        )
-        self.stem = nn.Sequential(*chain(*layers))
-        self.patches = Linear(math.prod(config.patch_shape), config.d_model)
-        self.class_token = nn.Parameter(torch.empty(config.d_model))
-        self.positions = new_positions(config)
-        self.norm = new_norm(config) if config.embedding_norm else None
-        self.drop = Dropout(_dropout(config))
-        self.output = HookPoint("state")
-
-    def forward(self, inputs: Inputs, start: int = 0) -> Tensor:
-        """-> (B, 1 + patches, E). Raises ValueError without images, or for images of another
-        size.
-        """
-        pixels = inputs.pixels
-        if pixels is None or tuple(pixels.shape[1:]) != self.shape:
-            given = "no pixels" if pixels is None else f"pixels of shape {tuple(pixels.shape)}"
-            raise ValueError(
-                f"{given}; this model needs B images (channels, height, width) = {self.shape}"
-            )
-        # (B, C, H, W) -> (B, patches, C·h·w) for patches of (h, w), row by row
-        x = self.stem(pixels.contiguous(memory_format=torch.channels_last))
-        x = self.patches(F.unfold(x, self.patch, stride=self.patch).mT.contiguous())
-        x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], 1)
-        x = self.positions(x, torch.arange(x.shape[1], device=x.device)[None])
-        if self.norm is not None:
-            x = self.norm(x)
-        return self.output(self.drop(x))
-
-
-def _dropout(config: ModelConfig) -> float:
+def embedding_dropout(config: CoreConfig) -> float:
+    """The probability of dropout on the sum of the embeddings."""
     return config.dropout if config.embedding_dropout is None else config.embedding_dropout
+
+
+def default_segments(config: CoreConfig, inputs: Inputs) -> Tensor | None:
+    """(B, T) segments, packed (1, N); by default 1 after the first separator, or else after the
+    first token.
+    """
+    separator, packing = config.separator_id, inputs.packing
+    if separator is None or inputs.segments is not None or config.n_token_types < 2:
+        return inputs.segments
+    tokens, _ = inputs.grid()
+    is_separator = tokens == separator
+    if inputs.attend is not None:
+        is_separator = is_separator & inputs.attend
+    first = is_separator.int().argmax(1).maximum(inputs.first_columns())
+    after = torch.arange(tokens.shape[1], device=tokens.device) > first[:, None]
+    return after.long() if packing is None else packing.flat(after[..., None].long())[..., 0]
+
+
+class TokensPart(EmbeddingsPart):
+    """Embeddings of tokens."""
+
+    def new(self, config: CoreConfig, tokens: TokenEmbedding | None) -> nn.Module:
+        assert tokens is not None, "embeddings of tokens need a table"
+        return Embeddings(config, tokens)
+
+
+set_classical(TokensPart())

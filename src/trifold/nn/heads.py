@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from trifold.nn import ops
-from trifold.nn.config import ModelConfig
+from trifold.nn.config import CoreConfig
 from trifold.nn.embeddings import Inputs, TokenEmbedding
 from trifold.nn.layers import ACTIVATIONS, Dropout, FeedForward, Linear, Residual, new_norm
 
@@ -31,7 +31,7 @@ class LanguageModelHead(nn.Module):
     f is the identity, a scale, or norm(activation(h D + d)) as in masked language models.
     """
 
-    def __init__(self, config: ModelConfig, weight: nn.Parameter) -> None:
+    def __init__(self, config: CoreConfig, weight: nn.Parameter) -> None:
         super().__init__()
         width = weight.shape[1]
         self.weight = weight
@@ -61,7 +61,7 @@ class LanguageModelHead(nn.Module):
 class Pooler(nn.Module):
     """A vector per sequence: activation(first state · W + b)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: CoreConfig) -> None:
         super().__init__()
         self.dense = Linear(config.state_width, config.pooler_width or config.d_model)
         self.activation = ACTIVATIONS[config.pooler_activation]
@@ -86,7 +86,7 @@ class Classes(nn.Module):
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: CoreConfig,
         state: str,
         outputs: int,
         transform: str | None = None,
@@ -162,7 +162,7 @@ class SpanBoundary(nn.Module):
     predict it (Joshi et al. 2020, section 3.2).
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: CoreConfig) -> None:
         super().__init__()
         tied = config.tie_lm_head or config.lm_head_transform is not None
         width = config.embedding_width if tied else config.state_width
@@ -181,17 +181,17 @@ class SpanBoundary(nn.Module):
         return x
 
 
-def _dropout(config: ModelConfig) -> float:
+def _dropout(config: CoreConfig) -> float:
     return config.dropout if config.classifier_dropout is None else config.classifier_dropout
 
 
-def _sequence_classes(config: ModelConfig, outputs: int) -> Classes:
+def _sequence_classes(config: CoreConfig, outputs: int) -> Classes:
     transform = config.classifier_transform
     return Classes(config, config.classifier_input, outputs, transform, config.classifier_bias)
 
 
 # All but lm, whose weight may be that of the embeddings: the model creates it.
-HEADS: dict[str, Callable[[ModelConfig], nn.Module]] = {
+HEADS: dict[str, Callable[[CoreConfig], nn.Module]] = {
     "pooler": Pooler,
     "next-sentence": lambda config: Classes(
         config.model_copy(update={"classifier_dropout": config.classifier_dropout or 0.0}),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import cycle
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -40,6 +40,13 @@ class HookPoint(Hookable):
 
     def forward(self, x: Tensor) -> Tensor:
         return x
+
+
+class AttentionHooks(Protocol):
+    """The hook points of the weights of an attention."""
+
+    scores: HookPoint
+    pattern: HookPoint
 
 
 def hook_points(model: nn.Module) -> Iterator[tuple[Hookable, nn.Module, list[str]]]:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trifold.nn import ops
-from trifold.nn.config import ModelConfig
+from trifold.nn.config import CoreConfig
 from trifold.nn.hooks import Hookable, HookPoint
+from trifold.nn.parts import FeedForwardPart, set_classical
 
 
 class Linear(nn.Module):
@@ -63,7 +64,7 @@ class Dropout(nn.Module):
 class LayerNorm(Hookable):
     """(x − mean) / √(variance + ε) · weight + bias over the last dimension (Ba et al. 2016)."""
 
-    def __init__(self, config: ModelConfig, width: int | None = None) -> None:
+    def __init__(self, config: CoreConfig, width: int | None = None) -> None:
         super().__init__()
         self.width = width or config.d_model
         self.weight = nn.Parameter(torch.ones(self.width))
@@ -80,7 +81,7 @@ class RMSNorm(Hookable):
     The factor may be 1 + weight, as in Gemma, or 1.
     """
 
-    def __init__(self, config: ModelConfig, width: int | None = None) -> None:
+    def __init__(self, config: CoreConfig, width: int | None = None) -> None:
         super().__init__()
         self.width = width or config.d_model
         has_weight = config.norm_weight != "none"
@@ -120,7 +121,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm}
 
 
-def new_norm(config: ModelConfig, width: int | None = None) -> nn.Module:
+def new_norm(config: CoreConfig, width: int | None = None) -> nn.Module:
     """A norm of the configured kind over `width` elements (default: d_model)."""
     return NORMS[config.norm](config, width)
 
@@ -135,7 +136,7 @@ class FeedForward(nn.Module):
 
     watched = False
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: CoreConfig) -> None:
         super().__init__()
         self.in_proj = Linear(config.d_model, config.d_ff, bias=config.feed_forward_bias)
         self.gate_proj = (
@@ -163,6 +164,16 @@ class FeedForward(nn.Module):
         return self.out_proj(self.inner(self.drop(y if gated is None else y * gated)))
 
 
+class NetworkPart(FeedForwardPart):
+    """The network of the paper, or a gated one."""
+
+    def new(self, config: CoreConfig, layer: int) -> nn.Module:
+        return FeedForward(config)
+
+
+set_classical(NetworkPart())
+
+
 class Residual(Hookable):
     """after(x + drop(scale · exit(sublayer(enter(x))))): the placement decides which of these are
     norms.
@@ -178,7 +189,7 @@ class Residual(Hookable):
         "exit": (0, 1, 0),
     }
 
-    def __init__(self, sublayer: nn.Module, config: ModelConfig) -> None:
+    def __init__(self, sublayer: nn.Module, config: CoreConfig) -> None:
         super().__init__()
         self.enter, self.exit, self.after = (
             new_norm(config) if has_norm else nn.Identity()

@@ -12,9 +12,9 @@ definition. Shapes: B batch, T queries, S keys, H heads, N all keys of a row.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ class Mask:
     queries: (B, T) which keys the queries are, the targets of a query stream; by default they are
         the slice of keys that starts at `offset`.
     packing, key_packing: how the rows of the queries, and those of a memory's keys, are packed.
-    rules: further restrictions (`nn.rules`).
+    rules: further restrictions (`Rule`).
     """
 
     keys: Tensor | None = None
@@ -63,17 +63,43 @@ class Mask:
         found = [type(rule) for rule in self.rules]
         return self.queries is None and set(found) <= set(kinds) and len(set(found)) == len(found)
 
+    # --- rows -------------------------------------------------------------------------------------
+
+    def count(self, x: Tensor) -> int:
+        """T, the number of queries of a row: x (B, T, E), or packed (1, N, E)."""
+        return x.shape[1] if self.packing is None else self.packing.shape[1]
+
+    def grid(self, x: Tensor) -> Tensor:
+        """The states of the queries, x (B, T, E) or packed (1, N, E) -> (B, T, E)."""
+        return x if self.packing is None else self.packing.grid(x)
+
+    def flat(self, x: Tensor) -> Tensor:
+        """x (B, T, E) -> (B, T, E), or packed (1, N, E) as the states of the queries are."""
+        return x if self.packing is None else self.packing.flat(x)
+
+    def key_grid(self, memory: Tensor) -> Tensor:
+        """The states of a memory's keys (B, S, E), or packed (1, N, E), -> (B, S, E)."""
+        return memory if self.key_packing is None else self.key_packing.grid(memory)
+
+    @property
+    def real(self) -> Tensor | None:
+        """(B, S) True at real keys, also of packed rows; None if all are."""
+        if self.keys is None and self.packing is not None:
+            return self.packing.attend
+        return self.keys
+
+    def with_rule(self, rule: Rule) -> Mask:
+        """This mask with one rule more, the last one."""
+        return replace(self, rules=(*self.rules, rule))
+
     # --- positions --------------------------------------------------------------------------------
 
     def positions(self, queries: int, device: torch.device) -> Tensor:
         """(B or 1, S) the position of each key among the real keys of its row; the first query is
         key `offset`.
         """
-        real = self.keys
-        if real is None and self.packing is not None:
-            real = self.packing.attend
-        if real is not None:
-            return real_positions(real)
+        if self.real is not None:
+            return real_positions(self.real)
         assert self.queries is None, "a query stream names the real keys"
         return torch.arange(self.offset + queries, device=device)[None]
 
@@ -187,6 +213,13 @@ class Mask:
         return {}
 
 
+def declares(value: object, name: str) -> Any:
+    """What the class of a value states itself. A subclass may compute something else, so a kernel
+    does not trust what it inherits.
+    """
+    return vars(type(value)).get(name)
+
+
 def _present(found: Iterable[Tensor | None]) -> list[Tensor]:
     return [each for each in found if each is not None]
 
@@ -255,6 +288,11 @@ class Rule:
     kernels that know nothing about it.
     """
 
+    blockwise: ClassVar[str | None] = None
+    """Named if the methods `near`, `others` and `reads_all` state all that a block of queries
+    reads, so that a kernel may compute block by block; rules of one name can be combined."""
+    window: int | None = None
+    """The number of keys of a query, if this is all that the rule says."""
     is_lifted = False
     """Whether the pairs that other rules lift are allowed in spite of it (global tokens)."""
     may_forbid_all = True
@@ -284,6 +322,16 @@ class Rule:
         """What is added to scores: (B or 1, H or 1, T, S)."""
         return None
 
+    def own_distances(self, q: slice | Tensor, k: slice | Tensor) -> tuple[Tensor, Tensor] | None:
+        """Which keys k have distances of their own from the queries q, and these distances, both
+        (B or 1, 1 or H, T or 1, S); None if all distances are those of positions.
+        """
+        return None
+
+    def extended(self, keys: int) -> Rule:
+        """The rule of a mask with so many keys more at its end."""
+        return self
+
     def reach(self, causal: bool) -> tuple[int, int] | None:
         """How many keys before and after a query it may read, apart from `others`; None if any."""
         return None
@@ -310,7 +358,33 @@ def _numbers(chosen: slice, device: torch.device) -> Tensor:
     return torch.arange(chosen.start, chosen.stop, device=device)
 
 
+@dataclass(frozen=True)
+class Table(Rule):
+    """pairs: (B or 1, H or 1, T or 1, S) boolean, the pairs that are allowed."""
+
+    pairs: Tensor
+
+    @property
+    def sentence(self) -> str:
+        return "a table of pairs"
+
+    def allowed(self, part: MaskPart) -> Tensor:
+        assert isinstance(part.queries, slice), "a query stream has no table"
+        pairs = self.pairs if self.pairs.shape[2] == 1 else self.pairs[:, :, part.queries]
+        if isinstance(part.keys, slice):
+            return pairs[..., part.keys]
+        rows, heads = (max(pairs.shape[axis], part.keys.shape[axis]) for axis in (0, 1))
+        shape = (rows, heads, pairs.shape[2], -1)
+        return pairs.expand(shape).gather(3, part.keys[:, :, None].expand(shape))
+
+
 # --- values of pairs ------------------------------------------------------------------------------
+
+
+class LayerBias:
+    """A bias of scores that every attention computes with parameters of its own
+    (`Attention.relative`).
+    """
 
 
 @dataclass(frozen=True)
@@ -355,9 +429,37 @@ def real_positions(attend: Tensor) -> Tensor:
     return (attend.long().cumsum(1) - 1).clamp_min(0)
 
 
+class RealFirst:
+    """Moves the real tokens of every row to its start; attend: (B, T), True at real tokens."""
+
+    def __init__(self, attend: Tensor) -> None:
+        self.index = attend.long().argsort(dim=1, descending=True, stable=True)
+
+    def move(self, x: Tensor) -> Tensor:
+        """x (B, T) or (B, T, E), the real tokens first."""
+        return x.gather(1, self._like(self.index, x))
+
+    def undo(self, x: Tensor) -> Tensor:
+        """Where the tokens of `move` were."""
+        return x.gather(1, self._like(self.index.argsort(1), x))
+
+    @staticmethod
+    def _like(index: Tensor, x: Tensor) -> Tensor:
+        return (index if x.dim() == 2 else index[..., None]).expand_as(x)
+
+
 def padding_mask(lengths: Tensor, width: int) -> Tensor | None:
     """(B,) lengths in tokens -> (B, S) True at real positions, or None if no row is shorter than
     `width`.
     """
     real = torch.arange(width, device=lengths.device) < lengths[:, None]
     return None if bool(real.all()) else real
+
+
+def columns(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Boolean (B, S) -> the columns that are True in each row (B, N), and whether a row has so
+    many.
+    """
+    counts = chosen.sum(1, keepdim=True)
+    index = chosen.int().argsort(dim=1, descending=True, stable=True)[:, : int(counts.max())]
+    return index, torch.arange(index.shape[1], device=chosen.device) < counts

@@ -23,10 +23,11 @@ from trifold.nn.rng import thread_rng
 if TYPE_CHECKING:
     from trifold.nn.attention import Attention, AttentionInputs
     from trifold.nn.cache import Cache
-    from trifold.nn.latent import LatentAttention
+    from trifold.nn.hooks import AttentionHooks
     from trifold.nn.layers import Dropout, Linear
     from trifold.nn.masks import Mask, PairBias
-    from trifold.nn.stack import LayerInputs, Stack
+    from trifold.nn.stack import Stack
+    from trifold.nn.walk import StackInputs
 
 # --- embeddings and linear layers -----------------------------------------------------------------
 
@@ -112,7 +113,7 @@ def attend(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     drop: Dropout | None = None,
-    hooks: Attention | LatentAttention | None = None,
+    hooks: AttentionHooks | None = None,
 ) -> Tensor:
     """softmax(Q Kᵀ / √D + mask) V: q (B, H, T, D), k and v (B', H', S, D) -> (B, H, T, D)
                                                                               (Vaswani et al. 2017).
@@ -202,7 +203,7 @@ def cross_entropy(
 # --- decoding -------------------------------------------------------------------------------------
 
 
-def decoding_step(stack: Stack, x: Tensor, inputs: LayerInputs, cache: Cache) -> Tensor:
+def decoding_step(stack: Stack, x: Tensor, inputs: StackInputs, cache: Cache) -> Tensor:
     """All layers of a decoder with a cache: x (B, T, E) -> (B, T, E)."""
     return stack.run_layers(x, inputs, cache)
 

@@ -7,15 +7,16 @@ PE(p, 2i) = sin(p / 10000^(2i/d)),  PE(p, 2i+1) = cos(p / 10000^(2i/d))
 before all cosines, as Marian does. "sinusoidal-tensor2tensor" has halves too, and its i-th of n
 frequencies is 10000^(-i/(n-1)), so that the last is 1/10000, as in tensor2tensor and fairseq
 (Vaswani et al. 2018, Ott et al. 2019). Rotary positions are in rotary.py, offsets of attention
-scores in relative.py.
+scores in `nn.variants`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
-from trifold.nn.config import ModelConfig
+from trifold.nn.config import CoreConfig
+from trifold.nn.parts import PositionsPart, set_classical
 
 
 def sinusoids(positions: Tensor, width: int, kind: str = "sinusoidal") -> Tensor:
@@ -36,7 +37,7 @@ class SinusoidalPositions(nn.Module):
 
     table: Tensor
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: CoreConfig) -> None:
         super().__init__()
         positions = torch.arange(config.max_positions) + config.position_offset
         table = sinusoids(positions, config.sum_width, config.positions)
@@ -50,7 +51,7 @@ class SinusoidalPositions(nn.Module):
 class LearnedPositions(nn.Module):
     """Adds a learned vector per position; position 0 is row `offset`."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: CoreConfig) -> None:
         super().__init__()
         self.offset = config.position_offset
         rows = config.max_positions + self.offset
@@ -61,22 +62,6 @@ class LearnedPositions(nn.Module):
         return x + self.weight[positions + self.offset if self.offset else positions]
 
 
-class AxialPositions(nn.Module):
-    """Adds [r; c], the learned vectors of the row and of the column of a position in a rectangle
-    (Ho et al. 2019).
-    """
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        sizes = zip(config.axial_shape or (), config.axial_widths or (), strict=True)
-        self.rows, self.columns = (nn.Parameter(torch.empty(size)) for size in sizes)
-
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x (B, T, E), positions (B or 1, T) -> (B, T, E)."""
-        count = len(self.columns)
-        return x + torch.cat([self.rows[positions // count], self.columns[positions % count]], -1)
-
-
 class NoPositions(nn.Module):
     """Adds nothing."""
 
@@ -84,17 +69,38 @@ class NoPositions(nn.Module):
         return x
 
 
-POSITIONS: dict[str, Callable[[ModelConfig], nn.Module]] = {
+POSITIONS: dict[str, Callable[[CoreConfig], nn.Module]] = {
     "sinusoidal": SinusoidalPositions,
     "sinusoidal-halves": SinusoidalPositions,
     "sinusoidal-tensor2tensor": SinusoidalPositions,
     "learned": LearnedPositions,
-    "axial": AxialPositions,
 }
 """The kinds with a table; all others add nothing (NoPositions)."""
+_PHRASES = {
+    "sinusoidal": "sinusoidal positions",
+    "sinusoidal-halves": "sines before cosines",
+    "sinusoidal-tensor2tensor": "sines before cosines, down to a frequency of 1/10000",
+    "learned": "learned positions",
+    "none": "no positions",
+}
 
 
-def new_positions(config: ModelConfig) -> nn.Module:
-    """The position encoding that the config adds to embeddings."""
-    kind = POSITIONS.get("learned" if config.learned_positions else config.positions)
-    return NoPositions() if kind is None else kind(config)
+class TablePart(PositionsPart):
+    """Positions with a table, or none."""
+
+    key = "positions"
+
+    def new(self, config: CoreConfig) -> nn.Module:
+        kind = POSITIONS.get("learned" if config.learned_positions else config.positions)
+        return NoPositions() if kind is None else kind(config)
+
+    def phrase(self, config: CoreConfig) -> str:
+        return _PHRASES.get("learned" if config.learned_positions else config.positions, "")
+
+    def differences(self, config: CoreConfig) -> Iterator[str]:
+        """None for the sinusoids of 2017."""
+        if config.positions != "sinusoidal":
+            yield from super().differences(config)
+
+
+set_classical(TablePart())

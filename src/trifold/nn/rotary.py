@@ -4,21 +4,21 @@ on the distance only.
 (x₁, x₂) at position p becomes (x₁ cos pω_i − x₂ sin pω_i, x₂ cos pω_i + x₁ sin pω_i),
 ω_i = θ^(−2i/R)                                                      (Su et al. 2021, equation 34)
 
-The first R dimensions of a head are rotated, in pairs (i, i + R/2) or (2i, 2i + 1). Scalings of the
-frequencies ω extend the context beyond that of pretraining: SCALINGS, and SCALINGS_BY_LENGTH if ω
-depends on the length of the text.
+The first R dimensions of a head are rotated, in pairs (i, i + R/2) or (2i, 2i + 1).
 """
 
-import math
-from collections.abc import Callable
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from trifold.nn.config import ModelConfig
-from trifold.nn.config_parts import RotaryScaling
+from trifold.nn.config import CoreConfig
 from trifold.nn.masks import Mask
+from trifold.nn.parts import AttentionPart, ScoresPart, part_of, register
+from trifold.nn.problems import Problems
 
 
 @dataclass(frozen=True)
@@ -43,29 +43,25 @@ class Rotation:
 
 
 class Rotary:
-    """The rotations of a model. It has no parameters; the frequencies stay float32 in a bfloat16
-    model.
+    """The rotations of R dimensions, with frequencies that follow from θ. It has no parameters; the
+    frequencies stay float32 in a bfloat16 model.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
-        self.width, self.theta = config.rotated_width, config.rotary_theta
-        self.scaling = config.rotary_scaling
-        self.by_length = SCALINGS_BY_LENGTH.get(self.scaling.kind) if self.scaling else None
-        self.interleaved = config.rotary_pairs == "interleaved"
-        self.magnitude = magnitude(self.scaling)
+    magnitude = 1.0
+    """A factor of cos and sin."""
+
+    def __init__(self, width: int, theta: float, *, interleaved: bool) -> None:
+        self.width, self.theta, self.interleaved = width, theta, interleaved
         self._frequencies: dict[torch.device, Tensor] = {}
 
+    def find_frequencies(self) -> Tensor:
+        """(R/2,) angle per position."""
+        return frequencies(self.width, self.theta)
+
     def frequencies(self, mask: Mask, tokens: int, device: torch.device) -> Tensor:
-        """(1, R/2), or (B or 1, R/2) if they depend on the length of a row: of so many new tokens
-        and those before.
-        """
-        if self.scaling is not None and self.by_length is not None:
-            lengths = mask.positions(tokens, device)[:, -1:] + 1
-            return self.by_length(self.width, self.theta, self.scaling, lengths)
+        """(1, R/2), or (B, R/2) if they differ between rows, for so many new tokens."""
         if device not in self._frequencies:
-            self._frequencies[device] = frequencies(self.width, self.theta, self.scaling).to(
-                device
-            )[None]
+            self._frequencies[device] = self.find_frequencies().to(device)[None]
         return self._frequencies[device]
 
     def rotation(self, positions: Tensor, mask: Mask, like: Tensor) -> Rotation:
@@ -79,95 +75,87 @@ class Rotary:
         return Rotation(cos, sin, self.interleaved)
 
 
-def frequencies(width: int, theta: float, scaling: RotaryScaling | None = None) -> Tensor:
+def frequencies(width: int, theta: float) -> Tensor:
     """(width / 2,) angle per position, in float32 throughout, as other implementations compute
     it.
     """
-    plain = 1.0 / (theta ** (torch.arange(0, width, 2, device="cpu").float() / width))
-    return plain if scaling is None else SCALINGS[scaling.kind](plain, theta, scaling)
+    return 1.0 / (theta ** (torch.arange(0, width, 2, device="cpu").float() / width))
 
 
-# --- scalings -------------------------------------------------------------------------------------
+class LayerRotations:
+    """The rotations of the layers of a stack.
 
-
-def _dynamic(width: int, theta: float, scaling: RotaryScaling, lengths: Tensor) -> Tensor:
-    """θ grows with the length beyond that of pretraining ("NTK-aware", 2023)."""
-    longest = lengths.clamp_min(scaling.original_positions).float()
-    stretch = scaling.factor * longest / scaling.original_positions - (scaling.factor - 1)
-    base = theta * stretch ** (width / (width - 2))
-    exponents = torch.arange(0, width, 2, device=lengths.device).float() / width
-    return 1.0 / base**exponents
-
-
-def _longrope(width: int, theta: float, scaling: RotaryScaling, lengths: Tensor) -> Tensor:
-    """A divisor per frequency, found by search: one set up to the length of pretraining, one for
-    longer texts (Ding et al. 2024).
+    everywhere: of most layers. local: of layers with a window, if they have their own base θ.
+    of_layer: which of both a layer uses; None for a layer without positions.
     """
-    short, long = (
-        torch.tensor(factors, dtype=torch.float32, device=lengths.device)
-        for factors in (scaling.short_factors, scaling.long_factors)
-    )
-    plain = theta ** (torch.arange(0, width, 2, device=lengths.device).float() / width)
-    return 1.0 / (torch.where(lengths > scaling.original_positions, long, short) * plain)
+
+    def __init__(self, config: CoreConfig, everywhere: Rotary) -> None:
+        self.everywhere = everywhere
+        self.local: Rotary | None = None
+        if (theta := config.rotary_local_theta) is not None:
+            self.local = Rotary(everywhere.width, theta, interleaved=everywhere.interleaved)
+        self.of_layer = [self._rotary_of(config, layer) for layer in range(config.n_layers)]
+
+    def _rotary_of(self, config: CoreConfig, layer: int) -> Rotary | None:
+        if not config.rotates(layer):
+            return None
+        return self.everywhere if config.window(layer) is None else self.local or self.everywhere
+
+    def __call__(
+        self, mask: Mask, queries: int, x: Tensor, positions: Tensor | None
+    ) -> Sequence[Rotation | None]:
+        """The rotation of each layer; positions: (B or 1, T), by default those of the mask."""
+        if positions is None:
+            every = mask.positions(queries, x.device)
+            positions = every[:, mask.offset : mask.offset + queries]
+        found = {
+            rotary: rotary.rotation(positions, mask, x)
+            for rotary in (self.everywhere, self.local)
+            if rotary is not None
+        }
+        return [None if rotary is None else found[rotary] for rotary in self.of_layer]
 
 
-# width, θ, scaling, lengths (B, 1) -> (B, width / 2)
-SCALINGS_BY_LENGTH: dict[str, Callable[[int, float, RotaryScaling, Tensor], Tensor]] = {
-    "dynamic": _dynamic,
-    "longrope": _longrope,
-}
+class RotaryPart(ScoresPart):
+    """Rotary positions without scaling."""
+
+    key = "positions"
+    value = "rotary"
+    keys = "rotary_width rotary_pairs rotary_theta rotary_local_theta rotary_pattern"
+    has_sizes = True
+    is_limited = knows_distances = False
+
+    def new_rotary(self, config: CoreConfig) -> LayerRotations:
+        width, is_interleaved = config.rotated_width, config.rotary_pairs == "interleaved"
+        return LayerRotations(
+            config, Rotary(width, config.rotary_theta, interleaved=is_interleaved)
+        )
+
+    def problems(self, config: CoreConfig) -> Problems:
+        yield from part_of(AttentionPart, config).rotary_problems(config)
+
+    def phrase(self, config: CoreConfig) -> str:
+        return "rotary positions"
+
+    def differences(self, config: CoreConfig) -> Iterator[str]:
+        details = "; ".join(self.details(config))
+        yield f"{self.phrase(config)} ({details})" if details else self.phrase(config)
+        if "none" in config.rotary_pattern:
+            yield "no positions in some layers"
+        elif (theta := config.rotary_local_theta) is not None:
+            yield f"another base of the rotation in layers with a window ({theta:g})"
+
+    def details(self, config: CoreConfig) -> Iterator[str]:
+        """Phrases for the kind of rotation."""
+        rotated = config.rotated_width
+        if config.rotary_pairs == "interleaved":
+            yield "interleaved pairs"
+        if rotated < config.head_width:
+            yield f"{rotated} of {config.head_width} dimensions"
+
+    def frequencies(self, config: CoreConfig) -> dict[str, Tensor]:
+        width = config.rotated_width or config.head_width
+        return {"unscaled": frequencies(width, config.rotary_theta)}
 
 
-def _linear(plain: Tensor, theta: float, scaling: RotaryScaling) -> Tensor:
-    """All frequencies alike (Chen et al. 2023, "Position Interpolation")."""
-    return plain / scaling.factor
-
-
-def _yarn(plain: Tensor, theta: float, scaling: RotaryScaling) -> Tensor:
-    """High frequencies stay, low ones are divided, with a ramp between them (Peng et al. 2023,
-    section 3.2).
-    """
-    width = 2 * len(plain)
-
-    def dimension(turns: float) -> float:
-        """The dimension that makes this many turns over the original positions."""
-        wavelengths = scaling.original_positions / (turns * 2 * math.pi)
-        return width * math.log(wavelengths) / (2 * math.log(theta))
-
-    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
-    if scaling.round_bounds:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, width - 1)
-    ramp = (torch.arange(len(plain), device="cpu").float() - low) / ((high - low) or 0.001)
-    kept = 1 - ramp.clamp(0, 1)
-    return plain / scaling.factor * (1 - kept) + plain * kept
-
-
-def _llama3(plain: Tensor, theta: float, scaling: RotaryScaling) -> Tensor:
-    """As YaRN, with a ramp that is linear in turns (Dubey et al. 2024, section 3.2, and its
-    code).
-    """
-    turns = scaling.original_positions * plain / (2 * math.pi)
-    kept = (turns - scaling.low_frequency) / (scaling.high_frequency - scaling.low_frequency)
-    kept = kept.clamp(0, 1)
-    return (1 - kept) * plain / scaling.factor + kept * plain
-
-
-SCALINGS: dict[str, Callable[[Tensor, float, RotaryScaling], Tensor]] = {
-    "linear": _linear,
-    "yarn": _yarn,
-    "llama3": _llama3,
-}
-
-
-def magnitude(scaling: RotaryScaling | None) -> float:
-    """The factor of cos and sin, which sharpens attention: Peng et al. 2023, equation 22 for YaRN;
-    Ding et al. 2024, section 3.2 for LongRoPE.
-    """
-    if scaling is None or scaling.kind not in ("yarn", "longrope"):
-        return 1.0
-    if scaling.magnitude is not None:
-        return scaling.magnitude
-    if scaling.kind == "yarn":
-        return 0.1 * math.log(scaling.factor) + 1
-    return math.sqrt(1 + math.log(scaling.factor) / math.log(scaling.original_positions))
+register(RotaryPart())

@@ -19,16 +19,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from trifold.nn.cache import KEYS, Cache, History, RunningSums, SpanKeys, StackInputs
-from trifold.nn.config import ModelConfig
-from trifold.nn.embeddings import Embeddings, Inputs, PatchEmbeddings, TokenEmbedding
+from trifold.nn.cache import Cache
+from trifold.nn.embeddings import Inputs, TokenEmbedding, default_segments
 from trifold.nn.heads import HEADS, NEEDS_POSITIONS, LanguageModelHead
 from trifold.nn.hooks import capture
 from trifold.nn.layers import Linear
-from trifold.nn.masks import Mask, Rule
+from trifold.nn.masks import Mask
 from trifold.nn.packing import Packing
-from trifold.nn.rules import GlobalTokens, Order
-from trifold.nn.stack import Stack
+from trifold.nn.parts import EmbeddingsPart, input_rules, part_of
+from trifold.nn.stack import new_stack
+from trifold.nn.variants import ModelConfig
 
 
 @dataclass
@@ -60,15 +60,16 @@ class Transformer(nn.Module):
         )
         self.unused: dict[str, Tensor] = {}  # its tensors that nothing uses, under its names
         encodes, decodes = config.encoder_layers > 0, config.decoder_layers > 0
-        has_tokens = config.patch_size is None
-        source = TokenEmbedding(config.vocab_size, config.embedding_width) if has_tokens else None
+        embeddings, source = part_of(EmbeddingsPart, config), None
+        if embeddings.has_tokens():
+            source = TokenEmbedding(config.vocab_size, config.embedding_width)
         target = source
         if config.target_vocab_size is not None:
             target = TokenEmbedding(config.target_vocab_size, config.decoder_side.embedding_width)
-        self.encoder_embeddings = _embeddings(config, source) if encodes else None
-        self.encoder = Stack(config, "encoder") if encodes else None
-        self.decoder_embeddings = _embeddings(config.decoder_side, target) if decodes else None
-        self.decoder = Stack(config, "decoder", crosses=encodes) if decodes else None
+        self.encoder_embeddings = embeddings.new(config, source) if encodes else None
+        self.encoder = new_stack(config, "encoder") if encodes else None
+        self.decoder_embeddings = embeddings.new(config.decoder_side, target) if decodes else None
+        self.decoder = new_stack(config, "decoder", crosses=encodes) if decodes else None
         projects = config.token_projection
         self.projection = (
             Linear(config.d_model, config.state_width, bias=False) if projects else None
@@ -113,34 +114,14 @@ class Transformer(nn.Module):
         )
         packing = inputs.packing
         attend = inputs.attend if packing is None else packing.attend
-        inputs = replace(inputs, segments=self._segments(inputs))
-        rules: list[Rule] = []
-        if inputs.order is not None:
-            _check_order(self.config)
-            rules.append(Order(inputs.order))
-        if (tokens := self._globals(inputs)) is not None:
-            rules.append(GlobalTokens(tokens))
+        inputs = replace(inputs, segments=default_segments(self.config, inputs))
         hidden = self.encoder(
             self.encoder_embeddings(inputs),
-            Mask(attend, packing=packing, rules=tuple(rules)),
+            Mask(attend, packing=packing, rules=input_rules(self.config, inputs)),
             positions=inputs.positions,
-            segments=self._score_segments(inputs),
+            segments=inputs.segments,
         )
         return Memory(hidden, attend, packing)
-
-    def query_stream(self, inputs: Inputs, query_index: Tensor) -> Tensor:
-        """Hidden states (B, P, E) of the query stream (Yang et al. 2019, section 2.3): query p has
-        the position of token query_index[p] (B, P) and attends to the tokens of a lower rank in
-        `inputs.order`, but not to that token.
-        """
-        embeddings = self.encoder_embeddings
-        assert self.encoder is not None and isinstance(embeddings, Embeddings), "no encoder of text"
-        assert inputs.packing is None and inputs.order is not None, (
-            "a query stream needs an order, unpacked"
-        )
-        mask = Mask(inputs.attend, rules=(Order(inputs.order),))
-        g, x = embeddings.query_vectors(query_index), embeddings(inputs)
-        return self.encoder.query_stream(g, x, mask, query_index, self._score_segments(inputs))
 
     def decode(
         self, inputs: Inputs, memory: Memory | None = None, cache: Cache | None = None
@@ -261,67 +242,11 @@ class Transformer(nn.Module):
             warnings.warn("room is deprecated; use capacity", DeprecationWarning, stacklevel=2)
             capacity = room
         capacity = self.config.decoder_side.max_positions if capacity is None else capacity
-        if self.config.attention == "lsh":
-            return Cache([History()])
-        rotary = self.decoder.rotary
-        inputs = (
-            StackInputs(rotary.frequencies) if rotary is not None and rotary.by_length else None
-        )
-        special = {"elu": RunningSums, "favor": RunningSums, "spans": SpanKeys}
-        if (keys := special.get(self.config.attention)) is not None:
-            return Cache(keys() for _ in self.decoder.windows)
-        return Cache(
-            (KEYS[kind](window, capacity, rollback) for window in self.decoder.windows), inputs
-        )
+        return self.decoder.new_cache(kind, capacity, rollback)
 
     def count_parameters(self) -> int:
         """The number of distinct parameters; tied ones count once."""
         return sum(parameter.numel() for parameter in self.parameters())
-
-    def _globals(self, inputs: Inputs) -> Tensor | None:
-        """(B, T) the global tokens; of packed rows on the grid."""
-        kind, packing = self.config.global_tokens, inputs.packing
-        if kind == "none" or inputs.globals is not None:
-            return inputs.globals
-        tokens = (
-            inputs.tokens if packing is None else packing.grid(inputs.tokens[..., None])[..., 0]
-        )
-        attend = inputs.attend if packing is None else packing.attend
-        real = torch.ones_like(tokens, dtype=torch.bool) if attend is None else attend
-        if kind == "first":
-            return real & (real.cumsum(1) == 1)
-        ends = (tokens == self.config.eos_id) & real
-        return real & (
-            ends.cumsum(1) == 0 if kind == "question" else ends.cumsum(1) - ends.long() >= 2
-        )
-
-    def _segments(self, inputs: Inputs) -> Tensor | None:
-        """(B, T) segments, packed (1, N); by default 1 after the first separator, or else after the
-        first token.
-        """
-        separator, packing = self.config.separator_id, inputs.packing
-        if separator is None or inputs.segments is not None or self.config.n_token_types < 2:
-            return inputs.segments
-        tokens = (
-            inputs.tokens if packing is None else packing.grid(inputs.tokens[..., None])[..., 0]
-        )
-        is_separator = tokens == separator
-        if inputs.attend is not None:
-            is_separator = is_separator & inputs.attend
-        first = is_separator.int().argmax(1).maximum(inputs.first_columns())
-        after = torch.arange(tokens.shape[1], device=tokens.device) > first[:, None]
-        return after.long() if packing is None else packing.flat(after[..., None].long())[..., 0]
-
-    def _score_segments(self, inputs: Inputs) -> Tensor | None:
-        """(B, T) segments if scores depend on them; of packed rows on the grid."""
-        segments, packing = inputs.segments, inputs.packing
-        if not self.config.segment_offsets or segments is None or packing is None:
-            return segments if self.config.segment_offsets else None
-        return packing.grid(segments[..., None])[..., 0]
-
-
-def _embeddings(config: ModelConfig, tokens: TokenEmbedding | None) -> nn.Module:
-    return PatchEmbeddings(config) if tokens is None else Embeddings(config, tokens)
 
 
 def _lm_head(config: ModelConfig, table: TokenEmbedding | None) -> LanguageModelHead:
@@ -330,20 +255,6 @@ def _lm_head(config: ModelConfig, table: TokenEmbedding | None) -> LanguageModel
         return LanguageModelHead(config, table.weight)
     width = config.embedding_width if config.lm_head_transform else config.state_width
     return LanguageModelHead(config, nn.Parameter(torch.empty(len(table.weight), width)))
-
-
-def _check_order(config: ModelConfig) -> None:
-    """Raise ValueError if tokens read others without regard to an order."""
-    parts = {
-        f"attention: {config.attention}": config.attention != "softmax",
-        "convolution": config.convolution,
-        "summary_block": config.summary_block,
-        "global_tokens": config.global_tokens != "none",
-        "sparse_blocks": config.sparse_blocks,
-    }
-    for name, chosen in parts.items():
-        if chosen:
-            raise ValueError(f"an order of tokens needs a model without {name}")
 
 
 def shift_right(inputs: Inputs, start: int | Tensor) -> Inputs:

@@ -26,7 +26,8 @@ from trifold.hub.families import FAMILIES
 from trifold.hub.presets import PRESETS as PUBLISHED_PRESETS
 from trifold.hub.sentence_transformers import SentenceModules, read_modules
 from trifold.jsonfiles import read_json
-from trifold.nn.config import PRESETS, ModelConfig
+from trifold.nn.presets import PRESETS
+from trifold.nn.variants import ModelConfig
 from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
 from trifold.objectives.objective import ObjectiveSettings
 from trifold.settings import as_yaml, nearest

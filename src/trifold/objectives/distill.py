@@ -28,6 +28,7 @@ from trifold.hub import load_model, read_config, resolve
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.attention import Attention
 from trifold.nn.hooks import ModuleCall, record_calls
+from trifold.nn.parts import AttentionPart, WalkPart, part_of, rules_of
 from trifold.nn.stack import Stack
 from trifold.objectives import distillation_losses
 from trifold.objectives.batch import Batch, Examples, LossTerm
@@ -155,14 +156,20 @@ class DistillSettings(ObjectiveSettings):
             bundle, objective=Distill(self, bundle.objective, teacher), initialize=initialize
         )
 
-    def _has_relations(self, config: ModelConfig) -> bool:
-        """Whether the kind of attention has the relations that are compared: every kind has those
-        of queries, keys and values, but spans have states of their own.
+    def _without_relations(self, config: ModelConfig, *, trains: bool) -> Iterator[str]:
+        """The names of the parts whose relations cannot be compared, in a model that trains or
+        not.
         """
-        names = self.relations.weights
-        return config.attention == "softmax" or (
-            config.attention != "spans" and "attention" not in names
-        )
+        relations, attention = self.relations, part_of(AttentionPart, config)
+        needs_scores = "attention" in relations.weights
+        if not attention.has_vectors or (needs_scores and not attention.has_scores):
+            yield attention.label(config)
+        for rule in rules_of(config):
+            if rule.differs_by_head and relations.heads:
+                yield f"{rule.label(config)} beside heads"
+        walk = part_of(WalkPart, config)
+        if trains and not walk.is_recordable:
+            yield walk.label(config)
 
     def _mismatches(self, student: ModelConfig, model: Transformer) -> Iterator[str]:
         """Reasons why student and teacher cannot be compared."""
@@ -195,16 +202,9 @@ class DistillSettings(ObjectiveSettings):
         if not relations.weights:
             return
         for who, config in (("student", student), ("teacher", teacher)):
-            parts = {
-                f"attention: {config.attention}": not self._has_relations(config),
-                "latent": config.latent,
-                "summary_block": config.summary_block,
-                "sparse_blocks beside heads": config.sparse_blocks and relations.heads,
-                "recurrence": config.recurrence and config is student,  # in training only
-                "residual: reversible": config.residual == "reversible" and config is student,
-            }
-            if found := [part for part, chosen in parts.items() if chosen]:
-                yield f"task.relations cannot compare {found[0]} of the {who}; omit it"
+            found = self._without_relations(config, trains=who == "student")
+            if (part := next(found, None)) is not None:
+                yield f"task.relations cannot compare {part} of the {who}; omit it"
         if relations.heads is None and student.n_heads != teacher.n_heads:
             yield (
                 f"task.relations: the student has {student.n_heads} heads, the teacher "

@@ -108,7 +108,7 @@ class AttentionRelations(NamedTuple):
 def attention_relations(attention: Attention, recorded: ModuleCall) -> AttentionRelations:
     """The relations of a recorded call of a self-attention."""
     (x, *_), mask = recorded.args, recorded.kwargs["mask"]
-    q, k, v = attention.project(x, mask.packing)
+    q, k, v = attention.project(x, mask)
     rotary = recorded.kwargs.get("rotary")
     rotated, keys = (q, k) if rotary is None else (rotary(q), rotary(k))
     queries, bias = attention.queries_and_bias(rotated, keys, recorded.kwargs.get("bias"))

@@ -135,7 +135,7 @@ class LabelledObjective(Objective):
 
     def tokens_and_types(self, encoded: Sequence[Encoded]) -> tuple[Ragged, Ragged | None]:
         """The arguments of `TextExamples`."""
-        reads_types = self.config.n_token_types > 1 or self.config.segment_offsets
+        reads_types = self.config.reads_segments
         has_types = (
             self.tokenizer.has_token_types
             and reads_types

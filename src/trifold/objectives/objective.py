@@ -25,8 +25,8 @@ from trifold.batches.plan import plan_all
 from trifold.data import DataSettings, Documents, Pairs, Records, read_splits
 from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig, Transformer
+from trifold.nn.checks import first_problem
 from trifold.nn.config import Head, Shape
-from trifold.nn.config_checks import first_problem
 from trifold.objectives.batch import Batch, Examples, LossTerm
 from trifold.objectives.evaluation import EvalContext, EvalRun, Evaluation
 from trifold.settings import Settings

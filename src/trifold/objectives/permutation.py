@@ -22,6 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.masks import padding_mask
+from trifold.nn.parts import EmbeddingsPart, part_of
 from trifold.objectives.batch import Batch as BaseBatch, LossTerm, measure_tokens, token_loss
 from trifold.objectives.documents import (
     Cut,
@@ -59,7 +60,9 @@ class PermutationSettings(DocumentObjectiveSettings):
     def model_problem(self, config: ModelConfig) -> str | None:
         remedy = "set model.query_stream=true model.positions=relative-sinusoidal"
         missing = f"model.query_stream: the model has no query stream; {remedy}"
-        return super().model_problem(config) or (None if config.query_stream else missing)
+        return super().model_problem(config) or (
+            None if part_of(EmbeddingsPart, config).has_queries else missing
+        )
 
     def create(
         self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut
@@ -110,11 +113,11 @@ class Permutation(DocumentObjective):
     # --- loss, scores -----------------------------------------------------------------------------
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
-        states = model.query_stream(batch.inputs, batch.positions).flatten(0, 1)
+        states = _query_states(model, batch).flatten(0, 1)
         return {"tokens": token_loss(model, states, batch)}
 
     def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
-        states = model.query_stream(batch.inputs, batch.positions).flatten(0, 1)
+        states = _query_states(model, batch).flatten(0, 1)
         return measure_tokens(model, states, batch)
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
@@ -131,9 +134,7 @@ class Permutation(DocumentObjective):
             return []
         batch, head = self.batch(run.examples, run.sample_rows).to(run.device), run.model.lm_head
         assert head is not None
-        predictions = (
-            head(run.model.query_stream(batch.inputs, batch.positions)).argmax(-1).cpu().numpy()
-        )
+        predictions = head(_query_states(run.model, batch)).argmax(-1).cpu().numpy()
         mask, samples = self.tokenizer.mask_id, []
         for row, predicted in enumerate(predictions):
             ids, _ = self.with_special(run.examples, row)
@@ -151,3 +152,9 @@ def _padded(rows: list[Ids], value: int) -> Tensor:
     return pad_sequence(
         [torch.from_numpy(row) for row in rows], batch_first=True, padding_value=value
     )
+
+
+def _query_states(model: Transformer, batch: Batch) -> Tensor:
+    """The states (B, P, E) that predict the targets."""
+    embeddings = part_of(EmbeddingsPart, model.config)
+    return embeddings.query_states(model, batch.inputs, batch.positions)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from trifold.nn import Inputs, Transformer
-from trifold.nn.experts import balance_loss, record_routers, z_loss
 from trifold.nn.packing import Packing
+from trifold.nn.parts import FeedForwardPart, part_of
 from trifold.objectives.batch import LossTerm
 
 
@@ -35,19 +35,20 @@ class RouterLoss:
         """
         if not self.weights or inputs.packing is None:
             return model(inputs), {}
-        with record_routers(model) as recorded:
+        part = part_of(FeedForwardPart, model.config)
+        with part.record(model) as recorded:
             states = model(inputs)
         routings = [call.out for calls in recorded for call in calls]
         assert len(routings) == self.layers, "a block with experts was not recorded"
         packing, rows = inputs.packing, inputs.packing.rows()
-        losses = {
-            "balance": lambda routing: balance_loss(routing, rows, packing.shape[0]),
-            "router_z": lambda routing: z_loss(routing, rows),
+        sums = {
+            name: torch.stack(
+                [part.losses[name](each, rows, packing.shape[0]) for each in routings]
+            )
+            for name in self.weights
         }
         counts = self.counts(packing)
         return states, {
-            name: LossTerm(
-                torch.stack([losses[name](each) for each in routings]).sum(), counts[name], weight
-            )
+            name: LossTerm(sums[name].sum(), counts[name], weight)
             for name, weight in self.weights.items()
         }

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trifold.errors import DataError, UsageError
 from trifold.nn import Inputs
+from trifold.nn.parts import EmbeddingsPart, part_of
 from trifold.predict.model_reader import ModelReader
 from trifold.text import Encoded, Tokenizer
 
@@ -69,11 +70,12 @@ def _mask_states(masks: Tensor, inputs: Inputs, reader: ModelReader) -> list[Ten
 
     A model with a query stream predicts with it, so that the masks themselves are not seen.
     """
-    if not reader.config.query_stream:
+    embeddings = part_of(EmbeddingsPart, reader.config)
+    if not embeddings.has_queries:
         return [states[here] for states, here in zip(reader.model(inputs), masks, strict=True)]
     counts = masks.sum(1).tolist()
     positions = masks.long().argsort(dim=1, descending=True, stable=True)[:, : max(counts)]
-    states = reader.model.query_stream(replace(inputs, order=masks.long()), positions)
+    states = embeddings.query_states(reader.model, replace(inputs, order=masks.long()), positions)
     return [own[:count] for own, count in zip(states, counts, strict=True)]
 
 

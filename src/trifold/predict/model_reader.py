@@ -73,7 +73,7 @@ class ModelReader:
 
         Raises TrifoldError if a result contains NaN or infinity.
         """
-        if self.config.patch_size is None:
+        if not self.config.n_patches:
             return self.run_rows(self.encode(texts, pairs), apply)
         if pairs is not None:
             raise UsageError("this model reads single images; remove the second texts")
@@ -153,9 +153,7 @@ class ModelReader:
                 "tokens; "
                 "they do not belong together"
             )
-        if (
-            config.n_token_types > 1 or config.segment_offsets
-        ) and self.required_tokenizer.has_token_types:
+        if config.reads_segments and self.required_tokenizer.has_token_types:
             types = Ragged.of([row.types for row in rows])
             inputs = replace(inputs, segments=types.padded(every, inputs.tokens.shape[1], 0))
         return inputs

@@ -10,15 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trifold.nn.experts import MixtureOfExperts
-from trifold.nn.lsh import LSHAttention
 from trifold.nn.rng import recompute
-from trifold.nn.stack import LayerInputs, Stack
+from trifold.nn.stack import Stack
+from trifold.nn.walk import LayerInputs
 
 # All blocks share one compiled function, with a graph per kind of mask, window and scale of a
 # layer.
 MAX_GRAPHS = 128
-UNCOMPILED = (MixtureOfExperts, LSHAttention)
 
 
 def recomputed(block: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Tensor:
@@ -52,14 +50,14 @@ def compile_blocks(model: nn.Module) -> None:
     """Compile the blocks of a model, each at its first call, which must be within `under_graphs`.
 
     All sizes are dynamic from the start. Hooks inside blocks no longer fire, and the query stream
-    is not compiled, nor are blocks with experts or LSH attention, whose shapes depend on values.
+    is not compiled, nor are blocks with modules whose shapes depend on values.
     Graphs of earlier models are discarded, so that they do not count towards the limit.
     """
     torch._dynamo.reset()
     for stack in model.modules():
         if isinstance(stack, Stack):
             for block in stack.blocks:
-                if not any(isinstance(module, UNCOMPILED) for module in block.modules()):
+                if all(getattr(module, "has_fixed_shapes", True) for module in block.modules()):
                     block.forward = torch.compile(block.forward, dynamic=True)
 
 

@@ -13,7 +13,16 @@ from trifold.errors import SettingsError
 from trifold.fast import compiled_loops
 from trifold.memory import Limit, format_size
 from trifold.nn import ModelConfig
-from trifold.nn.spans import level_starts
+from trifold.nn.parts import (
+    AttentionPart,
+    BlockPart,
+    FeedForwardPart,
+    ScoresPart,
+    WalkPart,
+    classical,
+    part_of,
+    rules_of,
+)
 from trifold.recipe import Recipe, TrainSettings
 from trifold.train.device import Machine
 from trifold.train.parameters import count_trained
@@ -111,7 +120,7 @@ def saved_elements(
     """
     mask = 1 if config.dropout and not compiled else 0  # the compiled loops redraw the mask
     layers, recompute, int8 = 0, train.recompute == "blocks", train.precision == "int8"
-    is_reversible = config.residual == "reversible"
+    saves_layers = part_of(WalkPart, config).saves_layers and not recompute
     for side, sized in config.stacks.items():
         crosses = side == "decoder" and config.shape == "encoder-decoder"
         kept = (
@@ -123,55 +132,48 @@ def saved_elements(
             sized, kept, length, mask, attentions=2 if crosses else 1, int8=int8, compiled=compiled
         )
         block += sized.d_ff if config.activation_dropout and not compiled else 0
-        inputs = config.stream_width if is_reversible else sized.n_layers * sized.d_model
-        layers += inputs + block if recompute or is_reversible else sized.n_layers * block
+        if saves_layers:
+            layers += sized.n_layers * block
+        else:
+            layers += block + _saved_inputs(sized)
         # The output of the stack, and the input of its final norm.
         layers += sized.d_model * (
             1 + mask + (_READ[config.norm] if config.norm_placement != "post" else 0)
         )
-    if config.attention == "spans":
-        tokens = tokens * level_starts(length, config.span_keys)[-1] // length
-    if (
-        config.convolution is not None
-    ):  # its input without padding, and those of its activation and its norm
-        layers += config.d_model * (2 + _READ[config.norm] + mask)
-    return tokens * layers
+    layers += config.d_model * part_of(BlockPart, config).saved_once(
+        config, _READ[config.norm], mask
+    )
+    return tokens * part_of(AttentionPart, config).rows(config, length) // length * layers
 
 
 _READ = {"layer": 1, "rms": 2}  # tensors of width E that a norm saves
 
 
-def _kept_keys(config: ModelConfig, layer: int, length: int, side: str) -> int:
-    """For how many keys of a query self-attention may save weights. If queries read few keys, it
-    computes blocks of queries again, except those that read all keys.
+def _saved_inputs(config: ModelConfig) -> int:
+    """Elements per token of the inputs of recomputed blocks; those of a walk that saves no layers
+    are the last ones only.
     """
+    if part_of(WalkPart, config).saves_layers:
+        return config.n_layers * config.d_model
+    return config.stream_width
+
+
+def _kept_keys(config: ModelConfig, layer: int, length: int, side: str) -> int:
+    """For how many keys of a query self-attention may save weights."""
     keys = keys_read(config, layer, length, side)
-    if config.attention == "lsh" or 2 * keys >= length:
-        return keys if config.attention == "lsh" else length
-    return 0 if config.sparse_blocks is None else 2 * config.sparse_blocks.size
+    return part_of(AttentionPart, config).kept_keys(config, keys, length)
 
 
 def _is_packed(config: ModelConfig, length: int) -> bool:
     """Whether attention is that of packed rows in compiled loops, which saves the weights, and its
     output only once.
     """
-    is_other = (
-        config.attention != "softmax"
-        or config.latent is not None
-        or config.kv_heads < config.n_heads
-    )
-    has_offsets = config.positions in (
-        "rotary",
-        "relative",
-        "relative-sinusoidal",
-        "disentangled",
-        "alibi",
-    )
+    attention, scores = part_of(AttentionPart, config), part_of(ScoresPart, config)
+    is_plain = attention.is_packed and scores is classical(ScoresPart) and not rules_of(config)
     is_scaled = config.qk_norm or config.attention_scale or config.attention_scale_by_layer
     reads_weights = config.attention_dropout or config.attention_sinks or config.score_soft_cap
-    return length <= 512 and not (
-        is_other or has_offsets or is_scaled or reads_weights or config.sliding_window
-    )
+    is_shared = config.kv_heads < config.n_heads
+    return length <= 512 and is_plain and not (is_scaled or reads_weights or is_shared)
 
 
 def _saved_by_block(
@@ -188,28 +190,14 @@ def _saved_by_block(
     `_kept_keys`.
     """
     merged = config.n_heads * config.head_width
-    read = _READ[config.norm]
-    each = 1 + read * (2 if config.norm_placement == "sandwich" else 1) + mask
-    residuals = {
-        "sequential": (attentions + 1) * each,
-        "parallel": 1 + read + mask,
-        "parallel-two-norms": 2 + read + mask,
-        "reversible": 2 * each,
-    }[config.residual]
-    # The attention weights: the softmax, and with dropout a mask and the product.
+    residuals = part_of(BlockPart, config).saved(config, attentions, _READ[config.norm], mask)
     is_packed = compiled and _is_packed(config, length)
-    weights_per_key = 3 if config.attention_dropout or config.attention == "lsh" else int(is_packed)
-    weights = round(config.n_heads * weights_per_key * kept)
-    if config.attention == "lsh":
-        # Copies of q, k, v and the output in each round.
-        weights += round(3 * merged * kept / config.lsh.chunk)
+    weights = part_of(AttentionPart, config).saved_weights(config, kept, is_packed=is_packed)
     inner = 2 if config.gated else 1  # inputs or outputs of the activation
     if config.activation_dropout or int8:  # both, and the product with the gate
         inner = 4 if config.gated else 2
-    width, experts = config.d_ff, config.experts
-    if experts is not None:  # with the inputs of the experts
-        width = (experts.per_token + experts.shared) * (experts.d_ff or width)
-        residuals += 2 * experts.per_token
+    width, more = part_of(FeedForwardPart, config).saved(config)
+    residuals += more
     return (
         config.d_model * residuals + attentions * (5 - is_packed) * merged + weights + width * inner
     )

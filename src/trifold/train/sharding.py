@@ -137,8 +137,8 @@ def _shard(model: Transformer, machine: Machine) -> None:
         ]
     for module in (*blocks, model):
         fsdp.fully_shard(module, mesh=mesh, mp_policy=policy)
-        if hasattr(module, "query_stream"):  # the second forward method of two-stream blocks
-            fsdp.register_fsdp_forward_method(module, "query_stream")
+        if hasattr(module, "attend_to"):  # the second forward method of blocks
+            fsdp.register_fsdp_forward_method(module, "attend_to")
     for module in model.modules():
         if isinstance(module, fsdp.FSDPModule):
             module.set_gradient_divide_factor(1.0)

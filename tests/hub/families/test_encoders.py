@@ -18,7 +18,7 @@ from trifold.errors import CheckpointError
 from trifold.hub import load_model, read_config, save_model
 from trifold.hub.families import FAMILIES
 from trifold.nn import Inputs, ModelConfig
-from trifold.nn.config_parts import Convolution
+from trifold.nn.variants.convolution import Convolution
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("default")

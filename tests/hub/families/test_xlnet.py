@@ -19,6 +19,7 @@ import trifold
 from trifold.errors import CheckpointError
 from trifold.hub import load_model, read_config
 from trifold.nn import Inputs, Transformer
+from trifold.nn.variants.two_streams import query_states
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("default")
@@ -73,7 +74,7 @@ def test_the_query_stream_equals_the_reference_in_any_order(left: bool, tmp_path
     ).logits
     assert model.lm_head is not None
     got = model.lm_head(
-        model.query_stream(Inputs(tokens, real, segments=segments, order=order), predicted)
+        query_states(model, Inputs(tokens, real, segments=segments, order=order), predicted)
     )
     is_predicted = order.gather(1, predicted) > 0
     assert is_predicted.sum() >= 6 and expected[is_predicted].std() > 1

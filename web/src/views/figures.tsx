@@ -127,10 +127,11 @@ interface Angles {
   similarity: Array64;
   frequencies: Record<string, Array64>;
   angles: Array64;
-  slopes: Array64;
-  alibi: Array64;
-  buckets: Record<string, Array64>;
-  offsets: Record<string, Array64>;
+  // Of parts that may be missing:
+  slopes?: Array64;
+  alibi?: Array64;
+  buckets?: Record<string, Array64>;
+  offsets?: Record<string, Array64>;
 }
 
 const count = (size: number, first = 0) => Array.from({ length: size }, (_, n) => String(n + first));
@@ -154,10 +155,16 @@ function Matrix({ title, array, rows, columns, paint = (value) => value, first =
   );
 }
 
+const bound = (array: Array64) => Math.max(1e-12, ...Array.from(numbers(array), Math.abs));
+
+function Alibi({ slopes, offsets }: { slopes: Array64; offsets: Array64 }) {
+  const shown = Array.from(numbers(slopes), (slope) => slope.toPrecision(2)).join(", ");
+  return <Matrix title={`ALiBi offsets, slopes ${shown}`} array={offsets} rows="head" columns="key, for the last query" paint={(value) => value / bound(offsets)} />;
+}
+
 function Positions() {
   const { value: found, error } = useAnswer<Angles>("positions", {});
   if (!found) return <Message error={error} />;
-  const bound = (array: Array64) => Math.max(1e-12, ...Array.from(numbers(array), Math.abs));
   const plain = numbers(found.frequencies.unscaled);
   const pairs = Array.from(plain, (_, n) => n);
   return (
@@ -167,15 +174,15 @@ function Positions() {
         <Matrix title="Sinusoids" array={found.sinusoids} rows="position" columns="dimension" />
         <Matrix title={`Similarity of ${found.kind === "learned" ? "learned positions" : "sinusoids"}`} array={found.similarity} rows="position" columns="position" />
         <Matrix title="Rotary angles" array={found.angles} rows="position" columns="pair of dimensions, coloured by the cosine" paint={Math.cos} />
-        <Matrix title={`ALiBi offsets, slopes ${Array.from(numbers(found.slopes), (slope) => slope.toPrecision(2)).join(", ")}`} array={found.alibi} rows="head" columns="key, for the last query" paint={(value) => value / bound(found.alibi)} />
-        {Object.entries(found.offsets).map(([name, array]) => (
+        {found.alibi && found.slopes && <Alibi slopes={found.slopes} offsets={found.alibi} />}
+        {Object.entries(found.offsets ?? {}).map(([name, array]) => (
           <Matrix key={name} title={`Learned offsets, ${name}`} array={array} rows="head" columns="distance" first={-Math.floor(array.shape[1] / 2)} paint={(value) => value / bound(array)} />
         ))}
         <Curve title="log₁₀ of the rotary frequencies" axis="pair" steps={pairs} values={Array.from(plain, Math.log10)} />
         {Object.entries(found.frequencies).map(([name, array]) => name !== "unscaled" && (
           <Curve key={name} title={`${name}: share of the unscaled frequency`} axis="pair" steps={pairs} values={Array.from(numbers(array), (value, n) => value / plain[n])} />
         ))}
-        {Object.entries(found.buckets).map(([name, array]) => (
+        {Object.entries(found.buckets ?? {}).map(([name, array]) => (
           <Curve key={name} title={`Buckets of relative positions, ${name}`} axis="distance" steps={Array.from(numbers(array), (_, n) => n - (array.shape[0] - 1) / 2)} values={numbers(array)} />
         ))}
       </div>

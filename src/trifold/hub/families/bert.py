@@ -14,7 +14,7 @@ from trifold.hub.family import Family, TensorRules
 from trifold.hub.rows import Entry, Fields, fixed, ids, resized, row, rows, same, sizes, up_to
 from trifold.hub.rules import AnyRule
 from trifold.nn import ModelConfig
-from trifold.nn.config_parts import MAX_LAYERS
+from trifold.nn.config import MAX_LAYERS
 
 # --- what encoders share --------------------------------------------------------------------------
 

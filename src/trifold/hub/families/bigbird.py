@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from trifold.hub.families import bart, bert
 from trifold.hub.family import PART, STACK
-from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, resized, row, rows, same
+from trifold.hub.rows import SIZE, Entry, Fields, fixed, group_of, ids, resized, row, rows, same
 from trifold.hub.rules import AnyRule, Ignored, Unused
 from trifold.nn import ModelConfig
 
@@ -21,7 +21,7 @@ def _load_blocks(file: Any, fields: Fields) -> Fields:
 
 
 def _save_blocks(config: ModelConfig) -> Fields:
-    if (blocks := config.sparse_blocks) is None:
+    if (blocks := group_of(config, "sparse_blocks")) is None:
         return {"attention_type": "original_full"}
     return {
         "attention_type": "block_sparse",

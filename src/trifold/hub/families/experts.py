@@ -25,6 +25,7 @@ from trifold.hub.rows import (
     Entry,
     Fields,
     fixed,
+    group_of,
     ids,
     nested,
     repeats,
@@ -129,8 +130,8 @@ def fused(count: int, parts: int = 1) -> Transform:
 
 
 def _fused_rules(config: ModelConfig, base: str) -> list[AnyRule]:
-    assert config.experts is not None
-    count, rules, layer = config.experts.count, list[AnyRule](), f"{base}layers.{{i}}."
+    assert group_of(config, "experts") is not None
+    count, rules, layer = group_of(config, "experts").count, list[AnyRule](), f"{base}layers.{{i}}."
     for names, theirs in ((("gate_proj", "in_proj"), "gate_up_proj"), (("out_proj",), "down_proj")):
         for part, ending in (("weight", ""), ("bias", "_bias")):
             ours = (
@@ -199,10 +200,17 @@ def _save_deepseek(config: ModelConfig) -> Fields:
     keys = ROPE.save(config) | {"num_key_value_heads": config.n_heads}
     if config.attention_scale is None:
         return keys
-    factor = 1.0 if config.rotary_scaling is None else config.rotary_scaling.factor
-    if config.latent is None or factor == 1:
+    factor = (
+        1.0
+        if group_of(config, "rotary_scaling") is None
+        else group_of(config, "rotary_scaling").factor
+    )
+    if group_of(config, "latent") is None or factor == 1:
         raise SettingsError("attention_scale: only supported together with rotary_scaling")
-    fields = {"d_head": config.head_width, "latent": {"d_rotary": config.latent.d_rotary}}
+    fields = {
+        "d_head": config.head_width,
+        "latent": {"d_rotary": group_of(config, "latent").d_rotary},
+    }
     share = (math.sqrt(config.attention_scale / _scale(fields, 1.0, 0.0)) - 1) / (
         0.1 * math.log(factor)
     )
@@ -225,7 +233,11 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     tokens.
     """
     layer = f"{base}layers.{{i}}."
-    queries = "q_proj" if config.latent is None or config.latent.query_width is None else "q_b_proj"
+    queries = (
+        "q_proj"
+        if group_of(config, "latent") is None or group_of(config, "latent").query_width is None
+        else "q_b_proj"
+    )
     return [
         *modules({f"{BLOCK}self_attention.sublayer.q_proj": f"{layer}self_attn.{queries}"}),
         Rule(f"{BLOCK}self_attention.sublayer.kv_proj", f"{layer}self_attn.kv_b_proj.weight"),

@@ -18,7 +18,7 @@ from trifold.hub.family import LABELED, STACK, Family, TensorRules, with_default
 from trifold.hub.rope import layered_rope, windows
 from trifold.hub.rows import ACTIVATIONS, SIZE, Ends, Entry, Fields, ids, resized, row, rows, same
 from trifold.nn import ModelConfig
-from trifold.nn.config_parts import DECODER_SIZES
+from trifold.nn.config import DECODER_SIZES
 
 # The first files have "gelu", but the model was trained with the approximation.
 GELU = {name: ours for name, ours in ACTIVATIONS.items() if name != "gelu"} | {"gelu": "gelu-tanh"}

@@ -15,13 +15,14 @@ from trifold.errors import SettingsError
 from trifold.hub.families import bert
 from trifold.hub.family import STACK, TensorRules
 from trifold.hub.rope import repeated
-from trifold.hub.rows import Entry, Fields, fixed, ids, nested, resized, row, rows, same
+from trifold.hub.rows import Entry, Fields, fixed, group_of, ids, nested, resized, row, rows, same
 from trifold.hub.rules import AnyRule, Rule, Unused
 from trifold.hub.transforms import LEADING_AXIS, each
 from trifold.nn import ModelConfig
-from trifold.nn.config_parts import MAX_LAYERS, Bucket
+from trifold.nn.config import MAX_LAYERS
 
 LAYERS = Annotated[list[Literal["lsh", "local"]], Field(min_length=1, max_length=MAX_LAYERS)]
+Bucket = Annotated[int, Field(gt=0, le=2**20, multiple_of=2)]
 BUCKETS = Bucket | Annotated[list[Bucket], Field(min_length=1)] | None
 MIDDLE_AXIS = each(
     lambda theirs: theirs.squeeze(1), lambda ours: ours.unsqueeze(1)
@@ -38,8 +39,11 @@ def _load_layers(file: Any, fields: Fields) -> Fields:
 
 
 def _save_layers(config: ModelConfig) -> Fields:
-    buckets = config.lsh.buckets or (None,)
-    layers = ["lsh" if config.lsh.sorts(layer) else "local" for layer in range(config.n_layers)]
+    buckets = group_of(config, "lsh").buckets or (None,)
+    layers = [
+        "lsh" if group_of(config, "lsh").sorts(layer) else "local"
+        for layer in range(config.n_layers)
+    ]
     return {
         "num_buckets": buckets[0] if len(buckets) == 1 else list(buckets),
         "attn_layers": layers,
@@ -70,7 +74,7 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
         theirs = f"{base}encoder.layers.{{i}}.attention.self_attention"
         names = (
             {"q_proj": "query_key"}
-            if config.lsh.sorts(layer)
+            if group_of(config, "lsh").sorts(layer)
             else {"q_proj": "query", "k_proj": "key"}
         )
         rules += [

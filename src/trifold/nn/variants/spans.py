@@ -14,7 +14,10 @@ authors' program, far levels share their b; here b is a number per head, and not
 query and a vector. Shapes: B batch, T tokens, M spans, E width.
 """
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -23,10 +26,14 @@ from torch.nn import functional as F
 
 from trifold.nn import ops
 from trifold.nn.attention import Attention, AttentionInputs
-from trifold.nn.cache import SpanKeys
-from trifold.nn.config import ModelConfig
-from trifold.nn.masks import Mask, MaskPart, PairBias, Rule
-from trifold.nn.rules import Table
+from trifold.nn.cache import Cache, GrowingKeys
+from trifold.nn.config import CoreConfig
+from trifold.nn.masks import Mask, MaskPart, PairBias, RealFirst, Rule, Table
+from trifold.nn.parts import ScoresPart, UnscoredPart, part_of
+from trifold.nn.problems import Problems, defaults
+from trifold.nn.stack import Stack
+from trifold.nn.walk import LayerInputs
+from trifold.settings import Conflict
 
 LEVELS = 10  # this level and all above it share their b
 
@@ -40,7 +47,7 @@ def level_starts(tokens: int, k: int) -> tuple[int, ...]:
     return (0, *(tokens + whole - (whole >> level) for level in range(levels + 1)))
 
 
-def offset_rows(config: ModelConfig) -> int:
+def offset_rows(config: CoreConfig) -> int:
     """Sides, levels and places."""
     return (1 if config.shape == "decoder" else 2) * (LEVELS + 1) * (config.span_keys + 2)
 
@@ -67,21 +74,21 @@ class Spans(Rule):
     tokens read, for a cache.
     """
 
+    blockwise = "spans"
+
     is_lifted = True
     may_forbid_all = False
     counts_real = False
 
     def __init__(self, mask: Mask, x: Tensor, k: int, *, all_levels: bool = False) -> None:
-        packing, keys = mask.packing, mask.keys if mask.packing is None else mask.packing.attend
-        count = x.shape[1] if packing is None else packing.shape[1]
+        keys, count = mask.real, mask.count(x)
         keys = torch.ones(1, count, dtype=torch.bool, device=x.device) if keys is None else keys
         starts, tokens = (
             level_starts(count, 1 if all_levels else k),
             torch.arange(count, device=x.device),
         )
         sides = (tokens,) if mask.causal else (tokens, ~tokens)
-        self.k, self.packing, self.starts = k, packing, starts
-        self.columns = keys.long().argsort(dim=1, descending=True, stable=True)[..., None]
+        self.k, self.given, self.starts, self.first = k, mask, starts, RealFirst(keys)
         self.bounds = torch.stack(
             [torch.stack([*walk(side, k, len(starts) - 1)], 1) for side in sides]
         )
@@ -100,7 +107,7 @@ class Spans(Rule):
 
     def rows(self, x: Tensor, spans: Tensor | None = None) -> Tensor:
         """The tokens, and states (B, M, E) of spans, by default 0 -> (B, T + M, E)."""
-        x = self.packing.grid(x) if self.packing else x.gather(1, self.columns.expand_as(x))
+        x = self.first.move(self.given.grid(x))
         spans = (
             x.new_zeros(len(x), self.starts[-1] - self.starts[1], x.shape[2])
             if spans is None
@@ -110,8 +117,7 @@ class Spans(Rule):
 
     def tokens(self, x: Tensor) -> Tensor:
         """(B, T + M, E) -> the tokens, where they were."""
-        x, packing = x[:, : self.starts[1]], self.packing
-        return packing.flat(x) if packing else x.gather(1, self.columns.argsort(1).expand_as(x))
+        return self.given.flat(self.first.undo(x[:, : self.starts[1]]))
 
     def places(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The row of b for tokens (C, 1) and keys (…, 1, S) -> (…, C, S), -1 where a token does not
@@ -188,11 +194,8 @@ class SpanStep(Spans):
         count, self.own = mask.offset + 1, mask.positions(1, x.device)[:, -1:]
         ends = (self.own + 1) & -(self.own + 1)  # tokens of the longest span that ends
         self.levels = torch.arange(int(ends.max()).bit_length(), device=x.device)
-        self.packing, self.starts, self.columns = (
-            None,
-            (0, 1, len(self.levels)),
-            self.own.new_zeros(1, 1, 1),
-        )
+        self.given, self.starts = Mask(), (0, 1, len(self.levels))
+        self.first = RealFirst(torch.ones_like(self.own[:1], dtype=torch.bool))
         done = (1 << self.levels <= ends) & (mask.keys is None or mask.keys[:, -1:])
         self.slots = span_slots(self.levels, self.own >> self.levels).where(done, 2 * count - 1)
         levels = torch.arange(len(level_starts(count, k)) - 1, device=x.device)[:, None]
@@ -212,12 +215,38 @@ def span_slots(levels: Tensor, spans: Tensor) -> Tensor:
     return levels + sum(last >> level for level in range(int(last.max()).bit_length() + 1))
 
 
+class SpanKeys(GrowingKeys):
+    """Keys and values of tokens and of the spans that end with them: n tokens have
+    less than 2·n.
+    """
+
+    @property
+    def _filled(self) -> int:
+        return 2 * self.length
+
+    def put(
+        self, slots: Tensor, keys: Tensor, values: Tensor, tokens: int
+    ) -> tuple[Tensor, Tensor]:
+        """Store keys and values (B, H, N, D) of so many tokens more at slots (B or 1, N); return
+        all that are stored. The last slot, 2·n − 1, is for what nothing reads.
+        """
+        end = 2 * (self.length + tokens)
+        if self.buffers is None or self.buffers[0].shape[2] < end:
+            self.buffers = self._enlarge((keys, values), keys.shape[0], self._capacity(end))
+        self.length += tokens
+        for buffer, new in zip(self.buffers, (keys, values), strict=True):
+            buffer.scatter_(2, slots[:, None, :, None].expand(new.shape), new)
+        return self.buffers[0][:, :, :end], self.buffers[1][:, :, :end]
+
+
 class SpanAttention(Attention):
     """Self-attention of rows of tokens and spans. `offsets` (rows, H) is b. Hook points show the
     queries of tokens.
     """
 
-    def __init__(self, config: ModelConfig, layer: int = 0) -> None:
+    stores_keys = False
+
+    def __init__(self, config: CoreConfig, layer: int = 0) -> None:
         super().__init__(config, layer)
         self.offsets = nn.Parameter(torch.empty(offset_rows(config), config.n_heads))
 
@@ -226,7 +255,7 @@ class SpanAttention(Attention):
         mask, spans = inputs.mask, inputs.mask.rule(Spans)
         assert spans is not None, "the stack adds the spans"
         if inputs.cache is not None:
-            assert isinstance(inputs.cache.own, SpanKeys), "see `Transformer.new_cache`"
+            assert isinstance(inputs.cache.own, SpanKeys), "see `SpanPart.new_keys`"
             stored = inputs.cache.own.put(spans.slots, k, v, spans.starts[1])
             if isinstance(spans, SpanStep):
                 return self._step(q, *stored, spans)
@@ -264,6 +293,102 @@ class SpanAttention(Attention):
                 ops.attend(q[:, :, level : level + 1], _at(k, slots), _at(v, slots), Mask())
             )
         return torch.cat(outs, 2)
+
+
+class SpanStack(Stack):
+    """A stack whose layers read the tokens and the spans. Tokens that follow others in a cache are
+    read one by one.
+    """
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Mask,
+        memory: Tensor | None = None,
+        memory_mask: Mask | None = None,
+        cache: Cache | None = None,
+        *,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+    ) -> Tensor:
+        """See `Stack.forward`."""
+        if mask.offset and x.shape[1] > 1:
+            outs = []
+            for number, token in enumerate(x.split(1, 1), mask.offset):
+                keys = None if mask.keys is None else mask.keys[:, : number + 1]
+                own = replace(mask, keys=keys, offset=number)
+                outs.append(self(token, own, cache=cache))
+            return torch.cat(outs, 1)
+        spans: Spans
+        if mask.offset:
+            spans = SpanStep(mask, x, self.config.span_keys)
+        else:
+            spans = Spans(mask, x, self.config.span_keys, all_levels=cache is not None)
+        return spans.tokens(super().forward(spans.rows(x), spans.mask, cache=cache))
+
+    def rows(self, x: Tensor, inputs: LayerInputs) -> Tensor:
+        """See `Stack.rows`: the spans."""
+        spans = inputs.mask.rule(Spans)
+        assert spans is not None, "see `forward`"
+        return spans.rows(x)
+
+    def leave(self, state: nn.Module, x: Tensor, inputs: LayerInputs) -> Tensor:
+        """See `Stack.leave`. The hook point reads tokens only."""
+        spans = inputs.mask.rule(Spans)
+        assert spans is not None, "see `forward`"
+        if not state.watched:
+            return x
+        return spans.rows(state(spans.tokens(x)), x[:, spans.starts[1] :])
+
+
+class SpanPart(UnscoredPart):
+    """Attention to near tokens, and to spans of far ones."""
+
+    value = "spans"
+    keys = "span_keys"
+    conflicts = "experts sliding_window latent"
+    excludes = "score_soft_cap attention_sinks attention_dropout"
+    has_vectors = False  # spans have queries of their own
+
+    def problems(self, config: CoreConfig) -> Problems:
+        choice = self.label(config)
+        if config.shape == "encoder-decoder":
+            yield Conflict(f"{choice} excludes shape: encoder-decoder", defaults(config, self.key))
+        if (scores := part_of(ScoresPart, config)).new_rotary(config) is not None:
+            text = f"{choice} excludes positions: {scores.value}"
+            yield Conflict(text, defaults(config, scores.key, self.key))
+        yield from super().problems(config)
+
+    def new(self, config: CoreConfig, layer: int) -> nn.Module:
+        return SpanAttention(config, layer)
+
+    def new_keys(self, usual: Callable[[], GrowingKeys]) -> GrowingKeys:
+        return SpanKeys()
+
+    def new_stack(self, config: CoreConfig) -> type[Stack]:
+        return SpanStack
+
+    def terms(self, config: CoreConfig) -> list[str]:
+        return [*super().terms(config), f"{offset_rows(config)}·H"]
+
+    def keys_read(self, config: CoreConfig, layer: int, keys: int, near: int, side: str) -> int:
+        """Itself, and k of each level and side; every other level reads it once."""
+        levels = len(level_starts(keys, config.span_keys)) - 1
+        sides = 2 if side == "encoder" else 1
+        return min(keys, sides * levels * config.span_keys + 1) + levels - 1
+
+    def rows(self, config: CoreConfig, tokens: int) -> int:
+        """Tokens and spans."""
+        return level_starts(tokens, config.span_keys)[-1]
+
+    def cached_tokens(self, config: CoreConfig, tokens: int) -> int:
+        return 2 * tokens * config.n_layers
+
+    def phrase(self, config: CoreConfig) -> str:
+        return "attention to spans of tokens"
+
+
+PARTS = (SpanPart(),)
 
 
 def _at(x: Tensor, slots: Tensor) -> Tensor:

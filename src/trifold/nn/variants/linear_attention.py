@@ -1,17 +1,19 @@
 """Attention whose cost grows with the length of a text and not with its square.
 
-elu       out_i = φ(q_i)ᵀ S_i / φ(q_i)ᵀ z_i,   S_i = Σ_j φ(k_j) v_jᵀ,   z_i = Σ_j φ(k_j),
-          φ(x) = elu(x) + 1, over all keys, or over j ≤ i
-                                              (Katharopoulos et al. 2020, equations 5 to 7 and 9)
-favor     the same with φ(x) = exp(W x − |x|² / 2) / √m: its products approximate exp(q·k / √D),
-          because the rows of W are m normal vectors, orthogonal in groups of D
-                                                       (Choromanski et al. 2021, lemma 1, FAVOR+)
-low-rank  softmax(Q (E K)ᵀ / √D) F V: E and F (r, S) mix the keys and the values of all tokens
-          into r                                                   (Wang et al. 2020, equation 7)
+elu    out_i = φ(q_i)ᵀ S_i / φ(q_i)ᵀ z_i,   S_i = Σ_j φ(k_j) v_jᵀ,   z_i = Σ_j φ(k_j),
+       φ(x) = elu(x) + 1, over all keys, or over j ≤ i
+                                           (Katharopoulos et al. 2020, equations 5 to 7 and 9)
+favor  the same with φ(x) = exp(W x − |x|² / 2) / √m: its products approximate exp(q·k / √D),
+       because the rows of W are m normal vectors, orthogonal in groups of D
+                                                    (Choromanski et al. 2021, lemma 1, FAVOR+)
 
 Shapes: B batch, T queries, H heads, D head size, M features. The sum z is the last column of S, as
 the value 1.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +21,37 @@ from torch.nn import functional as F
 
 from trifold.nn import ops
 from trifold.nn.attention import Attention, AttentionInputs
-from trifold.nn.cache import RunningSums
-from trifold.nn.config import ModelConfig
+from trifold.nn.cache import GrowingKeys, History
+from trifold.nn.config import CoreConfig
 from trifold.nn.masks import Mask
+from trifold.nn.parts import UnscoredPart
 from trifold.nn.segments import scan
 
 CHUNK = 64  # tokens whose products φ(q)·φ(k) are computed at once
 SEGMENT = 256  # tokens whose chunks are computed again in the backward pass
+
+
+class RunningSums(History):
+    """The sums S (B, H, M, D + 1) of linear attention instead of keys: their size does not grow
+    with the length.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: Tensor | None = None
+
+    def add(self, state: Tensor, tokens: int) -> None:
+        """Replace S by the one after so many tokens more."""
+        self.state = state
+        self.length += tokens
+
+    def select(self, rows: Tensor) -> None:
+        """Row i becomes row rows[i]."""
+        self.state = None if self.state is None else self.state.index_select(0, rows)
+
+    def expand(self, times: int) -> None:
+        """Repeat every row `times` times, one after the other."""
+        self.state = None if self.state is None else self.state.repeat_interleave(times, 0)
 
 
 class KernelAttention(Attention):
@@ -33,9 +59,10 @@ class KernelAttention(Attention):
     only.
     """
 
+    stores_keys = False
     directions: Tensor
 
-    def __init__(self, config: ModelConfig, layer: int = 0) -> None:
+    def __init__(self, config: CoreConfig, layer: int = 0) -> None:
         super().__init__(config, layer)
         self.kind = config.attention
         if self.kind == "favor":
@@ -113,28 +140,6 @@ class KernelAttention(Attention):
         return (weights @ v.to(weights.dtype)).to(v.dtype)
 
 
-class LowRankAttention(Attention):
-    """Self-attention of an encoder to r mixtures of all keys. `k_mix` and `v_mix` (r, positions)
-    are E and F.
-    """
-
-    def __init__(self, config: ModelConfig, layer: int = 0) -> None:
-        super().__init__(config, layer)
-        self.k_mix = nn.Parameter(torch.empty(config.rank, config.max_positions))
-        self.v_mix = nn.Parameter(torch.empty(config.rank, config.max_positions))
-
-    def weigh(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
-        """See `Attention.weigh`. Padding is left out of the mixtures, which count real tokens."""
-        assert inputs.mask.has_only(), "mixtures read every real key"
-        if (keys := inputs.mask.keys) is not None:
-            order = keys.long().argsort(dim=1, descending=True, stable=True)[:, None, :, None]
-            k, v = ((x * keys[:, None, :, None]).gather(2, order.expand(x.shape)) for x in (k, v))
-        k, v = (
-            mix[:, : x.shape[2]].to(x.dtype) @ x for mix, x in ((self.k_mix, k), (self.v_mix, v))
-        )
-        return super().weigh(q, k, v, AttentionInputs(Mask()))
-
-
 def _extended(v: Tensor, real: Tensor, like: Tensor) -> Tensor:
     """v (B, H, T, D) with the value 1 as last column, 0 for padding: (B, H, T, D + 1)."""
     return (F.pad(v, (0, 1), value=1.0) * real).to(like.dtype)
@@ -162,3 +167,58 @@ def orthogonal_directions(count: int, width: int, seed: int) -> Tensor:
         dim=-1, keepdim=True
     )
     return (rows * norms).float()
+
+
+class EluPart(UnscoredPart):
+    """Attention with the feature map elu(x) + 1."""
+
+    value = "elu"
+    excludes = "score_soft_cap attention_sinks attention_dropout"
+    can_truncate = False
+
+    def new(self, config: CoreConfig, layer: int) -> nn.Module:
+        return KernelAttention(config, layer)
+
+    def new_keys(self, usual: Callable[[], GrowingKeys]) -> GrowingKeys:
+        return RunningSums()
+
+    def features(self, config: CoreConfig) -> int:
+        """M, the features of a head."""
+        return config.head_width
+
+    def map_elements(self, config: CoreConfig) -> int:
+        """Elements of the feature maps of a query and a key of a head."""
+        return 0
+
+    def score_elements(self, config: CoreConfig, side: str, keys: int, read: Sequence[int]) -> int:
+        """Into the sums, and out of them; the products of the chunk, and their sums of values."""
+        features, chunk = self.features(config), min(keys, CHUNK) if side == "decoder" else 0
+        sums = (2 * features + chunk) * (config.head_width + 1) + chunk * features
+        return config.n_layers * config.n_heads * (self.map_elements(config) + sums)
+
+    def cached_elements(self, config: CoreConfig, tokens: int) -> int:
+        """The sums, whose size does not depend on the tokens."""
+        sums = self.features(config) * (config.head_width + 1)
+        return config.n_layers * config.n_heads * sums
+
+    def phrase(self, config: CoreConfig) -> str:
+        return "linear attention (elu + 1)"
+
+
+class FavorPart(EluPart):
+    """Attention with random features of the exponential."""
+
+    value = "favor"
+    keys = "n_features"
+
+    def features(self, config: CoreConfig) -> int:
+        return config.n_features
+
+    def map_elements(self, config: CoreConfig) -> int:
+        return 2 * config.n_features * config.head_width
+
+    def phrase(self, config: CoreConfig) -> str:
+        return "linear attention (random features)"
+
+
+PARTS = (EluPart(), FavorPart())

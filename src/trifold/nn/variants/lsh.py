@@ -21,21 +21,70 @@ so a row does not depend on its batch.
 Shapes: B batch, T tokens, H heads, D head size, L padded length, R rounds, C chunks of c tokens.
 """
 
+from __future__ import annotations
+
 import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Literal
 
 import torch
-from torch import Tensor
+from pydantic import Field
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trifold.nn import ops
 from trifold.nn.attention import Attention, AttentionInputs, Memo
-from trifold.nn.config import ModelConfig
+from trifold.nn.cache import Cache, History
+from trifold.nn.config import CoreConfig
+from trifold.nn.formulas import Row
 from trifold.nn.layers import Dropout
-from trifold.nn.packing import Packing
+from trifold.nn.masks import Mask, RealFirst
+from trifold.nn.parts import UnscoredPart, group
 from trifold.nn.rng import recompute, thread_rng
+from trifold.nn.stack import Stack
+from trifold.settings import Settings
+
+Bucket = Annotated[int, Field(gt=0, le=2**20, multiple_of=2)]
 
 MAX_SCORES = 2**24  # of a layer, from which memory matters more than time
 MASKED, SELF = -1e9, -1e5  # scores; the weight of a query itself is 0 unless all others are masked
+
+
+class LSH(Settings):
+    """LSH attention: tokens are sorted by hash and divided into chunks, which read themselves and
+    the one before.
+    """
+
+    chunk: int = Field(64, gt=0, description="tokens of a chunk; shorter texts have full attention")
+    hashes: int = Field(
+        4, gt=0, le=1024, description="rounds of hashing, each with its own rotations"
+    )
+    buckets: tuple[Bucket, ...] | None = Field(
+        None,
+        strict=False,
+        min_length=1,
+        description="of a round, or factors; default: twice as many as chunks",
+    )
+    seed: int | None = Field(
+        None, ge=0, lt=2**63, description="of rotations; default: a new one in training"
+    )
+    layers: tuple[Literal["lsh", "local"], ...] = Field(
+        ("lsh",),
+        strict=False,
+        min_length=1,
+        description="kinds of layers, repeated; local ones do not sort",
+    )
+    local_chunk: int = Field(64, gt=0, description="chunk of local layers")
+    local_dropout: float = Field(0.0, ge=0, lt=1, description="attention_dropout of local layers")
+
+    def sorts(self, layer: int) -> bool:
+        """Whether that layer sorts the tokens."""
+        return self.layers[layer % len(self.layers)] == "lsh"
+
+    def size(self, layer: int) -> int:
+        """The tokens of a chunk of that layer."""
+        return self.chunk if self.sorts(layer) else self.local_chunk
 
 
 class LSHAttention(Attention):
@@ -43,9 +92,11 @@ class LSHAttention(Attention):
     are normalized.
     """
 
-    def __init__(self, config: ModelConfig, layer: int = 0) -> None:
+    has_fixed_shapes = False  # they depend on the lengths of rows
+
+    def __init__(self, config: CoreConfig, layer: int = 0) -> None:
         super().__init__(config, layer)
-        lsh, self.max_positions = config.lsh, config.max_positions
+        lsh, self.max_positions = settings_of(config), config.max_positions
         self.hashes, self.buckets, self.seed = lsh.hashes, lsh.buckets, lsh.seed
         chunks = [lsh.size(other) for other in range(len(lsh.layers))]
         self.multiple, self.shortest = math.lcm(*chunks), min(chunks)
@@ -55,10 +106,11 @@ class LSHAttention(Attention):
         else:
             self.drop = Dropout(lsh.local_dropout)
 
-    def _projections(self, x: Tensor, packing: Packing | None) -> tuple[Tensor, Tensor, Tensor]:
+    def projections(self, x: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Attention.projections`."""
         if not self.sorts:
-            return super()._projections(x, packing)
-        qk, v = (self._heads(y, packing) for y in ops.linears(x, (self.q_proj, self.v_proj)))
+            return super().projections(x, mask)
+        qk, v = (self.split(mask.grid(y)) for y in ops.linears(x, (self.q_proj, self.v_proj)))
         return qk, qk, v
 
     def weigh(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
@@ -76,7 +128,7 @@ class LSHAttention(Attention):
     def _by_length(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
         """(B, H, T, D) -> (B, H, T, D), the rows of each padded length together."""
         mask, (rows, _, tokens, _) = inputs.mask, v.shape
-        real = mask.keys if mask.packing is None else mask.packing.attend
+        real = mask.real
         real = torch.ones(rows, tokens, dtype=torch.bool, device=v.device) if real is None else real
         counts = real.sum(1)
         lengths = counts.where(counts <= self.shortest, -(-counts // self.multiple) * self.multiple)
@@ -102,7 +154,7 @@ class LSHAttention(Attention):
         if self.sorts and length > self.chunk:
             order = self.order(k, real, length, inputs.memo)
         else:
-            order = real.long().argsort(dim=1, descending=True, stable=True)[:, None, None]
+            order = RealFirst(real).index[:, None, None]
         order = order.expand(-1, q.shape[1], -1, -1)[..., :length]  # (B, H, R, L)
         if order.numel() * 2 * self.chunk <= MAX_SCORES:
             return self._attended(q, k, v, order, real, causal)
@@ -186,3 +238,101 @@ def default_buckets(length: int, chunk: int, max_positions: int) -> tuple[int, .
     if 2**power <= 2 * max(math.isqrt(max_positions // chunk), chunk):
         return (2**power,)
     return 2 ** (power // 2), 2 ** (power - power // 2)
+
+
+class SortingStack(Stack):
+    """A stack with a cache of its inputs. Every step computes all layers again, because new tokens
+    change what others read.
+    """
+
+    def new_cache(self, kind: str, capacity: int, rollback: int) -> Cache:
+        """See `Stack.new_cache`. The cache holds the inputs only."""
+        return Cache([History()])
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Mask,
+        memory: Tensor | None = None,
+        memory_mask: Mask | None = None,
+        cache: Cache | None = None,
+        *,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+    ) -> Tensor:
+        """See `Stack.forward`."""
+        if cache is None:
+            return super().forward(
+                x, mask, memory, memory_mask, positions=positions, segments=segments
+            )
+        assert positions is None, "the positions of earlier tokens are not stored"
+        count = x.shape[1]
+        x = cache.layers[0].own.update(x[:, None], x[:, None, :, :0])[0][:, 0]
+        mask = replace(mask, offset=0)
+        return super().forward(x, mask, memory, memory_mask, segments=segments)[:, -count:]
+
+
+class LSHPart(UnscoredPart):
+    """Attention of chunks of sorted tokens."""
+
+    value = "lsh"
+    keys = "lsh"
+    excludes = "score_soft_cap attention_sinks n_kv_heads qk_norm"
+    can_truncate = False
+
+    def new(self, config: CoreConfig, layer: int) -> nn.Module:
+        return LSHAttention(config, layer)
+
+    def new_stack(self, config: CoreConfig) -> type[Stack]:
+        return SortingStack
+
+    def parameters(self, config: CoreConfig, side: str, blocks: int) -> Row:
+        """M layers lack a projection."""
+        row, sorting = super().parameters(config, side, blocks), settings_of(config).sorts
+        lacking = "(E·H·D + H·D)" if config.attention_bias else "E·H·D"
+        letters = {"L": blocks, "M": sum(map(sorting, range(blocks)))}
+        return row._replace(formula=f"{row.formula} - M·{lacking}", letters=letters)
+
+    def keys_read(self, config: CoreConfig, layer: int, keys: int, near: int, side: str) -> int:
+        """Two chunks in each round."""
+        own = settings_of(config)
+        chunk, rounds = own.size(layer), own.hashes if own.sorts(layer) else 1
+        return 2 * chunk * rounds if keys > chunk else near
+
+    def score_elements(self, config: CoreConfig, side: str, keys: int, read: Sequence[int]) -> int:
+        sorting = sum(map(settings_of(config).sorts, range(config.n_layers)))
+        hashing = sorting * self._hashing(config, keys)
+        return super().score_elements(config, side, keys, read) + hashing
+
+    def _hashing(self, config: CoreConfig, keys: int) -> int:
+        """Elements of the rotations that a token passes in a layer, instead of a projection of
+        keys.
+        """
+        own = settings_of(config)
+        buckets = own.buckets or default_buckets(keys, own.chunk, config.max_positions)
+        rotations = own.hashes * sum(buckets) // 2 if keys > own.chunk else 0
+        return config.n_heads * config.head_width * (rotations - config.d_model)
+
+    def cached_elements(self, config: CoreConfig, tokens: int) -> int:
+        """The inputs of the stack."""
+        return tokens * config.d_model
+
+    def kept_keys(self, config: CoreConfig, keys: int, length: int) -> int:
+        return keys
+
+    def saved_weights(self, config: CoreConfig, kept: float, *, is_packed: bool) -> int:
+        """Three tensors of weights, and copies of q, k, v and the output in each round."""
+        merged = config.n_heads * config.head_width
+        copies = round(3 * merged * kept / settings_of(config).chunk)
+        return round(config.n_heads * 3 * kept) + copies
+
+    def phrase(self, config: CoreConfig) -> str:
+        return "attention to keys of similar hashes"
+
+
+def settings_of(config: CoreConfig) -> LSH:
+    """The settings of LSH attention."""
+    return group(config, "lsh", LSH) or LSH()
+
+
+PARTS = (LSHPart(),)

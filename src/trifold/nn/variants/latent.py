@@ -10,20 +10,45 @@ every key, and W_h^V the weighted sum of c, so that no cached token is expanded:
 q·(W^K c) = (qᵀ W^K)·c. Shapes: R width of c, P of r.
 """
 
+from __future__ import annotations
+
 import math
+from typing import ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from trifold.nn import ops
-from trifold.nn.attention import Memo, merge_heads, split_heads
+from trifold.nn import formulas, ops
+from trifold.nn.attention import Memo, ScoreBias, merge_heads, split_heads
 from trifold.nn.cache import LayerCache
-from trifold.nn.config import ModelConfig
+from trifold.nn.config import CoreConfig
+from trifold.nn.formulas import Row
 from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout, Linear, new_norm
 from trifold.nn.masks import Mask
-from trifold.nn.relative import ScoreBias
+from trifold.nn.parts import AttentionPart, group
+from trifold.nn.problems import Problems
 from trifold.nn.rotary import Rotation
+from trifold.settings import Settings
+
+
+class Latent(Settings):
+    """Multi-head latent attention: keys and values are projections of one narrow vector per token,
+    which is cached.
+    """
+
+    width: int = Field(gt=0, description="of the vector of keys and values")
+    query_width: int | None = Field(
+        None, gt=0, description="of such a vector of queries; default: none"
+    )
+    d_rotary: int = Field(
+        gt=0, description="rotated dimensions beside d_head, shared by the keys of heads"
+    )
+    d_value: int = Field(gt=0, description="width of a value")
+    norm_epsilon: float | None = Field(
+        None, gt=0, description="of the norms inside; default: norm_epsilon"
+    )
 
 
 class LatentAttention(nn.Module):
@@ -31,10 +56,9 @@ class LatentAttention(nn.Module):
 
     watched = False
 
-    def __init__(self, config: ModelConfig, layer: int = 0) -> None:
+    def __init__(self, config: CoreConfig, layer: int = 0) -> None:
         super().__init__()
-        assert config.latent is not None, "the config has no latent attention"
-        latent, heads, bias = config.latent, config.n_heads, config.attention_bias
+        latent, heads, bias = _latent(config), config.n_heads, config.attention_bias
         self.d_key, self.d_value, self.width = config.head_width, latent.d_value, latent.width
         self.d_query = self.d_key + latent.d_rotary
         narrow = latent.query_width
@@ -68,7 +92,7 @@ class LatentAttention(nn.Module):
         assert memory is None, "latent attention reads its own input"
         assert bias is None or isinstance(bias, Tensor), "latent attention has no relative scores"
         # The shapes: content (B, H, T, D), rotated (B, H, T, P), c (B, 1, S, R), r (B, 1, S, P).
-        x = x if mask.packing is None else mask.packing.grid(x)
+        x = mask.grid(x)
         narrow = x if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(x))
         q = split_heads(self.q_proj(narrow), self.d_query)
         content, rotated = q.split([self.d_key, self.d_query - self.d_key], -1)
@@ -94,4 +118,77 @@ class LatentAttention(nn.Module):
             q, k, v, mask, bias=bias, drop=self.drop, hooks=self if self.watched else None
         )
         merged = merge_heads(heads @ w_value.mT if is_narrow else self.heads(heads))
-        return self.o_proj(merged if mask.packing is None else mask.packing.flat(merged))
+        return self.o_proj(mask.flat(merged))
+
+
+class LatentPart(AttentionPart):
+    """Attention with a compressed cache."""
+
+    key = "latent"
+    needs: ClassVar = {"positions": ("rotary", "none")}
+    has_sizes = True
+    conflicts = "attention_scale_by_layer residual"
+    excludes = "n_kv_heads qk_norm rotary_width score_soft_cap attention_sinks"
+    has_vectors = False
+
+    def new(self, config: CoreConfig, layer: int) -> nn.Module:
+        return LatentAttention(config, layer)
+
+    def rotated_width(self, config: CoreConfig) -> int:
+        return _latent(config).d_rotary
+
+    def rotary_problems(self, config: CoreConfig) -> Problems:
+        yield from ()
+
+    def problems(self, config: CoreConfig) -> Problems:
+        if (width := _latent(config).d_rotary) % 2:
+            yield f"latent needs an even latent.d_rotary, not {width}"
+
+    def parameters(self, config: CoreConfig, side: str, blocks: int) -> Row:
+        row = super().parameters(config, side, blocks)
+        return row._replace(letters={"L": blocks, **_letters(config)})
+
+    def terms(self, config: CoreConfig) -> list[str]:
+        """Matrices of queries, of the latent vector, of keys and values from it, and of the output;
+        norms and biases.
+        """
+        vectors = "QR" if _latent(config).query_width else "R"
+        terms = [*_matrices(config), *(formulas.norm(config, letter) for letter in vectors)]
+        if config.attention_bias:
+            terms.append("Q + R + Z")
+        return [*terms, "E"] if config.out_bias else terms
+
+    def matrices(self, config: CoreConfig) -> int:
+        formula = formulas.total(_matrices(config))
+        return formulas.evaluate(config, formula, _letters(config))
+
+    def per_key(self, config: CoreConfig) -> int:
+        latent = _latent(config)
+        return config.n_heads * (config.head_width + latent.d_rotary + latent.d_value)
+
+    def cached_per_token(self, config: CoreConfig) -> int:
+        return _latent(config).width + _latent(config).d_rotary
+
+    def phrase(self, config: CoreConfig) -> str:
+        return f"keys and values from a latent vector of {_latent(config).width:,}"
+
+
+def _latent(config: CoreConfig) -> Latent:
+    found = group(config, "latent", Latent)
+    assert found is not None, "the config has no latent attention"
+    return found
+
+
+def _matrices(config: CoreConfig) -> list[str]:
+    queries = "E·Q + Q·H·(D+Z)" if _latent(config).query_width else "E·H·(D+Z)"
+    return [queries, "E·(R+Z) + R·H·(D+Y) + H·Y·E"]
+
+
+def _letters(config: CoreConfig) -> dict[str, int]:
+    """Widths R of keys and values, Q of queries, Z of rotated dimensions, Y of a value."""
+    latent = _latent(config)
+    widths = latent.width, latent.query_width or 0, latent.d_rotary, latent.d_value
+    return dict(zip("RQZY", widths, strict=True))
+
+
+PARTS = (LatentPart(),)

@@ -1,0 +1,81 @@
+"""Formulas of the numbers of parameters, as texts of letters.
+
+V vocabulary, E width (d_model), F feed-forward width, H heads, G key/value heads, D head size, P
+positions, W embedding width, L blocks. A part may add letters of its own to a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from trifold.nn.config import CoreConfig
+
+
+class Row(NamedTuple):
+    """A row of the table of parameters: what has them, how many these are, and the letters of the
+    formula that are not those of the config.
+    """
+
+    name: str
+    formula: str
+    letters: Mapping[str, int] = {}
+
+
+def evaluate(config: CoreConfig, formula: str, letters: Mapping[str, int]) -> int:
+    """The value of a formula; `letters` are added to those of the config."""
+    sizes = {
+        "V": config.vocab_size, "E": config.d_model, "F": config.d_ff,
+        "H": config.n_heads, "G": config.kv_heads, "D": config.head_width,
+        "P": config.max_positions, "W": config.embedding_width, "C": config.n_labels,
+    }  # fmt: skip
+    value: int = eval(formula.replace("·", "*"), {}, {**sizes, **letters})
+    return value
+
+
+def times(number: int, letter: str) -> str:
+    """A multiple of a letter."""
+    return letter if number == 1 else f"{number}·{letter}"
+
+
+def total(terms: Iterable[str]) -> str:
+    """A sum, in parentheses if it has several terms."""
+    chosen = [term for term in terms if term]
+    return f"({' + '.join(chosen)})" if len(chosen) > 1 else chosen[0]
+
+
+def norm(config: CoreConfig, letter: str) -> str:
+    """The vectors of a norm: a weight, if it has one, and the bias of a layer norm."""
+    if config.norm == "layer":
+        return times(2 if config.norm_bias else 1, letter)
+    return "0" if config.norm_weight == "none" else letter
+
+
+def attention(config: CoreConfig, reads: str = "E") -> list[str]:
+    """The terms of attention: four projections, E·H·D for q and o, E·G·D for k and v; biases of q,
+    k and v, and of o; norms and sinks.
+
+    reads: the letter of the width that k and v read.
+    """
+    is_grouped = config.kv_heads != config.n_heads
+    projections = "2·E·D·(H+G)" if is_grouped else "4·E·H·D"
+    terms = [projections if reads == "E" else f"2·D·(E·H+{reads}·G)"]
+    if config.attention_bias:
+        terms.append("D·(H+2·G)" if is_grouped else "3·H·D")
+    if config.out_bias:
+        terms.append("E")
+    if config.qk_norm == "head":
+        terms.append(f"2·{norm(config, 'D')}")
+    if config.qk_norm == "width":
+        terms.append(norm(config, "D·(H+G)"))
+    if config.attention_sinks:
+        terms.append("H")
+    return terms
+
+
+def feed_forward(config: CoreConfig, width: str = "F") -> str:
+    """The layers of a network with that inner width, and their biases."""
+    inner = 2 if config.gated else 1  # layers into the inner width
+    biases = f" + {times(inner, width)} + E" if config.feed_forward_bias else ""
+    return f"({inner + 1}·E·{width}{biases})" if biases else f"{inner + 1}·E·{width}"

@@ -1,0 +1,612 @@
+"""The parts of a model.
+
+A model is assembled from eight places: embeddings; positions added to them; scores (the rotation or
+the bias of each layer); attention; feed-forward network; block; rules of masks; and the walk (how
+the layers run in training). Each place has a classical part, in the core, and may have variants, in
+`nn.variants`, or from outside. A config chooses them; nothing else tests which ones it chose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from trifold.nn import formulas
+from trifold.nn.formulas import Row, total
+from trifold.nn.problems import Problems, defaults
+from trifold.settings import Conflict, Settings
+
+if TYPE_CHECKING:
+    from trifold.nn.cache import GrowingKeys
+    from trifold.nn.config import CoreConfig
+    from trifold.nn.embeddings import Inputs, TokenEmbedding
+    from trifold.nn.hooks import ModuleCall
+    from trifold.nn.masks import Mask, Rule
+    from trifold.nn.stack import Stack
+    from trifold.nn.transformer import Transformer
+    from trifold.nn.walk import Request
+
+AnyPart = TypeVar("AnyPart", bound="Part")
+AnySettings = TypeVar("AnySettings", bound=Settings)
+
+
+class Part:
+    """What takes one place of a model. The class of a place has the classical answers; a variant
+    replaces those that differ.
+
+    key: the setting with which a config chooses it. value: of that setting, if it names one of
+    several parts.
+    """
+
+    key: str = ""
+    value: str = ""
+    keys: ClassVar[str] = ""
+    """Further settings, which have a meaning only with this part, or with one of several."""
+    needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Settings, and the values of which the part needs one."""
+    conflicts: ClassVar[str] = ""
+    """Choices that must have their defaults; the part gives way to them, or they to it."""
+    excludes: ClassVar[str] = ""
+    """Settings without a meaning here, which must have their defaults."""
+    settings: ClassVar[type[Settings] | None] = None
+    """The settings of a part from outside, in `CoreConfig.options`."""
+    has_sizes: ClassVar[bool] = False
+    """Whether its problems depend on sizes of which a decoder may have its own."""
+    ignores_orders: ClassVar[bool] = False
+    """Whether tokens read others without regard to an order of tokens (`Inputs.order`)."""
+
+    def used(self, config: CoreConfig) -> bool:
+        """Whether the config chooses this part."""
+        chosen = getattr(config, self.key, self.key in config.options)
+        return chosen == self.value if self.value else bool(chosen)
+
+    def own(self, config: CoreConfig) -> Any:
+        """The settings of a part from outside. Raises SettingsError."""
+        assert self.settings is not None, "the part has no settings"
+        name = self.value or self.key
+        return self.settings.parse(config.options.get(name, {}), at=f"model.options.{name}")
+
+    def label(self, config: CoreConfig) -> str:
+        """The name of the part in messages."""
+        return f"{self.key}: {getattr(config, self.key)}" if self.value else self.key
+
+    def problems(self, config: CoreConfig) -> Problems:
+        """What else is wrong with the settings of the part; see `nn.problems`."""
+        yield from ()
+
+    def new_stack(self, config: CoreConfig) -> type[Stack] | None:
+        """The class of a stack with this part, if it needs its own."""
+        return None
+
+    row: ClassVar[str] = ""
+    """The row of the comparison with the Transformer of 2017 that lists its differences."""
+
+    def phrase(self, config: CoreConfig) -> str:
+        """What it is, for people; "" if there is nothing to say."""
+        return ""
+
+    def differences(self, config: CoreConfig) -> Iterator[str]:
+        """A phrase for each difference from the Transformer of 2017."""
+        if phrase := self.phrase(config):
+            yield phrase
+
+
+# --- places ---------------------------------------------------------------------------------------
+
+
+class EmbeddingsPart(Part):
+    """What turns inputs into the states that the first layer reads."""
+
+    def new(self, config: CoreConfig, tokens: TokenEmbedding | None) -> nn.Module:
+        """A module (inputs, start) -> (B, T, E); tokens: the table, which stacks may share."""
+        raise NotImplementedError
+
+    def has_tokens(self) -> bool:
+        """Whether it reads tokens of a vocabulary."""
+        return True
+
+    def parameters(self, config: CoreConfig) -> Iterator[Row]:
+        """The tables, which stacks may share."""
+        letter = "W" if config.has_embedding_projection else "E"
+        if config.target_vocab_size is None:
+            yield Row("embeddings", f"V·{letter}")
+        else:
+            yield Row("source embeddings", f"V·{letter}")
+            yield Row("target embeddings", f"V·{letter}", {"V": config.target_vocab_size})
+
+    has_queries: ClassVar[bool] = False
+    """Whether the model has a query stream."""
+
+    def query_states(self, model: Transformer, inputs: Inputs, query_index: Tensor) -> Tensor:
+        """The states (B, P, E) of a query stream for the tokens query_index (B, P) of inputs with
+        an order.
+        """
+        raise NotImplementedError("this model has no query stream")
+
+    def side_parameters(self, config: CoreConfig, side: str) -> Iterator[Row]:
+        """Further parameters of the embeddings of a stack."""
+        yield from ()
+
+    def elements(self, config: CoreConfig) -> int:
+        """Elements of matrices that a token passes: of the projections of narrower embeddings."""
+        projections = 2 if config.token_projection else 1 if config.has_embedding_projection else 0
+        return projections * config.embedding_width * config.d_model
+
+    row = "embeddings"
+    reads: ClassVar[str] = "tokens"
+    """What it reads, for people."""
+
+    def sizes(self, config: CoreConfig) -> str:
+        """The sizes of its matrices, for people."""
+        tables = [(config.vocab_size, config.embedding_width)]
+        if config.target_vocab_size is not None:
+            tables.append((config.target_vocab_size, config.decoder_side.embedding_width))
+        return ", ".join(f"{size:,} × {width:,}" for size, width in tables)
+
+    def box(self, config: CoreConfig, lines: Sequence[str]) -> Sequence[str]:
+        """The lines of its box in a drawing; lines: those of embeddings of tokens."""
+        return lines
+
+
+class PositionsPart(Part):
+    """What is added to embeddings for their positions."""
+
+    def new(self, config: CoreConfig) -> nn.Module:
+        """A module (x (B, T, E), positions (B or 1, T)) -> (B, T, E)."""
+        raise NotImplementedError
+
+    def parameters(self, config: CoreConfig, side: str) -> Iterator[Row]:
+        """The table of learned positions of a stack."""
+        if config.positions == "learned" or config.learned_positions:
+            places = f"(P+{config.position_offset})" if config.position_offset else "P"
+            letter = "E" if config.sum_width == config.d_model else "W"
+            yield Row(f"{side} positions", f"{places}·{letter}")
+
+    row = "positions"
+
+
+class ScoresPart(Part):
+    """What positions change in the scores of attention; classically nothing."""
+
+    key = "positions"
+
+    is_limited: ClassVar[bool] = True
+    """Whether texts may not be longer than max_positions."""
+
+    def new_offsets(self, config: CoreConfig) -> nn.Module | None:
+        """A module (mask, queries, device, segments) -> the bias of scores of a stack."""
+        return None
+
+    def new_rotary(self, config: CoreConfig) -> Any:
+        """A function (positions, mask, x) -> the rotations of the layers of a stack."""
+        return None
+
+    def new_relative(self, config: CoreConfig) -> nn.Module | None:
+        """The parameters in each self-attention: a module (attention, q, k, bias) -> queries and
+        bias.
+        """
+        return None
+
+    has_offsets: ClassVar[bool] = False
+    """Whether scores have offsets that depend on distances."""
+    learns_offsets: ClassVar[bool] = False
+    """Whether these are learned, by the stack or in each attention."""
+    knows_distances: ClassVar[bool] = True
+    """Whether it has distances of keys that are no tokens (`Rule.own_distances`), or needs none."""
+
+    def terms(self, config: CoreConfig) -> int:
+        """How many products with vectors of distances are added to a score and scaled with it."""
+        return 0
+
+    def parameters(self, config: CoreConfig, side: str, blocks: int) -> Iterator[Row]:
+        """The parameters of a stack with so many blocks."""
+        yield from ()
+
+    def distance_elements(self, config: CoreConfig, read: Sequence[int], keys: int) -> int:
+        """Elements that a token uses for the distances of the keys that it reads in each layer.
+        Each batch projects the vectors of distances once, which is not counted.
+        """
+        return 0
+
+    def cached_elements(self, config: CoreConfig, tokens: int) -> int:
+        """Elements that a cache stores for so many tokens, besides those of attention."""
+        return 0
+
+    row = "positions"
+
+    def reads_segments(self, config: CoreConfig) -> bool:
+        """Whether scores depend on the kinds of segments of tokens."""
+        return False
+
+    def frequencies(self, config: CoreConfig) -> dict[str, Tensor]:
+        """Frequencies (R/2,) of rotations, by name: those of the config, or examples."""
+        return {}
+
+    def figures(
+        self, config: CoreConfig, stacks: Mapping[str, Stack], tokens: int
+    ) -> dict[str, Any]:
+        """What figures show of it for so many tokens, by name, whatever the config chooses."""
+        return {}
+
+
+class AttentionPart(Part):
+    """Self-attention."""
+
+    key = "attention"
+
+    def new(self, config: CoreConfig, layer: int) -> nn.Module:
+        """The module of a layer; see `nn.attention.Attention`."""
+        raise NotImplementedError
+
+    can_truncate: ClassVar[bool] = True
+    """Whether tokens can be removed from its cache."""
+
+    def new_keys(self, usual: Callable[[], GrowingKeys]) -> GrowingKeys:
+        """What a cache stores for a layer; usual: keys and values of the requested kind."""
+        return usual()
+
+    def rotated_width(self, config: CoreConfig) -> int:
+        """Dimensions of queries and keys that are rotated; 0 if positions are not rotary."""
+        return (config.rotary_width or config.head_width) if config.positions == "rotary" else 0
+
+    def rotary_problems(self, config: CoreConfig) -> Problems:
+        """What is wrong with the width that rotary positions rotate."""
+        rotated = self.rotated_width(config)
+        if rotated % 2 or rotated > config.head_width:
+            yield (
+                f"rotary_width {rotated} must be even and at most {config.head_width}, the "
+                "width of a head"
+            )
+
+    def parameters(self, config: CoreConfig, side: str, blocks: int) -> Row:
+        """The parameters of a stack with so many blocks."""
+        return Row(f"{side} self-attention", f"L·{total(self.terms(config))}", {"L": blocks})
+
+    def terms(self, config: CoreConfig) -> list[str]:
+        """The terms of the parameters of a layer."""
+        return formulas.attention(config)
+
+    def matrices(self, config: CoreConfig) -> int:
+        """Elements of the projections of a layer, which every token passes."""
+        return 2 * config.d_model * config.head_width * (config.n_heads + config.kv_heads)
+
+    def per_key(self, config: CoreConfig) -> int:
+        """Elements that are used for each key: for the score, then for the value."""
+        return 2 * config.n_heads * config.head_width
+
+    def keys_read(self, config: CoreConfig, layer: int, keys: int, near: int, side: str) -> int:
+        """How many keys of a text of so many a query reads; near: how many the rules allow."""
+        return near
+
+    def score_elements(self, config: CoreConfig, side: str, keys: int, read: Sequence[int]) -> int:
+        """Elements that a token uses in all layers, besides matrices; read: the keys that it reads
+        in each layer.
+        """
+        distances = part_of(ScoresPart, config).distance_elements(config, read, keys)
+        return self.per_key(config) * sum(read) + distances
+
+    def rows(self, config: CoreConfig, tokens: int) -> int:
+        """The number of states of a text of so many tokens."""
+        return tokens
+
+    def cached_elements(self, config: CoreConfig, tokens: int) -> int:
+        """Elements that the cache of all layers stores for so many tokens."""
+        return self.cached_tokens(config, tokens) * self.cached_per_token(config)
+
+    def cached_tokens(self, config: CoreConfig, tokens: int) -> int:
+        """How many of so many tokens the layers store, together."""
+        layers = range(config.n_layers)
+        return sum(min(tokens, config.window(layer) or tokens) for layer in layers)
+
+    def cached_per_token(self, config: CoreConfig) -> int:
+        """Elements of the keys and values of a token in a layer."""
+        return 2 * config.kv_heads * config.head_width
+
+    is_packed: ClassVar[bool] = False
+    """Whether it may be computed by the loops for packed rows."""
+
+    def kept_keys(self, config: CoreConfig, keys: int, length: int) -> int:
+        """For how many keys of a query of a text of that length, of which it reads so many, the
+        weights may be saved. If queries read few keys, blocks of queries are computed again.
+        """
+        if 2 * keys >= length:
+            return length
+        return max((rule.kept_keys(config) for rule in rules_of(config)), default=0)
+
+    def saved_weights(self, config: CoreConfig, kept: float, *, is_packed: bool) -> int:
+        """Elements of weights that are saved for a query: the softmax, and with dropout a mask and
+        the product.
+        """
+        return round(config.n_heads * (3 if config.attention_dropout else int(is_packed)) * kept)
+
+    row = "attention"
+    has_scores: ClassVar[bool] = True
+    """Whether the weights of a query are the softmax of a score for each key."""
+    has_vectors: ClassVar[bool] = True
+    """Whether `nn.attention.Attention.project` gives the query, key and value of each token."""
+
+    def reach(self, config: CoreConfig, side: str) -> Iterator[str]:
+        """See `RulePart.reach`."""
+        yield from ()
+
+
+class UnscoredPart(AttentionPart):
+    """Self-attention without a score for every pair of tokens, or for a few of them only."""
+
+    ignores_orders = True
+    conflicts = "sliding_window latent"
+    has_sizes = True
+    has_scores = False
+
+    def problems(self, config: CoreConfig) -> Problems:
+        """It has no offsets of scores, and no rotations that later tokens change."""
+        choice, scores = self.label(config), part_of(ScoresPart, config)
+        if scores.has_offsets:
+            text = f"{choice} has no offsets of scores: choose other positions than {scores.value}"
+            yield Conflict(text, defaults(config, scores.key, self.key))
+        if scores.new_stack(config) is not None:
+            label = scores.label(config)
+            yield Conflict(f"{choice} excludes {label}", defaults(config, scores.key, self.key))
+
+
+class FeedForwardPart(Part):
+    """The network after attention."""
+
+    def new(self, config: CoreConfig, layer: int) -> nn.Module:
+        """A module (…, E) -> (…, E)."""
+        raise NotImplementedError
+
+    def parameters(self, config: CoreConfig, side: str, blocks: int) -> Iterator[Row]:
+        """The parameters of a stack with so many blocks."""
+        yield Row(f"{side} feed-forward", f"L·{formulas.feed_forward(config)}", {"L": blocks})
+
+    def elements(self, config: CoreConfig, layer: int) -> int:
+        """Elements of the matrices that a token passes in a layer."""
+        return (3 if config.gated else 2) * config.d_model * config.d_ff
+
+    losses: Mapping[str, Callable[[Any, Tensor, int], Tensor]] = {}
+    """Terms that training may add to a loss: the sum over rows or tokens, from a recorded output,
+    the row of each token (N,), -1 for padding, and the number of rows."""
+
+    def recorded_layers(self, config: CoreConfig) -> int:
+        """How many layers `record` records."""
+        return 0
+
+    def record(self, model: nn.Module) -> AbstractContextManager[list[list[ModuleCall]]]:
+        """The calls whose outputs `losses` read."""
+        return nullcontext([])
+
+    def saved(self, config: CoreConfig) -> tuple[int, int]:
+        """The inner width that a token passes in a layer, and how many further states of width E
+        are saved for it.
+        """
+        return config.d_ff, 0
+
+    row = "feed-forward"
+
+    def inner_width(self, config: CoreConfig, stack: CoreConfig) -> int:
+        """The inner width of a network in a stack of that config."""
+        return stack.d_ff
+
+    def sizes(self, config: CoreConfig, stack: CoreConfig) -> str:
+        """The widths in a stack, for people."""
+        return f"{stack.d_model:,} → {self.inner_width(config, stack):,} → {stack.d_model:,}"
+
+    def box(self, config: CoreConfig, stack: CoreConfig, lines: Sequence[str]) -> Sequence[str]:
+        """The lines of its box in a drawing of a stack; lines: the title, the sizes and the
+        activation of the classical network.
+        """
+        return lines
+
+
+class BlockPart(Part):
+    """How attention and feed-forward network are connected."""
+
+    key = "residual"
+
+    streams: ClassVar[int] = 1
+    """How many states of width E the blocks pass on."""
+
+    def new(self, config: CoreConfig, layer: int, memory_width: int | None) -> nn.Module:
+        """A module (x, layer inputs, cache) -> x."""
+        raise NotImplementedError
+
+    def parameters(self, config: CoreConfig, side: str) -> Iterator[Row]:
+        """The parameters of a stack, besides those of sub-layers and norms."""
+        yield from ()
+
+    def norms(self, config: CoreConfig, *, crosses: bool) -> int:
+        """The norms of a block."""
+        return (3 if crosses else 2) * (2 if config.norm_placement == "sandwich" else 1)
+
+    def elements(self, config: CoreConfig) -> int:
+        """Elements of matrices that a token passes in all layers, besides those of sub-layers."""
+        return 0
+
+    def saved(self, config: CoreConfig, attentions: int, norm: int, mask: int) -> int:
+        """How many states of width E the residuals of a block save: the input of each sub-layer,
+        what its norms save, and the dropout mask.
+        """
+        norms = norm * (2 if config.norm_placement == "sandwich" else 1)
+        return (attentions + 1) * (1 + norms + mask)
+
+    def saved_once(self, config: CoreConfig, norm: int, mask: int) -> int:
+        """How many states of width E a stack saves, besides those of its blocks."""
+        return 0
+
+    row = "blocks"
+
+    def equations(self, config: CoreConfig) -> Iterator[str]:
+        """What the blocks compute, for people: a line for each kind of blocks or sub-layers."""
+        yield f"every sub-layer f:  {_RESIDUALS[config.norm_placement]}"
+
+
+_RESIDUALS = {
+    "post": "x ← norm(x + dropout(f(x)))",
+    "pre": "x ← x + dropout(f(norm(x)))",
+    "sandwich": "x ← x + dropout(norm(f(norm(x))))",
+    "exit": "x ← x + dropout(norm(f(x)))",
+}
+
+
+def no_cross_attention(config: CoreConfig, part: BlockPart) -> Problems:
+    """The problem of a block without cross-attention in an encoder-decoder."""
+    if config.shape == "encoder-decoder":
+        text = f"{part.label(config)} has no cross-attention: choose shape encoder or decoder"
+        yield Conflict(text, defaults(config, part.key))
+
+
+class RulePart(Part):
+    """Which keys a query may attend to. All of these that the config chooses apply."""
+
+    def of_inputs(self, config: CoreConfig, inputs: Inputs) -> Rule | None:
+        """The rule that the inputs of an encoder state, whatever the config chooses."""
+        return None
+
+    def of_stack(self, config: CoreConfig, mask: Mask, queries: int, device: torch.device) -> Mask:
+        """The mask of all layers of a stack, for so many queries."""
+        return mask
+
+    def of_layer(
+        self, config: CoreConfig, layer: int, mask: Mask, queries: int, *, training: bool
+    ) -> Rule | None:
+        """The rule of a layer."""
+        return None
+
+    def keys_read(self, config: CoreConfig, layer: int, keys: int, side: str) -> int:
+        """How many of so many keys a query may read, without single ones elsewhere."""
+        return keys
+
+    def keys_added(self, config: CoreConfig, keys: int) -> int:
+        """How many keys it adds to a text of so many."""
+        return 0
+
+    def kept_keys(self, config: CoreConfig) -> int:
+        """See `AttentionPart.kept_keys`: of the queries that read all keys, a mean."""
+        return 0
+
+    row = "attention"
+    differs_by_head: ClassVar[bool] = False
+    """Whether heads attend to different keys."""
+
+    def reach(self, config: CoreConfig, side: str) -> Iterator[str]:
+        """Phrases for the keys that a query of a stack attends to; none if it attends to all."""
+        yield from ()
+
+    def examples(self, given: Mapping[str, Mask]) -> Mapping[str, Mask]:
+        """Masks of EXAMPLE_TOKENS tokens for figures, by name; given: those of the parts before."""
+        return {}
+
+
+EXAMPLE_TOKENS = 12
+
+
+class WalkPart(Part):
+    """How the layers run in training."""
+
+    def run(self, stack: Stack, x: Tensor, request: Request) -> Tensor:
+        """x (B, T, E) -> (B, T, E); see `nn.walk`."""
+        raise NotImplementedError
+
+    saves_layers: ClassVar[bool] = True
+    """Whether every layer saves what its backward pass needs."""
+
+    is_recordable: ClassVar[bool] = True
+    """Whether each layer is called once, for all tokens and with gradients, so that a loss can
+    read what it computes (`hooks.record_calls`)."""
+
+
+PLACES: tuple[type[Part], ...] = (
+    *(EmbeddingsPart, PositionsPart, ScoresPart, AttentionPart, FeedForwardPart, BlockPart),
+    *(RulePart, WalkPart),
+)
+
+# --- the table ------------------------------------------------------------------------------------
+
+_classical: dict[type[Part], Part] = {}
+_variants: dict[type[Part], list[Part]] = {place: [] for place in PLACES}
+
+
+def place_of(part: Part) -> type[Part]:
+    """The place that a part takes."""
+    return next(place for place in PLACES if isinstance(part, place))
+
+
+def set_classical(part: Part) -> None:
+    """Make it the part of its place that is used if the config chooses no other."""
+    _classical[place_of(part)] = part
+
+
+def register(part: Part) -> None:
+    """Add a variant to the table. Of several that a config chooses for one place, the last one
+    counts.
+    """
+    _variants[place_of(part)].append(part)
+
+
+def registered() -> Iterator[Part]:
+    """All variants, place by place."""
+    for place in PLACES:
+        yield from _variants[place]
+
+
+def registered_for(place: type[AnyPart]) -> list[AnyPart]:
+    """The variants of a place."""
+    return list(_variants[place])  # type: ignore[arg-type]
+
+
+def part_of(place: type[AnyPart], config: CoreConfig) -> AnyPart:
+    """The part in that place."""
+    found = next((part for part in reversed(_variants[place]) if part.used(config)), None)
+    return found or _classical[place]  # type: ignore[return-value]
+
+
+def group(config: CoreConfig, key: str, kind: type[AnySettings]) -> AnySettings | None:
+    """The group of settings of a variant under that key; None if the config has none."""
+    found = getattr(config, key, None)
+    assert found is None or isinstance(found, kind), f"{key} is no {kind.__name__}"
+    return found
+
+
+def input_rules(config: CoreConfig, inputs: Inputs) -> tuple[Rule, ...]:
+    """The rules that the inputs of an encoder state."""
+    rules = (part.of_inputs(config, inputs) for part in _variants[RulePart])  # type: ignore[attr-defined]
+    return tuple(rule for rule in rules if rule is not None)
+
+
+def classical(place: type[AnyPart]) -> AnyPart:
+    """The classical part of a place."""
+    return _classical[place]  # type: ignore[return-value]
+
+
+def rules_of(config: CoreConfig) -> list[RulePart]:
+    """The rules that the config chooses."""
+    return [part for part in _variants[RulePart] if part.used(config)]  # type: ignore[misc]
+
+
+def parts(config: CoreConfig) -> Iterator[Part]:
+    """The parts of a config, place by place."""
+    for place in PLACES:
+        if place is RulePart:
+            yield from rules_of(config)
+        else:
+            yield part_of(place, config)
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+def positions_phrase(config: CoreConfig) -> str:
+    """The positions, for people: those in scores, or else those that are added."""
+    phrase = part_of(ScoresPart, config).phrase(config)
+    return phrase or part_of(PositionsPart, config).phrase(config)
+
+
+def reach(config: CoreConfig, side: str) -> list[str]:
+    """Phrases for the keys that a query of a stack attends to; none if it attends to all."""
+    found: list[RulePart | AttentionPart] = [*rules_of(config), part_of(AttentionPart, config)]
+    return [phrase for part in found for phrase in part.reach(config, side)]

@@ -1,0 +1,101 @@
+"""The variants of the Transformer, one file each, and the config of all of them.
+
+A variant is one or several parts (`nn.parts`) that describe themselves. Removing its file and its
+lines here leaves a package that works; a new variant is a file and a line in the table.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from trifold.nn import embeddings, stack  # noqa: F401 (they set the classical parts)
+from trifold.nn.checks import first_problem
+from trifold.nn.config import CoreConfig
+from trifold.nn.parts import register
+from trifold.nn.variants import (
+    alibi,
+    axial,
+    convolution,
+    disentangled,
+    experts,
+    global_tokens,
+    latent,
+    linear_attention,
+    low_rank,
+    lsh,
+    parallel,
+    patches,
+    recurrence,
+    relative_buckets,
+    relative_sinusoids,
+    reversible,
+    rotary_scaling,
+    spans,
+    sparse_blocks,
+    summaries,
+    two_streams,
+    windows,
+)
+from trifold.nn.variants.convolution import Convolution
+from trifold.nn.variants.experts import Experts
+from trifold.nn.variants.latent import Latent
+from trifold.nn.variants.lsh import LSH
+from trifold.nn.variants.recurrence import Recurrence
+from trifold.nn.variants.rotary_scaling import RotaryScaling
+from trifold.nn.variants.sparse_blocks import SparseBlocks
+
+VARIANTS = (
+    # Embeddings and positions
+    patches,
+    axial,
+    # Scores
+    rotary_scaling,
+    alibi,
+    relative_buckets,
+    relative_sinusoids,
+    disentangled,
+    # Attention
+    linear_attention,
+    low_rank,
+    spans,
+    lsh,
+    latent,
+    # Rules, in the order in which they change a mask and describe it, with the attention and the
+    # walk of each
+    two_streams,
+    windows,
+    global_tokens,
+    sparse_blocks,
+    recurrence,
+    summaries,
+    # Blocks and networks
+    parallel,
+    reversible,
+    convolution,
+    experts,
+)
+for _variant in VARIANTS:
+    for _part in _variant.PARTS:
+        register(_part)
+
+
+class ModelConfig(CoreConfig):
+    """Sizes and choices of one Transformer, with a group of settings for each variant that has
+    several.
+    """
+
+    rotary_scaling: RotaryScaling | None = Field(None, description="extension to longer contexts")
+    experts: Experts | None = Field(None, description="mixture of experts instead of the network")
+    convolution: Convolution | None = Field(None, description="encoder: added to the first layer")
+    lsh: LSH = Field(LSH(), description="lsh: hashing and chunks")
+    latent: Latent | None = Field(None, description="multi-head latent attention")
+    sparse_blocks: SparseBlocks | None = Field(None, description="encoder: attend to a few blocks")
+    recurrence: Recurrence | None = Field(None, description="decoder: segment recurrence")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (problem := first_problem(self)) is not None:
+            raise problem
+        return self

@@ -1,0 +1,77 @@
+"""How the layers of a stack run: one after the other.
+
+Training may have another walk (`parts.WalkPart`). With a cache, without gradients, and while hook
+points are watched, layers always run one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from trifold.nn import ops
+from trifold.nn.attention import Memo, ScoreBias
+from trifold.nn.cache import Cache
+from trifold.nn.masks import Mask
+from trifold.nn.parts import WalkPart, set_classical
+from trifold.nn.rotary import Rotation
+
+if TYPE_CHECKING:
+    from trifold.nn.stack import Stack
+
+
+class Request(NamedTuple):
+    """What a stack reads besides x: masks, a memory (B, S, E), and where its tokens are.
+
+    positions: (B or 1, T), by default those of the mask. segments: (B, T), or packed (1, N), for
+        scores that depend on them.
+    """
+
+    mask: Mask
+    memory: Tensor | None = None
+    memory_mask: Mask | None = None
+    positions: Tensor | None = None
+    segments: Tensor | None = None
+
+
+class StackInputs(NamedTuple):
+    """What the layers of a stack read besides x: masks, a memory, and positions in scores: a bias
+    for all layers, and the rotation of each.
+    """
+
+    mask: Mask
+    memory: Tensor | None = None
+    memory_mask: Mask | None = None
+    bias: ScoreBias | None = None
+    rotations: Sequence[Rotation | None] = ()
+
+
+class LayerInputs(NamedTuple):
+    """What one layer reads besides x. memo: of a layer that is computed again."""
+
+    mask: Mask
+    memory: Tensor | None = None
+    memory_mask: Mask | None = None
+    bias: ScoreBias | None = None
+    rotary: Rotation | None = None
+    memo: Memo | None = None
+
+
+def in_order(stack: Stack, x: Tensor, request: Request, cache: Cache | None = None) -> Tensor:
+    """One layer after the other: x (B, T, E) -> (B, T, E)."""
+    inputs = stack.inputs(x, request)
+    if cache is None:
+        return stack.run_layers(x, inputs)
+    return ops.decoding_step(stack, x, inputs, cache)
+
+
+class InOrder(WalkPart):
+    """The classical walk."""
+
+    def run(self, stack: Stack, x: Tensor, request: Request) -> Tensor:
+        return in_order(stack, x, request)
+
+
+set_classical(InOrder())

@@ -1,0 +1,301 @@
+"""docs/architecture.md, "Where to add things", is true: each addition changes few files of a copy of
+the package, and works from the command line at the size where the fast code runs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trifold
+
+PACKAGE = Path(trifold.__file__).parent
+SIZES = "model.d_model=256 model.n_layers=6 model.n_heads=8 model.d_ff=1024"  # 5 million weights
+
+ATTENTION = '''"""Gated heads: g_h · softmax(Q K^T / sqrt(D)) V over keys at even distances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from trifold.nn.attention import Attention, AttentionInputs
+from trifold.nn.cache import GrowingKeys
+from trifold.nn.config import CoreConfig
+from trifold.nn.masks import Mask, MaskPart, Rule
+from trifold.nn.parts import AttentionPart, RulePart
+from trifold.settings import Settings
+
+
+class GateSettings(Settings):
+    """start: the gates at first."""
+
+    start: float = 0.5
+
+
+@dataclass(frozen=True)
+class EvenDistances(Rule):
+    """A query attends to keys at even distances."""
+
+    @property
+    def sentence(self) -> str:
+        return "even distances"
+
+    def allowed(self, part: MaskPart) -> Tensor:
+        own, others = part.at_pairs(part.positions)
+        return (others - own) % 2 == 0
+
+
+class CountingKeys(GrowingKeys):
+    """Keys that count how often they were read."""
+
+    reads = 0
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        self.reads += 1
+        return super().update(keys, values)
+
+
+class GatedAttention(Attention):
+    """Attention whose heads have gates (H,)."""
+
+    def __init__(self, config: CoreConfig, layer: int, start: float) -> None:
+        super().__init__(config, layer)
+        self.gates, self.start = nn.Parameter(torch.empty(config.n_heads)), start
+
+    def weigh(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
+        return super().weigh(q, k, v, inputs) * (self.start + self.gates)[:, None, None]
+
+
+class GatedPart(AttentionPart):
+    """The attention."""
+
+    value = "gated"
+    settings = GateSettings
+
+    def new(self, config: CoreConfig, layer: int) -> nn.Module:
+        return GatedAttention(config, layer, self.own(config).start)
+
+    def new_keys(self, usual: Callable[[], GrowingKeys]) -> GrowingKeys:
+        return CountingKeys()
+
+    def terms(self, config: CoreConfig) -> list[str]:
+        return [*super().terms(config), "H"]
+
+
+class EvenPart(RulePart):
+    """Its rule."""
+
+    key = "attention"
+    value = "gated"
+
+    def of_layer(
+        self, config: CoreConfig, layer: int, mask: Mask, queries: int, *, training: bool
+    ) -> Rule:
+        return EvenDistances()
+
+    def keys_read(self, config: CoreConfig, layer: int, keys: int, side: str) -> int:
+        return (keys + 1) // 2
+
+
+PARTS = (GatedPart(), EvenPart())
+'''
+POSITIONS = '''"""Ramp positions: x_p + p / P · r, with a learned vector r."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from trifold.nn.config import CoreConfig
+from trifold.nn.formulas import Row
+from trifold.nn.parts import PositionsPart
+
+
+class RampPositions(nn.Module):
+    """Adds p / P times a learned vector (E,)."""
+
+    def __init__(self, config: CoreConfig) -> None:
+        super().__init__()
+        self.ramp, self.most = nn.Parameter(torch.empty(config.sum_width)), config.max_positions
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + (positions / self.most)[..., None].to(x.dtype) * self.ramp
+
+
+class RampPart(PositionsPart):
+    """The positions."""
+
+    key = "positions"
+    value = "ramp"
+
+    def new(self, config: CoreConfig) -> nn.Module:
+        return RampPositions(config)
+
+    def parameters(self, config: CoreConfig, side: str):
+        yield Row(f"{side} positions", "E")
+
+
+PARTS = (RampPart(),)
+'''
+COMMAND = '''"""`trifold hello`: greet."""
+
+EXAMPLES = ("trifold hello",)
+
+
+def run() -> None:
+    """Greet."""
+    print("hello")
+'''
+OBJECTIVE = '''"""Causal language modelling under another name."""
+
+from typing import Literal
+
+from trifold.objectives.causal import CausalSettings
+
+
+class StorySettings(CausalSettings):
+    """See `CausalSettings`."""
+
+    kind: Literal["story"] = "story"
+'''
+FAMILY = '''"""GPT-2 under another name."""
+
+from trifold.hub.families import gpt
+
+FAMILY = gpt.GPT2.related("my_gpt")
+'''
+FILTER = '''def top_a(logits: Tensor, value: float) -> Tensor:
+    """Keep tokens at least `value` times the square of the highest probability."""
+    probabilities = logits.softmax(-1)
+    least = value * probabilities.amax(-1, keepdim=True).square()
+    return logits.masked_fill(probabilities < least, NEVER)
+
+
+# Setting -> filter'''
+
+# addition -> file -> its content, or what is replaced in it: (old, new), the first time
+ADDITIONS: dict[str, dict[str, str | tuple[tuple[str, str], ...]]] = {
+    "an activation": {
+        "nn/layers.py": (('    "silu": F.silu,\n', '    "silu": F.silu,\n    "softsign": F.softsign,\n'),),
+        "nn/config.py": (('"silu", "tanh"]', '"silu", "tanh", "softsign"]'),),
+    },
+    "a positional encoding": {
+        "nn/variants/ramp.py": POSITIONS,
+        "nn/variants/__init__.py": (("    axial,\n", "    axial,\n    ramp,\n"), ("    axial,\n    # Scores", "    axial,\n    ramp,\n    # Scores")),
+    },
+    "an attention with settings, a cost, a rule and a cache": {
+        "nn/variants/gated.py": ATTENTION,
+        "nn/variants/__init__.py": (("    axial,\n", "    axial,\n    gated,\n"), ("    latent,\n    # Rules", "    latent,\n    gated,\n    # Rules")),
+    },
+    "a sampling method": {
+        "generate/sampling.py": (("# Setting -> filter", FILTER), ("top_p, min_p, typical_p)\nFILTERS", "top_p, min_p, typical_p, top_a)\nFILTERS")),
+        "generate/config.py": (
+            ('"min_p", "typical_p")', '"min_p", "typical_p", "top_a")'),
+            ("    seed: int | None = Field(", '    top_a: float | None = Field(None, ge=0, le=1, description="share of a square")\n    seed: int | None = Field('),
+        ),
+        "hub/generation.py": (('"min_p", "typical_p"),\n', '"min_p", "typical_p", "top_a"),\n'),),
+    },
+    "an objective": {
+        "objectives/story.py": OBJECTIVE,
+        "objectives/__init__.py": (('    "causal":', '    "story": "story.StorySettings",\n    "causal":'),),
+    },
+    "a family": {
+        "hub/families/my_gpt.py": FAMILY,
+        "hub/families/__init__.py": (("    mbart,\n", "    mbart,\n    my_gpt,\n"), ("        native.FAMILY,\n", "        my_gpt.FAMILY,\n        native.FAMILY,\n")),
+    },
+    "a command": {
+        "cli/hello.py": COMMAND,
+        "cli/__init__.py": (('    "doctor":', '    "hello": "greet",\n    "doctor":'),),
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a copy of the package and all additions."""
+    folder = tmp_path_factory.mktemp("copy")
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(PACKAGE, folder / "trifold", ignore=ignored)
+    for files in ADDITIONS.values():
+        for name, change in files.items():
+            place = folder / "trifold" / name
+            if isinstance(change, str):
+                place.write_text(change, "utf-8")
+                continue
+            text = place.read_text("utf-8")
+            for old, new in change:
+                assert old in text, (name, old)
+                text = text.replace(old, new, 1)
+            place.write_text(text, "utf-8")
+    return folder
+
+
+def run(copy: Path, *commands: str) -> list[str]:
+    """The output of each command, in one process."""
+    program = (
+        "import sys, io, contextlib; from trifold.cli import main\n"
+        "for command in sys.argv[1:]:\n"
+        "    with contextlib.redirect_stdout(io.StringIO()) as out:\n"
+        "        code = main(command.split())\n"
+        "    assert code == 0, command\n"
+        "    print(repr(out.getvalue()))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(copy)}
+    words = [sys.executable, "-c", program, *commands]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=environment, cwd=copy, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("name", ADDITIONS)
+def test_an_addition_changes_few_files(name: str) -> None:
+    # The files of models state which settings of generation they may hold.
+    assert len(ADDITIONS[name]) <= (3 if name == "a sampling method" else 2)
+
+
+@pytest.mark.slow
+def test_additions_work_from_the_command_line(copy: Path) -> None:
+    text = "".join(f"the dog number {n} runs and the cat sleeps\n" for n in range(60))
+    (copy / "text.txt").write_text(text, "utf-8")
+    (copy / "mine.yaml").write_text(
+        "model: {shape: decoder, norm_placement: pre, max_positions: 32, attention: gated, "
+        "positions: ramp, activation: softsign, options: {gated: {start: 0.7}}}\n"
+        "task: {kind: story}\ndata: {train: text.txt, holdout: 8}\n"
+        "train: {steps: 2, warmup: 1, check_memory: false}\nbatch: {tokens: 256}\n",
+        "utf-8",
+    )
+    plain = (
+        "model.attention=softmax model.positions=learned model.activation=gelu-tanh "
+        "model.options={} model.scale_embeddings=false model.attention_bias=true "
+        "model.d_model=16 model.n_layers=1 model.n_heads=2 model.d_ff=64"
+    )
+    trained, written, shown, page, greeting, *_ = run(
+        copy,
+        f"train mine.yaml --out run {SIZES}",
+        "generate run dog --max-new-tokens 4 --top-a 0.1 --seed 1",
+        "show run --json",
+        "look run dog --out page.html",
+        "hello",
+        f"train mine.yaml --out plain train.steps=1 {plain}",
+    )
+    assert "perplexity" in trained and "dog" in written and greeting == repr("hello\n")
+    assert '"gated"' in shown and '"ramp"' in shown and (copy / "page.html").stat().st_size
+    folder = copy / "plain" / "model"
+    config = (folder / "config.json").read_text("utf-8")
+    assert '"gpt2"' in config
+    (folder / "config.json").write_text(
+        config.replace('"gpt2"', '"my_gpt"').replace("GPT2", "MyGpt"), "utf-8"
+    )
+    (again,) = run(copy, "generate plain/model dog --max-new-tokens 2")
+    assert len(again) > 2 and page
