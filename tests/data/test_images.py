@@ -156,3 +156,9 @@ def test_a_crop_is_the_center_or_is_padded_with_zeros(noise, size):
         if all(0 <= at < side for at, side in zip(inner, noise.shape, strict=False)):
             expected[:, row, column] = noise[inner]
     np.testing.assert_array_equal(found, expected)
+
+
+def test_colors_that_are_not_converted_are_refused_with_a_remedy(noise, tmp_path):
+    image.fromarray(noise, "LAB").save(tmp_path / "a.tif")
+    with pytest.raises(DataError, match=r"a\.tif: pixels in LAB, .* to L; save the image in RGB"):
+        read_image(tmp_path / "a.tif", PLAIN, 1)

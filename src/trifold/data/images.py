@@ -134,6 +134,17 @@ def normalize(pixels: NDArray[np.uint8], settings: ImageSettings) -> NDArray[np.
     return values
 
 
+def _convert(decoded: Any, mode: str, name: str) -> Any:
+    """The Pillow image in a mode. Raises DataError for colors that Pillow does not convert."""
+    try:
+        return decoded.convert(mode)
+    except ValueError:
+        raise DataError(
+            f"{name}: pixels in {decoded.mode}, which cannot be converted to {mode}; save the "
+            "image in RGB"
+        ) from None
+
+
 def _decode(image: Any, name: str, channels: int, kinds: Counter[Any]) -> Any:
     """The decoded Pillow image, upright and with the given number of channels."""
     mode = {1: "L", 3: "RGB"}.get(channels)
@@ -159,7 +170,8 @@ def _decode(image: Any, name: str, channels: int, kinds: Counter[Any]) -> Any:
             kinds[upright.mode, upright.height, upright.width] += 1
             if upright.mode in ("I", "F") or upright.mode.startswith("I;16"):
                 upright = library.fromarray(_bytes_of(np.asarray(upright), name))
-            return upright.convert(mode)
+            upright.load()
+            return _convert(upright, mode, name)
     except FileNotFoundError:
         raise DataError(
             f"{name}: no such file; the inputs of an image model are paths of files"
