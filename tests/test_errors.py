@@ -81,6 +81,7 @@ OTHERS = {
     "--context",
     "--choices",
     "--roles",
+    "--part",
 }
 
 

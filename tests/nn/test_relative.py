@@ -216,7 +216,7 @@ def test_recomputation_of_both_streams_keeps_the_gradients() -> None:
             {"positions": "learned"},
             "segment_offsets needs positions: relative-sinusoidal, not learned",
         ),
-        ({"shape": "decoder"}, "segment_offsets needs shape: encoder, not decoder"),
+        ({"shape": "decoder"}, "(segment_offsets|query_stream) needs shape: encoder, not decoder"),
         (
             {"d_model": 15, "n_heads": 3},
             "relative-sinusoidal positions need an even d_model, not 15",
