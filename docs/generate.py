@@ -356,7 +356,8 @@ def _variant(module: ModuleType) -> str:
     table = _table(("place", "chosen by", "settings", "needs", "excludes", "answers"), rows)
     users = ", ".join(f"`{each}`" for each in _families_with(module)) or "none"
     text = inspect.getdoc(module)
-    return f"{title}\n\n```text\n{text}\n```\n\n{table}\n\nFamilies: {users}."
+    families = textwrap.fill(f"Families: {users}.", 100, break_on_hyphens=False)
+    return f"{title}\n\n```text\n{text}\n```\n\n{table}\n\n{families}"
 
 
 def _part_row(part: Part) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ def tables(session: Session) -> list[str]:
     images.
     """
     config = session.pipeline.config
-    sides = list(config.stacks) if part_of(EmbeddingsPart, config).has_tokens() else []
+    sides = list(config.stacks) if part_of(EmbeddingsPart, config).has_tokens else []
     return sides if config.target_vocab_size else sides[-1:]
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trifold.nn.embeddings import Inputs, TokenEmbedding
     from trifold.nn.hooks import ModuleCall
     from trifold.nn.masks import Mask, Rule
+    from trifold.nn.rotary import LayerRotations
     from trifold.nn.stack import Stack
     from trifold.nn.transformer import Transformer
     from trifold.nn.walk import Request
@@ -58,6 +59,8 @@ class Part:
     """Whether its problems depend on sizes of which a decoder may have its own."""
     ignores_orders: ClassVar[bool] = False
     """Whether tokens read others without regard to an order of tokens (`Inputs.order`)."""
+    row: ClassVar[str] = ""
+    """The row of the comparison with the Transformer of 2017 that lists its differences."""
 
     def used(self, config: CoreConfig) -> bool:
         """Whether the config chooses this part."""
@@ -82,9 +85,6 @@ class Part:
         """The class of a stack with this part, if it needs its own."""
         return None
 
-    row: ClassVar[str] = ""
-    """The row of the comparison with the Transformer of 2017 that lists its differences."""
-
     def phrase(self, config: CoreConfig) -> str:
         """What it is, for people; "" if there is nothing to say."""
         return ""
@@ -101,13 +101,17 @@ class Part:
 class EmbeddingsPart(Part):
     """What turns inputs into the states that the first layer reads."""
 
+    has_tokens: ClassVar[bool] = True
+    """Whether it reads tokens of a vocabulary."""
+    has_queries: ClassVar[bool] = False
+    """Whether the model has a query stream."""
+    row = "embeddings"
+    reads: ClassVar[str] = "tokens"
+    """What it reads, for people."""
+
     def new(self, config: CoreConfig, tokens: TokenEmbedding | None) -> nn.Module:
         """A module (inputs, start) -> (B, T, E); tokens: the table, which stacks may share."""
         raise NotImplementedError
-
-    def has_tokens(self) -> bool:
-        """Whether it reads tokens of a vocabulary."""
-        return True
 
     def parameters(self, config: CoreConfig) -> Iterator[Row]:
         """The tables, which stacks may share."""
@@ -117,9 +121,6 @@ class EmbeddingsPart(Part):
         else:
             yield Row("source embeddings", f"V·{letter}")
             yield Row("target embeddings", f"V·{letter}", {"V": config.target_vocab_size})
-
-    has_queries: ClassVar[bool] = False
-    """Whether the model has a query stream."""
 
     def query_states(self, model: Transformer, inputs: Inputs, query_index: Tensor) -> Tensor:
         """The states (B, P, E) of a query stream for the tokens query_index (B, P) of inputs with
@@ -136,10 +137,6 @@ class EmbeddingsPart(Part):
         projections = 2 if config.token_projection else 1 if config.has_embedding_projection else 0
         return projections * config.embedding_width * config.d_model
 
-    row = "embeddings"
-    reads: ClassVar[str] = "tokens"
-    """What it reads, for people."""
-
     def sizes(self, config: CoreConfig) -> str:
         """The sizes of its matrices, for people."""
         tables = [(config.vocab_size, config.embedding_width)]
@@ -155,6 +152,8 @@ class EmbeddingsPart(Part):
 class PositionsPart(Part):
     """What is added to embeddings for their positions."""
 
+    row = "positions"
+
     def new(self, config: CoreConfig) -> nn.Module:
         """A module (x (B, T, E), positions (B or 1, T)) -> (B, T, E)."""
         raise NotImplementedError
@@ -166,8 +165,6 @@ class PositionsPart(Part):
             letter = "E" if config.sum_width == config.d_model else "W"
             yield Row(f"{side} positions", f"{places}·{letter}")
 
-    row = "positions"
-
 
 class ScoresPart(Part):
     """What positions change in the scores of attention; classically nothing."""
@@ -176,13 +173,20 @@ class ScoresPart(Part):
 
     is_limited: ClassVar[bool] = True
     """Whether texts may not be longer than max_positions."""
+    has_offsets: ClassVar[bool] = False
+    """Whether scores have offsets that depend on distances."""
+    learns_offsets: ClassVar[bool] = False
+    """Whether these are learned, by the stack or in each attention."""
+    knows_distances: ClassVar[bool] = True
+    """Whether it has distances of keys that are no tokens (`Rule.own_distances`), or needs none."""
+    row = "positions"
 
     def new_offsets(self, config: CoreConfig) -> nn.Module | None:
         """A module (mask, queries, device, segments) -> the bias of scores of a stack."""
         return None
 
-    def new_rotary(self, config: CoreConfig) -> Any:
-        """A function (positions, mask, x) -> the rotations of the layers of a stack."""
+    def new_rotary(self, config: CoreConfig) -> LayerRotations | None:
+        """A function (mask, queries, x, positions) -> the rotations of the layers of a stack."""
         return None
 
     def new_relative(self, config: CoreConfig) -> nn.Module | None:
@@ -190,13 +194,6 @@ class ScoresPart(Part):
         bias.
         """
         return None
-
-    has_offsets: ClassVar[bool] = False
-    """Whether scores have offsets that depend on distances."""
-    learns_offsets: ClassVar[bool] = False
-    """Whether these are learned, by the stack or in each attention."""
-    knows_distances: ClassVar[bool] = True
-    """Whether it has distances of keys that are no tokens (`Rule.own_distances`), or needs none."""
 
     def terms(self, config: CoreConfig) -> int:
         """How many products with vectors of distances are added to a score and scaled with it."""
@@ -215,8 +212,6 @@ class ScoresPart(Part):
     def cached_elements(self, config: CoreConfig, tokens: int) -> int:
         """Elements that a cache stores for so many tokens, besides those of attention."""
         return 0
-
-    row = "positions"
 
     def reads_segments(self, config: CoreConfig) -> bool:
         """Whether scores depend on the kinds of segments of tokens."""
@@ -237,13 +232,19 @@ class AttentionPart(Part):
     """Self-attention."""
 
     key = "attention"
+    can_truncate: ClassVar[bool] = True
+    """Whether tokens can be removed from its cache."""
+    is_packed: ClassVar[bool] = False
+    """Whether it may be computed by the loops for packed rows."""
+    row = "attention"
+    has_scores: ClassVar[bool] = True
+    """Whether the weights of a query are the softmax of a score for each key."""
+    has_vectors: ClassVar[bool] = True
+    """Whether `nn.attention.Attention.project` gives the query, key and value of each token."""
 
     def new(self, config: CoreConfig, layer: int) -> nn.Module:
         """The module of a layer; see `nn.attention.Attention`."""
         raise NotImplementedError
-
-    can_truncate: ClassVar[bool] = True
-    """Whether tokens can be removed from its cache."""
 
     def new_keys(self, usual: Callable[[], GrowingKeys]) -> GrowingKeys:
         """What a cache stores for a layer; usual: keys and values of the requested kind."""
@@ -306,9 +307,6 @@ class AttentionPart(Part):
         """Elements of the keys and values of a token in a layer."""
         return 2 * config.kv_heads * config.head_width
 
-    is_packed: ClassVar[bool] = False
-    """Whether it may be computed by the loops for packed rows."""
-
     def kept_keys(self, config: CoreConfig, keys: int, length: int) -> int:
         """For how many keys of a query of a text of that length, of which it reads so many, the
         weights may be saved. If queries read few keys, blocks of queries are computed again.
@@ -322,12 +320,6 @@ class AttentionPart(Part):
         the product.
         """
         return round(config.n_heads * (3 if config.attention_dropout else int(is_packed)) * kept)
-
-    row = "attention"
-    has_scores: ClassVar[bool] = True
-    """Whether the weights of a query are the softmax of a score for each key."""
-    has_vectors: ClassVar[bool] = True
-    """Whether `nn.attention.Attention.project` gives the query, key and value of each token."""
 
     def reach(self, config: CoreConfig, side: str) -> Iterator[str]:
         """See `RulePart.reach`."""
@@ -356,6 +348,11 @@ class UnscoredPart(AttentionPart):
 class FeedForwardPart(Part):
     """The network after attention."""
 
+    losses: Mapping[str, Callable[[Any, Tensor, int], Tensor]] = {}
+    """Terms that training may add to a loss: the sum over rows or tokens, from a recorded output,
+    the row of each token (N,), -1 for padding, and the number of rows."""
+    row = "feed-forward"
+
     def new(self, config: CoreConfig, layer: int) -> nn.Module:
         """A module (…, E) -> (…, E)."""
         raise NotImplementedError
@@ -367,10 +364,6 @@ class FeedForwardPart(Part):
     def elements(self, config: CoreConfig, layer: int) -> int:
         """Elements of the matrices that a token passes in a layer."""
         return (3 if config.gated else 2) * config.d_model * config.d_ff
-
-    losses: Mapping[str, Callable[[Any, Tensor, int], Tensor]] = {}
-    """Terms that training may add to a loss: the sum over rows or tokens, from a recorded output,
-    the row of each token (N,), -1 for padding, and the number of rows."""
 
     def recorded_layers(self, config: CoreConfig) -> int:
         """How many layers `record` records."""
@@ -385,8 +378,6 @@ class FeedForwardPart(Part):
         are saved for it.
         """
         return config.d_ff, 0
-
-    row = "feed-forward"
 
     def inner_width(self, config: CoreConfig, stack: CoreConfig) -> int:
         """The inner width of a network in a stack of that config."""
@@ -410,6 +401,7 @@ class BlockPart(Part):
 
     streams: ClassVar[int] = 1
     """How many states of width E the blocks pass on."""
+    row = "blocks"
 
     def new(self, config: CoreConfig, layer: int, memory_width: int | None) -> nn.Module:
         """A module (x, layer inputs, cache) -> x."""
@@ -438,8 +430,6 @@ class BlockPart(Part):
         """How many states of width E a stack saves, besides those of its blocks."""
         return 0
 
-    row = "blocks"
-
     def equations(self, config: CoreConfig) -> Iterator[str]:
         """What the blocks compute, for people: a line for each kind of blocks or sub-layers."""
         yield f"every sub-layer f:  {_RESIDUALS[config.norm_placement]}"
@@ -462,6 +452,10 @@ def no_cross_attention(config: CoreConfig, part: BlockPart) -> Problems:
 
 class RulePart(Part):
     """Which keys a query may attend to. All of these that the config chooses apply."""
+
+    row = "attention"
+    differs_by_head: ClassVar[bool] = False
+    """Whether heads attend to different keys."""
 
     def of_inputs(self, config: CoreConfig, inputs: Inputs) -> Rule | None:
         """The rule that the inputs of an encoder state, whatever the config chooses."""
@@ -486,12 +480,10 @@ class RulePart(Part):
         return 0
 
     def kept_keys(self, config: CoreConfig) -> int:
-        """See `AttentionPart.kept_keys`: of the queries that read all keys, a mean."""
+        """For how many keys of a query weights are saved, on average, because some queries read
+        all keys; see `AttentionPart.kept_keys`.
+        """
         return 0
-
-    row = "attention"
-    differs_by_head: ClassVar[bool] = False
-    """Whether heads attend to different keys."""
 
     def reach(self, config: CoreConfig, side: str) -> Iterator[str]:
         """Phrases for the keys that a query of a stack attends to; none if it attends to all."""
@@ -508,16 +500,15 @@ EXAMPLE_TOKENS = 12
 class WalkPart(Part):
     """How the layers run in training."""
 
-    def run(self, stack: Stack, x: Tensor, request: Request) -> Tensor:
-        """x (B, T, E) -> (B, T, E); see `nn.walk`."""
-        raise NotImplementedError
-
     saves_layers: ClassVar[bool] = True
     """Whether every layer saves what its backward pass needs."""
-
     is_recordable: ClassVar[bool] = True
     """Whether each layer is called once, for all tokens and with gradients, so that a loss can
     read what it computes (`hooks.record_calls`)."""
+
+    def run(self, stack: Stack, x: Tensor, request: Request) -> Tensor:
+        """x (B, T, E) -> (B, T, E); see `nn.walk`."""
+        raise NotImplementedError
 
 
 PLACES: tuple[type[Part], ...] = (

@@ -33,6 +33,7 @@ from trifold.nn.parts import (
     rules_of,
     set_classical,
 )
+from trifold.nn.rotary import Rotation
 from trifold.nn.walk import LayerInputs, Request, StackInputs, in_order
 
 Side = Literal["encoder", "decoder"]
@@ -140,7 +141,10 @@ class Stack(nn.Module):
         segments: Tensor | None = None,
     ) -> Tensor:
         """x (B, T, E) -> (B, T, E). Other arguments: see `Request`."""
-        request = Request(mask, memory, memory_mask, positions, segments)
+        return self.run(x, Request(mask, memory, memory_mask, positions, segments), cache)
+
+    def run(self, x: Tensor, request: Request, cache: Cache | None) -> Tensor:
+        """x (B, T, E) -> (B, T, E), by the walk of the stack in training."""
         trains = cache is None and torch.is_grad_enabled()
         if trains and not self.is_watched():
             return self.walk.run(self, x, request)
@@ -156,7 +160,8 @@ class Stack(nn.Module):
     def scored(self, x: Tensor, request: Request) -> StackInputs:
         """The request with positions in scores."""
         mask, memory, memory_mask, positions, segments = request
-        queries, bias, rotations = mask.count(x), None, ()
+        queries, bias = mask.count(x), None
+        rotations: Sequence[Rotation | None] = ()
         if self.offsets is not None:
             bias = self.offsets(mask, queries, x.device, segments)
         if self.rotary is not None:

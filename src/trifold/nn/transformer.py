@@ -61,7 +61,7 @@ class Transformer(nn.Module):
         self.unused: dict[str, Tensor] = {}  # its tensors that nothing uses, under its names
         encodes, decodes = config.encoder_layers > 0, config.decoder_layers > 0
         embeddings, source = part_of(EmbeddingsPart, config), None
-        if embeddings.has_tokens():
+        if embeddings.has_tokens:
             source = TokenEmbedding(config.vocab_size, config.embedding_width)
         target = source
         if config.target_vocab_size is not None:

@@ -59,7 +59,7 @@ TEXTS = (
     "question_stem question text"
 )
 ROLES = {
-    # What is asked about it, and the choices, do not make it another text.
+    # The question and the choices do not change which text it is.
     "text": Role(TEXTS.split(), check_text),
     "question": Role(("question", "sent2"), check_text, required=False, identifies=False),
     "choices": Role(

@@ -195,6 +195,7 @@ class ExpertsPart(FeedForwardPart):
 
     key = "experts"
     needs: ClassVar = {"residual": ("sequential",)}
+    losses = {"balance": balance_loss, "router_z": z_loss}  # noqa: RUF012
 
     def new(self, config: CoreConfig, layer: int) -> nn.Module:
         own = _experts(config)
@@ -239,8 +240,6 @@ class ExpertsPart(FeedForwardPart):
         matrices = (3 if config.gated else 2) * config.d_model
         width = (own.per_token + own.shared) * (own.d_ff or config.d_ff)
         return matrices * width + config.d_model * own.count
-
-    losses = {"balance": balance_loss, "router_z": z_loss}  # noqa: RUF012
 
     def recorded_layers(self, config: CoreConfig) -> int:
         """Layers of all stacks with experts."""

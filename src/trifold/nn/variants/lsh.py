@@ -43,6 +43,7 @@ from trifold.nn.masks import Mask, RealFirst
 from trifold.nn.parts import UnscoredPart, group
 from trifold.nn.rng import recompute, thread_rng
 from trifold.nn.stack import Stack
+from trifold.nn.walk import Request
 from trifold.settings import Settings
 
 Bucket = Annotated[int, Field(gt=0, le=2**20, multiple_of=2)]
@@ -249,27 +250,15 @@ class SortingStack(Stack):
         """See `Stack.new_cache`. The cache holds the inputs only."""
         return Cache([History()])
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Mask,
-        memory: Tensor | None = None,
-        memory_mask: Mask | None = None,
-        cache: Cache | None = None,
-        *,
-        positions: Tensor | None = None,
-        segments: Tensor | None = None,
-    ) -> Tensor:
-        """See `Stack.forward`."""
+    def run(self, x: Tensor, request: Request, cache: Cache | None) -> Tensor:
+        """See `Stack.run`."""
         if cache is None:
-            return super().forward(
-                x, mask, memory, memory_mask, positions=positions, segments=segments
-            )
-        assert positions is None, "the positions of earlier tokens are not stored"
+            return super().run(x, request, None)
+        assert request.positions is None, "the positions of earlier tokens are not stored"
         count = x.shape[1]
         x = cache.layers[0].own.update(x[:, None], x[:, None, :, :0])[0][:, 0]
-        mask = replace(mask, offset=0)
-        return super().forward(x, mask, memory, memory_mask, segments=segments)[:, -count:]
+        request = request._replace(mask=replace(request.mask, offset=0))
+        return super().run(x, request, None)[:, -count:]
 
 
 class LSHPart(UnscoredPart):

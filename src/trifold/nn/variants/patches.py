@@ -77,13 +77,11 @@ class PatchesPart(EmbeddingsPart):
     """Patches of an image, after a class token."""
 
     key = "patch_size"
+    has_tokens = False
     keys = "image_size stem"
     needs: ClassVar = {"shape": ("encoder",)}
     row = "shape"
     reads = "pixels"
-
-    def has_tokens(self) -> bool:
-        return False
 
     def new(self, config: CoreConfig, tokens: TokenEmbedding | None) -> nn.Module:
         return PatchEmbeddings(config)

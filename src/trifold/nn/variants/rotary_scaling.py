@@ -30,6 +30,7 @@ from trifold.nn.parts import group
 from trifold.nn.problems import Problems
 from trifold.nn.rotary import LayerRotations, Rotary, RotaryPart, frequencies
 from trifold.nn.stack import Stack
+from trifold.nn.walk import Request
 from trifold.settings import Settings
 
 Factors = tuple[Annotated[float, Field(gt=0)], ...]
@@ -102,7 +103,7 @@ class InputsByLength(StoredInputs):
         self.find_frequencies, self.frequencies = find_frequencies, torch.empty(0)
 
     def is_prefix(self, mask: Mask, tokens: int, device: torch.device) -> bool:
-        """See `StoredInputs.is_prefix`: it does where they change the angles."""
+        """See `StoredInputs.is_prefix`: False if the other tokens change the angles."""
         first, every = (self.find_frequencies(mask, count, device) for count in (1, tokens))
         return torch.equal(first, every)
 
@@ -121,30 +122,21 @@ class StackByLength(Stack):
     def new_cache(self, kind: str, capacity: int, rollback: int) -> Cache:
         """See `Stack.new_cache`. The cache also holds the inputs of the stack."""
         cache = super().new_cache(kind, capacity, rollback)
+        assert self.rotary is not None, "see `RotaryScalingPart`"
         cache.inputs = InputsByLength(self.rotary.everywhere.frequencies)
         return cache
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Mask,
-        memory: Tensor | None = None,
-        memory_mask: Mask | None = None,
-        cache: Cache | None = None,
-        *,
-        positions: Tensor | None = None,
-        segments: Tensor | None = None,
-    ) -> Tensor:
-        """See `Stack.forward`."""
+    def run(self, x: Tensor, request: Request, cache: Cache | None) -> Tensor:
+        """See `Stack.run`."""
         count = x.shape[1]
         if cache is not None:
             assert isinstance(cache.inputs, InputsByLength), "see `new_cache`"
-            x, mask = _new_or_all(x, mask, cache, cache.inputs)
-            assert positions is None or x.shape[1] == count, (
+            x, mask = _new_or_all(x, request.mask, cache, cache.inputs)
+            request = request._replace(mask=mask)
+            assert request.positions is None or x.shape[1] == count, (
                 "the positions of earlier tokens are not stored"
             )
-        options = {"positions": positions, "segments": segments}
-        return super().forward(x, mask, memory, memory_mask, cache, **options)[:, -count:]
+        return super().run(x, request, cache)[:, -count:]
 
 
 def _new_or_all(x: Tensor, mask: Mask, cache: Cache, stored: InputsByLength) -> tuple[Tensor, Mask]:

@@ -32,7 +32,7 @@ from trifold.nn.masks import Mask, MaskPart, PairBias, RealFirst, Rule, Table
 from trifold.nn.parts import ScoresPart, UnscoredPart, part_of
 from trifold.nn.problems import Problems, defaults
 from trifold.nn.stack import Stack
-from trifold.nn.walk import LayerInputs
+from trifold.nn.walk import LayerInputs, Request
 from trifold.settings import Conflict
 
 LEVELS = 10  # this level and all above it share their b
@@ -300,31 +300,24 @@ class SpanStack(Stack):
     read one by one.
     """
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Mask,
-        memory: Tensor | None = None,
-        memory_mask: Mask | None = None,
-        cache: Cache | None = None,
-        *,
-        positions: Tensor | None = None,
-        segments: Tensor | None = None,
-    ) -> Tensor:
-        """See `Stack.forward`."""
+    def run(self, x: Tensor, request: Request, cache: Cache | None) -> Tensor:
+        """See `Stack.run`."""
+        mask = request.mask
         if mask.offset and x.shape[1] > 1:
-            outs = []
-            for number, token in enumerate(x.split(1, 1), mask.offset):
-                keys = None if mask.keys is None else mask.keys[:, : number + 1]
-                own = replace(mask, keys=keys, offset=number)
-                outs.append(self(token, own, cache=cache))
-            return torch.cat(outs, 1)
+            return self._run_one_by_one(x, mask, cache)
         spans: Spans
         if mask.offset:
             spans = SpanStep(mask, x, self.config.span_keys)
         else:
             spans = Spans(mask, x, self.config.span_keys, all_levels=cache is not None)
-        return spans.tokens(super().forward(spans.rows(x), spans.mask, cache=cache))
+        return spans.tokens(super().run(spans.rows(x), Request(spans.mask), cache))
+
+    def _run_one_by_one(self, x: Tensor, mask: Mask, cache: Cache | None) -> Tensor:
+        outs = []
+        for number, token in enumerate(x.split(1, 1), mask.offset):
+            keys = None if mask.keys is None else mask.keys[:, : number + 1]
+            outs.append(self(token, replace(mask, keys=keys, offset=number), cache=cache))
+        return torch.cat(outs, 1)
 
     def rows(self, x: Tensor, inputs: LayerInputs) -> Tensor:
         """See `Stack.rows`: the spans."""

@@ -145,12 +145,11 @@ class QueryStreamPart(EmbeddingsPart):
         "positions": ("relative-sinusoidal",),
         "residual": ("sequential",),
     }
+    has_queries = True
 
     def new(self, config: CoreConfig, tokens: TokenEmbedding | None) -> nn.Module:
         assert tokens is not None, "a query stream predicts tokens"
         return QueryEmbeddings(config, tokens)
-
-    has_queries = True
 
     def query_states(self, model: Transformer, inputs: Inputs, query_index: Tensor) -> Tensor:
         return query_states(model, inputs, query_index)
