@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from trifold.errors import TrifoldError
+from trifold.errors import SettingsError, TrifoldError
 from trifold.nn import ModelConfig, load_part, outside, parts
 from trifold.pipeline import load
+from trifold.settings import Settings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cosine_attention.py"
 
@@ -95,3 +96,27 @@ def test_a_class_of_a_part_is_a_name(folder):
     config = ModelConfig(attention="cosine", parts=("my_cosine.CosinePart",))
     assert parts.part_of(parts.AttentionPart, config) is part
     assert load_part("my_cosine.CosinePart") == (part,)
+
+
+class Temperature(Settings):
+    start: float = 1.0
+
+
+class WarmPart(parts.AttentionPart):
+    value = "warm"
+    settings = Temperature
+
+
+def test_settings_of_a_part_are_checked():
+    parts.register(WarmPart())
+    config = ModelConfig.parse({"attention": "warm", "options": {"warm": {"start": 0.5}}})
+    assert parts.part_of(parts.AttentionPart, config).own(config).start == 0.5
+    for options, message in (
+        (
+            {"warm": {"begin": 0.5}},
+            r"model\.options\.warm\.begin: unknown key; known keys: start",
+        ),
+        ({"cold": {}}, r"options\.cold: the model has no part from outside of that name"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            ModelConfig.parse({"attention": "warm", "options": options})
