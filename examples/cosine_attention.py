@@ -22,7 +22,9 @@ class CosineAttention(Attention):
         self.temperature = nn.Parameter(torch.empty(config.n_heads))
 
     def projections(self, x: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, T, D) of length 1/τ, keys (B, H', T, D) of length 1, and values."""
+        """Queries (B, H, T, D) of length √D/τ, because scores are divided by √D; keys
+        (B, H', T, D) of length 1; and values.
+        """
         q, k, v = super().projections(x, mask)
         scale = self.temperature.exp()[:, None, None] * math.sqrt(self.head_width)
         return F.normalize(q, dim=-1) * scale, F.normalize(k, dim=-1), v

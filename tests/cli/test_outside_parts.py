@@ -116,7 +116,7 @@ def test_settings_of_a_part_are_checked():
             {"warm": {"begin": 0.5}},
             r"model\.options\.warm\.begin: unknown key; known keys: start",
         ),
-        ({"cold": {}}, r"options\.cold: the model has no part from outside of that name"),
+        ({"cold": {}}, r"options\.cold: no part of that name takes settings"),
     ):
         with pytest.raises(SettingsError, match=message):
             ModelConfig.parse({"attention": "warm", "options": options})

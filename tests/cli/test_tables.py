@@ -174,7 +174,7 @@ def test_a_part_that_has_lost_its_end_is_not_continued(
     part = tmp_path / "b.csv.part"
     part.write_bytes(part.read_bytes()[:left])
     done = trifold("predict", str(models["classify"]), str(table), "--out", out)
-    assert done.code == 2 and "b.csv.part: has lost the end that b.csv.part.json" in done.err
+    assert done.code == 2 and "b.csv.part: is shorter than b.csv.part.json" in done.err
     assert part.stat().st_size == left and not Path(out).exists()
 
 

@@ -138,7 +138,7 @@ def write_table(
                 )
             if part.stat().st_size < state["bytes"]:
                 raise UsageError(
-                    f"{part}: has lost the end that {state_file.name} records; remove it, or name "
+                    f"{part}: is shorter than {state_file.name} records; remove it, or name "
                     "another --out"
                 )
             print_note(f"{part}: continues after row {state['rows']:,}")

@@ -41,7 +41,7 @@ def _options(config: CoreConfig) -> Problems:
         part.own(config)
     known = {part.value or part.key for part in used}
     for name in config.options.keys() - known:
-        yield f"options.{name}: the model has no part from outside of that name with settings"
+        yield f"options.{name}: no part of that name takes settings; remove it"
 
 
 def _unused_keys(config: CoreConfig) -> Problems:
