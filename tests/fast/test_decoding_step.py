@@ -363,9 +363,8 @@ def test_rows_can_be_removed_between_steps(
                     cache.select(keep, keep)
                 if t == 7:
                     cache.reorder(torch.tensor([1, 0]))
-                    indices.append(
-                        cache.beam_index
-                    )  # kept alive, so that an error reads no freed memory
+                    # Kept alive, so that an error reads no freed memory.
+                    indices.append(cache.row_order)
                 out.append(model.decode(Inputs(tokens[rows, t : t + 1]), None, cache))
         return out
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trifold.fast import instruction as ins
+from trifold.fast.beam_index import current_index
 from trifold.fast.thread_pool import (
     DTYPES,
     Field,
@@ -23,7 +24,7 @@ from trifold.fast.thread_pool import (
     set_fields,
 )
 from trifold.nn.attention import Attention
-from trifold.nn.cache import Cache
+from trifold.nn.cache import Cache, GrowingKeys
 from trifold.nn.hooks import Hookable
 from trifold.nn.layers import FeedForward, Linear, Residual, RMSNorm
 from trifold.nn.stack import Stack
@@ -227,9 +228,9 @@ class CompiledDecoder:
         self.x[:rows] = x[:, 0]
         self.alive.clear()
         own = self.self_attention
-        beam_index = cache.current_beam_index()
-        stride = None if beam_index is None else beam_index.shape[1]
-        self._set(own, beam_index=beam_index, beam_index_stride=stride)
+        rows_of_keys = current_index(cache)
+        stride = None if rows_of_keys is None else rows_of_keys.shape[1]
+        self._set(own, beam_index=rows_of_keys, beam_index_stride=stride)
         if bias is not None:  # (B or 1, H, 1, S)
             bias = bias.float().contiguous()
             row_stride = bias.stride(0) if bias.shape[0] == rows > 1 else 0
@@ -250,8 +251,9 @@ class CompiledDecoder:
                     stored = rows if each is inputs.mask else self._memory_rows(cache)
                     keys = keys.expand(stored, -1).contiguous()
                 self._set(indices, mask=keys, mask_stride=None if keys is None else keys.shape[1])
-        ends = np.array([layer.own.next_slot() + 1 for layer in cache.layers])
-        program["slot"][own], program["length"][own] = ends - 1, ends
+        slots = np.array([_next_slot(layer.own) for layer in cache.layers])
+        ends = slots + 1
+        program["slot"][own], program["length"][own] = slots, ends
         program["first"][own] = np.maximum(0, ends - self.windows)
         for number, layer in enumerate(cache.layers):
             assert layer.own.buffers is not None
@@ -272,7 +274,7 @@ class CompiledDecoder:
             start = stop
         execute(program[start:])
         for layer in cache.layers:
-            layer.own.advance()
+            layer.own.advance(1)
         return self.x[:rows, None].to(x.dtype, copy=True)
 
     def is_observed(self) -> bool:
@@ -314,6 +316,13 @@ class CompiledDecoder:
         )
         kind = DTYPES[keys.dtype]
         set_fields(self.program, index, keys=keys, values=values, dtype=kind, **strides)
+
+
+def _next_slot(keys: GrowingKeys) -> int:
+    """Where in the buffers the next token belongs."""
+    assert keys.buffers is not None, "the first tokens are appended by update"
+    keys.reserve(1, keys.buffers)
+    return keys.filled
 
 
 def _float(vector: Tensor | None) -> Tensor | None:

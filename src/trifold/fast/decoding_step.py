@@ -21,7 +21,7 @@ from trifold.fast.int8_training import Int8TrainedLinear
 from trifold.fast.layers import FEW_ROWS
 from trifold.fast.thread_pool import DTYPES, is_readable
 from trifold.nn.attention import Attention
-from trifold.nn.cache import Cache, SlidingKeys
+from trifold.nn.cache import Cache
 from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import (
     ACTIVATIONS,
@@ -60,9 +60,7 @@ def decoding_step(stack: Stack, x: Tensor, inputs: StackInputs, cache: Cache) ->
     decoder = _compiled_decoder(stack, x, inputs, cache)
     if decoder is None:
         return plain_decoding_step(stack, x, inputs, cache)
-    out = decoder.run(x, inputs, cache)
-    cache.uses_beam_index = not any(isinstance(layer.own, SlidingKeys) for layer in cache.layers)
-    return out
+    return decoder.run(x, inputs, cache)
 
 
 def _compiled_decoder(

@@ -9,7 +9,10 @@ shared by all its beams.
     sliding   evicts what no window reaches, except for some tokens that `truncate` may need
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,10 +24,9 @@ class GrowingKeys:
     """Keys and values of one self-attention. `update` appends in place; the buffers grow by
     doubling.
 
-    buffers: keys and values (B, H, capacity, D), of which the first `length - evicted` tokens are
-        filled.
+    buffers: keys and values (B, H, capacity, D), of which the first `filled` tokens are in use.
     length: number of tokens read. evicted: how many of them, from the first on, are no longer
-    stored.
+        stored.
     """
 
     def __init__(self) -> None:
@@ -32,35 +34,34 @@ class GrowingKeys:
         self.buffers: tuple[Tensor, Tensor] | None = None
 
     @property
-    def _filled(self) -> int:
+    def filled(self) -> int:
+        """Number of tokens that are stored."""
         return self.length - self.evicted
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values (B, H, T, D); return views of all that are stored."""
-        start = self._filled
-        end = start + keys.shape[2]
-        if self.buffers is None or self.buffers[0].shape[2] < end:
-            self.buffers = self._enlarge((keys, values), keys.shape[0], self._capacity(end))
-        for buffer, new in zip(self.buffers, (keys, values), strict=True):
-            buffer[:, :, start:end] = new
-        self.length += keys.shape[2]
-        return self.buffers[0][:, :, :end], self.buffers[1][:, :, :end]
-
-    def next_slot(self) -> int:
-        """Where in the buffers the next token belongs, for a caller that writes it there and then
-        calls `advance`.
+        """Append keys and values (B, H, T, D); return views of those stored before and the new
+        ones.
         """
-        assert self.buffers is not None, "the first tokens are appended by update"
-        start = self._filled
-        if self.buffers[0].shape[2] <= start:
-            self.buffers = self._enlarge(
-                self.buffers, self.buffers[0].shape[0], self._capacity(start + 1)
-            )
-        return start
+        start, tokens = self.filled, keys.shape[2]
+        end = start + tokens
+        stored_keys, stored_values = self.reserve(tokens, (keys, values))
+        stored_keys[:, :, start:end] = keys
+        stored_values[:, :, start:end] = values
+        self.advance(tokens)
+        return stored_keys[:, :, :end], stored_values[:, :, :end]
 
-    def advance(self) -> None:
-        """Count the token that was written into `next_slot`."""
-        self.length += 1
+    def reserve(self, tokens: int, like: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """The buffers, with space for so many more tokens; `like` has the rows, the heads and the
+        widths of new buffers.
+        """
+        end = self.filled + tokens
+        if self.buffers is None or self.buffers[0].shape[2] < end:
+            self.buffers = self._enlarge(like, like[0].shape[0], self._capacity(end))
+        return self.buffers
+
+    def advance(self, tokens: int) -> None:
+        """Count tokens that were written into the buffers."""
+        self.length += tokens
 
     def _capacity(self, end: int) -> int:
         """The number of tokens to allocate when `end` are needed."""
@@ -72,7 +73,7 @@ class GrowingKeys:
         """New buffers, with the current contents if the number of rows is the same."""
         keys, values = (y.new_zeros(rows, y.shape[1], capacity, y.shape[3]) for y in like)
         if self.buffers is not None and self.buffers[0].shape[0] == rows:
-            filled = self._filled
+            filled = self.filled
             keys[:, :, :filled], values[:, :, :filled] = (y[:, :, :filled] for y in self.buffers)
         return keys, values
 
@@ -80,23 +81,12 @@ class GrowingKeys:
         """Row i becomes row rows[i]; in place unless there are more than before."""
         if self.buffers is None:
             return
-        filled, count, target = self._filled, len(rows), self.buffers
+        filled, count, target = self.filled, len(rows), self.buffers
         if count > self.buffers[0].shape[0]:
             target = self._enlarge(self.buffers, count, self.buffers[0].shape[2])
         for source, out in zip(self.buffers, target, strict=True):
             out[:count, :, :filled] = source[:, :, :filled].index_select(0, rows)
         self.buffers = target[0][:count], target[1][:count]
-
-    def gather(self, beam_index: Tensor) -> None:
-        """Key s of row r becomes that of row beam_index[r, s]."""
-        if self.buffers is None:
-            return
-        filled = self._filled
-        heads, tokens = (
-            torch.arange(n, device=beam_index.device) for n in (self.buffers[0].shape[1], filled)
-        )
-        for buffer in self.buffers:
-            buffer[:, :, :filled] = buffer[beam_index[:, None, :filled], heads[:, None], tokens]
 
     def expand(self, times: int) -> None:
         """Repeat every row `times` times, one after the other."""
@@ -140,16 +130,8 @@ class SlidingKeys(GrowingKeys):
         super().__init__()
         self.window, self.rollback, self.reach = window, rollback, window - 1
 
-    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values (B, H, T, D); return views of those stored before and the new
-        ones.
-        """
-        stored = super().update(keys, values)
-        self._evict()
-        return stored
-
-    def advance(self) -> None:
-        super().advance()
+    def advance(self, tokens: int) -> None:
+        super().advance(tokens)
         self._evict()
 
     @property
@@ -163,7 +145,7 @@ class SlidingKeys(GrowingKeys):
 
     def _evict(self) -> None:
         """Copy what is kept into new buffers, so that the memory of the rest is free at once."""
-        filled, kept = self._filled, self.reach + self.rollback
+        filled, kept = self.filled, self.reach + self.rollback
         if self.buffers is None or filled <= self._most:
             return
         tails = (
@@ -219,13 +201,24 @@ class LayerCache:
         self.memory: tuple[Tensor, Tensor] | None = None
 
 
+class RowOrder(Protocol):
+    """Where the keys of each row are stored, if a decoding step reads them there, so that
+    `Cache.reorder` need not move them.
+    """
+
+    def reorder(self, cache: Cache, parents: Tensor) -> None:
+        """Row i continues row parents[i]."""
+
+    def move_keys(self, cache: Cache) -> None:
+        """Move all keys to the rows that they belong to."""
+
+
 class Cache:
     """The cache of a whole decoder. Its rows are beams; consecutive rows share a row of the memory.
     It belongs to one model, whose weights do not change while it is in use.
 
-    beam_index: (R, capacity) the row in which key s of each row is stored, so that `reorder` need
-        not move keys; None if each row stores its own. Only a decoding step that sets
-        `uses_beam_index` reads it; before any other step, `gather_beams` moves the keys.
+    row_order: set by a decoding step that reads keys where they are; before any other step,
+        `move_keys` ends it. None if each row stores its own keys.
     """
 
     def __init__(
@@ -236,8 +229,7 @@ class Cache:
         """
         own = (GrowingKeys() for _ in range(layers)) if isinstance(layers, int) else layers
         self.layers, self.inputs = [LayerCache(keys) for keys in own], inputs
-        self.uses_beam_index = False
-        self.beam_index: Tensor | None = None
+        self.row_order: RowOrder | None = None
 
     @property
     def length(self) -> int:
@@ -245,8 +237,12 @@ class Cache:
         return self.layers[0].own.length
 
     @property
-    def _stored(self) -> list[GrowingKeys]:
-        return [layer.own for layer in self.layers] + ([] if self.inputs is None else [self.inputs])
+    def stored(self) -> list[GrowingKeys]:
+        """All that grows with the tokens read."""
+        own = [layer.own for layer in self.layers]
+        if self.inputs is not None:
+            own.append(self.inputs)
+        return own
 
     def note_padding(self, attend: Tensor | None) -> None:
         """attend: (B, S), past and new keys. A window counts real keys only, so padding extends the
@@ -261,40 +257,30 @@ class Cache:
             near = (count > count[:, -1:] - window) & (count > 0)
             reach = int(near.sum(1).max())
             for keys in sliding:
-                keys.reach = reach if keys.window == window else keys.reach
+                if keys.window == window:
+                    keys.reach = reach
 
     def reorder(self, parents: Tensor) -> None:
         """Row i continues row parents[i], which belongs to the same source."""
         rows = torch.arange(len(parents), device=parents.device)
         if torch.equal(parents, rows):
             return
-        if not self.uses_beam_index:
-            for own in self._stored:
-                own.select(parents)
+        if self.row_order is not None:
+            self.row_order.reorder(self, parents)
             return
-        index = self.current_beam_index()
-        index = rows[:, None].repeat(1, self.length + 1) if index is None else index
-        index[:, : self.length] = index[parents, : self.length]
-        self.beam_index = index
+        for own in self.stored:
+            own.select(parents)
 
-    def current_beam_index(self) -> Tensor | None:
-        """The beam index with space for one more key; a new key belongs to its own row."""
-        if self.beam_index is not None and self.beam_index.shape[1] <= self.length:
-            rows = torch.arange(len(self.beam_index), device=self.beam_index.device)
-            self.beam_index = torch.cat([self.beam_index, rows[:, None].expand(-1, self.length)], 1)
-        return self.beam_index
-
-    def gather_beams(self) -> None:
-        """Move all keys to the rows they belong to."""
-        if self.beam_index is not None:
-            for own in self._stored:
-                own.gather(self.beam_index)
-        self.beam_index, self.uses_beam_index = None, False
+    def move_keys(self) -> None:
+        """Store the keys of each row in that row."""
+        if self.row_order is not None:
+            self.row_order.move_keys(self)
+        self.row_order = None
 
     def select(self, rows: Tensor, sources: Tensor) -> None:
         """Keep these rows, and these rows of the memory (finished ones leave the batch)."""
-        self.gather_beams()
-        for own in self._stored:
+        self.move_keys()
+        for own in self.stored:
             own.select(rows)
         for layer in self.layers:
             if layer.memory is not None:
@@ -302,14 +288,14 @@ class Cache:
 
     def expand(self, beams: int) -> None:
         """Repeat every row `beams` times, one after the other; the memory keeps its rows."""
-        self.gather_beams()
-        for own in self._stored:
+        self.move_keys()
+        for own in self.stored:
             own.expand(beams)
 
     def truncate(self, length: int) -> None:
         """Remove all but the first `length` tokens."""
-        self.gather_beams()
-        for own in self._stored:
+        self.move_keys()
+        for own in self.stored:
             own.truncate(length)
 
 

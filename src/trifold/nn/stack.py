@@ -199,7 +199,7 @@ class Stack(nn.Module):
         x = self.enter(x)
         caches: Sequence[LayerCache | None] = [None] * len(self.order)
         if cache is not None:
-            cache.gather_beams()
+            cache.move_keys()
             caches = cache.layers
         for number, own, state, layer_cache in zip(
             self.order, layers, self.states, caches, strict=True

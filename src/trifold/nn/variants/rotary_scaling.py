@@ -147,7 +147,7 @@ def _new_or_all(x: Tensor, mask: Mask, cache: Cache, stored: InputsByLength) -> 
     before, stored.frequencies = stored.frequencies, found
     changed = mask.offset > 0 and bool((before != found).any())
     if changed:
-        cache.gather_beams()
+        cache.move_keys()
         for layer in cache.layers:
             layer.own.clear()
     every = stored.update(x[:, None], x[:, None, :, :0])[0][:, 0]

@@ -221,7 +221,7 @@ class SpanKeys(GrowingKeys):
     """
 
     @property
-    def _filled(self) -> int:
+    def filled(self) -> int:
         return 2 * self.length
 
     def put(
@@ -230,13 +230,11 @@ class SpanKeys(GrowingKeys):
         """Store keys and values (B, H, N, D) of so many tokens more at slots (B or 1, N); return
         all that are stored. The last slot, 2·n − 1, is for what nothing reads.
         """
-        end = 2 * (self.length + tokens)
-        if self.buffers is None or self.buffers[0].shape[2] < end:
-            self.buffers = self._enlarge((keys, values), keys.shape[0], self._capacity(end))
-        self.length += tokens
-        for buffer, new in zip(self.buffers, (keys, values), strict=True):
+        stored_keys, stored_values = self.reserve(2 * tokens, (keys, values))
+        self.advance(tokens)
+        for buffer, new in ((stored_keys, keys), (stored_values, values)):
             buffer.scatter_(2, slots[:, None, :, None].expand(new.shape), new)
-        return self.buffers[0][:, :, :end], self.buffers[1][:, :, :end]
+        return stored_keys[:, :, : self.filled], stored_values[:, :, : self.filled]
 
 
 class SpanAttention(Attention):
