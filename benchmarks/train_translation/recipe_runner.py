@@ -8,6 +8,7 @@ from measure import Clock, arguments, print_line
 from trifold_runner import positions
 
 from trifold import fast
+from trifold.nn.packing import Packing
 from trifold.recipe import load_recipe
 from trifold.train.data import iterate_batches, load_data
 from trifold.train.device import (
@@ -43,7 +44,7 @@ def main() -> None:
         shares = dealt.micro_batches
         update = trainer.update(shares, step)
         packings = [share.inputs.packing for share in shares]
-        source_tokens = sum(packing.real for packing in packings if packing is not None)
+        source_tokens = sum(packing.real for packing in packings if isinstance(packing, Packing))
         if not clock.step(
             loss=update.loss,
             source_tokens=source_tokens,

@@ -14,6 +14,7 @@ from prepare import BOS, EOS, PAD
 from trifold import fast
 from trifold.batches import BatchSettings, plan_epoch, split_batch
 from trifold.nn import ModelConfig, Transformer
+from trifold.nn.packing import Packing
 from trifold.objectives.translate import Batch, Examples, Translate, TranslateSettings
 from trifold.ragged import Ragged
 from trifold.recipe import TrainSettings
@@ -35,7 +36,7 @@ class Ids:
 def positions(batch: list[Batch]) -> int:
     """Tokens of both sides, including the padding of packed rows."""
     packings = [side.packing for share in batch for side in (share.inputs, share.target)]
-    return sum(packing.length for packing in packings if packing is not None)
+    return sum(packing.length for packing in packings if isinstance(packing, Packing))
 
 
 def main() -> None:

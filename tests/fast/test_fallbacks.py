@@ -394,6 +394,13 @@ def test_packed_rows_with_a_masked_key() -> None:
     assert_same(lambda: layer(x, mask=Mask(real, packing=packing))[:, : packing.real])
 
 
+def test_packed_rows_with_a_memory_that_is_not_packed() -> None:
+    layer = randomize(Attention(ModelConfig(d_model=32, n_heads=4), memory_width=32), 0.3)
+    packing, memory = Packing.of(torch.tensor([7, 5])), torch.randn(2, 9, 32)
+    x = torch.randn(1, packing.length, 32, requires_grad=True)
+    assert_same(lambda: layer(x, memory, mask=Mask(packing=packing))[:, : packing.real])
+
+
 @torch.no_grad()
 def test_sizes_and_types_that_do_not_fit_are_errors() -> None:
     weight = torch.randn(32, 64)

@@ -16,7 +16,7 @@ from trifold.nn import Inputs, Mask, ModelConfig, Transformer, ops
 from trifold.nn.attention import Attention
 from trifold.nn.layers import ACTIVATIONS, Linear
 from trifold.nn.losses import linear_cross_entropy
-from trifold.nn.packing import Packing
+from trifold.nn.packing import UNPACKED, Packing
 from trifold.nn.rng import use_thread_rng
 from trifold.nn.variants.windows import Window
 
@@ -157,7 +157,7 @@ def packed_attention(crosses: bool) -> Callable[[torch.dtype], Case]:
                 keys.attend if crosses else queries.attend,
                 causal=not crosses,
                 packing=queries,
-                key_packing=keys if crosses else None,
+                key_packing=keys if crosses else UNPACKED,
             )
             return layer(x.to(dtype), memory.to(dtype) if crosses else None, mask=mask)[
                 :, : queries.real

@@ -184,10 +184,10 @@ def head_outputs(model: Transformer, example: Example) -> list[Tensor]:
     hidden, inputs = hidden_of(model, example), example.last
     names = [head for head in config.chosen_heads if head != "boundary"]
     heads = model.apply_heads(hidden, inputs, names)
-    attend = inputs.attend if inputs.packing is None else inputs.packing.attend
+    attend = inputs.real
     for name in names:
         out = heads[name]
-        if name == "lm" and inputs.packing is not None:
+        if name == "lm" and isinstance(inputs.packing, Packing):
             outputs.append(real_states(model.lm_head(hidden), example))
         elif name in ("lm", "token", "span", "replaced"):
             outputs.append(out.flatten(0, 1) if attend is None else out[attend])
@@ -199,7 +199,7 @@ def head_outputs(model: Transformer, example: Example) -> list[Tensor]:
 def real_states(hidden: Tensor, example: Example) -> Tensor:
     """(N, E) the states of real tokens, row by row."""
     inputs = example.last
-    if inputs.packing is not None:
+    if isinstance(inputs.packing, Packing):
         return hidden[0, : inputs.packing.real]
     return hidden.flatten(0, 1) if inputs.attend is None else hidden[inputs.attend]
 

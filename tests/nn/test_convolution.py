@@ -69,7 +69,7 @@ def test_gradients_of_packed_and_of_padded_rows_are_equal(part: dict[str, Any]) 
     for inputs in (Inputs(tokens, real), Inputs(flat, packing=packing)):
         encoder = model(part)
         hidden = encoder(inputs)
-        states = hidden[real] if inputs.packing is None else hidden[0, : packing.real]
+        states = hidden[real] if inputs.packing is not packing else hidden[0, : packing.real]
         (states * torch.linspace(-1, 1, states.numel()).view_as(states)).sum().backward()
         gradients = [p.grad for p in encoder.parameters() if p.grad is not None]
         found.append([states.detach(), *gradients])

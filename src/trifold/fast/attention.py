@@ -123,7 +123,7 @@ def _is_readable_mask(mask: Mask, k: Tensor) -> bool:
     """Whether the instruction for one query can read the keys that the mask allows: the last ones,
     and those that are real.
     """
-    if mask.packing is not None or _window(mask, k.shape[2]) is None:
+    if isinstance(mask.packing, Packing) or _window(mask, k.shape[2]) is None:
         return False
     if mask.keys is not None and len(mask.keys) != len(k):
         return False
@@ -178,32 +178,37 @@ def attention(
     """See `nn.ops.attention`. Packed rows need no padded grid if the compiled loops support the
     layer.
     """
-    mask = inputs.mask
-    if mask.packing is None or not supports_packed_attention(layer, x, inputs):
+    layouts = supported_packings(layer, x, memory, inputs)
+    if layouts is None:
         return layer.attend(x, memory, inputs)
     if memory is None:
         q, kv = concatenated_linears(x[0], (layer.q_proj, layer.k_proj, layer.v_proj)), None
     else:
         q, kv = layer.q_proj(x[0]), concatenated_linears(memory[0], (layer.k_proj, layer.v_proj))
-    keys = mask.key_packing or mask.packing
-    return packed_attention(q, kv, mask.packing, keys, layer.head_width, causal=mask.causal)[None]
+    return packed_attention(q, kv, *layouts, layer.head_width, causal=inputs.mask.causal)[None]
 
 
-def supports_packed_attention(layer: Attention, x: Tensor, inputs: AttentionInputs) -> bool:
-    """Whether `packed_attention` supports this layer and these rows."""
+def supported_packings(
+    layer: Attention, x: Tensor, memory: Tensor | None, inputs: AttentionInputs
+) -> tuple[Packing, Packing] | None:
+    """The layouts of queries and keys, if `packed_attention` supports them and this layer."""
     mask = inputs.mask
-    if mask.packing is None or not mask.has_only() or layer.watched or layer.drop.active:
-        return False
+    queries, keys = mask.packing, mask.packing if memory is None else mask.key_packing
+    if not isinstance(queries, Packing) or not isinstance(keys, Packing):
+        return None
+    if not mask.has_only() or layer.watched or layer.drop.active:
+        return None
     if inputs.bias is not None or inputs.rotary is not None or inputs.cache is not None:
-        return False
+        return None
     if type(layer) is not Attention or layer.q_norm is not None or layer.sinks is not None:
-        return False
+        return None
     if layer.groups > 1 or layer.soft_cap is not None or layer.query_scale != 1.0:
-        return False
-    keys = mask.key_packing or mask.packing
+        return None
     if mask.keys is not None and mask.keys is not keys.attend:
-        return False
-    return mask.packing.shape[1] * keys.shape[1] <= MAX_PACKED_SCORES and trains_with_loops(x)
+        return None
+    if queries.shape[1] * keys.shape[1] > MAX_PACKED_SCORES or not trains_with_loops(x):
+        return None
+    return queries, keys
 
 
 def packed_attention(

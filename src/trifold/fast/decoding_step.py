@@ -33,6 +33,7 @@ from trifold.nn.layers import (
 )
 from trifold.nn.masks import declares
 from trifold.nn.ops import decoding_step as plain_decoding_step
+from trifold.nn.packing import Packing
 from trifold.nn.stack import Stack
 from trifold.nn.walk import StackInputs
 
@@ -72,7 +73,7 @@ def _compiled_decoder(
         return None
     if not is_eager_cpu(x) or x.dtype not in DTYPES or not x.numel():
         return None
-    if mask.packing is not None or not mask.has_only():
+    if isinstance(mask.packing, Packing) or not mask.has_only():
         return None
     if inputs.memory_mask is not None and not inputs.memory_mask.has_only():
         return None

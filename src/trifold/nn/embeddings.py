@@ -19,7 +19,7 @@ from trifold.nn.config import CoreConfig
 from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout, Linear, new_norm
 from trifold.nn.masks import real_positions
-from trifold.nn.packing import Packing
+from trifold.nn.packing import UNPACKED, Packing, Unpacked
 from trifold.nn.parts import EmbeddingsPart, PositionsPart, ScoresPart, part_of, set_classical
 
 
@@ -31,7 +31,8 @@ class Inputs:
     attend: (B, T) boolean, True at real tokens; None if there is no padding. With a cache: (B, S),
         past and new tokens.
     positions: (B or 1, T); default: counted over real tokens, from 0.
-    packing: if `tokens` is one row (1, N) that holds many; it defines mask and positions.
+    packing: the layout; if `tokens` is one row (1, N) that holds many, it defines mask and
+        positions.
     segments: (B, T) the kind of segment of each token, from 0; default: see
         `CoreConfig.separator_id`.
     order: (B, T) the rank of each token in a factorization order; tokens attend to those up to
@@ -44,7 +45,7 @@ class Inputs:
     tokens: Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.int64))
     attend: Tensor | None = None
     positions: Tensor | None = None
-    packing: Packing | None = None
+    packing: Packing | Unpacked = UNPACKED
     segments: Tensor | None = None
     order: Tensor | None = None
     globals: Tensor | None = None
@@ -58,7 +59,7 @@ class Inputs:
 
     def token_positions(self, start: int = 0) -> Tensor:
         """(B or 1, T) the position of each token; `start` is the length of the cache."""
-        if self.packing is not None:
+        if isinstance(self.packing, Packing):
             return self.packing.positions()
         if self.positions is not None:
             return self.positions
@@ -67,11 +68,15 @@ class Inputs:
             return real_positions(self.attend)[:, start:end]
         return torch.arange(start, end, device=self.tokens.device)[None]
 
-    def grid(self) -> tuple[Tensor, Tensor | None]:
-        """tokens and attend (B, T), also of packed rows."""
-        if self.packing is None:
-            return self.tokens, self.attend
-        return self.packing.grid(self.tokens[..., None])[..., 0], self.packing.attend
+    @property
+    def real(self) -> Tensor | None:
+        """(B, T) True at real tokens, also of packed rows; None if all are."""
+        return self.packing.attend if self.attend is None else self.attend
+
+    def grid(self) -> Inputs:
+        """These inputs with tokens (B, T), also if they are packed."""
+        tokens = self.packing.grid(self.tokens[..., None])[..., 0]
+        return replace(self, tokens=tokens, attend=self.real, packing=UNPACKED)
 
     def first_columns(self) -> Tensor:
         """(B,) the column of each row's first real token."""
@@ -208,12 +213,9 @@ class Embeddings(nn.Module):
         return x * (x.new_full((), self.scale) if self.rounds_scale else self.scale)
 
     def _check_length(self, inputs: Inputs, positions: Tensor, start: int) -> None:
-        packing, end = inputs.packing, start + inputs.tokens.shape[1]
-        if packing is not None:
-            longest = packing.shape[1]
-        elif inputs.positions is None and (inputs.attend is None or end <= self.max_positions):
-            longest = end
-        else:  # given positions, or rows so wide that padding matters
+        longest = start + inputs.packing.width(inputs.tokens.shape[1])
+        is_padded = inputs.attend is not None and longest > self.max_positions
+        if is_padded or inputs.positions is not None:
             longest = int(positions.max()) + 1
         if longest > self.max_positions:
             raise ValueError(
@@ -231,16 +233,16 @@ def default_segments(config: CoreConfig, inputs: Inputs) -> Tensor | None:
     """(B, T) segments, packed (1, N); by default 1 after the first separator, or else after the
     first token.
     """
-    separator, packing = config.separator_id, inputs.packing
+    separator = config.separator_id
     if separator is None or inputs.segments is not None or config.n_token_types < 2:
         return inputs.segments
-    tokens, _ = inputs.grid()
+    tokens = inputs.grid().tokens
     is_separator = tokens == separator
     if inputs.attend is not None:
         is_separator = is_separator & inputs.attend
     first = is_separator.int().argmax(1).maximum(inputs.first_columns())
     after = torch.arange(tokens.shape[1], device=tokens.device) > first[:, None]
-    return after.long() if packing is None else packing.flat(after[..., None].long())[..., 0]
+    return inputs.packing.flat(after[..., None].long())[..., 0]
 
 
 class TokensPart(EmbeddingsPart):

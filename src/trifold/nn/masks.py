@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from trifold.nn.packing import Packing
+from trifold.nn.packing import UNPACKED, Packing, Unpacked
 
 AnyRule = TypeVar("AnyRule", bound="Rule")
 
@@ -41,8 +41,8 @@ class Mask:
     causal: bool = False
     offset: int = 0
     queries: Tensor | None = None
-    packing: Packing | None = None
-    key_packing: Packing | None = None
+    packing: Packing | Unpacked = UNPACKED
+    key_packing: Packing | Unpacked = UNPACKED
     rules: tuple[Rule, ...] = ()
 
     def __post_init__(self) -> None:
@@ -67,26 +67,24 @@ class Mask:
 
     def count(self, x: Tensor) -> int:
         """T, the number of queries of a row: x (B, T, E), or packed (1, N, E)."""
-        return x.shape[1] if self.packing is None else self.packing.shape[1]
+        return self.packing.width(x.shape[1])
 
     def grid(self, x: Tensor) -> Tensor:
         """The states of the queries, x (B, T, E) or packed (1, N, E) -> (B, T, E)."""
-        return x if self.packing is None else self.packing.grid(x)
+        return self.packing.grid(x)
 
     def flat(self, x: Tensor) -> Tensor:
         """x (B, T, E) -> (B, T, E), or packed (1, N, E) as the states of the queries are."""
-        return x if self.packing is None else self.packing.flat(x)
+        return self.packing.flat(x)
 
     def key_grid(self, memory: Tensor) -> Tensor:
         """The states of a memory's keys (B, S, E), or packed (1, N, E), -> (B, S, E)."""
-        return memory if self.key_packing is None else self.key_packing.grid(memory)
+        return self.key_packing.grid(memory)
 
     @property
     def real(self) -> Tensor | None:
         """(B, S) True at real keys, also of packed rows; None if all are."""
-        if self.keys is None and self.packing is not None:
-            return self.packing.attend
-        return self.keys
+        return self.packing.attend if self.keys is None else self.keys
 
     def with_rule(self, rule: Rule) -> Mask:
         """This mask with one rule more, the last one."""
@@ -435,6 +433,11 @@ class RealFirst:
     def __init__(self, attend: Tensor) -> None:
         self.index = attend.long().argsort(dim=1, descending=True, stable=True)
 
+    @classmethod
+    def of(cls, attend: Tensor | None) -> RealFirst | InPlace:
+        """Without `attend` all tokens are real, and none moves."""
+        return InPlace() if attend is None else cls(attend)
+
     def move(self, x: Tensor) -> Tensor:
         """x (B, T) or (B, T, E), the real tokens first."""
         return x.gather(1, self._like(self.index, x))
@@ -446,6 +449,18 @@ class RealFirst:
     @staticmethod
     def _like(index: Tensor, x: Tensor) -> Tensor:
         return (index if x.dim() == 2 else index[..., None]).expand_as(x)
+
+
+class InPlace:
+    """A `RealFirst` of rows whose tokens are all real."""
+
+    def move(self, x: Tensor) -> Tensor:
+        """x itself."""
+        return x
+
+    def undo(self, x: Tensor) -> Tensor:
+        """x itself."""
+        return x
 
 
 def padding_mask(lengths: Tensor, width: int) -> Tensor | None:

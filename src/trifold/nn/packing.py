@@ -8,15 +8,39 @@ millisecond to prepare a new one.
     packed (1, N, E)  --grid-->  (B, T, E)  attention  --flat-->  (1, N, E)
 
 Grid cells after the end of a row read the last token, which is then padding and has no gradient.
+Rows that are not packed have the layout `Unpacked`, in which both directions are the identity.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """The layout of rows (B, T) that are not packed. The methods are those of `Packing`."""
+
+    attend: ClassVar[None] = None
+
+    def width(self, columns: int) -> int:
+        """T, of inputs (B, T)."""
+        return columns
+
+    def grid(self, x: Tensor) -> Tensor:
+        """(B, T, E) -> (B, T, E)."""
+        return x
+
+    def flat(self, x: Tensor) -> Tensor:
+        """(B, T, E) -> (B, T, E)."""
+        return x
+
+    def to(self, device: torch.device, **options: bool) -> Unpacked:
+        """The same; there is nothing to move."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -58,6 +82,10 @@ class Packing:
         """N, including padding."""
         return len(self.cell_of_token)
 
+    def width(self, columns: int) -> int:
+        """T, of inputs (1, N)."""
+        return self.shape[1]
+
     def positions(self) -> Tensor:
         """(1, N) the position of each token in its own row; 0 for padding."""
         return (self.cell_of_token % self.shape[1])[None]
@@ -82,6 +110,9 @@ class Packing:
         return replace(
             self, **{name: x.to(device, **options) for name, x in moved.items() if x is not None}
         )
+
+
+UNPACKED = Unpacked()
 
 
 def round_up(tokens: int) -> int:

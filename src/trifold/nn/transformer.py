@@ -25,7 +25,7 @@ from trifold.nn.heads import HEADS, NEEDS_POSITIONS, LanguageModelHead
 from trifold.nn.hooks import capture
 from trifold.nn.layers import Linear
 from trifold.nn.masks import Mask
-from trifold.nn.packing import Packing
+from trifold.nn.packing import UNPACKED, Packing, Unpacked
 from trifold.nn.parts import EmbeddingsPart, input_rules, part_of
 from trifold.nn.stack import new_stack
 from trifold.nn.variants import ModelConfig
@@ -39,7 +39,7 @@ class Memory:
 
     hidden: Tensor
     attend: Tensor | None = None
-    packing: Packing | None = None
+    packing: Packing | Unpacked = UNPACKED
 
     def select(self, rows: Tensor) -> Memory:
         """The chosen rows."""
@@ -112,8 +112,7 @@ class Transformer(nn.Module):
         assert self.encoder is not None and self.encoder_embeddings is not None, (
             "this shape has no encoder"
         )
-        packing = inputs.packing
-        attend = inputs.attend if packing is None else packing.attend
+        packing, attend = inputs.packing, inputs.real
         inputs = replace(inputs, segments=default_segments(self.config, inputs))
         hidden = self.encoder(
             self.encoder_embeddings(inputs),
@@ -187,9 +186,7 @@ class Transformer(nn.Module):
         """The outputs of the named heads for hidden states (B, T, E) of the last stack; see
         `head_outputs`.
         """
-        if (packing := inputs.packing) is not None:
-            tokens = packing.grid(inputs.tokens[..., None])[..., 0]
-            hidden, inputs = packing.grid(hidden), Inputs(tokens, packing.attend)
+        hidden, inputs = inputs.packing.grid(hidden), inputs.grid()
         default = [name for name in self.config.chosen_heads if name not in NEEDS_POSITIONS]
         pooled = self.heads["pooler"](hidden, inputs, None) if "pooler" in self.heads else None
         outputs: dict[str, Tensor] = {}

@@ -28,6 +28,7 @@ from trifold.data.squad import check_answers
 from trifold.data.tables import check_text
 from trifold.errors import DataError, SettingsError, UsageError
 from trifold.nn import Transformer
+from trifold.nn.packing import Packing
 from trifold.objectives.batch import Batch as BaseBatch
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
@@ -270,7 +271,7 @@ class Answer(LabelledObjective):
 
     def logits(self, model: Transformer, batch: Batch) -> Tensor:
         """(B, T, 2) of start and end; -inf outside of the softmax."""
-        assert batch.inputs.packing is not None
+        assert isinstance(batch.inputs.packing, Packing)
         states = model(batch.inputs)[0][None]
         logits: Tensor = batch.inputs.packing.grid(model.heads["span"](states, batch.inputs, None))
         return logits.masked_fill(~batch.visible[:, :, None], float("-inf"))

@@ -27,6 +27,7 @@ from trifold.data import Encoder, Side, TokenCache, open_tokens, read_documents,
 from trifold.errors import DataError, SettingsError
 from trifold.generate.config import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
+from trifold.nn.packing import Packing
 from trifold.objectives.batch import Batch, LossTerm, measure_tokens, pack, pad_end, token_loss
 from trifold.objectives.documents import Cut, DocumentChunks, describe_long
 from trifold.objectives.evaluation import EvalContext, EvalRun, Evaluation, Sample
@@ -332,7 +333,7 @@ class Causal(Objective):
     # --- loss, scores -----------------------------------------------------------------------------
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        assert batch.inputs.packing is not None
+        assert isinstance(batch.inputs.packing, Packing)
         return super().counts(batch) | self.routers.counts(batch.inputs.packing)
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:

@@ -132,8 +132,7 @@ def relation_losses(
     values, _ = teacher.factors["values"]
     tokens = values.shape[2]
     allowed = teacher.mask.dense(tokens, tokens, values.device)
-    packing = teacher.mask.packing
-    real = teacher.mask.keys if packing is None else packing.attend
+    real = teacher.mask.real
     losses = {}
     for name in names:
         with torch.no_grad():

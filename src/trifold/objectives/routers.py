@@ -33,7 +33,7 @@ class RouterLoss:
         """The hidden states of packed inputs, and the terms. Routers are recorded in the forward
         pass only, so blocks that run again in the backward pass count once.
         """
-        if not self.weights or inputs.packing is None:
+        if not self.weights or not isinstance(inputs.packing, Packing):
             return model(inputs), {}
         part = part_of(FeedForwardPart, model.config)
         with part.record(model) as recorded:

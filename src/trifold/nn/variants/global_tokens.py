@@ -103,8 +103,9 @@ def find_globals(kind: str, inputs: Inputs, eos_id: int) -> Tensor:
     """(B, T) the global tokens of that kind (`CoreConfig.global_tokens`); of packed rows on the
     grid.
     """
-    tokens, attend = inputs.grid()
-    real = torch.ones_like(tokens, dtype=torch.bool) if attend is None else attend
+    tokens, real = inputs.grid().tokens, inputs.real
+    if real is None:
+        real = torch.ones_like(tokens, dtype=torch.bool)
     if kind == "first":
         return real & (real.cumsum(1) == 1)
     ends = (tokens == eos_id) & real

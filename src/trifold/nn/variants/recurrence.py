@@ -65,11 +65,10 @@ def run_segments(stack: Stack, x: Tensor, mask: Mask, recurrence: Recurrence) ->
     """Segment after segment, x (B, T, E) -> (B, T, E): each layer also attends to its last inputs
     of the segments before, as constants. The values are those of the rule `Segment`.
     """
-    first = None
-    attend, rows = mask.real, mask.grid(x)
-    if attend is not None and mask.packing is None:  # padding goes to the end
-        first = RealFirst(attend)
-        rows, attend = first.move(rows), first.move(attend)
+    padding_last = RealFirst.of(mask.keys)  # the padding of packed rows is there already
+    rows, attend = padding_last.move(mask.grid(x)), mask.real
+    if attend is not None:
+        attend = padding_last.move(attend)
     memories, outs = [rows[:, :0]] * len(stack.order), []
     for start in range(0, rows.shape[1], recurrence.size):
         part = rows[:, start : start + recurrence.size]
@@ -84,7 +83,7 @@ def run_segments(stack: Stack, x: Tensor, mask: Mask, recurrence: Recurrence) ->
             part = stack.states[layer](part)
         outs.append(part)
     rows = stack.final_norm(torch.cat(outs, 1))
-    return mask.flat(rows if first is None else first.undo(rows))
+    return mask.flat(padding_last.undo(rows))
 
 
 class SegmentPart(RulePart):

@@ -19,6 +19,7 @@ from trifold.nn.config import CoreConfig
 from trifold.nn.embeddings import Embeddings, Inputs, TokenEmbedding
 from trifold.nn.formulas import Row
 from trifold.nn.masks import Mask, MaskPart, Rule
+from trifold.nn.packing import Unpacked
 from trifold.nn.parts import EXAMPLE_TOKENS, EmbeddingsPart, RulePart, parts
 from trifold.nn.stack import Stack
 from trifold.nn.walk import Request
@@ -92,8 +93,8 @@ def query_states(model: Transformer, inputs: Inputs, query_index: Tensor) -> Ten
     """
     embeddings, stack = model.encoder_embeddings, model.encoder
     assert stack is not None and isinstance(embeddings, QueryEmbeddings), "no query stream"
-    assert inputs.packing is None and inputs.order is not None, (
-        "a query stream needs an order, unpacked"
+    assert inputs.order is not None and isinstance(inputs.packing, Unpacked), (
+        "a query stream needs an order, and rows that are not packed"
     )
     mask = Mask(inputs.attend, rules=(Order(inputs.order),))
     g, x = embeddings.query_vectors(query_index), embeddings(inputs)
