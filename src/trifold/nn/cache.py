@@ -299,11 +299,15 @@ class Cache:
             own.truncate(length)
 
 
+def _sliding(window: int | None, rollback: int) -> GrowingKeys:
+    if window is None:
+        return GrowingKeys()
+    return SlidingKeys(window, rollback)
+
+
 # kind -> the keys of one layer, from its window (None: unlimited), capacity, and rollback
 KEYS: dict[str, Callable[[int | None, int, int], GrowingKeys]] = {
     "growing": lambda window, capacity, rollback: GrowingKeys(),
     "static": lambda window, capacity, rollback: StaticKeys(capacity),
-    "sliding": lambda window, capacity, rollback: (
-        GrowingKeys() if window is None else SlidingKeys(window, rollback)
-    ),
+    "sliding": lambda window, capacity, rollback: _sliding(window, rollback),
 }

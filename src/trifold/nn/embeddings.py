@@ -87,10 +87,11 @@ class Inputs:
 
     def last_columns(self) -> Tensor:
         """(B,) the column of each row's last real token."""
-        columns = torch.arange(self.tokens.shape[1], device=self.tokens.device).expand_as(
-            self.tokens
-        )
-        return columns[:, -1] if self.attend is None else (columns * self.attend).amax(1)
+        columns = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        columns = columns.expand_as(self.tokens)
+        if self.attend is not None:
+            columns = columns * self.attend
+        return columns.amax(1)
 
     def to(self, device: torch.device, *, non_blocking: bool = True) -> Inputs:
         """A copy on another device."""
@@ -117,7 +118,8 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (tokens,), gradient = ctx.saved_tensors, gradients[0]
         rows = gradient.reshape(-1, gradient.shape[-1])
-        rows = rows if rows.dtype is torch.float64 else rows.float()
+        if rows.dtype is not torch.float64:
+            rows = rows.float()
         total = rows.new_zeros(ctx.rows, rows.shape[-1]).index_add_(0, tokens.reshape(-1), rows)
         return total.to(ctx.dtype), None
 
@@ -210,7 +212,9 @@ class Embeddings(nn.Module):
         """
         if self.scale == 1.0:
             return x
-        return x * (x.new_full((), self.scale) if self.rounds_scale else self.scale)
+        if self.rounds_scale:
+            return x * x.new_full((), self.scale)
+        return x * self.scale
 
     def _check_length(self, inputs: Inputs, positions: Tensor, start: int) -> None:
         longest = start + inputs.packing.width(inputs.tokens.shape[1])

@@ -129,21 +129,20 @@ class Mask:
 
     def allowed(self, part: MaskPart) -> Tensor | None:
         """The dense form for some queries and some keys."""
-        found = [] if self.keys is None else [part.at_keys(self.keys)]
+        found = [rule.allowed(part) for rule in self.rules if not rule.is_lifted]
+        if self.keys is not None:
+            found.append(part.at_keys(self.keys))
         if self.causal and part.has_later_keys:
             found.append(part.key_numbers <= part.query_numbers)
-        found += _present(rule.allowed(part) for rule in self.rules if not rule.is_lifted)
-        lifted = _present(rule.allowed(part) for rule in self.rules if rule.is_lifted)
-        lifts = _present(rule.lifts(part) for rule in self.rules)
-        if lifted and lifts:
-            lifted = [reduce(torch.logical_and, lifted) | reduce(torch.logical_or, lifts)]
-        found += lifted
-        return reduce(torch.logical_and, found) if found else None
+        lifted = _all_of(rule.allowed(part) for rule in self.rules if rule.is_lifted)
+        lifts = _combined(torch.logical_or, (rule.lifts(part) for rule in self.rules))
+        if lifted is not None and lifts is not None:
+            lifted = lifted | lifts
+        return _all_of([*found, lifted])
 
     def added(self, part: MaskPart) -> Tensor | None:
         """What the rules add to scores."""
-        found = _present(rule.added(part) for rule in self.rules)
-        return reduce(torch.add, found) if found else None
+        return _combined(torch.add, (rule.added(part) for rule in self.rules))
 
     def additive(
         self, queries: int, keys: int, like: Tensor, bias: Tensor | None = None
@@ -166,19 +165,19 @@ class Mask:
         part = self.whole(queries, keys, like.device)
         allowed, added = self.allowed(part), self.added(part)
         if bias is not None:
-            bias = bias[..., self.evicted(queries, keys) :]
-            added = bias if added is None else bias + added
-        if added is not None:
-            offsets = added.to(like.dtype)
-            return offsets if allowed is None else offsets.masked_fill(~allowed, float("-inf"))
+            added = _combined(torch.add, (bias[..., self.evicted(queries, keys) :], added))
         if allowed is None:
-            return None
-        zeros = torch.zeros(allowed.shape, dtype=like.dtype, device=allowed.device)
-        return zeros.masked_fill_(~allowed, float("-inf"))
+            return None if added is None else added.to(like.dtype)
+        if added is None:
+            zeros = torch.zeros(allowed.shape, dtype=like.dtype, device=allowed.device)
+            return zeros.masked_fill_(~allowed, float("-inf"))
+        return added.to(like.dtype).masked_fill(~allowed, float("-inf"))
 
     def evicted(self, queries: int, keys: int) -> int:
         """How many of the first keys a cache no longer holds."""
-        return max(0, self.offset + queries - keys) if self.causal else 0
+        if not self.causal:
+            return 0
+        return max(0, self.offset + queries - keys)
 
     def has_fully_masked_rows(self, queries: int, keys: int, device: torch.device) -> bool:
         """True if some query may attend to nothing: its row has no real key, or a rule forbids all.
@@ -198,8 +197,9 @@ class Mask:
             return allowed is not None and not bool(allowed.any(-1).all())
         if self.keys is None:
             return False
-        # The first query has the fewest keys.
-        read = self.keys[:, : self.offset + 1] if self.causal else self.keys
+        read = self.keys
+        if self.causal:  # the first query has the fewest keys
+            read = read[:, : self.offset + 1]
         return not bool(read.any(-1).all())
 
     @cached_property
@@ -218,8 +218,19 @@ def declares(value: object, name: str) -> Any:
     return vars(type(value)).get(name)
 
 
-def _present(found: Iterable[Tensor | None]) -> list[Tensor]:
-    return [each for each in found if each is not None]
+def _all_of(conditions: Iterable[Tensor | None]) -> Tensor | None:
+    """True where all that are stated hold; None if none is stated."""
+    return _combined(torch.logical_and, conditions)
+
+
+def _combined(
+    operation: Callable[[Tensor, Tensor], Tensor], values: Iterable[Tensor | None]
+) -> Tensor | None:
+    """Those that are not None, combined; None if all are."""
+    present = [value for value in values if value is not None]
+    if not present:
+        return None
+    return reduce(operation, present)
 
 
 # --- rules ----------------------------------------------------------------------------------------
@@ -270,7 +281,7 @@ class MaskPart:
 
     def at_keys(self, x: Tensor) -> Tensor:
         """x (B or 1, N) -> (B or 1, H or 1, 1, S)."""
-        return x[:, None, None, self.keys] if isinstance(self.keys, slice) else _at(x, self.keys)
+        return _at_keys(x, self.keys)
 
     def at_pairs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x (B or 1, N) at the queries and at the keys: (B or 1, 1, T, 1) and
@@ -368,7 +379,9 @@ class Table(Rule):
 
     def allowed(self, part: MaskPart) -> Tensor:
         assert isinstance(part.queries, slice), "a query stream has no table"
-        pairs = self.pairs if self.pairs.shape[2] == 1 else self.pairs[:, :, part.queries]
+        pairs = self.pairs
+        if pairs.shape[2] > 1:
+            pairs = pairs[:, :, part.queries]
         if isinstance(part.keys, slice):
             return pairs[..., part.keys]
         rows, heads = (max(pairs.shape[axis], part.keys.shape[axis]) for axis in (0, 1))
@@ -405,13 +418,20 @@ def at_pairs(x: Tensor, q: slice | Tensor, k: slice | Tensor) -> tuple[Tensor, T
     """x (B or 1, N) at the queries q, a slice or (B, T), and at the keys k, a slice or
     (B or 1, H or 1, S): (B or 1, 1, T, 1) and (B or 1, H or 1, 1, S).
     """
-    own = x[:, q] if isinstance(q, slice) else x.expand(len(q), -1).gather(1, q)
-    others = x[:, None, None, k] if isinstance(k, slice) else _at(x, k)
-    return own[:, None, :, None], others
+    return _at_queries(x, q)[:, None, :, None], _at_keys(x, k)
 
 
-def _at(x: Tensor, keys: Tensor) -> Tensor:
-    """x (B or 1, N) at keys (B or 1, H or 1, S): (B or 1, H or 1, 1, S)."""
+def _at_queries(x: Tensor, queries: slice | Tensor) -> Tensor:
+    """x (B or 1, N) at the queries, a slice or (B, T): (B or 1, T)."""
+    if isinstance(queries, slice):
+        return x[:, queries]
+    return x.expand(len(queries), -1).gather(1, queries)
+
+
+def _at_keys(x: Tensor, keys: slice | Tensor) -> Tensor:
+    """x (B or 1, N) at the keys, a slice or (B or 1, H or 1, S): (B or 1, H or 1, 1, S)."""
+    if isinstance(keys, slice):
+        return x[:, None, None, keys]
     keys = keys[:, :, None]
     if len(keys) == 1 and keys.shape[1] == 1:
         return x[:, keys[0, 0]][:, None]

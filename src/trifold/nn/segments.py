@@ -41,7 +41,9 @@ class _Scan(torch.autograd.Function):
         ctx.save_for_backward(*sequences, *states)
         ctx.count = len(sequences)
         assert whole is not None, "a sequence has tokens"
-        return whole, state.clone() if state is states[-1] else state
+        if state is states[-1]:  # a step that does not change it; an input is no output
+            state = state.clone()
+        return whole, state
 
     @staticmethod
     @first_order

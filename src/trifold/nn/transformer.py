@@ -27,7 +27,7 @@ from trifold.nn.layers import Linear
 from trifold.nn.masks import Mask
 from trifold.nn.packing import UNPACKED, Packing, Unpacked
 from trifold.nn.parts import EmbeddingsPart, input_rules, part_of
-from trifold.nn.stack import new_stack
+from trifold.nn.stack import Stack, new_stack
 from trifold.nn.variants import ModelConfig
 
 
@@ -55,27 +55,33 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, *, initialize: bool = True) -> None:
         super().__init__()
         self.config = config
-        self.family: str | None = (
-            None  # the format of the folder it was loaded from, preferred for saving
-        )
-        self.unused: dict[str, Tensor] = {}  # its tensors that nothing uses, under its names
-        encodes, decodes = config.encoder_layers > 0, config.decoder_layers > 0
+        # The format of the folder it was loaded from, preferred for saving, and the tensors of that
+        # folder that nothing uses, under their names there.
+        self.family: str | None = None
+        self.unused: dict[str, Tensor] = {}
         embeddings, source = part_of(EmbeddingsPart, config), None
         if embeddings.has_tokens:
             source = TokenEmbedding(config.vocab_size, config.embedding_width)
         target = source
         if config.target_vocab_size is not None:
             target = TokenEmbedding(config.target_vocab_size, config.decoder_side.embedding_width)
-        self.encoder_embeddings = embeddings.new(config, source) if encodes else None
-        self.encoder = new_stack(config, "encoder") if encodes else None
-        self.decoder_embeddings = embeddings.new(config.decoder_side, target) if decodes else None
-        self.decoder = new_stack(config, "decoder", crosses=encodes) if decodes else None
-        projects = config.token_projection
-        self.projection = (
-            Linear(config.d_model, config.state_width, bias=False) if projects else None
-        )
+        self.encoder_embeddings: nn.Module | None = None
+        self.encoder: Stack | None = None
+        if config.encoder_layers:
+            self.encoder_embeddings = embeddings.new(config, source)
+            self.encoder = new_stack(config, "encoder")
+        self.decoder_embeddings: nn.Module | None = None
+        self.decoder: Stack | None = None
+        if config.decoder_layers:
+            self.decoder_embeddings = embeddings.new(config.decoder_side, target)
+            self.decoder = new_stack(config, "decoder", crosses=self.encoder is not None)
+        self.projection: Linear | None = None
+        if config.token_projection:
+            self.projection = Linear(config.d_model, config.state_width, bias=False)
         last = config.output_side
-        self.lm_head = _lm_head(last, target) if "lm" in config.chosen_heads else None
+        self.lm_head: LanguageModelHead | None = None
+        if "lm" in config.chosen_heads:
+            self.lm_head = _lm_head(last, target)
         self.heads = nn.ModuleDict(
             {
                 name.replace("-", "_"): HEADS[name](last)
@@ -112,15 +118,15 @@ class Transformer(nn.Module):
         assert self.encoder is not None and self.encoder_embeddings is not None, (
             "this shape has no encoder"
         )
-        packing, attend = inputs.packing, inputs.real
         inputs = replace(inputs, segments=default_segments(self.config, inputs))
+        rules = input_rules(self.config, inputs)
         hidden = self.encoder(
             self.encoder_embeddings(inputs),
-            Mask(attend, packing=packing, rules=input_rules(self.config, inputs)),
+            Mask(inputs.real, packing=inputs.packing, rules=rules),
             positions=inputs.positions,
             segments=inputs.segments,
         )
-        return Memory(hidden, attend, packing)
+        return Memory(hidden, inputs.real, inputs.packing)
 
     def decode(
         self, inputs: Inputs, memory: Memory | None = None, cache: Cache | None = None
@@ -134,8 +140,9 @@ class Transformer(nn.Module):
         assert self.decoder is not None and self.decoder_embeddings is not None, (
             "this shape has no decoder"
         )
-        start = 0 if cache is None else cache.length
+        start = 0
         if cache is not None:
+            start = cache.length
             cache.note_padding(inputs.attend)
         x = self.decoder_embeddings(inputs, start)
         packing = inputs.packing
@@ -187,10 +194,13 @@ class Transformer(nn.Module):
         `head_outputs`.
         """
         hidden, inputs = inputs.packing.grid(hidden), inputs.grid()
-        default = [name for name in self.config.chosen_heads if name not in NEEDS_POSITIONS]
-        pooled = self.heads["pooler"](hidden, inputs, None) if "pooler" in self.heads else None
+        if heads is None:
+            heads = [name for name in self.config.chosen_heads if name not in NEEDS_POSITIONS]
+        pooled = None
+        if "pooler" in self.heads:
+            pooled = self.heads["pooler"](hidden, inputs, None)
         outputs: dict[str, Tensor] = {}
-        for name in default if heads is None else heads:
+        for name in heads:
             if name == "lm" and self.lm_head is not None:
                 outputs[name] = self.lm_head(hidden)
             elif name == "pooler" and pooled is not None:
@@ -238,7 +248,8 @@ class Transformer(nn.Module):
         if room is not None:
             warnings.warn("room is deprecated; use capacity", DeprecationWarning, stacklevel=2)
             capacity = room
-        capacity = self.config.decoder_side.max_positions if capacity is None else capacity
+        if capacity is None:
+            capacity = self.config.decoder_side.max_positions
         return self.decoder.new_cache(kind, capacity, rollback)
 
     def count_parameters(self) -> int:

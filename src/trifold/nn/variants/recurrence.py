@@ -57,8 +57,10 @@ class Segment(Rule):
         return others >= own // self.size * self.size - self.before
 
     def reach(self, causal: bool) -> tuple[int, int]:
-        reach = self.size + self.before
-        return reach, 0 if causal else reach
+        before = after = self.size + self.before
+        if causal:
+            after = 0
+        return before, after
 
 
 def run_segments(stack: Stack, x: Tensor, mask: Mask, recurrence: Recurrence) -> Tensor:

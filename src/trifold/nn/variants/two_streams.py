@@ -43,7 +43,9 @@ class Order(Rule):
 
     def allowed(self, part: MaskPart) -> Tensor:
         own, others = part.at_pairs(self.ranks)
-        return others <= own if part.mask.queries is None else others < own
+        if part.mask.queries is not None:  # the query stream
+            return others < own
+        return others <= own
 
 
 class QueryEmbeddings(Embeddings):
