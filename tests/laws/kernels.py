@@ -41,7 +41,8 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
     "MATMUL": (*TYPES, "int8"),
     "NORM": ("float32",),
 }
-MORE = ("sparse_attend", "fused_attention", "concatenated_linears")  # kernels without a partner
+# Kernels without a partner.
+MORE = ("sparse_attend", "packed_attention", "fused_attention", "concatenated_linears")
 NO_KERNELS = {"supports_loops"}  # conditions that several kernels share
 
 

@@ -15,7 +15,7 @@ from trifold import fast
 from trifold.fast import int8
 
 # module and name -> value
-LOW: dict[str, int] = {
+THRESHOLDS: dict[str, int] = {
     "trifold.fast.attention.MIN_WIDTH": 0,
     "trifold.fast.attention.QUERY_BLOCK": 8,
     "trifold.fast.cross_entropy.CHUNK": 8,
@@ -57,6 +57,15 @@ def _place(name: str) -> tuple[Any, str]:
     return import_module(module), attribute
 
 
+def _exists(name: str) -> bool:
+    """Whether the package has the module; it may lack a variant."""
+    try:
+        return bool(_place(name))
+    except ModuleNotFoundError:
+        return False
+
+
+LOW = {name: value for name, value in THRESHOLDS.items() if _exists(name)}
 USUAL = {name: getattr(*_place(name)) for name in LOW}
 
 

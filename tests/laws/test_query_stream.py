@@ -11,7 +11,6 @@ from tests.laws.models import Example, assert_close, limit_of, model_in, padded,
 from torch import Tensor
 
 from trifold.nn import Inputs, Transformer
-from trifold.nn.variants.two_streams import query_states
 
 
 def targets_of(example: Example, count: int) -> Tensor:
@@ -23,6 +22,8 @@ def targets_of(example: Example, count: int) -> Tensor:
 
 
 def streams(model: Transformer, inputs: Inputs, targets: Tensor, *, trains: bool) -> Tensor:
+    from trifold.nn.variants.two_streams import query_states
+
     with torch.set_grad_enabled(trains):
         return query_states(model, inputs, targets).detach()
 

@@ -12,45 +12,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.nn.removal import table_without
 
 import trifold
 from trifold.nn.variants import VARIANTS
 
 PACKAGE = Path(trifold.__file__).parent
+ROOT = Path(__file__).parents[2]
+QUIET = ("-q", "-n", "0", "-p", "no:cacheprovider")
 NAMES = [module.__name__.rpartition(".")[2] for module in VARIANTS]
 
 # Imports every module of the package without some variants, and prints a digest of what classical
 # models compute.
 PROGRAM = """
 import hashlib, importlib, json, os, pkgutil, sys
-from importlib.abc import MetaPathFinder
-from importlib.machinery import SourceFileLoader
-from importlib.util import spec_from_loader
 import numpy, pydantic, torch
-from tests.nn.test_removal import table_without
-
-class Removed(MetaPathFinder):
-    "Hides the files of variants, and their lines in the tables."
-
-    def __init__(self, names):
-        self.names = names
-
-    def find_spec(self, name, path, target=None):
-        if name in {f"trifold.nn.variants.{hidden}" for hidden in self.names}:
-            raise ModuleNotFoundError(f"no module {name}")
-        if name not in ("trifold.nn", "trifold.nn.variants"):
-            return None
-        file = os.path.join(path[0], name.rpartition(".")[2], "__init__.py")
-        return spec_from_loader(name, Table(name, file, self.names), is_package=True)
-
-class Table(SourceFileLoader):
-    def __init__(self, name, file, names):
-        super().__init__(name, file)
-        self.names = names
-
-    def get_code(self, name):
-        with open(self.path, encoding="utf-8") as file:
-            return compile(table_without(self.names, file.read()), self.path, "exec")
+from tests.nn.removal import hide
 
 def digest():
     import trifold
@@ -92,7 +69,7 @@ for argument in sys.argv[1:]:
     NAMES = json.loads(argument)
     read, write = os.pipe()
     if os.fork() == 0:  # each in a process of its own, which has imported torch
-        sys.meta_path.insert(0, Removed(NAMES))
+        hide(NAMES)
         try:
             result = digest()
         except BaseException as error:
@@ -117,19 +94,6 @@ def package_without(names: Sequence[str], folder: Path) -> Path:
     return folder
 
 
-def table_without(names: Sequence[str], text: str) -> str:
-    """A table of parts without the lines of these variants."""
-    for name in names:
-        for group in re.findall(rf"^from trifold\.nn\.variants\.{name} import (\w+)$", text, re.M):
-            text = re.sub(
-                rf"    \w+: {group}(?: \| None)? = Field\((?:.|\n)*?\)\n(?=    \w|\n)", "", text
-            )
-            text = re.sub(rf'^    "{group}",\n', "", text, flags=re.M)
-        text = re.sub(rf"^from trifold\.nn\.variants\.{name} import .*\n", "", text, flags=re.M)
-        text = re.sub(rf"^    {name},\n", "", text, flags=re.M)
-    return text.replace("from trifold.nn.variants import (\n)\n", "")
-
-
 def digests(removed: Sequence[Sequence[str]]) -> list[str]:
     """What packages without these variants compute, or the error of one that fails."""
     command = [sys.executable, "-c", PROGRAM, *map(json.dumps, removed)]
@@ -148,10 +112,29 @@ def test_a_package_without_a_variant_computes_the_same_classical_models() -> Non
     assert not wrong
 
 
+def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs `python -m`."""
+    command = [sys.executable, "-m", *arguments]
+    environment = os.environ | environment
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment
+    )
+
+
 @pytest.mark.slow
 def test_a_package_without_variants_trains(tmp_path: Path) -> None:
-    folder = package_without(NAMES, tmp_path)
-    command = [sys.executable, "-m", "trifold", "train", "smoke", "--out", str(tmp_path / "run")]
-    environment = os.environ | {"PYTHONPATH": str(folder)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    package = {"PYTHONPATH": str(package_without(NAMES, tmp_path))}
+    done = run(package, "trifold", "train", "smoke", "--out", str(tmp_path / "run"))
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+
+
+@pytest.mark.slow
+def test_the_laws_of_classical_models_hold_without_variants() -> None:
+    """An order of tokens is a variant. Compiled blocks take long, and do not depend on variants."""
+    plugin = ("-p", "tests.nn.removal")
+    laws = ("pytest", "tests/laws", "--ignore", "tests/laws/test_compile.py", *QUIET, *plugin)
+    chosen = "(2017 or BERT or GPT) and not higher_rank"
+    done = run({"TRIFOLD_WITHOUT": " ".join(NAMES)}, *laws, "-k", chosen)
+    assert done.returncode == 0, done.stdout[-3000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None and int(passed[1]) > 90, done.stdout[-300:]

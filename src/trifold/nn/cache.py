@@ -12,7 +12,7 @@ shared by all its beams.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -27,7 +27,10 @@ class GrowingKeys:
     buffers: keys and values (B, H, capacity, D), of which the first `filled` tokens are in use.
     length: number of tokens read. evicted: how many of them, from the first on, are no longer
         stored.
+    slots_per_token: how many keys a token adds.
     """
+
+    slots_per_token: ClassVar[int] = 1
 
     def __init__(self) -> None:
         self.length = self.evicted = 0
@@ -35,8 +38,8 @@ class GrowingKeys:
 
     @property
     def filled(self) -> int:
-        """Number of tokens that are stored."""
-        return self.length - self.evicted
+        """Number of keys that are stored."""
+        return self.slots_per_token * (self.length - self.evicted)
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys and values (B, H, T, D); return views of those stored before and the new
@@ -54,7 +57,7 @@ class GrowingKeys:
         """The buffers, with space for so many more tokens; `like` has the rows, the heads and the
         widths of new buffers.
         """
-        end = self.filled + tokens
+        end = self.filled + self.slots_per_token * tokens
         if self.buffers is None or self.buffers[0].shape[2] < end:
             self.buffers = self._enlarge(like, like[0].shape[0], self._capacity(end))
         return self.buffers

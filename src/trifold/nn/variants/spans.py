@@ -220,9 +220,7 @@ class SpanKeys(GrowingKeys):
     less than 2·n.
     """
 
-    @property
-    def filled(self) -> int:
-        return 2 * self.length
+    slots_per_token = 2
 
     def put(
         self, slots: Tensor, keys: Tensor, values: Tensor, tokens: int
@@ -230,7 +228,7 @@ class SpanKeys(GrowingKeys):
         """Store keys and values (B, H, N, D) of so many tokens more at slots (B or 1, N); return
         all that are stored. The last slot, 2·n − 1, is for what nothing reads.
         """
-        stored_keys, stored_values = self.reserve(2 * tokens, (keys, values))
+        stored_keys, stored_values = self.reserve(tokens, (keys, values))
         self.advance(tokens)
         for buffer, new in ((stored_keys, keys), (stored_values, values)):
             buffer.scatter_(2, slots[:, None, :, None].expand(new.shape), new)
