@@ -133,7 +133,7 @@ def _norms(config: ModelConfig, side: str, *, crosses: bool) -> str:
 
 def _heads(config: ModelConfig) -> list[ParameterRow]:
     part, states = partial(_row, config, E=config.state_width), config.state_width
-    pooled, vocabulary = config.pooler_width or config.d_model, config.output_vocab_size
+    pooled, vocabulary = config.pooled_width, config.output_vocab_size
     dense = _transform(config) if config.classifier_transform else ""
     reads = pooled if config.classifier_input == "pooler" else states
     if dense and config.d_model < reads == config.stream_width:  # the layer joins both streams
@@ -145,8 +145,7 @@ def _heads(config: ModelConfig) -> list[ParameterRow]:
     # p positions of width q; from the states at both boundaries and a position to the width W; the
     # bias.
     boundary = f"p·q + (2·E + q)·W + W + W·W + W + 2·{norm(config, 'W')} + V"
-    width = config.embedding_width if config.tie_lm_head or config.lm_head_transform else states
-    places = {"p": config.boundary_positions, "q": config.boundary_width, "W": width}
+    places = {"p": config.boundary_positions, "q": config.boundary_width, "W": config.output_width}
     parts = {
         "lm": part("language-model head", _lm_head(config), V=vocabulary),
         "pooler": part("pooler", "E·E + E" if pooled == states else "E·W + W", W=pooled),

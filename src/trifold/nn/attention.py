@@ -14,7 +14,7 @@ from trifold.nn import ops
 from trifold.nn.cache import LayerCache
 from trifold.nn.config import CoreConfig
 from trifold.nn.hooks import HookPoint
-from trifold.nn.layers import Dropout, Linear, new_norm
+from trifold.nn.layers import Dropout, Linear, new_norm, scaled
 from trifold.nn.masks import LayerBias, Mask, PairBias
 from trifold.nn.parts import AttentionPart, ScoresPart, part_of, set_classical
 from trifold.nn.rotary import Rotation
@@ -70,17 +70,16 @@ class Attention(nn.Module):
         self, config: CoreConfig, layer: int = 0, *, memory_width: int | None = None
     ) -> None:
         super().__init__()
-        width, bias, read = config.head_width, config.attention_bias, memory_width or config.d_model
+        width, bias = config.head_width, config.attention_bias
+        read = memory_width or config.d_model
         self.head_width = width
         self.groups = config.n_heads // config.kv_heads
         self.q_proj = Linear(config.d_model, config.n_heads * width, bias=bias)
         self.k_proj = Linear(read, config.kv_heads * width, bias=bias)
         self.v_proj = Linear(read, config.kv_heads * width, bias=bias)
         self.o_proj = Linear(config.n_heads * width, config.d_model, bias=config.out_bias)
-        norm_width = {None: 0, "head": width, "width": config.n_heads * width}[config.qk_norm]
-        key_width = width if config.qk_norm == "head" else config.kv_heads * width
-        self.q_norm = new_norm(config, norm_width) if norm_width else None
-        self.k_norm = new_norm(config, key_width) if norm_width else None
+        self.q_norm = _new_qk_norm(config, config.n_heads)
+        self.k_norm = _new_qk_norm(config, config.kv_heads)
         self.sinks = nn.Parameter(torch.empty(config.n_heads)) if config.attention_sinks else None
         scores = part_of(ScoresPart, config)
         self.relative = None if memory_width else scores.new_relative(config)
@@ -92,7 +91,9 @@ class Attention(nn.Module):
         scale = 1 / math.sqrt(1 + scores.terms(config))
         if config.attention_scale is not None:
             scale = config.attention_scale * math.sqrt(width)
-        self.query_scale = scale / (layer + 1) if config.attention_scale_by_layer else scale
+        if config.attention_scale_by_layer:
+            scale /= layer + 1
+        self.query_scale = scale
 
     @property
     def scale(self) -> float:
@@ -139,7 +140,9 @@ class Attention(nn.Module):
         if self.watched:
             q, k, v = self.queries(q), self.keys(k), self.values(v)
         heads = self.weigh(q, k, v, inputs._replace(bias=bias))
-        return inputs.mask.flat(merge_heads(self.heads(heads) if self.watched else heads))
+        if self.watched:
+            heads = self.heads(heads)
+        return inputs.mask.flat(merge_heads(heads))
 
     def weigh(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
         """Equation 1 for all heads: q (B, H, T, D), k and v (B', H', S, D) -> (B, H, T, D). The
@@ -147,17 +150,16 @@ class Attention(nn.Module):
         """
         bias = inputs.bias
         assert bias is None or isinstance(bias, Tensor | PairBias), "see `queries_and_bias`"
-        hooks, mask = self if self.watched else None, inputs.mask
         return ops.attend(
             q,
             k,
             v,
-            mask,
+            inputs.mask,
             bias=bias,
             soft_cap=self.soft_cap,
             sinks=self.sinks,
             drop=self.drop,
-            hooks=hooks,
+            hooks=self if self.watched else None,
         )
 
     def project(self, x: Tensor, mask: Mask | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -173,9 +175,8 @@ class Attention(nn.Module):
         if isinstance(bias, LayerBias):
             assert self.relative is not None, "this attention has no scores of distances"
             q, offsets = self.relative(self, q, k, bias)
-            scaled: Tensor = offsets * self.query_scale
-            bias = scaled
-        return q if self.query_scale == 1.0 else q * self.query_scale, bias
+            return scaled(q, self.query_scale), offsets * self.query_scale
+        return scaled(q, self.query_scale), bias
 
     def projections(self, x: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, T, D), keys and values (B, H', T, D)."""
@@ -186,7 +187,10 @@ class Attention(nn.Module):
 
     def normed(self, norm: nn.Module | None, x: Tensor) -> Tensor:
         """x (B, T, H·D), normalized over heads or over all dimensions."""
-        return x if norm is None else norm(x.unflatten(-1, (-1, norm.width))).flatten(-2)
+        if norm is None:
+            return x
+        normed: Tensor = norm(x.unflatten(-1, (-1, norm.width)))
+        return normed.flatten(-2)
 
     def memory_keys(
         self, memory: Tensor, mask: Mask, cache: LayerCache | None = None
@@ -203,6 +207,14 @@ class Attention(nn.Module):
     def split(self, x: Tensor) -> Tensor:
         """(B, T, H·D) -> (B, H, T, D)."""
         return split_heads(x, self.head_width)
+
+
+def _new_qk_norm(config: CoreConfig, heads: int) -> nn.Module | None:
+    """The norm of the queries or keys of so many heads."""
+    if config.qk_norm is None:
+        return None
+    widths = {"head": config.head_width, "width": heads * config.head_width}
+    return new_norm(config, widths[config.qk_norm])
 
 
 class SoftmaxPart(AttentionPart):

@@ -28,7 +28,9 @@ def first_problem(config: CoreConfig) -> ValueError | None:
     checks = (_options, _unused_keys, _sizes, _layers, _parts, _positions, _heads)
     found = (problem for check in checks for problem in check(config))
     problem = next(chain(found, _of_decoder(config)), None)
-    return ValueError(problem) if isinstance(problem, str) else problem
+    if isinstance(problem, str):
+        return ValueError(problem)
+    return problem
 
 
 # --- parts ----------------------------------------------------------------------------------------
@@ -70,10 +72,18 @@ def _owners(config: CoreConfig) -> dict[str, list[Part]]:
 
 
 _DECODER_KEYS = (
-    *("target_vocab_size", "d_decoder", "n_decoder_heads", "n_decoder_kv_heads"),
-    *("d_decoder_head", "d_decoder_ff", "decoder_window", "max_decoder_positions"),
+    "target_vocab_size",
+    "d_decoder",
+    "n_decoder_heads",
+    "n_decoder_kv_heads",
+    "d_decoder_head",
+    "d_decoder_ff",
+    "decoder_window",
+    "max_decoder_positions",
     "starts_with_last",
 )
+# Sizes of the encoder -> those of the decoder.
+_OF_DECODER = {ours: theirs for theirs, ours in DECODER_SIZES.items()}
 
 
 def _parts(config: CoreConfig) -> Problems:
@@ -98,12 +108,11 @@ def _of_part(config: CoreConfig, part: Part) -> Problems:
 def _of_decoder(config: CoreConfig) -> Problems:
     """The problems of sizes that the decoder may have too, with the keys of its own ones."""
     side = config.decoder_side
-    own = {ours: theirs for theirs, ours in DECODER_SIZES.items()}
     used = (part for part in registered() if part.has_sizes and part.used(side))
     found = chain.from_iterable(_of_part(side, part) for part in used)
     for problem in chain(found, _positions(side)):
         if isinstance(problem, Conflict):
-            ways = {own.get(key, key): value for key, value in problem.ways.items()}
+            ways = {_OF_DECODER.get(key, key): value for key, value in problem.ways.items()}
             yield Conflict(f"decoder: {problem.text}", ways)
         else:
             yield f"decoder: {problem}"
@@ -113,23 +122,33 @@ def _of_decoder(config: CoreConfig) -> Problems:
 
 
 def _sizes(config: CoreConfig) -> Problems:
-    own = {"n_heads": "n_decoder_heads", "n_kv_heads": "n_decoder_kv_heads", "d_model": "d_decoder"}
-    named = (theirs if getattr(config, theirs) else ours for ours, theirs in own.items())
-    for sized, (heads, kv_heads, width) in ((config, own), (config.decoder_side, named)):
-        if sized.d_head is None and sized.d_model % sized.n_heads:
-            divisors = (n for n in range(1, min(sized.d_model, 64) + 1) if sized.d_model % n == 0)
-            yield (
-                f"{heads} {sized.n_heads} does not divide {width} {sized.d_model}: "
-                f"choose one of {', '.join(map(str, divisors))}, or set d_head"
-            )
-        if sized.n_kv_heads is not None and sized.n_heads % sized.n_kv_heads:
-            yield f"{kv_heads} {sized.n_kv_heads} does not divide {heads} {sized.n_heads}"
+    keys = ("n_heads", "n_kv_heads", "d_model")
+    yield from _head_sizes(config, *keys)
+    yield from _head_sizes(config.decoder_side, *(_decoder_key(config, key) for key in keys))
     shares = config.target_vocab_size is None and config.d_embedding is None
     if shares and config.d_decoder not in (None, config.d_model):
         yield (
             "d_decoder: stacks of two widths share no embeddings: set target_vocab_size, or "
             "d_embedding"
         )
+
+
+def _head_sizes(config: CoreConfig, heads: str, kv_heads: str, width: str) -> Problems:
+    """Problems of the sizes of a stack; heads, kv_heads, width: the keys that give them."""
+    if config.d_head is None and config.d_model % config.n_heads:
+        divisors = (n for n in range(1, min(config.d_model, 64) + 1) if config.d_model % n == 0)
+        yield (
+            f"{heads} {config.n_heads} does not divide {width} {config.d_model}: "
+            f"choose one of {', '.join(map(str, divisors))}, or set d_head"
+        )
+    if config.n_kv_heads is not None and config.n_heads % config.n_kv_heads:
+        yield f"{kv_heads} {config.n_kv_heads} does not divide {heads} {config.n_heads}"
+
+
+def _decoder_key(config: CoreConfig, key: str) -> str:
+    """The key that gives a size of the decoder: its own, if it is set."""
+    own = _OF_DECODER[key]
+    return own if getattr(config, own) else key
 
 
 def _layers(config: CoreConfig) -> Problems:

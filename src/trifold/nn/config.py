@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 from math import prod
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, PositiveInt, WrapValidator
 
@@ -25,6 +25,7 @@ from trifold.nn.parts import (
 )
 from trifold.settings import Settings
 
+Value = TypeVar("Value")
 Shape = Literal["encoder-decoder", "encoder", "decoder"]
 Sinusoids = Literal["sinusoidal", "sinusoidal-halves", "sinusoidal-tensor2tensor"]
 Learned = Literal["learned", "axial"]
@@ -46,10 +47,19 @@ ProblemType = Literal["regression", "single_label_classification", "multi_label_
 MAX_LAYERS, MAX_CLASSES = 10_000, 2**20
 # Sizes of the decoder -> those of the encoder, which are their defaults.
 DECODER_SIZES = {
-    **{"d_decoder": "d_model", "n_decoder_layers": "n_layers", "n_decoder_heads": "n_heads"},
-    **{"n_decoder_kv_heads": "n_kv_heads", "d_decoder_head": "d_head", "d_decoder_ff": "d_ff"},
+    "d_decoder": "d_model",
+    "n_decoder_layers": "n_layers",
+    "n_decoder_heads": "n_heads",
+    "n_decoder_kv_heads": "n_kv_heads",
+    "d_decoder_head": "d_head",
+    "d_decoder_ff": "d_ff",
     "max_decoder_positions": "max_positions",
 }
+
+
+def _first(value: Value | None, default: Value) -> Value:
+    """The value of a setting, or its default if it is None; 0 and False are values."""
+    return default if value is None else value
 
 
 class CoreConfig(Settings):
@@ -362,7 +372,11 @@ class CoreConfig(Settings):
     @property
     def embedding_factor(self) -> float:
         """The factor of embeddings."""
-        return self.embedding_scale or (math.sqrt(self.d_model) if self.scale_embeddings else 1.0)
+        if self.embedding_scale is not None:
+            return self.embedding_scale
+        if self.scale_embeddings:
+            return math.sqrt(self.d_model)
+        return 1.0
 
     @property
     def has_embedding_projection(self) -> bool:
@@ -385,6 +399,20 @@ class CoreConfig(Settings):
         return self.embedding_width if self.token_projection else self.stream_width
 
     @property
+    def pooled_width(self) -> int:
+        """The width of the pooler's vector."""
+        return self.pooler_width or self.d_model
+
+    @property
+    def output_width(self) -> int:
+        """The width of the rows of the output projection: of embeddings, if it is their table or
+        if a transform turns states into such vectors.
+        """
+        if self.tie_lm_head or self.lm_head_transform is not None:
+            return self.embedding_width
+        return self.state_width
+
+    @property
     def rotated_width(self) -> int:
         """Dimensions of a head that are rotated; 0 if positions are not rotary."""
         return part_of(AttentionPart, self).rotated_width(self)
@@ -396,7 +424,7 @@ class CoreConfig(Settings):
 
     @property
     def out_bias(self) -> bool:
-        return self.attention_bias if self.attention_out_bias is None else self.attention_out_bias
+        return _first(self.attention_out_bias, self.attention_bias)
 
     @property
     def encoder_layers(self) -> int:
@@ -404,7 +432,9 @@ class CoreConfig(Settings):
 
     @property
     def decoder_layers(self) -> int:
-        return 0 if self.shape == "encoder" else self.n_decoder_layers or self.n_layers
+        if self.shape == "encoder":
+            return 0
+        return self.n_decoder_layers or self.n_layers
 
     @property
     def expert_layers(self) -> int:
@@ -417,12 +447,21 @@ class CoreConfig(Settings):
 
     @property
     def start_id(self) -> int:
-        return self.bos_id if self.decoder_start_id is None else self.decoder_start_id
+        return _first(self.decoder_start_id, self.bos_id)
 
     @property
     def chosen_heads(self) -> tuple[Head, ...]:
         """`heads`, or the default: lm if there is a decoder."""
-        return self.heads if self.heads is not None else ("lm",) if self.decoder_layers else ()
+        if self.heads is not None:
+            return self.heads
+        if self.decoder_layers:
+            return ("lm",)
+        return ()
+
+    @property
+    def head_dropout(self) -> float:
+        """The probability of dropout in heads of classes."""
+        return _first(self.classifier_dropout, self.dropout)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -456,27 +495,21 @@ class CoreConfig(Settings):
     @property
     def patch_shape(self) -> tuple[int, ...]:
         """Channels, height and width of a patch after the stem."""
+        channels = (self.n_channels, *self.stem)[-1]
         stride = prod(stride for *_, stride in self.stem_layers)
-        return (self.n_channels, *self.stem)[-1], *(
-            side // stride for side in self.patch_size or (0, 0)
-        )
+        height, width = self.patch_size or (0, 0)
+        return channels, height // stride, width // stride
 
     @property
     def decoder_side(self) -> Self:
         """The config with the decoder's sizes in place of the encoder's (DECODER_SIZES), and its
         sliding_window.
         """
-        window = self.decoder_window
-        return self.model_copy(
-            update={
-                **{
-                    ours: getattr(self, own) or getattr(self, ours)
-                    for own, ours in DECODER_SIZES.items()
-                },
-                "sliding_window": self.sliding_window if window is None else window or None,
-                **self._encoder_choices(),
-            }
-        )
+        changes = {
+            ours: getattr(self, own) or getattr(self, ours) for own, ours in DECODER_SIZES.items()
+        }
+        changes["sliding_window"] = _first(self.decoder_window, self.sliding_window) or None
+        return self.model_copy(update=changes | self._encoder_choices())
 
     def _encoder_choices(self) -> dict[str, Any]:
         """The defaults of choices that a decoder does not have."""
@@ -489,8 +522,12 @@ class CoreConfig(Settings):
     @property
     def stacks(self) -> dict[str, Self]:
         """The stacks of this shape, "encoder" and "decoder", each with its sizes."""
-        stacks = {"encoder": self} if self.encoder_layers else {}
-        return stacks | ({"decoder": self.decoder_side} if self.decoder_layers else {})
+        stacks = {}
+        if self.encoder_layers:
+            stacks["encoder"] = self
+        if self.decoder_layers:
+            stacks["decoder"] = self.decoder_side
+        return stacks
 
     @property
     def output_side(self) -> Self:
@@ -499,15 +536,17 @@ class CoreConfig(Settings):
 
     def has_final_norm(self, side: Literal["encoder", "decoder"]) -> bool:
         """Whether a stack ends with a norm; by default it does if its layers do not."""
-        chosen = self.encoder_final_norm if side == "encoder" else self.decoder_final_norm
-        return self.norm_placement != "post" if chosen is None else chosen
+        chosen = {"encoder": self.encoder_final_norm, "decoder": self.decoder_final_norm}
+        return _first(chosen[side], self.norm_placement != "post")
 
     def window(self, layer: int) -> int | None:
         """The number of keys that a query of that layer attends to; None: all."""
         own = self.window_pattern[layer % len(self.window_pattern)]
         if self.sliding_window is None or own == "global":
             return None
-        return self.sliding_window if own == "local" else own
+        if own == "local":
+            return self.sliding_window
+        return own
 
     def rotates(self, layer: int) -> bool:
         """Whether queries and keys of that layer are rotated, if positions are rotary."""

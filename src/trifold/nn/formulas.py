@@ -42,14 +42,18 @@ def times(number: int, letter: str) -> str:
 def total(terms: Iterable[str]) -> str:
     """A sum, in parentheses if it has several terms."""
     chosen = [term for term in terms if term]
-    return f"({' + '.join(chosen)})" if len(chosen) > 1 else chosen[0]
+    if len(chosen) == 1:
+        return chosen[0]
+    return f"({' + '.join(chosen)})"
 
 
 def norm(config: CoreConfig, letter: str) -> str:
     """The vectors of a norm: a weight, if it has one, and the bias of a layer norm."""
     if config.norm == "layer":
-        return times(2 if config.norm_bias else 1, letter)
-    return "0" if config.norm_weight == "none" else letter
+        return times(1 + config.norm_bias, letter)
+    if config.norm_weight == "none":
+        return "0"
+    return letter
 
 
 def attention(config: CoreConfig, reads: str = "E") -> list[str]:
@@ -58,11 +62,15 @@ def attention(config: CoreConfig, reads: str = "E") -> list[str]:
 
     reads: the letter of the width that k and v read.
     """
-    is_grouped = config.kv_heads != config.n_heads
-    projections = "2·E·D·(H+G)" if is_grouped else "4·E·H·D"
-    terms = [projections if reads == "E" else f"2·D·(E·H+{reads}·G)"]
+    if config.kv_heads == config.n_heads:
+        projections, biases = "4·E·H·D", "3·H·D"
+    else:
+        projections, biases = "2·E·D·(H+G)", "D·(H+2·G)"
+    if reads != "E":
+        projections = f"2·D·(E·H+{reads}·G)"
+    terms = [projections]
     if config.attention_bias:
-        terms.append("D·(H+2·G)" if is_grouped else "3·H·D")
+        terms.append(biases)
     if config.out_bias:
         terms.append("E")
     if config.qk_norm == "head":
@@ -76,6 +84,8 @@ def attention(config: CoreConfig, reads: str = "E") -> list[str]:
 
 def feed_forward(config: CoreConfig, width: str = "F") -> str:
     """The layers of a network with that inner width, and their biases."""
-    inner = 2 if config.gated else 1  # layers into the inner width
-    biases = f" + {times(inner, width)} + E" if config.feed_forward_bias else ""
-    return f"({inner + 1}·E·{width}{biases})" if biases else f"{inner + 1}·E·{width}"
+    inner = 1 + config.gated  # layers into the inner width
+    matrices = f"{inner + 1}·E·{width}"
+    if not config.feed_forward_bias:
+        return matrices
+    return total([matrices, times(inner, width), "E"])

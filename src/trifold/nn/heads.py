@@ -22,7 +22,15 @@ from torch import Tensor, nn
 from trifold.nn import ops
 from trifold.nn.config import CoreConfig
 from trifold.nn.embeddings import Inputs, TokenEmbedding
-from trifold.nn.layers import ACTIVATIONS, Dropout, FeedForward, Linear, Residual, new_norm
+from trifold.nn.layers import (
+    ACTIVATIONS,
+    Dropout,
+    FeedForward,
+    Linear,
+    Residual,
+    new_norm,
+    scaled,
+)
 
 
 class LanguageModelHead(nn.Module):
@@ -33,29 +41,28 @@ class LanguageModelHead(nn.Module):
 
     def __init__(self, config: CoreConfig, weight: nn.Parameter) -> None:
         super().__init__()
-        width = weight.shape[1]
+        outputs, width = weight.shape
         self.weight = weight
-        self.bias = nn.Parameter(torch.zeros(weight.shape[0])) if config.lm_head_bias else None
-        transform = config.lm_head_transform
-        self.dense = (
-            Linear(config.state_width, width, bias=config.transform_bias) if transform else None
-        )
-        self.activation = ACTIVATIONS[transform] if transform else None
-        self.norm = new_norm(config, width) if transform else None
+        self.bias = nn.Parameter(torch.zeros(outputs)) if config.lm_head_bias else None
+        self.dense: Linear | None = None
+        if config.lm_head_transform is not None:
+            self.dense = Linear(config.state_width, width, bias=config.transform_bias)
+            self.activation = ACTIVATIONS[config.lm_head_transform]
+            self.norm = new_norm(config, width)
         self.scale, self.soft_cap = config.logits_scale, config.logit_soft_cap
 
     def features(self, hidden: Tensor) -> Tensor:
         """f(h), the input of the output projection. hidden (…, E)."""
-        if self.dense is not None and self.activation is not None and self.norm is not None:
+        if self.dense is not None:
             hidden = self.norm(self.activation(self.dense(hidden)))
-        return hidden * self.scale if self.scale != 1.0 else hidden
+        return scaled(hidden, self.scale)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden (…, E) -> logits (…, V) in float32."""
         logits = ops.linear(self.features(hidden), self.weight, self.bias, torch.float32)
-        return (
-            logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)
-        )
+        if self.soft_cap is None:
+            return logits
+        return self.soft_cap * torch.tanh(logits / self.soft_cap)
 
 
 class Pooler(nn.Module):
@@ -63,15 +70,13 @@ class Pooler(nn.Module):
 
     def __init__(self, config: CoreConfig) -> None:
         super().__init__()
-        self.dense = Linear(config.state_width, config.pooler_width or config.d_model)
+        self.dense = Linear(config.state_width, config.pooled_width)
         self.activation = ACTIVATIONS[config.pooler_activation]
 
     def forward(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
         """hidden (B, T, E) -> (B, pooler_width)."""
-        rows = torch.arange(len(hidden), device=hidden.device)
-        return self.activation(
-            self.dense(hidden[rows, inputs.first_columns()])
-        )  # padding may be on the left
+        first = _at(hidden, inputs.first_columns())  # padding may be on the left
+        return self.activation(self.dense(first))
 
 
 class Classes(nn.Module):
@@ -80,8 +85,8 @@ class Classes(nn.Module):
 
     state: what s is: the vector of the "pooler", the state of one token (a key of _COLUMNS), the
     "mean" of the states of real tokens, or that of "every" token; "mean-logits": every token, and
-    the result is the mean of their logits; "span": every token, if configured after a feed-forward
-    sub-layer as in a block, with residual and norm (BigBird).
+    the result is the mean of their logits.
+    layer: a sub-layer that s passes first.
     """
 
     def __init__(
@@ -91,42 +96,57 @@ class Classes(nn.Module):
         outputs: int,
         transform: str | None = None,
         bias: bool = True,
+        layer: Residual | None = None,
     ) -> None:
         super().__init__()
         self.state, self.eos_id = state, config.eos_id
-        width = (config.pooler_width or config.d_model) if state == "pooler" else config.state_width
-        inner = (
-            config.d_model if transform and width == config.stream_width else width
-        )  # joins two streams
-        self.dense = Linear(width, inner, bias=config.transform_bias) if transform else None
-        self.activation = ACTIVATIONS[transform] if transform else None
-        self.norm = new_norm(config, inner) if transform and config.transform_norm else None
-        self.drop = Dropout(_dropout(config))
-        self.layer = (
-            Residual(FeedForward(config), config) if state == "span" and config.span_layer else None
-        )
-        self.out_proj = Linear(inner, outputs, bias=bias)
+        width = config.pooled_width if state == "pooler" else config.state_width
+        self.dense: Linear | None = None
+        self.norm: nn.Module | None = None
+        if transform is not None:
+            inner = config.d_model if width == config.stream_width else width  # joins two streams
+            self.dense = Linear(width, inner, bias=config.transform_bias)
+            self.activation = ACTIVATIONS[transform]
+            if config.transform_norm:
+                self.norm = new_norm(config, inner)
+            width = inner
+        self.drop = Dropout(config.head_dropout)
+        self.layer = layer
+        self.out_proj = Linear(width, outputs, bias=bias)
 
     def forward(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
         """hidden (B, T, E) -> (B, C), or (B, T, C) for every token. Raises ValueError if an
         end-of-sequence token to be read is missing.
         """
+        state = self.read(hidden, inputs, pooled)
+        s = self.drop(state)
+        if self.layer is not None:
+            s = self.layer(s, onto=state)
+        if self.dense is not None:
+            s = self.activation(self.dense(s))
+            if self.norm is not None:
+                s = self.norm(s)
+            s = self.drop(s)
+        logits: Tensor = self.out_proj(s).float()
+        if self.state == "mean-logits":
+            return _mean(logits, inputs)
+        return logits
+
+    def read(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
+        """s (B, E), or (B, T, E) for every token."""
         if self.state == "pooler":
             assert pooled is not None, "this head needs the pooler's vector"
-            hidden = pooled
-        elif self.state == "mean":
-            hidden = _mean(hidden, inputs)
-        elif self.state in _COLUMNS:
-            column = _COLUMNS[self.state](inputs, self.eos_id)
-            hidden = hidden[torch.arange(len(hidden), device=hidden.device), column]
-        hidden = (
-            self.drop(hidden) if self.layer is None else self.layer(self.drop(hidden), onto=hidden)
-        )
-        if self.dense is not None and self.activation is not None:
-            hidden = self.activation(self.dense(hidden))
-            hidden = self.drop(hidden if self.norm is None else self.norm(hidden))
-        logits: Tensor = self.out_proj(hidden)
-        return _mean(logits.float(), inputs) if self.state == "mean-logits" else logits.float()
+            return pooled
+        if self.state == "mean":
+            return _mean(hidden, inputs)
+        if self.state in _COLUMNS:
+            return _at(hidden, _COLUMNS[self.state](inputs, self.eos_id))
+        return hidden
+
+
+def _at(hidden: Tensor, columns: Tensor) -> Tensor:
+    """The state of one token of each row: hidden (B, T, E), columns (B,) -> (B, E)."""
+    return hidden[torch.arange(len(hidden), device=hidden.device), columns]
 
 
 def _mean(x: Tensor, inputs: Inputs) -> Tensor:
@@ -139,9 +159,11 @@ def _mean(x: Tensor, inputs: Inputs) -> Tensor:
 
 def _eos_column(inputs: Inputs, eos_id: int) -> Tensor:
     ends = inputs.tokens == eos_id
-    ends = ends if inputs.attend is None else ends & inputs.attend
-    if not bool(ends.any(1).all()):
-        row = int((~ends.any(1)).nonzero()[0])
+    if inputs.attend is not None:
+        ends = ends & inputs.attend
+    has_end = ends.any(1)
+    if not bool(has_end.all()):
+        row = int((~has_end).nonzero()[0])
         raise ValueError(
             f"row {row} has no end-of-sequence token ({eos_id}), whose state is read; add one"
         )
@@ -164,8 +186,7 @@ class SpanBoundary(nn.Module):
 
     def __init__(self, config: CoreConfig) -> None:
         super().__init__()
-        tied = config.tie_lm_head or config.lm_head_transform is not None
-        width = config.embedding_width if tied else config.state_width
+        width = config.output_width
         self.positions = TokenEmbedding(config.boundary_positions, config.boundary_width)
         inputs = 2 * config.state_width + config.boundary_width
         self.dense = nn.ModuleList([Linear(inputs, width), Linear(width, width)])
@@ -181,27 +202,35 @@ class SpanBoundary(nn.Module):
         return x
 
 
-def _dropout(config: CoreConfig) -> float:
-    return config.dropout if config.classifier_dropout is None else config.classifier_dropout
-
-
 def _sequence_classes(config: CoreConfig, outputs: int) -> Classes:
     transform = config.classifier_transform
     return Classes(config, config.classifier_input, outputs, transform, config.classifier_bias)
 
 
+def _next_sentence(config: CoreConfig) -> Classes:
+    """Dropout only if the config states it for heads."""
+    own = config.model_copy(update={"classifier_dropout": config.classifier_dropout or 0.0})
+    return Classes(own, "pooler", 2)
+
+
+def _span(config: CoreConfig) -> Classes:
+    """After a feed-forward sub-layer as in a block, with residual and norm, if configured
+    (BigBird).
+    """
+    layer = None
+    if config.span_layer:
+        layer = Residual(FeedForward(config), config)
+    return Classes(config, "every", 2, config.token_transform, layer=layer)
+
+
 # All but lm, whose weight may be that of the embeddings: the model creates it.
 HEADS: dict[str, Callable[[CoreConfig], nn.Module]] = {
     "pooler": Pooler,
-    "next-sentence": lambda config: Classes(
-        config.model_copy(update={"classifier_dropout": config.classifier_dropout or 0.0}),
-        "pooler",
-        2,
-    ),
+    "next-sentence": _next_sentence,
     "sequence": lambda config: _sequence_classes(config, config.n_labels),
     "choice": lambda config: _sequence_classes(config, 1),
     "token": lambda config: Classes(config, "every", config.n_labels, config.token_transform),
-    "span": lambda config: Classes(config, "span", 2, config.token_transform),
+    "span": _span,
     "replaced": lambda config: Classes(config, "every", 1, config.activation),
     "boundary": SpanBoundary,
 }

@@ -55,12 +55,21 @@ def hook_points(model: nn.Module) -> Iterator[tuple[Hookable, nn.Module, list[st
     """
     for name, point in model.named_modules():
         if isinstance(point, Hookable):
-            side, _, inner = name.partition(".blocks.")
-            block, _, inner = inner.partition(".")
-            stack: Any = model.get_submodule(side if inner else "")
-            layers = enumerate(stack.order) if inner else ()
-            names = [f"{side}.blocks.{n}.{inner}" for n, used in layers if used == int(block)]
-            yield point, model.get_submodule(name.rpartition(".")[0]), names or [name]
+            container, _, _ = name.rpartition(".")
+            yield point, model.get_submodule(container), _layer_names(model, name)
+
+
+def _layer_names(model: nn.Module, name: str) -> list[str]:
+    """The names of a module with the number of each layer that uses its block; its own name if it
+    is in no block.
+    """
+    side, _, in_blocks = name.partition(".blocks.")
+    block, _, inner = in_blocks.partition(".")
+    if not inner:
+        return [name]
+    stack: Any = model.get_submodule(side)
+    layers = [layer for layer, used in enumerate(stack.order) if used == int(block)]
+    return [f"{side}.blocks.{layer}.{inner}" for layer in layers]
 
 
 @contextmanager

@@ -34,7 +34,10 @@ class Linear(nn.Module):
 
     def extra_repr(self) -> str:
         outputs, inputs = self.weight.shape
-        return f"{inputs} -> {outputs}{'' if self.bias is not None else ', no bias'}"
+        sizes = f"{inputs} -> {outputs}"
+        if self.bias is None:
+            return f"{sizes}, no bias"
+        return sizes
 
 
 class Dropout(nn.Module):
@@ -103,6 +106,11 @@ class RMSNorm(Hookable):
         return self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)) + self.offset
 
 
+def scaled(x: Tensor, factor: float) -> Tensor:
+    """factor · x; x itself if the factor is 1."""
+    return x if factor == 1 else x * factor
+
+
 def quick_gelu(x: Tensor) -> Tensor:
     """x · sigmoid(1.702 x), an approximation of GELU (Hendrycks & Gimpel 2016, section 2)."""
     return x * torch.sigmoid(1.702 * x)
@@ -138,30 +146,34 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: CoreConfig) -> None:
         super().__init__()
-        self.in_proj = Linear(config.d_model, config.d_ff, bias=config.feed_forward_bias)
-        self.gate_proj = (
-            Linear(config.d_model, config.d_ff, bias=config.feed_forward_bias)
-            if config.gated
-            else None
-        )
-        self.out_proj = Linear(config.d_ff, config.d_model, bias=config.feed_forward_bias)
-        self.activation_name, self.activation = config.activation, ACTIVATIONS[config.activation]
+        width, inner, bias = config.d_model, config.d_ff, config.feed_forward_bias
+        self.in_proj = Linear(width, inner, bias=bias)
+        self.gate_proj = Linear(width, inner, bias=bias) if config.gated else None
+        self.out_proj = Linear(inner, width, bias=bias)
+        self.activation_name = config.activation
+        self.activation = ACTIVATIONS[config.activation]
         self.limit = config.gate_limit
         self.drop = Dropout(config.activation_dropout)
         self.inner = HookPoint()
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, T, E) -> (B, T, E)."""
-        if self.gate_proj is None:
-            y, gated = self.in_proj(x), None
-        else:
-            y, gated = ops.linears(x, (self.gate_proj, self.in_proj))
-            if self.limit is not None:
-                y, gated = y.clamp(max=self.limit), gated.clamp(-self.limit, self.limit) + 1
+        y, gated = self.factors(x)
         if not (self.drop.active or self.watched):
             return ops.activation_linear(self.out_proj, self.activation, y, gated)
         y = self.activation(y)
-        return self.out_proj(self.inner(self.drop(y if gated is None else y * gated)))
+        if gated is not None:
+            y = y * gated
+        return self.out_proj(self.inner(self.drop(y)))
+
+    def factors(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(B, T, d_ff) the input of the activation, and what multiplies its output."""
+        if self.gate_proj is None:
+            return self.in_proj(x), None
+        y, gated = ops.linears(x, (self.gate_proj, self.in_proj))
+        if self.limit is not None:
+            y, gated = y.clamp(max=self.limit), gated.clamp(-self.limit, self.limit) + 1
+        return y, gated
 
 
 class NetworkPart(FeedForwardPart):
@@ -205,7 +217,9 @@ class Residual(Hookable):
         if not x.
         """
         y = self.exit(self.sublayer(self.enter(x), *args, **kwargs))
-        y = y if self.scale == 1 else y * self.scale
-        return self.after(
-            self.drop.add(x if onto is None else onto, self.output(y) if self.watched else y)
-        )
+        y = scaled(y, self.scale)
+        if self.watched:
+            y = self.output(y)
+        if onto is None:
+            onto = x
+        return self.after(self.drop.add(onto, y))

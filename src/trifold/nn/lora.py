@@ -38,7 +38,9 @@ class LoRASettings(Settings):
     @property
     def scale(self) -> float:
         """The factor s."""
-        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+        if self.rslora:
+            return self.alpha / math.sqrt(self.rank)
+        return self.alpha / self.rank
 
 
 class AdaptedLinear(Linear):
@@ -64,7 +66,9 @@ class AdaptedLinear(Linear):
             dense = F.embedding(rows, self.weight)  # also of a quantized matrix
             lengths = adapted(dense, self.lora_A, self.lora_B, self.scale).norm(dim=1)
         y = (ops.linear(x, self.weight) + change) * (self.lora_magnitude / lengths).to(x.dtype)
-        return y if self.bias is None else y + self.bias
+        if self.bias is not None:
+            y = y + self.bias
+        return y
 
 
 def adapted(
@@ -72,7 +76,9 @@ def adapted(
 ) -> Tensor:
     """The matrix (out, in) of the ordinary layer that equals one with an adapter."""
     weight = weight + scale * b @ a
-    return weight if magnitude is None else weight * (magnitude / weight.norm(dim=1))[:, None]
+    if magnitude is None:
+        return weight
+    return weight * (magnitude / weight.norm(dim=1))[:, None]
 
 
 def merge(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:

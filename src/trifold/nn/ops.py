@@ -58,7 +58,9 @@ def activation_linear(
     activation in the backward pass instead of saving it.
     """
     inner = activation(x)
-    return layer(inner if gated is None else inner * gated)
+    if gated is not None:
+        inner = inner * gated
+    return layer(inner)
 
 
 # --- elementwise operations and norms -------------------------------------------------------------
@@ -193,7 +195,8 @@ def cross_entropy(
     has no gradient.
     """
     logits = F.linear(hidden, weight, bias)
-    logits = logits if logits.dtype is torch.float64 else logits.float()
+    if logits.dtype is not torch.float64:
+        logits = logits.float()
     loss = F.cross_entropy(
         logits, targets, reduction="sum", label_smoothing=smoothing, ignore_index=-1
     )

@@ -52,7 +52,9 @@ def check_loaded(names: tuple[str, ...]) -> tuple[str, ...]:
 def allow_registered(value: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
     """The value of a choice: that of a registered part, or one that `check` knows."""
     choices = [part.value for part in registered() if part.key == info.field_name]
-    return value if isinstance(value, str) and value in choices else check(value)
+    if isinstance(value, str) and value in choices:
+        return value
+    return check(value)
 
 
 def _find(name: str) -> Iterator[Any]:

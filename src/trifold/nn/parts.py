@@ -65,7 +65,9 @@ class Part:
     def used(self, config: CoreConfig) -> bool:
         """Whether the config chooses this part."""
         chosen = getattr(config, self.key, self.key in config.options)
-        return chosen == self.value if self.value else bool(chosen)
+        if self.value:
+            return bool(chosen == self.value)
+        return bool(chosen)
 
     def own(self, config: CoreConfig) -> Any:
         """The settings of a part from outside. Raises SettingsError."""
@@ -75,7 +77,9 @@ class Part:
 
     def label(self, config: CoreConfig) -> str:
         """The name of the part in messages."""
-        return f"{self.key}: {getattr(config, self.key)}" if self.value else self.key
+        if not self.value:
+            return self.key
+        return f"{self.key}: {getattr(config, self.key)}"
 
     def problems(self, config: CoreConfig) -> Problems:
         """What else is wrong with the settings of the part; see `nn.problems`."""
@@ -133,8 +137,10 @@ class EmbeddingsPart(Part):
         yield from ()
 
     def elements(self, config: CoreConfig) -> int:
-        """Elements of matrices that a token passes: of the projections of narrower embeddings."""
-        projections = 2 if config.token_projection else 1 if config.has_embedding_projection else 0
+        """Elements of matrices that a token passes: of the projection of narrower embeddings, and
+        with token_projection also of that back to their width.
+        """
+        projections = config.has_embedding_projection + config.token_projection
         return projections * config.embedding_width * config.d_model
 
     def sizes(self, config: CoreConfig) -> str:
@@ -252,7 +258,9 @@ class AttentionPart(Part):
 
     def rotated_width(self, config: CoreConfig) -> int:
         """Dimensions of queries and keys that are rotated; 0 if positions are not rotary."""
-        return (config.rotary_width or config.head_width) if config.positions == "rotary" else 0
+        if config.positions != "rotary":
+            return 0
+        return config.rotary_width or config.head_width
 
     def rotary_problems(self, config: CoreConfig) -> Problems:
         """What is wrong with the width that rotary positions rotate."""
@@ -319,7 +327,9 @@ class AttentionPart(Part):
         """Elements of weights that are saved for a query: the softmax, and with dropout a mask and
         the product.
         """
-        return round(config.n_heads * (3 if config.attention_dropout else int(is_packed)) * kept)
+        if config.attention_dropout:
+            return round(config.n_heads * 3 * kept)
+        return round(config.n_heads * int(is_packed) * kept)
 
     def reach(self, config: CoreConfig, side: str) -> Iterator[str]:
         """See `RulePart.reach`."""
@@ -363,7 +373,7 @@ class FeedForwardPart(Part):
 
     def elements(self, config: CoreConfig, layer: int) -> int:
         """Elements of the matrices that a token passes in a layer."""
-        return (3 if config.gated else 2) * config.d_model * config.d_ff
+        return (2 + config.gated) * config.d_model * config.d_ff
 
     def recorded_layers(self, config: CoreConfig) -> int:
         """How many layers `record` records."""
@@ -413,7 +423,7 @@ class BlockPart(Part):
 
     def norms(self, config: CoreConfig, *, crosses: bool) -> int:
         """The norms of a block."""
-        return (3 if crosses else 2) * (2 if config.norm_placement == "sandwich" else 1)
+        return (2 + crosses) * _norms_of_sublayer(config)
 
     def elements(self, config: CoreConfig) -> int:
         """Elements of matrices that a token passes in all layers, besides those of sub-layers."""
@@ -423,7 +433,7 @@ class BlockPart(Part):
         """How many states of width E the residuals of a block save: the input of each sub-layer,
         what its norms save, and the dropout mask.
         """
-        norms = norm * (2 if config.norm_placement == "sandwich" else 1)
+        norms = norm * _norms_of_sublayer(config)
         return (attentions + 1) * (1 + norms + mask)
 
     def saved_once(self, config: CoreConfig, norm: int, mask: int) -> int:
@@ -441,6 +451,10 @@ _RESIDUALS = {
     "sandwich": "x ← x + dropout(norm(f(norm(x))))",
     "exit": "x ← x + dropout(norm(f(x)))",
 }
+
+
+def _norms_of_sublayer(config: CoreConfig) -> int:
+    return 2 if config.norm_placement == "sandwich" else 1
 
 
 def no_cross_attention(config: CoreConfig, part: BlockPart) -> Problems:
@@ -512,8 +526,14 @@ class WalkPart(Part):
 
 
 PLACES: tuple[type[Part], ...] = (
-    *(EmbeddingsPart, PositionsPart, ScoresPart, AttentionPart, FeedForwardPart, BlockPart),
-    *(RulePart, WalkPart),
+    EmbeddingsPart,
+    PositionsPart,
+    ScoresPart,
+    AttentionPart,
+    FeedForwardPart,
+    BlockPart,
+    RulePart,
+    WalkPart,
 )
 
 # --- the table ------------------------------------------------------------------------------------

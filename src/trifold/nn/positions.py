@@ -21,13 +21,16 @@ from trifold.nn.parts import PositionsPart, set_classical
 
 def sinusoids(positions: Tensor, width: int, kind: str = "sinusoidal") -> Tensor:
     """(N,) positions or distances -> (N, width) float32, computed in float64."""
-    halves, last = kind != "sinusoidal", width // 2 - (kind == "sinusoidal-tensor2tensor")
-    exponents = torch.arange(width // 2, dtype=torch.float64, device=positions.device) / max(
-        last, 1
-    )
+    n = width // 2
+    divisor = n
+    if kind == "sinusoidal-tensor2tensor":
+        divisor = max(n - 1, 1)
+    exponents = torch.arange(n, dtype=torch.float64, device=positions.device) / divisor
     angles = positions.double()[:, None] * 10_000.0**-exponents
-    both = torch.stack([angles.sin(), angles.cos()], dim=1 if halves else 2)
-    return both.reshape(len(positions), width).float()
+    waves = [angles.sin(), angles.cos()]
+    if kind == "sinusoidal":
+        return torch.stack(waves, dim=2).flatten(1).float()
+    return torch.cat(waves, dim=1).float()
 
 
 class SinusoidalPositions(nn.Module):
@@ -59,7 +62,7 @@ class LearnedPositions(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """x (B, T, E), positions (B or 1, T) -> (B, T, E)."""
-        return x + self.weight[positions + self.offset if self.offset else positions]
+        return x + self.weight[positions + self.offset]
 
 
 class NoPositions(nn.Module):
@@ -85,17 +88,23 @@ _PHRASES = {
 }
 
 
+def _kind(config: CoreConfig) -> str:
+    return "learned" if config.learned_positions else config.positions
+
+
 class TablePart(PositionsPart):
     """Positions with a table, or none."""
 
     key = "positions"
 
     def new(self, config: CoreConfig) -> nn.Module:
-        kind = POSITIONS.get("learned" if config.learned_positions else config.positions)
-        return NoPositions() if kind is None else kind(config)
+        kind = POSITIONS.get(_kind(config))
+        if kind is None:
+            return NoPositions()
+        return kind(config)
 
     def phrase(self, config: CoreConfig) -> str:
-        return _PHRASES.get("learned" if config.learned_positions else config.positions, "")
+        return _PHRASES.get(_kind(config), "")
 
     def differences(self, config: CoreConfig) -> Iterator[str]:
         """None for the sinusoids of 2017."""

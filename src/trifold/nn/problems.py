@@ -18,7 +18,9 @@ OF_THE_TASK = ("shape", "heads")
 def default_of(config: CoreConfig, key: str) -> Any:
     """The default of a setting, as in a recipe."""
     value = type(config).model_fields[key].default
-    return {} if isinstance(value, Settings) else value
+    if isinstance(value, Settings):
+        return {}
+    return value
 
 
 def is_set(config: CoreConfig, key: str) -> bool:
@@ -34,9 +36,15 @@ def excluded(config: CoreConfig, choice: str, keys: str, own: str = "") -> Probl
     """
     for key in keys.split():
         if is_set(config, key):
-            value = getattr(config, key)
-            shown = "" if isinstance(value, Settings) else f": {as_yaml(value)}"
-            yield Conflict(f"{choice} excludes {key}{shown}", defaults(config, key, own))
+            shown = _shown(key, getattr(config, key))
+            yield Conflict(f"{choice} excludes {shown}", defaults(config, key, own))
+
+
+def _shown(key: str, value: Any) -> str:
+    """A setting in a message; of a group only its key."""
+    if isinstance(value, Settings):
+        return key
+    return f"{key}: {as_yaml(value)}"
 
 
 def unmet(config: CoreConfig, choice: str, key: str, *values: Any, own: str = "") -> Problems:
@@ -47,8 +55,9 @@ def unmet(config: CoreConfig, choice: str, key: str, *values: Any, own: str = ""
     value = getattr(config, key)
     if value in values or not is_set(config, own or choice):
         return
-    ways = {} if key in OF_THE_TASK else {key: values[0]}
-    ways |= defaults(config, own or choice)
+    ways = defaults(config, own or choice)
+    if key not in OF_THE_TASK:
+        ways = {key: values[0]} | ways
     needed = " or ".join(str(each) for each in values)
     yield Conflict(f"{choice} needs {key}: {needed}, not {value}", ways)
 

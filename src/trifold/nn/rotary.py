@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trifold.nn.config import CoreConfig
+from trifold.nn.layers import scaled
 from trifold.nn.masks import Mask
 from trifold.nn.parts import AttentionPart, ScoresPart, part_of, register
 from trifold.nn.problems import Problems
@@ -39,7 +40,9 @@ class Rotation:
             first, second = rotated[..., :half], rotated[..., half:]
         pair = (first * cos - second * sin, second * cos + first * sin)
         out = torch.stack(pair, -1).flatten(-2) if self.interleaved else torch.cat(pair, -1)
-        return torch.cat([out, rest], -1) if rest.shape[-1] else out
+        if rest.shape[-1] == 0:
+            return out
+        return torch.cat([out, rest], -1)
 
 
 class Rotary:
@@ -68,10 +71,8 @@ class Rotary:
         """Of tokens at `positions` (B or 1, T)."""
         found = self.frequencies(mask, positions.shape[1], positions.device)
         angles = positions[..., None].float() * found[:, None]
-        cos, sin = (
-            (x * self.magnitude if self.magnitude != 1 else x).to(like.dtype)[:, None]
-            for x in (angles.cos(), angles.sin())
-        )
+        cos = scaled(angles.cos(), self.magnitude).to(like.dtype)[:, None]
+        sin = scaled(angles.sin(), self.magnitude).to(like.dtype)[:, None]
         return Rotation(cos, sin, self.interleaved)
 
 
@@ -99,7 +100,9 @@ class LayerRotations:
     def _rotary_of(self, config: CoreConfig, layer: int) -> Rotary | None:
         if not config.rotates(layer):
             return None
-        return self.everywhere if config.window(layer) is None else self.local or self.everywhere
+        if self.local is not None and config.window(layer) is not None:
+            return self.local
+        return self.everywhere
 
     def __call__(
         self, mask: Mask, queries: int, x: Tensor, positions: Tensor | None
@@ -139,7 +142,10 @@ class RotaryPart(ScoresPart):
 
     def differences(self, config: CoreConfig) -> Iterator[str]:
         details = "; ".join(self.details(config))
-        yield f"{self.phrase(config)} ({details})" if details else self.phrase(config)
+        if details:
+            yield f"{self.phrase(config)} ({details})"
+        else:
+            yield self.phrase(config)
         if "none" in config.rotary_pattern:
             yield "no positions in some layers"
         elif (theta := config.rotary_local_theta) is not None:

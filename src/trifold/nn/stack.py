@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from trifold.nn.attention import Attention
+from trifold.nn.attention import Attention, ScoreBias
 from trifold.nn.cache import KEYS, Cache, LayerCache
 from trifold.nn.config import CoreConfig
 from trifold.nn.explain import Steps
@@ -53,8 +53,10 @@ class Block(nn.Module):
         self.self_attention = Residual(attention, config)
         if layer == 0 and not config.first_norm:
             self.self_attention.enter = nn.Identity()
-        cross = Attention(config, layer, memory_width=memory_width) if memory_width else None
-        self.cross_attention = None if cross is None else Residual(cross, config)
+        self.cross_attention: Residual | None = None
+        if memory_width is not None:
+            cross = Attention(config, layer, memory_width=memory_width)
+            self.cross_attention = Residual(cross, config)
         feed_forward = part_of(FeedForwardPart, config).new(config, layer)
         self.feed_forward = Residual(feed_forward, config)
 
@@ -112,7 +114,8 @@ class Stack(nn.Module):
     def __init__(self, config: CoreConfig, side: Side, *, crosses: bool = False) -> None:
         super().__init__()
         memory_width = config.d_model if crosses else None
-        config = config.decoder_side if side == "decoder" else config
+        if side == "decoder":
+            config = config.decoder_side
         block, scores = part_of(BlockPart, config), part_of(ScoresPart, config)
         self.config = config
         self.run_block: Callable[..., Tensor] = call
@@ -160,10 +163,11 @@ class Stack(nn.Module):
     def scored(self, x: Tensor, request: Request) -> StackInputs:
         """The request with positions in scores."""
         mask, memory, memory_mask, positions, segments = request
-        queries, bias = mask.count(x), None
-        rotations: Sequence[Rotation | None] = ()
+        queries = mask.count(x)
+        bias: ScoreBias | None = None
         if self.offsets is not None:
             bias = self.offsets(mask, queries, x.device, segments)
+        rotations: Sequence[Rotation | None] = ()
         if self.rotary is not None:
             rotations = self.rotary(mask, queries, x, positions)
         return StackInputs(mask, memory, memory_mask, bias, rotations)
@@ -187,8 +191,10 @@ class Stack(nn.Module):
         return layers
 
     def _rules_of_layer(self, layer: int, mask: Mask, queries: int) -> list[Rule]:
-        options = {"training": self.training}
-        rules = (part.of_layer(self.config, layer, mask, queries, **options) for part in self.rules)
+        rules = (
+            part.of_layer(self.config, layer, mask, queries, training=self.training)
+            for part in self.rules
+        )
         return [rule for rule in rules if rule is not None]
 
     def run_layers(self, x: Tensor, inputs: StackInputs, cache: Cache | None = None) -> Tensor:
