@@ -55,7 +55,11 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"d_decoder": 256, "d_embedding": 512, "target_vocab_size": 7},
-        "a tied head of width 512 .* cannot read states of width 256",
+        "d_embedding: 512 excludes tie_lm_head: a tied head of width 512 .* states of width 256",
+    ),
+    (
+        {"shape": "decoder", "residual": "reversible", "norm_placement": "pre"},
+        "residual: reversible excludes tie_lm_head: a tied head of width 512 .* of width 1024",
     ),
     (
         {"attention": "lsh", "positions": "none", "n_decoder_kv_heads": 2},
@@ -259,7 +263,7 @@ def settled(values: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("shape", ["encoder", "decoder", "encoder-decoder"])
 def test_a_default_that_a_choice_excludes_gives_way(shape: str) -> None:
     """A choice that is valid alone is valid in every model of its shape, whose settings give way
-    if it excludes them, and only then. Two explicit settings are an error.
+    if it excludes them, and only then. Two explicit settings are an error that names both.
     """
     choices = [{"shape": shape, key: value} for key, value in CHOICES]
     choices = [choice for choice in choices if not problem_of(settled({}, choice))]
@@ -267,11 +271,15 @@ def test_a_default_that_a_choice_excludes_gives_way(shape: str) -> None:
     plain, given_way = ModelConfig().model_dump(), 0
     for choice, base in product(choices, models):
         found, both = settled(base, choice), base | choice
+        explicit = plain | both
         assert problem_of(found) == "", (base, choice)
         assert {key: found[key] for key in choice} == choice
-        if problem_of(both):
+        if problem := problem_of(both):
             given_way += 1
-            assert settled(plain | both, plain | both) == plain | both
+            gave_way = [key for key in found if found[key] != explicit[key]]
+            assert any(key in problem for key in gave_way), (problem, choice, base)
+            assert any(key in problem for key in choice.keys() - {"shape"}), (problem, choice, base)
+            assert settled(explicit, explicit) == explicit
         else:
             assert found == both
     assert given_way > len(choices) * len(models) / 6

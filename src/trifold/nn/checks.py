@@ -15,7 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from trifold.nn.config import DECODER_SIZES
-from trifold.nn.parts import Part, registered
+from trifold.nn.parts import BlockPart, Part, part_of, registered
 from trifold.nn.problems import Problems, default_of, excluded, is_set, unmet
 from trifold.settings import Conflict
 
@@ -234,7 +234,12 @@ def _output_projection(config: CoreConfig) -> Problems:
     is_plain = has_lm and config.tie_lm_head and config.lm_head_transform is None
     table, states = config.output_side.embedding_width, config.output_side.state_width
     if is_plain and table != states:
-        text = f"a tied head of width {table} (the embeddings) cannot read states of width {states}"
+        widened = config.output_side.d_embedding is None
+        cause = part_of(BlockPart, config).label(config) if widened else f"d_embedding: {table}"
+        text = (
+            f"{cause} excludes tie_lm_head: a tied head of width {table} (the embeddings) cannot "
+            f"read states of width {states}"
+        )
         remedy = "set lm_head_transform, or tie_lm_head: false"
         yield Conflict(text, {"tie_lm_head": False}, remedy)
     if config.token_projection and (config.d_embedding is None or config.shape != "decoder"):
