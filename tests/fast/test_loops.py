@@ -5,6 +5,7 @@ sizes.
 from __future__ import annotations
 
 import math
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -240,3 +241,28 @@ def test_layer_norm_keeps_no_reference_to_the_storage_of_its_parameters() -> Non
     layer_norm(leaf(3, 6), weight, bias, 1e-5).sum().backward()
     assert weight.grad is not None
     assert weight.untyped_storage().resizable() and bias.untyped_storage().resizable()
+
+
+def test_compiled_code_does_not_depend_on_the_process_that_compiled_it() -> None:
+    """A compiled function that others call is part of their code. Otherwise the process that
+    compiles them would execute another version than those that load them from the cache.
+    """
+    from numba.core.dispatcher import Dispatcher
+
+    from trifold.fast.interpreter import SOURCES
+
+    modules = [import_module(f"trifold.fast.{name}") for name in SOURCES]
+    compiled = {
+        name: value
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, Dispatcher)
+    }
+    inlined = {
+        name
+        for name, function in compiled.items()
+        if function.targetoptions.get("forceinline") or "inline" in function.targetoptions
+    }
+    called = {name for function in compiled.values() for name in function.py_func.__code__.co_names}
+    assert {"_multiply", "attention", "exp"} <= inlined
+    assert called & compiled.keys() <= inlined

@@ -33,7 +33,7 @@ from trifold.fast.intrinsics import (
     to_pointer,
     yield_cpu,
 )
-from trifold.fast.loops import Array, subroutine
+from trifold.fast.loops import Array, inline, subroutine
 from trifold.fast.step_attention import attention
 from trifold.fast.step_linear import (
     dequantize_row,
@@ -50,7 +50,7 @@ MAX_PREFETCH = 2**18  # bytes prefetched while waiting; they must stay in the se
 SOURCES = ("instruction", "interpreter", "intrinsics", "loops", "step_attention", "step_linear")
 
 
-@subroutine
+@inline
 def _wait(done: Array, number: int, tasks: int, start: int, end: int) -> int:
     """Wait until all tasks of an instruction are done and prefetch from start to end; returns the
     new start.
@@ -66,7 +66,7 @@ def _wait(done: Array, number: int, tasks: int, start: int, end: int) -> int:
     return start
 
 
-@subroutine
+@inline
 def _run_units(op: Any, units: range) -> None:
     """Some units of an instruction other than a matmul."""
     unbounded = np.int64(1) << np.int64(60)  # the strides imply the length of the cache
@@ -85,7 +85,7 @@ def _run_units(op: Any, units: range) -> None:
             dequantize_row(op, row)
 
 
-@subroutine
+@inline
 def _execute(program: Array, taken: Array, done: Array, thread: int, threads: int) -> None:
     """Execute the instructions together with the other threads; returns when all are done.
 
@@ -130,7 +130,7 @@ def _execute(program: Array, taken: Array, done: Array, thread: int, threads: in
         complete += 1
 
 
-@subroutine
+@inline
 def _run_thread(job: Any) -> None:
     """The work of one thread. job (5,): the address of the instructions, their number, the address
     of the counters `taken` and `done`, the largest number of threads, and the number that have
