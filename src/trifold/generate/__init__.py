@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 from trifold.deprecated import renamed
 
 if TYPE_CHECKING:
-    from trifold.generate.config import GenerationConfig, resolve, with_generation_options
     from trifold.generate.decoding import Model
     from trifold.generate.scoring import TokenScores, score_tokens
     from trifold.generate.search import generate_tokens, stream_text, stream_tokens
     from trifold.generate.stopping import Codec, Hypothesis, OutputLimit, output_limit
     from trifold.generate.streaming import TextStreamer, truncate_at_stop
+    from trifold.generation_config import GenerationConfig, resolve, with_generation_options
 
 __all__ = ["Codec", "GenerationConfig", "Hypothesis", "Model", "OutputLimit", "TextStreamer"]
 __all__ += [
