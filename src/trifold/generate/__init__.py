@@ -39,13 +39,16 @@ __all__ += [
 __all__ += ["stream_tokens", "truncate_at_stop", "with_generation_options"]
 
 # Imported on first use and in this order, so that GenerationConfig is available without torch.
-_MODULES = ("config", "decoding", "scoring", "stopping", "streaming", "search")
+_MODULES = (
+    "trifold.generation_config",
+    *(f"{__name__}.{name}" for name in "decoding scoring stopping streaming search".split()),
+)
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         return renamed(sys.modules[__name__], __name__, name)
-    modules = (import_module(f"{__name__}.{module}") for module in _MODULES)
+    modules = map(import_module, _MODULES)
     value = globals()[name] = next(
         getattr(module, name) for module in modules if hasattr(module, name)
     )
