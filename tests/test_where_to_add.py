@@ -4,6 +4,8 @@ the package, and works from the command line at the size where the fast code run
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import shutil
 import subprocess
@@ -173,6 +175,28 @@ from trifold.hub.families import gpt
 
 FAMILY = gpt.GPT2.related("my_gpt")
 '''
+READER = '''"""Lines of a label, ` | ` and a text."""
+
+from collections.abc import Iterator
+
+from trifold.data.lines import iter_lines
+from trifold.data.settings import DataSettings
+from trifold.data.tables import NumberedRow
+
+
+def iter_ndtxt(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
+    """A row for each line."""
+    for number, line in enumerate(iter_lines(file, settings.max_line_bytes), start=1):
+        label, _, text = line.partition(" | ")
+        yield number, f"{file}:{number}", {"label": label, "text": text}
+'''
+SCORE = '''def mean_recall(table: Counts) -> float:
+    """Percent: the mean over the classes that occur of the share that is found."""
+    occurs = table.sum(1) > 0
+    return 100 * float((np.diag(table)[occurs] / table.sum(1)[occurs]).mean())
+
+
+class ClassificationScore'''
 FILTER = '''def top_a(logits: Tensor, value: float) -> Tensor:
     """Keep tokens at least `value` times the square of the highest probability."""
     probabilities = logits.softmax(-1)
@@ -198,11 +222,18 @@ ADDITIONS: dict[str, dict[str, str | tuple[tuple[str, str], ...]]] = {
     },
     "a sampling method": {
         "generate/sampling.py": (("# Setting -> filter", FILTER), ("top_p, min_p, typical_p)\nFILTERS", "top_p, min_p, typical_p, top_a)\nFILTERS")),
-        "generate/config.py": (
+        "generation_config.py": (
             ('"min_p", "typical_p")', '"min_p", "typical_p", "top_a")'),
             ("    seed: int | None = Field(", '    top_a: float | None = Field(None, ge=0, le=1, description="share of a square")\n    seed: int | None = Field('),
         ),
-        "hub/generation.py": (('"min_p", "typical_p"),\n', '"min_p", "typical_p", "top_a"),\n'),),
+    },
+    "a data format": {
+        "data/ndtxt.py": READER,
+        "data/formats.py": (('    "squad":', '    "ndtxt": Format((".ndtxt",), ("pairs", "rows"), "ndtxt:iter_ndtxt"),\n    "squad":'),),
+    },
+    "a score": {
+        "scores/classification.py": (("class ClassificationScore", SCORE), ('values["matthews"]', 'values["mean_recall"] = mean_recall(self.table)\n        values["matthews"]')),
+        "objectives/labels.py": (('"f1", "matthews")', '"f1", "matthews", "mean_recall")'),),
     },
     "an objective": {
         "objectives/story.py": OBJECTIVE,
@@ -260,8 +291,7 @@ def run(copy: Path, *commands: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ADDITIONS)
 def test_an_addition_changes_few_files(name: str) -> None:
-    # The files of models state which settings of generation they may hold.
-    assert len(ADDITIONS[name]) <= (3 if name == "a sampling method" else 2)
+    assert len(ADDITIONS[name]) <= 2
 
 
 @pytest.mark.slow
@@ -299,3 +329,35 @@ def test_additions_work_from_the_command_line(copy: Path) -> None:
     )
     (again,) = run(copy, "generate plain/model dog --max-new-tokens 2")
     assert len(again) > 2 and page
+
+
+@pytest.mark.slow
+def test_a_format_and_a_score_work_from_the_command_line(copy: Path) -> None:
+    labels = ["good"] * 6 + ["bad"] * 3
+    lines = [f"{label} | {label} number {n}\n" for n, label in enumerate(labels)]
+    rows = copy / "rows" / "test.ndtxt"
+    rows.parent.mkdir()
+    rows.write_text("".join(lines), "utf-8")
+    small = "model.d_model=16 model.n_layers=1 model.n_heads=2 model.d_ff=32 tokenizer.kind=word"
+    trained, _, scored, *_ = run(
+        copy,
+        "train classify data.train=rows/test.ndtxt data.valid=rows --out classes train.steps=3 "
+        f"train.warmup=1 task.best_by=mean_recall {small}",
+        "predict classes rows/test.ndtxt --out found.jsonl",
+        "eval classes rows/test.ndtxt --json",
+        "predict classes rows --out folder.jsonl",
+    )
+    found = [json.loads(line) for line in (copy / "found.jsonl").read_text("utf-8").splitlines()]
+    assert [each["text"] for each in found] == [line.split(" | ")[1].strip() for line in lines]
+    right = [each["prediction"] == label for each, label in zip(found, labels, strict=True)]
+    recall = 50 * (sum(right[:6]) / 6 + sum(right[6:]) / 3)
+    scores = json.loads(ast.literal_eval(scored))["scores"]
+    assert scores["mean_recall"] == pytest.approx(recall)
+    assert "recall 50.00" in trained
+    # A file of such rows also holds pairs: of a text and its class.
+    pairs = run(
+        copy,
+        "train smoke data.train=rows/test.ndtxt data.valid=rows/test.ndtxt "
+        "train.steps=2 train.warmup=1 --out pairs",
+    )
+    assert pairs

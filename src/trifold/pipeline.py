@@ -16,10 +16,10 @@ from trifold.data.frames import is_frame, plain_column
 from trifold.data.images import ImageSettings
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.fast.int8 import Int8Weight
-from trifold.generate.config import GenerationConfig, resolve, with_generation_options
 from trifold.generate.search import generate_tokens, stream_text
 from trifold.generate.stopping import Hypothesis, OutputLimit, output_limit
 from trifold.generate.streaming import truncate_at_stop
+from trifold.generation_config import GenerationConfig, resolve, with_generation_options
 from trifold.hub import load_model, resolve as find_folder, save_model
 from trifold.hub.files import naming
 from trifold.hub.fill import Stored

@@ -23,7 +23,7 @@ from trifold.data import DataSettings, expand_path
 from trifold.data.files import is_dataset
 from trifold.data.frames import name_frames
 from trifold.errors import SettingsError, UsageError, wrapped
-from trifold.generate.config import GenerationConfig, resolve
+from trifold.generation_config import GenerationConfig, resolve
 from trifold.hub.folder import no_run_error
 from trifold.nn import load_part
 from trifold.nn.lora import LoRASettings

@@ -12,7 +12,7 @@ from tests.generate.models import (
 )
 
 from trifold.generate import GenerationConfig, generate_tokens, output_limit, truncate_at_stop
-from trifold.generate.config import DEFAULT_MAX_NEW_TOKENS
+from trifold.generation_config import DEFAULT_MAX_NEW_TOKENS
 from trifold.generate.stopping import StoppingCriteria
 from trifold.nn import Inputs, ModelConfig
 

@@ -15,7 +15,7 @@ from tests.hub.checkpoints import edit, settings
 
 import trifold
 from trifold.errors import CheckpointError, UsageError
-from trifold.generate.config import GenerationConfig
+from trifold.generation_config import GenerationConfig
 from trifold.hub import load_model, save_model
 from trifold.hub.generation import SHARED, read_generation, write_generation
 from trifold.nn import ModelConfig, Transformer

@@ -15,7 +15,7 @@ import trifold
 from trifold.batches import BatchSettings
 from trifold.data import DataSettings, Records, read_records
 from trifold.errors import DataError, SettingsError
-from trifold.generate.config import GenerationConfig
+from trifold.generation_config import GenerationConfig
 from trifold.nn import Inputs, ModelConfig
 from trifold.objectives.classify import Classify, ClassifySettings
 from trifold.objectives.evaluation import EvalContext

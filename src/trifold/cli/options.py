@@ -86,7 +86,7 @@ def with_options(options: Mapping[str, Any]) -> Callable[[Function], Function]:
 
 def generation_options() -> dict[str, Any]:
     """An option for each generation setting except those that hold several token ids."""
-    from trifold.generate.config import GenerationConfig
+    from trifold.generation_config import GenerationConfig
 
     fields = GenerationConfig.model_fields.items()
     types = {name: _plain_types(field.annotation) for name, field in fields}

@@ -18,17 +18,17 @@ from trifold.data.archives import (
     list_members,
     split_member,
 )
+from trifold.data.formats import suffixes_of
 from trifold.data.lines import COMPRESSED_SUFFIXES, STANDARD_INPUT, expand_path, inner_suffix
 from trifold.data.settings import Source
 from trifold.errors import DataError, SettingsError, TrifoldError
 
-TEXT_FORMATS = {"": "text", ".txt": "text", ".text": "text"}
-TEXT_FORMATS |= {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
-FORMATS = TEXT_FORMATS | {".tsv": "tsv", ".tab": "tsv", ".csv": "csv"}
-SENTENCE_FORMATS = dict.fromkeys(".conll .conllu .bio .iob .iob2".split(), "conll")
+# Suffix -> format, of what each kind of task reads.
+TEXT_FORMATS = suffixes_of("documents")
+FORMATS = TEXT_FORMATS | suffixes_of("pairs")
 # What a folder stands for in a task that reads rows, and in one that reads pairs.
 ROW_FORMATS = {suffix: kind for suffix, kind in FORMATS.items() if kind != "text"}
-TABLE_FORMATS = ROW_FORMATS | SENTENCE_FORMATS
+TABLE_FORMATS = ROW_FORMATS | suffixes_of("rows", in_folders=True)
 FOLDER_FORMATS: Mapping[str, Mapping[str, str]] = {
     "documents": TEXT_FORMATS,
     "pairs": ROW_FORMATS,

@@ -17,8 +17,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from trifold.data.conll import iter_conll, join_words
-from trifold.data.files import FORMATS, SENTENCE_FORMATS, TABLE_FORMATS, find_files, is_dataset
+from trifold.data.conll import join_words
+from trifold.data.files import FORMATS, TABLE_FORMATS, find_files, is_dataset
+from trifold.data.formats import suffixes_of
 from trifold.data.holdout import Traits, normalized, strata_of
 from trifold.data.lines import inner_suffix, iter_lines
 from trifold.data.pairs import (
@@ -45,9 +46,8 @@ from trifold.data.tables import (
 )
 from trifold.errors import DataError, SettingsError
 
-_READERS = {"conll": iter_conll, "squad": iter_squad}
 # Suffix -> format of labelled rows; that of text has none.
-RECORD_FORMATS = FORMATS | SENTENCE_FORMATS | {".json": "squad"}
+RECORD_FORMATS = FORMATS | suffixes_of("rows")
 
 
 @dataclass
@@ -246,11 +246,8 @@ def open_rows(
             "columns; give a .csv, .tsv, "
             ".jsonl or .parquet file, or set data.format"
         )
-    if kind in _READERS:
-        table = Table(_READERS[kind](file, settings), skipped)
-    else:
-        names = {name for role in roles.values() for name in role.names}
-        table = open_table(file, kind, settings, names, skipped)
+    names = {name for role in roles.values() for name in role.names}
+    table = open_table(file, kind, settings, names, skipped)
     if "words" in roles and table.has_columns:
         table = join_words(table, settings)
     return kind, table

@@ -11,6 +11,7 @@ from pydantic import (
     model_validator,
 )
 
+from trifold.data.formats import FormatName
 from trifold.settings import Conflict, Settings
 
 
@@ -59,9 +60,7 @@ class DataSettings(Settings):
         description="column of a part of a row of a labelled task, such as `{text: review, "
         "pair: null}`",
     )
-    format: Literal["auto", "text", "tsv", "csv", "jsonl", "parquet", "conll", "squad"] = (
-        "auto"  # by suffix
-    )
+    format: FormatName = "auto"  # by suffix
     delimiter: str | None = Field(
         None,
         description="character between the columns of a TSV or CSV file, or its name: `tab`, "

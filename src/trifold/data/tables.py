@@ -21,6 +21,7 @@ from trifold.data.dialects import (
     find_dialect,
     is_delimiter_line,
 )
+from trifold.data.formats import TABLE
 from trifold.data.headers import (
     COMPARED_ROWS,
     LABELS as LABELS,  # noqa: PLC0414 (used by tasks)
@@ -99,7 +100,7 @@ def open_table(
     known: Container[str] = (),
     skipped: Counter[str] | None = None,
 ) -> Table:
-    r"""Open a file of kind `tsv`, `csv`, `jsonl` or `parquet`.
+    r"""Open a file of a kind that holds rows.
 
     The rows of a CSV or TSV file are by the names in its header, else by the numbers of the columns
     ("0", "1", …). Every record has as many columns as the first. CSV (RFC 4180): double quotes, and
@@ -110,6 +111,8 @@ def open_table(
     to add to.
     """
     skipped = Counter() if skipped is None else skipped
+    if TABLE[kind].reader:
+        return Table(TABLE[kind].read()(file, settings), skipped)
     if kind == "parquet":
         return Table(iter_parquet(file, "", WHOLE_FILE), skipped)
     lines = iter_lines(file, settings.max_line_bytes)

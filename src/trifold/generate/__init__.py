@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 from trifold.deprecated import renamed
 
 if TYPE_CHECKING:
-    from trifold.generate.config import GenerationConfig, resolve, with_generation_options
     from trifold.generate.decoding import Model
     from trifold.generate.scoring import TokenScores, score_tokens
     from trifold.generate.search import generate_tokens, stream_text, stream_tokens
     from trifold.generate.stopping import Codec, Hypothesis, OutputLimit, output_limit
     from trifold.generate.streaming import TextStreamer, truncate_at_stop
+    from trifold.generation_config import GenerationConfig, resolve, with_generation_options
 
 __all__ = ["Codec", "GenerationConfig", "Hypothesis", "Model", "OutputLimit", "TextStreamer"]
 __all__ += [
@@ -39,13 +39,16 @@ __all__ += [
 __all__ += ["stream_tokens", "truncate_at_stop", "with_generation_options"]
 
 # Imported on first use and in this order, so that GenerationConfig is available without torch.
-_MODULES = ("config", "decoding", "scoring", "stopping", "streaming", "search")
+_MODULES = (
+    "trifold.generation_config",
+    *(f"{__name__}.{name}" for name in "decoding scoring stopping streaming search".split()),
+)
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         return renamed(sys.modules[__name__], __name__, name)
-    modules = (import_module(f"{__name__}.{module}") for module in _MODULES)
+    modules = map(import_module, _MODULES)
     value = globals()[name] = next(
         getattr(module, name) for module in modules if hasattr(module, name)
     )

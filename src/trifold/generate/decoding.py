@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from trifold.costs import cached_elements
 from trifold.errors import DataError, TrifoldError, UsageError
-from trifold.generate.config import GenerationConfig
 from trifold.generate.processors import ABSENT, Context, LogitsProcessor
 from trifold.generate.stopping import StoppingCriteria, output_limit
+from trifold.generation_config import GenerationConfig
 from trifold.memory import available_memory, format_size
 from trifold.nn import Cache, Inputs, Memory, ModelConfig
 from trifold.nn.masks import Mask

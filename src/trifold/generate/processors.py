@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from trifold.errors import UsageError
-from trifold.generate.config import GenerationConfig, end_ids
 from trifold.generate.stopping import Codec, StoppingCriteria
+from trifold.generation_config import GenerationConfig, end_ids
 from trifold.nn import ModelConfig
 from trifold.text.streaming import REPLACEMENT
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trifold.generate.config import GenerationConfig
 from trifold.generate.processors import NEVER
+from trifold.generation_config import GenerationConfig
 
 HEAD = 512  # most likely tokens that top_p sorts first; they nearly always suffice
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from trifold.errors import DataError
-from trifold.generate.config import GenerationConfig
 from trifold.generate.decoding import DecodingState, Model, eval_mode
+from trifold.generation_config import GenerationConfig
 from trifold.nn import Inputs
 
 CHUNK = 1024  # rows of logits at a time, which limits memory

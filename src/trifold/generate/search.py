@@ -8,7 +8,6 @@ import torch
 
 from trifold.errors import UsageError
 from trifold.generate.beam_search import beam_search, best_first
-from trifold.generate.config import GenerationConfig, end_ids
 from trifold.generate.constrained_beam_search import constrained_beam_search
 from trifold.generate.decoding import (
     DecodingState,
@@ -30,6 +29,7 @@ from trifold.generate.speculative import (
 from trifold.generate.stopping import Codec, Hypothesis, StoppingCriteria
 from trifold.generate.streaming import TextStreamer
 from trifold.generate.token_search import Step, contrastive_search, token_search
+from trifold.generation_config import GenerationConfig, end_ids
 from trifold.nn import Inputs, ModelConfig
 from trifold.nn.parts import AttentionPart, part_of
 from trifold.text.languages import language_id

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from trifold.generate.config import DEFAULT_MAX_NEW_TOKENS, GenerationConfig
+from trifold.generation_config import DEFAULT_MAX_NEW_TOKENS, GenerationConfig
 from trifold.nn import ModelConfig
 
 # Characters at the start of a truncated text that may decode differently than within the whole

@@ -8,44 +8,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trifold.errors import CheckpointError, SettingsError
+from trifold.generation_config import LOOKUP, SAMPLING, GenerationConfig
 from trifold.hub.files import naming
 from trifold.nn import ModelConfig
 
-# Keys with the same name and meaning in both.
-SHARED = (
-    *(
-        "max_new_tokens",
-        "min_new_tokens",
-        "max_length",
-        "min_length",
-        "stop_strings",
-        "eos_token_id",
-    ),
-    *(
-        "num_beams",
-        "num_return_sequences",
-        "length_penalty",
-        "early_stopping",
-        "renormalize_logits",
-    ),
-    *("num_beam_groups", "diversity_penalty", "force_words_ids"),
-    *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p"),
-    *(
-        "penalty_alpha",
-        "prompt_lookup_num_tokens",
-        "max_matching_ngram_size",
-        "num_assistant_tokens",
-    ),
-    *("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids"),
-    *("forced_bos_token_id", "forced_eos_token_id", "prefill_chunk_size"),
-    # Ours only: `transformers` ignores them.
-    *("length_penalty_form", "seed", "top_k_form", "presence_penalty", "frequency_penalty"),
-    *("bad_words", "force_words", "cache", "source_language", "target_language"),
-    "parse_special",
-)
+# Keys with the same name and meaning in both; some are ours only, and `transformers` ignores them.
+SHARED = tuple(GenerationConfig.model_fields)
 LENGTHS = {"max_length": "max_new_tokens", "min_length": "min_new_tokens"}
-LOOKUP = ("prompt_lookup_num_tokens", "max_matching_ngram_size")
-SAMPLING = ("temperature", "top_k", "top_k_form", "top_p", "min_p", "typical_p")
 # Values without effect; they are neither written nor kept.
 OFF: dict[str, object] = {
     "top_k": 0,

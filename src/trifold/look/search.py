@@ -11,10 +11,10 @@ from torch import Tensor
 
 from trifold.errors import UsageError
 from trifold.generate import GenerationConfig, Hypothesis, generate_tokens, resolve
-from trifold.generate.config import end_ids
 from trifold.generate.decoding import DecodingState
 from trifold.generate.processors import NEVER, Context
 from trifold.generate.sampling import chosen_filters, draw_weights
+from trifold.generation_config import end_ids
 from trifold.look.session import Answer, Session
 from trifold.nn import Inputs
 from trifold.pipeline import Pipeline, reading_options

@@ -25,7 +25,7 @@ from pydantic import Field
 from trifold.batches import Blocks
 from trifold.data import Encoder, Side, TokenCache, open_tokens, read_documents, sample_documents
 from trifold.errors import DataError, SettingsError
-from trifold.generate.config import GenerationConfig
+from trifold.generation_config import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.packing import Packing
 from trifold.objectives.batch import Batch, LossTerm, measure_tokens, pack, pad_end, token_loss

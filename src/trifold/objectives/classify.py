@@ -11,7 +11,7 @@ scores     accuracy, macro F1, F1 of two classes, Matthews; micro and macro F1; 
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -46,9 +46,10 @@ from trifold.text.spans import Ids
 # The last layer of the head.
 _OUTPUTS = {"heads.sequence.out_proj.weight", "heads.sequence.out_proj.bias"}
 
-OneLabelScore = Literal["accuracy", "macro_f1", "f1", "matthews"]
-LabelsScore = Literal["micro_f1", "subset_accuracy"]
-NumberScore = Literal["pearson", "spearman"]
+if TYPE_CHECKING:
+    BestBy: TypeAlias = str
+else:
+    BestBy = Literal[("auto", "loss", *dict.fromkeys(chain.from_iterable(SCORES.values())))]
 
 # --- settings -> rows -----------------------------------------------------------------------------
 
@@ -74,7 +75,7 @@ class ClassifySettings(LabelledSettings):
     label_separator: str = Field(
         ",", min_length=1, description="sign between the labels of a text that may have several"
     )
-    best_by: Literal["auto", "loss", OneLabelScore, LabelsScore, NumberScore] = Field(
+    best_by: BestBy = Field(
         "auto",
         description="auto: accuracy; of several labels, micro F1; of numbers, Pearson correlation",
     )

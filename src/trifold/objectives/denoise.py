@@ -24,7 +24,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from trifold.errors import SettingsError
-from trifold.generate.config import GenerationConfig
+from trifold.generation_config import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.batch import LossTerm
 from trifold.objectives.documents import (

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from trifold.batches import BatchSettings
-from trifold.generate.config import GenerationConfig
+from trifold.generation_config import GenerationConfig
 from trifold.nn import Transformer
 from trifold.text.spans import Ids
 

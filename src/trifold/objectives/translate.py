@@ -21,7 +21,7 @@ from torch import Tensor
 
 from trifold.data import Pairs, read_pairs
 from trifold.errors import SettingsError
-from trifold.generate.config import GenerationConfig
+from trifold.generation_config import GenerationConfig
 from trifold.nn import Inputs, Transformer
 from trifold.objectives.batch import Batch as BaseBatch, LossTerm, pack_rows, token_loss
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample

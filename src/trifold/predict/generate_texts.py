@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trifold.generate.config import DEFAULT_MAX_NEW_TOKENS, GenerationConfig
 from trifold.generate.search import generate_tokens
 from trifold.generate.stopping import Hypothesis
+from trifold.generation_config import DEFAULT_MAX_NEW_TOKENS, GenerationConfig
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.masks import padding_mask
 from trifold.ragged import Ragged
