@@ -12,8 +12,8 @@ from tests.generate.models import (
 )
 
 from trifold.generate import GenerationConfig, generate_tokens, output_limit, truncate_at_stop
-from trifold.generation_config import DEFAULT_MAX_NEW_TOKENS
 from trifold.generate.stopping import StoppingCriteria
+from trifold.generation_config import DEFAULT_MAX_NEW_TOKENS
 from trifold.nn import Inputs, ModelConfig
 
 PIECES = ("ab", "cabc", "bb", "", "jaaj")  # tokens 13 … 17

@@ -33,7 +33,7 @@ from trifold.fast.intrinsics import (
     to_pointer,
     yield_cpu,
 )
-from trifold.fast.loops import Array, inline, subroutine
+from trifold.fast.loops import Array, inline
 from trifold.fast.step_attention import attention
 from trifold.fast.step_linear import (
     dequantize_row,

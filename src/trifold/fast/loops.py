@@ -29,9 +29,9 @@ F = np.float32
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 loop = njit(nogil=True, fastmath=FASTMATH, error_model="numpy", cache=True)
 inline = njit(inline="always", fastmath=FASTMATH, error_model="numpy")
-# Part of the code of what calls it. As a function of its own it would exist twice in the process that
-# compiles a caller, alone and in the caller's module, optimized differently; that process would
-# execute the first, and those that load the caller from the cache the second.
+# Part of the code of what calls it. As a function of its own it would exist twice in the process
+# that compiles a caller: alone and in the caller's module, optimized differently. That process
+# would execute the first, and those that load the caller from the cache the second.
 subroutine = njit(nogil=True, forceinline=True, fastmath=FASTMATH, error_model="numpy")
 
 
