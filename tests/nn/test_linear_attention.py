@@ -15,7 +15,12 @@ from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.attention import Attention
 from trifold.nn.hooks import capture
 from trifold.nn.masks import Mask
-from trifold.nn.variants.linear_attention import CHUNK, KernelAttention, orthogonal_directions
+from trifold.nn.variants.linear_attention import (
+    CHUNK,
+    KernelAttention,
+    RandomFeatureAttention,
+    orthogonal_directions,
+)
 from trifold.nn.variants.low_rank import LowRankAttention
 
 BASE = {
@@ -90,7 +95,7 @@ def test_random_features_approximate_softmax(is_causal):
             BASE | {"attention": "favor", "n_features": features, "positions": "none"}
         )
         torch.manual_seed(1)
-        layer, full = randomize(KernelAttention(config), 0.15), Attention(config)
+        layer, full = randomize(RandomFeatureAttention(config), 0.15), Attention(config)
         full.load_state_dict(layer.state_dict())
         expected = full(x, mask=mask)
         errors.append(float((layer(x, mask=mask) - expected).norm() / expected.norm()))

@@ -86,6 +86,12 @@ class Mask:
         """(B, S) True at real keys, also of packed rows; None if all are."""
         return self.packing.attend if self.keys is None else self.keys
 
+    def real_keys(self, keys: int, device: torch.device) -> Tensor:
+        """(B or 1, S) True at real keys, out of so many."""
+        if self.real is None:
+            return torch.ones(1, keys, dtype=torch.bool, device=device)
+        return self.real
+
     def with_rule(self, rule: Rule) -> Mask:
         """This mask with one rule more, the last one."""
         return replace(self, rules=(*self.rules, rule))

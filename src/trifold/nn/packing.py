@@ -14,17 +14,23 @@ Rows that are not packed have the layout `Unpacked`, in which both directions ar
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from enum import Enum
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Unpacked:
-    """The layout of rows (B, T) that are not packed. The methods are those of `Packing`."""
+class Unpacked(Enum):
+    """The layout of rows (B, T) that are not packed; its methods are those of `Packing`. A member
+    of an enumeration, which the compiler of PyTorch can use as a constant.
+    """
 
-    attend: ClassVar[None] = None
+    UNPACKED = "unpacked"
+
+    @property
+    def attend(self) -> None:
+        """All cells of the grid have a token."""
 
     def width(self, columns: int) -> int:
         """T, of inputs (B, T)."""
@@ -112,7 +118,7 @@ class Packing:
         )
 
 
-UNPACKED = Unpacked()
+UNPACKED = Unpacked.UNPACKED
 
 
 def round_up(tokens: int) -> int:

@@ -58,21 +58,19 @@ class DistanceVectors(nn.Module):
     def __init__(self, config: CoreConfig) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(config.relative_buckets, config.d_model))
-        self.norm = new_norm(config) if config.relative_norm else None
-        self.farthest = config.relative_distance if config.relative_log else None
+        self.norm = new_norm(config) if config.relative_norm else nn.Identity()
+        self.is_logarithmic, self.farthest = config.relative_log, config.relative_distance
 
     def forward(
         self, mask: Mask, queries: int, device: torch.device, segments: Tensor | None
     ) -> Distances:
         distances, span = -mask.distances(queries, device), len(self.weight) // 2
-        if self.farthest is not None:
+        if self.is_logarithmic:
             distances = log_buckets(distances, span, self.farthest)
         rows = (distances + span).clamp(0, 2 * span - 1)
         first = rows.min()
         vectors = self.weight[int(first) : int(rows.max()) + 1]
-        return Distances(
-            vectors if self.norm is None else self.norm(vectors[None])[0], rows - first
-        )
+        return Distances(self.norm(vectors[None])[0], rows - first)
 
 
 class DisentangledScores(nn.Module):

@@ -65,8 +65,11 @@ class LatentAttention(nn.Module):
         inside = config.model_copy(
             update={"norm_epsilon": latent.norm_epsilon or config.norm_epsilon}
         )
-        self.q_down = Linear(config.d_model, narrow, bias=bias) if narrow else None
-        self.q_norm = new_norm(inside, narrow) if narrow else None
+        self.q_down: Linear | None = None
+        self.q_norm: nn.Module | None = None
+        if narrow:
+            self.q_down = Linear(config.d_model, narrow, bias=bias)
+            self.q_norm = new_norm(inside, narrow)
         self.q_proj = Linear(narrow or config.d_model, heads * self.d_query, bias=False)
         self.kv_down = Linear(config.d_model, latent.width + latent.d_rotary, bias=bias)
         self.kv_norm = new_norm(inside, latent.width)
@@ -93,8 +96,7 @@ class LatentAttention(nn.Module):
         assert bias is None or isinstance(bias, Tensor), "latent attention has no relative scores"
         # The shapes: content (B, H, T, D), rotated (B, H, T, P), c (B, 1, S, R), r (B, 1, S, P).
         x = mask.grid(x)
-        narrow = x if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(x))
-        q = split_heads(self.q_proj(narrow), self.d_query)
+        q = split_heads(self.q_proj(self.compressed(x)), self.d_query)
         content, rotated = q.split([self.d_key, self.d_query - self.d_key], -1)
         c, r = self.kv_down(x)[:, None].split([self.width, self.d_query - self.d_key], -1)
         c = self.kv_norm(c)
@@ -119,6 +121,13 @@ class LatentAttention(nn.Module):
         )
         merged = merge_heads(heads @ w_value.mT if is_narrow else self.heads(heads))
         return self.o_proj(mask.flat(merged))
+
+    def compressed(self, x: Tensor) -> Tensor:
+        """x (B, T, E) in the width that queries are computed from."""
+        if self.q_down is None or self.q_norm is None:
+            return x
+        narrow: Tensor = self.q_norm(self.q_down(x))
+        return narrow
 
 
 class LatentPart(AttentionPart):

@@ -47,65 +47,54 @@ class RunningSums(History):
 
     def select(self, rows: Tensor) -> None:
         """Row i becomes row rows[i]."""
-        self.state = None if self.state is None else self.state.index_select(0, rows)
+        if self.state is not None:
+            self.state = self.state.index_select(0, rows)
 
     def expand(self, times: int) -> None:
         """Repeat every row `times` times, one after the other."""
-        self.state = None if self.state is None else self.state.repeat_interleave(times, 0)
+        if self.state is not None:
+            self.state = self.state.repeat_interleave(times, 0)
 
 
 class KernelAttention(Attention):
-    """Self-attention with a feature map instead of the exponential (elu, favor). A cache holds S
+    """Self-attention with the feature map elu(x) + 1 instead of the exponential. A cache holds S
     only.
     """
 
     stores_keys = False
-    directions: Tensor
 
     def __init__(self, config: CoreConfig, layer: int = 0) -> None:
         super().__init__(config, layer)
-        self.kind = config.attention
-        if self.kind == "favor":
-            rows = orthogonal_directions(config.n_features, self.head_width, layer)
-            self.register_buffer("directions", rows, persistent=False)
+        self.n_features = self.head_width
 
     def features(self, x: Tensor, *, is_query: bool) -> Tensor:
         """x (…, D) -> φ(x) (…, M) in fp32, 64-bit if x is."""
-        x = x.to(torch.promote_types(x.dtype, torch.float32))
-        if self.kind == "elu":
-            return F.elu(x) + 1
-        x = x * self.head_width**-0.25
-        exponents = x @ self.directions.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2
-        if is_query:  # a factor of all features of a query cancels
-            exponents = exponents - exponents.amax(-1, keepdim=True).detach()
-        return exponents.exp() * len(self.directions) ** -0.5
+        return F.elu(_wide(x)) + 1
 
     def weigh(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
         """See `Attention.weigh`."""
         mask, cache = inputs.mask, inputs.cache
         assert mask.has_only(), "sums read every real key"
         q, k, v = ops.share_keys(q, k, v)
-        real = (
-            v.new_ones(1, 1, k.shape[2], 1)
-            if mask.keys is None
-            else mask.keys[:, None, -k.shape[2] :, None]
-        )
         if self.watched:
             assert cache is None, "the weights of past keys are not stored"
             return self._dense(q, k, v, mask)
-        sums = cache.own if cache is not None and isinstance(cache.own, RunningSums) else None
-        state = None if sums is None else sums.state
+        real = v.new_ones(1, 1, k.shape[2], 1)
+        if mask.keys is not None:
+            real = mask.keys[:, None, -k.shape[2] :, None]
+        sums = RunningSums()
+        if cache is not None and isinstance(cache.own, RunningSums):
+            sums = cache.own
+        state = sums.state
         if state is None:
-            width = len(self.directions) if self.kind == "favor" else self.head_width
             wide = torch.promote_types(v.dtype, torch.float32)
-            state = v.new_zeros(*v.shape[:2], width, v.shape[3] + 1, dtype=wide)
+            state = v.new_zeros(*v.shape[:2], self.n_features, v.shape[3] + 1, dtype=wide)
         if mask.causal:
             out, state = scan(self._read_causally, SEGMENT, state, q, k, v, real)
         else:
             _, state = scan(self._add, SEGMENT, state, k, v, real)
             out, _ = scan(self._read, SEGMENT, state, q)
-        if sums is not None:
-            sums.add(state, k.shape[2])
+        sums.add(state, k.shape[2])
         return out
 
     def _add(self, k: Tensor, v: Tensor, real: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,10 +123,36 @@ class KernelAttention(Attention):
         """The definition, with all weights."""
         scores = self.scores(self.features(q, is_query=True) @ self.features(k, is_query=False).mT)
         allowed = mask.dense(q.shape[2], k.shape[2], q.device)
-        scores = scores if allowed is None else scores * allowed
+        if allowed is not None:
+            scores = scores * allowed
         sums = scores.sum(-1, keepdim=True)
         weights = self.pattern(scores / torch.where(sums > 0, sums, 1.0))
         return (weights @ v.to(weights.dtype)).to(v.dtype)
+
+
+class RandomFeatureAttention(KernelAttention):
+    """The same with random features of the exponential (favor)."""
+
+    directions: Tensor
+
+    def __init__(self, config: CoreConfig, layer: int = 0) -> None:
+        super().__init__(config, layer)
+        self.n_features = config.n_features
+        rows = orthogonal_directions(config.n_features, self.head_width, layer)
+        self.register_buffer("directions", rows, persistent=False)
+
+    def features(self, x: Tensor, *, is_query: bool) -> Tensor:
+        """x (…, D) -> φ(x) (…, M) in fp32, 64-bit if x is."""
+        x = _wide(x) * self.head_width**-0.25
+        exponents = x @ self.directions.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2
+        if is_query:  # a factor of all features of a query cancels
+            exponents = exponents - exponents.amax(-1, keepdim=True).detach()
+        return exponents.exp() * len(self.directions) ** -0.5
+
+
+def _wide(x: Tensor) -> Tensor:
+    """x in fp32, or in 64 bits if it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _extended(v: Tensor, real: Tensor, like: Tensor) -> Tensor:
@@ -192,7 +207,9 @@ class EluPart(UnscoredPart):
 
     def score_elements(self, config: CoreConfig, side: str, keys: int, read: Sequence[int]) -> int:
         """Into the sums, and out of them; the products of the chunk, and their sums of values."""
-        features, chunk = self.features(config), min(keys, CHUNK) if side == "decoder" else 0
+        features, chunk = self.features(config), 0
+        if side == "decoder":
+            chunk = min(keys, CHUNK)
         sums = (2 * features + chunk) * (config.head_width + 1) + chunk * features
         return config.n_layers * config.n_heads * (self.map_elements(config) + sums)
 
@@ -210,6 +227,9 @@ class FavorPart(EluPart):
 
     value = "favor"
     keys = "n_features"
+
+    def new(self, config: CoreConfig, layer: int) -> nn.Module:
+        return RandomFeatureAttention(config, layer)
 
     def features(self, config: CoreConfig) -> int:
         return config.n_features

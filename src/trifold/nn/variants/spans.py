@@ -81,14 +81,15 @@ class Spans(Rule):
     counts_real = False
 
     def __init__(self, mask: Mask, x: Tensor, k: int, *, all_levels: bool = False) -> None:
-        keys, count = mask.real, mask.count(x)
-        keys = torch.ones(1, count, dtype=torch.bool, device=x.device) if keys is None else keys
-        starts, tokens = (
-            level_starts(count, 1 if all_levels else k),
-            torch.arange(count, device=x.device),
-        )
-        sides = (tokens,) if mask.causal else (tokens, ~tokens)
-        self.k, self.given, self.starts, self.first = k, mask, starts, RealFirst(keys)
+        count = mask.count(x)
+        starts = level_starts(count, 1 if all_levels else k)
+        tokens = torch.arange(count, device=x.device)
+        sides = [tokens]
+        if not mask.causal:
+            sides.append(~tokens)
+        self.k, self.given, self.starts = k, mask, starts
+        keys = mask.real_keys(count, x.device)
+        self.first = RealFirst(keys)
         self.bounds = torch.stack(
             [torch.stack([*walk(side, k, len(starts) - 1)], 1) for side in sides]
         )

@@ -77,7 +77,7 @@ def with_summaries(mask: Mask, size: int, queries: int, device: torch.device) ->
     keys.
     """
     positions = mask.positions(queries, device)
-    real = torch.ones_like(positions, dtype=torch.bool) if mask.real is None else mask.real
+    real = mask.real_keys(positions.shape[1], device)
     counts = real.sum(1, keepdim=True) // size
     numbers = torch.arange(int(counts.max()), device=device)[None]
     blocks = (positions // size).minimum(counts - 1).where(real, -1)
