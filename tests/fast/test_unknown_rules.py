@@ -17,8 +17,10 @@ from trifold.fast import attention
 from trifold.fast.compiled_decoder import CompiledDecoder
 from trifold.nn import Mask, ModelConfig, Transformer, ops
 from trifold.nn.attention import Attention
+from trifold.nn.config import CoreConfig
 from trifold.nn.masks import MaskPart, Rule
 from trifold.nn.packing import Packing
+from trifold.nn.parts import RulePart
 from trifold.nn.variants.windows import Window
 
 pytest.importorskip("numba", reason="the compiled loops need numba: pip install 'trifold[fast]'")
@@ -75,6 +77,37 @@ def decoder() -> Callable[..., Tensor]:
     return compute
 
 
+class EveryThirdPart(RulePart):
+    """The part whose rule of every layer it is."""
+
+    key = "every_third"
+
+    def used(self, config: CoreConfig) -> bool:
+        return True
+
+    def of_layer(
+        self, config: CoreConfig, layer: int, mask: Mask, queries: int, *, training: bool
+    ) -> Rule:
+        return RULE
+
+
+def decoder_with_rules_of_layers(**window: int) -> Callable[..., Tensor]:
+    sizes = {"d_model": 512, "n_heads": 8, "d_ff": 2048, "n_layers": 2, "vocab_size": 9}
+    model = Transformer(ModelConfig.parse(sizes | window | {"shape": "decoder"})).eval()
+    x, usual = torch.randn(2, 7, 512), model.decoder.rules
+
+    def compute(*rules: Rule) -> Tensor:
+        model.decoder.rules = (*usual, *(EveryThirdPart() for _ in rules))
+        cache, outs = model.new_cache(), []
+        with torch.no_grad():
+            for start, stop in ((0, 5), (5, 6), (6, 7)):
+                mask = Mask(causal=True, offset=start)
+                outs.append(model.decoder(x[:, start:stop], mask, cache=cache))
+        return torch.cat(outs, 1)
+
+    return compute
+
+
 PATHS: dict[str, tuple[tuple[object, str], Callable[[], Callable[..., Tensor]]]] = {
     "sparse_attend": (
         (attention, "sparse_attend"),
@@ -90,6 +123,14 @@ PATHS: dict[str, tuple[tuple[object, str], Callable[[], Callable[..., Tensor]]]]
     ),
     "packed_attention": ((attention, "packed_attention"), packed),
     "compiled decoding step": ((CompiledDecoder, "run"), decoder),
+    "compiled decoding step, rules of layers": (
+        (CompiledDecoder, "run"),
+        decoder_with_rules_of_layers,
+    ),
+    "compiled decoding step, windows and rules of layers": (
+        (CompiledDecoder, "run"),
+        lambda: decoder_with_rules_of_layers(sliding_window=6),
+    ),
 }
 
 

@@ -79,6 +79,8 @@ def _compiled_decoder(
         return None
     if mask.keys is not None and any(window is not None for window in stack.windows):
         return None
+    if stack.rules and not _has_only_windows(stack, inputs):
+        return None
     rows, found = x.shape[0], _translations.get(cache)
     if found is None or rows not in found.rows or found.stack() is not stack:
         numbers = range(1, FEW_ROWS + 1) if rows <= FEW_ROWS else range(FEW_ROWS + 1, rows + 1)
@@ -87,6 +89,16 @@ def _compiled_decoder(
             decoder = CompiledDecoder(stack, x, numbers[-1], int8_matmul=rows > FEW_ROWS)
         _translations[cache] = found = Translation(ref(stack), numbers, decoder)
     return None if found.decoder is None or found.decoder.is_observed() else found.decoder
+
+
+def _has_only_windows(stack: Stack, inputs: StackInputs) -> bool:
+    """Whether the rules of each layer are the window that its instruction reads, or none."""
+    for layer, window in zip(stack.layers(inputs, 1), stack.windows, strict=True):
+        stated = [declares(rule, "window") and rule.window for rule in layer.mask.rules]
+        read = [] if window is None else [window]
+        if stated != read:
+            return False
+    return True
 
 
 def is_supported(stack: Stack, cache: Cache, x: Tensor) -> bool:
