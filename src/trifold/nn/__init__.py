@@ -1,4 +1,9 @@
-"""The Transformer: tensors in, tensors out. No text, files, distribution or model families."""
+"""The Transformer: tensors in, tensors out. No text, files, distribution or model families.
+
+To be read in this order: the places of `parts`, then `config`, `layers`, `packing`, `masks`,
+`embeddings`, `positions`, `rotary`, `cache`, `ops`, `attention`, `walk`, `stack`, `transformer`,
+`heads`, `losses`, `hooks`; then `variants`, one file for each.
+"""
 
 from trifold.nn.cache import Cache
 from trifold.nn.embeddings import Inputs

@@ -59,7 +59,8 @@ class Attention(nn.Module):
 
     Hook points: `queries` (B, H, T, D), `keys` and `values` (B, H', S, D) as they enter equation 1;
     `scores` and `pattern` (B, H, T, S) before and after the softmax; `heads` (B, H, T, D), the
-    weighted sums.
+    weighted sums. Rows that share a row of keys, as beams share a memory, count as its queries:
+    scores are then (B', H, B / B' · T, S).
     """
 
     watched = False
@@ -119,7 +120,9 @@ class Attention(nn.Module):
         return self.o_proj(ops.attention(self, x, memory, inputs))
 
     def attend(self, x: Tensor, memory: Tensor | None, inputs: AttentionInputs) -> Tensor:
-        """Project, rotate, cache, attend: x (B, T, E) -> all heads, concatenated (B, T, H·D)."""
+        """Project, rotate, cache, attend: x (B, T, E) -> all heads, concatenated (B, T, H·D), or
+        packed (1, N, H·D).
+        """
         mask, rotary, cache = inputs.mask, inputs.rotary, inputs.cache
         if memory is not None:
             q = self.split(mask.grid(self.normed(self.q_norm, self.q_proj(x))))
@@ -134,7 +137,7 @@ class Attention(nn.Module):
 
     def attend_heads(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
         """Queries (B, H, T, D), keys and values (B', H', S, D) -> all heads, concatenated (B, T,
-        H·D).
+        H·D), or packed (1, N, H·D).
         """
         q, bias = self.queries_and_bias(q, k, inputs.bias)
         if self.watched:

@@ -540,7 +540,9 @@ class CoreConfig(Settings):
         return _first(chosen[side], self.norm_placement != "post")
 
     def window(self, layer: int) -> int | None:
-        """The number of keys that a query of that layer attends to; None: all."""
+        """The size w of the window of that layer: a query attends to w keys, or to w - 1 on each
+        side of itself without causality. None: all.
+        """
         own = self.window_pattern[layer % len(self.window_pattern)]
         if self.sliding_window is None or own == "global":
             return None

@@ -79,7 +79,7 @@ class Inputs:
         return replace(self, tokens=tokens, attend=self.real, packing=UNPACKED)
 
     def first_columns(self) -> Tensor:
-        """(B,) the column of each row's first real token."""
+        """(B,) the column of each row's first real token; not of packed rows, see `grid`."""
         if self.attend is not None:
             return self.attend.long().argmax(1)
         rows = self.tokens if self.pixels is None else self.pixels
@@ -183,7 +183,7 @@ class Embeddings(nn.Module):
         self.uses_segments = config.n_token_types > 0 or scores.reads_segments(config)
 
     def forward(self, inputs: Inputs, start: int = 0) -> Tensor:
-        """-> (B, T, E); `start` is the position of the first token (the length of the cache).
+        """-> (B, T, E); `start` is the length of the cache, which counts padding.
 
         Raises ValueError for a position beyond max_positions, and for segments if the model does
         not use them.

@@ -307,7 +307,7 @@ class Rule:
     """Named if the methods `near`, `others` and `reads_all` state all that a block of queries
     reads, so that a kernel may compute block by block; rules of one name can be combined."""
     window: int | None = None
-    """The number of keys of a query, if this is all that the rule says."""
+    """The size of the window (`CoreConfig.window`), if this is all that the rule says."""
     is_lifted = False
     """Whether the pairs that other rules lift are allowed in spite of it (global tokens)."""
     may_forbid_all = True

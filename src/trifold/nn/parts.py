@@ -196,8 +196,8 @@ class ScoresPart(Part):
         return None
 
     def new_relative(self, config: CoreConfig) -> nn.Module | None:
-        """The parameters in each self-attention: a module (attention, q, k, bias) -> queries and
-        bias.
+        """The parameters in each self-attention: a module (attention, q, k, bias) -> queries, and
+        a bias that is divided by √D. Attention multiplies both by its `query_scale`.
         """
         return None
 

@@ -1,8 +1,8 @@
 """Blocks, and stacks of blocks.
 
 A block has self-attention, optional cross-attention and a feed-forward network, each with a
-residual connection. A stack has n layers, and a final norm if its blocks do not end with one
-(placements pre and sandwich).
+residual connection. A stack has n layers, and by default a final norm, unless its blocks end with
+one (placement post).
 """
 
 from __future__ import annotations

@@ -146,6 +146,7 @@ class Transformer(nn.Module):
             cache.note_padding(inputs.attend)
         x = self.decoder_embeddings(inputs, start)
         packing = inputs.packing
+        # The padding of packed rows comes after every query, so causality hides it.
         mask = Mask(inputs.attend, causal=True, offset=start, packing=packing)
         if memory is None:
             return self.projected(self.decoder(x, mask, cache=cache, positions=inputs.positions))

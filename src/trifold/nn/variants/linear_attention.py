@@ -45,6 +45,11 @@ class RunningSums(History):
         self.state = state
         self.length += tokens
 
+    def clear(self) -> None:
+        """Remove all tokens."""
+        super().clear()
+        self.state = None
+
     def select(self, rows: Tensor) -> None:
         """Row i becomes row rows[i]."""
         if self.state is not None:

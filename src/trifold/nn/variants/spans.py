@@ -319,13 +319,13 @@ class SpanStack(Stack):
     def rows(self, x: Tensor, inputs: LayerInputs) -> Tensor:
         """See `Stack.rows`: the spans."""
         spans = inputs.mask.rule(Spans)
-        assert spans is not None, "see `forward`"
+        assert spans is not None, "see `run`"
         return spans.rows(x)
 
     def leave(self, state: nn.Module, x: Tensor, inputs: LayerInputs) -> Tensor:
         """See `Stack.leave`. The hook point reads tokens only."""
         spans = inputs.mask.rule(Spans)
-        assert spans is not None, "see `forward`"
+        assert spans is not None, "see `run`"
         if not state.watched:
             return x
         return spans.rows(state(spans.tokens(x)), x[:, spans.starts[1] :])
