@@ -678,9 +678,3 @@ def test_a_recipe_is_immutable():
     assert isinstance(recipe, Recipe)
     with pytest.raises(Exception, match="frozen"):
         recipe.name = "x"  # type: ignore[misc]
-
-
-def test_keys_of_the_previous_release_are_accepted(tmp_path, capsys):
-    recipe = load_recipe("smoke", ["train.on_nonsense=skip", "train.save_behind=true"])
-    assert (recipe.train.on_nonfinite, recipe.train.async_save) == ("skip", True)
-    assert "'on_nonsense' is deprecated; use 'on_nonfinite'" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import trifold.hub
 import trifold.recipe  # noqa: F401 (the modules that define settings)
 from trifold.errors import SettingsError
 from trifold.objectives import KINDS, settings_class
-from trifold.settings import Conflict, Settings, nearest, warn_renamed
+from trifold.settings import Conflict, Settings, nearest
 
 
 class Wheel(Settings):
@@ -262,42 +262,3 @@ def test_an_error_in_a_union_names_the_key_as_written(values, message):
 def test_the_kind_selects_the_class():
     assert Carriage.parse({"drawn_by": {"kind": "motor"}}).drawn_by == Motor()
     assert Carriage.parse({}).drawn_by == Horse()
-
-
-class Renamed(Settings):
-    renamed = {"colour": "color", "trim": "cut"}  # noqa: RUF012
-
-    color: str = "red"
-    cut: Literal["chunks", "drop"] = "chunks"
-
-
-@pytest.mark.parametrize(
-    ("values", "expected", "warning"),
-    [
-        (
-            {"colour": "blue"},
-            {"color": "blue", "cut": "chunks"},
-            "'colour' is deprecated; use 'color'",
-        ),
-        ({"trim": "drop"}, {"color": "red", "cut": "drop"}, "'trim' is deprecated; use 'cut'"),
-        (
-            {"color": "blue", "colour": "green"},
-            {"color": "green", "cut": "chunks"},
-            "'colour' is deprecated",
-        ),
-    ],
-)
-def test_deprecated_names_are_accepted_with_one_warning(values, expected, warning, capsys):
-    warn_renamed.cache_clear()
-    for _ in range(2):
-        assert Renamed.parse(values).model_dump() == expected
-    printed = capsys.readouterr().err
-    assert warning in printed
-    assert printed.count("\n") == 1
-
-
-def test_names_that_are_not_deprecated_give_no_warning(capsys):
-    assert Renamed.parse({"color": "blue", "cut": "drop"}).cut == "drop"
-    with pytest.raises(SettingsError, match="cut: input should be 'chunks' or 'drop', got 'tin'"):
-        Renamed.parse({"cut": "tin"})
-    assert capsys.readouterr().err == ""

@@ -55,18 +55,6 @@ class _Package(ModuleType):
 sys.modules[__name__].__class__ = _Package
 
 
-class _OldModules:
-    """Finds modules under their names of version 0.1, after all other finders."""
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> Any:
-        if name.startswith("trifold."):
-            return importlib.import_module("trifold.deprecated").find_spec(name)
-
-
-sys.meta_path.append(_OldModules)
-
-
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(

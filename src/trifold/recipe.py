@@ -14,7 +14,7 @@ from contextlib import suppress
 from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
@@ -53,8 +53,6 @@ DEPENDENT_KEYS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 class TrainSettings(Settings):
     """The training loop. A step is one update of the weights."""
-
-    renamed: ClassVar = {"on_nonsense": "on_nonfinite", "save_behind": "async_save"}
 
     seed: int = Field(
         1, ge=0, lt=2**64, description="seed of weights, data order, dropout and held-out data"

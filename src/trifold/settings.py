@@ -7,10 +7,9 @@ import json
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, get_origin
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from trifold.errors import MAX_LINES, SettingsError, wrapped
 from trifold.jsonfiles import lone_surrogate
@@ -42,19 +41,6 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, str_min_length=0
     )
-
-    # Keys of the previous release, accepted with a warning: {"old_key": "new_key"}.
-    renamed: ClassVar[Mapping[str, str]] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rename(cls, values: Any) -> Any:
-        """Replace deprecated keys. If both names of a key are given, the later one wins."""
-        if not isinstance(values, Mapping):
-            return values
-        for old in filter(values.__contains__, cls.renamed):
-            warn_renamed(old, cls.renamed[old])
-        return {cls.renamed.get(key, key): value for key, value in values.items()}
 
     @field_validator("*")
     @classmethod
@@ -131,12 +117,6 @@ def _describe(cls: type[Settings], error: ValidationError, at: str = "") -> Sett
 def as_yaml(value: Any) -> str:
     """A value as in a recipe."""
     return value if isinstance(value, str) else json.dumps(value)
-
-
-@cache
-def warn_renamed(old: str, new: str) -> None:
-    """Print a deprecation warning to stderr, once per process and name."""
-    warn(f"{old!r} is deprecated; use {new!r}")
 
 
 def warn(line: str) -> None:

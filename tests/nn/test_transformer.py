@@ -1,4 +1,4 @@
-"""Parameters of the presets, initialization, and deprecated names."""
+"""Parameters of the presets, and initialization."""
 
 from __future__ import annotations
 
@@ -77,23 +77,6 @@ def reached_tokens(model: Transformer, states: Tensor, tokens: Tensor) -> list[b
 def test_an_encoder_state_depends_on_all_tokens(make_model: Make) -> None:
     model, tokens = make_model(shape="encoder"), torch.arange(8, 14)
     assert all(reached_tokens(model, model(Inputs(tokens[None]))[:, 2], tokens))
-
-
-def test_names_of_the_previous_release_work_with_a_warning() -> None:
-    model = Transformer(
-        ModelConfig(
-            shape="decoder", vocab_size=9, d_model=8, n_heads=2, n_layers=1, d_ff=8, dropout=0.0
-        )
-    )
-    inputs = Inputs(torch.arange(4)[None])
-    with pytest.warns(DeprecationWarning, match="use head_outputs"):
-        old = model.answer(inputs, heads=["lm"])["lm"]
-    assert torch.equal(old, model.head_outputs(inputs)["lm"])
-    with pytest.warns(DeprecationWarning, match="use capacity"):
-        model.new_cache("static", room=5)
-    with pytest.warns(DeprecationWarning, match="use order"):
-        ranked = Inputs(inputs.tokens, ranks=inputs.tokens)
-    assert ranked.order is inputs.tokens and ranked.to(torch.device("cpu")).order is not None
 
 
 @torch.no_grad()

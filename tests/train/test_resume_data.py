@@ -172,20 +172,6 @@ def test_files_of_teacher_and_tokenizer_are_checked(put, record):
         assert again() == []
 
 
-def test_first_format_of_data_json_is_read(put, record, tmp_path):
-    train, valid = put("train.tsv", "valid.tsv")
-    again = record(data__train=train, data__valid=valid)
-    current = json.loads((tmp_path / "data.json").read_text("utf-8"))
-    first = {name: each["sha256"] for files in current.values() for name, each in files.items()}
-    (tmp_path / "data.json").write_text(json.dumps(first), encoding="utf-8")
-    assert again() == []
-    assert json.loads((tmp_path / "data.json").read_text("utf-8")) == current
-    (tmp_path / "data.json").write_text(json.dumps(first), encoding="utf-8")
-    shutil.copy(valid, train)
-    with pytest.raises(DataError, match=r"train\.tsv: the content"):
-        again()
-
-
 def test_only_changed_files_are_read_again(put, record, monkeypatch):
     train, valid = put("train.tsv", "valid.tsv")
     again = record(data__train=train, data__valid=valid)

@@ -10,7 +10,6 @@ from trifold.batches.plan import (
     plan_epoch,
     split_batch,
 )
-from trifold.deprecated import add_old_names
 
 __all__ = [
     "BatchSettings",
@@ -22,5 +21,3 @@ __all__ = [
     "padding_share",
 ]
 __all__ += ["plan_epoch", "split_batch"]
-
-add_old_names(__name__)

@@ -12,7 +12,6 @@ from trifold.data.settings import DataSettings, Source
 from trifold.data.tables import Role, Table, open_table, read_dialect
 from trifold.data.token_build import Encoder, Side
 from trifold.data.token_cache import TokenCache, digests_in_caches, open_tokens, sample_documents
-from trifold.deprecated import add_old_names
 
 __all__ = [
     "DataSettings",
@@ -36,5 +35,3 @@ __all__ += [
     "read_documents",
 ]
 __all__ += ["read_pairs", "read_records", "read_splits", "sample_documents"]
-
-add_old_names(__name__)

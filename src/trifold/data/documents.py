@@ -35,7 +35,6 @@ from trifold.data.pairs import (
 )
 from trifold.data.settings import DataSettings
 from trifold.data.tables import NumberedRow, check_text, iter_parquet, read_objects, value_at
-from trifold.deprecated import has_old_names
 from trifold.errors import DataError, SettingsError
 
 
@@ -47,7 +46,6 @@ class FilePart(NamedTuple):
     range: FileRange = WHOLE_FILE
 
 
-@has_old_names
 @dataclass
 class DocumentReport(ReadReport):
     """The counts of a source of raw text: `documents == kept + dropped`. A blank document is empty

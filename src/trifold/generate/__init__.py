@@ -13,11 +13,8 @@ into text as they come. `search` is the entry point and chooses among the search
 `scoring` computes the probability of a given output.
 """
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from trifold.deprecated import renamed
 
 if TYPE_CHECKING:
     from trifold.generate.decoding import Model
@@ -47,7 +44,7 @@ _MODULES = (
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        return renamed(sys.modules[__name__], __name__, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     modules = map(import_module, _MODULES)
     value = globals()[name] = next(
         getattr(module, name) for module in modules if hasattr(module, name)

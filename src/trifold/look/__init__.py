@@ -1,8 +1,5 @@
 """Inspect a model: what it attends to, how it is built, what it costs."""
 
-from trifold.deprecated import add_old_names
 from trifold.look.attention import AttentionMaps, read_attention
 
 __all__ = ["AttentionMaps", "read_attention"]
-
-add_old_names(__name__)

@@ -7,8 +7,7 @@ projection to d_model (Lan et al. 2020).
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import InitVar, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -50,12 +49,6 @@ class Inputs:
     order: Tensor | None = None
     globals: Tensor | None = None
     pixels: Tensor | None = None
-    ranks: InitVar[Tensor | None] = None  # deprecated name of `order`
-
-    def __post_init__(self, ranks: Tensor | None) -> None:
-        if ranks is not None:
-            warnings.warn("ranks is deprecated; use order", DeprecationWarning, stacklevel=3)
-            self.order = ranks
 
     def token_positions(self, start: int = 0) -> Tensor:
         """(B or 1, T) the position of each token; `start` is the length of the cache."""

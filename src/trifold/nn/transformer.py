@@ -11,10 +11,9 @@ Shapes: B batch, T tokens, S source tokens, E model width, V vocabulary.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -210,11 +209,6 @@ class Transformer(nn.Module):
                 outputs[name] = self.heads[name.replace("-", "_")](hidden, inputs, pooled)
         return outputs
 
-    def answer(self, *inputs: Any, **options: Any) -> dict[str, Tensor]:
-        """Deprecated name of `head_outputs`."""
-        warnings.warn("answer is deprecated; use head_outputs", DeprecationWarning, stacklevel=2)
-        return self.head_outputs(*inputs, **options)
-
     @torch.no_grad()
     def hidden_states(
         self, inputs: Inputs, decoder_inputs: Inputs | None = None
@@ -239,16 +233,12 @@ class Transformer(nn.Module):
         *,
         capacity: int | None = None,
         rollback: int = 0,
-        room: int | None = None,
     ) -> Cache:
         """An empty cache for this decoder: "growing"; "static" for `capacity` tokens (default: its
         positions); or "sliding", which keeps the tokens that the windows reach and `rollback` more,
         for `truncate`.
         """
         assert self.decoder is not None, "this shape has no decoder"
-        if room is not None:
-            warnings.warn("room is deprecated; use capacity", DeprecationWarning, stacklevel=2)
-            capacity = room
         if capacity is None:
             capacity = self.config.decoder_side.max_positions
         return self.decoder.new_cache(kind, capacity, rollback)

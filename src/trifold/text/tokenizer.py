@@ -20,7 +20,6 @@ from tokenizers import (
 )
 
 from trifold import disk
-from trifold.deprecated import has_old_names
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.text.bpe_dropout import BPEDropout
 from trifold.text.chat import render, template_values
@@ -55,7 +54,6 @@ TOKEN_TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_m
 NO_LIMITS = {"split_special_tokens": True, "model_max_length": int(1e30)}
 
 
-@has_old_names
 class Tokenizer:
     """A tokenizer of the `tokenizers` library and the ids of its special tokens.
 

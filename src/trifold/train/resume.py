@@ -236,9 +236,6 @@ Files: TypeAlias = Mapping[
     str, Mapping[str, FileDigest]
 ]  # dotted key of the recipe -> file -> digest
 MOST_MESSAGES = 10  # about changed files
-FIRST_FORMAT = (
-    "data"  # the only key of the first format of data.json, for both data.train and data.valid
-)
 
 
 def data_digest(files: Files) -> str:
@@ -311,10 +308,6 @@ def _model_files(folder: Path) -> dict[str, str]:
 def read_data_json(folder: RunFolder) -> dict[str, dict[str, FileDigest]]:
     """The content of data.json; empty if it is missing or damaged."""
     content = read_object(folder.data)
-    if content and all(isinstance(sha256, str) for sha256 in content.values()):
-        return {
-            FIRST_FORMAT: {name: FileDigest(-1, -1, sha256) for name, sha256 in content.items()}
-        }
     try:
         return {
             key: {name: FileDigest(**each) for name, each in files.items()}
@@ -362,8 +355,7 @@ def changed_files(before: Files, now: Files) -> Iterator[str]:
     `before` are new.
     """
     for key, old_files in before.items():
-        keys = ("data.train", "data.valid") if key == FIRST_FORMAT else (key,)
-        files = {name: each for key in keys for name, each in now.get(key, {}).items()}
+        files = now.get(key, {})
         old, new = ([each.sha256 for each in group.values()] for group in (old_files, files))
         if old == new:
             continue
