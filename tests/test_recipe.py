@@ -26,7 +26,7 @@ from trifold.recipe import (
     missing_files,
     recipe_names,
 )
-from trifold.train.optimizers import learning_rate
+from trifold.train.schedules import learning_rate
 from trifold.train.stages import pretrain
 from trifold.yaml_dialect import YAMLError, dump, load
 

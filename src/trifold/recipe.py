@@ -24,7 +24,7 @@ from trifold.data.files import is_dataset
 from trifold.data.frames import name_frames
 from trifold.errors import SettingsError, UsageError, wrapped
 from trifold.generation_config import GenerationConfig, resolve
-from trifold.hub.folder import no_run_error
+from trifold.hub.names import no_run_error
 from trifold.nn import load_part
 from trifold.nn.lora import LoRASettings
 from trifold.nn.variants import ModelConfig

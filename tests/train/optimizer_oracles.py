@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from trifold.nn import ModelConfig, Transformer
 from trifold.recipe import TrainSettings
+from trifold.train.flat_weights import FlatWeights
 from trifold.train.muon import POLYNOMIALS
 from trifold.train.optimizers import Optimizer, create_optimizer
-from trifold.train.trainer import FlatWeights
 
 CONFIG = ModelConfig.parse(
     {

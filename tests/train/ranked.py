@@ -29,8 +29,9 @@ from trifold.recipe import load_recipe
 from trifold.train import checkpoint, data, loop, train
 from trifold.train.checkpoint import Saver
 from trifold.train.device import find_machine
+from trifold.train.launch import join_ranks
 from trifold.train.monitor import View
-from trifold.train.ranks import Ranks, join_ranks
+from trifold.train.ranks import Ranks
 from trifold.train.sharding import gather_on_first
 from trifold.train.trainer import Trainer
 

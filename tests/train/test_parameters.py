@@ -16,11 +16,12 @@ from trifold.recipe import TrainSettings, load_recipe
 from trifold.train import checkpoint
 from trifold.train.data import load_data
 from trifold.train.device import Machine
+from trifold.train.flat_weights import FlatWeights
 from trifold.train.memory import estimate_memory
 from trifold.train.monitor import View
 from trifold.train.optimizers import STATE_KINDS, create_optimizer
 from trifold.train.parameters import add_adapters, count_trained, freeze, rate_factors
-from trifold.train.trainer import FlatWeights, Trainer
+from trifold.train.trainer import Trainer
 
 FROZEN = ["encoder_embeddings", "encoder.blocks.[0-3]", "*.final_norm.bias"]
 

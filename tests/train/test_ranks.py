@@ -17,7 +17,8 @@ from tests.train.runs import TINY, InterruptingView, events_of, lines_of
 from trifold.cli import main
 from trifold.errors import DataError
 from trifold.train import checkpoint, loop, ranks
-from trifold.train.ranks import SINGLE, Interrupted, StopRequest, join_ranks
+from trifold.train.launch import join_ranks
+from trifold.train.ranks import SINGLE, Interrupted, StopRequest
 
 pytestmark = pytest.mark.slow
 

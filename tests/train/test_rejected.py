@@ -15,9 +15,9 @@ from trifold.errors import TrifoldError
 from trifold.jsonfiles import read_json
 from trifold.objectives.translate import Translate
 from trifold.train import checkpoint, loop
-from trifold.train.optimizers import Adam
-from trifold.train.rejected import save_batches
-from trifold.train.trainer import RejectedUpdate, Trainer
+from trifold.train.adam import Adam
+from trifold.train.rejected import RejectedUpdate, save_batches
+from trifold.train.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 

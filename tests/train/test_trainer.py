@@ -17,9 +17,10 @@ from trifold.jsonfiles import read_json
 from trifold.recipe import TrainSettings, load_recipe
 from trifold.train.data import load_data
 from trifold.train.device import Machine
+from trifold.train.flat_weights import FlatWeights
 from trifold.train.monitor import View
 from trifold.train.optimizers import STATE_KINDS
-from trifold.train.trainer import FlatWeights, Trainer
+from trifold.train.trainer import Trainer
 
 CPU = torch.device("cpu")
 RATES = {"adam": 0.001, "adamw": 0.001, "adafactor": 0.01, "muon": 0.002}

@@ -57,7 +57,7 @@ def run(
         from trifold.recipe import is_run, load_recipe
         from trifold.scores import score_text
         from trifold.train import train
-        from trifold.train.ranks import join_ranks
+        from trifold.train.launch import join_ranks
 
         with join_ranks() as ranks:
             chosen = ranks.in_turn(lambda: load_recipe(recipe, changes or (), imports_parts=True))

@@ -21,16 +21,14 @@ from trifold.hub.families import FAMILIES, NATIVE
 from trifold.hub.family import Family
 from trifold.hub.files import new_folder, write_json
 from trifold.hub.folder import (
-    CONFIG,
-    GENERATION,
     families_for,
     folder_with,
-    infer_config,
-    parse_config,
     read_generation_settings,
     read_settings,
     write_settings,
 )
+from trifold.hub.model_config import infer_config, parse_config
+from trifold.hub.names import CONFIG, GENERATION
 from trifold.hub.pickles import read_pickles
 from trifold.hub.sentence_transformers import read_modules, write_modules
 from trifold.hub.tensors import TransformedTensors

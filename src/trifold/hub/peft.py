@@ -17,7 +17,8 @@ from trifold.hub import rules
 from trifold.hub.families import FAMILIES
 from trifold.hub.family import Family
 from trifold.hub.files import replacing, write_json
-from trifold.hub.folder import ADAPTER, CONFIG, hub_id, resolve, write_settings
+from trifold.hub.folder import write_settings
+from trifold.hub.names import ADAPTER, CONFIG, hub_id, resolve
 from trifold.hub.peft_config import PREFIX, TENSORS, WHOLE, AdapterConfig
 from trifold.hub.tensors import write_tensors
 from trifold.hub.transforms import SAME, TRANSPOSED

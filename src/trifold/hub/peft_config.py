@@ -10,8 +10,8 @@ from pydantic import Field
 
 from trifold.errors import CheckpointError
 from trifold.hub.files import naming
-from trifold.hub.folder import ADAPTER, resolve
 from trifold.hub.name_handler import answer
+from trifold.hub.names import ADAPTER, resolve
 from trifold.jsonfiles import read_json
 from trifold.nn.lora import LoRASettings
 from trifold.sandbox import Sandbox, SandboxError

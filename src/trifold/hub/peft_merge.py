@@ -20,7 +20,8 @@ from trifold.errors import CheckpointError
 from trifold.hub import rules
 from trifold.hub.families import FAMILIES
 from trifold.hub.family import Family
-from trifold.hub.folder import ADAPTER, CONFIG, infer_config, meta_parameters, parse_config
+from trifold.hub.model_config import infer_config, meta_parameters, parse_config
+from trifold.hub.names import ADAPTER, CONFIG
 from trifold.hub.peft_config import PREFIX, TENSORS, WHOLE, AdapterConfig, read_adapter_config
 from trifold.hub.tensors import TensorFile, TransformedTensors, list_problems
 from trifold.hub.weights import read_weights

@@ -27,7 +27,7 @@ from trifold.nn.parts import (
 from trifold.nn.positions import LearnedPositions, sinusoids
 from trifold.recipe import TrainSettings
 from trifold.text import Tokenizer
-from trifold.train.optimizers import learning_rate, peak_rate
+from trifold.train.schedules import learning_rate, peak_rate
 
 POSITIONS, WIDTH = 64, 128  # of the figures, at most
 CPU = torch.device("cpu")

@@ -20,8 +20,9 @@ from trifold.batches.plan import Plan
 from trifold.costs import count_parameters
 from trifold.errors import DataError, SettingsError
 from trifold.hub import load_model, read_config, resolve
-from trifold.hub.folder import check_positions, describe_misfit
+from trifold.hub.folder import describe_misfit
 from trifold.hub.generation import check_limits
+from trifold.hub.model_config import check_positions
 from trifold.hub.peft import adapter_tensors
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.batch import Batch, Examples

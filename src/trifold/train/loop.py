@@ -33,10 +33,11 @@ from trifold.train.data import (
     load_data,
 )
 from trifold.train.device import agree_on_options, environment, find_machine, keep_freed_memory
+from trifold.train.launch import join_ranks
 from trifold.train.memory import check_fits, estimate_memory
 from trifold.train.monitor import Meter, MetricsLog, Outcome, Snapshot, StoppedBy, View, choose_view
-from trifold.train.ranks import Interrupted, Ranks, handle_signals, join_ranks, prefetch
-from trifold.train.rejected import choose_action, save_batches
+from trifold.train.ranks import Interrupted, Ranks, handle_signals, prefetch
+from trifold.train.rejected import RejectedUpdate, choose_action, save_batches, spike_threshold
 from trifold.train.resume import (
     check_same_data,
     check_same_labels,
@@ -47,7 +48,7 @@ from trifold.train.resume import (
 from trifold.train.run_folder import RunFolder, explain_resource_errors, recipe_of_run
 from trifold.train.sharding import gather_on_first
 from trifold.train.stages import pretrain
-from trifold.train.trainer import RejectedUpdate, Trainer, Update, spike_threshold
+from trifold.train.trainer import Trainer, Update
 from trifold.train.validate import Validator
 
 

@@ -11,22 +11,17 @@ et al. 2025, section 2.2 ("match-rms"), which gives updates the size of AdamW's,
 learning rate serves both.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from trifold.errors import SettingsError
 from trifold.recipe import TrainSettings
-from trifold.train.optimizers import Adam, is_hidden_matrix
-
-if TYPE_CHECKING:
-    from trifold.train.trainer import FlatWeights
+from trifold.train.adam import Adam, is_hidden_matrix
+from trifold.train.flat_weights import FlatWeights
 
 # train.muon_scale -> the scale of an n × m update
 SCALES: dict[str, Callable[[int, int], float]] = {

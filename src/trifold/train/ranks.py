@@ -5,17 +5,14 @@ continues the run. SIGUSR1 requests a checkpoint; the run continues. This module
 single process needs; `distributed.py` has the ranks that `torchrun` starts.
 """
 
-import os
 import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import (
-    AbstractContextManager,
     ExitStack,
     closing,
     contextmanager,
-    nullcontext,
     suppress,
 )
 from queue import SimpleQueue
@@ -98,17 +95,6 @@ class Ranks:
 
 
 SINGLE = Ranks()
-
-
-def join_ranks() -> AbstractContextManager[Ranks]:
-    """The ranks that `torchrun` started, or a single process. Raises UsageError if
-    torch.distributed is in use.
-    """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return nullcontext(SINGLE)
-    from trifold.train.distributed import join_group
-
-    return join_group()
 
 
 # --- signals --------------------------------------------------------------------------------------

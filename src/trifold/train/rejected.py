@@ -1,19 +1,61 @@
-"""What follows a rejected update: its batches are saved, and the run stops, skips it, or returns to
-a checkpoint.
+"""Rejected updates, and what follows: their batches are saved, and the run stops, skips the update,
+or returns to a checkpoint.
 """
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from trifold import disk
+from trifold.errors import TrifoldError
 from trifold.recipe import TrainSettings
-from trifold.train.trainer import RejectedUpdate
+
+
+class RejectedUpdate(TrifoldError):
+    """An update was rejected because of a non-finite loss or gradient, or a loss spike. The weights
+    are unchanged.
+
+    The decision depends only on the run itself: a resumed run rejects the same updates as an
+    uninterrupted one.
+    """
+
+    def __init__(
+        self, kind: Literal["non-finite", "spike"], step: int, loss: float, norm: float
+    ) -> None:
+        cause = f"loss {loss}, gradient norm {norm}{', a spike' * (kind == 'spike')}"
+        super().__init__(f"step {step}: {cause}; the weights were not changed")
+        self.kind, self.step, self.loss, self.norm = kind, step, loss, norm
+
+    @property
+    def details(self) -> dict[str, str]:
+        """The values to record, as text, because JSON has no NaN and infinity."""
+        return {"what": self.kind, "loss": str(self.loss), "gradient_norm": str(self.norm)}
+
+
+def spike_threshold(settings: TrainSettings, losses: Sequence[float]) -> float:
+    """The largest loss that is no spike: a multiple of the median of the last ones; infinity while
+    they are too few.
+    """
+    if settings.on_spike == "accept" or len(losses) < settings.spike_window:
+        return math.inf
+    return settings.spike_factor * median(losses)
+
+
+def check_update(step: int, loss: float, norm: float, max_loss: float = math.inf) -> None:
+    """Raises RejectedUpdate if the loss or the gradient norm is not finite, or the loss exceeds
+    `max_loss`.
+    """
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        raise RejectedUpdate("non-finite", step, loss, norm)
+    if loss > max_loss:
+        raise RejectedUpdate("spike", step, loss, norm)
 
 
 def choose_action(

@@ -30,8 +30,8 @@ from trifold.data.image_sets import list_images
 from trifold.data.pairs import iter_dataset
 from trifold.errors import DataError, SettingsError, TrifoldError
 from trifold.hub import resolve
-from trifold.hub.folder import CONFIG, DOWNLOADED
 from trifold.hub.labels import labels_to_ours
+from trifold.hub.names import CONFIG, DOWNLOADED
 from trifold.jsonfiles import read_json
 from trifold.recipe import FINITE_SCHEDULES, Recipe, TrainSettings, load_recipe
 from trifold.train.run_folder import IDENTITY, RunFolder, read_object

@@ -25,7 +25,7 @@ from trifold import disk
 from trifold.data.files import sha256_of_file
 from trifold.data.token_build import read_json
 from trifold.errors import CheckpointError, TrifoldError, UsageError, check_utf8
-from trifold.hub.folder import no_run_error
+from trifold.hub.names import no_run_error
 from trifold.recipe import Recipe
 from trifold.train import checkpoint
 from trifold.train.ranks import Interrupted

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from trifold.nn import Transformer
 from trifold.nn.stack import Stack
 from trifold.train.device import Machine, master_dtype
+from trifold.train.flat_weights import FlatWeights
 from trifold.train.ranks import Ranks
-from trifold.train.trainer import FlatWeights
 
 
 class ShardedWeights(FlatWeights):

@@ -1,10 +1,5 @@
 """One update of the weights: forward, backward, clip, optimizer step.
 
-All parameters are views of one vector, in bf16 or fp32, and their gradients are views of another.
-The optimizer works on fp32 master weights in a third vector, so weights are cast once per step and
-an update is a few passes over one vector. In float64, which is for comparisons, all vectors are
-float64.
-
 On a CPU, a batch is split into micro-batches that worker threads process in parallel, each with a
 replica of the model: operators on small tensors scale poorly with threads. A batch may also be
 split over ranks. The gradient is the same sum: the ranks first add up their token counts, each
@@ -16,19 +11,16 @@ because its hooks expect one backward pass per process, where several workers ru
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from copy import deepcopy
 from dataclasses import replace
 from itertools import chain
-from statistics import median
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from trifold.errors import TrifoldError
 from trifold.fast.int8 import Int8Weight
 from trifold.fast.int8_training import count_int8_layers, enable_int8_training
 from trifold.fast.thread_pool import executor_sharing_cores
@@ -38,16 +30,14 @@ from trifold.objectives.batch import Batch
 from trifold.objectives.objective import Objective
 from trifold.recipe import TrainSettings
 from trifold.train.blocks import compile_blocks, recompute_blocks, under_graphs
-from trifold.train.device import Machine, master_dtype
-from trifold.train.optimizers import (
-    MovingAverage,
-    check_state,
-    create_optimizer,
-    learning_rate,
-    peak_rate,
-)
+from trifold.train.device import Machine
+from trifold.train.flat_weights import FlatWeights
+from trifold.train.moving_average import MovingAverage
+from trifold.train.optimizers import check_state, create_optimizer
 from trifold.train.parameters import freeze, rate_factors
-from trifold.train.ranks import SINGLE, Ranks
+from trifold.train.rejected import check_update
+from trifold.train.schedules import learning_rate, peak_rate
+from trifold.train.sharding import ShardedWeights
 
 T = TypeVar("T")
 
@@ -61,46 +51,6 @@ class Update(NamedTuple):
     norm: float
     rate: float
     tokens: int
-
-
-class RejectedUpdate(TrifoldError):
-    """An update was rejected because of a non-finite loss or gradient, or a loss spike. The weights
-    are unchanged.
-
-    The decision depends only on the run itself: a resumed run rejects the same updates as an
-    uninterrupted one.
-    """
-
-    def __init__(
-        self, kind: Literal["non-finite", "spike"], step: int, loss: float, norm: float
-    ) -> None:
-        cause = f"loss {loss}, gradient norm {norm}{', a spike' * (kind == 'spike')}"
-        super().__init__(f"step {step}: {cause}; the weights were not changed")
-        self.kind, self.step, self.loss, self.norm = kind, step, loss, norm
-
-    @property
-    def details(self) -> dict[str, str]:
-        """The values to record, as text, because JSON has no NaN and infinity."""
-        return {"what": self.kind, "loss": str(self.loss), "gradient_norm": str(self.norm)}
-
-
-def spike_threshold(settings: TrainSettings, losses: Sequence[float]) -> float:
-    """The largest loss that is no spike: a multiple of the median of the last ones; infinity while
-    they are too few.
-    """
-    if settings.on_spike == "accept" or len(losses) < settings.spike_window:
-        return math.inf
-    return settings.spike_factor * median(losses)
-
-
-def check_update(step: int, loss: float, norm: float, max_loss: float = math.inf) -> None:
-    """Raises RejectedUpdate if the loss or the gradient norm is not finite, or the loss exceeds
-    `max_loss`.
-    """
-    if not (math.isfinite(loss) and math.isfinite(norm)):
-        raise RejectedUpdate("non-finite", step, loss, norm)
-    if loss > max_loss:
-        raise RejectedUpdate("spike", step, loss, norm)
 
 
 class Trainer:
@@ -304,8 +254,6 @@ def _dropout_seed(seed: int, step: int, micro: int, rank: int = 0) -> int:
 
 # --- the weights ----------------------------------------------------------------------------------
 
-CHUNK = 2**20  # elements converted and added at once
-
 
 def prepare_model(model: Transformer, settings: TrainSettings, machine: Machine) -> FlatWeights:
     """Apply the training options to the model, in the required order, and take over its weights.
@@ -325,143 +273,8 @@ def prepare_model(model: Transformer, settings: TrainSettings, machine: Machine)
     if machine.compiles:
         compile_blocks(model)
     if machine.sharded:
-        from trifold.train.sharding import ShardedWeights
-
         weights: FlatWeights = ShardedWeights(model.train(), machine)
     else:
         weights = FlatWeights(model.to(machine.device).train(), machine.dtype, machine.ranks)
     weights.factors = rate_factors(model, settings.layer_decay)
     return weights
-
-
-class FlatWeights:
-    """Owns the storage of the parameters. `master` and the gradient are (P,) fp32, equal on all
-    ranks.
-
-    frozen: fp32 values of the parameters without gradient, which are not in these vectors. factors:
-    of the learning rate, by name, where they are not 1.
-    """
-
-    factors: Mapping[str, float] = {}
-
-    def __init__(self, model: nn.Module, dtype: torch.dtype, ranks: Ranks = SINGLE) -> None:
-        self._ranks, wide = ranks, master_dtype(dtype)
-        self._parameters, self._dtype = dict(model.named_parameters()), dtype
-        self.names = [
-            name for name, parameter in self._parameters.items() if parameter.requires_grad
-        ]
-        self.frozen = {
-            n: self._own(p).to(wide) for n, p in self._parameters.items() if not p.requires_grad
-        }
-        parts = [self._own(self._parameters[name]) for name in self.names]
-        self._sizes, self._shapes = [part.numel() for part in parts], [part.shape for part in parts]
-        self.master = torch.cat([part.to(wide).flatten() for part in parts])
-        self.low_precision = dtype is not self.master.dtype
-        self._take_over(model)
-        cast_buffers(model, dtype)
-
-    def _own(self, parameter: Tensor) -> Tensor:
-        """The values of a parameter that this rank has."""
-        return parameter.detach()
-
-    def _take_over(self, model: nn.Module) -> None:
-        """Give the model new weights and gradients to compute with."""
-        self._compute = self.master.to(self._dtype) if self.low_precision else self.master
-        self._gradients: list[Tensor] = []
-        # Allocated once; allocating a vector of this size per update fragments the memory.
-        self._total, self._has_gradient = torch.zeros_like(self.master), False
-        self._attach(model)
-        for name, values in self.frozen.items():
-            self._parameters[name].data = values.to(self._dtype)
-
-    def _attach(self, model: nn.Module) -> None:
-        """Make the parameters views of the compute weights and their gradients views of a new
-        vector.
-        """
-        gradient = torch.zeros_like(self._compute)
-        self._gradients.append(gradient)
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        views = zip(
-            trained, self._compute.split(self._sizes), gradient.split(self._sizes), strict=True
-        )
-        for parameter, values, grad in views:
-            parameter.data = values.view(parameter.shape)
-            parameter.grad = grad.view(parameter.shape)
-
-    def replicate(self, model: Transformer) -> Transformer:
-        """Another model that shares the weights and has its own gradients until `collect`."""
-        shared = {
-            id(p): nn.Parameter(p.data, requires_grad=p.requires_grad) for p in model.parameters()
-        }
-        weights = {
-            id(module): module for module in model.modules() if isinstance(module, Int8Weight)
-        }
-        replica = deepcopy(model, shared | weights)
-        self._attach(replica)
-        return replica
-
-    def collect(self) -> None:
-        """Add the gradients of the model and its replicas to the fp32 sum, and clear them."""
-        for gradient in self._gradients:
-            if self._has_gradient:
-                for total, chunk in zip(
-                    self._total.split(CHUNK), gradient.split(CHUNK), strict=True
-                ):
-                    total.add_(chunk)
-            else:
-                self._total.copy_(gradient)
-            self._has_gradient = True
-            gradient.zero_()
-
-    def take_gradient(self) -> Tensor:
-        """The gradient (P,) fp32 of all ranks since the last call; valid until the next
-        `collect`.
-        """
-        if not self._has_gradient:
-            assert self._ranks.world > 1, "collect was not called"
-            self._total.zero_()  # this rank had no micro-batch
-        self._has_gradient = False
-        self._ranks.all_reduce(self._total)
-        return self._total
-
-    def norm(self, gradient: Tensor) -> float:
-        """The norm of a gradient from `take_gradient`."""
-        return float(torch.linalg.vector_norm(gradient))
-
-    def publish(self, *, frozen: bool = False) -> None:
-        """Copy the master weights, and the frozen ones if they have changed, rounded once, to the
-        model.
-        """
-        if self.low_precision:
-            self._compute.copy_(self.master)
-            for name, values in self.frozen.items() if frozen else ():
-                self._parameters[name].data.copy_(values)
-
-    def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of a flat (P,) vector in the shapes of the parameters, by name."""
-        parts = flat.split(self._sizes)
-        return {name: p.view(s) for name, p, s in zip(self.names, parts, self._shapes, strict=True)}
-
-    def complete(self, flat: Tensor) -> dict[str, Tensor]:
-        """`named(flat)` and the frozen parameters."""
-        return self.named(flat) | self.frozen
-
-    def to_global(self, key: str, part: Tensor) -> Tensor:
-        """The tensor of all ranks from the part of this rank. key: PARAMETER or KIND.PARAMETER."""
-        return part
-
-    def to_local(self, key: str, full: Tensor) -> Tensor:
-        """The part of this rank from a full tensor."""
-        return full
-
-
-def cast_buffers(model: nn.Module, dtype: torch.dtype) -> None:
-    """Convert floating-point buffers to the type of the computation, except for the scales of int8
-    weights.
-    """
-    for name, buffer in model.named_buffers():
-        owner, _, last = name.rpartition(".")
-        if buffer.is_floating_point() and not isinstance(
-            module := model.get_submodule(owner), Int8Weight
-        ):
-            setattr(module, last, buffer.to(dtype))

@@ -1,0 +1,97 @@
+"""The config of a model folder: read, completed from the weights, and checked for sizes that would
+cost hours or all memory.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trifold.costs import position_table
+from trifold.errors import CheckpointError, SettingsError
+from trifold.hub.families import FAMILIES, UNSUPPORTED
+from trifold.hub.family import Family
+from trifold.hub.files import naming
+from trifold.hub.rows import group_of
+from trifold.nn import ModelConfig, Transformer
+
+MAX_POSITION_TABLE = (
+    2**24
+)  # entries of a table of sinusoids, which is not stored, beside small weights
+
+
+def parse_config(values: Mapping[str, Any], place: Path) -> tuple[Family, ModelConfig]:
+    """The family and config in the content of a config.json. Raises CheckpointError for an unknown
+    family or key.
+    """
+    model_type = values.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        if (reason := UNSUPPORTED.get(str(model_type))) is not None:
+            raise CheckpointError(f"{place}: model_type: {model_type!r} is not supported: {reason}")
+        known = ", ".join(FAMILIES)
+        raise CheckpointError(f"{place}: model_type: {model_type!r} is not known; known: {known}")
+    with naming(place):
+        return FAMILIES[model_type], FAMILIES[model_type].read(values)
+
+
+def infer_config(
+    family: Family, config: ModelConfig, weights: Mapping[str, Tensor], place: Path
+) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """The config completed from the tensors, and the parameters of such a model on the meta device.
+
+    Raises CheckpointError for implausible sizes.
+    """
+    config = config if family.infer is None else family.infer(config, weights)
+    _check_sizes(config, weights, place)
+    return config, meta_parameters(config, place)
+
+
+def meta_parameters(config: ModelConfig, place: Path) -> dict[str, Tensor]:
+    """The parameters of such a model on the meta device. Raises CheckpointError for sizes that no
+    model has.
+    """
+    try:
+        with torch.device("meta"):
+            return dict(Transformer(config).named_parameters())
+    except (RuntimeError, TypeError, OverflowError) as error:  # an overflow in the product of sizes
+        raise CheckpointError(
+            f"{place}: no model has such sizes ({str(error).splitlines()[0]})"
+        ) from None
+
+
+def _check_sizes(config: ModelConfig, weights: Mapping[str, Tensor], place: Path) -> None:
+    """Reject implausible sizes before they cost hours or all memory."""
+    layers = config.encoder_layers + config.decoder_layers
+    own = layers if config.block_of_layer is None else len(set(config.block_of_layer))
+    if 4 * own > len(weights):  # a block has at least four
+        raise CheckpointError(
+            f"{place}: {layers} layers, but the weights are {len(weights)} tensors"
+        )
+    elements = sum(weights[name].numel() for name in weights)
+    with naming(place):
+        check_positions(config, elements)
+    routed = min(own, config.expert_layers)
+    experts = group_of(config, "experts")
+    if experts is not None and routed * experts.count * config.d_model > elements:
+        what = f"{routed} layers of {experts.count} experts"
+        raise CheckpointError(f"{place}: {what}, but the weights have {elements} elements")
+    for side in config.stacks.values():
+        widest = max(
+            side.d_ff, side.vocab_size, side.output_vocab_size, side.n_heads * side.head_width
+        )
+        if widest * (width := max(side.d_model, config.d_model)) > 2**48:
+            raise CheckpointError(f"{place}: a matrix of {widest} x {width} is too large")
+
+
+def check_positions(config: ModelConfig, elements: int, at: str = "") -> None:
+    """Raise SettingsError, which begins with `at`, for too many positions beside weights of so many
+    elements.
+    """
+    for side in config.stacks.values():
+        if position_table(side) > max(MAX_POSITION_TABLE, elements):
+            what = f"{at}{side.max_positions} positions of width {side.sum_width}"
+            raise SettingsError(
+                f"{what} are too many: their table would be larger than the weights"
+            )

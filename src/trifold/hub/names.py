@@ -1,0 +1,120 @@
+"""The folders that names stand for: local ones, those of runs, and models of the hub."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from trifold.errors import CheckpointError, UsageError
+from trifold.hub.weights import has_weights
+from trifold.settings import similar
+
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
+GENERATION = "generation_config.json"
+DOWNLOADED = """
+    *.json model*.safetensors adapter_model.safetensors *.model *.spm *.txt *.jinja bpe.codes
+    [0-9]_Dense/model.safetensors
+""".split()
+PICKLED = ["pytorch_model*.bin"]  # downloaded if the user trusts them
+_REVISION = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
+
+
+def resolve(
+    name: str, *, pickled: bool = False, others: Iterable[str] = (), revision: str | None = None
+) -> Path:
+    """The model folder for a name: a local folder (of a model, or of a run that holds one), or a
+    hub id.
+
+    pickled: also download pickled weights if the model has no others. others: names that an error
+    may suggest besides folders. revision: a branch, tag or commit of the hub. Raises
+    CheckpointError if the name is neither, or the model cannot be downloaded.
+    """
+    folder = Path(name).expanduser()
+    if name and folder.is_dir():
+        found = next((f for f in (folder, folder / "model") if (f / CONFIG).is_file()), folder)
+        if found == folder and (folder / "recipe.yaml").is_file():
+            raise CheckpointError(
+                f"{name}: the run has no model yet; continue with `trifold resume {name}`"
+            )
+        return found
+    if folder.is_file():
+        raise CheckpointError(f"{name}: a file, not the folder of a model")
+    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name, re.ASCII):
+        raise CheckpointError(f"{name!r}: no such folder{similar_folder(folder, others)}")
+    if revision is not None and not _REVISION.fullmatch(revision):
+        raise CheckpointError(f"{revision!r:.100}: not the name of a revision of {name}")
+    try:
+        found = _download(name, DOWNLOADED, revision)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}{similar_folder(folder, others)}") from None
+    if not pickled or has_weights(found):
+        return found
+    return _download(name, DOWNLOADED + PICKLED, revision)
+
+
+def hub_id(folder: Path) -> tuple[str, str] | None:
+    """The hub id and the commit of a folder in the cache of the hub; None for another folder."""
+    *_, repository, snapshots, commit = ("", "", "", *folder.absolute().parts)
+    if snapshots != "snapshots" or not repository.startswith("models--"):
+        return None
+    return repository.removeprefix("models--").replace("--", "/"), commit
+
+
+def similar_folder(folder: Path, others: Iterable[str] = ()) -> str:
+    """End of an error message about a missing folder: one beside it with a similar name, or one of
+    `others`, if any.
+    """
+    beside = (path.name for path in folder.parent.glob("*") if path.is_dir() and path != folder)
+    near = similar(folder.name, [*beside, *others])
+    if not near and folder.parent == Path():
+        return similar_folder(Path("runs", folder))
+    return (
+        near
+        if folder.parent == Path()
+        else near.replace("mean '", f"mean '{folder.parent.as_posix()}/")
+    )
+
+
+def no_run_error(folder: Path) -> UsageError:
+    """The error for a folder that is not a run; it names a similar folder beside it, or runs around
+    it.
+    """
+    parent = folder.parent
+    files = [
+        *parent.glob("recipe.yaml"),
+        *parent.glob("*/recipe.yaml"),
+        *folder.glob("*/recipe.yaml"),
+    ]
+    runs = ", ".join(sorted(file.parent.as_posix() for file in files)[:10])
+    near = (not folder.exists() and similar_folder(folder)) or (
+        f"; known runs: {runs}" if runs else ""
+    )
+    return UsageError(f"{folder}: no such run (a run has a recipe.yaml){near}")
+
+
+def _download(name: str, files: list[str], revision: str | None = None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    missing = f"{name}: no such folder here, and"
+    try:
+        return Path(
+            snapshot_download(
+                name, revision=revision, allow_patterns=files, ignore_patterns=["[!0-9]*/*"]
+            )
+        )
+    except RepositoryNotFoundError:
+        raise CheckpointError(
+            f"{missing} no model on the hub that you can access; check the name"
+        ) from None
+    except LocalEntryNotFoundError:
+        raise CheckpointError(
+            f"{missing} the hub cannot be reached and the model is not in the cache; "
+            "go online once (and unset HF_HUB_OFFLINE), or give the path of a folder"
+        ) from None
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise CheckpointError(f"{missing} the download failed: {reason}") from None
