@@ -18,9 +18,9 @@ from tests.train.optimizer_oracles import (
 
 from trifold.nn import ModelConfig, Transformer
 from trifold.recipe import FINITE_SCHEDULES, TrainSettings
+from trifold.train.adafactor import DECAY_EXPONENT, MIN_RMS, MIN_SQUARE
 from trifold.train.adam import decay_group, is_hidden_matrix
 from trifold.train.moving_average import MovingAverage
-from trifold.train.optimizers import DECAY_EXPONENT, MIN_RMS, MIN_SQUARE
 from trifold.train.schedules import learning_rate, peak_rate
 
 RATES = [0.01 / (1 + step % 7) for step in range(50)]
