@@ -117,6 +117,10 @@ class EmbeddingsPart(Part):
         """A module (inputs, start) -> (B, T, E); tokens: the table, which stacks may share."""
         raise NotImplementedError
 
+    def image_size(self, config: CoreConfig) -> tuple[int, int] | None:
+        """Height and width of the images that it reads, in pixels; None if it reads no images."""
+        return None
+
     def parameters(self, config: CoreConfig) -> Iterator[Row]:
         """The tables, which stacks may share."""
         letter = "W" if config.has_embedding_projection else "E"

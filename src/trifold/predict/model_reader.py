@@ -15,6 +15,7 @@ from trifold.data.images import ImageSettings, read_image
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.generate.decoding import eval_mode, refuse_non_finite
 from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn.parts import EmbeddingsPart, part_of
 from trifold.predict.generate_texts import batches_by_length, pad_rows
 from trifold.ragged import Ragged
 from trifold.text import Encoded, Tokenizer, report
@@ -177,14 +178,16 @@ class ModelReader:
                 "preprocessed; "
                 "copy the file of the original model, or use logits, which takes pixels"
             )
+        expected = part_of(EmbeddingsPart, config).image_size(config)
+        assert expected is not None, "images are read by a model of images"
         size, edge = settings.fixed_size, settings.shortest_edge
-        if size is None and edge is not None and edge > max(config.image_size or ()):
+        if size is None and edge is not None and edge > max(expected):
             size = (edge, edge)  # or larger; rejected before it is allocated
-        if size not in (None, config.image_size):
+        if size not in (None, expected):
             key = "size" if settings.crop is None else "crop_size"
             raise CheckpointError(
                 f"preprocessor_config.json: {key}: images become {size} pixels high and wide, "
-                f"but the model reads {config.image_size}"
+                f"but the model reads {expected}"
             )
         pixels = []
         for number in chosen:
@@ -192,10 +195,8 @@ class ModelReader:
             if self.places is not None and self.places[number] != name:
                 name = f"{self.places[number]}: {name}"
             image = read_image(images[number], settings, config.n_channels, name)
-            if image.shape[1:] != config.image_size:
-                raise DataError(
-                    f"{name}: {image.shape[1:]} pixels, but the model reads {config.image_size}"
-                )
+            if image.shape[1:] != expected:
+                raise DataError(f"{name}: {image.shape[1:]} pixels, but the model reads {expected}")
             if not np.isfinite(image).all():
                 raise CheckpointError(
                     f"{name}: a pixel becomes NaN or infinite; correct rescale_factor, "

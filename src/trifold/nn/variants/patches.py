@@ -86,6 +86,9 @@ class PatchesPart(EmbeddingsPart):
     def new(self, config: CoreConfig, tokens: TokenEmbedding | None) -> nn.Module:
         return PatchEmbeddings(config)
 
+    def image_size(self, config: CoreConfig) -> tuple[int, int] | None:
+        return config.image_size
+
     def problems(self, config: CoreConfig) -> Problems:
         if config.patch_size is None or config.image_size is None:
             yield "patch_size and image_size need each other: give both or neither"
