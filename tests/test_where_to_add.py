@@ -229,7 +229,7 @@ ADDITIONS: dict[str, dict[str, str | tuple[tuple[str, str], ...]]] = {
     },
     "a data format": {
         "data/ndtxt.py": READER,
-        "data/formats.py": (('    "squad":', '    "ndtxt": Format((".ndtxt",), ("pairs", "rows"), "ndtxt:iter_ndtxt"),\n    "squad":'),),
+        "data/formats.py": (('    "squad":', '    "ndtxt": FileFormat((".ndtxt",), ("pairs", "rows"), "ndtxt:iter_ndtxt"),\n    "squad":'),),
     },
     "a score": {
         "scores/classification.py": (("class ClassificationScore", SCORE), ('values["matthews"]', 'values["mean_recall"] = mean_recall(self.table)\n        values["matthews"]')),

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any, ClassVar, NamedTuple
 
 from trifold.data.files import FORMATS, TEXT_FORMATS, find_files, is_dataset
-from trifold.data.formats import TABLE
+from trifold.data.formats import FILE_FORMATS
 from trifold.data.holdout import HoldOut, Traits, normalized
 from trifold.data.lines import (
     WHOLE_FILE,
@@ -241,7 +241,7 @@ def _file_kind(file: str, settings: DataSettings) -> str:
         return settings.format
     suffix = inner_suffix(file)
     kind = FORMATS.get(suffix, "text")
-    if "documents" not in TABLE[kind].holds or suffix == ".json":
+    if "documents" not in FILE_FORMATS[kind].holds or suffix == ".json":
         next(
             iter_lines(file, settings.max_line_bytes), None
         )  # raises DataError if there is no such file

@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 
-class Format(NamedTuple):
+class FileFormat(NamedTuple):
     """A format of data files.
 
     suffixes: of its files, in lower case; "" is a file without one. holds: "documents" of raw text,
@@ -26,20 +26,22 @@ class Format(NamedTuple):
         return found
 
 
-TABLE: dict[str, Format] = {
-    "text": Format(("", ".txt", ".text"), ("documents",)),
-    "tsv": Format((".tsv", ".tab"), ("pairs", "rows")),
-    "csv": Format((".csv",), ("pairs", "rows")),
-    "jsonl": Format((".jsonl", ".ndjson"), ("documents", "pairs", "rows")),
-    "parquet": Format((".parquet",), ("documents", "pairs", "rows")),
-    "conll": Format((".conll", ".conllu", ".bio", ".iob", ".iob2"), ("rows",), "conll:iter_conll"),
-    "squad": Format((".json",), ("rows",), "squad:iter_squad", in_folders=False),
+FILE_FORMATS: dict[str, FileFormat] = {
+    "text": FileFormat(("", ".txt", ".text"), ("documents",)),
+    "tsv": FileFormat((".tsv", ".tab"), ("pairs", "rows")),
+    "csv": FileFormat((".csv",), ("pairs", "rows")),
+    "jsonl": FileFormat((".jsonl", ".ndjson"), ("documents", "pairs", "rows")),
+    "parquet": FileFormat((".parquet",), ("documents", "pairs", "rows")),
+    "conll": FileFormat(
+        (".conll", ".conllu", ".bio", ".iob", ".iob2"), ("rows",), "conll:iter_conll"
+    ),
+    "squad": FileFormat((".json",), ("rows",), "squad:iter_squad", in_folders=False),
 }
 
 if TYPE_CHECKING:
     FormatName: TypeAlias = str
 else:
-    FormatName = Literal[("auto", *TABLE)]
+    FormatName = Literal[("auto", *FILE_FORMATS)]
 
 
 def suffixes_of(content: str, *, in_folders: bool = False) -> dict[str, str]:
@@ -48,7 +50,7 @@ def suffixes_of(content: str, *, in_folders: bool = False) -> dict[str, str]:
     """
     return {
         suffix: name
-        for name, each in TABLE.items()
+        for name, each in FILE_FORMATS.items()
         if content in each.holds and (each.in_folders or not in_folders)
         for suffix in each.suffixes
     }

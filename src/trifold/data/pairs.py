@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from trifold.data import embedded, frames, tables
 from trifold.data.files import FORMATS, ROW_FORMATS, find_files, is_dataset
-from trifold.data.formats import TABLE
+from trifold.data.formats import FILE_FORMATS
 from trifold.data.holdout import HoldOut, Traits, divide, normalized
 from trifold.data.lines import display_name, inner_suffix, iter_lines
 from trifold.data.settings import DataSettings, Source
@@ -344,7 +344,7 @@ def _split_source(source: Source) -> list[str]:
 
 def _table_format(file: str, settings: DataSettings) -> str:
     kind = FORMATS.get(inner_suffix(file), "text") if settings.format == "auto" else settings.format
-    if kind != "text" and "pairs" not in TABLE[kind].holds:
+    if kind != "text" and "pairs" not in FILE_FORMATS[kind].holds:
         raise SettingsError(
             f"data.format: {kind} holds no pairs; give {file} as .jsonl, .csv, .tsv or .parquet"
         )

@@ -21,7 +21,7 @@ from trifold.data.dialects import (
     find_dialect,
     is_delimiter_line,
 )
-from trifold.data.formats import TABLE
+from trifold.data.formats import FILE_FORMATS
 from trifold.data.headers import (
     COMPARED_ROWS,
     LABELS as LABELS,  # noqa: PLC0414 (used by tasks)
@@ -111,8 +111,8 @@ def open_table(
     to add to.
     """
     skipped = Counter() if skipped is None else skipped
-    if TABLE[kind].reader:
-        return Table(TABLE[kind].read()(file, settings), skipped)
+    if FILE_FORMATS[kind].reader:
+        return Table(FILE_FORMATS[kind].read()(file, settings), skipped)
     if kind == "parquet":
         return Table(iter_parquet(file, "", WHOLE_FILE), skipped)
     lines = iter_lines(file, settings.max_line_bytes)
