@@ -19,7 +19,7 @@ class FileFormat(NamedTuple):
     reader: str = ""
     in_folders: bool = True
 
-    def read(self) -> Callable[..., Any]:
+    def load_reader(self) -> Callable[..., Any]:
         """The reader."""
         module, _, function = self.reader.partition(":")
         found: Callable[..., Any] = getattr(import_module(f"trifold.data.{module}"), function)

@@ -112,7 +112,7 @@ def open_table(
     """
     skipped = Counter() if skipped is None else skipped
     if FILE_FORMATS[kind].reader:
-        return Table(FILE_FORMATS[kind].read()(file, settings), skipped)
+        return Table(FILE_FORMATS[kind].load_reader()(file, settings), skipped)
     if kind == "parquet":
         return Table(iter_parquet(file, "", WHOLE_FILE), skipped)
     lines = iter_lines(file, settings.max_line_bytes)
