@@ -24,7 +24,7 @@ class GrowingKeys:
     """Keys and values of one self-attention. `update` appends in place; the buffers grow by
     doubling.
 
-    buffers: keys and values (B, H, capacity, D), of which the first `filled` tokens are in use.
+    buffers: keys and values (B, H, capacity, D), of which the first `filled` keys are in use.
     length: number of tokens read. evicted: how many of them, from the first on, are no longer
         stored.
     slots_per_token: how many keys a token adds.
