@@ -30,11 +30,12 @@ test: $(VENV)/ready-dev ## run every test
 	@$(TESTS)
 
 check: $(VENV)/ready-dev ## check style, types and import order; run the quick tests (before every commit)
-	@echo "check: ruff format, ruff, mypy, import-linter, quick tests"
+	@echo "check: ruff format, ruff, mypy, import-linter, import circles, quick tests"
 	@$(BIN)/ruff format --quiet --check .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports >$(VENV)/imports.txt || { cat $(VENV)/imports.txt; exit 1; }
+	@$(BIN)/python tools/import_circles.py >$(VENV)/circles.txt || { cat $(VENV)/circles.txt; exit 1; }
 	@$(TESTS) -m "not slow"
 
 bench: $(VENV)/ready-plots ## compare training and generation with other toolkits

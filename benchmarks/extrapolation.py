@@ -184,7 +184,7 @@ def token_losses(model: Any, tokens: Any, length: int) -> Any:
     import torch
     from torch.nn import functional as F
 
-    from trifold.nn.embeddings import Inputs
+    from trifold.nn.inputs import Inputs
 
     found = []
     with torch.inference_mode():

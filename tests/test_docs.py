@@ -26,7 +26,7 @@ import pytest
 import yaml
 
 from trifold.cli import COMMANDS, main
-from trifold.nn import outside, parts
+from trifold.nn import registry
 from trifold.recipe import load_recipe, recipe_names
 from trifold.train.resume import FREE, FREE_WITHOUT_AVERAGING
 from trifold.train.study import load_study, plan_runs
@@ -192,9 +192,9 @@ def reader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Reader:
     monkeypatch.chdir(tmp_path)
-    inside = {place: list(each) for place, each in parts._variants.items()}
-    monkeypatch.setattr(parts, "_variants", inside)  # a page adds parts
-    monkeypatch.setattr(outside, "_loaded", {})
+    inside = {place: list(each) for place, each in registry._variants.items()}
+    monkeypatch.setattr(registry, "_variants", inside)  # a page adds parts
+    monkeypatch.setattr(registry, "_loaded", {})
     monkeypatch.delenv("TRIFOLD_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
     shutil.copytree(smoke_model(tmp_path_factory.getbasetemp()), tmp_path / "runs" / "demo")

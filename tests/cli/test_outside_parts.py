@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trifold.errors import SettingsError, TrifoldError
-from trifold.nn import ModelConfig, load_part, outside, parts
+from trifold.nn import ModelConfig, load_part, parts, registry
 from trifold.pipeline import load
 from trifold.settings import Settings
 
@@ -19,13 +19,13 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "cosine_attention.py"
 @pytest.fixture(autouse=True)
 def forget(monkeypatch):
     """A function that forgets the parts of this test, as a new process has none of them."""
-    inside = {place: list(each) for place, each in parts._variants.items()}
+    inside = {place: list(each) for place, each in registry._variants.items()}
 
     def clear():
         monkeypatch.setattr(
-            parts, "_variants", {place: list(each) for place, each in inside.items()}
+            registry, "_variants", {place: list(each) for place, each in inside.items()}
         )
-        monkeypatch.setattr(outside, "_loaded", {})
+        monkeypatch.setattr(registry, "_loaded", {})
         sys.modules.pop("my_cosine", None)
 
     clear()
@@ -108,7 +108,7 @@ class WarmPart(parts.AttentionPart):
 
 
 def test_settings_of_a_part_are_checked():
-    parts.register(WarmPart())
+    registry.register(WarmPart())
     config = ModelConfig.parse({"attention": "warm", "options": {"warm": {"start": 0.5}}})
     assert parts.part_of(parts.AttentionPart, config).own(config).start == 0.5
     for options, message in (

@@ -8,14 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from trifold.data.pairs import plural
-from trifold.nn.parts import (
-    EmbeddingsPart,
-    FeedForwardPart,
-    PositionsPart,
-    part_of,
-    parts,
-    reach,
-)
+from trifold.nn.parts import EmbeddingsPart, FeedForwardPart, PositionsPart, part_of, parts, reach
 from trifold.nn.variants import ModelConfig
 
 

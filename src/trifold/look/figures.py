@@ -16,15 +16,9 @@ from trifold.look.trace import check_index
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.masks import Mask, padding_mask
 from trifold.nn.packing import Packing
-from trifold.nn.parts import (
-    EXAMPLE_TOKENS,
-    EmbeddingsPart,
-    RulePart,
-    ScoresPart,
-    part_of,
-    registered_for,
-)
+from trifold.nn.parts import EXAMPLE_TOKENS, EmbeddingsPart, RulePart, ScoresPart, part_of
 from trifold.nn.positions import LearnedPositions, sinusoids
+from trifold.nn.registry import registered_for
 from trifold.recipe import TrainSettings
 from trifold.text import Tokenizer
 from trifold.train.schedules import learning_rate, peak_rate
@@ -158,7 +152,7 @@ def positions(session: Session) -> Answer:
 def _frequencies(config: ModelConfig) -> dict[str, Tensor]:
     """The frequencies of rotations, plain ones first."""
     found = dict[str, Tensor]()
-    for part in registered_for(ScoresPart):
+    for part in registered_for(ScoresPart.place):
         found |= part.frequencies(config)
     return found
 
@@ -167,7 +161,7 @@ def _of_scores(model: Transformer, tokens: int) -> dict[str, Any]:
     """What positions in scores show, whichever the model has."""
     stacks = {side: getattr(model, side) for side in model.config.stacks}
     found = dict[str, Any]()
-    for part in registered_for(ScoresPart):
+    for part in registered_for(ScoresPart.place):
         found |= part.figures(model.config, stacks, tokens)
     return found
 
@@ -198,7 +192,7 @@ def _masks() -> dict[str, Mask]:
         "causal, with padding": Mask(real, causal=True),
     }
     ruled = dict[str, Mask]()
-    for part in registered_for(RulePart):
+    for part in registered_for(RulePart.place):
         ruled |= part.examples(ruled)
     near = {n: mask for n, mask in ruled.items() if any(rule.is_lifted for rule in mask.rules)}
     return plain | near | {"8 tokens in a cache": Mask(causal=True, offset=8)} | ruled

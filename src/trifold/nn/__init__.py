@@ -1,18 +1,18 @@
 """The Transformer: tensors in, tensors out. No text, files, distribution or model families.
 
-To be read in this order: the places of `parts`, then `config`, `layers`, `packing`, `masks`,
+To be read in this order: `config`, `packing`, `masks`, `inputs`, the places of `parts`, `layers`,
 `embeddings`, `positions`, `rotary`, `cache`, `ops`, `attention`, `walk`, `stack`, `transformer`,
 `heads`, `losses`, `hooks`; then `variants`, one file for each.
 """
 
 from trifold.nn.cache import Cache
-from trifold.nn.embeddings import Inputs
 from trifold.nn.hooks import capture
+from trifold.nn.inputs import Inputs, Memory
 from trifold.nn.masks import Mask
 from trifold.nn.outside import load_part
-from trifold.nn.parts import register
 from trifold.nn.presets import PRESETS
-from trifold.nn.transformer import Memory, Transformer
+from trifold.nn.registry import register
+from trifold.nn.transformer import Transformer
 from trifold.nn.variants import ModelConfig
 from trifold.nn.variants.rotary_scaling import RotaryScaling
 

@@ -16,7 +16,8 @@ from trifold.nn.config import CoreConfig
 from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout, Linear, new_norm, scaled
 from trifold.nn.masks import LayerBias, Mask, PairBias
-from trifold.nn.parts import AttentionPart, ScoresPart, part_of, set_classical
+from trifold.nn.parts import AttentionPart, ScoresPart, part_of
+from trifold.nn.registry import set_classical
 from trifold.nn.rotary import Rotation
 
 ScoreBias: TypeAlias = Tensor | PairBias | LayerBias

@@ -12,15 +12,12 @@ of the core are here.
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING
 
-from trifold.nn.config import DECODER_SIZES
-from trifold.nn.parts import BlockPart, Part, part_of, registered
+from trifold.nn.config import DECODER_SIZES, CoreConfig
+from trifold.nn.parts import BlockPart, Part, part_of
 from trifold.nn.problems import Problems, default_of, excluded, is_set, unmet
+from trifold.nn.registry import registered
 from trifold.settings import Conflict
-
-if TYPE_CHECKING:
-    from trifold.nn.config import CoreConfig
 
 
 def first_problem(config: CoreConfig) -> ValueError | None:

@@ -14,15 +14,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, PositiveInt, WrapValidator
 
-from trifold.nn.outside import allow_registered, check_loaded
-from trifold.nn.parts import (
-    AttentionPart,
-    BlockPart,
-    FeedForwardPart,
-    ScoresPart,
-    part_of,
-    registered,
-)
+from trifold.nn.registry import allow_registered, check_loaded, chosen, registered
 from trifold.settings import Settings
 
 Value = TypeVar("Value")
@@ -391,7 +383,7 @@ class CoreConfig(Settings):
     @property
     def stream_width(self) -> int:
         """The width of the states between blocks, which may pass on several."""
-        return part_of(BlockPart, self).streams * self.d_model
+        return chosen("block", self).streams * self.d_model
 
     @property
     def state_width(self) -> int:
@@ -415,12 +407,12 @@ class CoreConfig(Settings):
     @property
     def rotated_width(self) -> int:
         """Dimensions of a head that are rotated; 0 if positions are not rotary."""
-        return part_of(AttentionPart, self).rotated_width(self)
+        return chosen("attention", self).rotated_width(self)
 
     @property
     def position_terms(self) -> int:
         """Products with vectors of distances that are added to a score."""
-        return part_of(ScoresPart, self).terms(self)
+        return chosen("scores", self).terms(self)
 
     @property
     def out_bias(self) -> bool:
@@ -439,7 +431,7 @@ class CoreConfig(Settings):
     @property
     def expert_layers(self) -> int:
         """Layers of all stacks with experts."""
-        return part_of(FeedForwardPart, self).recorded_layers(self)
+        return chosen("feed_forward", self).recorded_layers(self)
 
     @property
     def output_vocab_size(self) -> int:
@@ -484,7 +476,7 @@ class CoreConfig(Settings):
     @property
     def reads_segments(self) -> bool:
         """Whether states depend on the kinds of segments of tokens."""
-        return self.n_token_types > 1 or part_of(ScoresPart, self).reads_segments(self)
+        return self.n_token_types > 1 or chosen("scores", self).reads_segments(self)
 
     @property
     def stem_layers(self) -> list[tuple[int, int, int]]:

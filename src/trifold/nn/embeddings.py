@@ -7,7 +7,6 @@ projection to d_model (Lan et al. 2020).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -16,84 +15,10 @@ from torch import Tensor, nn
 from trifold.nn import ops
 from trifold.nn.config import CoreConfig
 from trifold.nn.hooks import HookPoint
+from trifold.nn.inputs import Inputs
 from trifold.nn.layers import Dropout, Linear, new_norm
-from trifold.nn.masks import real_positions
-from trifold.nn.packing import UNPACKED, Packing, Unpacked
-from trifold.nn.parts import EmbeddingsPart, PositionsPart, ScoresPart, part_of, set_classical
-
-
-@dataclass
-class Inputs:
-    """The input of a stack.
-
-    tokens: (B, T) ids; not used by models of images.
-    attend: (B, T) boolean, True at real tokens; None if there is no padding. With a cache: (B, S),
-        past and new tokens.
-    positions: (B or 1, T); default: counted over real tokens, from 0.
-    packing: the layout; if `tokens` is one row (1, N) that holds many, it defines mask and
-        positions.
-    segments: (B, T) the kind of segment of each token, from 0; default: see
-        `CoreConfig.separator_id`.
-    order: (B, T) the rank of each token in a factorization order; tokens attend to those up to
-        their own rank.
-    globals: (B, T) boolean, tokens that attend to all and that all attend to; default: see
-        `CoreConfig.global_tokens`.
-    pixels: (B, channels, height, width), for models of images.
-    """
-
-    tokens: Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.int64))
-    attend: Tensor | None = None
-    positions: Tensor | None = None
-    packing: Packing | Unpacked = UNPACKED
-    segments: Tensor | None = None
-    order: Tensor | None = None
-    globals: Tensor | None = None
-    pixels: Tensor | None = None
-
-    def token_positions(self, start: int = 0) -> Tensor:
-        """(B or 1, T) the position of each token; `start` is the length of the cache."""
-        if isinstance(self.packing, Packing):
-            return self.packing.positions()
-        if self.positions is not None:
-            return self.positions
-        end = start + self.tokens.shape[1]
-        if self.attend is not None:
-            return real_positions(self.attend)[:, start:end]
-        return torch.arange(start, end, device=self.tokens.device)[None]
-
-    @property
-    def real(self) -> Tensor | None:
-        """(B, T) True at real tokens, also of packed rows; None if all are."""
-        return self.packing.attend if self.attend is None else self.attend
-
-    def grid(self) -> Inputs:
-        """These inputs with tokens (B, T), also if they are packed."""
-        tokens = self.packing.grid(self.tokens[..., None])[..., 0]
-        return replace(self, tokens=tokens, attend=self.real, packing=UNPACKED)
-
-    def first_columns(self) -> Tensor:
-        """(B,) the column of each row's first real token; not of packed rows, see `grid`."""
-        if self.attend is not None:
-            return self.attend.long().argmax(1)
-        rows = self.tokens if self.pixels is None else self.pixels
-        return torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-
-    def last_columns(self) -> Tensor:
-        """(B,) the column of each row's last real token."""
-        columns = torch.arange(self.tokens.shape[1], device=self.tokens.device)
-        columns = columns.expand_as(self.tokens)
-        if self.attend is not None:
-            columns = columns * self.attend
-        return columns.amax(1)
-
-    def to(self, device: torch.device, *, non_blocking: bool = True) -> Inputs:
-        """A copy on another device."""
-        present = {
-            each.name: x for each in fields(self) if (x := getattr(self, each.name)) is not None
-        }
-        return replace(
-            self, **{name: x.to(device, non_blocking=non_blocking) for name, x in present.items()}
-        )
+from trifold.nn.parts import EmbeddingsPart, PositionsPart, ScoresPart, part_of
+from trifold.nn.registry import set_classical
 
 
 class _Lookup(torch.autograd.Function):

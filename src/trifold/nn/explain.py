@@ -7,13 +7,12 @@ step, whose formula is its attribute `formula`, or else the name of its class.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from trifold.nn.layers import Residual
-    from trifold.nn.walk import LayerInputs
+from trifold.nn.layers import Residual
+from trifold.nn.walk import LayerInputs
 
 
 class Steps(Protocol):

@@ -7,10 +7,9 @@ positions, W embedding width, L blocks. A part may add letters of its own to a r
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from trifold.nn.config import CoreConfig
+from trifold.nn.config import CoreConfig
 
 
 class Row(NamedTuple):

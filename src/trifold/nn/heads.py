@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from trifold.nn import ops
 from trifold.nn.config import CoreConfig
-from trifold.nn.embeddings import Inputs, TokenEmbedding
+from trifold.nn.embeddings import TokenEmbedding
+from trifold.nn.inputs import Inputs
 from trifold.nn.layers import (
     ACTIVATIONS,
     Dropout,

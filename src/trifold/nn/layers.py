@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from trifold.nn import ops
 from trifold.nn.config import CoreConfig
 from trifold.nn.hooks import Hookable, HookPoint
-from trifold.nn.parts import FeedForwardPart, set_classical
+from trifold.nn.parts import FeedForwardPart
+from trifold.nn.registry import set_classical
 
 
 class Linear(nn.Module):

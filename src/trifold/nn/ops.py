@@ -12,22 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trifold.nn.cache import Cache
+from trifold.nn.hooks import AttentionHooks
+from trifold.nn.masks import Mask, PairBias
 from trifold.nn.rng import thread_rng
-
-if TYPE_CHECKING:
-    from trifold.nn.attention import Attention, AttentionInputs
-    from trifold.nn.cache import Cache
-    from trifold.nn.hooks import AttentionHooks
-    from trifold.nn.layers import Dropout, Linear
-    from trifold.nn.masks import Mask, PairBias
-    from trifold.nn.stack import Stack
-    from trifold.nn.walk import StackInputs
 
 # --- embeddings and linear layers -----------------------------------------------------------------
 
@@ -46,13 +40,13 @@ def linear(
     return F.linear(x, weight, bias).to(dtype or x.dtype)
 
 
-def linears(x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
+def linears(x: Tensor, layers: Sequence[Any]) -> tuple[Tensor, ...]:
     """The outputs of several linear layers on one input."""
     return tuple(layer(x) for layer in layers)
 
 
 def activation_linear(
-    layer: Linear, activation: Callable[[Tensor], Tensor], x: Tensor, gated: Tensor | None = None
+    layer: nn.Module, activation: Callable[[Tensor], Tensor], x: Tensor, gated: Tensor | None = None
 ) -> Tensor:
     """layer(activation(x)), or layer(activation(x) · gated). A faster version may recompute the
     activation in the backward pass instead of saving it.
@@ -114,7 +108,7 @@ def attend(
     bias: Tensor | PairBias | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
-    drop: Dropout | None = None,
+    drop: Any = None,
     hooks: AttentionHooks | None = None,
 ) -> Tensor:
     """softmax(Q Kᵀ / √D + mask) V: q (B, H, T, D), k and v (B', H', S, D) -> (B, H, T, D)
@@ -177,9 +171,7 @@ def unshare_keys(out: Tensor, rows: int) -> Tensor:
     return out.unflatten(2, (rows // out.shape[0], -1)).transpose(1, 2).flatten(0, 1)
 
 
-def attention(
-    layer: Attention, x: Tensor, memory: Tensor | None, inputs: AttentionInputs
-) -> Tensor:
+def attention(layer: Any, x: Tensor, memory: Tensor | None, inputs: Any) -> Tensor:
     """All heads of an attention layer, concatenated (B, T, H·D); see `Attention.attend`."""
     return layer.attend(x, memory, inputs)
 
@@ -206,7 +198,7 @@ def cross_entropy(
 # --- decoding -------------------------------------------------------------------------------------
 
 
-def decoding_step(stack: Stack, x: Tensor, inputs: StackInputs, cache: Cache) -> Tensor:
+def decoding_step(stack: Any, x: Tensor, inputs: Any, cache: Cache) -> Tensor:
     """All layers of a decoder with a cache: x (B, T, E) -> (B, T, E)."""
     return stack.run_layers(x, inputs, cache)
 

@@ -11,12 +11,9 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from pydantic import ValidationInfo, ValidatorFunctionWrapHandler
-
 from trifold.errors import UsageError
-from trifold.nn.parts import Part, register, registered
-
-_loaded: dict[str, tuple[Part, ...]] = {}
+from trifold.nn import registry
+from trifold.nn.parts import Part
 
 
 def load_part(name: str) -> tuple[Part, ...]:
@@ -26,35 +23,12 @@ def load_part(name: str) -> tuple[Part, ...]:
 
     Modules of the working directory are found. Raises UsageError.
     """
-    if name not in _loaded:
-        _loaded[name] = tuple(each() if isinstance(each, type) else each for each in _find(name))
-        for part in _loaded[name]:
-            register(part)
-    return _loaded[name]
-
-
-def is_loaded(name: str) -> bool:
-    """Whether the parts of that name are registered."""
-    return name in _loaded
-
-
-def check_loaded(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names. Raises ValueError if one is not registered."""
-    for name in names:
-        if not is_loaded(name):
-            raise ValueError(
-                f"{name} is not registered. A part is code, which only you can name: add "
-                f"--part {name}, or call trifold.nn.load_part({name!r})"
-            )
-    return names
-
-
-def allow_registered(value: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-    """The value of a choice: that of a registered part, or one that `check` knows."""
-    choices = [part.value for part in registered() if part.key == info.field_name]
-    if isinstance(value, str) and value in choices:
-        return value
-    return check(value)
+    loaded = registry._loaded
+    if name not in loaded:
+        loaded[name] = tuple(each() if isinstance(each, type) else each for each in _find(name))
+        for part in loaded[name]:
+            registry.register(part)
+    return loaded[name]
 
 
 def _find(name: str) -> Iterator[Any]:

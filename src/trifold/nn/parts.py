@@ -10,26 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from trifold.nn import formulas
+from trifold.nn import formulas, registry
+from trifold.nn.cache import GrowingKeys
+from trifold.nn.config import CoreConfig
 from trifold.nn.formulas import Row, total
+from trifold.nn.hooks import ModuleCall
+from trifold.nn.inputs import Inputs, Request
+from trifold.nn.masks import Mask, Rule
 from trifold.nn.problems import Problems, defaults
 from trifold.settings import Conflict, Settings
-
-if TYPE_CHECKING:
-    from trifold.nn.cache import GrowingKeys
-    from trifold.nn.config import CoreConfig
-    from trifold.nn.embeddings import Inputs, TokenEmbedding
-    from trifold.nn.hooks import ModuleCall
-    from trifold.nn.masks import Mask, Rule
-    from trifold.nn.rotary import LayerRotations
-    from trifold.nn.stack import Stack
-    from trifold.nn.transformer import Transformer
-    from trifold.nn.walk import Request
 
 AnyPart = TypeVar("AnyPart", bound="Part")
 AnySettings = TypeVar("AnySettings", bound=Settings)
@@ -43,6 +37,8 @@ class Part:
     several parts.
     """
 
+    place: ClassVar[str]
+    """The name of its place (`nn.registry`)."""
     key: str = ""
     value: str = ""
     keys: ClassVar[str] = ""
@@ -85,7 +81,7 @@ class Part:
         """What else is wrong with the settings of the part; see `nn.problems`."""
         yield from ()
 
-    def new_stack(self, config: CoreConfig) -> type[Stack] | None:
+    def new_stack(self, config: CoreConfig) -> type[Any] | None:
         """The class of a stack with this part, if it needs its own."""
         return None
 
@@ -105,6 +101,7 @@ class Part:
 class EmbeddingsPart(Part):
     """What turns inputs into the states that the first layer reads."""
 
+    place = "embeddings"
     has_tokens: ClassVar[bool] = True
     """Whether it reads tokens of a vocabulary."""
     has_queries: ClassVar[bool] = False
@@ -113,7 +110,7 @@ class EmbeddingsPart(Part):
     reads: ClassVar[str] = "tokens"
     """What it reads, for people."""
 
-    def new(self, config: CoreConfig, tokens: TokenEmbedding | None) -> nn.Module:
+    def new(self, config: CoreConfig, tokens: Any) -> nn.Module:
         """A module (inputs, start) -> (B, T, E); tokens: the table, which stacks may share."""
         raise NotImplementedError
 
@@ -130,7 +127,7 @@ class EmbeddingsPart(Part):
             yield Row("source embeddings", f"V·{letter}")
             yield Row("target embeddings", f"V·{letter}", {"V": config.target_vocab_size})
 
-    def query_states(self, model: Transformer, inputs: Inputs, query_index: Tensor) -> Tensor:
+    def query_states(self, model: Any, inputs: Inputs, query_index: Tensor) -> Tensor:
         """The states (B, P, E) of a query stream for the tokens query_index (B, P) of inputs with
         an order.
         """
@@ -162,6 +159,7 @@ class EmbeddingsPart(Part):
 class PositionsPart(Part):
     """What is added to embeddings for their positions."""
 
+    place = "positions"
     row = "positions"
 
     def new(self, config: CoreConfig) -> nn.Module:
@@ -179,6 +177,7 @@ class PositionsPart(Part):
 class ScoresPart(Part):
     """What positions change in the scores of attention; classically nothing."""
 
+    place = "scores"
     key = "positions"
 
     is_limited: ClassVar[bool] = True
@@ -195,7 +194,7 @@ class ScoresPart(Part):
         """A module (mask, queries, device, segments) -> the bias of scores of a stack."""
         return None
 
-    def new_rotary(self, config: CoreConfig) -> LayerRotations | None:
+    def new_rotary(self, config: CoreConfig) -> Any:
         """A function (mask, queries, x, positions) -> the rotations of the layers of a stack."""
         return None
 
@@ -231,9 +230,7 @@ class ScoresPart(Part):
         """Frequencies (R/2,) of rotations, by name: those of the config, or examples."""
         return {}
 
-    def figures(
-        self, config: CoreConfig, stacks: Mapping[str, Stack], tokens: int
-    ) -> dict[str, Any]:
+    def figures(self, config: CoreConfig, stacks: Mapping[str, Any], tokens: int) -> dict[str, Any]:
         """What figures show of it for so many tokens, by name, whatever the config chooses."""
         return {}
 
@@ -241,6 +238,7 @@ class ScoresPart(Part):
 class AttentionPart(Part):
     """Self-attention."""
 
+    place = "attention"
     key = "attention"
     can_truncate: ClassVar[bool] = True
     """Whether tokens can be removed from its cache."""
@@ -362,6 +360,7 @@ class UnscoredPart(AttentionPart):
 class FeedForwardPart(Part):
     """The network after attention."""
 
+    place = "feed_forward"
     losses: Mapping[str, Callable[[Any, Tensor, int], Tensor]] = {}
     """Terms that training may add to a loss: the sum over rows or tokens, from a recorded output,
     the row of each token (N,), -1 for padding, and the number of rows."""
@@ -411,6 +410,7 @@ class FeedForwardPart(Part):
 class BlockPart(Part):
     """How attention and feed-forward network are connected."""
 
+    place = "block"
     key = "residual"
 
     streams: ClassVar[int] = 1
@@ -471,6 +471,7 @@ def no_cross_attention(config: CoreConfig, part: BlockPart) -> Problems:
 class RulePart(Part):
     """Which keys a query may attend to. All of these that the config chooses apply."""
 
+    place = "rule"
     row = "attention"
     differs_by_head: ClassVar[bool] = False
     """Whether heads attend to different keys."""
@@ -518,13 +519,14 @@ EXAMPLE_TOKENS = 12
 class WalkPart(Part):
     """How the layers run in training."""
 
+    place = "walk"
     saves_layers: ClassVar[bool] = True
     """Whether every layer saves what its backward pass needs."""
     is_recordable: ClassVar[bool] = True
     """Whether each layer is called once, for all tokens and with gradients, so that a loss can
     read what it computes (`hooks.record_calls`)."""
 
-    def run(self, stack: Stack, x: Tensor, request: Request) -> Tensor:
+    def run(self, stack: Any, x: Tensor, request: Request) -> Tensor:
         """x (B, T, E) -> (B, T, E); see `nn.walk`."""
         raise NotImplementedError
 
@@ -540,44 +542,18 @@ PLACES: tuple[type[Part], ...] = (
     WalkPart,
 )
 
-# --- the table ------------------------------------------------------------------------------------
-
-_classical: dict[type[Part], Part] = {}
-_variants: dict[type[Part], list[Part]] = {place: [] for place in PLACES}
+# --- the parts of a config ------------------------------------------------------------------------
 
 
 def place_of(part: Part) -> type[Part]:
-    """The place that a part takes."""
+    """The class of the place that a part takes."""
     return next(place for place in PLACES if isinstance(part, place))
-
-
-def set_classical(part: Part) -> None:
-    """Make it the part of its place that is used if the config chooses no other."""
-    _classical[place_of(part)] = part
-
-
-def register(part: Part) -> None:
-    """Add a variant to the table. Of several that a config chooses for one place, the last one
-    counts.
-    """
-    _variants[place_of(part)].append(part)
-
-
-def registered() -> Iterator[Part]:
-    """All variants, place by place."""
-    for place in PLACES:
-        yield from _variants[place]
-
-
-def registered_for(place: type[AnyPart]) -> list[AnyPart]:
-    """The variants of a place."""
-    return list(_variants[place])  # type: ignore[arg-type]
 
 
 def part_of(place: type[AnyPart], config: CoreConfig) -> AnyPart:
     """The part in that place."""
-    found = next((part for part in reversed(_variants[place]) if part.used(config)), None)
-    return found or _classical[place]  # type: ignore[return-value]
+    found: AnyPart = registry.chosen(place.place, config)
+    return found
 
 
 def group(config: CoreConfig, key: str, kind: type[AnySettings]) -> AnySettings | None:
@@ -589,18 +565,19 @@ def group(config: CoreConfig, key: str, kind: type[AnySettings]) -> AnySettings 
 
 def input_rules(config: CoreConfig, inputs: Inputs) -> tuple[Rule, ...]:
     """The rules that the inputs of an encoder state."""
-    rules = (part.of_inputs(config, inputs) for part in _variants[RulePart])  # type: ignore[attr-defined]
+    rules = (part.of_inputs(config, inputs) for part in registry.registered_for(RulePart.place))
     return tuple(rule for rule in rules if rule is not None)
 
 
 def classical(place: type[AnyPart]) -> AnyPart:
     """The classical part of a place."""
-    return _classical[place]  # type: ignore[return-value]
+    found: AnyPart = registry.classical(place.place)
+    return found
 
 
 def rules_of(config: CoreConfig) -> list[RulePart]:
     """The rules that the config chooses."""
-    return [part for part in _variants[RulePart] if part.used(config)]  # type: ignore[misc]
+    return [part for part in registry.registered_for(RulePart.place) if part.used(config)]
 
 
 def parts(config: CoreConfig) -> Iterator[Part]:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from trifold.nn.config import CoreConfig
-from trifold.nn.parts import PositionsPart, set_classical
+from trifold.nn.parts import PositionsPart
+from trifold.nn.registry import set_classical
 
 
 def sinusoids(positions: Tensor, width: int, kind: str = "sinusoidal") -> Tensor:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from trifold.nn.config import CoreConfig
 from trifold.settings import Conflict, Settings, as_yaml
-
-if TYPE_CHECKING:
-    from trifold.nn.config import CoreConfig
 
 Problems: TypeAlias = Iterator[str | Conflict]
 # Settings that belong to the task; no conflict changes them.

@@ -18,8 +18,9 @@ from torch import Tensor
 from trifold.nn.config import CoreConfig
 from trifold.nn.layers import scaled
 from trifold.nn.masks import Mask
-from trifold.nn.parts import AttentionPart, ScoresPart, part_of, register
+from trifold.nn.parts import AttentionPart, ScoresPart, part_of
 from trifold.nn.problems import Problems
+from trifold.nn.registry import register
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from trifold.nn.cache import KEYS, Cache, LayerCache
 from trifold.nn.config import CoreConfig
 from trifold.nn.explain import Steps
 from trifold.nn.hooks import HookPoint
+from trifold.nn.inputs import Request
 from trifold.nn.layers import Residual, new_norm
 from trifold.nn.masks import Mask, Rule
 from trifold.nn.parts import (
@@ -31,10 +32,10 @@ from trifold.nn.parts import (
     part_of,
     parts,
     rules_of,
-    set_classical,
 )
+from trifold.nn.registry import set_classical
 from trifold.nn.rotary import Rotation
-from trifold.nn.walk import LayerInputs, Request, StackInputs, in_order
+from trifold.nn.walk import LayerInputs, StackInputs, in_order
 
 Side = Literal["encoder", "decoder"]
 

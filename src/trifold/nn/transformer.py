@@ -12,37 +12,22 @@ Shapes: B batch, T tokens, S source tokens, E model width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from trifold.nn.cache import Cache
-from trifold.nn.embeddings import Inputs, TokenEmbedding, default_segments
+from trifold.nn.embeddings import TokenEmbedding, default_segments
 from trifold.nn.heads import HEADS, NEEDS_POSITIONS, LanguageModelHead
 from trifold.nn.hooks import capture
+from trifold.nn.inputs import Inputs, Memory
 from trifold.nn.layers import Linear
 from trifold.nn.masks import Mask
-from trifold.nn.packing import UNPACKED, Packing, Unpacked
 from trifold.nn.parts import EmbeddingsPart, input_rules, part_of
 from trifold.nn.stack import Stack, new_stack
 from trifold.nn.variants import ModelConfig
-
-
-@dataclass
-class Memory:
-    """The output of an encoder: hidden (B, S, E) or packed (1, N, E); attend (B, S), True at real
-    positions.
-    """
-
-    hidden: Tensor
-    attend: Tensor | None = None
-    packing: Packing | Unpacked = UNPACKED
-
-    def select(self, rows: Tensor) -> Memory:
-        """The chosen rows."""
-        return Memory(self.hidden[rows], None if self.attend is None else self.attend[rows])
 
 
 class Transformer(nn.Module):

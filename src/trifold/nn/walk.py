@@ -7,33 +7,18 @@ points are watched, layers always run one after the other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from trifold.nn import ops
 from trifold.nn.attention import Memo, ScoreBias
 from trifold.nn.cache import Cache
+from trifold.nn.inputs import Request
 from trifold.nn.masks import Mask
-from trifold.nn.parts import WalkPart, set_classical
+from trifold.nn.parts import WalkPart
+from trifold.nn.registry import set_classical
 from trifold.nn.rotary import Rotation
-
-if TYPE_CHECKING:
-    from trifold.nn.stack import Stack
-
-
-class Request(NamedTuple):
-    """What a stack reads besides x: masks, a memory (B, S, E), and where its tokens are.
-
-    positions: (B or 1, T), by default those of the mask. segments: (B, T), or packed (1, N), for
-        scores that depend on them.
-    """
-
-    mask: Mask
-    memory: Tensor | None = None
-    memory_mask: Mask | None = None
-    positions: Tensor | None = None
-    segments: Tensor | None = None
 
 
 class StackInputs(NamedTuple):
@@ -59,7 +44,7 @@ class LayerInputs(NamedTuple):
     memo: Memo | None = None
 
 
-def in_order(stack: Stack, x: Tensor, request: Request, cache: Cache | None = None) -> Tensor:
+def in_order(stack: Any, x: Tensor, request: Request, cache: Cache | None = None) -> Tensor:
     """One layer after the other: x (B, T, E) -> (B, T, E)."""
     inputs = stack.inputs(x, request)
     if cache is None:
@@ -70,7 +55,7 @@ def in_order(stack: Stack, x: Tensor, request: Request, cache: Cache | None = No
 class InOrder(WalkPart):
     """The classical walk."""
 
-    def run(self, stack: Stack, x: Tensor, request: Request) -> Tensor:
+    def run(self, stack: Any, x: Tensor, request: Request) -> Tensor:
         return in_order(stack, x, request)
 
 

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from trifold.nn import embeddings, stack  # noqa: F401 (they set the classical parts)
 from trifold.nn.checks import first_problem
 from trifold.nn.config import CoreConfig
-from trifold.nn.parts import register
+from trifold.nn.registry import register
 from trifold.nn.variants import (
     alibi,
     axial,

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from trifold.nn import ops
 from trifold.nn.attention import Attention, AttentionInputs, merge_heads
 from trifold.nn.config import CoreConfig
-from trifold.nn.embeddings import Inputs
+from trifold.nn.inputs import Inputs
 from trifold.nn.layers import Linear
 from trifold.nn.masks import Mask, MaskPart, Rule, columns
 from trifold.nn.parts import EXAMPLE_TOKENS, AttentionPart, RulePart

@@ -38,12 +38,12 @@ from trifold.nn.attention import Attention, AttentionInputs, Memo
 from trifold.nn.cache import Cache, History
 from trifold.nn.config import CoreConfig
 from trifold.nn.formulas import Row
+from trifold.nn.inputs import Request
 from trifold.nn.layers import Dropout
 from trifold.nn.masks import Mask, RealFirst
 from trifold.nn.parts import UnscoredPart, group
 from trifold.nn.rng import recompute, thread_rng
 from trifold.nn.stack import Stack
-from trifold.nn.walk import Request
 from trifold.settings import Settings
 
 Bucket = Annotated[int, Field(gt=0, le=2**20, multiple_of=2)]

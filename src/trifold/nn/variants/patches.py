@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trifold.nn.config import CoreConfig
-from trifold.nn.embeddings import Inputs, TokenEmbedding, embedding_dropout
+from trifold.nn.embeddings import TokenEmbedding, embedding_dropout
 from trifold.nn.formulas import Row
 from trifold.nn.hooks import HookPoint
+from trifold.nn.inputs import Inputs
 from trifold.nn.layers import Dropout, Linear, new_norm
 from trifold.nn.parts import EmbeddingsPart, PositionsPart, part_of, positions_phrase
 from trifold.nn.problems import Problems, excluded

@@ -15,11 +15,11 @@ from pydantic import Field
 from torch import Tensor
 
 from trifold.nn.config import CoreConfig
+from trifold.nn.inputs import Request
 from trifold.nn.masks import Mask, MaskPart, RealFirst, Rule
 from trifold.nn.parts import RulePart, WalkPart, group
 from trifold.nn.problems import Problems, excluded
 from trifold.nn.stack import Stack
-from trifold.nn.walk import Request
 from trifold.settings import Settings
 
 

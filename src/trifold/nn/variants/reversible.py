@@ -18,12 +18,13 @@ from trifold.nn.cache import LayerCache
 from trifold.nn.config import CoreConfig
 from trifold.nn.explain import Steps
 from trifold.nn.gradients import first_order
+from trifold.nn.inputs import Request
 from trifold.nn.layers import Residual
 from trifold.nn.parts import BlockPart, ScoresPart, WalkPart, no_cross_attention, part_of
 from trifold.nn.problems import Problems, defaults
 from trifold.nn.rng import thread_rng, use_thread_rng
 from trifold.nn.stack import Block, Stack
-from trifold.nn.walk import LayerInputs, Request, in_order
+from trifold.nn.walk import LayerInputs, in_order
 from trifold.settings import Conflict
 
 Step = tuple[

@@ -25,12 +25,12 @@ from torch import Tensor
 
 from trifold.nn.cache import Cache, StoredInputs
 from trifold.nn.config import CoreConfig
+from trifold.nn.inputs import Request
 from trifold.nn.masks import Mask
 from trifold.nn.parts import group
 from trifold.nn.problems import Problems
 from trifold.nn.rotary import LayerRotations, Rotary, RotaryPart, frequencies
 from trifold.nn.stack import Stack
-from trifold.nn.walk import Request
 from trifold.settings import Settings
 
 Factors = tuple[Annotated[float, Field(gt=0)], ...]

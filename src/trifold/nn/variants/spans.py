@@ -28,11 +28,12 @@ from trifold.nn import ops
 from trifold.nn.attention import Attention, AttentionInputs
 from trifold.nn.cache import Cache, GrowingKeys
 from trifold.nn.config import CoreConfig
+from trifold.nn.inputs import Request
 from trifold.nn.masks import Mask, MaskPart, PairBias, RealFirst, Rule, Table
 from trifold.nn.parts import ScoresPart, UnscoredPart, part_of
 from trifold.nn.problems import Problems, defaults
 from trifold.nn.stack import Stack
-from trifold.nn.walk import LayerInputs, Request
+from trifold.nn.walk import LayerInputs
 from trifold.settings import Conflict
 
 LEVELS = 10  # this level and all above it share their b

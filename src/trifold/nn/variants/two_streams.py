@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from trifold.nn.config import CoreConfig
-from trifold.nn.embeddings import Embeddings, Inputs, TokenEmbedding
+from trifold.nn.embeddings import Embeddings, TokenEmbedding
 from trifold.nn.formulas import Row
+from trifold.nn.inputs import Inputs, Request
 from trifold.nn.masks import Mask, MaskPart, Rule
 from trifold.nn.packing import Unpacked
 from trifold.nn.parts import EXAMPLE_TOKENS, EmbeddingsPart, RulePart, parts
 from trifold.nn.stack import Stack
-from trifold.nn.walk import Request
 
 if TYPE_CHECKING:
     from trifold.nn.transformer import Transformer
