@@ -289,9 +289,28 @@ def run(copy: Path, *commands: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+# The first words of the row of the page.
+ROWS = {
+    "an activation": "an activation or norm",
+    "a positional encoding": "an attention, a positional encoding, ",
+    "an attention with settings, a cost, a rule and a cache": "an attention, a positional encoding, ",
+    "a data format": "a file format",
+    "a family": "a family of checkpoints",
+}
+
+
 @pytest.mark.parametrize("name", ADDITIONS)
 def test_an_addition_changes_few_files(name: str) -> None:
     assert len(ADDITIONS[name]) <= 2
+
+
+@pytest.mark.parametrize("name", ADDITIONS)
+def test_the_page_names_the_files_of_an_addition(name: str) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text("utf-8")
+    table = page.partition("## Where to add things")[2].partition("\n\n")[2].partition("\n\n")[0]
+    (row,) = [line for line in table.splitlines() if line.startswith(f"| {ROWS.get(name, name)}")]
+    for file in ADDITIONS[name]:
+        assert f"`{file}`" in row or f"`{Path(file).parent.as_posix()}`" in row, file
 
 
 @pytest.mark.slow
