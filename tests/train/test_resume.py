@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from tests.recipes import load_included
-from tests.train.runs import TINY, InterruptingView, assert_equal_runs, events_of, lines_of
+from tests.train.runs import TINY, InterruptingView, assert_equal_runs, events_of
 
-import trifold
 from trifold.errors import DataError, SettingsError
 from trifold.recipe import Recipe, load_recipe, recipe_names
 from trifold.train import checkpoint, loop, resume, train
@@ -270,20 +269,3 @@ def test_identity_is_not_read_from_damaged_checkpoints(folder):
     for path in checkpoint.list_checkpoints(folder / "checkpoints"):
         (path / "manifest.json").unlink()
     assert RunFolder(folder).identity() == {}
-
-
-def test_run_of_version_0_1_loads_generates_and_resumes(tmp_path):
-    """The run folder was written by tools/make_run_fixture.py."""
-    fixture = Path(__file__).parent / "fixtures" / "run-0.1"
-    expected = json.loads((fixture / "expected.json").read_text("utf-8"))
-    texts = list(expected["generated"])
-    outputs = trifold.load(fixture).generate(texts, max_new_tokens=6)
-    assert outputs == list(expected["generated"].values())
-    folder = shutil.copytree(fixture, tmp_path / "run")
-    outcome = train(folder / "recipe.yaml", out=folder, resume="auto")
-    assert (outcome.steps, outcome.stopped_by) == (60, "steps")
-    found = {(line["step"], key): line[key] for line in lines_of(folder) for key in line}
-    for entry in expected["losses"]:
-        step = entry.pop("step")
-        for key, value in entry.items():
-            assert found[step, key] == pytest.approx(value, rel=1e-5), (step, key)
