@@ -31,6 +31,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"n_decoder_heads": 7}, "n_decoder_heads 7 does not divide d_model 512"),
     ({"shape": "decoder", "d_decoder": 9}, "d_decoder needs shape: encoder-decoder"),
     ({"shape": "encoder", "d_decoder_head": 9}, "d_decoder_head needs shape: encoder-decoder"),
+    ({"shape": "encoder", "starts_with_last": True}, "starts_with_last needs shape: encoder-dec"),
     (
         {"shape": "decoder", "n_decoder_kv_heads": 2},
         "n_decoder_kv_heads needs shape: encoder-decoder",

@@ -1,7 +1,7 @@
 """The order of rows that the compiled decoder reads, so that beam search moves no keys.
 
-An instruction finds key s of row r in row index[r, s] of the buffers. Moving the keys of a small
-model takes as long as its decoding step.
+An instruction finds key s of row r in row index[r, s] of the buffers. Moving keys would copy the
+whole cache at every step.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Unpacked(Enum):
 
     @property
     def attend(self) -> None:
-        """All cells of the grid have a token."""
+        """None: the layout itself knows no padding; masks and inputs state it."""
 
     def width(self, columns: int) -> int:
         """T, of inputs (B, T)."""

@@ -322,7 +322,7 @@ def check_same_data(folder: RunFolder, recipe: Recipe, *, changed: bool) -> list
 
     Files in data.json or in a cache, with the same size and time, are not read. Returns a message
     for each file that differs if `changed` allows it; otherwise raises DataError listing them.
-    Data that an earlier version did not record is accepted.
+    Data that the run did not record is accepted.
     """
     before = read_data_json(folder)
     known = digests_in_caches(recipe.data.cache) if recipe.data.cache is not None else {}
