@@ -19,6 +19,7 @@ from trifold.nn.variants.linear_attention import (
     CHUNK,
     KernelAttention,
     RandomFeatureAttention,
+    RunningSums,
     orthogonal_directions,
 )
 from trifold.nn.variants.low_rank import LowRankAttention
@@ -100,6 +101,13 @@ def test_random_features_approximate_softmax(is_causal):
         expected = full(x, mask=mask)
         errors.append(float((layer(x, mask=mask) - expected).norm() / expected.norm()))
     assert errors[0] > 2 * errors[1] > 4 * errors[2] and errors[2] < 0.05
+
+
+def test_a_cleared_cache_is_an_empty_one():
+    sums = RunningSums()
+    sums.add(torch.ones(1, 2, 3, 4), 5)
+    sums.clear()
+    assert (sums.length, sums.state) == (0, None)
 
 
 def test_directions_are_orthogonal_and_a_function_of_the_seed():

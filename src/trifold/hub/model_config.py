@@ -17,9 +17,8 @@ from trifold.hub.files import naming
 from trifold.hub.rows import group_of
 from trifold.nn import ModelConfig, Transformer
 
-MAX_POSITION_TABLE = (
-    2**24
-)  # entries of a table of sinusoids, which is not stored, beside small weights
+# Entries of a table of sinusoids, which is not stored, beside small weights.
+MAX_POSITION_TABLE = 2**24
 
 
 def parse_config(values: Mapping[str, Any], place: Path) -> tuple[Family, ModelConfig]:

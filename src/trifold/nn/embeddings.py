@@ -136,6 +136,7 @@ class Embeddings(nn.Module):
 
     def _check_length(self, inputs: Inputs, positions: Tensor, start: int) -> None:
         longest = start + inputs.packing.width(inputs.tokens.shape[1])
+        # Positions are read only where they may decide, because reading waits for a device.
         is_padded = inputs.attend is not None and longest > self.max_positions
         if is_padded or inputs.positions is not None:
             longest = int(positions.max()) + 1
