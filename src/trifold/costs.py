@@ -84,7 +84,8 @@ def _rows(config: ModelConfig, rows: Iterator[Row]) -> Iterator[ParameterRow]:
 
 
 def _embeddings(config: ModelConfig) -> Iterator[ParameterRow]:
-    embeddings, positions = part_of(EmbeddingsPart, config), part_of(PositionsPart, config)
+    embeddings = part_of(EmbeddingsPart, config)
+    positions = part_of(PositionsPart, config)
     for table in embeddings.parameters(config):
         # The target's embeddings have the widths of the decoder.
         widths = config.decoder_side if table.name.startswith("target") else config
@@ -122,7 +123,8 @@ def _stack(side: str, config: ModelConfig, memory_width: int) -> Iterator[Parame
 
 def _norms(config: ModelConfig, side: str, *, crosses: bool) -> str:
     """The norms of the blocks of a stack, and its last one."""
-    block, each = part_of(BlockPart, config), norm(config, "E")
+    block = part_of(BlockPart, config)
+    each = norm(config, "E")
     formula = f"L·{block.norms(config, crosses=crosses)}·{each}"
     if not config.first_norm:
         formula += f" - {each}"
@@ -132,12 +134,15 @@ def _norms(config: ModelConfig, side: str, *, crosses: bool) -> str:
 
 
 def _heads(config: ModelConfig) -> list[ParameterRow]:
-    part, states = partial(_row, config, E=config.state_width), config.state_width
-    pooled, vocabulary = config.pooled_width, config.output_vocab_size
+    part = partial(_row, config, E=config.state_width)
+    states = config.state_width
+    pooled = config.pooled_width
+    vocabulary = config.output_vocab_size
     dense = _transform(config) if config.classifier_transform else ""
     reads = pooled if config.classifier_input == "pooler" else states
     if dense and config.d_model < reads == config.stream_width:  # the layer joins both streams
-        dense, reads = f"E·E + {dense}", config.d_model
+        dense = f"E·E + {dense}"
+        reads = config.d_model
     classifier = f"{dense}C·E{' + C' if config.classifier_bias else ''}"
     dense = _transform(config) if config.token_transform else ""
     norms = "2·" if config.norm_placement == "sandwich" else ""
@@ -215,7 +220,8 @@ def forward_flops(config: ModelConfig, source_length: int, target_length: int) -
         for side, sized in config.stacks.items()
     }
     if config.shape == "encoder-decoder":
-        sized, attention = config.decoder_side, classical(AttentionPart)
+        sized = config.decoder_side
+        attention = classical(AttentionPart)
         keys_values = 2 * sized.d_model * sized.kv_heads * sized.head_width
         queries = attention.matrices(sized) - keys_values
         queries += attention.per_key(sized) * source_length
@@ -251,7 +257,8 @@ def _layer_elements(config: ModelConfig, keys: int, side: str) -> int:
     """Elements of the matrices that a token passes in all layers of a stack, without
     cross-attention.
     """
-    attention, layers = part_of(AttentionPart, config), range(config.n_layers)
+    attention = part_of(AttentionPart, config)
+    layers = range(config.n_layers)
     read = [keys_read(config, layer, keys, side) for layer in layers]
     matrices = sum(feed_forward_elements(config, layer) for layer in layers)
     matrices += config.n_layers * attention.matrices(config)
@@ -286,7 +293,8 @@ def inference_memory(config: ModelConfig, precision: str = "float32") -> Inferen
     """Bytes of the weights, and of the cache per token: keys and values, 2·L·G·D elements in the
     decoder.
     """
-    side, size = config.decoder_side, BYTES[precision]
+    side = config.decoder_side
+    size = BYTES[precision]
     crosses = (
         2
         * config.decoder_layers

@@ -34,7 +34,8 @@ def wrapped(text: str, columns: int | None = None) -> str:
     """The `printable` text in lines of `columns` (80) characters; words, and commands in backticks,
     stay whole.
     """
-    lines, size = [], columns or COLUMNS
+    lines = []
+    size = columns or COLUMNS
     for line in printable(text).split("\n"):
         line = re.sub(
             "^(?:error|warning): |`[^`]*`", lambda found: found[0].replace(" ", "\0"), line
@@ -115,4 +116,5 @@ class OtherRankError(TrifoldError):
 
     def __init__(self, message: str, exit_code: int = 1, *, reported: bool = True) -> None:
         super().__init__(message)
-        self.exit_code, self.reported = exit_code, reported
+        self.exit_code = exit_code
+        self.reported = reported

@@ -23,7 +23,8 @@ Phrase = Annotated[list[Id], Field(min_length=1)]
 Words = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 # Ranges in which logits, which are 32-bit floats, neither overflow nor vanish.
-SMALLEST, LARGEST = 1e-30, 1e30
+SMALLEST = 1e-30
+LARGEST = 1e30
 Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
 Bounded = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -279,7 +280,8 @@ def _sampling_conflicts(config: GenerationConfig) -> Iterator[str]:
         remedy = "beam search does not sample; set num_beams to 1, or remove the sampling options"
         yield _contradiction(_value(config, "num_beams"), _sampling_setting(config), remedy)
     if not config.is_sampling and config.num_return_sequences > config.num_beams:
-        count, beams = _value(config, "num_return_sequences"), _value(config, "num_beams")
+        count = _value(config, "num_return_sequences")
+        beams = _value(config, "num_beams")
         yield f"{count} is more than {beams}: raise num_beams, or sample (do_sample true)"
     if config.top_k_form == "uniform" and config.top_k is None:
         yield "top_k_form uniform needs top_k: set top_k too"
@@ -303,7 +305,9 @@ def _contrastive_conflicts(config: GenerationConfig) -> Iterator[str]:
 
 
 def _beam_conflicts(config: GenerationConfig) -> Iterator[str]:
-    groups, beams, penalty = config.num_beam_groups, config.num_beams, config.diversity_penalty
+    groups = config.num_beam_groups
+    beams = config.num_beams
+    penalty = config.diversity_penalty
     if beams % groups:
         yield (
             f"num_beam_groups {groups} does not divide num_beams {beams}: make num_beams a "
@@ -338,7 +342,8 @@ def _lookup_conflicts(config: GenerationConfig) -> Iterator[str]:
 
 def _length_conflicts(config: GenerationConfig) -> Iterator[str]:
     for minimum, maximum in (("min_new_tokens", "max_new_tokens"), ("min_length", "max_length")):
-        low, high = getattr(config, minimum), getattr(config, maximum)
+        low = getattr(config, minimum)
+        high = getattr(config, maximum)
         if high is not None and (low or 0) > high:
             yield (
                 f"{minimum} {low} is more than {maximum} {high}: lower the first or raise the "

@@ -85,7 +85,8 @@ def _container_limits(own: Path = Path("/proc/self/cgroup")) -> Iterator[Limit]:
 
 
 def _group_limits(group: Path, limit_file: str, used_file: str, cache: str) -> Iterator[Limit]:
-    limit, used = _read_text(group / limit_file).strip(), _read_text(group / used_file).strip()
+    limit = _read_text(group / limit_file).strip()
+    used = _read_text(group / used_file).strip()
     if not limit.isdigit() or not used.isdigit() or int(limit) >= 2**60:
         return
     lines = _read_text(group / "memory.stat").splitlines()

@@ -58,8 +58,11 @@ class Pipeline(PredictMixin):
         pictures: ImageSettings | None = None,
         modules: SentenceModules | None = None,
     ) -> None:
-        self.model, self.pictures, self.modules = model, pictures, modules
-        self.tokenizer, self.target_tokenizer = tokenizer, target_tokenizer or tokenizer
+        self.model = model
+        self.pictures = pictures
+        self.modules = modules
+        self.tokenizer = tokenizer
+        self.target_tokenizer = target_tokenizer or tokenizer
         self.generation = GenerationConfig.parse(generation or {})
 
     def __repr__(self) -> str:
@@ -187,7 +190,8 @@ class Pipeline(PredictMixin):
     def _first_inputs(
         self, tokens: TokensOrText, attend: Tensor | None, segments: Tensor | None
     ) -> Inputs:
-        config, weight = self.config, next(self.model.parameters())
+        config = self.config
+        weight = next(self.model.parameters())
         if config.n_patches:
             pixels = _tensor("tokens", tokens, "pixels of shape (B, channels, height, width)")
             return Inputs(pixels=pixels.to(weight))
@@ -341,7 +345,8 @@ class Pipeline(PredictMixin):
             raise DataError(
                 f"{place} has no tokens: nothing to {'translate' if both else 'continue'}"
             )
-        end, appends = self.config.eos_id, both and self.config.eos_id < self.config.vocab_size
+        end = self.config.eos_id
+        appends = both and self.config.eos_id < self.config.vocab_size
         found = [list(row.ids) for row in encoded]
         if language is not None:
             found = set_language(encoded, language, self.reader.languages)
@@ -370,7 +375,8 @@ class Pipeline(PredictMixin):
             raise UsageError(
                 "int8 weights are for inference only; load the model without them to save it"
             )
-        path, dtype = Path(folder), next(self.model.parameters()).dtype
+        path = Path(folder)
+        dtype = next(self.model.parameters()).dtype
         generation = self.generation.model_dump(exclude_defaults=True)
         save_model(
             path, self.model, generation=generation, dtype=dtype, max_shard_size=max_shard_size

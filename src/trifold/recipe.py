@@ -227,7 +227,8 @@ class TrainSettings(Settings):
 
     def _contradictions(self) -> Iterator[str | Conflict]:
         for key, (chooser, values) in DEPENDENT_KEYS.items():
-            value, chosen = getattr(self, key), getattr(self, chooser)
+            value = getattr(self, key)
+            chosen = getattr(self, chooser)
             default = type(self).model_fields[key].default
             if value != default and chosen not in values:
                 text = f"{key} {value} has no effect with {chooser} {chosen}"
@@ -409,7 +410,8 @@ def missing_files(recipe: Mapping[str, Any]) -> list[str]:
     """The missing files and folders that an included recipe names, or `data.train=FILE` if it names
     no data.
     """
-    task, data = recipe.get("task", {}), recipe.get("data", {})
+    task = recipe.get("task", {})
+    data = recipe.get("data", {})
     if not data.get("train") and not task.get("parts"):
         return ["data.train=FILE"]
     groups = (data, *task.get("parts", {}).values())
@@ -475,11 +477,13 @@ def settle(values: dict[str, Any], written: Mapping[str, Any]) -> list[str]:
     """
     lines: list[str] = []
     for name, cls in GROUPS.items():
-        group, chosen = values.get(name), written.get(name, {})
+        group = values.get(name)
+        chosen = written.get(name, {})
         if isinstance(group, Mapping) and isinstance(chosen, Mapping):
             values[name] = {**group}
             lines += cls.settle(values[name], chosen.keys(), name)
-    group, chosen = values.get("generate"), written.get("generate")
+    group = values.get("generate")
+    chosen = written.get("generate")
     if isinstance(group, Mapping) and isinstance(chosen, Mapping):
         values["generate"] = {**group}
         lines += _settle_generation(values["generate"], chosen)

@@ -41,7 +41,8 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
     """
 
     def __init__(self, handler: Path, environment: Mapping[str, str] | None = None) -> None:
-        self._handler, self._environment = handler, dict(environment or {})
+        self._handler = handler
+        self._environment = dict(environment or {})
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()

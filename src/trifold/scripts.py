@@ -15,7 +15,8 @@ _KANA = "\u3040-\u30ff"
 _SOUTHEAST = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
 UNSPACED = re.compile(f"[{_HAN}{_KANA}{_SOUTHEAST}]")
 
-_HALF_WIDTH, _TIBETAN = "\uff66-\uff9f", "\u0f00-\u0fff"
+_HALF_WIDTH = "\uff66-\uff9f"
+_TIBETAN = "\u0f00-\u0fff"
 _CHARACTERS = f"{_HAN}{_KANA}{_SOUTHEAST}{_HALF_WIDTH}{_TIBETAN}"
 _LATIN = "A-Za-z\u00aa\u00ba\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u1e00-\u1eff"
 # A unit is a word of a script with spaces, or a character of one without.

@@ -29,7 +29,8 @@ class Conflict(ValueError):
     def __init__(self, text: str, ways: Mapping[str, Any], remedy: str = "") -> None:
         values = " or ".join(f"{key}: {as_yaml(value)}" for key, value in ways.items())
         super().__init__(f"{text}; {remedy or f'set {values}'}")
-        self.text, self.ways = text, ways
+        self.text = text
+        self.ways = ways
 
 
 class Settings(BaseModel):

@@ -52,7 +52,8 @@ class Blocks:
         """The chunks of documents in the given rows, in order."""
         begins = np.maximum(rows * self.width - self.shift, 0)
         ends = np.minimum((rows + 1) * self.width - self.shift, self.tokens)
-        first, last = self._find_document(begins), self._find_document(ends - 1)
+        first = self._find_document(begins)
+        last = self._find_document(ends - 1)
         counts = last - first + 1
         documents = positions(first, counts)
         begins = np.maximum(np.repeat(begins, counts), self._begin(documents))
@@ -75,11 +76,13 @@ class Blocks:
         """The document of each position, by binary search, which does not read all offsets from
         disk.
         """
-        low, high = np.zeros_like(positions), np.full_like(positions, len(self.starts) - 1)
+        low = np.zeros_like(positions)
+        high = np.full_like(positions, len(self.starts) - 1)
         while (high - low > 1).any():
             middle = (low + high) // 2
             before = self._begin(middle) <= positions
-            low, high = np.where(before, middle, low), np.where(before, high, middle)
+            low = np.where(before, middle, low)
+            high = np.where(before, high, middle)
         return low
 
 
@@ -87,7 +90,8 @@ class ShuffledRows(Sequence[Integers]):
     """The plan of an epoch: batches of `size` rows, in an order drawn from (seed, epoch)."""
 
     def __init__(self, rows: int, size: int, *, seed: int, epoch: int) -> None:
-        self.rows, self.size = rows, size
+        self.rows = rows
+        self.size = size
         self._keys = random_bits(seed, epoch).random_raw(_ROUNDS)
 
     def __len__(self) -> int:
@@ -112,7 +116,8 @@ def permute(positions: Integers, count: int, keys: NDArray[np.uint64]) -> Intege
     values = positions.astype(np.uint64)
     out = np.ones(len(values), dtype=np.bool_)
     while out.any():
-        left, right = values[out] >> bits, values[out] & mask
+        left = values[out] >> bits
+        right = values[out] & mask
         for key in keys:
             left, right = right, left ^ (_mix(right ^ key) & mask)
         values[out] = left << bits | right

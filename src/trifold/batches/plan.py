@@ -64,7 +64,8 @@ def plan_epoch(
         return []
     rng = random_bits(seed, epoch)
     ties = rng.random_raw(len(lengths)) if shuffle else np.arange(len(lengths))
-    source, target = lengths[usable, 0], lengths[usable, -1]
+    source = lengths[usable, 0]
+    target = lengths[usable, -1]
     # Source lengths alternate between ascending and descending, so a batch that spans two target
     # lengths needs little padding.
     order = usable[np.lexsort((ties[usable], np.where(target % 2, -source, source), target))]
@@ -128,15 +129,19 @@ def _reject_overlong(lengths: NDArray[np.int64], settings: BatchSettings) -> Non
 def _boundaries(lengths: NDArray[np.int64], settings: BatchSettings) -> list[tuple[int, int]]:
     """Start and end of every batch, filling each batch in order up to the limits."""
     max_rows = settings.rows or len(lengths)
-    starts, sources, targets = [0], 0, 0
+    starts = [0]
+    sources = 0
+    targets = 0
     for row, (source, target) in enumerate(
         zip(lengths[:, 0].tolist(), lengths[:, -1].tolist(), strict=True)
     ):
-        sources, targets = sources + source, targets + target
+        sources = sources + source
+        targets = targets + target
         rows = row - starts[-1] + 1
         if rows > 1 and (max(sources, targets) >= settings.tokens or rows > max_rows):
             starts.append(row)
-            sources, targets = source, target
+            sources = source
+            targets = target
     return list(zip(starts, [*starts[1:], len(lengths)], strict=True))
 
 

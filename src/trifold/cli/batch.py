@@ -78,8 +78,11 @@ def generate_batches(
     """
     from trifold.text.annotation import unknown_words
 
-    progress, limits, unknown = Progress(), list[str | None](), list[str]()
-    parse_special, holes = settings.get("parse_special"), dict[str, None]()
+    progress = Progress()
+    limits = list[str | None]()
+    unknown = list[str]()
+    parse_special = settings.get("parse_special")
+    holes = dict[str, None]()
 
     def generate(read: int, indices: list[int], sources: list[str]) -> list[list[Output]]:
         places = [f"line {read + index + 1}" for index in indices]
@@ -136,7 +139,8 @@ def in_batches(
         found = run(read, indices, [batch[index] for index in indices]) if indices else []
         results = dict(zip(indices, found, strict=True))
         yield from ((item, results.get(index)) for index, item in enumerate(batch))
-        read, blank = read + len(batch), blank + len(batch) - len(indices)
+        read = read + len(batch)
+        blank = blank + len(batch) - len(indices)
     if blank:
         print_note(f"{blank:,} of {read:,} lines are blank; their output is blank too")
 

@@ -47,7 +47,8 @@ def run(
     from trifold.scores import DIGITS
     from trifold.scores.bootstrap import paired_bootstrap
 
-    recipes, report = [find_recipe(model) for model in (a, b)], cache(print_note)
+    recipes = [find_recipe(model) for model in (a, b)]
+    report = cache(print_note)
     first, second = (
         Request(
             model, recipe or other, data or [], None, None, given(**options), load, report=report
@@ -59,7 +60,8 @@ def run(
     second = _like(first, second)
     for model in dict.fromkeys((a, b)):
         _note_unfinished(model)
-    ours, theirs = _measure(first), _measure(second)
+    ours = _measure(first)
+    theirs = _measure(second)
     if ours[1] != theirs[1]:
         sizes = [
             f"{len(each):,} {unit} with {sum(each):,} labels" for _, each, unit in (ours, theirs)
@@ -100,7 +102,8 @@ def _like(first: Request, second: Request) -> Request:
     """The second request with the task and the data of the first. Raises UsageError naming the
     settings that differ.
     """
-    ours, theirs = _measured_settings(first), _measured_settings(second)
+    ours = _measured_settings(first)
+    theirs = _measured_settings(second)
     differ = [key for key in ours if ours[key] != theirs.get(key)]
     if differ:
         values = "; ".join(
@@ -121,7 +124,8 @@ def _measured_settings(request: Request) -> dict[str, Any]:
     recipe = request.recipe
     if recipe is None:
         return {"the kind of data": evaluation.data_kind_of(request)}
-    task, data = recipe.task.evaluated, recipe.data
+    task = recipe.task.evaluated
+    data = recipe.data
     values: dict[str, Any] = {"task.kind": task.kind}
     if not request.data:
         excluded = {"cache"} if data.holdout else {"cache", "train"}
@@ -143,18 +147,21 @@ def _measure(request: Request) -> tuple[Scorer, list[int], str]:
     from trifold.scores.bootstrap import sums_scorer
 
     if evaluation.data_kind_of(request) == "pairs":
-        settings, pairs = evaluation.score_settings(request), evaluation.read_test_pairs(request)
+        settings = evaluation.score_settings(request)
+        pairs = evaluation.read_test_pairs(request)
         outputs, _ = evaluation.translate(request, pairs)
         return settings.scorer(outputs, pairs.targets), [1] * len(pairs), "pairs"
     pipeline, task, rows, _ = evaluation.open_validation(request)
-    shape, heads = pipeline.config.shape, pipeline.config.chosen_heads
+    shape = pipeline.config.shape
+    heads = pipeline.config.chosen_heads
     needed = task.settings.with_heads(pipeline.config).chosen_heads
     if shape not in task.settings.shapes or not {*needed} <= {*heads}:
         raise UsageError(
             f"{request.model}: this {shape} (heads: {', '.join(heads)}) is no model for task.kind: "
             f"{task.settings.kind}; name a run of that task"
         )
-    examples, model = task.examples(rows), pipeline.model
+    examples = task.examples(rows)
+    model = pipeline.model
     rows = (np.array([row]) for row in range(len(examples.lengths)))
     with torch.no_grad():
         found = [task.measure(model, task.batch(examples, row).to(pipeline.device)) for row in rows]

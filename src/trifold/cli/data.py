@@ -68,14 +68,16 @@ def _obtain(dataset: Dataset) -> None:
 def _describe(dataset: Dataset) -> dict[str, Any]:
     from trifold.data.catalog import data_folder
 
-    size, present = sum(file.size for file in dataset.files), len(dataset.present())
+    size = sum(file.size for file in dataset.files)
+    present = len(dataset.present())
     files = [file.path for file in dataset.files]
     folder = str(data_folder() / dataset.name)
     return dataset._asdict() | {"size": size, "folder": folder, "files": files, "present": present}
 
 
 def _row(facts: dict[str, Any]) -> tuple[str, ...]:
-    present, total = facts["present"], len(facts["files"])
+    present = facts["present"]
+    total = len(facts["files"])
     here = {0: "by hand" if facts["by_hand"] else "no", total: "yes"}.get(
         present, f"{present} of {total}"
     )

@@ -132,7 +132,8 @@ def run(
     validation.
     """
     load = partial(load_pipeline, model, device=device, dtype=dtype, tokenizer=tokenizer)
-    chosen, recipe = given(**options), find_recipe(model)
+    chosen = given(**options)
+    recipe = find_recipe(model)
     request = Request(
         model, recipe, data or [], split, batch_size, chosen, load, tokenizer, folder=folder
     )
@@ -258,7 +259,8 @@ def _score_translations(request: Request) -> Report:
     if "out" in request.options:
         data = chain.from_iterable(each.split(",") for each in request.data)
         check_not_read(request.options["out"], *data)
-    settings, pairs = score_settings(request), read_test_pairs(request)
+    settings = score_settings(request)
+    pairs = read_test_pairs(request)
     outputs, seconds = translate(request, pairs)
     if "out" in request.options:
         with open_output(request.options["out"]) as file:
@@ -296,7 +298,8 @@ def score_settings(request: Request) -> TranslateSettings:
 
 def translate(request: Request, pairs: Pairs) -> tuple[list[str], float]:
     """The outputs for the sources, and the seconds that they took."""
-    pipeline, start = request.load(), time.perf_counter()
+    pipeline = request.load()
+    start = time.perf_counter()
     beams = given(num_beams=request.options.get("num_beams"))
     found = generate_batches(pipeline, pairs.sources, beams, request.batch_size)
     outputs = [one_line(each[0].text) if each else "" for _, each in found]
@@ -308,7 +311,9 @@ def read_test_pairs(request: Request) -> Pairs:
     from trifold.cli.tables import reading_settings
     from trifold.data import read_pairs, read_splits
 
-    recipe, data, example = request.recipe, request.data, "test.en test.de"
+    recipe = request.recipe
+    data = request.data
+    example = "test.en test.de"
     if len(data) > 2:
         raise UsageError(
             f"{len(data)} data files: pass two (source and reference), or one with both sides"
@@ -344,7 +349,8 @@ def _validate(request: Request) -> Report:
     from trifold.scores import score_text
 
     pipeline, task, rows, context = open_validation(request)
-    start, unit = time.perf_counter(), task.loss_unit
+    start = time.perf_counter()
+    unit = task.loss_unit
     found = task.evaluate(pipeline.model, rows, task.examples(rows), context)
     seconds = time.perf_counter() - start
     refuse_non_finite(tensor(found.loss))
@@ -391,7 +397,8 @@ def _open_task(
         )
     pipeline = request.load()
     # The data to measure also stands in for the training data, and would be reported twice.
-    report, seed = cache(request.report), recipe.train.seed
+    report = cache(request.report)
+    seed = recipe.train.seed
     context = BuildContext(data, recipe.tokenizer, pipeline.config, batches, seed, folder, report)
     bundle = settings.build(context)
     return pipeline, bundle.objective, bundle.valid

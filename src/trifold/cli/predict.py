@@ -62,7 +62,8 @@ EXAMPLES = (
 SMALL_BATCH = (
     64  # pictures, or texts of a generation model, that are read before the first prediction
 )
-MULTI, REGRESSION = "multi_label_classification", "regression"
+MULTI = "multi_label_classification"
+REGRESSION = "regression"
 
 # Options of the tasks.
 OPTIONS = {
@@ -174,7 +175,8 @@ def run(
     """
     # An output that stops at a text that is too long can continue with texts truncated.
     command = repr({**locals(), "options": {**options, "on_overflow": None}})
-    texts, pairs = text or [], pair or []
+    texts = text or []
+    pairs = pair or []
     recipe = find_recipe(model)
     is_rows = not as_text and (is_table(texts, recipe) or _is_image_set(texts, recipe))
     if is_rows:
@@ -205,7 +207,8 @@ def run(
         dialect = None
         if not is_picture:
             table = open_table(texts, predictor.task, recipe, pairs)
-            read, dialect = table.inputs, table.dialect()
+            read = table.inputs
+            dialect = table.dialect()
         key = command + repr(_digests(texts[0], model, out))
         _predict_rows(predictor, read, out, Format.of(out, texts[0], dialect), key, size)
     else:
@@ -297,7 +300,9 @@ def _digests(table: str, model: str, out: Path) -> Any:
     from trifold.data import compute_digests, expand_path
     from trifold.hub import resolve
 
-    path, own, names = expand_path(table), out.resolve().parent, (out.name, f".{out.name}")
+    path = expand_path(table)
+    own = out.resolve().parent
+    names = (out.name, f".{out.name}")
     files: list[Any] = list_files(table, TABLE_FORMATS) or [table]
     if path.is_dir():
         files = [
@@ -366,7 +371,8 @@ class Predictor:
             self.unknown.extend(unknown_words(self.pipeline.reader, texts))
         if self.generates:
             return self._generate(progress, first + read, batch)
-        sources, pairs = [one.text for one in batch], _second_texts(batch)
+        sources = [one.text for one in batch]
+        pairs = _second_texts(batch)
         options: dict[str, Any] = {"places": [one.place for one in batch], "on_done": progress}
         options |= {"on_cut": print_note, **given(**self.options)}
         if self.task == "similarity":
@@ -406,7 +412,8 @@ class Predictor:
         longest = min(positions, getattr(self.recipe and self.recipe.task, "max_source", positions))
         is_cut = self.options["on_overflow"] == "truncate"
         remedy = None if is_cut else "shorten it, or truncate it (--on-overflow truncate)"
-        sources, places = [one.text for one in batch], [one.place for one in batch]
+        sources = [one.text for one in batch]
+        places = [one.place for one in batch]
         parse_special = self.options["parse_special"]
         check_lengths(self.pipeline, sources, places, longest, remedy, parse_special)
         generation = {"on_done": progress, "first": first, "max_source": longest}
@@ -556,7 +563,8 @@ def _format(one: Input, predictor: Predictor, found: Any, json: bool) -> str:
         return _format_json(one, predictor, found)
     if found is None:
         return ""
-    text, chosen = _format_text(predictor.task, found), predictor.chosen(found)
+    text = _format_text(predictor.task, found)
+    chosen = predictor.chosen(found)
     if not predictor.every:
         return text
     if predictor.task == "next-sentence":
@@ -621,7 +629,8 @@ def _values(predictor: Predictor, one: Input, found: Any) -> list[Any]:
     The prediction is the label of a class or of several, the number of a regression, the tag of
     each word, or the output for a text; else JSON.
     """
-    task, problem = predictor.task, predictor.config.problem_type
+    task = predictor.task
+    problem = predictor.config.problem_type
     if task == "generate":
         return [found[0].text if found else ""]
     found = predictor.chosen(found)

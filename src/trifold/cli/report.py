@@ -39,7 +39,8 @@ def write_report(folder: Path, task: Any, rows: Any, found: Any) -> None:
     )
     if problem != SINGLE:
         return
-    names, score = [*task.numbers], ClassificationScore(len(task.numbers))
+    names = [*task.numbers]
+    score = ClassificationScore(len(task.numbers))
     expected, predicted = (
         [task.numbers[each[place]] for each in found.samples] for place in (1, 2)
     )

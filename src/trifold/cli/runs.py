@@ -22,7 +22,10 @@ from trifold.jsonfiles import MAX_JSON, iter_json_lines, read_json, read_text
 
 EXAMPLES = ("trifold runs", "trifold runs experiments --sort score", "trifold runs --json")
 HEADING = ("run", "recipe", "changed", "best (step)", "min", "state")
-RECIPE, METRICS, ENVIRONMENT, LOCK = "recipe.yaml", "metrics.jsonl", "environment.json", ".lock"
+RECIPE = "recipe.yaml"
+METRICS = "metrics.jsonl"
+ENVIRONMENT = "environment.json"
+LOCK = ".lock"
 SUMMARY = "summary.json"  # of `trifold train --seeds` and `--folds`
 # Folders of a run, in which there are no runs.
 PARTS = {"checkpoints", "model", "samples", "tokenizer", "tensorboard", "rejected"}
@@ -96,7 +99,8 @@ def _print_summary(file: Path, found: list[Facts]) -> None:
     values = {facts.run: facts.value for facts in found if facts.state == "finished"}
     try:
         summary = json_library.loads(file.read_bytes())
-        names, score = [each["run"] for each in summary["runs"]], summary["score"]
+        names = [each["run"] for each in summary["runs"]]
+        score = summary["score"]
         is_current = all(values.get(each["run"]) == each["value"] for each in summary["runs"])
         spread = "{mean:.2f} ± {deviation:.2f}, mean ± standard deviation (n - 1)".format(**summary)
     except (ValueError, TypeError, KeyError):
@@ -140,11 +144,10 @@ def _read_run(path: Path, facts: Facts) -> None:
     from trifold.yaml_dialect import parse
 
     recipe = parse(read_text(path / RECIPE, MAX_JSON), str(path / RECIPE))
-    task, sessions = recipe["task"], list[Any]()
-    facts.recipe, facts.score = (
-        str(recipe["name"]),
-        str(task.get("best_by") or task["of"]["best_by"]),
-    )
+    task = recipe["task"]
+    sessions = list[Any]()
+    facts.recipe = str(recipe["name"])
+    facts.score = str(task.get("best_by") or task["of"]["best_by"])
     validated = _read_metrics(path / METRICS, facts)
     with suppress(TrifoldError):  # written with the first session
         sessions = read_json(path / ENVIRONMENT).get("sessions", [])
@@ -179,9 +182,11 @@ def _read_metrics(file: Path, facts: Facts) -> int:
     """The best validation, the last step, and the time of the last logged step. Returns the step of
     the last validation.
     """
-    sign, validated = -1 if facts.score == "loss" else 1, 0
+    sign = -1 if facts.score == "loss" else 1
+    validated = 0
     for values in iter_json_lines(file):
-        facts.step, facts.seconds = int(values["step"]), float(values.get("seconds", facts.seconds))
+        facts.step = int(values["step"])
+        facts.seconds = float(values.get("seconds", facts.seconds))
         if facts.score == "auto" and (
             names := [key[6:] for key in values if key.startswith("valid/")]
         ):
@@ -192,7 +197,8 @@ def _read_metrics(file: Path, facts: Facts) -> int:
         if value is None or not math.isfinite(value):
             continue
         if facts.value is None or sign * value > sign * facts.value:
-            facts.value, facts.best_step = float(value), facts.step
+            facts.value = float(value)
+            facts.best_step = facts.step
     return validated
 
 

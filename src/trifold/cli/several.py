@@ -42,7 +42,8 @@ def train_each(recipe: Any, changes: dict[str, dict[str, Any]], out: Path, **opt
     from trifold.train.stages import changed
 
     for name, each in changes.items():
-        chosen, file = changed(recipe, each), out / name / RECIPE
+        chosen = changed(recipe, each)
+        file = out / name / RECIPE
         is_finished = describe_run(file.parent, name).state == "finished"
         if is_finished and file.read_text("utf-8") == chosen.resolved():
             if not options["data_changed"]:  # a mean of runs with different data means nothing

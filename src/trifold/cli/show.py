@@ -113,19 +113,23 @@ def find_subject(what: str) -> Subject:
     from trifold.recipe import load_recipe, recipe_names
     from trifold.text import make_tokenizer
 
-    is_folder, name = Path(what).is_dir(), what.casefold()
+    is_folder = Path(what).is_dir()
+    name = what.casefold()
     if name in PRESETS:
         return Subject(name, PRESETS[name])
     if name in PUBLISHED and not is_folder:
-        preset, config = PUBLISHED[name], PUBLISHED[name].config
+        preset = PUBLISHED[name]
+        config = PUBLISHED[name].config
         agrees = preset.agrees(count_parameters(config))
         return Subject(name, config, remark="" if agrees else f"announced as {preset.announced}")
     if Path(what).suffix in (".yaml", ".yml") or (what in recipe_names() and not is_folder):
         recipe = load_recipe(what, imports_parts=True)
-        size, is_joint = recipe.tokenizer.vocab_size, recipe.tokenizer.joint
+        size = recipe.tokenizer.vocab_size
+        is_joint = recipe.tokenizer.joint
         remark = "with the maximum vocabulary of the recipe"
         if recipe.tokenizer.file is not None and expand_path(recipe.tokenizer.file).exists():
-            size, remark = make_tokenizer([], recipe.tokenizer).vocab_size, ""
+            size = make_tokenizer([], recipe.tokenizer).vocab_size
+            remark = ""
         remark += (
             f"; pretrained first, with {recipe.pretrain}" if recipe.pretrain is not None else ""
         )
@@ -184,7 +188,8 @@ def training_needs(
 
     device = find_device()
     if subject.recipe is None:
-        train, dtype = TrainSettings(), getattr(torch, precision or "float32")
+        train = TrainSettings()
+        dtype = getattr(torch, precision or "float32")
     else:
         train = subject.recipe.train
         dtype = choose_precision(precision or train.precision, device)
@@ -203,11 +208,9 @@ def training_needs(
 def _print_report(subject: Subject, facts: dict[str, Any]) -> None:
     from trifold.look.drawing import draw_architecture
 
-    total, training, inference = (
-        facts["parameters"],
-        facts["training_bytes"],
-        facts["inference_bytes"],
-    )
+    total = facts["parameters"]
+    training = facts["training_bytes"]
+    inference = facts["inference_bytes"]
     remark = f"({subject.remark})\n" if subject.remark else ""
     print(f"{subject.name}: {facts['shape']}, {total:,} parameters\n{remark}")
     print(f"{draw_architecture(subject.config)}\n")
@@ -220,7 +223,8 @@ def _print_report(subject: Subject, facts: dict[str, Any]) -> None:
     print_table([("part", "formula", "parameters", "share"), *parts], "  rr")
 
     print(f"\nfloating-point operations per token, sequences of {facts['length']} tokens\n")
-    forward, backward = facts["flops_per_token"]["forward"], facts["flops_per_token"]["training"]
+    forward = facts["flops_per_token"]["forward"]
+    backward = facts["flops_per_token"]["training"]
     both = facts["shape"] == "encoder-decoder"
     rows = [
         (f"{side} token" if both else "token", forward[side], backward[side]) for side in forward

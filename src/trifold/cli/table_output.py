@@ -92,7 +92,8 @@ class Format(NamedTuple):
 
 def name_columns(columns: Collection[str], added: Sequence[str]) -> dict[str, str]:
     """The names of the added columns: those that the table already has begin with `model_`."""
-    taken, names = {*columns}, {}
+    taken = {*columns}
+    names = {}
     for name in added:
         names[name] = name
         while names[name] in taken:
@@ -164,7 +165,8 @@ def _check(read: Callable[[], Iterator[Input]], form: Format) -> tuple[list[str]
 
     Raises DataError for a row that the format cannot hold, and if there is none.
     """
-    columns, total = dict[str, None](), 0
+    columns = dict[str, None]()
+    total = 0
     for one in read():
         columns |= dict.fromkeys(one.row)
         form.record([*one.row], one, {})

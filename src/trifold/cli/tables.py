@@ -170,7 +170,8 @@ class TableReader(NamedTuple):
         """
         kind, table = self._open()
         keys = keys_of_file(self.file, kind, self.settings)
-        found, first = dict[str, str](), dict[str, Any]()
+        found = dict[str, str]()
+        first = dict[str, Any]()
         for _, place, row in table.rows:
             if row is None and len(first) != 1:
                 continue

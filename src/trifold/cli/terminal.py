@@ -78,7 +78,8 @@ def print_table(rows: Sequence[Sequence[str]], right: str = "", cut: int = 0) ->
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for index, title in enumerate(rows[0]):
-        is_right, fixed = right[index : index + 1] == "r", bool(cut) and index >= cut
+        is_right = right[index : index + 1] == "r"
+        fixed = bool(cut) and index >= cut
         table.add_column(
             Text(title), justify="right" if is_right else "left", overflow="fold", no_wrap=fixed
         )

@@ -46,9 +46,11 @@ def iter_conll(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
     lines = enumerate(iter_lines(file, settings.max_line_bytes), start=1)
     opening = list(islice(lines, _OPENING_LINES))
     example = next((line for _, line in opening if _is_token(line)), "")
-    has_tabs, width = "\t" in example, len(_fields(example)) if example else 0
+    has_tabs = "\t" in example
+    width = len(_fields(example)) if example else 0
     for _, sentence in groupby(chain(opening, lines), key=lambda line: not line[1].strip()):
-        first, tokens = 0, list[list[str]]()
+        first = 0
+        tokens = list[list[str]]()
         for number, line in sentence:
             if not line.strip() or line.startswith("-DOCSTART-") or _COMMENT.match(line):
                 continue
@@ -123,7 +125,8 @@ def join_words(table: Table, settings: DataSettings) -> Table:
 
 
 def _sentences(rows: Iterable[NumberedRow], sentence: str | None) -> Iterator[NumberedRow]:
-    words, divided = list[NumberedRow](), False
+    words = list[NumberedRow]()
+    divided = False
     for numbered in chain(_mark_sentences(rows, sentence), [None]):
         if numbered is not None:
             words.append(numbered)
@@ -145,7 +148,8 @@ def _mark_sentences(
     rows: Iterable[NumberedRow], sentence: str | None
 ) -> Iterator[NumberedRow | None]:
     """The rows of words, and None at the end of each sentence."""
-    last, is_filled = "", False
+    last = ""
+    is_filled = False
     for number, place, row in rows:
         if row is None or not any(row.values()):
             yield None

@@ -56,7 +56,8 @@ def find_dialect(
     """
     default = DELIMITERS[kind]
     if first_lines and (match := _DELIMITER_LINE.fullmatch(first_lines[0])):
-        default, first_lines = match[1], first_lines[1:]
+        default = match[1]
+        first_lines = first_lines[1:]
     delimiter = settings.delimiter or _find_delimiter(first_lines, kind, default, settings, known)
     has_quotes = _quotes_enclose(file, kind, delimiter, first_lines, settings)
     return Dialect(delimiter, has_quotes, has_bom(file))
@@ -151,7 +152,10 @@ def quotes_enclose(lines: Iterable[str], *, by_default: bool = False) -> bool:
     are not numbers have them, or only those that need them; a quotation has them without need.
     by_default: the answer if neither is certain.
     """
-    are_all, are_needed, is_spread, count = True, True, False, 0
+    are_all = True
+    are_needed = True
+    is_spread = False
+    count = 0
     widths = set[int]()
     try:
         for _, record in csv_records(lines, "", _READ_BYTES):
@@ -188,7 +192,9 @@ def csv_records(lines: Iterable[str], name: str, max_bytes: int) -> Iterator[tup
     """The records of CSV, of one or several lines, with the numbers of their first lines."""
     numbered = enumerate(lines, start=1)
     for number, record in numbered:
-        parts, size, quotes = [record], len(record), record.count('"')
+        parts = [record]
+        size = len(record)
+        quotes = record.count('"')
         while quotes % 2:  # an open quote continues the record on the next line
             _, part = next(numbered, (0, None))
             if part is None or size > max_bytes:
@@ -196,7 +202,8 @@ def csv_records(lines: Iterable[str], name: str, max_bytes: int) -> Iterator[tup
                     f"{name}:{number}: a quote is opened and not closed; close it, or use TSV"
                 )
             parts.append(part)
-            size, quotes = size + len(part), quotes + part.count('"')
+            size = size + len(part)
+            quotes = quotes + part.count('"')
         yield number, "\n".join(parts)
 
 
@@ -220,7 +227,9 @@ def _parse(record: str, delimiter: str) -> tuple[list[tuple[str, bool]], int | N
     """The fields of a record and whether each is in quotes, and the position of a quote in the
     wrong place.
     """
-    pattern, fields, position = _field_pattern(delimiter), list[tuple[str, bool]](), 0
+    pattern = _field_pattern(delimiter)
+    fields = list[tuple[str, bool]]()
+    position = 0
     while match := pattern.match(record, position):
         quoted, plain, end = match.groups()
         fields.append((plain, False) if quoted is None else (quoted.replace('""', '"'), True))

@@ -103,7 +103,8 @@ class Documents(Rows):
         """
         if len(self) != 1:
             return super().hold_out(count, seed)
-        name, text = self.report.name, self.texts[0]
+        name = self.report.name
+        text = self.texts[0]
         if not isinstance(count, float):
             raise DataError(
                 f"data.holdout: {name} is a single document; hold out a share of it "
@@ -115,10 +116,8 @@ class Documents(Rows):
             raise DataError(
                 f"data.holdout: {count} of {len(text):,} characters leaves a part blank"
             )
-        train, held = (
-            Documents.of([text[:cut]], name),
-            Documents.of([text[cut:]], f"the end of {name}"),
-        )
+        train = Documents.of([text[:cut]], name)
+        held = Documents.of([text[cut:]], f"the end of {name}")
         train.report = self.report  # keeps the counts of dropped documents
         return train, held
 

@@ -141,7 +141,8 @@ def _fetch(url: str, part: Path, limit: int, report: Report, watch: Watch) -> No
     """Download to `part`, or continue it, in several attempts. Raises DataError above `limit`
     bytes.
     """
-    failures, most = 0, _size(part)
+    failures = 0
+    most = _size(part)
     while True:
         try:
             return _attempt(url, part, limit, watch)

@@ -103,7 +103,8 @@ def data_overrides(data: Any) -> dict[str, Any]:
         return {}
     has_splits = isinstance(data, Mapping) and not SPLITS.keys().isdisjoint(data)
     if not isinstance(data, Mapping) or (not has_splits and _columns(data) is not None):
-        data, has_splits = {"train": data}, True
+        data = {"train": data}
+        has_splits = True
     given = {f"data.{SPLITS.get(key, key)}": value for key, value in data.items()}
     if not has_splits:
         return given
@@ -126,7 +127,8 @@ def plain_column(value: Any) -> Any:
 
 def digest_rows(rows: Iterable[Mapping[str, Any] | None]) -> tuple[int, str]:
     """The number of rows, and the SHA-256 (hexadecimal) of their keys and values in order."""
-    count, digest = 0, hashlib.sha256()
+    count = 0
+    digest = hashlib.sha256()
     for row in rows:
         digest.update(json.dumps(row, default=_describe).encode() + b"\n")
         count += 1

@@ -57,13 +57,15 @@ def find_header(
         return Header([], frozenset(), 0, is_padded=False)
     place = header_place(rows, settings, known)
     first = next((place for place, row in enumerate(rows) if row != [""]), 0)
-    names, skipped = [] if place is None else rows[place], set[int]()
+    names = [] if place is None else rows[place]
+    skipped = set[int]()
     if place is not None:
         skipped = {place} if place == first else {*range(place + 1)}
     data = [row for row in rows[max(skipped, default=-1) + 1 :] if row not in ([""], names)]
     width, is_padded = _measure(names or rows[first], data, is_named=bool(names))
     if names and _has_row_names(width, data):
-        names, width = ["", *names], width + 1
+        names = ["", *names]
+        width = width + 1
     return Header(names[:width], frozenset(skipped), width, is_padded)
 
 
@@ -77,7 +79,8 @@ def header_place(
     most = 0  # cells of the rows above that are not empty
     for place in places[: _TITLE_ROWS + 1]:
         row = rows[place]
-        count, is_first = sum(map(bool, row)), place == places[0]
+        count = sum(map(bool, row))
+        is_first = place == places[0]
         is_below_titles = count > max(most, 1) or (
             rows[place - 1] == [""] and has_known_names(row, known)
         )

@@ -163,7 +163,8 @@ def _groups(total: int, keys: Sequence[Keys]) -> list[list[int]]:
         first: dict[Hashable, int] = {}
         for row, key in enumerate(each):
             if key is not None:
-                one, other = root(row), root(first.setdefault(key, row))
+                one = root(row)
+                other = root(first.setdefault(key, row))
                 parent[max(one, other)] = min(one, other)
     found: dict[int, list[int]] = defaultdict(list)
     for row in range(total):
@@ -246,7 +247,8 @@ def _take(strata: list[list[list[int]]], quotas: list[int]) -> set[int]:
     """The rows of the last groups of each stratum, until they are as close to the quotas so far as
     groups allow.
     """
-    taken, due = set[int](), 0
+    taken = set[int]()
+    due = 0
     for groups, quota in zip(strata, quotas, strict=True):
         due += quota
         for group in reversed(groups):

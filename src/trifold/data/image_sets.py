@@ -49,11 +49,10 @@ def read_images(
 
     Raises DataError for a source without images, and for an image that cannot be read.
     """
-    settings, kinds = settings.model_copy(update=UNSCALED), Counter[tuple[str, int, int]]()
-    records, ignored = (
-        Records({role: [] for role in ("text", "pair", "label", "image")}, identity=["image"]),
-        Counter[str](),
-    )
+    settings = settings.model_copy(update=UNSCALED)
+    kinds = Counter[tuple[str, int, int]]()
+    records = Records({role: [] for role in ("text", "pair", "label", "image")}, identity=["image"])
+    ignored = Counter[str]()
     for number, (name, label, image) in enumerate(iter_images(source, ignored, data), start=1):
         pixels = np.moveaxis(
             read_image(image, settings, channels, name, kinds).astype(np.uint8), 0, -1
@@ -79,7 +78,8 @@ def measure_images(
     source: str | list[str], data: DataSettings = PLAIN
 ) -> tuple[int, tuple[str, int, int]]:
     """The number of images; Pillow mode, height and width of the first one."""
-    found, kinds = iter_images(source, Counter(), data), Counter[tuple[str, int, int]]()
+    found = iter_images(source, Counter(), data)
+    kinds = Counter[tuple[str, int, int]]()
     name, _, image = next(found)
     read_image(image, ImageSettings(size=None, **UNSCALED), 3, name, kinds)
     return 1 + sum(1 for _ in found), next(iter(kinds))
@@ -94,7 +94,8 @@ def iter_images(
     ignored: counts other files by suffix. Raises DataError for a file that is missing or damaged,
     if there is no image, and for one of several splits that a source contains.
     """
-    names, is_empty = [source] if isinstance(source, str) else source, True
+    names = [source] if isinstance(source, str) else source
+    is_empty = True
     for name in names:
         found = _iter_rows(name, data) if is_dataset(name) else _reader(expand_path(name))(name)
         for image in found:
@@ -184,7 +185,8 @@ def _iter_tar(name: str) -> Iterator[Labelled]:
     try:
         with open_binary(name, name) as file, tarfile.open(fileobj=file, mode="r|*") as archive:
             for member in archive:
-                path, place = PurePath(member.name), f"{name}, {member.name}"
+                path = PurePath(member.name)
+                place = f"{name}, {member.name}"
                 if not path.parent.name or not _is_image(path) or not member.isfile():
                     if not member.isdir():
                         yield place, "", None
@@ -207,7 +209,8 @@ def _check_size(place: str, size: int) -> None:
 
 
 def _iter_idx(name: str) -> Iterator[Labelled]:
-    images, labels = _read_idx(name, 3), _read_idx(str(_labels_of_idx(expand_path(name))), 1)
+    images = _read_idx(name, 3)
+    labels = _read_idx(str(_labels_of_idx(expand_path(name))), 1)
     if len(images) != len(labels):
         raise DataError(
             f"{name}: {len(images):,} images and {len(labels):,} labels; copy the files again"
@@ -224,7 +227,8 @@ def _labels_of_idx(images: Path) -> Path:
 def _read_idx(name: str, dimensions: int) -> NDArray[np.uint8]:
     """The array of an IDX file: the code of bytes, the sizes of the dimensions, and the values."""
     with open_binary(name, name) as file:
-        content, start = file.read(), 4 + 4 * dimensions
+        content = file.read()
+        start = 4 + 4 * dimensions
     shape = np.frombuffer(content[4:start], ">u4").astype(np.int64)
     if content[:4] != bytes([0, 0, 8, dimensions]) or len(content) - start != shape.prod():
         raise DataError(

@@ -58,7 +58,8 @@ class ImageSettings(Settings):
             raise ValueError(
                 "size and shortest_edge contradict each other: set one of them to null"
             )
-        shortest, longest = self.shortest_edge, self.longest_edge
+        shortest = self.shortest_edge
+        longest = self.longest_edge
         if longest is not None and longest < (shortest or longest + 1):
             raise ValueError("longest_edge needs a shortest_edge that is not larger")
         return self
@@ -70,10 +71,13 @@ class ImageSettings(Settings):
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """Height and width of an image after resizing."""
-        short, limit = self.shortest_edge, self.longest_edge
+        short = self.shortest_edge
+        limit = self.longest_edge
         if short is None:
             return self.size or (height, width)
-        exact, low, high = float(short), min(height, width), max(height, width)
+        exact = float(short)
+        low = min(height, width)
+        high = max(height, width)
         if limit is not None and high / low * short > limit:
             exact = limit * float(low) / high
             short = round(exact)
@@ -111,7 +115,8 @@ def read_image(
         decoded = decoded.resize((width, height), resample=resampling)
     if settings.crop is not None:
         # If the difference is odd, the larger half is cut at the end, and padded at the start.
-        top, left = (height - settings.crop[0]) // 2, (width - settings.crop[1]) // 2
+        top = (height - settings.crop[0]) // 2
+        left = (width - settings.crop[1]) // 2
         decoded = decoded.crop((left, top, left + settings.crop[1], top + settings.crop[0]))
     pixels = np.asarray(decoded)
     pixels = pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
@@ -209,7 +214,8 @@ def _bytes_of(pixels: NDArray[Any], name: str) -> NDArray[np.uint8]:
     with np.errstate(invalid="ignore"):  # of NaN, which is not equal to its byte
         found = pixels.astype(np.uint8)
     if not np.array_equal(found, pixels):
-        low, high = pixels.min(), pixels.max()
+        low = pixels.min()
+        high = pixels.max()
         raise DataError(
             f"{name}: pixels of 32 bits from {low:g} to {high:g}, whose black and white are not "
             "known; save the image with pixels of 8 bits (0 to 255) or 16 bits (0 to 65,535)"

@@ -75,7 +75,8 @@ def iter_lines(
     with open_binary(path, name) as stream:
         if part.start:
             stream.seek(part.start)
-        number, position = part.first_line - 1, part.start
+        number = part.first_line - 1
+        position = part.start
         while (part.stop is None or position < part.stop) and (raw := stream.readline(read_limit)):
             line = raw.removesuffix(b"\n").removesuffix(b"\r") if raw.endswith(b"\n") else raw
             if position == 0:
@@ -191,10 +192,8 @@ def _decode(raw: bytes, name: str, number: int, offset: int = 0) -> str:
     if position >= 0:
         if encoding := _wide_encoding(raw, offset):
             raise _wide_error(name, encoding)
-        line, column = (
-            number + raw.count(b"\n", 0, position),
-            position - raw.rfind(b"\n", 0, position),
-        )
+        line = number + raw.count(b"\n", 0, position)
+        column = position - raw.rfind(b"\n", 0, position)
         raise DataError(f"{name}:{line}:{column}: {problem}")
     return text
 
@@ -281,7 +280,8 @@ class _ZstdReader(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         self._pending = self._pending or memoryview(next(self._chunks, b""))
         size = min(len(buffer), len(self._pending))
-        buffer[:size], self._pending = self._pending[:size], self._pending[size:]
+        buffer[:size] = self._pending[:size]
+        self._pending = self._pending[size:]
         return size
 
 

@@ -305,7 +305,8 @@ def _rows_of_columns(
     table: tables.Table, settings: DataSettings, report: Report, keys: tables.Keys
 ) -> Iterator[Row]:
     """The pair in each row; a blank line is two empty texts. keys: of all rows, if they differ."""
-    roles, columns = _SIDES, dict[str, str]()
+    roles = _SIDES
+    columns = dict[str, str]()
     for number, place, row in table.rows:
         if row is None:
             yield Row("", "", number)

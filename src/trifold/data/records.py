@@ -278,7 +278,8 @@ def _read_rows(
     """The values of each row; those of a blank line are empty texts. keys: of all rows, if they
     differ.
     """
-    columns, is_table = dict[str, str](), table.has_columns
+    columns = dict[str, str]()
+    is_table = table.has_columns
     for number, place, row in table.rows:
         if row is None:
             yield number, [""] * len(roles)

@@ -29,7 +29,8 @@ def iter_squad(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
         rows = enumerate(_list({"array": content}, "array", file), start=1)
         yield from ((number, f"{file}, row {number}", row) for number, row in rows)
         return
-    number, ids = 0, set[str]()
+    number = 0
+    ids = set[str]()
     for article in _list(content, "data", file):
         for paragraph in _list(article, "paragraphs", file):
             context = check_text(
@@ -94,9 +95,11 @@ def _is_empty(text: Any) -> bool:
 
 def _answers_of_lists(answers: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
     """The answers of an object of two lists, as in the datasets of the hub, or of a single one."""
-    texts, starts = answers.get("text"), answers.get("answer_start", answers.get("start"))
+    texts = answers.get("text")
+    starts = answers.get("answer_start", answers.get("start"))
     if not isinstance(texts, list):
-        texts, starts = [texts], [starts]
+        texts = [texts]
+        starts = [starts]
     if all(map(_is_empty, texts)):
         return []
     if not isinstance(starts, list) or len(texts) != len(starts):

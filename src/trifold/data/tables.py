@@ -199,7 +199,8 @@ def _name_cells(
     """The cells of each record by the names of their columns, without the headers of joined
     files.
     """
-    width, names = header.width, list(map(plain_name, header.names))
+    width = header.width
+    names = list(map(plain_name, header.names))
     keys = list(_unique_keys(header.names or [str(column) for column in range(width)]))
     by_name = dict(zip(names, keys, strict=True)) if names else {}
     for number, cells in records:
@@ -257,7 +258,8 @@ class Keys(NamedTuple):
     def of(cls, rows: Iterable[Iterable[str]]) -> Self:
         """The keys of these rows."""
         rows = dict.fromkeys(map(tuple, rows))
-        names, spelling = dict[str, None](), dict[str, str]()
+        names = dict[str, None]()
+        spelling = dict[str, str]()
         earlier = dict[str, str]()
         for key in dict.fromkeys(chain.from_iterable(rows)):
             name = earlier.setdefault(plain_name(key), key)
@@ -336,7 +338,8 @@ def choose_columns(
     object, `value_at` does. Raises SettingsError for a role in the settings that is not one of
     `roles`.
     """
-    keys, chosen = list(row), dict[str, str]()
+    keys = list(row)
+    chosen = dict[str, str]()
     requested = _requested_columns(roles, settings)
     for role, column in requested.items():
         if column is not None:

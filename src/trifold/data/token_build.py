@@ -36,7 +36,8 @@ from trifold.errors import DataError, SettingsError
 
 MANIFEST = "manifest.json"
 FORMAT = "trifold-tokens-1"
-IDS, STARTS = "ids.bin", "starts.bin"
+IDS = "ids.bin"
+STARTS = "starts.bin"
 
 _BATCH_CHARACTERS = 1 << 20  # of text tokenized in one call
 _BATCH_TEXTS = 10_000
@@ -87,7 +88,8 @@ def iter_side(
 
     The split is random and depends on the text, so equal documents are on one side.
     """
-    share, key = share_of_split(settings, side), (seed % 2**64).to_bytes(8, "little")
+    share = share_of_split(settings, side)
+    key = (seed % 2**64).to_bytes(8, "little")
 
     def is_included(text: str) -> bool:
         digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8, key=key).digest()
@@ -298,7 +300,8 @@ def _batch_texts(texts: Iterable[str]) -> Iterator[list[str]]:
         size += len(text)
         if size >= _BATCH_CHARACTERS or len(batch) >= _BATCH_TEXTS:
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
     if batch:
         yield batch
 
@@ -363,7 +366,8 @@ def run_in_threads(
     while the main thread still counts as alive, so all queued tasks would run; daemon threads would
     be killed inside native code, which may abort.)
     """
-    stop, caller = threading.Event(), threading.current_thread()
+    stop = threading.Event()
+    caller = threading.current_thread()
     waiting = deque(enumerate(tasks))
     finished: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
 

@@ -118,7 +118,8 @@ class TokenCache:
     def verify(self) -> None:
         """Compare all files with their digests. Raises DataError if they differ."""
         manifest = read_json(self.folder / MANIFEST)
-        ids, start = np.asarray(self.ids), 0
+        ids = np.asarray(self.ids)
+        start = 0
         for shard in manifest["shards"]:
             stop = start + shard["tokens"]
             if hashlib.sha256(ids[start:stop].data).hexdigest() != shard["sha256"]:
@@ -150,7 +151,8 @@ def open_tokens(
     SettingsError if the settings cannot be used with a cache.
     """
     assert settings.cache is not None
-    share, corpus = token_build.share_of_split(settings, side), survey(source, settings)
+    share = token_build.share_of_split(settings, side)
+    corpus = survey(source, settings)
     key = _cache_key(corpus, settings, encoder, [side, share, seed] if share else None)
     parent = expand_path(settings.cache)
     folder = parent / f"{safe_file_name(corpus.report.name)}-{key[:16]}"
@@ -239,7 +241,8 @@ def _open_cache(folder: Path, key: str, corpus: Corpus) -> TokenCache | None:
             raise _damaged(folder / name, f"{found:,} bytes, expected {expected:,}")
     if not _is_same_text(path, manifest, sources, corpus):
         return None
-    ids, starts = MappedArray(folder / IDS, manifest["dtype"]), MappedArray(folder / STARTS, "<i8")
+    ids = MappedArray(folder / IDS, manifest["dtype"])
+    starts = MappedArray(folder / STARTS, "<i8")
     if starts[0] != 0 or starts[len(starts) - 1] != len(ids):
         raise _damaged(folder / STARTS, "it does not match the tokens")
     return TokenCache(folder, ids, starts, manifest["bytes"], manifest["empty"], report)

@@ -45,7 +45,8 @@ def enabled() -> bool:
 def disabled() -> Iterator[None]:
     """Within this context, in all threads, the plain operations run."""
     global _blocked
-    were_enabled, was_blocked = enabled(), _blocked
+    were_enabled = enabled()
+    was_blocked = _blocked
     _blocked = True
     ops.install({})
     try:
@@ -69,10 +70,8 @@ def _compiled(name: str) -> Any:
 
 # The modules of training loops, and of the instructions of decoding steps; None if Numba is not
 # installed.
-compiled_loops, compiled_interpreter = (
-    partial(_compiled, "loops"),
-    partial(_compiled, "interpreter"),
-)
+compiled_loops = partial(_compiled, "loops")
+compiled_interpreter = partial(_compiled, "interpreter")
 
 
 def is_eager_cpu(x: Tensor) -> bool:

@@ -78,7 +78,8 @@ def attend(
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None) -> Tensor:
     """PyTorch's kernel, with its causal flag instead of a mask if possible."""
-    queries, keys = q.shape[2], k.shape[2]
+    queries = q.shape[2]
+    keys = k.shape[2]
     is_causal = bias is None and queries == keys and _is_only_causal(mask, keys)
     offsets = None if is_causal else mask.additive(queries, keys, q, bias)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=offsets, is_causal=is_causal)
@@ -140,10 +141,12 @@ def attend_one_query(
     PyTorch would prepare its matmuls again for each length of the cache, which grows at every step.
     """
     rows, heads, _, width = q.shape
-    keys, window = k.shape[2], _window(mask, k.shape[2])
+    keys = k.shape[2]
+    window = _window(mask, k.shape[2])
     assert window is not None, "see `supports_attend_one_query`"
     if k.stride() != v.stride() or k.stride(3) != 1:
-        k, v = k.contiguous(), v.contiguous()
+        k = k.contiguous()
+        v = v.contiguous()
     q_float = q.float().contiguous()
     out = torch.empty(q.shape)
     fields: dict[str, Tensor | float | None] = {
@@ -182,9 +185,11 @@ def attention(
     if layouts is None:
         return layer.attend(x, memory, inputs)
     if memory is None:
-        q, kv = concatenated_linears(x[0], (layer.q_proj, layer.k_proj, layer.v_proj)), None
+        q = concatenated_linears(x[0], (layer.q_proj, layer.k_proj, layer.v_proj))
+        kv = None
     else:
-        q, kv = layer.q_proj(x[0]), concatenated_linears(memory[0], (layer.k_proj, layer.v_proj))
+        q = layer.q_proj(x[0])
+        kv = concatenated_linears(memory[0], (layer.k_proj, layer.v_proj))
     return packed_attention(q, kv, *layouts, layer.head_width, causal=inputs.mask.causal)[None]
 
 
@@ -193,7 +198,8 @@ def supported_packings(
 ) -> tuple[Packing, Packing] | None:
     """The layouts of queries and keys, if `packed_attention` supports them and this layer."""
     mask = inputs.mask
-    queries, keys = mask.packing, mask.packing if memory is None else mask.key_packing
+    queries = mask.packing
+    keys = mask.packing if memory is None else mask.key_packing
     if not isinstance(queries, Packing) or not isinstance(keys, Packing):
         return None
     if not mask.has_only() or layer.watched or layer.drop.active:
@@ -245,7 +251,8 @@ class _PackedAttention(torch.autograd.Function):
             [(0, 0), (0, size), (0, 2 * size)] if kv is None else [(0, 0), (1, 0), (1, size)]
         )
         ctx.shapes = [x.shape for x in packed]
-        q_starts, k_starts = queries.starts.numpy(), keys.starts.numpy()
+        q_starts = queries.starts.numpy()
+        k_starts = keys.starts.numpy()
         ctx.starts = q_starts, k_starts, k_starts
         ctx.factors = 1 / math.sqrt(width), 1.0, 1.0
         (rows, steps), (_, memory) = _grid_shape(queries), _grid_shape(keys)
@@ -260,7 +267,9 @@ class _PackedAttention(torch.autograd.Function):
             )
             grids.append(grid.flatten(0, 1))
         qs, ks, vs = grids
-        ctx.blocks, weights, heads_out = _blocks(steps, memory, causal), [], torch.empty_like(qs)
+        ctx.blocks = _blocks(steps, memory, causal)
+        weights = []
+        heads_out = torch.empty_like(qs)
         for block, visible in ctx.blocks:
             scores = torch.bmm(qs[:, block], ks[:, visible].transpose(1, 2))
             array = as_array(scores.unflatten(0, ctx.grid))
@@ -280,7 +289,9 @@ class _PackedAttention(torch.autograd.Function):
         gs = torch.empty_like(qs)
         grid = as_array(gs.unflatten(0, ctx.grid))
         compiled_loops().split_heads(as_array(gradients[0]), 0, ctx.starts[0], 1.0, grid)
-        d_q, d_k, d_v = torch.empty_like(qs), torch.zeros_like(ks), torch.zeros_like(vs)
+        d_q = torch.empty_like(qs)
+        d_k = torch.zeros_like(ks)
+        d_v = torch.zeros_like(vs)
         for (block, visible), w in zip(
             ctx.blocks, weights, strict=True
         ):  # bf16 rounds the sum of each block

@@ -23,7 +23,8 @@ class BeamIndex:
 
     def reorder(self, cache: Cache, parents: Tensor) -> None:
         """Row i continues row parents[i]."""
-        length, index = cache.length, self.current(cache)
+        length = cache.length
+        index = self.current(cache)
         if index is None:
             index = _own_rows(parents, length + 1)
         index[:, :length] = index[parents, :length]

@@ -48,7 +48,8 @@ class CompiledDecoder:
     """
 
     def __init__(self, stack: Any, like: Tensor, max_rows: int, *, int8_matmul: bool) -> None:
-        self.max_rows, self.int8_matmul = max_rows, int8_matmul
+        self.max_rows = max_rows
+        self.int8_matmul = int8_matmul
         self.modules = list(stack.modules())
         self.hook_points = [module for module in self.modules if isinstance(module, Hookable)]
         self.windows = np.array(
@@ -74,7 +75,8 @@ class CompiledDecoder:
         self.program = program = np.zeros(len(self.fields), ins.INSTRUCTION)
         for index, fields in enumerate(self.fields):
             set_fields(program, index, **fields)
-        attention, matmul = program["opcode"] == ins.ATTENTION, program["opcode"] == ins.MATMUL
+        attention = program["opcode"] == ins.ATTENTION
+        matmul = program["opcode"] == ins.MATMUL
         # The attention instructions, one of each kind per layer.
         self.self_attention = np.flatnonzero(program["new_keys"])
         self.cross_attention = np.flatnonzero(attention & (program["new_keys"] == 0))
@@ -199,8 +201,10 @@ class CompiledDecoder:
     def _add_attention(
         self, layer: Attention, x: Tensor, out: Tensor, mode: int, *, crosses: bool
     ) -> None:
-        width, kv_width = layer.q_proj.weight.shape[0], layer.k_proj.weight.shape[0]
-        q, attended = self._buffer("q", width), self._buffer("attended", width)
+        width = layer.q_proj.weight.shape[0]
+        kv_width = layer.k_proj.weight.shape[0]
+        q = self._buffer("q", width)
+        attended = self._buffer("attended", width)
         self._add_linear(layer.q_proj, x, q)
         fields: dict[str, Field] = {"x": q, "width": layer.head_width, "beams": 1}
         fields |= {"heads": width // layer.head_width, "kv_heads": kv_width // layer.head_width}
@@ -220,10 +224,14 @@ class CompiledDecoder:
 
     def run(self, x: Tensor, inputs: StackInputs, cache: Cache) -> Tensor:
         """See `nn.ops.decoding_step`."""
-        rows, program, bias = x.shape[0], self.program, inputs.bias
+        rows = x.shape[0]
+        program = self.program
+        bias = inputs.bias
         assert bias is None or isinstance(bias, Tensor), "relative scores are not supported"
         if rows != self.rows:
-            self.rows, program["rows"], program["units"] = rows, rows, self.units_per_row * rows
+            self.rows = rows
+            program["rows"] = rows
+            program["units"] = self.units_per_row * rows
             divide_into_tasks(program)
         self.x[:rows] = x[:, 0]
         self.alive.clear()
@@ -241,7 +249,8 @@ class CompiledDecoder:
             angles = inputs.rotations[layers[0]]  # (B or 1, 1, 1, R/2) of the new tokens
             assert angles is not None, "see `_layers_rotated_alike`"
             cos, sin = (wave.float().contiguous() for wave in (angles.cos, angles.sin))
-            half, interleaved = cos.shape[-1], angles.interleaved
+            half = cos.shape[-1]
+            interleaved = angles.interleaved
             sizes = {"rotary_width": 2 * half, "rotary_stride": half if cos.shape[0] > 1 else 0}
             self._set(own[layers], cos=cos, sin=sin, interleaved=interleaved, **sizes)
         for indices, each in ((own, inputs.mask), (self.cross_attention, inputs.memory_mask)):
@@ -253,7 +262,8 @@ class CompiledDecoder:
                 self._set(indices, mask=keys, mask_stride=None if keys is None else keys.shape[1])
         slots = np.array([_next_slot(layer.own) for layer in cache.layers])
         ends = slots + 1
-        program["slot"][own], program["length"][own] = slots, ends
+        program["slot"][own] = slots
+        program["length"][own] = ends
         program["first"][own] = np.maximum(0, ends - self.windows)
         for number, layer in enumerate(cache.layers):
             assert layer.own.buffers is not None
@@ -263,9 +273,11 @@ class CompiledDecoder:
                 program["score_bias"][own[number]] += 4 * layer.own.evicted
             if len(self.cross_attention):
                 assert layer.memory is not None, "the prompt fills the keys of cross-attention"
-                index, shared = int(self.cross_attention[number]), layer.memory[0].shape
+                index = int(self.cross_attention[number])
+                shared = layer.memory[0].shape
                 self._set_memory(index, *layer.memory)
-                program[index]["length"], program[index]["beams"] = shared[2], rows // shared[0]
+                program[index]["length"] = shared[2]
+                program[index]["beams"] = rows // shared[0]
         start = 0
         for stop, matmuls in self.int8_matmuls:
             execute(program[start:stop])
@@ -301,7 +313,8 @@ class CompiledDecoder:
             return
         self.memories[index] = keys
         if keys.stride() != values.stride() or keys.stride(3) != 1:
-            keys, values = keys.contiguous(), values.contiguous()
+            keys = keys.contiguous()
+            values = values.contiguous()
         self._set_keys(index, keys, values)
 
     def _set_keys(self, index: int, keys: Tensor, values: Tensor) -> None:

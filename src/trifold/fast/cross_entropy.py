@@ -49,7 +49,8 @@ def _without_gradient(
     """The sums from logits in fp32, since no buffer of probabilities is needed."""
     has_target = targets >= 0
     if not bool(has_target.all()):
-        hidden, targets = hidden[has_target], targets[has_target]
+        hidden = hidden[has_target]
+        targets = targets[has_target]
     loss = nll = torch.zeros((), device=hidden.device)
     for rows, labels in zip(hidden.split(CHUNK), targets.split(CHUNK), strict=True):
         log_probabilities = F.linear(rows, weight, bias).float().log_softmax(-1)
@@ -73,8 +74,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         smoothing: float,
     ) -> tuple[Tensor, Tensor]:
-        has_target, labels = (targets >= 0).float(), targets.clamp_min(0)
-        rows, classes = len(hidden), weight.shape[0]
+        has_target = (targets >= 0).float()
+        labels = targets.clamp_min(0)
+        rows = len(hidden)
+        classes = weight.shape[0]
         d_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         d_bias = (
             None
@@ -91,7 +94,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         buffer = hidden.new_empty(classes * min(CHUNK, rows))
         for start in range(0, rows, CHUNK):
             chunk = slice(start, min(start + CHUNK, rows))
-            h, real, label = hidden[chunk], has_target[chunk], labels[chunk]
+            h = hidden[chunk]
+            real = has_target[chunk]
+            label = labels[chunk]
             z = buffer[: classes * len(h)].view(classes, len(h))
             torch.mm(weight, h.t(), out=z)
             if bias is not None:
@@ -156,7 +161,8 @@ def _softmax_in_place(
         compiled_loops().cross_entropy(*map(as_array, (z, targets, inverse_sum, nll)))
         return inverse_sum, nll
     torch.softmax(z, dim=0, out=z)
-    has_target, labels = targets >= 0, targets.clamp_min(0)
+    has_target = targets >= 0
+    labels = targets.clamp_min(0)
     nll = torch.where(has_target, -z.gather(0, labels[None]).float().squeeze(0).log(), 0.0)
     if bool((underflowed := nll > MAX_EXACT_NLL).any()):
         logits = F.linear(hidden[underflowed], weight, bias).float()

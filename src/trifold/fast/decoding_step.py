@@ -81,7 +81,8 @@ def _compiled_decoder(
         return None
     if stack.rules and not _has_only_windows(stack, inputs):
         return None
-    rows, found = x.shape[0], _translations.get(cache)
+    rows = x.shape[0]
+    found = _translations.get(cache)
     if found is None or rows not in found.rows or found.stack() is not stack:
         numbers = range(1, FEW_ROWS + 1) if rows <= FEW_ROWS else range(FEW_ROWS + 1, rows + 1)
         decoder = None

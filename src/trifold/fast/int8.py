@@ -70,7 +70,8 @@ class Int8Weight(nn.Module):
     def _apply(self, change: Any, recurse: bool = True) -> Int8Weight:
         """Move to a device, or change `dtype`; values and scales keep their types."""
         self.dtype = change(torch.empty(0, dtype=self.dtype, device=self.scales.device)).dtype
-        self.values, scales = change(self.values), change(self.scales)
+        self.values = change(self.values)
+        scales = change(self.scales)
         if scales.dtype is not torch.float32:
             scales = self.scales.to(scales.device)
         self.scales = scales

@@ -32,7 +32,8 @@ CHUNK = 1024  # rows whose int32 sums stay in the last-level cache until they ar
 # Rows of x and elements of W from which it is faster, forward and backward (Zen 5). Compared with
 # bf16, 512 rows and 256 × 256 weights take 10 % less time, 2,048 rows and 512 × 512 weights 33 %
 # less.
-MIN_ROWS, MIN_WEIGHTS = 512, 2**16
+MIN_ROWS = 512
+MIN_WEIGHTS = 2**16
 
 
 def int8_training_obstacle(device: torch.device) -> str:
@@ -118,8 +119,10 @@ class _Int8Linear(torch.autograd.Function):
 
 def quantize(x: Tensor, by: Literal["rows", "columns"]) -> tuple[Tensor, Tensor]:
     """x (R, K) ≈ values (R, K) int8 · scales, (R,) of the rows or (K,) of the columns."""
-    values, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[by == "columns"])
-    outputs, unused = (as_array(values), as_array(scales)), (None, None)
+    values = torch.empty(x.shape, dtype=torch.int8)
+    scales = torch.empty(x.shape[by == "columns"])
+    outputs = (as_array(values), as_array(scales))
+    unused = (None, None)
     compiled_loops().quantize_matrix(
         as_array(x), *(outputs + unused if by == "rows" else unused + outputs)
     )

@@ -94,12 +94,15 @@ def _execute(program: Array, taken: Array, done: Array, thread: int, threads: in
     its own share in memory order, then helps with those of others. Threads wait for tasks that were
     taken, never for a thread: one that starts late or loses its CPU finds less to do.
     """
-    count, complete = program.shape[0], 0
+    count = program.shape[0]
+    complete = 0
     for number in range(count):
-        op, finished = program[number], 0
+        op = program[number]
+        finished = 0
         for turn in range(threads):
             share = (thread + turn) % threads
-            first, last = op.tasks * share // threads, op.tasks * (share + 1) // threads
+            first = op.tasks * share // threads
+            last = op.tasks * (share + 1) // threads
             task = first + atomic_add(taken, share * count + number, 1)
             start = end = 0
             if op.opcode == MATMUL and task < last:
@@ -137,7 +140,8 @@ def _run_thread(job: Any) -> None:
     started.
     """
     fields = carray(job, 5)
-    count, threads = fields[1], fields[3]
+    count = fields[1]
+    threads = fields[3]
     program = carray(to_pointer(fields[0]), (count,), dtype=INSTRUCTION)
     taken = carray(to_pointer(fields[2]), (threads * count,), dtype=np.int64)
     done = carray(to_pointer(fields[2] + 8 * threads * count), (count,), dtype=np.int64)

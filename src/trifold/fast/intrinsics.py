@@ -93,5 +93,8 @@ def _array_at(dtype: Any) -> Any:
 
 
 # The array of `count` elements at an address.
-float32_at, bfloat16_at = _array_at(np.float32), _array_at(np.uint16)
-int8_at, int32_at, int64_at = _array_at(np.int8), _array_at(np.int32), _array_at(np.int64)
+float32_at = _array_at(np.float32)
+bfloat16_at = _array_at(np.uint16)
+int8_at = _array_at(np.int8)
+int32_at = _array_at(np.int32)
+int64_at = _array_at(np.int64)

@@ -124,13 +124,15 @@ def int8_linear(
     x = x.contiguous()
     outputs, inputs = weight.shape
     rows = x.numel() // inputs
-    x_int8, x_scales = torch.empty(rows, inputs, dtype=torch.int8), torch.empty(rows)
+    x_int8 = torch.empty(rows, inputs, dtype=torch.int8)
+    x_scales = torch.empty(rows)
     sizes = {"rows": rows, "units": rows}
     execute_one(
         opcode=QUANTIZE, dtype=BFLOAT16, **sizes, inputs=inputs, x=x, out=x_int8, scales=x_scales
     )
     sums = torch._int_mm(x_int8, weight.values.t())
-    dtype, shape = dtype or x.dtype, (*x.shape[:-1], outputs)
+    dtype = dtype or x.dtype
+    shape = (*x.shape[:-1], outputs)
     # fp32 results overwrite their int32 sums.
     out = (
         sums.view(dtype).view(shape) if dtype is torch.float32 else torch.empty(shape, dtype=dtype)
@@ -280,7 +282,8 @@ def dropout(y: Tensor, p: float, x: Tensor | None = None) -> Tensor:
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor | None, y: Tensor, p: float) -> Tensor:
-        seed, threshold = int(torch.randint(2**32, (), generator=thread_rng())), round(p * 2**32)
+        seed = int(torch.randint(2**32, (), generator=thread_rng()))
+        threshold = round(p * 2**32)
         ctx.arguments = (
             np.uint32(seed),
             np.uint32(min(threshold, 2**32 - 1)),
@@ -348,7 +351,8 @@ class _LayerNorm(torch.autograd.Function):
     @first_order
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, *moments = ctx.saved_tensors
-        d_x, sums = torch.empty(x.shape, dtype=x.dtype), torch.empty(2, x.shape[1])
+        d_x = torch.empty(x.shape, dtype=x.dtype)
+        sums = torch.empty(2, x.shape[1])
         compiled_loops().layer_norm_backward(
             *map(as_array, (gradients[0], x, weight, *moments, d_x, sums))
         )

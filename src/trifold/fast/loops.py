@@ -194,24 +194,33 @@ def layer_norm_backward(
     weight and bias.
     """
     rows, width = x.shape
-    d_weight, d_bias = sums[0], sums[1]
+    d_weight = sums[0]
+    d_bias = sums[1]
     per_element = F(1) / F(width)
-    gradient, normed, w = np.empty(width, F), np.empty(width, F), np.empty(width, F)
+    gradient = np.empty(width, F)
+    normed = np.empty(width, F)
+    w = np.empty(width, F)
     for j in range(width):
         w[j], d_weight[j], d_bias[j] = to_float(weight[j]), F(0), F(0)
     for r in range(rows):
-        row, d_out_row, d_x_row = x[r], d_out[r], d_x[r]
-        m, i = mean[r], inverse_std[r]
+        row = x[r]
+        d_out_row = d_out[r]
+        d_x_row = d_x[r]
+        m = mean[r]
+        i = inverse_std[r]
         a = c = F(0)
         for j in range(width):
-            n, v = (to_float(row[j]) - m) * i, to_float(d_out_row[j])
+            n = (to_float(row[j]) - m) * i
+            v = to_float(d_out_row[j])
             d_weight[j] += v * n
             d_bias[j] += v
-            normed[j], gradient[j] = n, v * w[j]
+            normed[j] = n
+            gradient[j] = v * w[j]
         for j in range(width):
             a += gradient[j]
             c += gradient[j] * normed[j]
-        a, c = a * per_element, c * per_element
+        a = a * per_element
+        c = c * per_element
         for j in range(width):
             d_x_row[j] = round_like(d_x_row[j], i * (gradient[j] - a - normed[j] * c))
 
@@ -230,7 +239,8 @@ def split_heads(x: Array, column: int, starts: Array, factor: float, out: Array)
         for t in range(length):
             for h in range(heads):
                 first = column + h * width
-                target, source = out[b, h, t], x[starts[b] + t, first : first + width]
+                target = out[b, h, t]
+                source = x[starts[b] + t, first : first + width]
                 for d in range(width):
                     target[d] = round_ties_away(target[d], to_float(source[d]) * F(factor))
         out[b, :, length:] = 0
@@ -241,12 +251,14 @@ def merge_heads(y: Array, starts: Array, factor: float, out: Array, column: int)
     """The inverse: padded y (B', H, T', D), times factor -> columns of packed out (N, C); rows of
     padding are 0.
     """
-    heads, width = y.shape[1], y.shape[3]
+    heads = y.shape[1]
+    width = y.shape[3]
     for b in range(len(starts) - 1):
         for t in range(starts[b + 1] - starts[b]):
             for h in range(heads):
                 first = column + h * width
-                target, source = out[starts[b] + t, first : first + width], y[b, h, t]
+                target = out[starts[b] + t, first : first + width]
+                source = y[b, h, t]
                 for d in range(width):
                     target[d] = round_ties_away(target[d], to_float(source[d]) * F(factor))
     out[starts[-1] :, column : column + heads * width] = 0
@@ -271,7 +283,8 @@ def masked_softmax(
             for t in range(queries):
                 row = scores[b, h, t]
                 visible = min(length, first + t + 1) if causal else length
-                largest, total = np.int32(-(2**31)), F(0)
+                largest = np.int32(-(2**31))
+                total = F(0)
                 for s in range(visible):
                     x = to_ordered_int(to_float(row[s]))
                     largest = largest if largest > x else x
@@ -290,7 +303,8 @@ def masked_softmax(
 def softmax_backward(weights: Array, gradient: Array) -> None:
     """The gradient (R, S) of the weights -> of the scores, in place: w ∘ (g - Σ w g)."""
     for r in range(weights.shape[0]):
-        w, g = weights[r], gradient[r]
+        w = weights[r]
+        g = gradient[r]
         total = F(0)
         for s in range(w.shape[0]):
             total += to_float(w[s]) * to_float(g[s])
@@ -310,7 +324,8 @@ def cross_entropy(logits: Array, targets: Array, inverse_sum: Array, nll: Array)
     bottom, so that the order of its sum does not depend on the number of columns.
     """
     classes, columns = logits.shape
-    largest, block = np.full(columns, F(-3e38), F), np.empty(columns, F)
+    largest = np.full(columns, F(-3e38), F)
+    block = np.empty(columns, F)
     for v in range(classes):
         row = logits[v]
         for n in range(columns):
@@ -402,7 +417,8 @@ def quantize_matrix(
     Either pair may be None.
     """
     rows, width = x.shape
-    largest, factors = np.full(width, magnitude(x.dtype.type(0))), np.empty(width, F)
+    largest = np.full(width, magnitude(x.dtype.type(0)))
+    factors = np.empty(width, F)
     for r in range(rows):
         row = x[r]
         if by_rows is not None:
@@ -415,7 +431,8 @@ def quantize_matrix(
             column_scales[j] = scale_of(largest[j])
             factors[j] = inverse_scale(column_scales[j])
         for r in range(rows):
-            row, out_row = x[r], by_columns[r]
+            row = x[r]
+            out_row = by_columns[r]
             for j in range(width):
                 out_row[j] = to_int8(row[j], factors[j])
 
@@ -428,7 +445,9 @@ def dequantize(
     None: add to out.
     """
     for r in range(sums.shape[0]):
-        row, out_row, scale = sums[r], out[r], row_scales[r]
+        row = sums[r]
+        out_row = out[r]
+        scale = row_scales[r]
         for j in range(row.shape[0]):
             added = to_float(out_row[j]) if bias is None else bias[j]
             out_row[j] = round_like(out_row[j], F(row[j]) * (scale * column_scales[j]) + added)

@@ -80,7 +80,8 @@ def adapt_to_contention() -> None:
         return
     elapsed = now - getattr(_last_sample, "time", now)
     share = (waited - _last_sample.waited) / elapsed if elapsed else 0.0
-    _last_sample.time, _last_sample.waited = now, waited
+    _last_sample.time = now
+    _last_sample.waited = waited
     with _lock:
         _update(share, now)
 
@@ -89,7 +90,8 @@ def _update(share: float, now: float) -> None:
     if not _state.contended and share <= CONTENDED:
         _state.pause = 1.0
     elif not _state.contended:
-        _state.contended, _state.end = True, now + _state.pause
+        _state.contended = True
+        _state.end = now + _state.pause
         _state.pause = min(2 * _state.pause, MAX_PAUSE)
         _state.release = _oversubscribe()
     elif now > _state.end and share <= CONTENDED:

@@ -116,7 +116,8 @@ def _reach(mask: Mask) -> tuple[int, int] | None:
 
 
 def _blocks(mask: Mask, queries: int, keys: int, positions: Tensor) -> list[Block]:
-    size, blocks = _size(mask), []
+    size = _size(mask)
+    blocks = []
     parts = [slice(start, min(start + size, queries)) for start in range(0, queries, size)]
     for part, near in zip(parts, _near(mask, parts, keys, positions), strict=True):
         found = [other for rule in mask.rules if (other := rule.others(part, keys)) is not None]
@@ -164,10 +165,12 @@ def _near_by_position(mask: Mask, parts: list[slice], keys: int, positions: Tens
     if mask.keys is not None:
         # Padding does not widen the slice, nor do rows whose queries are padding.
         left, right = (x.int().argmax(1, keepdim=True) for x in (mask.keys, mask.keys.flip(1)))
-        lows, highs = lows.maximum(left), highs.minimum(keys - right)
+        lows = lows.maximum(left)
+        highs = highs.minimum(keys - right)
         real = [mask.keys[:, mask.offset :][:, part].any(1) for part in parts]
         is_real = torch.stack(real, 1)
-        lows, highs = lows.where(is_real, keys), highs.where(is_real, 1)
+        lows = lows.where(is_real, keys)
+        highs = highs.where(is_real, 1)
     return [
         slice(*each) for each in zip(lows.amin(0).tolist(), highs.amax(0).tolist(), strict=True)
     ]
@@ -190,7 +193,8 @@ def _block_mask(
     """What the queries of a block may read, and the bias of their scores (B or 1, H or 1, T, N)."""
     q = slice(mask.offset + block.queries.start, mask.offset + block.queries.stop)
     part = MaskPart(mask, q, block.keys, positions.device, positions)
-    table, offsets = mask.allowed(part), _bias(part, bias, weights)
+    table = mask.allowed(part)
+    offsets = _bias(part, bias, weights)
     if block.others is None or block.valid is None:
         return _mask_of(table), offsets
     distant = replace(part, keys=block.others)
@@ -215,7 +219,8 @@ def _bias(part: MaskPart, bias: PairBias | None, weights: Sequence[Tensor]) -> T
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
     """x (B', H, S, D) at index (B or 1, H or 1, N) -> (B, H, N, D)."""
-    rows, heads = max(len(x), len(index)), max(x.shape[1], index.shape[1])
+    rows = max(len(x), len(index))
+    heads = max(x.shape[1], index.shape[1])
     index = index[..., None].expand(rows, heads, -1, x.shape[3])
     return x.expand(rows, heads, -1, -1).gather(2, index)
 
@@ -228,7 +233,9 @@ class _Blocks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, compute: Attend, blocks: list[Block], *tensors: Tensor) -> Tensor:
-        ctx.compute, ctx.blocks, ctx.rng = compute, blocks, ReplayThreadRng()
+        ctx.compute = compute
+        ctx.blocks = blocks
+        ctx.rng = ReplayThreadRng()
         ctx.save_for_backward(*tensors)
         q, k, v, *others = tensors
         # In the layout of merged heads, which then need no copy.

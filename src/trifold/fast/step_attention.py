@@ -16,10 +16,15 @@ from trifold.fast.step_linear import store
 @subroutine
 def attention(op: Any, units: range, keys: Array, values: Array) -> None:
     """Store the new keys and values, then attend with all queries that share a key head."""
-    width, group, count = op.width, op.heads // op.kv_heads, op.length - op.first
-    rotated, scores, offsets = np.empty(width, F), np.empty(count, F), np.empty(count, np.int64)
+    width = op.width
+    group = op.heads // op.kv_heads
+    count = op.length - op.first
+    rotated = np.empty(width, F)
+    scores = np.empty(count, F)
+    offsets = np.empty(count, np.int64)
     for unit in units:
-        row, kv_head = unit // op.kv_heads, unit % op.kv_heads
+        row = unit // op.kv_heads
+        kv_head = unit % op.kv_heads
         if op.new_keys != 0:
             new = unit * width
             slot = row * op.row_stride + kv_head * op.head_stride + op.slot * op.key_stride
@@ -45,7 +50,8 @@ def _rotate(x: Array, op: Any, row: int, out: Array) -> None:
         return
     half = op.rotary_width // 2
     start = row * op.rotary_stride
-    cos, sin = float32_at(op.cos, start + half)[start:], float32_at(op.sin, start + half)[start:]
+    cos = float32_at(op.cos, start + half)[start:]
+    sin = float32_at(op.sin, start + half)[start:]
     for d in range(half):
         one, two = (2 * d, 2 * d + 1) if op.interleaved else (d, d + half)
         out[one] = x[one] * cos[d] - x[two] * sin[d]
@@ -71,7 +77,8 @@ def _dot_products(query: Array, keys: Array, offsets: Array, scores: Array) -> N
     """query (D,) · each key -> scores (n,)."""
     width = query.shape[0]
     for s in range(scores.shape[0]):
-        key, total = keys[offsets[s] : offsets[s] + width], F(0)
+        key = keys[offsets[s] : offsets[s] + width]
+        total = F(0)
         for j in range(width):
             total += query[j] * to_float(key[j])
         scores[s] = total
@@ -80,7 +87,8 @@ def _dot_products(query: Array, keys: Array, offsets: Array, scores: Array) -> N
 @subroutine
 def _adjust(scores: Array, op: Any, row: int, head: int) -> None:
     """Scale and cap the scores (n,), add the bias, and set masked ones to -inf."""
-    scale, soft_cap = F(op.scale), F(op.soft_cap)
+    scale = F(op.scale)
+    soft_cap = F(op.soft_cap)
     for s in range(scores.shape[0]):
         scores[s] *= scale
     if op.soft_cap != 0:
@@ -101,7 +109,8 @@ def _adjust(scores: Array, op: Any, row: int, head: int) -> None:
 @subroutine
 def _softmax(scores: Array) -> None:
     """In place; all 0 if all scores are -inf."""
-    highest, total = F(-np.inf), F(0)
+    highest = F(-np.inf)
+    total = F(0)
     for s in range(scores.shape[0]):
         highest = max(highest, scores[s])
     if highest == F(-np.inf):
@@ -121,6 +130,7 @@ def _weighted_sum(weights: Array, values: Array, offsets: Array, out: Array) -> 
     width = out.shape[0]
     out[:] = 0
     for s in range(weights.shape[0]):
-        weight, value = weights[s], values[offsets[s] : offsets[s] + width]
+        weight = weights[s]
+        value = values[offsets[s] : offsets[s] + width]
         for j in range(width):
             out[j] += weight * to_float(value[j])

@@ -31,7 +31,9 @@ def norm(op: Any, row: int) -> None:
     x = float32_at(op.x, op.units * width)[row * width : (row + 1) * width]
     out = float32_at(op.out, op.units * width)[row * width : (row + 1) * width]
     weight = float32_at(op.weight, width)
-    per_element, mean, square = F(1) / F(width), F(0), F(0)
+    per_element = F(1) / F(width)
+    mean = F(0)
+    square = F(0)
     if op.norm == ins.LAYER_NORM:
         for j in range(width):
             mean += x[j]
@@ -133,16 +135,24 @@ def _multiply(weight: Array, address: int, x: Array, result: Array) -> None:
     Two rows of the weight are multiplied with four of x at a time, so that each load is used
     several times; the remaining ones one by one.
     """
-    count, rows, row_bytes = weight.shape[0], x.shape[0], weight.shape[1] * weight.itemsize
+    count = weight.shape[0]
+    rows = x.shape[0]
+    row_bytes = weight.shape[1] * weight.itemsize
     blocked = rows // 4 * 4
     for n in range(0, count - 1 if blocked else 0, 2):
-        v, w, ahead = weight[n], weight[n + 1], address + n * row_bytes + PREFETCH_BYTES
+        v = weight[n]
+        w = weight[n + 1]
+        ahead = address + n * row_bytes + PREFETCH_BYTES
         prefetch(ahead, ahead + 2 * row_bytes)
         for r in range(0, blocked, 4):
-            x0, x1, x2, x3 = x[r], x[r + 1], x[r + 2], x[r + 3]
+            x0 = x[r]
+            x1 = x[r + 1]
+            x2 = x[r + 2]
+            x3 = x[r + 3]
             a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = F(0)
             for j in range(v.shape[0]):
-                p, q = to_float(v[j]), to_float(w[j])
+                p = to_float(v[j])
+                q = to_float(w[j])
                 a0 += p * x0[j]
                 a1 += p * x1[j]
                 a2 += p * x2[j]
@@ -151,17 +161,26 @@ def _multiply(weight: Array, address: int, x: Array, result: Array) -> None:
                 b1 += q * x1[j]
                 b2 += q * x2[j]
                 b3 += q * x3[j]
-            result[r, n], result[r + 1, n], result[r + 2, n], result[r + 3, n] = a0, a1, a2, a3
+            result[r, n] = a0
+            result[r + 1, n] = a1
+            result[r + 2, n] = a2
+            result[r + 3, n] = a3
             m = n + 1
-            result[r, m], result[r + 1, m], result[r + 2, m], result[r + 3, m] = b0, b1, b2, b3
+            result[r, m] = b0
+            result[r + 1, m] = b1
+            result[r + 2, m] = b2
+            result[r + 3, m] = b3
     for r in range(rows):
         y = x[r]
         for n in range(count // 2 * 2 if r < blocked else 0, count):
-            w, total, ahead = weight[n], F(0), address + n * row_bytes + PREFETCH_BYTES
+            w = weight[n]
+            total = F(0)
+            ahead = address + n * row_bytes + PREFETCH_BYTES
             for start in range(0, y.shape[0], SEGMENT):
                 end = min(y.shape[0], start + SEGMENT)
                 prefetch(ahead + start * weight.itemsize, ahead + end * weight.itemsize)
-                v, z = w[start:end], y[start:end]
+                v = w[start:end]
+                z = y[start:end]
                 for j in range(v.shape[0]):
                     total += to_float(v[j]) * z[j]
             result[r, n] = total
@@ -181,12 +200,15 @@ def matmul(op: Any, task: int) -> None:
     """Some outputs of x Wᵀ + b for all rows. The caller has prefetched the first PREFETCH_BYTES of
     the weights.
     """
-    inputs, outputs, rows = op.inputs, op.outputs, op.rows
+    inputs = op.inputs
+    outputs = op.outputs
+    rows = op.rows
     per_task = outputs_per_task(inputs, op.dtype)
     first = task * per_task
     last = min(outputs, first + per_task)
     x = float32_at(op.x, rows * inputs).reshape(rows, inputs)
-    result, count = np.empty((rows, last - first), F), (last - first) * inputs
+    result = np.empty((rows, last - first), F)
+    count = (last - first) * inputs
     # An array at its own address is known to be contiguous, a slice is not.
     start = weight_address(op, task)
     if op.dtype == FLOAT32:
@@ -211,7 +233,8 @@ def matmul(op: Any, task: int) -> None:
 def quantize_row(op: Any, row: int) -> None:
     """A row of x (R, K) -> out (R, K) int8, and its scale -> scales (R,)."""
     width = op.inputs
-    out, scales = int8_at(op.out + row * width, width), float32_at(op.scales, op.rows)
+    out = int8_at(op.out + row * width, width)
+    scales = float32_at(op.scales, op.rows)
     if op.dtype == FLOAT32:
         scales[row] = quantize(float32_at(op.x + 4 * row * width, width), out)
     else:
@@ -224,8 +247,10 @@ def dequantize_row(op: Any, row: int) -> None:
     activation, -> out.
     """
     width = op.outputs
-    x, scales = int32_at(op.x + 4 * row * width, width), float32_at(op.scales, width)
-    scale, result = float32_at(op.weight, op.rows)[row], np.empty(width, F)
+    x = int32_at(op.x + 4 * row * width, width)
+    scales = float32_at(op.scales, width)
+    scale = float32_at(op.weight, op.rows)[row]
+    result = np.empty(width, F)
     for j in range(width):
         result[j] = F(x[j]) * scale * scales[j]
     if op.dtype == FLOAT32:

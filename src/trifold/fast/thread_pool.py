@@ -39,7 +39,8 @@ def execute(program: Array) -> None:
     A forked child process has none of its parent's threads: there, as without OpenMP, one thread
     executes all.
     """
-    entry_point, start = compiled_interpreter().entry_point(), openmp()
+    entry_point = compiled_interpreter().entry_point()
+    start = openmp()
     alone = start is None or os.getpid() != MAIN_PROCESS
     threads = 1 if alone else min(torch.get_num_threads(), MAX_THREADS)
     threads = max(1, threads // 2) if contended() else threads
@@ -79,10 +80,14 @@ def matmul_fields(weight: Weight) -> dict[str, Field]:
     """The fields of a matmul with a contiguous weight (N, K)."""
     outputs, inputs = weight.shape
     if isinstance(weight, Int8Weight):
-        dtype, values, scales = INT8, weight.values, weight.scales
+        dtype = INT8
+        values = weight.values
+        scales = weight.scales
     else:
         # Detached, so that its memory stays even if the parameter gets other data.
-        dtype, values, scales = DTYPES[weight.dtype], weight.detach(), None
+        dtype = DTYPES[weight.dtype]
+        values = weight.detach()
+        scales = None
     return {
         **{"opcode": MATMUL, "dtype": dtype, "inputs": inputs, "outputs": outputs},
         **{

@@ -41,8 +41,10 @@ def beam_search(state: DecodingState, setup: SearchSetup) -> list[list[Hypothesi
     (Vijayakumar et al. 2018). As in Hugging Face transformers, the penalty is part of the score.
     """
     config = setup.config
-    groups, beams = config.num_beam_groups, config.num_beams // config.num_beam_groups
-    penalty, count = config.diversity_penalty or 0.0, len(state.sentences)
+    groups = config.num_beam_groups
+    beams = config.num_beams // config.num_beam_groups
+    penalty = config.diversity_penalty or 0.0
+    count = len(state.sentences)
     finished = [FinishedBeams(setup, count, beams) for _ in range(groups)]
     state.expand(config.num_beams)
     # All beams are equal at first, so only one of them may be continued.
@@ -96,7 +98,8 @@ def _continue(
     The outputs that end among the best K are added to `finished`.
     """
     sentences, beams, vocabulary = log_probs.shape
-    setup, length = finished.setup, state.generated + 1
+    setup = finished.setup
+    length = state.generated + 1
     stopping = setup.stopping
     count = min((1 + len(stopping.ids)) * beams, beams * vocabulary)
     best, parents, tokens = best_continuations(log_probs, scores, count)
@@ -104,17 +107,20 @@ def _continue(
     stride = setup.config.num_beams
     rows = torch.arange(first, sentences * stride, stride, device=scores.device)[:, None] + parents
     stopped = stopping.completes_string(state.generated_tokens, tokens, rows, best > NEVER)
-    ended, full = stopping.is_end(tokens) | stopped, state.limits <= length
+    ended = stopping.is_end(tokens) | stopped
+    full = state.limits <= length
 
     done = ((ended | full[:, None]) & (best > NEVER))[:, :beams].nonzero().unbind(1)
     if len(done[0]):
-        final, before = best[done] / setup.divisor(length), state.generated_tokens(rows[done])
+        final = best[done] / setup.divisor(length)
+        before = state.generated_tokens(rows[done])
         found = stopping.hypotheses(before, tokens[done], final, stopped[done], full[done[0]])
         for number, output in zip(state.sentences[done[0]].tolist(), found, strict=True):
             finished.add(number, output)
 
     next_scores, index = best.masked_fill(ended, NEVER).topk(beams)
-    exists, next_scores = next_scores > NEVER, next_scores.masked_fill(full[:, None], NEVER)
+    exists = next_scores > NEVER
+    next_scores = next_scores.masked_fill(full[:, None], NEVER)
     if setup.hook is not None:
         kept = torch.zeros_like(ended).scatter(1, index, exists & ~full[:, None])
         kept[done] = True
@@ -143,7 +149,8 @@ class FinishedBeams:
     """The best `keep` outputs so far of each of `count` parallel searches."""
 
     def __init__(self, setup: SearchSetup, count: int, keep: int) -> None:
-        self.setup, self.keep = setup, keep
+        self.setup = setup
+        self.keep = keep
         self.outputs: list[list[Hypothesis]] = [[] for _ in range(count)]
 
     def add(self, number: int, output: Hypothesis) -> None:
@@ -156,7 +163,8 @@ class FinishedBeams:
 
         The criteria are those of `early_stopping` in Hugging Face transformers.
         """
-        config, found = self.setup.config, self.outputs[number]
+        config = self.setup.config
+        found = self.outputs[number]
         if best == NEVER:
             return False
         if len(found) < self.keep:
@@ -195,7 +203,8 @@ def best_continuations(
     ]
     largest = torch.cat(maxima, -1)
     _, where = (largest + scores[..., None]).flatten(1).topk(count)
-    beams, chunks = where // largest.shape[-1], where % largest.shape[-1]
+    beams = where // largest.shape[-1]
+    chunks = where % largest.shape[-1]
     tokens = chunks[..., None] * CHUNK + torch.arange(CHUNK, device=scores.device)
     real = tokens.clamp(max=vocabulary - 1)
     found = (

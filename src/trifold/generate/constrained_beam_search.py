@@ -80,7 +80,9 @@ class PhraseConstraints:
         """
         if sum(progress is not None for progress in state) > EXACT:
             return self._missing_without_overlap(state)
-        reached, visited, steps = [state], {state}, 0
+        reached = [state]
+        visited = {state}
+        steps = 0
         while not any(all(progress is None for progress in each) for each in reached):
             following = [
                 self.after(each, token) for each in reached for token in sorted(self.advances(each))
@@ -100,7 +102,8 @@ class PhraseConstraints:
             nearest = min(
                 len(phrase) - done for phrase, done in zip(phrases, progress, strict=True)
             )
-            total, saved = total + shortest, max(saved, shortest - nearest)
+            total = total + shortest
+            saved = max(saved, shortest - nearest)
         return total - saved
 
 
@@ -131,7 +134,8 @@ def constrained_beam_search(state: DecodingState, setup: SearchSetup) -> list[li
     """
     config = setup.config
     assert config.force_words_ids is not None
-    tracker, beams = PhraseConstraints(config.force_words_ids), config.num_beams
+    tracker = PhraseConstraints(config.force_words_ids)
+    beams = config.num_beams
     _check(tracker, setup.stopping, state.limits)
     finished = FinishedBeams(setup, len(state.sentences), beams)
     state.expand(beams)
@@ -183,7 +187,8 @@ def _continuations(
 
     Only rows that miss nothing may end.
     """
-    unprocessed, log_probs = state.logits.log_softmax(-1), processed_log_probs(state, setup)
+    unprocessed = state.logits.log_softmax(-1)
+    log_probs = processed_log_probs(state, setup)
     (sentences, beams), ends = scores.shape, setup.stopping.ids
     open_rows = [row for row, each in enumerate(states) if tracker.missing(each)]
     if open_rows:
@@ -225,8 +230,10 @@ def _finish_and_choose(
     """Finish the outputs that end among the best K of bank 0; return the K candidates that
     continue, best first.
     """
-    setup, device = finished.setup, state.tokens.device
-    beams, stopping = setup.config.num_beams, setup.stopping
+    setup = finished.setup
+    device = state.tokens.device
+    beams = setup.config.num_beams
+    stopping = setup.stopping
     tokens = torch.tensor([each.token for each in pool], dtype=torch.long, device=device)
     rows = torch.tensor([each.row for each in pool], dtype=torch.long, device=device)
     found = stopping.completes_string(state.generated_tokens, tokens, rows)

@@ -118,7 +118,9 @@ class DecodingState:
         """Raises DataError for an empty or too long row, UsageError for a model without a
         language-model head, and for settings that need more than the available memory.
         """
-        model_config, head, config = model.config, model.lm_head, config or GenerationConfig()
+        model_config = model.config
+        head = model.lm_head
+        config = config or GenerationConfig()
         if head is None:
             raise UsageError(
                 f"a model of shape {model_config.shape} generates no text: use an "
@@ -226,7 +228,8 @@ class DecodingState:
         """Keep these rows, which belong to these sentences (positions in the current order)."""
         self.cache.select(rows, sentences)
         self.memory = None if self.memory is None else self.memory.select(sentences)
-        self.sentences, self.limits = self.sentences[sentences], self.limits[sentences]
+        self.sentences = self.sentences[sentences]
+        self.limits = self.limits[sentences]
         self._select_rows(rows)
 
     def _read_prompt(self, prompt: Inputs, chunk: int) -> Tensor:

@@ -87,11 +87,9 @@ def bad_words_ids(
     phrases of length L.
     """
     for table in tables:
-        length, prefix, last = (
-            table.shape[1],
-            table[:, :-1].to(logits.device),
-            table[:, -1].to(logits.device),
-        )
+        length = table.shape[1]
+        prefix = table[:, :-1].to(logits.device)
+        last = table[:, -1].to(logits.device)
         if length == 1:
             logits[:, last] = NEVER
         elif length <= context.tokens.shape[1] + 1:
@@ -236,7 +234,8 @@ class BannedText:
     """
 
     def __init__(self, strings: Sequence[str], codec: Codec, vocabulary: int) -> None:
-        self._codec, self._criteria = codec, StoppingCriteria([], strings, codec)
+        self._codec = codec
+        self._criteria = StoppingCriteria([], strings, codec)
         self._texts = _token_texts(codec, vocabulary)
         self._stripped = [_without_spaces(text) for text in self._texts]
         self._strings = [(string, _without_spaces(string)) for string in dict.fromkeys(strings)]

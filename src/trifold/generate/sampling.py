@@ -86,7 +86,8 @@ def chosen_filters(config: GenerationConfig) -> dict[str, Callable[[Tensor], Ten
 
 def draw_weights(config: GenerationConfig) -> Callable[[Tensor], Tensor]:
     """log-probabilities (R, V) -> the weights (R, V) in proportion to which tokens are drawn."""
-    filters, is_uniform = chosen_filters(config), config.top_k_form == "uniform"
+    filters = chosen_filters(config)
+    is_uniform = config.top_k_form == "uniform"
 
     def weigh(log_probs: Tensor) -> Tensor:
         for keep in filters.values():

@@ -29,7 +29,8 @@ def score_tokens(model: Model, inputs: Inputs, targets: Inputs) -> TokenScores:
     forbidden: the total is the score of a search with bad_words_ids [] and length_penalty 0. Raises
     DataError for empty or too long rows, and for unequal counts.
     """
-    tokens, real = targets.tokens, targets.attend
+    tokens = targets.tokens
+    real = targets.attend
     rows, width = tokens.shape
     if rows != inputs.tokens.shape[0]:
         raise DataError(

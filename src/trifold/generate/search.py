@@ -110,7 +110,8 @@ def stream_tokens(
             raise UsageError(
                 f"{name} {value}: only one output per row can be streamed; set it to 1"
             )
-    setup, numbers = _setup(model, config, codec), _check_numbers(numbers, inputs)
+    setup = _setup(model, config, codec)
+    numbers = _check_numbers(numbers, inputs)
     if not numbers:
         return
     ended: dict[int, Hypothesis] = {}
@@ -151,7 +152,8 @@ def _check_numbers(numbers: Sequence[int] | None, inputs: Inputs) -> Sequence[in
 
 def _setup(model: Model, config: GenerationConfig, codec: Codec | None) -> SearchSetup:
     config = _encode_words(config, codec, model.config)
-    ends, strings = end_ids(config, model.config), config.stop_strings or ()
+    ends = end_ids(config, model.config)
+    strings = config.stop_strings or ()
     forced_eos = config.forced_eos_token_id is not None
     stopping = StoppingCriteria(ends, strings, codec, forced_eos=forced_eos)
     return SearchSetup(config, processor(config, model.config, codec), stopping)
@@ -206,7 +208,8 @@ def _speculate(
         single = Inputs((tokens if inputs.attend is None else tokens[inputs.attend[row]])[None])
         for sample in range(samples):
             state = DecodingState(model, single, config)
-            limit, key = int(state.limits[0]), (number, sample)
+            limit = int(state.limits[0])
+            key = (number, sample)
             choose = (
                 sampler(config, [key], limit, state.logits.device) if config.is_sampling else greedy
             )

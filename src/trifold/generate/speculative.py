@@ -29,7 +29,9 @@ def speculative_search(
 ) -> Iterator[Step]:
     """The steps of one sentence, verifying proposals of `count` tokens at a time."""
     assert len(state.sentences) == 1, "rows accept different numbers of tokens"
-    limit, score, logits = int(state.limits[0]), state.logits.new_zeros(1), state.logits
+    limit = int(state.limits[0])
+    score = state.logits.new_zeros(1)
+    logits = state.logits
     generated: list[int] = []
     proposed: list[int] = []
     while True:
@@ -50,7 +52,8 @@ def speculative_search(
         proposed = propose(generated, min(count, limit - len(generated) - 1))
         tokens = torch.tensor([[generated[-1], *proposed]], device=token.device)
         if not state.is_prefix(tokens):
-            proposed, tokens = [], tokens[:, :1]
+            proposed = []
+            tokens = tokens[:, :1]
         logits = state.head(state.read(tokens)[0])
 
 
@@ -63,7 +66,8 @@ def draft_proposer(
     """
     config = setup.config.model_copy(update={"max_length": None, "max_new_tokens": limit})
     state = DecodingState(model, inputs, config)
-    prompt, read = state.tokens, list[int]()
+    prompt = state.tokens
+    read = list[int]()
 
     def propose(generated: Sequence[int], count: int) -> list[int]:
         count = min(
@@ -115,7 +119,8 @@ def look_up(
 def check_draft(model: Model, draft: Model) -> None:
     """Raises UsageError for a draft model with another shape or vocabulary."""
     for key in ("shape", "vocab_size", "output_vocab_size", "eos_id", "pad_id", "start_id"):
-        expected, found = getattr(model.config, key), getattr(draft.config, key)
+        expected = getattr(model.config, key)
+        found = getattr(draft.config, key)
         if expected != found:
             remedy = "use a draft with the same shape and vocabulary"
             raise UsageError(

@@ -90,7 +90,9 @@ class StoppingCriteria:
         forced_eos: bool = False,
     ) -> None:
         assert codec is not None or not strings, "stop strings need a tokenizer"
-        self.ids, self.strings, self.forced_eos = list(ids), list(strings), forced_eos
+        self.ids = list(ids)
+        self.strings = list(strings)
+        self.forced_eos = forced_eos
         self._codec = codec
         self._longest = max(map(len, strings), default=0)
 

@@ -17,10 +17,8 @@ class TextStreamer:
     """
 
     def __init__(self, codec: Codec, stop_strings: Sequence[str] = ()) -> None:
-        self._stream, self._stop_strings = (
-            TextStream(lambda ids: codec.decode([ids])[0]),
-            list(stop_strings),
-        )
+        self._stream = TextStream(lambda ids: codec.decode([ids])[0])
+        self._stop_strings = list(stop_strings)
         self._held = ""
         self._stopped = False
 
@@ -42,7 +40,8 @@ class TextStreamer:
         text = self._held + new
         kept = truncate_at_stop(text, self._stop_strings)
         if len(kept) < len(text):
-            self._stopped, self._held = True, ""
+            self._stopped = True
+            self._held = ""
             return kept
         starts = (string[:n] for string in self._stop_strings for n in range(1, len(string)))
         held = max((len(start) for start in starts if text.endswith(start)), default=0)

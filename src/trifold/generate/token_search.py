@@ -62,9 +62,11 @@ def contrastive_search(state: DecodingState, setup: SearchSetup) -> Iterator[Ste
     """
     config = setup.config
     assert config.penalty_alpha is not None and config.top_k is not None
-    alpha, k = config.penalty_alpha, min(config.top_k, state.logits.shape[-1])
+    alpha = config.penalty_alpha
+    k = min(config.top_k, state.logits.shape[-1])
     _limit_to_positions(state)
-    history, real = F.normalize(state.hidden, dim=-1), state.attend
+    history = F.normalize(state.hidden, dim=-1)
+    real = state.attend
     scores = state.logits.new_zeros(len(state.sentences))
     chosen = (
         torch.arange(len(scores), device=scores.device) * k
@@ -85,7 +87,8 @@ def contrastive_search(state: DecodingState, setup: SearchSetup) -> Iterator[Ste
         best = values.masked_fill(candidates == NEVER, NEVER).argmax(-1)
 
         sentences = torch.arange(len(best), device=best.device)
-        chosen, taken = sentences * k + best, tokens[sentences, best]
+        chosen = sentences * k + best
+        taken = tokens[sentences, best]
         scores = scores + candidates[sentences, best]
         history = torch.cat([history, hidden[sentences, best][:, None]], dim=1)
         real = None if real is None else torch.cat([real, real.new_ones(len(real), 1)], dim=1)
@@ -95,7 +98,8 @@ def contrastive_search(state: DecodingState, setup: SearchSetup) -> Iterator[Ste
         if remaining is not None:
             if not len(remaining):
                 return
-            history, scores = history[remaining], scores[remaining]
+            history = history[remaining]
+            scores = scores[remaining]
             real = None if real is None else real[remaining]
             rows = (remaining[:, None] * k + torch.arange(k, device=remaining.device)).flatten()
             state.select(rows, remaining)
@@ -124,13 +128,15 @@ def take_step(
         rows = positions if chosen is None else chosen[positions]
         return state.generated_tokens(rows)[:, : length - 1]
 
-    stopping, full = setup.stopping, state.limits <= length
+    stopping = setup.stopping
+    full = state.limits <= length
     stopped = stopping.completes_string(before, tokens)
     ended = stopping.is_end(tokens) | full | stopped
     if not bool(ended.any()):
         setup.on_step(length, len(tokens))
         return Step(state.sentences, tokens, {}), None
-    done, remaining = ended.nonzero().squeeze(1), (~ended).nonzero().squeeze(1)
+    done = ended.nonzero().squeeze(1)
+    remaining = (~ended).nonzero().squeeze(1)
     setup.on_step(length, len(remaining))
     final = scores[done] / setup.divisor(length)
     found = stopping.hypotheses(before(done), tokens[done], final, stopped[done], full[done])

@@ -349,7 +349,8 @@ class TensorRules:
         return replace(self, names=kept | (names or {}), **changes)
 
     def __call__(self, config: ModelConfig) -> list[AnyRule]:
-        heads, anything = config.chosen_heads, "{*path}"
+        heads = config.chosen_heads
+        anything = "{*path}"
         base = f"{self.prefix}." if self.prefix and heads not in ((), ("pooler",)) else ""
 
         def full(name: str) -> str:
@@ -378,7 +379,8 @@ class TensorRules:
         rules += self.more(config, base)
         if not self.lm_head or "lm" not in heads:
             return rules
-        layer, bias = self.lm_head, self.lm_bias or f"{self.lm_head}.bias"
+        layer = self.lm_head
+        bias = self.lm_bias or f"{self.lm_head}.bias"
         if not config.tie_lm_head:
             # The order in shards.
             parts = ("weight", "bias") if config.shape == "encoder" else ("bias", "weight")

@@ -59,13 +59,15 @@ def save_model(
         raise CheckpointError(
             f"{folder}: cannot be created ({error.strerror}); choose another"
         ) from None
-    parameters, table = dict(model.named_parameters()), family.rules(config)
+    parameters = dict(model.named_parameters())
+    table = family.rules(config)
     content = TransformedTensors(parameters, lambda name, p: p.detach().to("cpu", dtype))
     meta = TransformedTensors(
         parameters, lambda name, p: torch.empty_like(p, dtype=dtype, device="meta")
     )
     kept = {name: tensor.to("cpu", dtype) for name, tensor in model.unused.items()}
-    tensors, shapes = rules.saving(table, content, kept), rules.saving(table, meta, kept)
+    tensors = rules.saving(table, content, kept)
+    shapes = rules.saving(table, meta, kept)
     write_weights(folder, tensors, shapes=shapes, max_shard_size=max_shard_size)
     write_settings(folder, family, config, generation or {}, dtype)
 
@@ -152,7 +154,8 @@ def load_model(
         with suppress(CheckpointError):
             _, found = infer_config(family, wider, weights, folder / CONFIG)
             rules.checked(family.rules(wider), weights, found, str(folder))
-            config, parameters = wider, found
+            config = wider
+            parameters = found
     table = family.rules(config)
     theirs = rules.checked(table, weights, parameters, str(folder))
     generation = read_generation_settings(folder_with(GENERATION, folder), config, values)

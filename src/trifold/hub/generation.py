@@ -155,7 +155,8 @@ def check_limits(settings: Mapping[str, Any], at: str = "") -> None:
     of their keys.
     """
     for key, largest in MAX_VALUES.items():
-        value, unit = settings.get(key), ""
+        value = settings.get(key)
+        unit = ""
         if key in LISTS:
             unit = " ids or characters"
             value = sum(len(leaf) if isinstance(leaf, str) else 1 for leaf in _leaves(value))

@@ -17,7 +17,8 @@ def labels_to_ours(values: Mapping[str, Any], usual: int = 2) -> dict[str, Any]:
     classes.
     """
     names = _read_names(values.get("id2label"))
-    number, problem = values.get("num_labels"), values.get("problem_type")
+    number = values.get("num_labels")
+    problem = values.get("problem_type")
     if names and isinstance(number, int) and number != len(names):
         # Versions of `transformers` differ in which one they follow.
         raise SettingsError(

@@ -8,7 +8,8 @@ from trifold.errors import CheckpointError, UsageError
 from trifold.hub.weights import has_weights
 from trifold.settings import similar
 
-CONFIG, ADAPTER = "config.json", "adapter_config.json"
+CONFIG = "config.json"
+ADAPTER = "adapter_config.json"
 GENERATION = "generation_config.json"
 DOWNLOADED = """
     *.json model*.safetensors adapter_model.safetensors *.model *.spm *.txt *.jinja bpe.codes

@@ -47,7 +47,9 @@ def adapter_tensors(
             f"train.lora: {family.model_type}, the family of start_from, lacks parts of the model"
         )
     plain = {name: weight for name, weight in weights.items() if ".lora_" not in name}
-    table, tensors, replaced = family.rules(config), dict[str, Tensor](), set[str]()
+    table = family.rules(config)
+    tensors = dict[str, Tensor]()
+    replaced = set[str]()
     for step in rules.steps(table, plain):
         if any(name in trained for name in step.ours):
             replaced |= {*step.theirs}

@@ -17,7 +17,8 @@ from trifold.nn.lora import LoRASettings
 from trifold.sandbox import Sandbox, SandboxError
 from trifold.settings import Settings
 
-TENSORS, PREFIX = "adapter_model.safetensors", "base_model.model."
+TENSORS = "adapter_model.safetensors"
+PREFIX = "base_model.model."
 WHOLE = (
     "model_config.json"  # with config.json, transformers takes the folder for that of a whole model
 )
@@ -98,7 +99,8 @@ class AdapterConfig(Settings):
         }
 
     def _is_target(self, module: str) -> bool:
-        targets, layers = self.target_modules, self.layers_to_transform
+        targets = self.target_modules
+        layers = self.layers_to_transform
         if isinstance(targets, str) or module in (targets or ()) or layers in (None, []):
             return _is_named(module, targets)
         layer = self._layer(module)
@@ -120,7 +122,8 @@ class AdapterConfig(Settings):
 
 def read_adapter_config(folder: Path) -> tuple[AdapterConfig, Path]:
     """The settings of an adapter, and the folder of its base. Raises CheckpointError."""
-    values, own = read_json(folder / ADAPTER), AdapterConfig.model_fields
+    values = read_json(folder / ADAPTER)
+    own = AdapterConfig.model_fields
     with naming(folder / ADAPTER):
         keys = AdapterConfig.parse(
             {k: v for k, v in values.items() if k in own or (v and k not in IGNORED)}
@@ -176,7 +179,8 @@ def _match(form: str, pattern: str, module: str) -> str | None:
         )
         problem = found.get("error")
     except SandboxError as error:
-        found, problem = {}, str(error)
+        found = {}
+        problem = str(error)
     if problem is not None:
         raise CheckpointError(
             f"{ADAPTER}: the pattern {pattern!r:.100} cannot be matched: {problem!s:.100}; "

@@ -71,12 +71,14 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     CheckpointError.
     """
     (keys, base), file = read_adapter_config(folder), TensorFile(folder / TENSORS)
-    changes, weights = _changes(file), read_weights(base)
+    changes = _changes(file)
+    weights = read_weights(base)
     values, place = _settings(folder, base, keys, file, changes.whole)
     family, config = parse_config(values, place)
     config, parameters = infer_config(family, config, weights, place)
     table = family.rules(config)
-    tied, expected = rules.copies(table), rules.saving(table, parameters)
+    tied = rules.copies(table)
+    expected = rules.saving(table, parameters)
     changes = _with_current_names(changes, table, {*expected, *tied})
     tensors = rules.renamed(table, weights, expected)
     _check_modules(folder, base, changes, {*tensors, *tied})
@@ -92,7 +94,8 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         transposed={name for step in steps if step.transform.transposed for name in step.theirs},
         states_tying=place.name == WHOLE,
     )
-    new, separated = config, adapter.separated()
+    new = config
+    separated = adapter.separated()
     sizes = _table_sizes(adapter, config, steps)
     if changed := sizes | ({"tie_lm_head": False} if separated else {}):
         new = config.model_copy(update=changed)
@@ -101,7 +104,8 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
                 f"{folder / TENSORS}: changes only some of the tensors that are one in "
                 f"{family.model_type}: {', '.join(sorted(separated))} differ; train all of them"
             )
-        before, after = family.write(config), family.write(new)
+        before = family.write(config)
+        after = family.write(new)
         values |= {key: value for key, value in after.items() if value != before.get(key)}
     expected = rules.saving(family.rules(new), meta_parameters(new, place))
     return values, adapter.merged(expected)
@@ -285,7 +289,8 @@ class Adapter:
         """The tensor of the base, or the one that replaces it. A module that the adapter has a copy
         of shares no tensor; otherwise the shared tensor is replaced.
         """
-        group, whole = self._group(name), self.changes.whole
+        group = self._group(name)
+        whole = self.changes.whole
         own = {each for each in group if self._is_own(each)}
         if name in own & whole.keys():
             return self.file[whole[name]]

@@ -79,7 +79,8 @@ def _convert(
         ) from None
     if "error" in answer:
         raise CheckpointError(f"{file}: {answer['error']!s}")
-    tensors, tied = TensorFile(output), answer.get("tied")
+    tensors = TensorFile(output)
+    tied = answer.get("tied")
     if not isinstance(tied, dict) or not all(
         isinstance(v, str) and v in tensors for v in tied.values()
     ):

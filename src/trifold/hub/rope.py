@@ -113,7 +113,8 @@ def rope(
     def save(config: ModelConfig) -> Fields:
         inner: Fields = {"rope_type": "default", "rope_theta": config.rotary_theta}
         if part:
-            rotated, width = config.rotated_width, config.head_width
+            rotated = config.rotated_width
+            width = config.head_width
             inner["partial_rotary_factor"] = solution(
                 rotated / width, lambda f: int(f * width), rotated
             )
@@ -154,7 +155,8 @@ def layered_rope(
         keys |= {local_theta: (POSITIVE | None, None)}
 
     def load(file: Any, fields: Fields) -> Fields:
-        given, more = file.rope_parameters or {}, file.rope_scaling or RopeKeys()
+        given = file.rope_parameters or {}
+        more = file.rope_scaling or RopeKeys()
         if other := given.keys() - LAYER_TYPES.keys():
             raise SettingsError(
                 f"rope_parameters: needs {' and '.join(LAYER_TYPES)}; move {min(other)} into them"
@@ -224,7 +226,8 @@ def windows(
         return load_windows(file, fields, file.sliding_window, lambda n: (n + 1) % step != 0)
 
     def save(config: ModelConfig) -> Fields:
-        used, kinds = config.sliding_window, layer_types(config)
+        used = config.sliding_window
+        kinds = layer_types(config)
         if local is not None:
             return {
                 "use_sliding_window": used is not None,

@@ -135,7 +135,8 @@ def repeats(key: str, other: str, default: int | None = None, times: str = "") -
     """
 
     def check(file: Any, fields: Fields) -> Fields:
-        value, expected = getattr(file, key), getattr(file, other)
+        value = getattr(file, key)
+        expected = getattr(file, other)
         if value is not None and value * (getattr(file, times) if times else 1) != expected:
             raise SettingsError(f"{key}: {value} contradicts {other} {expected}")
         return {}
@@ -312,10 +313,13 @@ def ids(
         its embedding no gradient. Otherwise -1 is a missing id, and padding equal to the end is
         written only where a head needs it.
     """
-    one, ends = (Id if padded else int) | None, int | list[int] | None
+    one = (Id if padded else int) | None
+    ends = int | list[int] | None
 
     def load(file: Any, fields: Fields) -> Fields:
-        size, pad, bos = fields["vocab_size"], file.pad_token_id, file.bos_token_id
+        size = fields["vocab_size"]
+        pad = file.pad_token_id
+        bos = file.bos_token_id
         end = _first(file.eos_token_id)
         eos = end if isinstance(end, int) and end >= 0 else size
         spare = eos if eos < size else 0

@@ -174,7 +174,8 @@ def steps(rules: Iterable[AnyRule], names: Collection[str]) -> list[Step]:
     steps: list[Step] = []
     unfilled = dict.fromkeys(names)
     for rule in (rule for rule in rules if isinstance(rule, Rule)):
-        ours, theirs = _as_tuple(rule.ours), _as_tuple(rule.theirs)
+        ours = _as_tuple(rule.ours)
+        theirs = _as_tuple(rule.theirs)
         for name in names:
             if (values := _match(ours[0], name)) is None:
                 continue
@@ -269,7 +270,8 @@ def checked(
     not zero although it must be, or not equal to the tensor it is tied to.
     """
     shapes = {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in ours.items()}
-    fixed, expected = constants(rules, ours), dict(saving(rules, shapes))
+    fixed = constants(rules, ours)
+    expected = dict(saving(rules, shapes))
     theirs = renamed(rules, theirs, expected)
     tied = _copies(rules, theirs)
     unread = {rule.theirs for rule in rules if isinstance(rule, Unused)}
@@ -286,7 +288,8 @@ def checked(
             elif isinstance(rule, Ignored) and rule.shape is not None:
                 problems += _wrong_shape(name, theirs[name], rule.shape)
             continue
-        tensor, original = theirs[name], tied.get(name, name)
+        tensor = theirs[name]
+        original = tied.get(name, name)
         if wrong := _wrong_shape(name, tensor, expected[original].shape):
             problems += wrong
         elif tensor.dtype not in FLOATS:

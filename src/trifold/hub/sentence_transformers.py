@@ -17,8 +17,11 @@ from trifold.hub.weights import has_weights, read_weights, write_weights
 from trifold.jsonfiles import MAX_JSON, check_inside, parse_json, read_bytes, read_json
 from trifold.nn.layers import ACTIVATIONS
 
-MODULES, POOLING, LIMITS = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
-PROMPTS, TOKENIZER = "config_sentence_transformers.json", "tokenizer_config.json"
+MODULES = "modules.json"
+POOLING = "1_Pooling/config.json"
+LIMITS = "sentence_bert_config.json"
+PROMPTS = "config_sentence_transformers.json"
+TOKENIZER = "tokenizer_config.json"
 MAX_DENSE = 8  # layers, beyond any model in use
 # Poolings in old folders, each with a boolean, and in new ones -> ours.
 OLD = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}
@@ -120,7 +123,8 @@ def read_modules(folder: Path) -> SentenceModules | None:
         isinstance(text, str) for text in texts.values() if text
     )
     named = {name: text or "" for name, text in texts.items()} if valid else {}
-    default, lower = prompts.get("default_prompt_name"), limits.pop("do_lower_case", None)
+    default = prompts.get("default_prompt_name")
+    lower = limits.pop("do_lower_case", None)
     similarity: Any = prompts.get("similarity_fn_name")
     length = limits.pop("max_seq_length", None) or tokenizer.get("model_max_length")
     pooled = pooling.get("include_prompt", True)  # pooling may leave the prompt out

@@ -44,7 +44,8 @@ class TransformedTensors(Mapping[str, Tensor]):
     """
 
     def __init__(self, values: Mapping[str, Any], function: Callable[[str, Any], Tensor]) -> None:
-        self._values, self._function = values, function
+        self._values = values
+        self._function = function
 
     def __getitem__(self, name: str) -> Tensor:
         return self._function(name, self._values[name])
@@ -129,7 +130,8 @@ class TensorFile(TransformedTensors):
 
 def _read_tensor(memory: mmap.mmap, first: int, name: str, entry: dict[str, Any]) -> Tensor:
     """The tensor of an entry of the header; first: the position of the first tensor."""
-    dtype, shape = DTYPES[entry["dtype"]], entry["shape"]
+    dtype = DTYPES[entry["dtype"]]
+    shape = entry["shape"]
     start, end = (first + offset for offset in entry["data_offsets"])
     if start == end:
         return torch.empty(shape, dtype=dtype)
@@ -159,7 +161,8 @@ def encode_header(
     the header.
     """
     header: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
-    positions, end = {}, 0
+    positions = {}
+    end = 0
     for name, shape in shapes.items():
         positions[name], end = end, end + shape.numel() * shape.itemsize
         entry = {"dtype": TYPE_NAMES[shape.dtype], "shape": list(shape.shape)}

@@ -16,7 +16,8 @@ from trifold.jsonfiles import read_json
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHARDS = "model-*-of-*.safetensors"
-PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+PICKLE = "pytorch_model.bin"
+PICKLE_INDEX = "pytorch_model.bin.index.json"
 PICKLED = ("pytorch_model*.bin*", "*.pt", "*.pth", "*.ckpt")
 SHARD_NAME = re.compile(r"[\w-][\w.-]*\.safetensors", re.ASCII)
 MAX_SHARD = "5GB"
@@ -106,7 +107,8 @@ def open_shards(
             shards_of.setdefault(name, []).append(shard)
     incomplete = bool(problems)
     for name in sorted({*listed, *shards_of}):
-        expected, found = listed.get(name), shards_of.get(name, [])
+        expected = listed.get(name)
+        found = shards_of.get(name, [])
         if len(found) > 1:
             problems.append(f"{name!r} is in {' and in '.join(found)}")
         elif expected is None:

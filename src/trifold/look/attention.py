@@ -97,15 +97,18 @@ def read_attention(pipeline: Pipeline, text: str, target: str | None = None) -> 
     if pipeline.config.n_patches:
         if target is not None:
             raise UsageError("a model of images writes no text: leave the target out")
-        trace, none = pipeline.trace(text), Words([], [])
+        trace = pipeline.trace(text)
+        none = Words([], [])
         return AttentionMaps(
             str(text), "", trace.tokens["encoder"], [], [], stacked_weights(trace), none, none
         )
-    reader, writer = pipeline.reader, pipeline.writer
+    reader = pipeline.reader
+    writer = pipeline.writer
     if not reader.encode([text])[0]:
         raise DataError(f"{text!r} has no tokens: pass another text")
     source, given, written, output = read_ids(pipeline, text, target)
-    length, limit = max(len(source), len(given)), pipeline.config.max_positions
+    length = max(len(source), len(given))
+    limit = pipeline.config.max_positions
     if length > limit:
         raise DataError(
             f"{length:,} tokens, and the model reads at most {limit:,} (max_positions): shorten "
@@ -124,20 +127,21 @@ def read_ids(pipeline: Pipeline, text: str, target: str | None) -> tuple[list[in
     """Ids that the encoder reads, that the decoder reads, that follow each of the latter, and of
     the output.
     """
-    shape, writer = pipeline.config.shape, pipeline.writer
+    shape = pipeline.config.shape
+    writer = pipeline.writer
     if shape == "encoder":
         if target is not None:
             raise UsageError("an encoder generates no text: leave the target out")
         return pipeline.read([text])[0], [], [], []
     if target is None:
         best = pipeline.hypotheses([text])[0][0]
-        output, ended = best.tokens, best.finish_reason == "stop"
+        output = best.tokens
+        ended = best.finish_reason == "stop"
     else:
-        output, ended = encode_target(pipeline, target), True
-    source, written = (
-        pipeline.read([text])[0],
-        [*output, writer.required("eos")] if ended else output,
-    )
+        output = encode_target(pipeline, target)
+        ended = True
+    source = pipeline.read([text])[0]
+    written = [*output, writer.required("eos")] if ended else output
     if shape == "decoder":
         whole = [*source, *written]
         return [], whole[:-1], whole[1:], output
@@ -174,7 +178,8 @@ def split_words(tokenizer: Tokenizer, ids: Sequence[int]) -> Words:
         return Words([], [])
     *prefixes, text = tokenizer.decode([ids[:n] for n in range(1, len(ids) + 1)])
     words = list(_WORD.finditer(text))
-    of_token, before = list[int | None](), 0
+    of_token = list[int | None]()
+    before = 0
     for token, prefix in zip(ids, [*prefixes, text], strict=True):
         is_special = (
             not tokenizer.decode([[token]])[0] and tokenizer.decode([[token]], keep_special=True)[0]
@@ -193,7 +198,8 @@ def align_words(maps: AttentionMaps) -> NDArray[np.float64]:
     averaged. Special tokens are left out, and the rows are normalized to sum to 1.
     """
     weights = maps.patterns["cross"].mean(axis=(0, 1), dtype=np.float64)
-    rows, columns = maps.written_words, maps.source_words
+    rows = maps.written_words
+    columns = maps.source_words
     aligned = _one_hot(rows).T @ weights @ _one_hot(columns)
     return np.asarray(aligned / np.maximum(aligned.sum(1, keepdims=True), 1e-12))
 
@@ -210,11 +216,13 @@ def draw_alignment(maps: AttentionMaps) -> Figure:
     """The alignment of a translation: source words across, translated words down; without words,
     all heads.
     """
-    columns, rows = maps.source_words.texts, maps.written_words.texts
+    columns = maps.source_words.texts
+    rows = maps.written_words.texts
     if not rows or not columns:
         return draw_heads(maps, ["cross"])
     weights = align_words(maps)
-    width, height = 2.6 + 0.62 * len(columns), 2.0 + 0.42 * len(rows)
+    width = 2.6 + 0.62 * len(columns)
+    height = 2.0 + 0.42 * len(rows)
     figure = new_figure(max(width, 5.4), max(height, 3.4))
     axis = figure.subplots()
     image = _draw_cells(axis, weights, vmax=max(0.5, float(weights.max())))

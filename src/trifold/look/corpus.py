@@ -59,7 +59,8 @@ def read_corpus(
     mention-antecedent. Raises DataError with the line for a pair that does not fit, and for another
     number of lines.
     """
-    lines, links = list(iter_lines(corpus)), defaultdict[int, list[Link]](list)
+    lines = list(iter_lines(corpus))
+    links = defaultdict[int, list[Link]](list)
     for file, role in ((align, "alignment"), (coreference, "coreference")):
         for number, link in () if file is None else _read_pairs(file, role, lines, corpus):
             links[number].append(link)
@@ -108,7 +109,8 @@ def _read_dependencies(file: Path) -> Iterator[Line]:
                 f"{place}: fewer than 8 columns; CoNLL-U has the head in column 7, the relation "
                 "in 8"
             )
-        words, links = list[str](row["words"]), list[Link]()
+        words = list[str](row["words"])
+        links = list[Link]()
         for word, (head, relation) in enumerate(zip(row["6"], row["7"], strict=True)):
             if not head.isdecimal() or int(head) > len(words):
                 raise DataError(

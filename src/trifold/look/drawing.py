@@ -59,7 +59,8 @@ def draw_architecture(config: ModelConfig) -> str:
 
 
 def _column(config: ModelConfig, side: str, sized: ModelConfig) -> Column:
-    decodes, translates = side == "decoder", config.shape == "encoder-decoder"
+    decodes = side == "decoder"
+    translates = config.shape == "encoder-decoder"
     causal = ", causal" if decodes else ""
     attention = ("self-attention", _heads(sized) + causal, *reach(sized, side))
     block: list[Box] = [_feed_forward(config, sized), attention]
@@ -154,7 +155,9 @@ def _join_vertically(parts: Sequence[list[str]], middle: int) -> list[str]:
 
 def _connect(rows: list[list[str]], top: int, width: int) -> None:
     """Draw the arrow from the top of the encoder (row `top`) to the cross-attention."""
-    middle, down, into = 2 + width // 2, width + 4 + _GAP // 2, width + 4 + _GAP + 1
+    middle = 2 + width // 2
+    down = width + 4 + _GAP // 2
+    into = width + 4 + _GAP + 1
     end = next(number for number, row in enumerate(rows) if "│ cross-attention" in "".join(row))
     rows[top - 1][middle : down + 1] = f"┌{'':─<{down - middle - 1}}┐"
     for row in rows[top:end]:

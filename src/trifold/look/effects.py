@@ -32,9 +32,13 @@ def effect_over_lines(
 
     A line is a text, or a text, a tab and the target. Raises DataError if no line has labels.
     """
-    count, labels, loss, right = 0, 0, [0.0, 0.0], [0, 0]
+    count = 0
+    labels = 0
+    loss = [0.0, 0.0]
+    right = [0, 0]
     for line in filter(str.strip, lines):
-        trace, count = run_with(pipeline, *split_line(line)), count + 1
+        trace = run_with(pipeline, *split_line(line))
+        count = count + 1
         labels += int((known := trace.labels >= 0).sum())
         for which, each in enumerate((trace, trace.patched(edits))):
             loss[which] += float(each.loss.double().nansum())

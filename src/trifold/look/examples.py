@@ -34,7 +34,8 @@ def read_example(pipeline: Pipeline, text: Any, target: str | None = None) -> Ex
     target: see `Pipeline.trace`. Raises DataError for a text without tokens, and for a masked text
     and a target of different lengths; UsageError for an unknown class.
     """
-    config, device = pipeline.config, pipeline.device
+    config = pipeline.config
+    device = pipeline.device
     reader = ModelReader(
         pipeline.model,
         pipeline.tokenizer,
@@ -42,7 +43,8 @@ def read_example(pipeline: Pipeline, text: Any, target: str | None = None) -> Ex
         on_overflow=None,
         parse_special=True,
     )
-    predicts_tokens, classes = "lm" in config.chosen_heads, list(config.labels)
+    predicts_tokens = "lm" in config.chosen_heads
+    classes = list(config.labels)
     following = [-1]
     if target is not None and "sequence" in config.chosen_heads:
         if target not in classes:
@@ -59,13 +61,15 @@ def read_example(pipeline: Pipeline, text: Any, target: str | None = None) -> Ex
         raise UsageError(f"text is {type(text).__name__}; give a string")
     if config.shape == "encoder":
         rows = reader.encode([text])
-        ids, mask = {"encoder": (own := rows[0].ids)}, pipeline.reader.mask_id
+        ids = {"encoder": (own := rows[0].ids)}
+        mask = pipeline.reader.mask_id
         if predicts_tokens:
             full = own if target is None else reader.encode([target])[0].ids
             if len(full) != len(own):
                 remedy = "a mask replaces one token. Without a masked text, leave the target out"
                 raise DataError(f"text has {len(own)} tokens, target {len(full)}; {remedy}")
-            known, pairs = mask not in own, zip(own, full, strict=True)
+            known = mask not in own
+            pairs = zip(own, full, strict=True)
             following = [
                 new if new != mask and (known or old == mask) else -1 for old, new in pairs
             ]

@@ -56,7 +56,8 @@ def _ids(session: Session, side: str, text: str | None, target: str | None) -> l
 @torch.no_grad()
 def _table(session: Session, side: str) -> tuple[Tensor, Tokenizer]:
     """The embeddings (V, E) of a stack and its tokenizer."""
-    sides, pipeline = tables(session), session.pipeline
+    sides = tables(session)
+    pipeline = session.pipeline
     if side not in sides:
         raise UsageError(
             f"side {side!r}: this model has embeddings of {' and '.join(sides) or 'no tokens'}"
@@ -129,7 +130,8 @@ def positions(session: Session) -> Answer:
     """sinusoids (T, W); similarity (T, T): cosines of the vectors that are added; frequencies of
     rotations (R/2,) by name, angles (T, R/2); what parts show (`ScoresPart.figures`).
     """
-    model, config = session.pipeline.model, session.pipeline.config
+    model = session.pipeline.model
+    config = session.pipeline.config
     places = torch.arange(min(POSITIONS, config.max_positions))
     own_kind = config.positions in SINUSOIDAL
     kind, first = (config.positions, config.position_offset) if own_kind else ("sinusoidal", 0)
@@ -171,13 +173,15 @@ def masks(session: Session) -> Answer:
     packing = Packing.of(torch.tensor([5, 3, 4]))
     found = {}
     for name, mask in _masks().items():
-        queries, keys = EXAMPLE_TOKENS - mask.offset, EXAMPLE_TOKENS
+        queries = EXAMPLE_TOKENS - mask.offset
+        keys = EXAMPLE_TOKENS
         dense = mask.dense(queries, keys, CPU)
         allowed = torch.ones(keys, keys, dtype=torch.bool) if dense is None else dense[0, 0]
         found[name] = allowed.expand(queries, keys).numpy()
     grid = Mask(packing.attend, causal=True, packing=packing).dense(5, 5, CPU)
     assert grid is not None
-    row, place = packing.cell_of_token[:12] // 5, packing.cell_of_token[:12] % 5
+    row = packing.cell_of_token[:12] // 5
+    place = packing.cell_of_token[:12] % 5
     packed = (row[:, None] == row) & grid[row[:, None], 0, place[:, None], place]
     return {"masks": found | {"packed documents of 5, 3 and 4": packed.numpy()}}
 
@@ -202,7 +206,8 @@ def schedules(session: Session) -> Answer:
     """The learning rates of every schedule over 1,000 steps with a warmup of 100, to the peak of
     the paper.
     """
-    steps, peak = torch.arange(1, 1_001, 3), peak_rate(session.pipeline.config.d_model, 100)
+    steps = torch.arange(1, 1_001, 3)
+    peak = peak_rate(session.pipeline.config.d_model, 100)
     kinds = {
         name: {"schedule": name}
         for name in get_args(TrainSettings.model_fields["schedule"].annotation)

@@ -42,7 +42,8 @@ def offline_requests(session: Session, text: str, target: str | None = None) -> 
     """The requests that a written page answers: those of every view of one text that are not too
     large together.
     """
-    config, shared = session.pipeline.config, {"text": text, "target": target}
+    config = session.pipeline.config
+    shared = {"text": text, "target": target}
     kinds = (model := answer(session, "model", {}))["layers"]
     found = session.trace(text, target)
     yield "model", {}

@@ -79,9 +79,12 @@ def read_metric(run: Path, key: str) -> tuple[list[int], list[float]]:
 
 def smooth(values: Sequence[float], decay: float = 0.9) -> list[float]:
     """Exponential moving average with bias correction (Kingma & Ba 2015, section 3)."""
-    total, weight, means = 0.0, 0.0, []
+    total = 0.0
+    weight = 0.0
+    means = []
     for value in values:
-        total, weight = decay * total + (1 - decay) * value, decay * weight + (1 - decay)
+        total = decay * total + (1 - decay) * value
+        weight = decay * weight + (1 - decay)
         means.append(total / weight)
     return means
 
@@ -107,10 +110,13 @@ def draw_law(
     """Write a picture of the losses at points (N, D) and of their law; each panel has a color per
     other value.
     """
-    data, found = np.array(points, float), np.array(losses)
-    names, figure = ("parameters without embeddings", "tokens"), new_figure(10, 4)
+    data = np.array(points, float)
+    found = np.array(losses)
+    names = ("parameters without embeddings", "tokens")
+    figure = new_figure(10, 4)
     for variable, axis in enumerate(figure.subplots(1, 2)):
-        x, others = data[:, variable], data[:, 1 - variable]
+        x = data[:, variable]
+        others = data[:, 1 - variable]
         line = np.geomspace(x.min(), x.max())
         for other in np.unique(others):
             (dots,) = axis.plot(
@@ -192,13 +198,15 @@ def arrange(texts: Sequence[Sequence[TokenText]], columns: int) -> list[Cell]:
     """The characters of texts below each other, a blank row between them; longer lines are
     wrapped.
     """
-    cells, row = list[Cell](), 0
+    cells = list[Cell]()
+    row = 0
     for text in texts:
         column = 0
         for token in text:
             for character in token.text:
                 if character == "\n" or column == columns:
-                    row, column = row + 1, 0
+                    row = row + 1
+                    column = 0
                 if character != "\n":
                     cells.append(Cell(row, column, character, token.probability))
                     column += 1

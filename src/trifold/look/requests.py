@@ -38,7 +38,8 @@ def answer(
 
     Raises UsageError for unknown names and parameters, and the errors of the model.
     """
-    sessions, params = [session] if isinstance(session, Session) else session, dict(params)
+    sessions = [session] if isinstance(session, Session) else session
+    params = dict(params)
     number = params.pop("model", 0)
     if number not in range(len(sessions)):
         raise UsageError(f"model: {number!r:.40}; the models are 0 to {len(sessions) - 1}")

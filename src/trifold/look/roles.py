@@ -145,7 +145,8 @@ class _Total:
         if not len(rows := np.flatnonzero(mask.any(1))):
             return
         hits = mask[rows, x.maxima[:, :, rows]]  # (L, H, rows)
-        self.hits, self.trials = self.hits + hits.sum(-1), self.trials + len(rows)
+        self.hits = self.hits + hits.sum(-1)
+        self.trials = self.trials + len(rows)
         self.chance += float((mask.sum(1) / np.maximum(x.allowed.sum(1), 1))[rows].sum())
         row, key = np.nonzero(mask)
         queries, keys = units or (np.arange(len(x.queries)), np.arange(len(x.keys)))
@@ -174,11 +175,13 @@ def head_roles(
     tokens. `found`: the share is at least that of the role and MARGIN above the baseline, and the
     interval is above the baseline. on_done: called with a number of lines.
     """
-    patterns, skipped = list[Pattern](), 0
+    patterns = list[Pattern]()
+    skipped = 0
     counts: dict[str, Counter[str]] = {"encoder": Counter(), "decoder": Counter()}
     for line in lines:
         read, spelled = _read(pipeline, line, counts)
-        patterns, skipped = patterns + read, skipped + (not spelled)
+        patterns = patterns + read
+        skipped = skipped + (not spelled)
         on_done(1)
     totals, queries = (
         defaultdict[tuple[str, str, str], _Total](_Total),
@@ -215,7 +218,9 @@ def _read(
         trace = run_with(pipeline, line.text, line.target)
     except DataError as error:
         raise DataError(f"{line.place}: {error}") from error
-    ids, tokens, spelled = trace.example.ids, trace.tokens, True
+    ids = trace.example.ids
+    tokens = trace.tokens
+    spelled = True
     if not ids:
         raise UsageError("roles are measured over texts; this model reads images")
     words: dict[str, list[int] | None] = {}
@@ -264,7 +269,8 @@ def _rate(kind: str, role: str, relation: str, total: _Total) -> Iterator[dict[s
     if not (n := total.trials):
         return
     best = total.chance if role == "positional" else max(total.offsets.values())
-    baseline, least = best / n, ROLES[role].least
+    baseline = best / n
+    least = ROLES[role].least
     for (layer, head), hits in np.ndenumerate(total.hits):
         low, high = wilson(int(hits), n)
         share = int(hits) / n
@@ -281,7 +287,8 @@ def _rate(kind: str, role: str, relation: str, total: _Total) -> Iterator[dict[s
 
 def wilson(hits: int, trials: int, z: float = 1.96) -> tuple[float, float]:
     """The score interval of a proportion (Wilson 1927)."""
-    share, scale = hits / trials, 1 + z * z / trials
+    share = hits / trials
+    scale = 1 + z * z / trials
     middle = (share + z * z / (2 * trials)) / scale
     half = z / scale * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     return max(0.0, middle - half), min(1.0, middle + half)

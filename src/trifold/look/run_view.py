@@ -46,7 +46,8 @@ def run(session: Session) -> Answer:
 
     Raises UsageError if the model does not belong to a run.
     """
-    folder, curves = _folder(session), defaultdict[str, dict[float, float]](dict)
+    folder = _folder(session)
+    curves = defaultdict[str, dict[float, float]](dict)
     for found in iter_json_lines(folder / "metrics.jsonl"):
         for name, value in found.items():
             if name != "step" and isinstance(value, int | float):
@@ -79,7 +80,8 @@ def at_checkpoint(finished: Pipeline, checkpoint: Path) -> Pipeline:
     """
     pipeline = copy(finished)
     pipeline.model = deepcopy(finished.model)
-    saved, own = load(checkpoint, optimizer=False).weights, pipeline.model.state_dict()
+    saved = load(checkpoint, optimizer=False).weights
+    own = pipeline.model.state_dict()
     if any(name not in own or own[name].shape != value.shape for name, value in saved.items()):
         raise CheckpointError(f"{checkpoint}: its weights are not those of the model")
     pipeline.model.load_state_dict(saved, strict=False)
@@ -94,10 +96,13 @@ def head_over_checkpoints(
     The output that the decoder reads is the target, by default that of the finished model. Raises
     CheckpointError for weights that are damaged, or of another model.
     """
-    folder, finished = _folder(session), session.pipeline
+    folder = _folder(session)
+    finished = session.pipeline
     shape = attention(session, text, target, kind, layer)["weights"].shape
     check_index("head", head, shape[0])
-    example, steps, weights = session.trace(text, target).example, list[int](), []
+    example = session.trace(text, target).example
+    steps = list[int]()
+    weights = []
     for checkpoint in list_checkpoints(folder / "checkpoints"):
         steps.append(step_of(checkpoint))
         found = Trace(at_checkpoint(finished, checkpoint), example, {})

@@ -84,14 +84,17 @@ def _resolve(
         raise UsageError(
             f"{wrong[0]}: the tree shows beams, greedy decoding and samples; set it to null"
         )
-    rows, what = config.num_return_sequences, "samples"
+    rows = config.num_return_sequences
+    what = "samples"
     each = ALTERNATIVES + 2  # the chosen token may be another than the best ones
     if config.num_beams > 1:
-        rows, what = config.num_beams, "num_beams"
+        rows = config.num_beams
+        what = "num_beams"
         each = 1 + len(end_ids(config, pipeline.config))  # see `beam_search`
     if rows > MAX_ROWS:
         raise UsageError(f"{what} {rows:,}: the tree shows at most {MAX_ROWS}; lower it")
-    length, longest = pipeline.limit(text, **options).tokens, (MAX_NODES - 1) // (rows * each)
+    length = pipeline.limit(text, **options).tokens
+    longest = (MAX_NODES - 1) // (rows * each)
     if length > longest and not {"max_new_tokens", "max_length"} & options.keys():
         options["max_new_tokens"] = length = longest
         config = resolve(pipeline.generation, options)
@@ -109,7 +112,8 @@ class _Recorder:
     """
 
     def __init__(self, config: GenerationConfig, forced: Sequence[int]) -> None:
-        self.config, self.forced = config, list(forced)
+        self.config = config
+        self.forced = list(forced)
         self.beams = config.num_beams // config.num_beam_groups if config.num_beams > 1 else 0
         start: Answer = {"number": 0, "parent": -1, "id": -1, "probability": 1.0, "adjusted": 1.0}
         start |= {"score": 0.0, "kept": True, "reason": ""}
@@ -119,7 +123,8 @@ class _Recorder:
         self._model = self._log_probs = self._adjusted = torch.empty(0)
 
     def process(self, logits: Tensor, context: Context) -> Tensor:
-        at, self._log_probs = context.generated, logits.log_softmax(-1)
+        at = context.generated
+        self._log_probs = logits.log_softmax(-1)
         if at >= len(self.forced):
             return logits
         token = self.forced[at]
@@ -165,7 +170,8 @@ class _Recorder:
 
     def _add_alternatives(self, prefixes: list[list[int]]) -> None:
         """The best tokens that were not chosen, and the filter of the sampler that removed each."""
-        left, removed = self._log_probs, dict[str, Tensor]()
+        left = self._log_probs
+        removed = dict[str, Tensor]()
         for key, keep in chosen_filters(self.config).items():
             left, former = keep(left), left
             removed[f"cut by {key} {getattr(self.config, key)}"] = (left == NEVER) & (

@@ -39,7 +39,10 @@ class Session:
     def __init__(
         self, pipeline: Pipeline, folder: Path | None = None, roles: Answer | None = None
     ) -> None:
-        self.pipeline, self.folder, self.roles, self.lock = pipeline, folder, roles, RLock()
+        self.pipeline = pipeline
+        self.folder = folder
+        self.roles = roles
+        self.lock = RLock()
         self._traces: dict[str, Trace] = {}
 
     def trace(self, text: Any, target: Target = None, edits: Edits = (), **options: bool) -> Trace:
@@ -79,7 +82,9 @@ def trace(session: Session, text: Any, target: Target = None, edits: Edits = ())
     texts, and the word of each token; labels: the tokens that the positions predict; loss: theirs;
     masks: positions of masks; output: the target or the model's own; top: see `lens`.
     """
-    found, pipeline, words = session.trace(text, target, edits), session.pipeline, {}
+    found = session.trace(text, target, edits)
+    pipeline = session.pipeline
+    words = {}
     for side, ids in found.example.ids.items():
         words[side] = split_words(
             pipeline.reader if side == "encoder" else pipeline.writer, ids
@@ -165,10 +170,8 @@ def neuron(
     the mask leaves a key; offsets (S,): 0 where it does not; weights (S,). Rotary positions are in
     query and keys, other relative positions in the offsets.
     """
-    found, point = (
-        session.trace(text, target),
-        HOOKS.get(kind, kind).format(layer).removesuffix("pattern"),
-    )
+    found = session.trace(text, target)
+    point = HOOKS.get(kind, kind).format(layer).removesuffix("pattern")
     if f"{point}scores" not in found:
         place = f"layer {layer + 1} · blocks.{layer}"
         raise UsageError(f"this model has no attention of kind {kind!r} in {place}")
@@ -180,20 +183,17 @@ def neuron(
     heads = found[f"{point}scores"]
     check_index("head", head, len(heads))
     check_index("query", query, heads.shape[1])
-    masked, scaled, keys = (
-        heads[head, query],
-        found[f"{point}queries"][head, query].float(),
-        found[f"{point}keys"],
-    )
+    masked = heads[head, query]
+    scaled = found[f"{point}queries"][head, query].float()
+    keys = found[f"{point}keys"]
     scale = _score_scale(session.pipeline, f"{point}queries")
     # The hook point has the query times scale · √D, because `ops.attend` divides by √D.
     q = scaled / (scale * math.sqrt(len(scaled)))
     k = keys[head * len(keys) // len(heads)].float()
-    cap, scores = config.score_soft_cap, (q * k).sum(-1) * scale
-    capped, allowed = (
-        scores if cap is None else cap * torch.tanh(scores / cap),
-        masked > float("-inf"),
-    )
+    cap = config.score_soft_cap
+    scores = (q * k).sum(-1) * scale
+    capped = scores if cap is None else cap * torch.tanh(scores / cap)
+    allowed = masked > float("-inf")
     offsets = torch.where(allowed, masked - capped, 0.0)
     weights = found[f"{point}pattern"][head, query]
     rows = {

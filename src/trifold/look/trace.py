@@ -53,12 +53,10 @@ class Trace(dict[str, Tensor]):
         gradients: bool = False,
     ) -> None:
         super().__init__()
-        self.pipeline, self.example, self.hooks, self.labels = (
-            pipeline,
-            example,
-            hooks,
-            example.labels,
-        )
+        self.pipeline = pipeline
+        self.example = example
+        self.hooks = hooks
+        self.labels = example.labels
         self.side = "encoder" if pipeline.model.decoder is None else "decoder"
         heads = pipeline.config.chosen_heads
         self.head = next((name for name in heads if name not in ("pooler", *NEEDS_POSITIONS)), None)
@@ -69,7 +67,8 @@ class Trace(dict[str, Tensor]):
             _require(name, known, "hook point")
 
         def hook(name: str, x: Tensor) -> Tensor:
-            before, changed = x[0], hooks[name](x[0]) if name in hooks else None
+            before = x[0]
+            changed = hooks[name](x[0]) if name in hooks else None
             x = before if changed is None else changed
             if not isinstance(x, Tensor) or x.shape != before.shape:
                 raise UsageError(
@@ -157,7 +156,8 @@ class Trace(dict[str, Tensor]):
         name = f"{self.side}.states.{layer - 1}" if layer else f"{self.side}_embeddings.output"
         with torch.no_grad(), eval_mode(self.pipeline.model):
             model = self.pipeline.model
-            stack, state = getattr(model, self.side), self[name][None]
+            stack = getattr(model, self.side)
+            state = self[name][None]
             state = state if layer else stack.enter(state)
             return self.apply_head(model.projected(stack.final_norm(state))[0])
 
@@ -231,7 +231,8 @@ class Trace(dict[str, Tensor]):
         }
 
     def _logit(self, position: int | None, token: int | None) -> Tensor:
-        rows, default = self.logits, (*self.masks, -1)[0]
+        rows = self.logits
+        default = (*self.masks, -1)[0]
         place = check_index("position", default if position is None else position, len(self.labels))
         row = rows if rows.dim() == 1 else rows[place]
         return row[row.argmax() if token is None else token]
@@ -255,7 +256,8 @@ class Trace(dict[str, Tensor]):
                 _require(
                     key, ("name", "heads", "positions", "op", "value", "from"), "key of an edit"
                 )
-            name, op = str(edit.get("name")), str(edit.get("op"))
+            name = str(edit.get("name"))
+            op = str(edit.get("op"))
             _require(op, tuple(OPERATIONS), "op")
             if op == "copy" and not isinstance(edit.get("from"), str):
                 raise UsageError(f"{name}: copy needs `from`, the text to copy from")
@@ -296,8 +298,10 @@ OPERATIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
 
 def edited(edit: Edit, value: Any, before: Function, x: Tensor) -> Tensor:
     """before(x) with the chosen heads and positions changed; scores of -inf stay."""
-    x, name = before(x), edit["name"]
-    new, axes = OPERATIONS[edit["op"]](x, value), ("heads", "positions")[-(x.dim() - 1) :]
+    x = before(x)
+    name = edit["name"]
+    new = OPERATIONS[edit["op"]](x, value)
+    axes = ("heads", "positions")[-(x.dim() - 1) :]
     if edit.get("heads") is not None and "heads" not in axes:
         raise UsageError(
             f"{name} has no heads; edit the hook point `heads` of its attention, or leave heads out"

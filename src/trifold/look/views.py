@@ -28,7 +28,9 @@ def model(session: Session) -> Answer:
     their names.
     """
     pipeline = session.pipeline
-    config, stacks, kinds = pipeline.config, pipeline.config.stacks, _kinds(pipeline.config)
+    config = pipeline.config
+    stacks = pipeline.config.stacks
+    kinds = _kinds(pipeline.config)
     head = next(
         (name for name in config.chosen_heads if name not in ("pooler", *NEEDS_POSITIONS)), None
     )

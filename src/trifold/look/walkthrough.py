@@ -58,7 +58,8 @@ def walkthrough(trace: Trace, side: str | None = None, position: int = -1) -> li
     side = side or trace.side
     if f"{side}_embeddings.output" not in trace:
         raise UsageError(f"side {side!r}: this model has {' and '.join(trace.tokens)}")
-    stack, embeddings = getattr(model, side), getattr(model, f"{side}_embeddings")
+    stack = getattr(model, side)
+    embeddings = getattr(model, f"{side}_embeddings")
     steps = _Steps()
     steps.position = check_index("position", position, len(trace.tokens[side]))
     with eval_mode(model), ExitStack() as contexts:
@@ -68,7 +69,8 @@ def walkthrough(trace: Trace, side: str | None = None, position: int = -1) -> li
         if stack.streams > 1:
             x = steps.streams(stack.streams, stack.enter(x), x)
         for layer, number in enumerate(stack.order):
-            steps.place, inputs = f"layer {layer + 1}: ", next(calls[number]).args[1]
+            steps.place = f"layer {layer + 1}: "
+            inputs = next(calls[number]).args[1]
             if layer == 0:
                 x = stack.rows(x, inputs)
             x = steps.block(stack.blocks[number], x, inputs, f"{side}.blocks.{layer}")
@@ -80,7 +82,8 @@ def walkthrough(trace: Trace, side: str | None = None, position: int = -1) -> li
             head: Any = model.lm_head if trace.head == "lm" else None
             if head is not None and (head.dense or head.scale != 1.0):
                 steps.add("head", "norm(activation(W x + b)) · scale", head.features(x), x=x)
-            logits, weight = trace.apply_head(x[0]), getattr(head, "weight", None)
+            logits = trace.apply_head(x[0])
+            weight = getattr(head, "weight", None)
             logits = logits[None] if logits.dim() > 1 else logits
             steps.add("logits", "W x + b" if head else "head(x)", logits, "logits", x=x, W=weight)
             if not trace.is_number:
@@ -105,7 +108,8 @@ class _Steps(list[Step]):
     D).
     """
 
-    position, place = 0, ""
+    position = 0
+    place = ""
 
     def row(self, x: Tensor) -> Tensor:
         """That of the token; parameters, which have at most two axes, as they are."""
@@ -142,7 +146,8 @@ class _Steps(list[Step]):
         self, title: str, layer: Any, x: Tensor, hook: str | None = None, head: int = 0
     ) -> Tensor:
         """head: the width of the heads into which the result is split; 0: it is not."""
-        formula, y = "W x" if layer.bias is None else "W x + b", layer(x)
+        formula = "W x" if layer.bias is None else "W x + b"
+        y = layer(x)
         result = split_heads(y, head) if head else y
         return self.add(title, formula, result, hook, x=x, W=layer.weight, b=layer.bias)
 
@@ -204,7 +209,8 @@ class _Steps(list[Step]):
         if type(layer) is not Attention:  # one step
             y = layer(x, mask=inputs.mask, bias=inputs.bias, rotary=inputs.rotary)
             return self.add("attention", formula_of(layer), y, x=x)
-        point, kind = f"{name}.sublayer", ""
+        point = f"{name}.sublayer"
+        kind = ""
         if name.endswith("cross_attention"):  # it reads the memory, without positions
             kind = "cross-attention "
             inputs = inputs._replace(mask=inputs.memory_mask, bias=None, rotary=None)
@@ -230,7 +236,8 @@ class _Steps(list[Step]):
 
     def queries(self, layer: Any, x: Tensor, inputs: Any, title: str) -> tuple[Tensor, Any]:
         """The scaled queries (1, H, T, D), and the bias of the scores."""
-        width, rotary = layer.head_width, inputs.rotary
+        width = layer.head_width
+        rotary = inputs.rotary
         q = self.linear(title, layer.q_proj, x, head=width)
         if layer.q_norm is not None:
             normed = split_heads(layer.normed(layer.q_norm, merge_heads(q)), width)
@@ -257,7 +264,8 @@ class _Steps(list[Step]):
 
     def scores(self, layer: Any, q: Tensor, k: Tensor, title: str) -> Tensor:
         """The scores (1, H, T, S) of content."""
-        keys, s = k.transpose(1, 2)[0].flatten(1), q @ k.mT / math.sqrt(layer.head_width)
+        keys = k.transpose(1, 2)[0].flatten(1)
+        s = q @ k.mT / math.sqrt(layer.head_width)
         s = self.add(title, "q · k_j / √D", s, q=q, keys=keys)
         if (cap := layer.soft_cap) is not None:
             s = self.add("soft cap", "c · tanh(s / c)", cap * torch.tanh(s / cap), s=s)
@@ -276,7 +284,8 @@ class _Steps(list[Step]):
 
     def weights(self, layer: Any, s: Tensor, hook: str) -> Tensor:
         """The softmax of the scores, to which sinks may belong."""
-        formula, weights = "exp(s_j) / Σ exp(s_i)", s.softmax(-1)
+        formula = "exp(s_j) / Σ exp(s_i)"
+        weights = s.softmax(-1)
         if layer.sinks is not None:
             formula = "exp(s_j) / (exp(sink) + Σ exp(s_i))"
             total = s.logsumexp(-1, keepdim=True)
@@ -291,13 +300,18 @@ class _Steps(list[Step]):
             return y
         if type(layer) is not FeedForward:  # one step
             return self.add("feed-forward", formula_of(layer), layer(x), x=x)
-        kind, point, gate = layer.activation_name, f"{name}.sublayer.inner", layer.gate_proj
+        kind = layer.activation_name
+        point = f"{name}.sublayer.inner"
+        gate = layer.gate_proj
         up = self.linear("feed-forward in", layer.in_proj, x)
         g = up if gate is None else self.linear("gate", gate, x)
         if layer.limit is not None:
-            g, up = g.clamp(max=layer.limit), up.clamp(-layer.limit, layer.limit) + 1
-        y, formula = layer.activation(g), f"{kind}(g)"
+            g = g.clamp(max=layer.limit)
+            up = up.clamp(-layer.limit, layer.limit) + 1
+        y = layer.activation(g)
+        formula = f"{kind}(g)"
         if gate is not None:
-            y, formula = y * up, f"{formula} · x"
+            y = y * up
+            formula = f"{formula} · x"
         self.add("activation", formula, y, point, g=g, x=None if gate is None else up)
         return self.linear("feed-forward out", layer.out_proj, y)

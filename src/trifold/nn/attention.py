@@ -72,7 +72,8 @@ class Attention(nn.Module):
         self, config: CoreConfig, layer: int = 0, *, memory_width: int | None = None
     ) -> None:
         super().__init__()
-        width, bias = config.head_width, config.attention_bias
+        width = config.head_width
+        bias = config.attention_bias
         read = memory_width or config.d_model
         self.head_width = width
         self.groups = config.n_heads // config.kv_heads
@@ -86,8 +87,12 @@ class Attention(nn.Module):
         scores = part_of(ScoresPart, config)
         self.relative = None if memory_width else scores.new_relative(config)
         self.drop = Dropout(config.attention_dropout)
-        self.queries, self.keys, self.values = HookPoint(), HookPoint(), HookPoint()
-        self.scores, self.pattern, self.heads = HookPoint(), HookPoint("pattern"), HookPoint()
+        self.queries = HookPoint()
+        self.keys = HookPoint()
+        self.values = HookPoint()
+        self.scores = HookPoint()
+        self.pattern = HookPoint("pattern")
+        self.heads = HookPoint()
         self.soft_cap = config.score_soft_cap
         # `ops.attend` scales scores by 1/√D. Any other scale is reached by scaling the queries.
         scale = 1 / math.sqrt(1 + scores.terms(config))
@@ -124,14 +129,17 @@ class Attention(nn.Module):
         """Project, rotate, cache, attend: x (B, T, E) -> all heads, concatenated (B, T, H·D), or
         packed (1, N, H·D).
         """
-        mask, rotary, cache = inputs.mask, inputs.rotary, inputs.cache
+        mask = inputs.mask
+        rotary = inputs.rotary
+        cache = inputs.cache
         if memory is not None:
             q = self.split(mask.grid(self.normed(self.q_norm, self.q_proj(x))))
             k, v = self.memory_keys(memory, mask, cache)
         else:
             q, k, v = self.projections(x, mask)
             if rotary is not None:
-                q, k = rotary(q), rotary(k)
+                q = rotary(q)
+                k = rotary(k)
             if cache is not None and self.stores_keys:
                 k, v = cache.own.update(k, v)
         return self.attend_heads(q, k, v, inputs)
@@ -142,7 +150,9 @@ class Attention(nn.Module):
         """
         q, bias = self.queries_and_bias(q, k, inputs.bias)
         if self.watched:
-            q, k, v = self.queries(q), self.keys(k), self.values(v)
+            q = self.queries(q)
+            k = self.keys(k)
+            v = self.values(v)
         heads = self.weigh(q, k, v, inputs._replace(bias=bias))
         if self.watched:
             heads = self.heads(heads)
@@ -185,7 +195,8 @@ class Attention(nn.Module):
     def projections(self, x: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, T, D), keys and values (B, H', T, D)."""
         q, k, v = ops.linears(x, (self.q_proj, self.k_proj, self.v_proj))
-        q, k = self.normed(self.q_norm, q), self.normed(self.k_norm, k)
+        q = self.normed(self.q_norm, q)
+        k = self.normed(self.k_norm, k)
         q, k, v = (self.split(mask.grid(y)) for y in (q, k, v))
         return q, k, v
 

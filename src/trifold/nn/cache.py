@@ -45,7 +45,8 @@ class GrowingKeys:
         """Append keys and values (B, H, T, D); return views of those stored before and the new
         ones.
         """
-        start, tokens = self.filled, keys.shape[2]
+        start = self.filled
+        tokens = keys.shape[2]
         end = start + tokens
         stored_keys, stored_values = self.reserve(tokens, (keys, values))
         stored_keys[:, :, start:end] = keys
@@ -84,7 +85,9 @@ class GrowingKeys:
         """Row i becomes row rows[i]; in place unless there are more than before."""
         if self.buffers is None:
             return
-        filled, count, target = self.filled, len(rows), self.buffers
+        filled = self.filled
+        count = len(rows)
+        target = self.buffers
         if count > self.buffers[0].shape[0]:
             target = self._enlarge(self.buffers, count, self.buffers[0].shape[2])
         for source, out in zip(self.buffers, target, strict=True):
@@ -131,7 +134,9 @@ class SlidingKeys(GrowingKeys):
 
     def __init__(self, window: int, rollback: int = 0) -> None:
         super().__init__()
-        self.window, self.rollback, self.reach = window, rollback, window - 1
+        self.window = window
+        self.rollback = rollback
+        self.reach = window - 1
 
     def advance(self, tokens: int) -> None:
         super().advance(tokens)
@@ -148,14 +153,16 @@ class SlidingKeys(GrowingKeys):
 
     def _evict(self) -> None:
         """Copy what is kept into new buffers, so that the memory of the rest is free at once."""
-        filled, kept = self.filled, self.reach + self.rollback
+        filled = self.filled
+        kept = self.reach + self.rollback
         if self.buffers is None or filled <= self._most:
             return
         tails = (
             self.buffers[0][:, :, filled - kept : filled],
             self.buffers[1][:, :, filled - kept : filled],
         )
-        self.buffers, self.evicted = None, self.length - kept
+        self.buffers = None
+        self.evicted = self.length - kept
         self.buffers = self._enlarge(tails, tails[0].shape[0], self._most + 1)
         for buffer, tail in zip(self.buffers, tails, strict=True):
             buffer[:, :, :kept] = tail
@@ -231,7 +238,8 @@ class Cache:
         computes tokens again.
         """
         own = (GrowingKeys() for _ in range(layers)) if isinstance(layers, int) else layers
-        self.layers, self.inputs = [LayerCache(keys) for keys in own], inputs
+        self.layers = [LayerCache(keys) for keys in own]
+        self.inputs = inputs
         self.row_order: RowOrder | None = None
 
     @property

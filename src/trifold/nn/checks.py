@@ -53,7 +53,8 @@ def _unused_keys(config: CoreConfig) -> Problems:
 
 
 def _needed(config: CoreConfig, key: str, owners: list[Part]) -> str:
-    choice, values = owners[0].key, " or ".join(part.value for part in owners)
+    choice = owners[0].key
+    values = " or ".join(part.value for part in owners)
     if not values:
         return f"{key} needs {choice}"
     return f"{key} needs {choice}: {values}, not {getattr(config, choice)}"
@@ -229,7 +230,8 @@ def _output_projection(config: CoreConfig) -> Problems:
     if config.lm_head_transform is not None and not has_lm:
         yield Conflict("lm_head_transform needs lm in heads", {"lm_head_transform": None})
     is_plain = has_lm and config.tie_lm_head and config.lm_head_transform is None
-    table, states = config.output_side.embedding_width, config.output_side.state_width
+    table = config.output_side.embedding_width
+    states = config.output_side.state_width
     if is_plain and table != states:
         widened = config.output_side.d_embedding is None
         cause = part_of(BlockPart, config).label(config) if widened else f"d_embedding: {table}"

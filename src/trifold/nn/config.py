@@ -36,7 +36,8 @@ Head = Literal[
 ]
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
 # Beyond any model in use: a larger number is a mistake or hostile, and costs memory.
-MAX_LAYERS, MAX_CLASSES = 10_000, 2**20
+MAX_LAYERS = 10_000
+MAX_CLASSES = 2**20
 # Sizes of the decoder -> those of the encoder, which are their defaults.
 DECODER_SIZES = {
     "d_decoder": "d_model",

@@ -29,7 +29,8 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, tokens: Tensor) -> Tensor:
         ctx.save_for_backward(tokens)
-        ctx.rows, ctx.dtype = weight.shape[0], weight.dtype
+        ctx.rows = weight.shape[0]
+        ctx.dtype = weight.dtype
         return ops.embedding(tokens, weight)
 
     @staticmethod
@@ -93,7 +94,8 @@ class Embeddings(nn.Module):
         projects = config.has_embedding_projection
         self.projection = Linear(*widths, bias=not self.projects_tokens) if projects else None
         self.output = HookPoint("state")
-        self.scale, self.rounds_scale = config.embedding_factor, config.embedding_scale_rounded
+        self.scale = config.embedding_factor
+        self.rounds_scale = config.embedding_scale_rounded
         self.max_positions = config.max_positions
         # Generation respects max_positions also where nothing else does.
         scores = part_of(ScoresPart, config)

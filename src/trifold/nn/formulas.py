@@ -62,9 +62,11 @@ def attention(config: CoreConfig, reads: str = "E") -> list[str]:
     reads: the letter of the width that k and v read.
     """
     if config.kv_heads == config.n_heads:
-        projections, biases = "4·E·H·D", "3·H·D"
+        projections = "4·E·H·D"
+        biases = "3·H·D"
     else:
-        projections, biases = "2·E·D·(H+G)", "D·(H+2·G)"
+        projections = "2·E·D·(H+G)"
+        biases = "D·(H+2·G)"
     if reads != "E":
         projections = f"2·D·(E·H+{reads}·G)"
     terms = [projections]

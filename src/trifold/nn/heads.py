@@ -50,7 +50,8 @@ class LanguageModelHead(nn.Module):
             self.dense = Linear(config.state_width, width, bias=config.transform_bias)
             self.activation = ACTIVATIONS[config.lm_head_transform]
             self.norm = new_norm(config, width)
-        self.scale, self.soft_cap = config.logits_scale, config.logit_soft_cap
+        self.scale = config.logits_scale
+        self.soft_cap = config.logit_soft_cap
 
     def features(self, hidden: Tensor) -> Tensor:
         """f(h), the input of the output projection. hidden (…, E)."""
@@ -100,7 +101,8 @@ class Classes(nn.Module):
         layer: Residual | None = None,
     ) -> None:
         super().__init__()
-        self.state, self.eos_id = state, config.eos_id
+        self.state = state
+        self.eos_id = config.eos_id
         width = config.pooled_width if state == "pooler" else config.state_width
         self.dense: Linear | None = None
         self.norm: nn.Module | None = None

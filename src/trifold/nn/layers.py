@@ -147,7 +147,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: CoreConfig) -> None:
         super().__init__()
-        width, inner, bias = config.d_model, config.d_ff, config.feed_forward_bias
+        width = config.d_model
+        inner = config.d_ff
+        bias = config.feed_forward_bias
         self.in_proj = Linear(width, inner, bias=bias)
         self.gate_proj = Linear(width, inner, bias=bias) if config.gated else None
         self.out_proj = Linear(inner, width, bias=bias)
@@ -173,7 +175,8 @@ class FeedForward(nn.Module):
             return self.in_proj(x), None
         y, gated = ops.linears(x, (self.gate_proj, self.in_proj))
         if self.limit is not None:
-            y, gated = y.clamp(max=self.limit), gated.clamp(-self.limit, self.limit) + 1
+            y = y.clamp(max=self.limit)
+            gated = gated.clamp(-self.limit, self.limit) + 1
         return y, gated
 
 

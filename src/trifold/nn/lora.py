@@ -48,7 +48,8 @@ class AdaptedLinear(Linear):
 
     def adapt(self, settings: LoRASettings) -> None:
         """Add the parameters of the adapter."""
-        self.scale, self.drop = settings.scale, Dropout(settings.dropout)
+        self.scale = settings.scale
+        self.drop = Dropout(settings.dropout)
         self.lora_A = nn.Parameter(self.weight.new_empty(settings.rank, self.weight.shape[1]))
         self.lora_B = nn.Parameter(self.weight.new_zeros(len(self.weight), settings.rank))
         nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))

@@ -53,8 +53,10 @@ def score_targets(
     """Evaluate the targets, one chunk of logits at a time. Arguments as for
     `linear_cross_entropy`.
     """
-    has_target, device = targets >= 0, hidden.device
-    nll, correct = torch.zeros((), device=device), torch.zeros((), dtype=torch.int64, device=device)
+    has_target = targets >= 0
+    device = hidden.device
+    nll = torch.zeros((), device=device)
+    correct = torch.zeros((), dtype=torch.int64, device=device)
     for rows, labels in zip(
         hidden[has_target].split(CHUNK), targets[has_target].split(CHUNK), strict=True
     ):

@@ -169,7 +169,8 @@ class Mask:
         self, queries: int, keys: int, like: Tensor, bias: Tensor | None
     ) -> Tensor | None:
         part = self.whole(queries, keys, like.device)
-        allowed, added = self.allowed(part), self.added(part)
+        allowed = self.allowed(part)
+        added = self.added(part)
         if bias is not None:
             added = _combined(torch.add, (bias[..., self.evicted(queries, keys) :], added))
         if allowed is None:

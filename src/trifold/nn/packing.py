@@ -72,7 +72,9 @@ class Packing:
         """From the lengths (B,) of the rows. always_pad: at least one padding token, even for rows
         of equal length, which need none.
         """
-        real, width, rows = int(lengths.sum()), int(lengths.max()), len(lengths)
+        real = int(lengths.sum())
+        width = int(lengths.max())
+        rows = len(lengths)
         length = round_up(real + (always_pad or real < rows * width))
         inside = torch.arange(width) < lengths[:, None]
         token_of_cell = torch.full((rows * width,), length - 1)

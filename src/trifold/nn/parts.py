@@ -348,7 +348,8 @@ class UnscoredPart(AttentionPart):
 
     def problems(self, config: CoreConfig) -> Problems:
         """It has no offsets of scores, and no rotations that later tokens change."""
-        choice, scores = self.label(config), part_of(ScoresPart, config)
+        choice = self.label(config)
+        scores = part_of(ScoresPart, config)
         if scores.has_offsets:
             text = f"{choice} has no offsets of scores: choose other positions than {scores.value}"
             yield Conflict(text, defaults(config, scores.key, self.key))

@@ -33,12 +33,17 @@ class Rotation:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Rotate the first R dimensions of x (B, H, T, D)."""
-        half, cos, sin = self.cos.shape[-1], self.cos, self.sin
-        rotated, rest = x[..., : 2 * half], x[..., 2 * half :]
+        half = self.cos.shape[-1]
+        cos = self.cos
+        sin = self.sin
+        rotated = x[..., : 2 * half]
+        rest = x[..., 2 * half :]
         if self.interleaved:
-            first, second = rotated[..., 0::2], rotated[..., 1::2]
+            first = rotated[..., 0::2]
+            second = rotated[..., 1::2]
         else:
-            first, second = rotated[..., :half], rotated[..., half:]
+            first = rotated[..., :half]
+            second = rotated[..., half:]
         pair = (first * cos - second * sin, second * cos + first * sin)
         out = torch.stack(pair, -1).flatten(-2) if self.interleaved else torch.cat(pair, -1)
         if rest.shape[-1] == 0:
@@ -55,7 +60,9 @@ class Rotary:
     """A factor of cos and sin."""
 
     def __init__(self, width: int, theta: float, *, interleaved: bool) -> None:
-        self.width, self.theta, self.interleaved = width, theta, interleaved
+        self.width = width
+        self.theta = theta
+        self.interleaved = interleaved
         self._frequencies: dict[torch.device, Tensor] = {}
 
     def find_frequencies(self) -> Tensor:
@@ -130,7 +137,8 @@ class RotaryPart(ScoresPart):
     is_limited = knows_distances = False
 
     def new_rotary(self, config: CoreConfig) -> LayerRotations:
-        width, is_interleaved = config.rotated_width, config.rotary_pairs == "interleaved"
+        width = config.rotated_width
+        is_interleaved = config.rotary_pairs == "interleaved"
         return LayerRotations(
             config, Rotary(width, config.rotary_theta, interleaved=is_interleaved)
         )

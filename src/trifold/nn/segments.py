@@ -29,7 +29,10 @@ class _Scan(torch.autograd.Function):
     def forward(
         ctx: Any, step: Step, size: int, state: Tensor, *sequences: Tensor
     ) -> tuple[Tensor, Tensor]:
-        ctx.step, ctx.size, states, whole = step, size, [], None
+        ctx.step = step
+        ctx.size = size
+        states = []
+        whole = None
         for start in range(0, sequences[0].shape[2], size):
             states.append(state)
             out, state = step(*(x[:, :, start : start + size] for x in sequences), state)
@@ -49,7 +52,8 @@ class _Scan(torch.autograd.Function):
     @first_order
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # read once, as checkpointing requires
-        sequences, states = saved[: ctx.count], saved[ctx.count :]
+        sequences = saved[: ctx.count]
+        states = saved[ctx.count :]
         needed = ctx.needs_input_grad[3:]
         found = [
             torch.empty_like(x) if need else None for x, need in zip(sequences, needed, strict=True)

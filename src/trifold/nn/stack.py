@@ -117,7 +117,8 @@ class Stack(nn.Module):
         memory_width = config.d_model if crosses else None
         if side == "decoder":
             config = config.decoder_side
-        block, scores = part_of(BlockPart, config), part_of(ScoresPart, config)
+        block = part_of(BlockPart, config)
+        scores = part_of(ScoresPart, config)
         self.config = config
         self.run_block: Callable[..., Tensor] = call
         self.order = config.block_of_layer or tuple(range(config.n_layers))
@@ -129,7 +130,8 @@ class Stack(nn.Module):
         self.final_norm = new_norm(config, config.stream_width) if has_norm else nn.Identity()
         self.streams = block.streams
         self.windows = [config.window(layer) for layer in range(len(self.order))]
-        self.rules, self.walk = rules_of(config), part_of(WalkPart, config)
+        self.rules = rules_of(config)
+        self.walk = part_of(WalkPart, config)
         self.rotary = scores.new_rotary(config)
         self.offsets = scores.new_offsets(config)
 
@@ -156,7 +158,8 @@ class Stack(nn.Module):
 
     def inputs(self, x: Tensor, request: Request) -> StackInputs:
         """What the layers read."""
-        mask, queries = request.mask, request.mask.count(x)
+        mask = request.mask
+        queries = request.mask.count(x)
         for part in self.rules:
             mask = part.of_stack(self.config, mask, queries, x.device)
         return self.scored(x, request._replace(mask=mask))

@@ -43,7 +43,8 @@ class Transformer(nn.Module):
         # folder that nothing uses, under their names there.
         self.family: str | None = None
         self.unused: dict[str, Tensor] = {}
-        embeddings, source = part_of(EmbeddingsPart, config), None
+        embeddings = part_of(EmbeddingsPart, config)
+        source = None
         if embeddings.has_tokens:
             source = TokenEmbedding(config.vocab_size, config.embedding_width)
         target = source
@@ -178,7 +179,8 @@ class Transformer(nn.Module):
         """The outputs of the named heads for hidden states (B, T, E) of the last stack; see
         `head_outputs`.
         """
-        hidden, inputs = inputs.packing.grid(hidden), inputs.grid()
+        hidden = inputs.packing.grid(hidden)
+        inputs = inputs.grid()
         if heads is None:
             heads = [name for name in self.config.chosen_heads if name not in NEEDS_POSITIONS]
         pooled = None
@@ -245,7 +247,8 @@ def shift_right(inputs: Inputs, start: int | Tensor) -> Inputs:
     """The real tokens of each row shifted right by one, after `start`, (B, 1); padding stays where
     it is.
     """
-    tokens, attend = inputs.tokens.roll(1, dims=1), inputs.attend
+    tokens = inputs.tokens.roll(1, dims=1)
+    attend = inputs.attend
     tokens[:, :1] = start
     if attend is None or bool((attend[:, 1:] <= attend[:, :-1]).all()):
         return Inputs(tokens)  # causal attention does not reach padding at the end

@@ -136,7 +136,8 @@ def _read_rows(source: Any, settings: Any, split: str) -> Records:
     Raises DataError, which names file and id, for an answer that is not in its context.
     """
     rows = read_records(source, settings, ROLES, split)
-    columns, starts = rows.columns, rows.columns.pop("start")
+    columns = rows.columns
+    starts = rows.columns.pop("start")
     for row, context in enumerate(columns["context"]):
         answers = _listed(columns["answers"][row], starts[row], rows, row)
         columns["answers"][row] = check_answers(answers, context, place_of(rows, row))
@@ -216,13 +217,15 @@ def label_windows(parts: Sequence[Encoded], start: int, end: int) -> list[tuple[
 class Answer(LabelledObjective):
     """Extractive question answering; `width` limits the windows."""
 
-    row_name, token_name = "windows", "windows"
+    row_name = "windows"
+    token_name = "windows"
 
     def windows(self, rows: Records) -> Iterator[list[Encoded]]:
         """The windows of each question. Raises DataError for a question that leaves no room for its
         context.
         """
-        columns, positions = rows.columns, self.width or self.config.max_positions
+        columns = rows.columns
+        positions = self.width or self.config.max_positions
         sizes = window_sizes(self.settings.max_length, self.settings.stride, positions)
         for row, (question, context) in enumerate(
             zip(columns["question"], columns["context"], strict=True)
@@ -239,7 +242,9 @@ class Answer(LabelledObjective):
         """Read the windows of all questions and label them. Reports answers that no window contains
         as a whole.
         """
-        encoded, labels, lost = list[Encoded](), list[tuple[int, int]](), 0
+        encoded = list[Encoded]()
+        labels = list[tuple[int, int]]()
+        lost = 0
         for row, parts in enumerate(self.windows(rows)):
             own = [(0, 0)] * len(parts)
             if answers := rows.columns["answers"][row]:
@@ -283,13 +288,15 @@ class Answer(LabelledObjective):
         return {"logits": [logits.cpu()]}
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
-        columns, settings = run.rows.columns, self.settings
+        columns = run.rows.columns
+        settings = self.settings
         impossible = (
             not all(columns["answers"]) if settings.impossible is None else settings.impossible
         )
         options = Options(1, settings.max_answer_length, impossible)
         logits = iter(run.by_row("logits"))
-        predictions, sure = list[str](), list[float]()
+        predictions = list[str]()
+        sure = list[float]()
         for parts, context in zip(self.windows(run.rows), columns["context"], strict=True):
             best = choose_answers(parts, logits, context, self.tokenizer.cls_id, options)
             predictions.append(best[0].text if best else "")

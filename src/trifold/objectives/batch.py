@@ -94,7 +94,8 @@ def token_loss(
     """Cross-entropy of the labels, -1 for none, predicted by the language-model head from `states`
     (N, E).
     """
-    head, labels = model.lm_head, batch.labels.flatten()
+    head = model.lm_head
+    labels = batch.labels.flatten()
     assert head is not None
     sums = linear_cross_entropy(head.features(states), head.weight, head.bias, labels, smoothing)
     return LossTerm(sums.loss, batch.tokens, nll=sums.nll)
@@ -104,7 +105,8 @@ def measure_tokens(model: Transformer, states: Tensor, batch: Batch) -> dict[str
     """The negative log-likelihood of the labels and the number of correct predictions, for
     `Objective.measure`.
     """
-    head, labels = model.lm_head, batch.labels.flatten()
+    head = model.lm_head
+    labels = batch.labels.flatten()
     assert head is not None
     found = score_targets(head.features(states), head.weight, head.bias, labels)
     return {"nll": float(found.nll), "correct": int(found.correct), "tokens": batch.tokens}

@@ -117,11 +117,9 @@ class CausalSettings(ObjectiveSettings):
         context.require_data()
         build = self._read_into_memory if context.data.cache is None else self._open_cache
         objective, train, valid, name = build(context)
-        tokenizer, width, redraws = (
-            objective.tokenizer,
-            objective.width,
-            context.data.cut == "windows",
-        )
+        tokenizer = objective.tokenizer
+        width = objective.width
+        redraws = context.data.cut == "windows"
         for line in _describe_unknown(tokenizer, valid):
             context.report(f"{name}: {line}; bits per byte is undefined with unknown tokens")
         if not (valid.tokens.lengths > 1).any():
@@ -142,7 +140,8 @@ class CausalSettings(ObjectiveSettings):
         tokenizer = context.load_or_train_tokenizer(lambda: train.texts, prepend_bos=self.begin)
         objective = Causal(self, tokenizer, context.width, self.router_loss(context.model))
         corpus = objective.encode(train.texts)._replace(cut=context.data.cut)
-        name, lengths = train.report.name, corpus.tokens.lengths
+        name = train.report.name
+        lengths = corpus.tokens.lengths
         if empty := int(np.count_nonzero(lengths == 0)):
             context.report(f"{name}: {empty:,} documents without a token: left out")
         for line in (
@@ -157,7 +156,10 @@ class CausalSettings(ObjectiveSettings):
         """As `_read_into_memory`, with the training text in a cache on disk, which is created if it
         does not exist.
         """
-        data, source, seed, report = context.data, context.data.train, context.seed, context.report
+        data = context.data
+        source = context.data.train
+        seed = context.seed
+        report = context.report
         assert source is not None
         if data.cut == "drop":
             raise SettingsError(
@@ -222,7 +224,8 @@ def _count_single_tokens(starts: Any) -> int:
 
 def _describe_unknown(tokenizer: Tokenizer, corpus: Corpus) -> Iterator[str]:
     if count := count_unknown(tokenizer, corpus.tokens.ids):
-        unknown, total = tokenizer.names["unk_token"], len(corpus.tokens.ids)
+        unknown = tokenizer.names["unk_token"]
+        total = len(corpus.tokens.ids)
         yield f"{count:,} of {total:,} tokens are unknown: input and label are {unknown}"
 
 
@@ -283,7 +286,9 @@ class Causal(Objective):
         routers: RouterLoss | None = None,
     ) -> None:
         self.settings: CausalSettings = settings
-        self.tokenizer, self.width, self.routers = tokenizer, width, routers or RouterLoss({}, 0)
+        self.tokenizer = tokenizer
+        self.width = width
+        self.routers = routers or RouterLoss({}, 0)
         self.before = [tokenizer.required("bos")] if settings.begin else []
         self.save_options = {
             "prepend_bos": settings.begin
@@ -344,7 +349,8 @@ class Causal(Objective):
         return measure_tokens(model, model(batch.inputs)[0], batch)
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
-        scores, rows = {"perplexity": run.perplexity}, run.rows
+        scores = {"perplexity": run.perplexity}
+        rows = run.rows
         if not count_unknown(self.tokenizer, rows.tokens.ids):  # whose bytes are not predicted
             scores["bits_per_byte"] = run.sums["nll"] / math.log(2) / max(rows.bytes, 1)
         scores |= self.scores_of_sums(run.sums)
@@ -376,10 +382,12 @@ class Causal(Objective):
                 [[*self.before, *ids][: self.width] for ids in encoded if self.before or ids]
             )
         chunks = chunk_corpus(rows.tokens, self.width).chunks
-        starts, sizes = chunks.starts, chunks.sizes
+        starts = chunks.starts
+        sizes = chunks.sizes
         if len(rows.tokens) >= count:
             first = np.isin(starts, rows.tokens.starts)
-            starts, sizes = starts[first], sizes[first]
+            starts = starts[first]
+            sizes = sizes[first]
         count = min(count, len(starts))
         chosen = np.arange(count) * len(starts) // max(count, 1)
         most = max(1, min(PROMPT_LENGTH, self.width // 2))

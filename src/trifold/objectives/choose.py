@@ -200,7 +200,8 @@ class Choose(LabelledObjective):
 
     def examples(self, rows: Records, draw: int | None = None) -> Examples:
         """Encode the pairs of the rows, which `number_labels` has changed."""
-        choices, texts = _full_choices(rows), rows.columns["text"]
+        choices = _full_choices(rows)
+        texts = rows.columns["text"]
         first = [text for text, each in zip(texts, choices, strict=True) for _ in each]
         encoded = self.encode(rows, first, [*chain(*choices)])
         starts = np.cumsum([0, *map(len, choices)])

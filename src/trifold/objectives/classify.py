@@ -143,8 +143,10 @@ class Classify(LabelledObjective):
 
     def __init__(self, settings: ClassifySettings, *parts: Any, pairs: bool = False) -> None:
         super().__init__(settings, *parts)
-        config, self.pairs = self.config, pairs
-        self.problem, self.classes = config.problem_type or SINGLE, config.n_labels
+        config = self.config
+        self.pairs = pairs
+        self.problem = config.problem_type or SINGLE
+        self.classes = config.n_labels
         scores = [name for name in SCORES[self.problem] if name != "f1" or self.classes == 2]
         best_by = scores[0] if settings.best_by == "auto" else settings.best_by
         if best_by not in ("loss", *scores):
@@ -170,7 +172,8 @@ class Classify(LabelledObjective):
         Raises DataError for a second text that is missing or not expected, SettingsError for a
         missing </s>.
         """
-        texts, pairs = rows.columns["text"], rows.columns["pair"]
+        texts = rows.columns["text"]
+        pairs = rows.columns["pair"]
         for pair, line in zip(pairs, rows.lines, strict=True):
             if (pair is None) == self.pairs:
                 raise DataError(
@@ -227,7 +230,8 @@ class Classify(LabelledObjective):
         """(C,) the factors of the settings, or of the training rows. Raises SettingsError for an
         unknown label.
         """
-        given, names = self.settings.class_weights, self.config.labels
+        given = self.settings.class_weights
+        names = self.config.labels
         if given == "balanced":
             counts = np.bincount(self._number_labels(rows), minlength=self.classes)[: self.classes]
             return torch.from_numpy(len(rows) / (self.classes * np.maximum(counts, 1))).float()
@@ -248,13 +252,16 @@ class Classify(LabelledObjective):
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
         if self.problem == REGRESSION:
             return {"tokens": self._regression_loss(self.logits(model, batch), batch)}
-        logits, smoothing = self.logits(model, batch), self.settings.label_smoothing
+        logits = self.logits(model, batch)
+        smoothing = self.settings.label_smoothing
         loss = self.nll(logits, batch, smoothing, self.weights)
-        nll, terms = self.nll(logits.detach(), batch), {}
+        nll = self.nll(logits.detach(), batch)
+        terms = {}
         if weight := self.settings.r_drop:  # Liang et al. 2021: two passes with different dropout
             again = self.logits(model, batch)
             loss = (loss + self.nll(again, batch, smoothing, self.weights)) / 2
-            a, b = logits.log_softmax(-1), again.log_softmax(-1)
+            a = logits.log_softmax(-1)
+            b = again.log_softmax(-1)
             terms["r_drop"] = LossTerm(
                 ((a.exp() - b.exp()) * (a - b)).sum() / 2, batch.tokens, weight
             )
@@ -292,7 +299,8 @@ class Classify(LabelledObjective):
         """Labels, predictions and their probabilities, and the number of labels that the model
         has.
         """
-        labels, outputs = batch.labels, choose_labels(logits, self.config)
+        labels = batch.labels
+        outputs = choose_labels(logits, self.config)
         count = int((labels < self.classes).sum()) if self.problem == SINGLE else len(labels)
         values = {
             "labels": labels,

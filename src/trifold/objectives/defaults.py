@@ -59,7 +59,9 @@ def complete(values: dict[str, Any], written: Mapping[str, Any]) -> list[str]:
     )
     if kind not in KINDS or not all(isinstance(group, Mapping) for group in groups.values()):
         return []  # an error, which `Recipe` reports
-    objective, chosen, config = settings_class(kind), {}, None
+    objective = settings_class(kind)
+    chosen = {}
+    config = None
     if objective.data_kind == "parts":  # which have data of their own
         values.setdefault("data", {})
     defaults: Mapping[str, Mapping[str, Any]] = {"tokenizer": objective.special}
@@ -151,7 +153,8 @@ def _with_heads(folder: Path, objective: type[ObjectiveSettings]) -> ModelConfig
     """The config of a model folder, with the heads for the objective as its family has them, and
     without labels.
     """
-    config, family = read_config(folder), FAMILIES[read_json(folder / "config.json")["model_type"]]
+    config = read_config(folder)
+    family = FAMILIES[read_json(folder / "config.json")["model_type"]]
     counts = {
         len(fields["heads"]): name
         for name, fields in family.architectures.items()
@@ -171,15 +174,16 @@ def _for_size(
     The peak of the learning rate is that of 4,000 steps of warmup for this width, or a tenth of it
     with `start`.
     """
-    data, batch, train = groups["data"], groups["batch"], groups["train"]
+    data = groups["data"]
+    batch = groups["batch"]
+    train = groups["train"]
     token_bytes = 1 if groups["tokenizer"].get("kind") == "char" else 4
-    kind, images = groups["task"].get("kind"), dict[str, Any]()
+    kind = groups["task"].get("kind")
+    images = dict[str, Any]()
     if kind == "images":
         count, images = _measure_images(data["train"], data.get("columns", {}))
-        tokens, longest = (
-            count * (images["max_positions"] if start is None else start.max_positions),
-            0.0,
-        )
+        tokens = count * (images["max_positions"] if start is None else start.max_positions)
+        longest = 0.0
     else:
         tokens, longest = _measure(data, token_bytes, str(kind))
     if kind == "answer":
@@ -190,10 +194,8 @@ def _for_size(
     width = _number(groups["model"], "d_model", width) if start is None else start.d_model
     epoch = tokens / (_number(batch, "tokens", 4096) * _number(train, "accumulate", 1))
     steps = _number(train, "steps", min(10_000, max(100, round(10 * epoch))))
-    rate, every = (
-        (4000 * width) ** -0.5 / (1 if start is None else 10),
-        min(steps, 500, max(20, steps // 10)),
-    )
+    rate = (4000 * width) ** -0.5 / (1 if start is None else 10)
+    every = min(steps, 500, max(20, steps // 10))
     chosen: dict[str, dict[str, Any]] = {
         "model": {},
         "train": {"steps": steps, "warmup": steps // 10},
@@ -219,7 +221,8 @@ def _measure_images(source: Any, columns: Any) -> tuple[int, dict[str, Any]]:
         count, (mode, *sides) = measure_images(source, DataSettings.parse({"columns": columns}))
     patch = 4 if max(sides) <= 32 else 8
     tall, wide = (max(1, round(min(side, 64) / patch)) for side in sides)
-    size, positions = [tall * patch, wide * patch], tall * wide + 1
+    size = [tall * patch, wide * patch]
+    positions = tall * wide + 1
     image = {"image_size": size, "patch_size": [patch, patch], "max_positions": positions}
     model = {"d_model": 128, "n_layers": 4, "d_ff": 256, "stem": [32, 64, 64, 128]}
     return count, image | model | {"n_channels": 1 if mode in ("1", "L", "LA", "I", "I;16") else 3}
@@ -262,7 +265,9 @@ def _measure(data: Mapping[str, Any], token_bytes: int, kind: str) -> tuple[int,
     """Estimates of the tokens of the training data, and of a long row. What cannot be read,
     training reports.
     """
-    size, lengths, source = 0, [], data.get("train")
+    size = 0
+    lengths = []
+    source = data.get("train")
     with suppress(TrifoldError, OSError, TypeError, AttributeError):
         files = list_files(source, FOLDER_FORMATS[settings_class(kind).data_kind])
         size = sum(stored_size(expand_path(file)) for file in files)

@@ -133,7 +133,8 @@ class SpansSettings(DenoisingSettings):
 
     def corruption(self, tokenizer: Tokenizer, width: int) -> Corruption:
         """Raises SettingsError if the tokenizer has too few sentinels."""
-        sentinels, special = sentinel_ids(tokenizer), special_flags(tokenizer)
+        sentinels = sentinel_ids(tokenizer)
+        special = special_flags(tokenizer)
         needed = max_spans(width, self.rate, self.mean_span)
         if len(sentinels) < needed:
             raise SettingsError(
@@ -218,10 +219,8 @@ class Denoise(DocumentObjective):
         found = generate_rows(
             run.model, pairs.sources, greedy, codec=self.tokenizer, poll=run.context.poll
         )
-        sources, targets = (
-            self._decode(pairs.sources.tolist()),
-            self._decode(pairs.targets.tolist()),
-        )
+        sources = self._decode(pairs.sources.tolist())
+        targets = self._decode(pairs.targets.tolist())
         ours = self._decode([best[0].tokens for best in found])
         score = exact_match(ours, targets)
         samples = [Sample(*each) for each in zip(sources, targets, ours, strict=True)]

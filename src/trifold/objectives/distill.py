@@ -111,7 +111,8 @@ class DistillSettings(ObjectiveSettings):
         """The teacher's config with the number of copied layers: half of them if they are spread,
         as in DistilBERT.
         """
-        start, teacher = task.get("start", "new"), task.get("teacher")
+        start = task.get("start", "new")
+        teacher = task.get("teacher")
         if start == "new" or not isinstance(teacher, str):
             return None
         config = read_config(resolve(teacher))
@@ -160,7 +161,8 @@ class DistillSettings(ObjectiveSettings):
         """The names of the parts whose relations cannot be compared, in a model that trains or
         not.
         """
-        relations, attention = self.relations, part_of(AttentionPart, config)
+        relations = self.relations
+        attention = part_of(AttentionPart, config)
         needs_scores = "attention" in relations.weights
         if not attention.has_vectors or (needs_scores and not attention.has_scores):
             yield attention.label(config)
@@ -173,7 +175,9 @@ class DistillSettings(ObjectiveSettings):
 
     def _mismatches(self, student: ModelConfig, model: Transformer) -> Iterator[str]:
         """Reasons why student and teacher cannot be compared."""
-        teacher, relations, name = model.config, self.relations, f"task.teacher: {self.teacher}"
+        teacher = model.config
+        relations = self.relations
+        name = f"task.teacher: {self.teacher}"
         if teacher.shape != student.shape:
             yield (
                 f"{name} has shape {teacher.shape}, the student {student.shape}; they must be equal"
@@ -192,7 +196,8 @@ class DistillSettings(ObjectiveSettings):
                 f"{student.max_positions:,}; set "
                 f"model.max_positions={teacher.max_positions}"
             )
-        teacher, student = teacher.output_side, student.output_side
+        teacher = teacher.output_side
+        student = student.output_side
         if self.cosine and teacher.d_model != student.d_model:
             yield (
                 f"task.cosine: the states of the student have width {student.d_model}, those of "
@@ -249,12 +254,16 @@ class Distill(Objective):
         self, settings: DistillSettings, objective: Objective, teacher: Transformer
     ) -> None:
         self.settings: DistillSettings = settings
-        self.objective, self.tokenizer = objective, objective.tokenizer
-        self.row_name, self.read_name = objective.row_name, objective.read_name
-        self.token_name, self.packs = objective.token_name, objective.packs
+        self.objective = objective
+        self.tokenizer = objective.tokenizer
+        self.row_name = objective.row_name
+        self.read_name = objective.read_name
+        self.token_name = objective.token_name
+        self.packs = objective.packs
         self.save_options = objective.save_options
         self._teacher = teacher.eval().requires_grad_(False)
-        self._lock, self._local = threading.Lock(), threading.local()
+        self._lock = threading.Lock()
+        self._local = threading.local()
 
     def examples(self, rows: Any, draw: int | None = None) -> Examples:
         return self.objective.examples(rows, draw)
@@ -283,7 +292,9 @@ class Distill(Objective):
         """
         modules = [self_attention(model)] if self.settings.relations.weights else []
         recorded, own = _record([model, *modules], lambda: self.objective.loss(model, batch))
-        count, weights, hard = batch.inputs.packing.real, self._weights, self.settings.hard
+        count = batch.inputs.packing.real
+        weights = self._weights
+        hard = self.settings.hard
         compared = self._compare(model, *recorded)
         terms = {name: replace(term, weight=term.weight * hard) for name, term in own.items()}
         return terms | {
@@ -304,16 +315,19 @@ class Distill(Objective):
 
         call: the student's forward pass; attention: that of its compared self-attention, if any.
         """
-        settings, names = self.settings, list(self.settings.relations.weights)
+        settings = self.settings
+        names = list(self.settings.relations.weights)
         teacher = self._teacher_like(call.out)
         modules = [self_attention(teacher, settings.relations.teacher_layer)] if names else []
         with torch.no_grad():
             teacher_attention, out = _record(modules, lambda: teacher(*call.args))
         real = call.args[0].packing.real  # causal and masked models read packed rows
-        states, teacher_states = call.out[0, :real], out[0, :real]
+        states = call.out[0, :real]
+        teacher_states = out[0, :real]
         losses: dict[str, Tensor] = {}
         if settings.soft:
-            head, teacher_head = student.lm_head, teacher.lm_head
+            head = student.lm_head
+            teacher_head = teacher.lm_head
             assert head is not None and teacher_head is not None
             own = head.features(states), head.weight, head.bias
             losses["soft"] = distillation_losses.soft_target_loss(

@@ -160,7 +160,8 @@ def _log_relation(
 
 def _own_scores(scores: Tensor, relations: AttentionRelations) -> Tensor:
     """q·k / √D (B, H, T, T) -> the scores of the layer, without its mask; see `ops.attend`."""
-    bias, cap = relations.bias, relations.soft_cap
+    bias = relations.bias
+    cap = relations.soft_cap
     if cap is not None:
         scores = cap * torch.tanh(scores / cap)
     if isinstance(bias, PairBias):
@@ -192,7 +193,8 @@ def copy_layers(student: Transformer, teacher: Transformer, layers: Sequence[int
     Raises ValueError with the parameters that the teacher lacks or has in another shape.
     """
     for side in ("encoder", "decoder"):
-        ours, theirs = getattr(student, side), getattr(teacher, side)
+        ours = getattr(student, side)
+        theirs = getattr(teacher, side)
         if ours is not None and (
             len(ours.blocks) != len(layers) or max(layers) >= len(theirs.blocks)
         ):
@@ -201,7 +203,8 @@ def copy_layers(student: Transformer, teacher: Transformer, layers: Sequence[int
                 f"{tuple(layers)} of "
                 f"{len(theirs.blocks)} layers of the teacher's"
             )
-    learned, missing = dict(teacher.named_parameters()), []
+    learned = dict(teacher.named_parameters())
+    missing = []
     for name, parameter in student.named_parameters():
         source = learned.get(_source_name(name, layers))
         if source is not None and source.shape == parameter.shape:

@@ -84,7 +84,8 @@ class DocumentChunks:
         """Ids of one chunk of annotated documents, and flags at the first tokens of words and of
         sentences.
         """
-        start, documents = self.chunks.starts[row], self.documents
+        start = self.chunks.starts[row]
+        documents = self.documents
         assert isinstance(documents, AnnotatedTexts)
         part = slice(start, start + self.chunks.sizes[row])
         ids = documents.ids[part].astype(np.int64)
@@ -147,11 +148,14 @@ class DocumentObjective(Objective):
     def __init__(
         self, settings: Any, tokenizer: Tokenizer, width: int, cut: Cut = "pieces"
     ) -> None:
-        self.settings, self.tokenizer, self.cut = settings, tokenizer, cut
+        self.settings = settings
+        self.tokenizer = tokenizer
+        self.cut = cut
         self.special = SpecialTokens.of(tokenizer, pair=self.reads_pairs)
         if settings.append_eos:
             self.special = SpecialTokens(after=np.array([tokenizer.required("eos")]))
-        self.is_special, self.room = special_flags(tokenizer), width - self.special.size
+        self.is_special = special_flags(tokenizer)
+        self.room = width - self.special.size
         if self.room < 1 + self.reads_pairs:
             texts = "two texts" if self.reads_pairs else "a text"
             raise SettingsError(
@@ -265,14 +269,16 @@ class DocumentObjectiveSettings(ObjectiveSettings):
         """Encode documents and report what is left out. Raises DataError if no document has a
         token.
         """
-        name, tokenizer = documents.report.name, objective.tokenizer
+        name = documents.report.name
+        tokenizer = objective.tokenizer
         annotated = annotate(tokenizer, documents.texts)
         if empty := int((annotated.lengths == 0).sum()):
             if empty == len(annotated):
                 raise DataError(f"{name}: no document has a token; is the tokenizer for this text?")
             context.report(f"{name}: {empty:,} documents without a token: left out")
         if count := count_unknown(tokenizer, annotated.ids):
-            unknown, total = tokenizer.names["unk_token"], len(annotated.ids)
+            unknown = tokenizer.names["unk_token"]
+            total = len(annotated.ids)
             use = "inputs and targets" if self.append_eos else "inputs, but never targets"
             context.report(f"{name}: {count:,} of {total:,} tokens are unknown ({unknown}): {use}")
         try:

@@ -119,9 +119,11 @@ class EmbedSettings(labelled.LabelledSettings):
         tokenizer = context.load_or_train_tokenizer(
             lambda: chain(*(train.columns[role] for role in roles))
         )
-        config, width = context.config_for(tokenizer), context.text_width
+        config = context.config_for(tokenizer)
+        width = context.text_width
         objective = Embed(self.model_copy(update=chosen), tokenizer, config, width, context.report)
-        objective.roles, objective.gathers = roles, loss in ("ranking", "cosent")
+        objective.roles = roles
+        objective.gathers = loss in ("ranking", "cosent")
         objective.prompts = self._prompts(train, roles, context.report)
         if loss == "ranking" and (shared := _count_shared(_numbered(_texts(train, roles), roles))):
             context.report(
@@ -193,7 +195,8 @@ def _count_shared(numbers: Ids) -> int:
     """The rows of which a text is no negative of another row: that has the same first or second
     text, or its first text as second one.
     """
-    first, second = numbers[:, 0], numbers[:, 1]
+    first = numbers[:, 0]
+    second = numbers[:, 1]
     firsts, seconds = (np.bincount(side, minlength=numbers.max() + 1) for side in (first, second))
     others = seconds[first] - (first == second)
     return int(((firsts[first] > 1) | (seconds[second] > 1) | (others > 0)).sum())
@@ -279,7 +282,9 @@ class Embed(labelled.LabelledObjective):
         cosine: squared error. triplet: max(0, margin + distance of the second text - distance of
         the third).
         """
-        scores, vectors, scale = table[:, 0], self._vectors(table), self.settings.scale
+        scores = table[:, 0]
+        vectors = self._vectors(table)
+        scale = self.settings.scale
         unit = F.normalize(vectors, dim=-1)
         cosines = (unit[:, 0] * unit[:, 1]).sum(-1)
         if self.settings.loss == "ranking":
@@ -304,7 +309,9 @@ class Embed(labelled.LabelledObjective):
         and the second texts of all rows with the same first one.
         """
         numbers = table[:, 1 : 1 + len(self.roles)].detach().long()
-        first, second, others = numbers[:, :1], numbers[:, 1:2], numbers[:, 1:].T.flatten()
+        first = numbers[:, :1]
+        second = numbers[:, 1:2]
+        others = numbers[:, 1:].T.flatten()
         pairs = first * LARGEST + second
         found = (others == first) | torch.isin(first * LARGEST + others, pairs)
         found[:, : len(table)].fill_diagonal_(False)
@@ -312,7 +319,8 @@ class Embed(labelled.LabelledObjective):
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
         """The loss times the rows; of a part of a global batch, a term with the same gradient."""
-        table, rows = self.table(model, batch), batch.tokens
+        table = self.table(model, batch)
+        rows = batch.tokens
         if batch.gradient is None:
             return {"tokens": LossTerm(self.table_loss(table) * rows, rows)}
         total = torch.tensor(batch.value * rows)

@@ -85,7 +85,8 @@ class Images(Classify):
     """Classification of images. pictures: their preprocessing."""
 
     row_name = token_name = "images"
-    read_name, packs = "patches", False
+    read_name = "patches"
+    packs = False
     pictures: ImageSettings
 
     def examples(self, rows: Records, draw: int | None = None) -> Any:
@@ -120,7 +121,8 @@ def augment(
 ) -> NDArray[np.uint8]:
     """Images (B, H, W, C), each changed at random by its own generator."""
     drawn = np.stack([rng.random(5) for rng in rngs])
-    places, inside = [], []
+    places = []
+    inside = []
     for axis, side in enumerate(images.shape[1:3]):
         shift = ((2 * settings.crop + 1) * drawn[:, axis, None]).astype(np.int64) - settings.crop
         places.append(np.clip(np.arange(side) + shift, 0, side - 1))

@@ -51,7 +51,8 @@ def _read_question(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_choices(values: Mapping[str, Any]) -> dict[str, Any]:
-    choices, question = choose.choices_of(values), values["question"]
+    choices = choose.choices_of(values)
+    question = values["question"]
     return {"text": values["text"], "choices": choices, "question": question}
 
 

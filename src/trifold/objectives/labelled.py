@@ -97,8 +97,11 @@ class LabelledObjective(Objective):
         width: int | None = None,
         report: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.settings, self.tokenizer, self.config = settings, tokenizer, config
-        self.width, self.report = width, report
+        self.settings = settings
+        self.tokenizer = tokenizer
+        self.config = config
+        self.width = width
+        self.report = report
         self.numbers = {name: number for number, name in enumerate(config.labels)}
 
     def bundle(self, context: BuildContext, train: Records, valid: Records) -> TaskBundle:

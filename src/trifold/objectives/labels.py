@@ -148,7 +148,8 @@ def config_with_labels(
 
 def _config_of_regression(context: BuildContext, config: ModelConfig, rows: Records) -> ModelConfig:
     """The config with one output, named after the column. Raises DataError for equal numbers."""
-    numbers, column = read_numbers(rows), rows.report.columns["label"]
+    numbers = read_numbers(rows)
+    column = rows.report.columns["label"]
     check_commas(rows)
     if config.label_names is None and numbers.min() == numbers.max():
         raise DataError(
@@ -173,7 +174,8 @@ def _find_problem(
     """One label per text unless the rows have lists, or a column of scores has decimals; reports
     these. Raises DataError for a score that is no number.
     """
-    labels, column = rows.columns["label"], rows.report.columns["label"]
+    labels = rows.columns["label"]
+    column = rows.report.columns["label"]
     if config.label_names is not None:
         return "single_label_classification"
     if any(isinstance(label, list) for label in labels):
@@ -214,7 +216,8 @@ def _check_indicators(rows: Records) -> None:
     """Raises DataError for lists such as [1, 0, 0], which have a 0 or a 1 for each label."""
     labels = rows.columns["label"]
     lists = [label for label in labels if isinstance(label, list)]
-    widths, names = {*map(len, lists)}, {*chain.from_iterable(lists)}
+    widths = {*map(len, lists)}
+    names = {*chain.from_iterable(lists)}
     is_alike = len(lists) == len(labels) > 1 and len(widths) == 1 and min(widths) > 1
     if is_alike and names <= {"0", "1", "0.0", "1.0"}:
         listed = ", ".join(lists[0][:20])
@@ -258,7 +261,8 @@ def _has_several(
     """
     cells = sorted(each for each in labels if separator in each and read_number(each) is None)
     parts = {part.strip() for cell in cells for part in cell.split(separator)} - {""}
-    alone, start = {*labels}.difference(cells), context.start
+    alone = {*labels}.difference(cells)
+    start = context.start
     is_known = (
         start is not None and start.problem_type == MULTI and alone | parts <= {*start.labels}
     )

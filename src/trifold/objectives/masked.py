@@ -236,7 +236,8 @@ class MaskedLM(DocumentObjective):
         own = states.index_select(0, batch.positions)
         terms = {"tokens": token_loss(model, own, batch)}
         if batch.boundary is not None:
-            boundary, head = model.heads["boundary"], model.lm_head
+            boundary = model.heads["boundary"]
+            head = model.lm_head
             assert isinstance(boundary, SpanBoundary) and head is not None
             left, right, offset = batch.boundary
             labels = torch.where(offset < 0, -1, batch.labels)
@@ -268,8 +269,10 @@ class MaskedLM(DocumentObjective):
 
         Salazar et al. 2020, equation 3. Each token is masked in a copy of its row.
         """
-        nll, tokens = 0.0, 0
-        rng, always_mask = example_rng(0, 0), self.replacement._replace(masked=1.0)
+        nll = 0.0
+        tokens = 0
+        rng = example_rng(0, 0)
+        always_mask = self.replacement._replace(masked=1.0)
         for row in range(count):
             run.context.poll()
             ids = self.special.around(run.examples[row][0])
@@ -287,7 +290,8 @@ class MaskedLM(DocumentObjective):
         masked = [self.mask(run.examples, row) for row in run.sample_rows]
         if not masked:
             return []
-        batch, head = self.pack(masked).to(run.device), run.model.lm_head
+        batch = self.pack(masked).to(run.device)
+        head = run.model.lm_head
         assert head is not None
         states = run.model(batch.inputs)[0].index_select(0, batch.positions[: batch.tokens])
         predictions = head(states).argmax(-1).cpu().numpy()

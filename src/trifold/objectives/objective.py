@@ -102,7 +102,8 @@ class BuildContext:
         """The validation rows whose examples fit the model's positions. Reports how many are left
         out.
         """
-        positions, name = self.model.max_positions, rows.report.name
+        positions = self.model.max_positions
+        name = rows.report.name
         fits = examples.lengths.max(axis=1) <= positions
         if fits.all():
             return rows
@@ -146,7 +147,8 @@ class BuildContext:
         """The model's config with the vocabulary size and special ids of its only tokenizer. A
         table of the decoder has at least that size.
         """
-        size, own = tokenizer.vocab_size, self.model.target_vocab_size
+        size = tokenizer.vocab_size
+        own = self.model.target_vocab_size
         sizes = {"vocab_size": size, "target_vocab_size": None if own is None else max(own, size)}
         ids = {f"{role}_id": tokenizer.required(role) for role in ("pad", "bos", "eos")}
         return self.model.model_copy(update=sizes | ids)
@@ -284,8 +286,11 @@ class Objective(ABC):
     the `table` of the global batch.
     """
 
-    row_name, read_name, token_name = "texts", "tokens", "tokens"
-    packs, gathers = True, False
+    row_name = "texts"
+    read_name = "tokens"
+    token_name = "tokens"
+    packs = True
+    gathers = False
     table: Callable[[Transformer, Any], Tensor]
     table_loss: Callable[[Tensor], Tensor]
     settings: Any  # ObjectiveSettings

@@ -105,7 +105,8 @@ class Permutation(DocumentObjective):
         """The rank of each token in the order, 0 for tokens that are no target; special tokens are
         never targets.
         """
-        rng, settings = example_rng(draw, row), self.settings
+        rng = example_rng(draw, row)
+        settings = self.settings
         choose = PREDICTION_CHOICES[settings.ask]
         positions = choose(~self.is_special[ids], settings.share, settings.longest, rng)
         return draw_ranks(positions, len(ids), rng)
@@ -132,14 +133,17 @@ class Permutation(DocumentObjective):
         """
         if not len(run.sample_rows):
             return []
-        batch, head = self.batch(run.examples, run.sample_rows).to(run.device), run.model.lm_head
+        batch = self.batch(run.examples, run.sample_rows).to(run.device)
+        head = run.model.lm_head
         assert head is not None
         predictions = head(_query_states(run.model, batch)).argmax(-1).cpu().numpy()
-        mask, samples = self.tokenizer.mask_id, []
+        mask = self.tokenizer.mask_id
+        samples = []
         for row, predicted in enumerate(predictions):
             ids, _ = self.with_special(run.examples, row)
             positions = np.flatnonzero(self.order(ids, 0, row))
-            source, ours = ids.copy(), ids.copy()
+            source = ids.copy()
+            ours = ids.copy()
             source[positions] = -1 if mask is None else mask
             ours[positions] = predicted[: len(positions)]
             samples.append(self.special.sample(self.tokenizer, source, ids, ours))

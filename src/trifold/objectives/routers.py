@@ -40,7 +40,8 @@ class RouterLoss:
             states = model(inputs)
         routings = [call.out for calls in recorded for call in calls]
         assert len(routings) == self.layers, "a block with experts was not recorded"
-        packing, rows = inputs.packing, inputs.packing.rows()
+        packing = inputs.packing
+        rows = inputs.packing.rows()
         sums = {
             name: torch.stack(
                 [part.losses[name](each, rows, packing.shape[0]) for each in routings]

@@ -98,7 +98,8 @@ class Batch(MaskedBatch):
 class SentencePairs(MaskedLM):
     """Masked tokens and sentence pairs. width: tokens that the model reads at once."""
 
-    row_name, reads_pairs = "pairs", True
+    row_name = "pairs"
+    reads_pairs = True
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -125,9 +126,11 @@ class SentencePairs(MaskedLM):
             for cut in self._cut_document(rows, number, draw or 0)
         ]
         table = np.array(found, dtype=np.int64).reshape(-1, 4)
-        document, whole = table[:, 0], table[:, 1:]
+        document = table[:, 0]
+        whole = table[:, 1:]
         follows = self.settings.pairs == "follows"
-        useful, needed = len(np.unique(document)), 1 + follows
+        useful = len(np.unique(document))
+        needed = 1 + follows
         if useful < needed:
             raise DataError(
                 f"of {len(rows):,} documents {useful:,} have two sentences or more; pairs "
@@ -140,7 +143,8 @@ class SentencePairs(MaskedLM):
         kept = [share_room(a, b, self.room) for a, b in np.diff(whole).tolist()]
         first, second = np.array(kept, dtype=np.int64).reshape(-1, 2).T
         bounds = np.stack([middle - first, middle, middle + second], axis=1)
-        rng, own = example_rng(draw or 0, 2**62), np.arange(len(document))
+        rng = example_rng(draw or 0, 2**62)
+        own = np.arange(len(document))
         negative = rng.random(len(document)) < 0.5
         other = np.where(negative, _draw_others(document, rng), own) if follows else own
         lengths = np.minimum(first + second[other], self.room)[:, None] + self.special.size
@@ -150,10 +154,12 @@ class SentencePairs(MaskedLM):
         self, rows: AnnotatedTexts, number: int, draw: int
     ) -> list[tuple[int, int, int]]:
         """Start, middle and end of the pairs of one document, of any length."""
-        start, end = int(rows.starts[number]), int(rows.starts[number + 1])
+        start = int(rows.starts[number])
+        end = int(rows.starts[number + 1])
         sentences = np.append(start + np.flatnonzero(rows.sentence_starts[start:end]), end)
         rng = example_rng(draw, number)
-        cuts, at = [], 0
+        cuts = []
+        at = 0
         while at < len(sentences) - 1:
             size = (
                 int(rng.integers(2, self.room + 1))
@@ -176,7 +182,8 @@ class SentencePairs(MaskedLM):
         pairs = self.examples(documents)
         sizes = np.ptp(pairs.whole, axis=1)
         used = np.bincount(pairs.document, sizes, minlength=len(documents)).astype(np.int64)
-        rest, lost = documents.lengths - used, sizes - np.ptp(pairs.bounds, axis=1)
+        rest = documents.lengths - used
+        lost = sizes - np.ptp(pairs.bounds, axis=1)
         for tokens, line in (
             (rest[used == 0], "{:,} documents of a single sentence: left out, with {:,} tokens"),
             (
@@ -204,7 +211,8 @@ class SentencePairs(MaskedLM):
     # --- examples -> batch ------------------------------------------------------------------------
 
     def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
-        masked, segments = [], []
+        masked = []
+        segments = []
         for row in rows.tolist():
             ids, starts, own = self._join(examples, row)
             masked.append(self.mask_ids(ids, starts, draw, row))
@@ -214,7 +222,8 @@ class SentencePairs(MaskedLM):
 
     def _join(self, examples: Pairs, row: int) -> tuple[Ids, Flags, Ids]:
         """Ids of a pair with special tokens, flags at the first tokens of words, and segments."""
-        first, second = examples.text(row, 0), examples.text(int(examples.other[row]), 1)
+        first = examples.text(row, 0)
+        second = examples.text(int(examples.other[row]), 1)
         if examples.negative[row] and self.settings.pairs == "order":
             first, second = second, first
         a, b = share_room(len(first[0]), len(second[0]), self.room)
@@ -273,9 +282,7 @@ def _no_words(ids: Ids) -> tuple[Ids, Flags]:
 
 def _draw_others(document: Ids, rng: Rng) -> Ids:
     """For each example a random one of another document; `document` (N,) is sorted."""
-    first, after = (
-        np.searchsorted(document, document),
-        np.searchsorted(document, document, side="right"),
-    )
+    first = np.searchsorted(document, document)
+    after = np.searchsorted(document, document, side="right")
     drawn: Ids = rng.integers(len(document) - (after - first))
     return np.where(drawn < first, drawn, drawn + after - first)

@@ -84,7 +84,8 @@ class Summarize(Translate):
 
     def examples(self, rows: Any, draw: int | None = None) -> Examples:
         """Encode both sides; sources end with </s> after `max_source` tokens at most."""
-        found, limit = super().examples(rows, draw), self.settings.max_source
+        found = super().examples(rows, draw)
+        limit = self.settings.max_source
         lengths = np.minimum(found.sources.lengths, limit)
         if draw is None and (count := int((found.sources.lengths > limit).sum())):
             what = (
@@ -98,7 +99,8 @@ class Summarize(Translate):
     def compute_scores(self, run: EvalRun) -> Evaluation:
         """ROUGE of the summaries that the recipe's `generate` finds, and samples."""
         outputs = self.outputs(run, run.examples.sources, run.context.generation)
-        score, rows = RougeScore(), run.rows
+        score = RougeScore()
+        rows = run.rows
         score.add(rows.columns["target"], outputs)
         sources = (shorten(source, 200, placeholder=" …") for source in rows.sources)
         samples = [Sample(*each) for each in zip(sources, rows.targets, outputs, strict=True)]

@@ -165,7 +165,8 @@ class Tag(LabelledObjective):
         """Encode sentences and align their words with tokens. Reports truncated sentences and
         unknown tags.
         """
-        sentences, tags = rows.columns["words"], rows.columns["tags"]
+        sentences = rows.columns["words"]
+        tags = rows.columns["tags"]
         encoded = self.encode(rows, [" ".join(words) for words in sentences])
         firsts = [
             first_tokens(row, word_spans(words))
@@ -218,7 +219,8 @@ class Tag(LabelledObjective):
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
         """Scores of the tags of all sentences, and the first sentences with their entities."""
-        references, examples = run.rows.columns["tags"], run.examples
+        references = run.rows.columns["tags"]
+        examples = run.examples
         classes = zip(run.by_row("classes"), examples.firsts, strict=True)
         found = [choose_tags(own, firsts, self.config.labels) for own, firsts in classes]
         pairs = list(zip(chain(*references), chain(*found), strict=True))
@@ -237,7 +239,8 @@ class Tag(LabelledObjective):
                 )
                 for name, each in types.items()
             ]
-        words, probabilities = run.rows.columns["words"], run.by_row("confidences")
+        words = run.rows.columns["words"]
+        probabilities = run.by_row("confidences")
         places = [[place for place in firsts if place >= 0] for firsts in examples.firsts]
         sure = [float(probabilities[n][places[n]].prod()) for n in run.sample_rows]
         samples = [self._sample(words[n], references[n], found[n]) for n in run.sample_rows]

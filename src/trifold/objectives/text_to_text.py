@@ -121,7 +121,8 @@ class TextToTextSettings(ObjectiveSettings):
         for name, part in valid.items():
             examples = objective.rows({name: part}, mixed=False).examples
             valid[name] = context.select_readable(part, examples, "rows")
-        sizes, per_epoch = [len(part) for part in train.values()], objective.rows_per_epoch(rows)
+        sizes = [len(part) for part in train.values()]
+        per_epoch = objective.rows_per_epoch(rows)
         for name, size, count in zip(train, sizes, per_epoch, strict=True):
             context.report(f"{name}: {size:,} rows, {count:,} of them in each epoch")
         for name, part in valid.items():
@@ -141,7 +142,8 @@ def _read_part(name: str, part: PartSettings, split: str, context: BuildContext)
     reported.
     """
     source: Source = getattr(part, split)
-    place, template = f"task.parts.{name}", split_template(part.input)
+    place = f"task.parts.{name}"
+    template = split_template(part.input)
     columns = template[1::2]
     if source is None or not columns:
         what = f"{split}: no data" if source is None else "input: no column in braces"
@@ -246,7 +248,8 @@ class TextToText(Translate):
         """The share of each part: all of its rows equally often, except for a random choice that
         comes once more.
         """
-        chosen, counts = [], self.rows_per_epoch(rows)
+        chosen = []
+        counts = self.rows_per_epoch(rows)
         for number, ((_, start, stop), count) in enumerate(zip(rows.parts, counts, strict=True)):
             repeats, rest = divmod(count, stop - start)
             some = example_rng(draw, number).permutation(stop - start)[:rest]
@@ -258,7 +261,8 @@ class TextToText(Translate):
     def compute_scores(self, run: EvalRun) -> Evaluation:
         rows: Rows = run.rows
         outputs = self.outputs(run, rows.examples.sources)
-        scores, signatures = {}, []
+        scores = {}
+        signatures = []
         for name, start, stop in rows.parts:
             scores[name], signature = self._score(
                 name, outputs[start:stop], rows.targets[start:stop]
@@ -278,7 +282,8 @@ class TextToText(Translate):
             numbers, labels = (
                 np.array([parse_number(text) for text in texts]) for texts in (ours, targets)
             )
-            value, wrong = 100 * pearson(numbers, labels), np.count_nonzero(numbers == NO_NUMBER)
+            value = 100 * pearson(numbers, labels)
+            wrong = np.count_nonzero(numbers == NO_NUMBER)
             return value, f"Pearson {value:.2f} ({wrong} of {len(ours)} outputs are not a number)"
         score = SCORES[kind](ours, targets)
         return score.value, str(score)

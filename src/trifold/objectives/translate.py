@@ -90,7 +90,8 @@ class TranslateSettings(ObjectiveSettings):
         valid = context.select_readable(valid, objective.examples(valid), "pairs")
         if note := self.script_note(valid):
             context.report(note)
-        dropout, epochs = context.tokenizer.dropout, context.tokenizer.dropout_epochs
+        dropout = context.tokenizer.dropout
+        epochs = context.tokenizer.dropout_epochs
 
         def redraws(epoch: int) -> bool:
             """Whether merges are dropped at random in this epoch."""
@@ -160,13 +161,18 @@ class Batch(BaseBatch):
 class Translate(Objective):
     """Translation. start_id: the first token that the decoder reads; <s> by default."""
 
-    row_name, read_name, token_name = "pairs", "target tokens", "target tokens"
+    row_name = "pairs"
+    read_name = "target tokens"
+    token_name = "target tokens"
     save_options = {"append_eos": True}  # noqa: RUF012
 
     def __init__(
         self, settings: Any, source: Tokenizer, target: Tokenizer, *, start_id: int | None = None
     ) -> None:
-        self.settings, self.tokenizer, self.source, self.target = settings, source, source, target
+        self.settings = settings
+        self.tokenizer = source
+        self.source = source
+        self.target = target
         self.start_id = target.required("bos") if start_id is None else start_id
 
     def examples(self, pairs: Pairs, draw: int | None = None) -> Examples:
@@ -185,7 +191,8 @@ class Translate(Objective):
         """
         source, _ = pack_rows(examples.sources, rows, width, self.source)
         target, packing = pack_rows(examples.targets, rows, width, self.target)
-        ids, labels = target.tokens[0], torch.full_like(target.tokens[0], -1)
+        ids = target.tokens[0]
+        labels = torch.full_like(target.tokens[0], -1)
         labels[: packing.real] = ids[: packing.real]
         # Teacher forcing: each position reads the token before its label; a row begins with the
         # start token.
@@ -205,7 +212,8 @@ class Translate(Objective):
     # --- loss, scores -----------------------------------------------------------------------------
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
-        target, smoothing = batch.target, self.settings.label_smoothing
+        target = batch.target
+        smoothing = self.settings.label_smoothing
         if batch.sampled is not None and model.training:  # two passes: Mihaylova & Martins 2019
             assert model.lm_head is not None
             with torch.no_grad():
@@ -218,7 +226,8 @@ class Translate(Objective):
         return {"tokens": token_loss(model, states, batch, smoothing)}
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
-        outputs, rows = self.outputs(run, run.examples.sources), run.rows
+        outputs = self.outputs(run, run.examples.sources)
+        rows = run.rows
         scores = self.settings.scores(outputs, rows.targets)
         samples = [Sample(*each) for each in zip(rows.sources, rows.targets, outputs, strict=True)]
         values = {name: score.value for name, score in scores.items()}

@@ -64,7 +64,8 @@ def answer(
             "this tokenizer does not provide the positions of tokens, which answers require"
         )
     longest, overlap = window_sizes(max_length, stride, reader.config.max_positions)
-    options, answers = Options(top_k, max_answer_length, impossible), list[list[Answer]]()
+    options = Options(top_k, max_answer_length, impossible)
+    answers = list[list[Answer]]()
     for start in range(0, len(texts), GROUP):
         group = range(start, min(start + GROUP, len(texts)))
         windows = [
@@ -140,7 +141,8 @@ def choose_answers(
     no_answer = 1.0
     for part, own in zip(parts, logits, strict=False):
         found, null = _spans(part, own[: len(part.ids)], context, cls_id, options)
-        spans, no_answer = spans + found, min(no_answer, null)
+        spans = spans + found
+        no_answer = min(no_answer, null)
     spans += [Answer("", no_answer, 0, 0)] * options.impossible
     distinct: dict[tuple[int, int], Answer] = {}  # equal spans once, with their best score
     for span in sorted(spans, key=lambda span: -span.score):

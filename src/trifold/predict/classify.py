@@ -19,11 +19,9 @@ from trifold.predict.model_reader import ModelReader
 from trifold.settings import nearest
 
 # The values of `problem_type`.
-SINGLE, MULTI, REGRESSION = (
-    "single_label_classification",
-    "multi_label_classification",
-    "regression",
-)
+SINGLE = "single_label_classification"
+MULTI = "multi_label_classification"
+REGRESSION = "regression"
 
 
 # The least probability of a label: of each, or by label.
@@ -49,7 +47,8 @@ def classify(
 
     threshold: see `apply_threshold`.
     """
-    config, found = reader.config, []
+    config = reader.config
+    found = []
     if threshold is not None:
         if config.problem_type == REGRESSION:
             raise UsageError("threshold: the model predicts a number, which has no probability")

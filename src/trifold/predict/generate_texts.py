@@ -82,7 +82,8 @@ def batches_by_length(
     cost: the tokens to count for a row of a given length.
     """
     order = np.argsort(-lengths, kind="stable")
-    batches, start = [], 0
+    batches = []
+    start = 0
     while start < len(order):
         rows = max(1, tokens // cost(int(lengths[order[start]])))
         batches.append(order[start : start + rows])

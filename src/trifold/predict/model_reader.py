@@ -90,7 +90,8 @@ class ModelReader:
         check_strings(texts)
         check_strings(pairs or ())
         limit = min(self.max_tokens or self.config.max_positions, self.config.max_positions)
-        truncates, end = self.on_overflow == "truncate", self._missing_end
+        truncates = self.on_overflow == "truncate"
+        end = self._missing_end
         room = limit - (end is not None) if truncates else None
         rows = self.required_tokenizer.rows(
             texts, pairs, max_length=room, special_in_text=self.parses_special
@@ -146,7 +147,8 @@ class ModelReader:
 
     def inputs(self, rows: Sequence[Encoded]) -> Inputs:
         """The rows, padded to the longest."""
-        config, every = self.config, np.arange(len(rows))
+        config = self.config
+        every = np.arange(len(rows))
         inputs = pad_rows(Ragged.of([row.ids for row in rows]), every, config.pad_id)
         if (largest := int(inputs.tokens.max())) >= config.vocab_size:
             raise CheckpointError(
@@ -164,14 +166,16 @@ class ModelReader:
         """The end token that an encoder-decoder requires after a text, if the tokenizer does not
         append it.
         """
-        end, config = self.config.eos_id, self.config
+        end = self.config.eos_id
+        config = self.config
         if config.shape != "encoder-decoder" or end >= config.vocab_size:
             return None
         return None if self.required_tokenizer.rows([""])[0].ids[-1:] == [end] else end
 
     def images(self, images: Sequence[Any], chosen: Sequence[int]) -> Inputs:
         """The pixels of the chosen files or Pillow images."""
-        config, settings = self.config, self.pictures
+        config = self.config
+        settings = self.pictures
         if settings is None:
             raise UsageError(
                 "the model folder has no preprocessor_config.json, which defines how images are "
@@ -180,7 +184,8 @@ class ModelReader:
             )
         expected = part_of(EmbeddingsPart, config).image_size(config)
         assert expected is not None, "images are read by a model of images"
-        size, edge = settings.fixed_size, settings.shortest_edge
+        size = settings.fixed_size
+        edge = settings.shortest_edge
         if size is None and edge is not None and edge > max(expected):
             size = (edge, edge)  # or larger; rejected before it is allocated
         if size not in (None, expected):
@@ -218,8 +223,10 @@ def require_tokenizer(tokenizer: Tokenizer | None, alternative: str) -> Tokenize
 
 
 def _append(row: Encoded, token: int) -> Encoded:
-    types, offsets = [*row.types, *(row.types[-1:] or [0])], [*row.offsets, (0, 0)]
-    texts, words = [*row.texts, None], [*row.words, None]
+    types = [*row.types, *(row.types[-1:] or [0])]
+    offsets = [*row.offsets, (0, 0)]
+    texts = [*row.texts, None]
+    words = [*row.words, None]
     return replace(
         row, ids=[*row.ids, token], types=types, offsets=offsets, texts=texts, words=words
     )

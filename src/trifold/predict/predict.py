@@ -255,7 +255,8 @@ def _with_prompts(modules: SentenceModules, options: dict[str, Any]) -> dict[str
     """The options with the text of the chosen prompt, or of the default one. Raises UsageError for
     an unknown name.
     """
-    prompts, name = dict(modules.prompts), options.get("prompt_name")
+    prompts = dict(modules.prompts)
+    name = options.get("prompt_name")
     if name is not None and name not in prompts:
         known = f"the folder has {', '.join(prompts)}" if prompts else "the folder has no prompts"
         raise UsageError(f"prompt_name: {name!r} is not known; {known}")
@@ -263,7 +264,8 @@ def _with_prompts(modules: SentenceModules, options: dict[str, Any]) -> dict[str
     def first(*names: str | None) -> str:
         return next((prompts[each] for each in names if each in prompts), "")
 
-    searches, default = "corpus" in options, modules.default_prompt
+    searches = "corpus" in options
+    default = modules.default_prompt
     chosen = {"prompt": first(name, *(("query",) if searches else ()), default)}
     if searches:
         chosen["corpus_prompt"] = first("document", "passage", "corpus", default)

@@ -86,7 +86,8 @@ def tag(
             "this tokenizer does not provide the positions of tokens, which tags require"
         )
     sentences = [text if isinstance(text, str) else " ".join(text) for text in texts]
-    rows, labels = reader.encode(sentences), reader.config.labels
+    rows = reader.encode(sentences)
+    labels = reader.config.labels
     has_scheme = any(
         label != _class(label) for label in labels
     )  # otherwise parts of speech, for example
@@ -138,7 +139,8 @@ def first_tokens(row: Encoded, words: Sequence[tuple[int, int]]) -> list[int]:
 
     words: in text order. A token that covers parts of several words belongs to the first of them.
     """
-    firsts, number = [-1] * len(words), 0
+    firsts = [-1] * len(words)
+    number = 0
     for place, ((start, end), own) in enumerate(zip(row.offsets, row.texts, strict=True)):
         while number < len(words) and words[number][1] <= start:
             number += 1
@@ -208,8 +210,10 @@ def _merge_spans(tags: Sequence[Tag], text: str) -> list[Tag]:
         groups[-1].append(tag)
     spans = []
     for group in groups:
-        label, score = _class(group[0].label), float(np.mean([tag.score for tag in group]))
-        start, end = group[0].start, group[-1].end
+        label = _class(group[0].label)
+        score = float(np.mean([tag.score for tag in group]))
+        start = group[0].start
+        end = group[-1].end
         spans.append(Tag(label, score, text[start:end], start, end))
     return spans
 

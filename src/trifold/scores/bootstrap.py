@@ -33,7 +33,8 @@ def paired_bootstrap(
     a: Scorer, b: Scorer, examples: int, samples: int = 1000, seed: int = 12345
 ) -> dict[str, Difference]:
     """The differences of all scores, from `samples` resamples."""
-    rng, results = np.random.default_rng(seed), {}
+    rng = np.random.default_rng(seed)
+    results = {}
     drawn = chain([np.arange(examples)], (rng.choice(examples, examples) for _ in range(samples)))
     pairs = [(a(rows), b(rows)) for rows in drawn]
     for name in pairs[0][0]:

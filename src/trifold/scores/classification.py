@@ -49,7 +49,9 @@ def matthews(table: Counts) -> float:
     """Matthews correlation of any number of classes (Gorodkin 2004), -1 to 1; 0 if one class is
     predicted or true.
     """
-    labels, predictions, total = table.sum(1), table.sum(0), int(table.sum())
+    labels = table.sum(1)
+    predictions = table.sum(0)
+    total = int(table.sum())
     covariance = int(np.trace(table)) * total - int(labels @ predictions)
     scale = math.prod(math.sqrt(total * total - int(each @ each)) for each in (labels, predictions))
     return covariance / scale if scale else 0.0
@@ -90,7 +92,8 @@ class ClassificationScore:
         """Add classes (B,), and the probabilities of the predictions (B,). Raises DataError for an
         unknown class.
         """
-        labels, found = np.asarray(references, np.int64), np.asarray(predictions, np.int64)
+        labels = np.asarray(references, np.int64)
+        found = np.asarray(predictions, np.int64)
         check_lengths(labels, found, "labels")
         classes = len(self.table)
         if unknown := {*labels.tolist(), *found.tolist()} - {*range(classes)}:
@@ -127,7 +130,8 @@ class MultiLabelScore:
 
     def add(self, references: ArrayLike, predictions: ArrayLike) -> None:
         """Add label sets: (B, C), true where a label applies."""
-        labels, found = np.asarray(references, bool), np.asarray(predictions, bool)
+        labels = np.asarray(references, bool)
+        found = np.asarray(predictions, bool)
         check_lengths(labels.ravel(), found.ravel(), "labels")
         self.equal += int((labels == found).all(1).sum())
         self.counts += [(labels & found).sum(0), labels.sum(0), found.sum(0)]

@@ -15,7 +15,8 @@ def pearson(x: Values, y: Values) -> float:
     """
     if not len(x) or x.min() == x.max() or y.min() == y.max():
         return 0.0
-    x, y = x - x.mean(), y - y.mean()
+    x = x - x.mean()
+    y = y - y.mean()
     x, y = x / np.abs(x).max(), y / np.abs(y).max()  # squares of large values overflow
     return float(np.clip(x @ y / (np.linalg.norm(x) * np.linalg.norm(y)), -1, 1))
 
@@ -39,7 +40,8 @@ class CorrelationScore:
 
     def add(self, references: ArrayLike, predictions: ArrayLike) -> None:
         """Add values (B,). Raises DataError for NaN and infinity."""
-        labels, found = np.asarray(references, np.float64), np.asarray(predictions, np.float64)
+        labels = np.asarray(references, np.float64)
+        found = np.asarray(predictions, np.float64)
         check_lengths(labels, found)
         batch = np.stack([labels, found])
         if not np.isfinite(batch).all():

@@ -13,7 +13,8 @@ def f1(correct: float, references: float, predictions: float) -> float:
 
 def overlap_f1(reference: Iterable[Hashable], prediction: Iterable[Hashable]) -> float:
     """F1 of the items that occur in both, each as often as in the one that has fewer of it."""
-    labels, found = Counter(reference), Counter(prediction)
+    labels = Counter(reference)
+    found = Counter(prediction)
     return f1((labels & found).total(), labels.total(), found.total())
 
 

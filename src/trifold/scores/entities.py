@@ -97,7 +97,8 @@ class EntityScore:
 
 
 def _values(correct: int, references: int, predictions: int) -> dict[str, float]:
-    precision, recall = 100 * correct / max(predictions, 1), 100 * correct / max(references, 1)
+    precision = 100 * correct / max(predictions, 1)
+    recall = 100 * correct / max(references, 1)
     return {
         "precision": precision,
         "recall": recall,

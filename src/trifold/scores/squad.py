@@ -42,7 +42,8 @@ def score_answer(
     """
     texts = as_texts(references)
     clean = normalize if has_spaces(main_script(texts)) else _normalize_characters
-    expected, found = [clean(text) for text in texts], clean(prediction)
+    expected = [clean(text) for text in texts]
+    found = clean(prediction)
     if version == "2.0":
         expected = [text for text in expected if text] or [""]
     elif not expected:

@@ -49,7 +49,8 @@ def annotate(tokenizer: Tokenizer, texts: Sequence[str]) -> AnnotatedTexts:
             "family)"
         )
     ids: list[list[int]] = []
-    words, sentences = [np.zeros(0, np.bool_)], [np.zeros(0, np.bool_)]
+    words = [np.zeros(0, np.bool_)]
+    sentences = [np.zeros(0, np.bool_)]
     for text, encoding in zip(texts, tokenizer.encodings(texts), strict=True):
         ids.append(encoding.ids)
         # A token outside all words (None) is a word of its own.
@@ -73,7 +74,8 @@ def _borders_unspaced(text: str, offsets: Sequence[tuple[int, int]]) -> Flags:
 
     A character may be several tokens, and a token may hold parts of two characters.
     """
-    flags, end = np.zeros(len(offsets), np.bool_), 0
+    flags = np.zeros(len(offsets), np.bool_)
+    end = 0
     for at, (first, last) in enumerate(offsets):
         after = end > 0 and UNSPACED.match(text, end - 1) is not None
         flags[at] = first >= end and (after or UNSPACED.match(text, first) is not None)
@@ -107,7 +109,8 @@ def unknown_words(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
 
 def written_holes(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
     """The names of the mask token and of sentinels that the texts contain."""
-    mask, whole = tokenizer.names.get("mask_token"), list(texts)
+    mask = tokenizer.names.get("mask_token")
+    whole = list(texts)
     holes = [name for name in tokenizer.special_names if name == mask or is_hole(name)]
     return [name for name in holes if any(name in text for text in whole)]
 

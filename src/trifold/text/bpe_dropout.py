@@ -84,7 +84,8 @@ class BPEDropout:
         """The words that the library splits a text into before it merges; new ones are
         segmented.
         """
-        normalizer, pre_tokenizer = self._library.normalizer, self._library.pre_tokenizer
+        normalizer = self._library.normalizer
+        pre_tokenizer = self._library.pre_tokenizer
         normal = normalizer.normalize_str(text) if normalizer is not None else text
         split = (
             [(normal, None)] if pre_tokenizer is None else pre_tokenizer.pre_tokenize_str(normal)
@@ -99,7 +100,8 @@ class BPEDropout:
         """The ids of a word, and the number of merges after the last drop; drops: merges before
         each drop.
         """
-        ranks, pieces = self._ranks, list(word)
+        ranks = self._ranks
+        pieces = list(word)
         priority = [
             ranks.get(pair, _NEVER) for pair in pairwise(pieces)
         ]  # of merging pieces i and i + 1
@@ -108,7 +110,8 @@ class BPEDropout:
         while (best := min(priority, default=_NEVER)) < _NEVER:
             at = priority.index(best)
             if remaining and merges == remaining[0]:
-                dropped[at], priority[at] = best, _NEVER
+                dropped[at] = best
+                priority[at] = _NEVER
                 del remaining[0]
                 merges = 0
                 continue

@@ -53,13 +53,15 @@ class TemplateTokens:
     """Encodes rendered templates. Special tokens of `library` have secret names in a copy."""
 
     def __init__(self, library: Library, names: Sequence[str]) -> None:
-        self._names, document = names, json.loads(library.to_str())
+        self._names = names
+        document = json.loads(library.to_str())
         secret = {name: f"{_SECRET}s{number}e" for number, name in enumerate(names)}
         added = document["added_tokens"]
         for token in added:
             token["content"] = secret.get(token["content"], token["content"])
         document["post_processor"] = None
-        self._library, self._secret = Library.from_str(json.dumps(document)), secret
+        self._library = Library.from_str(json.dumps(document))
+        self._secret = secret
         # The copy numbers its added tokens in its own way.
         self._ids = {self._library.token_to_id(token["content"]): token["id"] for token in added}
 

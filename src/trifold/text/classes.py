@@ -89,7 +89,8 @@ def _qwen(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
 
 
 def _gpt_2018(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
-    suffix, unknown = "</w>", names["unk_token"]
+    suffix = "</w>"
+    unknown = names["unk_token"]
     model = models.BPE(
         vocabulary.ids, vocabulary.merges, unk_token=unknown, end_of_word_suffix=suffix
     )
@@ -292,7 +293,8 @@ def _sentencepiece(vocabulary: Vocabulary, settings: Settings, names: Names) -> 
     """Spaces become ▁, and nothing is put before the text. Usual special tokens take the roles that
     are open.
     """
-    unk_id, byte_fallback = vocabulary.unk_id, vocabulary.byte_fallback
+    unk_id = vocabulary.unk_id
+    byte_fallback = vocabulary.byte_fallback
     assert unk_id is not None
     if vocabulary.scores:
         library = Library(models.Unigram(vocabulary.scores, unk_id, byte_fallback))
@@ -350,7 +352,8 @@ _BIG_BIRD = _BRACKETS | _BOS_EOS | {"pad_token": "<pad>"}
 _XLNET = FAIRSEQ | {"sep_token": "<sep>", "cls_token": "<cls>"}
 _QWEN = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
 _PEGASUS = T5 | {"mask_token": "<mask_2>"}
-_MBART, _MBART_50 = _multilingual(MBART, by_words=True), _multilingual(MBART_50)
+_MBART = _multilingual(MBART, by_words=True)
+_MBART_50 = _multilingual(MBART_50)
 _MBART_50_NAMES = {role: name for role, name in FAIRSEQ.items() if role != "bos_token"}
 _NEOX = _END_OF_TEXT | {"pad_token": "<|padding|>"}
 

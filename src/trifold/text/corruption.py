@@ -105,7 +105,8 @@ def mask_tokens(
     random_tokens = replacement.ordinary[
         rng.integers(len(replacement.ordinary), size=len(positions))
     ]
-    inputs, targets = ids.copy(), ids[positions]
+    inputs = ids.copy()
+    targets = ids[positions]
     unmasked = np.where(draws < replacement.masked + replacement.random, random_tokens, targets)
     inputs[positions] = np.where(draws < replacement.masked, replacement.mask, unmasked)
     return MaskedRow(inputs, positions, targets, runs)
@@ -174,17 +175,23 @@ def infill_spans(row: NoiseInput, rng: Rng, rate: float, mask: int) -> NoisedRow
     """
     positions = np.flatnonzero(row.free)
     lengths = spans.draw_span_lengths(len(positions), rate, spans.poisson, rng)
-    inserted, lengths = int((lengths == 0).sum()), lengths[lengths > 0]
+    inserted = int((lengths == 0).sum())
+    lengths = lengths[lengths > 0]
     first = spans.place_spans(lengths, len(positions), rng)
-    removed, gaps = np.zeros(len(row.ids), np.bool_), np.ones(len(positions) + 1, np.bool_)
+    removed = np.zeros(len(row.ids), np.bool_)
+    gaps = np.ones(len(positions) + 1, np.bool_)
     for start, length in zip(first, lengths, strict=True):
         removed[positions[start : start + length]] = True
         gaps[start : start + length + 1] = False
-    inputs, origin, kept = row.ids.copy(), np.arange(len(row.ids)), ~removed
+    inputs = row.ids.copy()
+    origin = np.arange(len(row.ids))
+    kept = ~removed
     heads = spans.find_runs(removed)[:, 0]
     if row.max_length is not None:
         inserted = max(0, min(inserted, row.max_length - int(kept.sum()) - len(heads)))
-    inputs[heads], origin[heads], kept[heads] = mask, -1, True
+    inputs[heads] = mask
+    origin[heads] = -1
+    kept[heads] = True
     slots = np.append(positions, positions[-1] + 1) if len(positions) else positions
     at = (
         slots[np.sort(rng.permutation(np.flatnonzero(gaps))[:inserted])]
@@ -208,7 +215,8 @@ NOISES: dict[str, Noise] = {
 
 def apply_noises(row: NoiseInput, rng: Rng, rates: Mapping[str, float], mask: int) -> NoisedRow:
     """Apply every noise whose rate is not 0, in the order of NOISES."""
-    current, origin = row, np.arange(len(row.ids))
+    current = row
+    origin = np.arange(len(row.ids))
     for name, noise in NOISES.items():
         if rates.get(name, 0.0) > 0:
             inputs, source = noise(current, rng, rates[name], mask)
@@ -267,8 +275,10 @@ def corrupt_spans(
             f"{len(runs)} spans need as many sentinels; the tokenizer has {len(sentinels)}"
         )
     used = sentinels[: len(runs)]
-    inputs, kept = ids.copy(), ~noise
-    inputs[runs[:, 0]], kept[runs[:, 0]] = used, True
+    inputs = ids.copy()
+    kept = ~noise
+    inputs[runs[:, 0]] = used
+    kept[runs[:, 0]] = True
     lengths = runs[:, 1] - runs[:, 0]
     targets = np.insert(ids[noise], np.cumsum(lengths) - lengths, used)
     return SpanCorruptedRow(inputs[kept], targets)
@@ -324,7 +334,9 @@ def choose_spans_in_context(free: Flags, share: int, longest: int, rng: Rng) -> 
 
     1/share of the remainder at the end of a row is chosen too (section 3.1: K = 6, at most 5).
     """
-    positions, chosen, start = np.flatnonzero(free), [], 0
+    positions = np.flatnonzero(free)
+    chosen = []
+    start = 0
     while start < len(positions):
         length = int(rng.integers(1, longest + 1))
         context = length * share

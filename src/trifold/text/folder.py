@@ -69,7 +69,8 @@ def read_tokenizers(folder: Path) -> tuple[Tokenizer | None, Tokenizer | None]:
     """The tokenizers of input and output, if any; the second is None if it is the same."""
     if not any(True for pattern in FILES for _ in folder.glob(pattern)):
         return None, None
-    reader, target = read_tokenizer(folder), folder / "target_tokenizer.json"
+    reader = read_tokenizer(folder)
+    target = folder / "target_tokenizer.json"
     if target.is_file():
         return reader, Tokenizer.load(target)
     return reader, read_tokenizer(folder, target=True) if (
@@ -101,7 +102,8 @@ def _read(
     names = names_of(settings, row.names if row else {})
     if row is not None and (library is None or (row.rebuild and _matches(row, document))):
         kept = library.post_processor if library is not None and row.around is bos_and_eos else None
-        library, guard = _build(row, path, document, settings, names), PatternGuard({}, "")
+        library = _build(row, path, document, settings, names)
+        guard = PatternGuard({}, "")
         if kept is not None:
             library.post_processor = kept
     else:
@@ -165,7 +167,8 @@ def _build(
 
 def _set_prefix_space(library: Library, settings: Mapping[str, Any]) -> None:
     """`add_prefix_space` of the settings file overrides `tokenizer.json`."""
-    prefix, part = settings.get("add_prefix_space"), library.pre_tokenizer
+    prefix = settings.get("add_prefix_space")
+    part = library.pre_tokenizer
     if (
         isinstance(prefix, bool)
         and type(part).__name__ == "ByteLevel"

@@ -60,7 +60,8 @@ def set_language(
 
     Raises UsageError for an unknown language, and if the texts have no token of a language.
     """
-    code, others = language_id("source_language", language, known), {*known.values()}
+    code = language_id("source_language", language, known)
+    others = {*known.values()}
     if others.isdisjoint(rows[0].special):
         raise UsageError("source_language: the tokenizer adds no language to a text; leave it out")
     return [

@@ -63,7 +63,8 @@ class PatternGuard:
     """
 
     def __init__(self, document: Mapping[str, Any], place: str) -> None:
-        self._parts, self._place = {name: document.get(name) for name in PARTS}, place
+        self._parts = {name: document.get(name) for name in PARTS}
+        self._place = place
         self._added = list(document.get("added_tokens") or [])
         self._is_needed = not KNOWN.issuperset(_patterns(self._parts))
         self.decodes = self._is_needed and any(True for _ in _patterns(self._parts["decoder"]))

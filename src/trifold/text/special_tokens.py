@@ -15,7 +15,10 @@ from trifold.text.validation import MAX_TOKENS
 
 Names: TypeAlias = dict[str, str]  # role -> token
 
-PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
+PAD = "<pad>"
+BOS = "<s>"
+EOS = "</s>"
+UNK = "<unk>"
 SPECIAL = [PAD, BOS, EOS, UNK]  # ids 0, 1, 2, 3 of a tokenizer that is trained here
 _ADDED = {
     "pad_token": PAD,
@@ -115,7 +118,8 @@ def new_tokens(
     tokens |= {str(token.content): token for token in _listed_tokens(settings)}
     for role in ROLES:
         if role in names:
-            entry, name = settings.get(role), names[role]
+            entry = settings.get(role)
+            name = names[role]
             if isinstance(entry, dict) or name not in tokens:
                 tokens[name] = _make_special(entry, name)
             tokens[name].special = True

@@ -39,7 +39,8 @@ class TextStream:
     def end(self) -> str:
         """Text held back so far; resets the stream."""
         rest = self._decode(self._ids)[self._returned :]
-        self._ids, self._returned = [], 0
+        self._ids = []
+        self._returned = 0
         return rest
 
     def _final_length(self, text: str) -> int:
@@ -62,7 +63,8 @@ class TextStream:
         tail = self._decode(kept)
         before = len(text) - len(tail)
         if REPLACEMENT not in tail[:8] and text.endswith(tail) and before <= self._returned:
-            self._ids, self._returned = kept, self._returned - before
+            self._ids = kept
+            self._returned = self._returned - before
 
 
 def clean_up_spaces(text: str) -> str:

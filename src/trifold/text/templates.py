@@ -40,7 +40,8 @@ def template(library: Library, single: str, pair: str) -> Any:
 def roberta(library: Library, settings: Settings, names: Names) -> Any:
     """`{cls} A {sep}`, and `{cls} A {sep} {sep} B {sep}` for a pair."""
     sep, cls = ((names[role], id_of(library, names[role])) for role in ("sep_token", "cls_token"))
-    trim, prefix = bool(settings.get("trim_offsets", True)), bool(settings.get("add_prefix_space"))
+    trim = bool(settings.get("trim_offsets", True))
+    prefix = bool(settings.get("add_prefix_space"))
     return processors.RobertaProcessing(sep, cls, trim, prefix)
 
 
@@ -61,7 +62,8 @@ def language(default: str, *, first: bool) -> Around:
     """
 
     def around(library: Library, settings: Settings, names: Names) -> Any:
-        code, eos = settings.get("src_lang") or default, names["eos_token"]
+        code = settings.get("src_lang") or default
+        eos = names["eos_token"]
         before = first and not settings.get("legacy_behaviour")
         begin, end = (f"{code} ", eos) if before else ("", f"{eos} {code}")
         return template(library, f"{begin}$A {end}", f"{begin}$A $B {end}")

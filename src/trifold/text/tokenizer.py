@@ -87,14 +87,16 @@ class Tokenizer:
         self.names = complete_names(library, names or {}) if complete else names or {}
         missing = [name for name in self.names.values() if library.token_to_id(name) is None]
         new = [AddedToken(name, special=True, normalized=False) for name in missing]
-        self._segment, self._patterns = segment, guard or PatternGuard({}, "")
+        self._segment = segment
+        self._patterns = guard or PatternGuard({}, "")
         self._patterns.add(new)
         library.add_special_tokens(new)
         library.encode_special_tokens = True
         self.library = library
         self.dropout = dropout
         self.settings = dict(settings or {})
-        self.files, self.templates = dict(files or {}), dict(templates or {})
+        self.files = dict(files or {})
+        self.templates = dict(templates or {})
         cleans_up = bool(self.settings.get("clean_up_tokenization_spaces"))
         self._cleans_up = cleans_up and not isinstance(library.model, models.BPE)
         ids = [self._id(role) for role in NAMED_ROLES]

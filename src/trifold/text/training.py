@@ -194,12 +194,16 @@ def _make_library(settings: TokenizerSettings) -> tuple[Library, Any]:
 
 def _check_alphabet(library: Library, texts: list[str], settings: TokenizerSettings) -> None:
     if settings.kind == "byte-bpe":
-        count, what, remedy = 256, "bytes", ""
+        count = 256
+        what = "bytes"
+        remedy = ""
     else:
         characters = set(chain.from_iterable(map(library.normalizer.normalize_str, texts)))
         if settings.kind != "char":
             characters = {c for c in characters if not c.isspace()} | {SPACE}
-        count, what, remedy = len(characters), "characters of the text", ", or set kind to byte-bpe"
+        count = len(characters)
+        what = "characters of the text"
+        remedy = ", or set kind to byte-bpe"
     special = len(special_tokens(settings))
     if settings.vocab_size < count + special:
         raise SettingsError(

@@ -151,7 +151,8 @@ def read_sentencepiece(path: Path) -> Vocabulary:
         pieces = [_parse_piece(value) for number, value in fields if number == 1]
         messages = dict(fields)
         trainer, normalizer = (dict(_iter_fields(messages.get(number, b""))) for number in (2, 3))
-        kind, unk_id = int(trainer.get(3, UNIGRAM)), int(trainer.get(40, 0))
+        kind = int(trainer.get(3, UNIGRAM))
+        unk_id = int(trainer.get(40, 0))
         charsmap = normalizer.get(2, b"")
     except (ValueError, IndexError, TypeError, struct.error) as error:
         raise CheckpointError(
@@ -182,11 +183,9 @@ def read_sentencepiece(path: Path) -> Vocabulary:
 
 def _parse_piece(content: bytes) -> tuple[str, float, int]:
     fields = dict(_iter_fields(content))
-    text, score, kind = (
-        str(fields.get(1, b""), "utf-8"),
-        float(fields.get(2, 0.0)),
-        fields.get(3, NORMAL),
-    )
+    text = str(fields.get(1, b""), "utf-8")
+    score = float(fields.get(2, 0.0))
+    kind = fields.get(3, NORMAL)
     if not math.isfinite(score) or len(text.encode()) > _MAX_PIECE:
         raise ValueError(f"the piece {text!r:.40} is too long, or its score is not finite")
     return text, score, kind
@@ -205,11 +204,14 @@ def _iter_fields(content: bytes) -> Iterator[tuple[int, Any]]:
                 value, at = _read_varint(content, at)
             case 2:
                 size, at = _read_varint(content, at)
-                value, at = content[at : at + size], at + size
+                value = content[at : at + size]
+                at = at + size
             case 5:
-                value, at = struct.unpack_from("<f", content, at)[0], at + 4
+                value = struct.unpack_from("<f", content, at)[0]
+                at = at + 4
             case 1:
-                value, at = content[at : at + 8], at + 8
+                value = content[at : at + 8]
+                at = at + 8
             case wire:
                 raise ValueError(f"wire type {wire} at byte {at}")
         if at > len(content):

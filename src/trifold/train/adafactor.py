@@ -27,7 +27,8 @@ class Adafactor:
     """Stores n + m numbers for an n × m matrix."""
 
     def __init__(self, weights: FlatWeights, settings: TrainSettings) -> None:
-        self._weights, self._settings = weights, settings
+        self._weights = weights
+        self._settings = settings
         self._views = weights.named(weights.master)
         self._decayed = decay_group(self._views, settings.weight_decay_on)
         self._step = torch.zeros(1)
@@ -48,7 +49,8 @@ class Adafactor:
         self._step += 1
         newest, peak = float(self._step) ** DECAY_EXPONENT, rate  # 1 − β
         for name, grad in self._weights.named(gradient).items():
-            weight, rate = self._views[name], peak * self._weights.factors.get(name, 1.0)
+            weight = self._views[name]
+            rate = peak * self._weights.factors.get(name, 1.0)
             update = self._normalize(name, grad, newest)
             scale = _rms(weight).clamp_min_(MIN_RMS) if settings.relative_step else 1.0
             update *= rate * scale / (_rms(update) / settings.update_clip).clamp_min_(1.0)

@@ -52,7 +52,8 @@ class Adam:
         self, weights: FlatWeights, settings: TrainSettings, names: Collection[str] | None = None
     ) -> None:
         everything = settings.optimizer == "adam"
-        self._weights, self._flat = weights, everything and not weights.factors
+        self._weights = weights
+        self._flat = everything and not weights.factors
         named = {"": weights.master} if self._flat else weights.named(weights.master)
         chosen = named.keys() if names is None else names
         self._views = {name: view for name, view in named.items() if name in chosen}

@@ -34,7 +34,9 @@ from trifold.train.sharding import exhaust, gathered
 
 MANIFEST = "manifest.json"
 FORMAT = "trifold-checkpoint-2"
-WEIGHTS, OPTIMIZER, PROGRESS = "weights.safetensors", "optimizer.safetensors", "progress.json"
+WEIGHTS = "weights.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+PROGRESS = "progress.json"
 FILES = {WEIGHTS, OPTIMIZER, PROGRESS}
 NAME = "step-" + "[0-9]" * 8
 
@@ -128,7 +130,8 @@ def save(folder: Path, checkpoint: Checkpoint, tensors: Iterator[Tensor] | None 
     """
     tensors = checkpoint.gathered() if tensors is None else tensors
     final = folder / f"step-{checkpoint.progress['step']:08d}"
-    partial, old = _hidden(final, "partial"), _hidden(final, "old")
+    partial = _hidden(final, "partial")
+    old = _hidden(final, "old")
     try:
         disk.remove(partial)
         disk.make_folder(partial)
@@ -248,7 +251,9 @@ class Saver:
     """
 
     def __init__(self, folder: Path, settings: TrainSettings, ranks: Ranks = SINGLE) -> None:
-        self._folder, self._settings, self._ranks = folder, settings, ranks
+        self._folder = folder
+        self._settings = settings
+        self._ranks = ranks
         self._pool = (
             ThreadPoolExecutor(1, "saver") if settings.async_save and ranks.is_first else None
         )
@@ -280,7 +285,8 @@ class Saver:
 
     def wait(self) -> None:
         """Return when all saves are durable. Raises CheckpointError if one failed."""
-        pending, self._pending = self._pending, None
+        pending = self._pending
+        self._pending = None
         if pending is not None:
             pending.result()
 

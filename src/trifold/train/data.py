@@ -109,7 +109,9 @@ class TrainingData:
         """A model with weights drawn from the seed, or with those of `start_from`."""
         torch.manual_seed(self.recipe.train.seed)
         model = Transformer(self.config)
-        start, lora, fresh = self.recipe.start_from, self.recipe.train.lora, set[str]()
+        start = self.recipe.start_from
+        lora = self.recipe.train.lora
+        fresh = set[str]()
         if start is not None:
             known = tokens = 0
             if self.recipe.tokenizer.add:
@@ -170,13 +172,13 @@ def load_data(recipe: Recipe, tokenizer_folder: Path, view: View) -> TrainingDat
 
 def _report(data: TrainingData, view: View) -> None:
     """Print the size of an epoch, and how many rows are too long."""
-    lengths, settings, objective = data.train.lengths, data.batches, data.objective
+    lengths = data.train.lengths
+    settings = data.batches
+    objective = data.objective
     plan = data.plan(data.train, 0)
     if isinstance(data.train, Blocks):
-        size, padding = (
-            f"{len(lengths):,} rows, {data.train.tokens:,} {objective.token_name}",
-            "no padding",
-        )
+        size = f"{len(lengths):,} rows, {data.train.tokens:,} {objective.token_name}"
+        padding = "no padding"
     else:
         if count := int(overlong(lengths, settings).sum()):
             what = (
@@ -227,7 +229,8 @@ def start_from(
     """
     source, _ = load_model(resolve(folder), heads=model.config.chosen_heads)
     theirs, ours = (dict[str, Tensor](each.named_parameters()) for each in (source, model))
-    theirs, note = convert(theirs), ""
+    theirs = convert(theirs)
+    note = ""
     if classes := {n: theirs.pop(n) for n in ours.keys() & theirs.keys() if n.startswith(CLASSES)}:
         order = _rows_of_classes(source.config, model.config, are_named=are_named)
         if order is None:
@@ -236,7 +239,8 @@ def start_from(
             theirs |= {name: rows[order] for name, rows in classes.items()}
     for name in ours.keys() & theirs.keys():
         if new and name.endswith(TABLES):
-            table, missing = theirs[name].detach(), max(0, len(ours[name]) - len(theirs[name]))
+            table = theirs[name].detach()
+            missing = max(0, len(ours[name]) - len(theirs[name]))
             mean = table[: new.start].mean(0, keepdim=True)
             theirs[name] = torch.cat([table, mean.expand(missing, *mean.shape[1:])])
             theirs[name][new.start : new.stop] = mean
@@ -257,7 +261,8 @@ def start_from(
         name for name in ours.keys() & theirs.keys() if ours[name].shape == theirs[name].shape
     }
     model.load_state_dict({name: theirs[name] for name in copied}, strict=False)
-    unset, added = ours.keys() - copied, {name for name in copied if new and name.endswith(TABLES)}
+    unset = ours.keys() - copied
+    added = {name for name in copied if new and name.endswith(TABLES)}
     unused = dict(source.named_parameters()).keys() - copied
     counts = f"{_count('new', unset)}, {_count('not used', unused)}"
     return f"start_from: {len(copied):,} weights copied, {counts}{note}", unset | added
@@ -331,10 +336,13 @@ def iterate_batches(
     world: int = 1,
 ) -> Iterator[RankBatch]:
     """The share of `rank` in every batch from a position at which an update begins, without end."""
-    accumulate, index = data.recipe.train.accumulate, 0
+    accumulate = data.recipe.train.accumulate
+    index = 0
     while True:
-        examples, seed = data.examples(epoch), data.seed_of(epoch)
-        lengths, plan = examples.lengths, data.plan(examples, epoch)
+        examples = data.examples(epoch)
+        seed = data.seed_of(epoch)
+        lengths = examples.lengths
+        plan = data.plan(examples, epoch)
         for position in range(number, len(plan)):
             share = deal_batch(
                 lengths,
@@ -351,7 +359,8 @@ def iterate_batches(
                 for parts in share
             )
             yield RankBatch(epoch, position, micro_batches, idle)
-        epoch, number = epoch + 1, 0
+        epoch = epoch + 1
+        number = 0
 
 
 def batches_of_all_ranks(

@@ -195,7 +195,8 @@ def choose_workers(requested: int | None, device: torch.device, tokens: int) -> 
 
 def environment(machine: Machine) -> dict[str, Any]:
     """The content of environment.json."""
-    device, ranks = machine.device, machine.ranks
+    device = machine.device
+    ranks = machine.ranks
     return {
         "trifold": trifold.__version__,
         "git": _git_revision(),

@@ -38,7 +38,8 @@ HEARTBEAT_INTERVAL = 0.25  # seconds
 # Polls without a heartbeat after which rank 0 counts as lost; native code may block it for long.
 # The limit is lower after a signal, which torchrun sends if a rank is lost. Polls are counted, not
 # seconds, because a suspended process does not poll.
-MAX_POLLS, MAX_POLLS_AFTER_SIGNAL = 6000, 30
+MAX_POLLS = 6000
+MAX_POLLS_AFTER_SIGNAL = 30
 FINAL_POLLS = (
     50  # how long a failing rank 0 keeps the store alive for ranks that have not read its error
 )
@@ -48,10 +49,14 @@ class ProcessGroup(Ranks):
     """The ranks that `torchrun` started, as described by its environment variables."""
 
     def __init__(self, store: Any, environment: Mapping[str, str] = os.environ) -> None:
-        self.rank, self.world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+        self.rank = int(environment["RANK"])
+        self.world = int(environment["WORLD_SIZE"])
         self.local_rank = int(environment.get("LOCAL_RANK", self.rank))
         self.local_world = int(environment.get("LOCAL_WORLD_SIZE", self.world))
-        self.store, self._calls, self._forwarded, self._last_poll = store, 0, False, 0.0
+        self.store = store
+        self._calls = 0
+        self._forwarded = False
+        self._last_poll = 0.0
         self._received: Callable[[], int | None] = lambda: None
 
     @property
@@ -88,7 +93,8 @@ class ProcessGroup(Ranks):
             self._publish_last(key, {"interrupted": interrupted.signal})
             raise
         except BaseException as error:
-            message, code = getattr(error, "message", str(error)), getattr(error, "exit_code", 1)
+            message = getattr(error, "message", str(error))
+            code = getattr(error, "exit_code", 1)
             self._publish_last(key, {"failed": message, "exit_code": code})
             raise
         self._publish(key, {"result": result})
@@ -111,7 +117,8 @@ class ProcessGroup(Ranks):
 
     def _wait_for(self, key: str) -> Any:
         interval, longest = POLL_INTERVALS
-        polls, last_beat = 0, b""
+        polls = 0
+        last_beat = b""
         with explain_lost_rank():
             while not self.store.check([key]):
                 signal = self._received()
@@ -252,7 +259,8 @@ def join_group() -> Iterator[Ranks]:
     if _store is None:
         _store, _, _ = next(iter(rendezvous("env://", timeout=TIMEOUT)))
     _joins += 1
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
+    world = int(os.environ["WORLD_SIZE"])
     group = ProcessGroup(
         PrefixStore(_meet(PrefixStore(f"trifold {_joins}", _store), rank, world), _store)
     )

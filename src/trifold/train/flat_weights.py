@@ -31,8 +31,10 @@ class FlatWeights:
     factors: Mapping[str, float] = {}
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, ranks: Ranks = SINGLE) -> None:
-        self._ranks, wide = ranks, master_dtype(dtype)
-        self._parameters, self._dtype = dict(model.named_parameters()), dtype
+        self._ranks = ranks
+        wide = master_dtype(dtype)
+        self._parameters = dict(model.named_parameters())
+        self._dtype = dtype
         self.names = [
             name for name, parameter in self._parameters.items() if parameter.requires_grad
         ]
@@ -40,7 +42,8 @@ class FlatWeights:
             n: self._own(p).to(wide) for n, p in self._parameters.items() if not p.requires_grad
         }
         parts = [self._own(self._parameters[name]) for name in self.names]
-        self._sizes, self._shapes = [part.numel() for part in parts], [part.shape for part in parts]
+        self._sizes = [part.numel() for part in parts]
+        self._shapes = [part.shape for part in parts]
         self.master = torch.cat([part.to(wide).flatten() for part in parts])
         self.low_precision = dtype is not self.master.dtype
         self._take_over(model)
@@ -55,7 +58,8 @@ class FlatWeights:
         self._compute = self.master.to(self._dtype) if self.low_precision else self.master
         self._gradients: list[Tensor] = []
         # Allocated once; allocating a vector of this size per update fragments the memory.
-        self._total, self._has_gradient = torch.zeros_like(self.master), False
+        self._total = torch.zeros_like(self.master)
+        self._has_gradient = False
         self._attach(model)
         for name, values in self.frozen.items():
             self._parameters[name].data = values.to(self._dtype)

@@ -121,9 +121,14 @@ class Run:
         resume: Any,
         data_changed: bool,
     ) -> None:
-        self.recipe, self.settings = recipe, recipe.train
-        self.folder, self.ranks, self.view = folder, ranks, view
-        self.resume, self.data_changed, self.progress = resume == "auto", data_changed, Progress()
+        self.recipe = recipe
+        self.settings = recipe.train
+        self.folder = folder
+        self.ranks = ranks
+        self.view = view
+        self.resume = resume == "auto"
+        self.data_changed = data_changed
+        self.progress = Progress()
         self.identity, self.changed_files = dict[str, Any](), list[str]()  # on rank 0
 
     def train(self) -> Outcome:
@@ -184,7 +189,8 @@ class Run:
             )
         data = load_data(self.recipe, self.folder.tokenizer, self.view)
         if self.settings.check_memory:
-            tokens, length = self.recipe.batch.tokens, max(1, int(data.train.lengths.mean()))
+            tokens = self.recipe.batch.tokens
+            length = max(1, int(data.train.lengths.mean()))
             need = estimate_memory(self.settings, tokens, data.config, length, self.machine)
             check_fits(
                 *need, self.recipe, available_memory(self.machine.device, self.ranks.local_world)
@@ -214,10 +220,8 @@ class Run:
         self.loaded: checkpoint.Checkpoint | None = None
         name = self.ranks.first(self._load_newest)
         if name is not None:
-            state, self.loaded = (
-                self.loaded or checkpoint.load(self.folder.checkpoints / name),
-                None,
-            )
+            state = self.loaded or checkpoint.load(self.folder.checkpoints / name)
+            self.loaded = None
             self.trainer.restore(state.weights, state.optimizer)
             self.data.objective.restore(state.progress)
             self.progress = Progress.from_dict(state.progress)
@@ -249,7 +253,8 @@ class Run:
         """Train until steps, minutes, patience or a signal end it; the end is saved and
         validated.
         """
-        settings, progress = self.settings, self.progress
+        settings = self.settings
+        progress = self.progress
         self.view.say(f"{self.trainer}; writing to {self.folder.path}")
         log = MetricsLog(self.folder, progress.step, progress.lines, writes=self.ranks.is_first)
         with closing(log) as self.log:
@@ -279,7 +284,8 @@ class Run:
         return Outcome(self.folder.path, progress.step, progress.seconds, progress.scores, *ended)
 
     def _train_steps(self) -> StoppedBy:
-        settings, ranks = self.settings, self.ranks
+        settings = self.settings
+        ranks = self.ranks
         position = self.progress.epoch, self.progress.batch
         plan = iterate_batches(
             self.data, self.machine.workers, *position, rank=ranks.rank, world=ranks.world
@@ -310,7 +316,8 @@ class Run:
 
     def _update(self, batches: Iterator[RankBatch]) -> Update | None:
         """One update and the new position; None if it was interrupted or rejected."""
-        progress, settings = self.progress, self.settings
+        progress = self.progress
+        settings = self.settings
         taken = list(islice(batches, settings.accumulate))
         if len(taken) < settings.accumulate:  # a signal ended the batches
             return None
@@ -330,10 +337,8 @@ class Run:
         progress.step += 1
         progress.epoch, progress.batch = taken[-1].end
         progress.tokens += update.tokens
-        progress.loss_sum, progress.loss_count = (
-            progress.loss_sum + update.loss,
-            progress.loss_count + 1,
-        )
+        progress.loss_sum = progress.loss_sum + update.loss
+        progress.loss_count = progress.loss_count + 1
         progress.losses = [*progress.losses, update.loss][-settings.spike_window :]
         self.meter.count(update.tokens)
         progress.seconds = self.meter.seconds()
@@ -382,12 +387,15 @@ class Run:
         """Restore weights, optimizer and step from a checkpoint; the data continues from
         `position`.
         """
-        current, state = self.progress, checkpoint.load(to)
+        current = self.progress
+        state = checkpoint.load(to)
         self.trainer.restore(state.weights, state.optimizer)
         self.progress = Progress.from_dict(state.progress)
         self.progress.epoch, self.progress.batch = position
-        self.progress.rejected, self.progress.losses = current.rejected, []
-        self.progress.best, self.progress.scores = current.best, current.scores
+        self.progress.rejected = current.rejected
+        self.progress.losses = []
+        self.progress.best = current.best
+        self.progress.scores = current.scores
         self.log.rewind(self.progress.step, self.progress.lines)
 
     def _log(self, update: Update) -> None:
@@ -395,11 +403,9 @@ class Run:
         update.
         """
         progress = self.progress
-        loss, progress.loss_sum, progress.loss_count = (
-            progress.loss_sum / progress.loss_count,
-            0.0,
-            0,
-        )
+        loss = progress.loss_sum / progress.loss_count
+        progress.loss_sum = 0.0
+        progress.loss_count = 0
         speed, left = self.meter.read(progress.step, self.settings.minutes)
         measured = loss, update.rate, speed, left, self.data.objective.token_name
         snapshot = Snapshot(progress.step, self.settings.steps, progress.epoch, *measured)
@@ -408,7 +414,8 @@ class Run:
 
     def _should_stop(self) -> StoppedBy | None:
         """Synchronize signals and the clock between the ranks; the reason to stop, if any."""
-        settings, progress = self.settings, self.progress
+        settings = self.settings
+        progress = self.progress
         progress.seconds = self.stop.synchronize(progress.seconds)
         if self.stop:
             return "signal"
@@ -419,7 +426,8 @@ class Run:
         return "steps" if progress.step >= settings.steps else None
 
     def _validation_is_due(self, stopped_by: StoppedBy | None) -> bool:
-        step, has_model = self.progress.step, self.progress.best.score is not None
+        step = self.progress.step
+        has_model = self.progress.best.score is not None
         is_last = stopped_by is not None and not (stopped_by == "signal" and has_model)
         return step > self.progress.validated and (
             is_last or step % self.settings.validate_every == 0
@@ -431,8 +439,10 @@ class Run:
         weights = gather_on_first(self.trainer.evaluation_weights(), self.ranks)
         result = self.ranks.first(self._evaluate, weights)
         if result is not None:
-            progress.best, progress.scores = Best(*result[0]), result[1]
-            progress.validated, progress.seconds = progress.step, self.meter.seconds()
+            progress.best = Best(*result[0])
+            progress.scores = result[1]
+            progress.validated = progress.step
+            progress.seconds = self.meter.seconds()
             self.meter.pause()
         return self._should_stop()
 

@@ -74,7 +74,9 @@ def estimate_memory(
     parameters = trained = count_parameters(config)
     if train.freeze or train.lora:
         trained = count_trained(config, train)
-    world, dtype, on_cpu = machine.ranks.world, machine.dtype, machine.device.type == "cpu"
+    world = machine.ranks.world
+    dtype = machine.dtype
+    on_cpu = machine.device.type == "cpu"
     micro_batch = tokens if train.accumulate % world == 0 else -(-tokens // world)
     compiled = on_cpu and train.compile == "none" and compiled_loops() is not None
     kept = saved_elements(config, train, micro_batch, length, compiled=compiled)
@@ -119,7 +121,9 @@ def saved_elements(
     a time the rest.
     """
     mask = 1 if config.dropout and not compiled else 0  # the compiled loops redraw the mask
-    layers, recompute, int8 = 0, train.recompute == "blocks", train.precision == "int8"
+    layers = 0
+    recompute = train.recompute == "blocks"
+    int8 = train.precision == "int8"
     saves_layers = part_of(WalkPart, config).saves_layers and not recompute
     for side, sized in config.stacks.items():
         crosses = side == "decoder" and config.shape == "encoder-decoder"
@@ -168,7 +172,8 @@ def _is_packed(config: ModelConfig, length: int) -> bool:
     """Whether attention is that of packed rows in compiled loops, which saves the weights, and its
     output only once.
     """
-    attention, scores = part_of(AttentionPart, config), part_of(ScoresPart, config)
+    attention = part_of(AttentionPart, config)
+    scores = part_of(ScoresPart, config)
     is_plain = attention.is_packed and scores is classical(ScoresPart) and not rules_of(config)
     is_scaled = config.qk_norm or config.attention_scale or config.attention_scale_by_layer
     reads_weights = config.attention_dropout or config.attention_sinks or config.score_soft_cap

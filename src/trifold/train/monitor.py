@@ -115,7 +115,10 @@ class Plain(View):
         every: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stream, self._every, self._clock, self._next = stream, every, clock, -math.inf
+        self._stream = stream
+        self._every = every
+        self._clock = clock
+        self._next = -math.inf
         self._validating, self._announcement = 0, math.inf  # the step, and when to announce it
 
     def say(self, line: str) -> None:
@@ -133,7 +136,8 @@ class Plain(View):
     def validating(self, step: int) -> None:
         now = self._clock()
         if step != self._validating:
-            self._validating, self._announcement = step, now + self._every
+            self._validating = step
+            self._announcement = now + self._every
         elif now >= self._announcement:
             self._announcement = math.inf
             self.say(f"step {step}: validating …")
@@ -267,7 +271,9 @@ class Meter:
     """The wall time of the run, and the training speed without pauses."""
 
     def __init__(self, steps: int, seconds: float, step: int) -> None:
-        self._steps, self._first_step, self._before = steps, step, seconds
+        self._steps = steps
+        self._first_step = step
+        self._before = seconds
         self._start = self._last = time.perf_counter()
         self._tokens, self._busy = 0, 0.0  # since the last `read`
 
@@ -288,7 +294,8 @@ class Meter:
     def read(self, step: int, minutes: float | None) -> tuple[float, float]:
         """Tokens per second since the last call, and the estimated seconds left."""
         speed = self._tokens / max(self._busy, 1e-9)
-        self._tokens, self._busy = 0, 0.0
+        self._tokens = 0
+        self._busy = 0.0
         seconds_per_step = (time.perf_counter() - self._start) / max(step - self._first_step, 1)
         left = seconds_per_step * (self._steps - step)
         return speed, left if minutes is None else min(left, minutes * 60 - self.seconds())
@@ -302,7 +309,9 @@ class MetricsLog:
     def __init__(
         self, folder: RunFolder, step: int, max_lines: int | None = None, *, writes: bool = True
     ) -> None:
-        self._folder, self._writes, self.lines = folder, writes, 0
+        self._folder = folder
+        self._writes = writes
+        self.lines = 0
         self.board: Any = None
         self._open(step, max_lines)
 

@@ -20,8 +20,10 @@ class MovingAverage:
     """
 
     def __init__(self, master: Tensor, decay: float) -> None:
-        self._master, self._decay = master, decay
-        self.mean, self.updates = master.clone(), 0
+        self._master = master
+        self._decay = decay
+        self.mean = master.clone()
+        self.updates = 0
 
     @torch.no_grad()
     def update(self) -> None:

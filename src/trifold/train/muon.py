@@ -35,7 +35,8 @@ class Muon:
     """Orthogonalizes all matrices of one shape in one batch."""
 
     def __init__(self, weights: FlatWeights, settings: TrainSettings) -> None:
-        self._weights, self._settings = weights, settings
+        self._weights = weights
+        self._settings = settings
         self._views = weights.named(weights.master)
         self._by_shape: dict[tuple[int, int], list[str]] = defaultdict(list)
         for name, view in self._views.items():
@@ -147,7 +148,9 @@ def orthogonalize(x: Tensor, polynomial: str, iterations: int) -> Tensor:
             largest = (
                 torch.linalg.vector_norm(square, dim=(-2, -1), keepdim=True).clamp_min(1e-9) ** 0.25
             )
-            x, gram, square = x / largest, gram / largest**2, square / largest**4
+            x = x / largest
+            gram = gram / largest**2
+            square = square / largest**4
         change = square.mul_(c).add_(gram, alpha=b)
         if wide and number == iterations - 1:
             change.diagonal(dim1=-2, dim2=-1).add_(a)

@@ -17,7 +17,8 @@ from trifold.errors import UsageError
 
 Array: TypeAlias = NDArray[np.float64]
 
-DELTA, ITERATIONS = 1e-3, 300
+DELTA = 1e-3
+ITERATIONS = 300
 FORM = "L(N, D) = E + A/N^alpha + B/D^beta"
 
 
@@ -55,7 +56,9 @@ def fit(
     UsageError.
     """
     check_points(points)
-    values, target, total = np.array(points, float), np.log(losses), len(losses)
+    values = np.array(points, float)
+    target = np.log(losses)
+    total = len(losses)
     mean = np.log(values).mean(0)
     logs = np.zeros((total, 3))  # of the bases of three powers; that of E is 1
     logs[:, :2] = np.log(values) - mean  # so that coefficients and exponents are nearly independent
@@ -66,7 +69,8 @@ def fit(
         starts.append([power, power, np.log(constant), alpha, beta, 0.0])
     found, cost = _minimize(logs, target, np.array(starts))
     best = found[[cost.argmin()]]
-    rng, rows = np.random.default_rng(1), list[Any]()
+    rng = np.random.default_rng(1)
+    rows = list[Any]()
     while len(rows) < resamples:
         drawn = rng.integers(total, size=total)
         # A resample that does not determine the parameters is drawn again.
@@ -97,18 +101,22 @@ def _predict(points: Array, logs: Array) -> tuple[Array, Array]:
 
 def _minimize(logs: Array, target: Array, points: Array) -> tuple[Array, Array]:
     """Minima near points (P, 6) of the sums of Huber losses, and these sums (P,)."""
-    cost, damping, trial = np.full(len(points), np.inf), np.full(len(points), 1e-2), points
+    cost = np.full(len(points), np.inf)
+    damping = np.full(len(points), 1e-2)
+    trial = points
     for _ in range(ITERATIONS):
         size = np.abs(_predict(trial, logs)[0] - target)
         found = np.where(size < DELTA, size**2 / 2, DELTA * (size - DELTA / 2)).sum(1)
         better = found < cost
-        points, cost = np.where(better[:, None], trial, points), np.minimum(found, cost)
+        points = np.where(better[:, None], trial, points)
+        cost = np.minimum(found, cost)
         damping = np.clip(damping * np.where(better, 0.3, 4.0), 1e-9, 1e9)
         predicted, slopes = _predict(points, logs)
         errors = predicted - target
         scaled = np.minimum(1, DELTA / np.maximum(np.abs(errors), 1e-300))
         transposed = (slopes * scaled[..., None]).swapaxes(1, 2)
-        matrix, gradient = transposed @ slopes, transposed @ errors[..., None]
+        matrix = transposed @ slopes
+        gradient = transposed @ errors[..., None]
         diagonal = np.einsum("pii->pi", matrix)  # a view
         diagonal += damping[:, None] * (diagonal + 1e-6 * diagonal.max(1, keepdims=True)) + 1e-300
         trial = points - np.clip(np.linalg.solve(matrix, gradient)[..., 0], -1, 1)

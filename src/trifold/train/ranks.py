@@ -135,7 +135,8 @@ class StopRequest:
 
     def take_save_request(self) -> bool:
         """Whether a checkpoint was requested since the last call, as of `synchronize`."""
-        requested, self._agreed_save = self._agreed_save, False
+        requested = self._agreed_save
+        self._agreed_save = False
         return requested
 
     def handle(self, number: int, frame: FrameType | None = None) -> None:
@@ -143,7 +144,8 @@ class StopRequest:
         if number in SAVE_SIGNALS:
             self._save = True
         elif self._received is None:
-            self._received, self._received_at = number, time.monotonic()
+            self._received = number
+            self._received_at = time.monotonic()
         elif self._ranks.world == 1 and time.monotonic() - self._received_at > REPEAT_INTERVAL:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
@@ -152,7 +154,8 @@ class StopRequest:
         `seconds`.
         """
         stops = [self._received == number for number in STOP_SIGNALS]
-        own, self._save = [*stops, self._save, seconds * self._ranks.is_first], False
+        own = [*stops, self._save, seconds * self._ranks.is_first]
+        self._save = False
         *all_stops, save, seconds = self._ranks.sum(own)
         self._agreed_save = self._agreed_save or save > 0
         for number, requested in zip(STOP_SIGNALS, all_stops, strict=True):

@@ -31,7 +31,10 @@ class RejectedUpdate(TrifoldError):
     ) -> None:
         cause = f"loss {loss}, gradient norm {norm}{', a spike' * (kind == 'spike')}"
         super().__init__(f"step {step}: {cause}; the weights were not changed")
-        self.kind, self.step, self.loss, self.norm = kind, step, loss, norm
+        self.kind = kind
+        self.step = step
+        self.loss = loss
+        self.norm = norm
 
     @property
     def details(self) -> dict[str, str]:

@@ -360,7 +360,8 @@ def changed_files(before: Files, now: Files) -> Iterator[str]:
         if old == new:
             continue
         # The content of a file is new for its name, or for a new name, among all files.
-        before_all, now_all = {*old}, {*new}
+        before_all = {*old}
+        now_all = {*new}
         known = {name: {each.sha256} for name, each in old_files.items()}
         changed = [
             name for name, each in files.items() if each.sha256 not in known.get(name, before_all)

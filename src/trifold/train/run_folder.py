@@ -52,7 +52,8 @@ class RunFolder:
 
     def __init__(self, path: Path, command: str = "trifold") -> None:
         check_utf8(str(path), "--out")
-        self.path, self.continue_command = path, f"`{command} resume {shlex.quote(str(path))}`"
+        self.path = path
+        self.continue_command = f"`{command} resume {shlex.quote(str(path))}`"
         self.recipe = path / "recipe.yaml"
         self.environment = path / "environment.json"
         self.tokenizer = path / "tokenizer"
@@ -62,7 +63,8 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.data = path / "data.json"
         self.rejected = path / "rejected"
-        self._lock, self._probe = FileLock(path / LOCK), path / ".writable"
+        self._lock = FileLock(path / LOCK)
+        self._probe = path / ".writable"
         self._created: list[Path] = []  # by this process
 
     def open(self, *, resume: bool) -> list[str]:
@@ -187,10 +189,8 @@ class RunFolder:
         without one.
         """
         for path in reversed(checkpoint.list_checkpoints(self.checkpoints)):
-            file, digests = (
-                path / checkpoint.PROGRESS,
-                read_object(path / checkpoint.MANIFEST).get("sha256"),
-            )
+            file = path / checkpoint.PROGRESS
+            digests = read_object(path / checkpoint.MANIFEST).get("sha256")
             with suppress(OSError):
                 if isinstance(digests, dict) and digests.get(file.name) == sha256_of_file(file):
                     return dict(read_object(file).get(IDENTITY, {}))

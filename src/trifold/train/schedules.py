@@ -31,7 +31,8 @@ def learning_rate(settings: TrainSettings, step: int, peak: float) -> float:
 
 def decay_factor(settings: TrainSettings, step: int) -> float:
     """The factor after the warmup, from 1 at the peak to 0 at the final rate."""
-    steps, warmup = settings.steps, settings.warmup
+    steps = settings.steps
+    warmup = settings.warmup
     if settings.schedule == "inverse-sqrt":
         return math.sqrt(max(warmup, 1) / step)
     if settings.schedule == "linear":

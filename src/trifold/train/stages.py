@@ -28,7 +28,8 @@ def pretrain(
     """Train the first stage of a recipe in `out`; its outcome, and the recipe of the second, which
     starts from it.
     """
-    stage, kind = recipe.pretrain or {}, recipe.task.kind
+    stage = recipe.pretrain or {}
+    kind = recipe.task.kind
     masked = {} if "kind" in stage.get("task", {}) else {"kind": "masked", "texts_of": kind}
     if masked and kind not in ("classify", "tag", "answer"):
         raise SettingsError(f"pretrain: requires task.kind classify, tag or answer, not {kind}")

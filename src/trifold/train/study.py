@@ -80,7 +80,8 @@ class StudyRun(NamedTuple):
         progress = read_json(list_checkpoints(self.folder.checkpoints)[-1] / PROGRESS)
         lines = iter_json_lines(self.folder.metrics)
         *_, loss = (line["valid/loss"] for line in lines if "valid/loss" in line)
-        config, tokens = read_config(self.folder.model), progress["tokens"]
+        config = read_config(self.folder.model)
+        tokens = progress["tokens"]
         flops = tokens * forward_flops(config, 0, config.max_positions).training[1]
         found = {"size": self.size, "parameters": self.parameters, "tokens": tokens, "loss": loss}
         return found | {"flops": flops, "seconds": round(progress["seconds"], 1)}

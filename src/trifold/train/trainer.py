@@ -62,8 +62,12 @@ class Trainer:
         self, model: Transformer, objective: Objective, settings: TrainSettings, machine: Machine
     ) -> None:
         self.weights = prepare_model(model, settings, machine)
-        self.model, self.objective, self.settings = model, objective, settings
-        self.machine, self.ranks, workers = machine, machine.ranks, machine.workers
+        self.model = model
+        self.objective = objective
+        self.settings = settings
+        self.machine = machine
+        self.ranks = machine.ranks
+        workers = machine.workers
         self._replicas = [
             self.model,
             *(self.weights.replicate(self.model) for _ in range(workers - 1)),
@@ -144,7 +148,8 @@ class Trainer:
 
     def _map(self, work: Callable[[int], T], count: int) -> Iterator[list[T]]:
         """The results for micro-batches 0 to count - 1, in groups of one per worker."""
-        workers, run = len(self._replicas), map if self._pool is None else self._pool.map
+        workers = len(self._replicas)
+        run = map if self._pool is None else self._pool.map
         for start in range(0, count, workers):
             yield [*run(work, range(start, min(start + workers, count)))]
 
@@ -155,7 +160,8 @@ class Trainer:
         The tables are computed without gradients, and again, with the same dropout, in the backward
         pass (Gao et al. 2021), so that memory holds the activations of one micro-batch per worker.
         """
-        every, rank = [*batches, *idle], self.ranks.rank
+        every = [*batches, *idle]
+        rank = self.ranks.rank
         tables = [
             *chain(*self._map(lambda micro: self._table(every[micro], step, micro), len(every)))
         ]

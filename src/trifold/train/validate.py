@@ -36,7 +36,9 @@ class Validator:
         device: torch.device,
         trained: Collection[str] = (),
     ) -> None:
-        self.data, self.folder, self.trained = data, folder, trained
+        self.data = data
+        self.folder = folder
+        self.trained = trained
         self.model = Transformer(data.config, initialize=False).to(device).eval()
 
     def averaged(
@@ -73,12 +75,14 @@ class Validator:
         """
         weights, damaged = self.averaged(step, current)
         weights = self.data.objective.saved_weights(weights)
-        self.weights, lora = weights, self.data.recipe.train.lora
+        self.weights = weights
+        lora = self.data.recipe.train.lora
         if lora is not None:
             weights = merge(weights, lora.scale)
         for name, parameter in self.model.named_parameters():
             parameter.copy_(weights[name])
-        data, recipe = self.data, self.data.recipe
+        data = self.data
+        recipe = self.data.recipe
         context = EvalContext(
             recipe.batch, recipe.generate, recipe.train.samples, recipe.train.seed, poll
         )
@@ -106,7 +110,8 @@ class Validator:
         save_model(self.folder.model, self.model, generation=generation)
         self.data.objective.save(self.folder.model)
         if (lora := self.data.recipe.train.lora) is not None:
-            adapter, base = self.folder.path / "adapter", self.data.recipe.start_from or ""
+            adapter = self.folder.path / "adapter"
+            base = self.data.recipe.start_from or ""
             save_adapter(adapter, base, self.data.config, lora, self.weights, self.trained)
             self.data.objective.save(adapter)
 

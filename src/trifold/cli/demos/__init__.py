@@ -93,7 +93,8 @@ def quote(text: str) -> str:
 
 def next_commands(out: Path, text: str) -> list[str]:
     """Commands that use a model that generates, quoted for a shell."""
-    folder, text = shlex.quote(str(out)), quote(text)
+    folder = shlex.quote(str(out))
+    text = quote(text)
     return [
         f"trifold generate {folder} {text}",
         f"trifold eval {folder}",

@@ -42,7 +42,8 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
     clear_folder(out)
     outcomes = [_train(TITLES[name], recipe, out / name) for name, recipe in recipes.items()]
     rows = embedded.load_rows("translations", "test")
-    ours, labels = classify(out, rows), [row["label"] for row in rows]
+    ours = classify(out, rows)
+    labels = [row["label"] for row in rows]
     accuracies = {
         "encoder, from scratch": exact_match(classify(out / FROM_SCRATCH, rows), labels).value,
         "encoder, pretrained": exact_match(ours, labels).value,
@@ -50,7 +51,8 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
     examples = spread(
         [{**row, "ours": label} for row, label in zip(rows, ours, strict=True)], LISTED
     )
-    seconds, steps = sum(each.seconds for each in outcomes), sum(each.steps for each in outcomes)
+    seconds = sum(each.seconds for each in outcomes)
+    steps = sum(each.steps for each in outcomes)
     if json:
         rounded = {name: round(value, 2) for name, value in accuracies.items()}
         report = {

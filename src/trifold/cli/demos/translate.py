@@ -25,7 +25,8 @@ def run(out: Path, minutes: float | None, json: bool) -> None:
     pairs = read_pairs(recipe.data.test, recipe.data, split="test")
     pipeline = load(str(out))
     ours = list(pipeline.generate(pairs.sources))
-    match, score = exact_match(ours, pairs.targets), bleu(ours, pairs.targets)
+    match = exact_match(ours, pairs.targets)
+    score = bleu(ours, pairs.targets)
     examples = demos.spread(list(zip(pairs.sources, pairs.targets, ours, strict=True)), SHOWN)
     picture = demos.save_picture(
         lambda: draw_alignment(read_attention(pipeline, SENTENCE)),

@@ -139,7 +139,8 @@ def draw(pipeline: Pipeline, run: Path, completions: list[Completion]) -> plots.
     cells = plots.arrange(found, MAX_WIDTH)
     rows = min(64, 1 + max((cell.row for cell in cells), default=0))
     columns = max(56, 1 + max((cell.column for cell in cells), default=0))
-    wide, tall = columns * 0.066, max(3.6, rows * 0.14)
+    wide = columns * 0.066
+    tall = max(3.6, rows * 0.14)
     figure = plots.new_figure(4.6 + wide, tall + 0.5)
     left, right = figure.subplots(1, 2, width_ratios=(4.2, max(wide, 2.0)))
     plots.draw_loss(left, run)

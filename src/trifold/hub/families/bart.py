@@ -187,10 +187,12 @@ def _rules(config: ModelConfig) -> list[AnyRule]:
             if "attention.sublayer" in ours
         ]
     if config.target_vocab_size is None:
-        side, table = "encoder", "model.shared.weight"
+        side = "encoder"
+        table = "model.shared.weight"
         rules.append(Copy(f"model.{STACK}.embed_tokens.weight", of=table))
     else:
-        side, table = "decoder", "model.{stack}.embed_tokens.weight"
+        side = "decoder"
+        table = "model.{stack}.embed_tokens.weight"
     return [
         *rules,
         Rule("{stack}_embeddings.tokens.weight", table, read),

@@ -144,7 +144,8 @@ def _load_positions(file: Any, fields: Fields) -> Fields:
     """Of `max_position_embeddings`, those up to the padding's id are never used."""
     if file.pad_token_id is None:
         raise SettingsError("pad_token_id: null, but positions begin after it; name the padding")
-    offset, size = file.pad_token_id + 1, file.max_position_embeddings
+    offset = file.pad_token_id + 1
+    size = file.max_position_embeddings
     if size <= offset:
         problem = (
             f"{size} leaves no position for tokens, which begin at {offset}, after pad_token_id"
@@ -265,7 +266,9 @@ def groups_of(config: ModelConfig) -> tuple[int, int, int]:
 
 
 def _load_groups(file: Any, fields: Fields) -> Fields:
-    rounds, groups, inner = file.num_hidden_layers, file.num_hidden_groups, file.inner_group_num
+    rounds = file.num_hidden_layers
+    groups = file.num_hidden_groups
+    inner = file.inner_group_num
     if groups > rounds or rounds * inner > MAX_LAYERS:
         limits = f"every group needs a layer, and {MAX_LAYERS:,} layers are the most"
         raise SettingsError(f"num_hidden_groups: {groups} of {inner} for {rounds} layers: {limits}")

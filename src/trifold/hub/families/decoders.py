@@ -141,15 +141,14 @@ NANOCHAT_LAYER = {
 
 
 def _swapped(config: ModelConfig, base: str) -> list[AnyRule]:
-    width, half = config.head_width, config.head_width // 2
+    width = config.head_width
+    half = config.head_width // 2
     head = [*range(half, width), *range(half)]
     rules: list[AnyRule] = []
     for name, heads in (("q", config.n_heads), ("k", config.kv_heads)):
         order = [first + row for first in range(0, heads * width, width) for row in head]
-        ours, theirs = (
-            f"{BLOCK}self_attention.sublayer.{name}_proj",
-            f"layers.{{i}}.self_attn.{name}_proj",
-        )
+        ours = f"{BLOCK}self_attention.sublayer.{name}_proj"
+        theirs = f"layers.{{i}}.self_attn.{name}_proj"
         rules.append(Rule(f"{ours}.{{part}}", f"{base}{theirs}.{{part}}", permuted(order)))
     return rules
 

@@ -117,7 +117,8 @@ SCORES = {"both": ["p2c", "c2p"], "content-to-position": ["c2p"], "position-to-c
 
 
 def _load_positions(file: Any, fields: Fields) -> Fields:
-    norm, kinds = file.norm_rel_ebd.lower(), file.pos_att_type or []
+    norm = file.norm_rel_ebd.lower()
+    kinds = file.pos_att_type or []
     kinds = [kind.strip() for kind in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
     if norm not in ("none", "layer_norm"):
         raise SettingsError(
@@ -136,7 +137,8 @@ def _load_positions(file: Any, fields: Fields) -> Fields:
     farthest = (
         file.max_relative_positions if file.max_relative_positions > 0 else fields["max_positions"]
     )
-    log, buckets = file.position_buckets > 0, file.position_buckets
+    log = file.position_buckets > 0
+    buckets = file.position_buckets
     least = buckets // 2 + 2 if log else 2
     if buckets == 1 or farthest < least:
         what = (
@@ -157,7 +159,8 @@ def _load_positions(file: Any, fields: Fields) -> Fields:
 def _save_positions(config: ModelConfig) -> Fields:
     if config.positions != "disentangled":
         return {"relative_attention": False, "position_biased_input": config.positions == "learned"}
-    span, log = config.relative_buckets // 2, config.relative_log
+    span = config.relative_buckets // 2
+    log = config.relative_log
     return {
         "relative_attention": True,
         "position_biased_input": config.learned_positions,

@@ -69,7 +69,8 @@ QWEN3_NAMES = {f"{MOE}router": "mlp.gate"} | network("experts.{e}", "mlp.experts
 def _load_qwen(file: Any, fields: Fields) -> Fields:
     if dense := file.mlp_only_layers:
         raise SettingsError(f"mlp_only_layers: {dense} is not supported; all layers have experts")
-    count, window = file.num_local_experts, file.sliding_window if file.use_sliding_window else None
+    count = file.num_local_experts
+    window = file.sliding_window if file.use_sliding_window else None
     if count not in (None, file.num_experts) and "num_experts" in file.model_fields_set:
         raise SettingsError(
             f"num_local_experts: {count} contradicts num_experts {file.num_experts}"
@@ -131,7 +132,9 @@ def fused(count: int, parts: int = 1) -> Transform:
 
 def _fused_rules(config: ModelConfig, base: str) -> list[AnyRule]:
     assert group_of(config, "experts") is not None
-    count, rules, layer = group_of(config, "experts").count, list[AnyRule](), f"{base}layers.{{i}}."
+    count = group_of(config, "experts").count
+    rules = list[AnyRule]()
+    layer = f"{base}layers.{{i}}."
     for names, theirs in ((("gate_proj", "in_proj"), "gate_up_proj"), (("out_proj",), "down_proj")):
         for part, ending in (("weight", ""), ("bias", "_bias")):
             ours = (

@@ -26,7 +26,8 @@ NORMS = {
 
 
 def _load_layers(file: Any, fields: Fields) -> Fields:
-    heads, new = fields["n_heads"], file.new_decoder_architecture
+    heads = fields["n_heads"]
+    new = file.new_decoder_architecture
     norms = file.num_ln_in_parallel_attn or (2 if new else 1)
     if new and not file.parallel_attn:
         raise SettingsError(

@@ -98,7 +98,8 @@ def _load_direction(file: Any, fields: Fields) -> Fields:
 
 
 def _save_direction(config: ModelConfig) -> Fields:
-    window, encodes = config.sliding_window, config.shape == "encoder"
+    window = config.sliding_window
+    encodes = config.shape == "encoder"
     both = {"sliding_window": max(1, 2 * (window - 1))} if encodes and window is not None else {}
     return {"use_bidirectional_attention": encodes, **both}
 
@@ -150,14 +151,16 @@ def _read_stack(file: Any, side: str) -> ModelConfig:
 
 
 def _load_stacks(file: Any, fields: Fields) -> Fields:
-    encoder, decoder = _read_stack(file, "encoder"), _read_stack(file, "decoder")
+    encoder = _read_stack(file, "encoder")
+    decoder = _read_stack(file, "decoder")
     decodes = fields["shape"] == "encoder-decoder"
     if file.is_encoder_decoder not in (None, decodes):  # the class decides
         raise SettingsError(
             f"is_encoder_decoder: {file.is_encoder_decoder} is not supported for this class"
         )
     decoder = decoder if decodes else encoder
-    keys, others = MODULE.write(encoder), MODULE.write(decoder)
+    keys = MODULE.write(encoder)
+    others = MODULE.write(decoder)
     scale = (
         encoder.attention_scale or decoder.attention_scale
     )  # None: by the width of the own heads
@@ -169,7 +172,8 @@ def _load_stacks(file: Any, fields: Fields) -> Fields:
                 f"decoder.{key}: {others[key]} differs from that of the encoder, {value}; this "
                 "is not supported"
             )
-    window, decoder_window = encoder.sliding_window, decoder.sliding_window
+    window = encoder.sliding_window
+    decoder_window = decoder.sliding_window
     if any(
         one != other for one, other in zip(keys["layer_types"], others["layer_types"], strict=False)
     ):
@@ -177,7 +181,8 @@ def _load_stacks(file: Any, fields: Fields) -> Fields:
             raise SettingsError(
                 "decoder.layer_types: differs from that of the encoder; this is not supported"
             )
-        decoder_window, pattern = 0, encoder.window_pattern
+        decoder_window = 0
+        pattern = encoder.window_pattern
     else:
         window, decoder_window = window or decoder_window, decoder_window or window
         pattern = max(encoder, decoder, key=lambda stack: stack.n_layers).window_pattern
@@ -203,7 +208,8 @@ def _load_stacks(file: Any, fields: Fields) -> Fields:
 
 
 def _save_stacks(config: ModelConfig) -> Fields:
-    decodes, window = config.shape == "encoder-decoder", config.sliding_window
+    decodes = config.shape == "encoder-decoder"
+    window = config.sliding_window
     alone: Fields = {"shape": "decoder", "heads": (), **dict.fromkeys(DECODER_SIZES)}
     encoder = config.model_copy(
         update=alone | {"sliding_window": None if window is None else window - 1}

@@ -176,7 +176,8 @@ PHI3 = UNBIASED.related(
 
 
 def _load_rotary(file: Any, fields: Fields) -> Fields:
-    layers, step = fields["n_layers"], file.no_rope_layer_interval
+    layers = fields["n_layers"]
+    step = file.no_rope_layer_interval
     rotates = [(n + 1) % step != 0 for n in range(layers)]
     rotates = (
         rotates if file.no_rope_layers is None else file.no_rope_layers

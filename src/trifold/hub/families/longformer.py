@@ -18,7 +18,8 @@ from trifold.hub.rows import SIZE, Entry, Fields, fixed, row
 
 def _load_window(file: Any, fields: Fields) -> Fields:
     """Theirs counts the tokens on both sides, ours those on one side and the token itself."""
-    layers, window = fields["n_layers"], file.attention_window
+    layers = fields["n_layers"]
+    window = file.attention_window
     sizes = window if isinstance(window, list) else [window] * layers
     if len(sizes) != layers or any(size % 2 for size in sizes):
         raise SettingsError(

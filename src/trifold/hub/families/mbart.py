@@ -97,7 +97,8 @@ M2M = MBART.related(
 
 
 def _load_layers(file: Any, fields: Fields) -> Fields:
-    width, pre = file.word_embed_proj_dim or fields["d_model"], fields["norm_placement"] == "pre"
+    width = file.word_embed_proj_dim or fields["d_model"]
+    pre = fields["norm_placement"] == "pre"
     projected = width != fields["d_model"]
     return {
         "decoder_final_norm": False if pre and file.remove_final_layer_norm else None,

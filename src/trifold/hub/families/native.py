@@ -23,7 +23,8 @@ class NativeFamily(Family):
         return "Transformer"
 
     def read(self, values: Mapping[str, Any]) -> ModelConfig:
-        fields, passed = ModelConfig.model_fields, {*HARMLESS, "family"}
+        fields = ModelConfig.model_fields
+        passed = {*HARMLESS, "family"}
         return ModelConfig.parse(
             {k: v for k, v in values.items() if k in fields or k not in passed}
         )

@@ -30,7 +30,8 @@ MIDDLE_AXIS = each(
 
 
 def _load_layers(file: Any, fields: Fields) -> Fields:
-    buckets, layers = file.num_buckets, file.attn_layers
+    buckets = file.num_buckets
+    layers = file.attn_layers
     own = {
         "buckets": (buckets,) if isinstance(buckets, int) else buckets,
         "layers": repeated(layers),
@@ -61,10 +62,8 @@ def _shape(is_decoder: bool | None, fields: Fields) -> str:
 
 
 def _more(config: ModelConfig, base: str) -> list[AnyRule]:
-    positions, tables = (
-        f"{STACK}_embeddings.positions",
-        f"{base}embeddings.position_embeddings.weights",
-    )
+    positions = f"{STACK}_embeddings.positions"
+    tables = f"{base}embeddings.position_embeddings.weights"
     rules: list[AnyRule] = [
         Rule(f"{positions}.rows", f"{tables}.0", MIDDLE_AXIS),
         Rule(f"{positions}.columns", f"{tables}.1", LEADING_AXIS),

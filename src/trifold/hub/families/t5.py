@@ -55,7 +55,8 @@ def _first_token(fields: Fields) -> int:
 
 
 def _load_activation(file: Any, fields: Fields) -> Fields:
-    name, gated = file.feed_forward_proj, file.is_gated_act
+    name = file.feed_forward_proj
+    gated = file.is_gated_act
     # "gated-gelu" is the one name whose activation is not its second half.
     second = "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
     key = "feed_forward_proj" if file.dense_act_fn is None else "dense_act_fn"
@@ -78,7 +79,8 @@ def _infer_tying(config: ModelConfig, weights: Mapping[str, Tensor]) -> ModelCon
     """Newer files always set tie_word_embeddings, and contain an output table of their own if it is
     not tied.
     """
-    head, table = "lm_head.weight", "shared.weight"
+    head = "lm_head.weight"
+    table = "shared.weight"
     untied = head in weights and not config.tie_lm_head
     if untied or table not in weights or "lm" not in config.chosen_heads:
         return config

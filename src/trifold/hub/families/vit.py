@@ -48,7 +48,8 @@ MEMORY = """
 def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     assert config.patch_size is not None
     window = (config.n_channels, *config.patch_size)
-    embeddings, ours = f"{base}embeddings", "encoder_embeddings."
+    embeddings = f"{base}embeddings"
+    ours = "encoder_embeddings."
     # Their patches go through a convolution; ours, flattened, through a matrix.
     kernel = each(
         lambda kernel: kernel.flatten(1), lambda matrix: torch.unflatten(matrix, 1, window)

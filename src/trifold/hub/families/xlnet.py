@@ -17,7 +17,8 @@ from trifold.nn import ModelConfig
 
 
 def _load_width(value: int | None, fields: Fields) -> None:
-    width, heads = fields["d_model"], fields["n_heads"]
+    width = fields["d_model"]
+    heads = fields["n_heads"]
     if width % heads == 0 and value not in (None, width // heads):
         raise SettingsError(f"d_head: {value} is not d_model {width} / n_head {heads}")
 
@@ -53,8 +54,10 @@ VECTORS = {"content": "r_w_bias", "distance": "r_r_bias", "segment": "r_s_bias"}
 
 
 def _more(config: ModelConfig, base: str) -> list[AnyRule]:
-    ours, theirs = f"{BLOCK}self_attention.sublayer.", f"{base}layer.{{i}}.rel_attn."
-    out, vector = joined_axes(1, config.n_heads), joined_axes(0, config.n_heads)
+    ours = f"{BLOCK}self_attention.sublayer."
+    theirs = f"{base}layer.{{i}}.rel_attn."
+    out = joined_axes(1, config.n_heads)
+    vector = joined_axes(0, config.n_heads)
     into = chain(TRANSPOSED, out)
     return [
         Rule("encoder_embeddings.query", f"{base}mask_emb", LEADING_AXIS),

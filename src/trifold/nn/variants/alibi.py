@@ -40,11 +40,9 @@ class AlibiOffsets(nn.Module):
 
     def __init__(self, config: CoreConfig) -> None:
         super().__init__()
-        self.heads, self.scale, self.rounded = (
-            config.n_heads,
-            config.alibi_scale,
-            config.alibi_rounded,
-        )
+        self.heads = config.n_heads
+        self.scale = config.alibi_scale
+        self.rounded = config.alibi_rounded
         self.has_sinks = config.attention_sinks
 
     def forward(

@@ -42,7 +42,8 @@ class AxialPart(PositionsPart):
         return AxialPositions(config)
 
     def problems(self, config: CoreConfig) -> Problems:
-        shape, widths = config.axial_shape or (0, 0), config.axial_widths or (0, 0)
+        shape = config.axial_shape or (0, 0)
+        widths = config.axial_widths or (0, 0)
         if prod(shape) < (most := max(config.max_positions, config.max_decoder_positions or 0)):
             yield (
                 f"axial positions need axial_shape, whose product is at least max_positions {most}"

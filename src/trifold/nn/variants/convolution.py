@@ -42,13 +42,16 @@ class ConvolutionBlock(Block):
 
     def __init__(self, config: CoreConfig, layer: int = 0, *, memory_width: int | None) -> None:
         super().__init__(config, layer, memory_width=memory_width)
-        own, width = _convolution(config), config.d_model
+        own = _convolution(config)
+        width = config.d_model
         assert own is not None, "a config without convolution"
         self.convolution = nn.Conv1d(
             width, width, own.kernel, padding=own.kernel // 2, groups=own.groups
         )
-        self.drop, self.activation = Dropout(config.dropout), ACTIVATIONS[own.activation]
-        self.convolved, self.norm = HookPoint(), new_norm(config)
+        self.drop = Dropout(config.dropout)
+        self.activation = ACTIVATIONS[own.activation]
+        self.convolved = HookPoint()
+        self.norm = new_norm(config)
 
     def forward(self, x: Tensor, inputs: LayerInputs, cache: LayerCache | None = None) -> Tensor:
         """x (B, T, E) -> (B, T, E)."""

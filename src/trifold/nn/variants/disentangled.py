@@ -59,12 +59,14 @@ class DistanceVectors(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(config.relative_buckets, config.d_model))
         self.norm = new_norm(config) if config.relative_norm else nn.Identity()
-        self.is_logarithmic, self.farthest = config.relative_log, config.relative_distance
+        self.is_logarithmic = config.relative_log
+        self.farthest = config.relative_distance
 
     def forward(
         self, mask: Mask, queries: int, device: torch.device, segments: Tensor | None
     ) -> Distances:
-        distances, span = -mask.distances(queries, device), len(self.weight) // 2
+        distances = -mask.distances(queries, device)
+        span = len(self.weight) // 2
         if self.is_logarithmic:
             distances = log_buckets(distances, span, self.farthest)
         rows = (distances + span).clamp(0, 2 * span - 1)
@@ -86,7 +88,8 @@ class DisentangledScores(nn.Module):
         sizes = config.d_model, config.n_heads * config.head_width
         self.to_position = config.relative_scores != "position-to-content"
         self.to_content = config.relative_scores != "content-to-position"
-        own, bias = not config.relative_shared, config.attention_bias
+        own = not config.relative_shared
+        bias = config.attention_bias
         self.k_proj = Linear(*sizes, bias=bias) if own and self.to_position else None
         self.q_proj = Linear(*sizes, bias=bias) if own and self.to_content else None
         self.drop = Dropout(config.dropout)
@@ -149,7 +152,8 @@ class DisentangledPart(ScoresPart):
     def problems(self, config: CoreConfig) -> Problems:
         if config.kv_heads != config.n_heads:
             yield from excluded(config, self.label(config), "n_kv_heads")
-        buckets, farthest = config.relative_buckets, config.relative_distance
+        buckets = config.relative_buckets
+        farthest = config.relative_distance
         if buckets < 4 or buckets % 2 or (config.relative_log and farthest <= buckets // 4 + 1):
             yield (
                 "disentangled positions need an even number of at least 4 relative_buckets, not "

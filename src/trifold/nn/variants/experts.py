@@ -85,7 +85,8 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor) -> Routing:
         """x (N, E) -> the experts of each token."""
-        experts, wide = self.experts, torch.promote_types(x.dtype, torch.float32)
+        experts = self.experts
+        wide = torch.promote_types(x.dtype, torch.float32)
         bias = None if self.bias is None else self.bias.to(wide)
         logits = F.linear(x.to(wide), self.weight.to(wide), bias)
         scores = logits.softmax(-1) if experts.score == "softmax" else logits.sigmoid()
@@ -168,7 +169,8 @@ def balance_loss(routing: Routing, rows: Tensor, count: int) -> Tensor:
     """
     _, scores, _, chosen = routing
     real = rows >= 0
-    rows, probabilities = rows[real], F.normalize(scores[real], p=1, dim=-1)
+    rows = rows[real]
+    probabilities = F.normalize(scores[real], p=1, dim=-1)
     lengths = torch.bincount(rows, minlength=count).clamp_min(1)[:, None]
     choices = (
         F.one_hot(chosen[real], scores.shape[-1]).sum(1).to(probabilities.dtype) / chosen.shape[-1]

@@ -77,18 +77,21 @@ class GlobalAttention(Attention):
 
     def __init__(self, config: CoreConfig, layer: int = 0) -> None:
         super().__init__(config, layer)
-        size, bias = config.n_heads * self.head_width, config.attention_bias
+        size = config.n_heads * self.head_width
+        bias = config.attention_bias
         self.global_q_proj, self.global_k_proj, self.global_v_proj = (
             Linear(config.d_model, size, bias=bias) for _ in range(3)
         )
 
     def attend(self, x: Tensor, memory: Tensor | None, inputs: AttentionInputs) -> Tensor:
         """See `Attention.attend`."""
-        mask, out = inputs.mask, super().attend(x, memory, inputs)
+        mask = inputs.mask
+        out = super().attend(x, memory, inputs)
         rule = mask.rule(GlobalTokens)
         if rule is None or not bool(rule.tokens.any()):
             return out
-        grid, out = mask.grid(x), mask.grid(out)
+        grid = mask.grid(x)
+        out = mask.grid(out)
         rows, columns = rule.tokens.expand(len(grid), -1).nonzero(as_tuple=True)
         cells = (rule.tokens.cumsum(1) - 1).expand(len(grid), -1)[rows, columns]
         few = grid.new_zeros(len(grid), int(rule.tokens.sum(1).max()), grid.shape[2])
@@ -103,7 +106,8 @@ def find_globals(kind: str, inputs: Inputs, eos_id: int) -> Tensor:
     """(B, T) the global tokens of that kind (`CoreConfig.global_tokens`); of packed rows on the
     grid.
     """
-    tokens, real = inputs.grid().tokens, inputs.real
+    tokens = inputs.grid().tokens
+    real = inputs.real
     if real is None:
         real = torch.ones_like(tokens, dtype=torch.bool)
     if kind == "first":

@@ -58,8 +58,12 @@ class LatentAttention(nn.Module):
 
     def __init__(self, config: CoreConfig, layer: int = 0) -> None:
         super().__init__()
-        latent, heads, bias = _latent(config), config.n_heads, config.attention_bias
-        self.d_key, self.d_value, self.width = config.head_width, latent.d_value, latent.width
+        latent = _latent(config)
+        heads = config.n_heads
+        bias = config.attention_bias
+        self.d_key = config.head_width
+        self.d_value = latent.d_value
+        self.width = latent.width
         self.d_query = self.d_key + latent.d_rotary
         narrow = latent.query_width
         inside = config.model_copy(
@@ -76,8 +80,12 @@ class LatentAttention(nn.Module):
         self.kv_proj = nn.Parameter(torch.empty(heads * (self.d_key + self.d_value), latent.width))
         self.o_proj = Linear(heads * self.d_value, config.d_model, bias=config.out_bias)
         self.drop = Dropout(config.attention_dropout)
-        self.queries, self.keys, self.values = HookPoint(), HookPoint(), HookPoint()
-        self.scores, self.pattern, self.heads = HookPoint(), HookPoint("pattern"), HookPoint()
+        self.queries = HookPoint()
+        self.keys = HookPoint()
+        self.values = HookPoint()
+        self.scores = HookPoint()
+        self.pattern = HookPoint("pattern")
+        self.heads = HookPoint()
         self.scale = config.attention_scale or 1 / math.sqrt(self.d_query)
 
     def forward(
@@ -101,7 +109,8 @@ class LatentAttention(nn.Module):
         c, r = self.kv_down(x)[:, None].split([self.width, self.d_query - self.d_key], -1)
         c = self.kv_norm(c)
         if rotary is not None:
-            rotated, r = rotary(rotated), rotary(r)
+            rotated = rotary(rotated)
+            r = rotary(r)
         if cache is not None:
             c, r = cache.own.update(c, r)
         weight = self.kv_proj.unflatten(0, (-1, self.d_key + self.d_value))
@@ -109,13 +118,18 @@ class LatentAttention(nn.Module):
         is_narrow = cache is not None and not self.watched
         if is_narrow:
             q = torch.cat([content @ w_key, rotated], -1)
-            k, v = torch.cat([c, r], -1), c
+            k = torch.cat([c, r], -1)
+            v = c
         else:
-            q, k, v = torch.cat([content, rotated], -1), c @ w_key.mT, c @ w_value.mT
+            q = torch.cat([content, rotated], -1)
+            k = c @ w_key.mT
+            v = c @ w_value.mT
             k = torch.cat([k, r.expand(-1, k.shape[1], -1, -1)], -1)
         q = q * (self.scale * math.sqrt(q.shape[-1]))  # `ops.attend` divides by √ of the width
         if self.watched:
-            q, k, v = self.queries(q), self.keys(k), self.values(v)
+            q = self.queries(q)
+            k = self.keys(k)
+            v = self.values(v)
         heads = ops.attend(
             q, k, v, mask, bias=bias, drop=self.drop, hooks=self if self.watched else None
         )

@@ -78,7 +78,8 @@ class KernelAttention(Attention):
 
     def weigh(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
         """See `Attention.weigh`."""
-        mask, cache = inputs.mask, inputs.cache
+        mask = inputs.mask
+        cache = inputs.cache
         assert mask.has_only(), "sums read every real key"
         q, k, v = ops.share_keys(q, k, v)
         if self.watched:
@@ -117,8 +118,10 @@ class KernelAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, real: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Query t reads S and the keys up to t: -> (B, H, T, D), and the S after all of them."""
-        q, k = self.features(q, is_query=True), self.features(k, is_query=False)
-        parts, outs = (q, k, _extended(v, real, state)), []
+        q = self.features(q, is_query=True)
+        k = self.features(k, is_query=False)
+        parts = (q, k, _extended(v, real, state))
+        outs = []
         for each_q, each_k, each_v in zip(*(x.split(CHUNK, 2) for x in parts), strict=True):
             outs.append((each_q @ each_k.mT).tril() @ each_v + each_q @ state)
             state = state + each_k.mT @ each_v
@@ -212,7 +215,8 @@ class EluPart(UnscoredPart):
 
     def score_elements(self, config: CoreConfig, side: str, keys: int, read: Sequence[int]) -> int:
         """Into the sums, and out of them; the products of the chunk, and their sums of values."""
-        features, chunk = self.features(config), 0
+        features = self.features(config)
+        chunk = 0
         if side == "decoder":
             chunk = min(keys, CHUNK)
         sums = (2 * features + chunk) * (config.head_width + 1) + chunk * features

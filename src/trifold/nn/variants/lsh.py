@@ -97,11 +97,16 @@ class LSHAttention(Attention):
 
     def __init__(self, config: CoreConfig, layer: int = 0) -> None:
         super().__init__(config, layer)
-        lsh, self.max_positions = settings_of(config), config.max_positions
-        self.hashes, self.buckets, self.seed = lsh.hashes, lsh.buckets, lsh.seed
+        lsh = settings_of(config)
+        self.max_positions = config.max_positions
+        self.hashes = lsh.hashes
+        self.buckets = lsh.buckets
+        self.seed = lsh.seed
         chunks = [lsh.size(other) for other in range(len(lsh.layers))]
-        self.multiple, self.shortest = math.lcm(*chunks), min(chunks)
-        self.sorts, self.chunk = lsh.sorts(layer), lsh.size(layer)
+        self.multiple = math.lcm(*chunks)
+        self.shortest = min(chunks)
+        self.sorts = lsh.sorts(layer)
+        self.chunk = lsh.size(layer)
         if self.sorts:
             del self.k_proj
         else:
@@ -134,7 +139,8 @@ class LSHAttention(Attention):
         lengths = counts.where(counts <= self.shortest, -(-counts // self.multiple) * self.multiple)
         pad = max(0, int(lengths.max()) - tokens)
         q, k, v = (F.pad(x, (0, 0, 0, pad)) for x in (q, k, v))
-        real, out = F.pad(real, (0, pad)), torch.zeros_like(v)
+        real = F.pad(real, (0, pad))
+        out = torch.zeros_like(v)
         for length in lengths[counts > 0].unique().tolist():
             index = (lengths == length).nonzero()[:, 0]
             found = self._of_length(
@@ -166,7 +172,8 @@ class LSHAttention(Attention):
     ) -> Tensor:
         """q, k, v (B, H, T, D), order (B, H, R, L) -> (B, H, T, D)."""
         length = order.shape[-1]
-        chunk, is_one = min(self.chunk, length), length <= self.chunk
+        chunk = min(self.chunk, length)
+        is_one = length <= self.chunk
         padding = (torch.arange(length, device=q.device) >= real.sum(1, keepdim=True))[
             :, None, None
         ]
@@ -182,7 +189,8 @@ class LSHAttention(Attention):
 
         def unsorted(x: Tensor) -> Tensor:
             """(B, H, C, c, D) -> (B, H, R, T, D)."""
-            x, index = x.flatten(2, 3).unflatten(2, order.shape[2:]), order[..., None]
+            x = x.flatten(2, 3).unflatten(2, order.shape[2:])
+            index = order[..., None]
             zeros = x.new_zeros(*order.shape[:3], q.shape[2], x.shape[4])
             return zeros.scatter(3, index.expand(-1, -1, -1, -1, x.shape[4]), x)
 
@@ -198,7 +206,8 @@ class LSHAttention(Attention):
             scores = scores.masked_fill_(keys == queries, SELF)
         z = scores.logsumexp(-1, keepdim=True)
         out = self.drop((scores - z).exp().to(v.dtype)) @ around(chunks(v))
-        out, z = unsorted(out), unsorted(z)
+        out = unsorted(out)
+        z = unsorted(z)
         # Not a softmax: if all rounds have −10⁵, this rounds as in models that were trained so.
         return (out * (z - z.logsumexp(2, keepdim=True)).exp().to(out.dtype)).sum(2)
 
@@ -220,7 +229,8 @@ class LSHAttention(Attention):
                 shape, generator=torch.Generator().manual_seed(seed), dtype=k.dtype
             )
             rotated = torch.einsum("bhtd,hdrn->bhrtn", k, normal.to(k.device))
-            found, factor = rotated.new_zeros((), dtype=torch.int64), 1
+            found = rotated.new_zeros((), dtype=torch.int64)
+            factor = 1
             for size, part in zip(
                 sizes, rotated.split([size // 2 for size in sizes], -1), strict=True
             ):
@@ -276,7 +286,8 @@ class LSHPart(UnscoredPart):
 
     def parameters(self, config: CoreConfig, side: str, blocks: int) -> Row:
         """M layers lack a projection."""
-        row, sorting = super().parameters(config, side, blocks), settings_of(config).sorts
+        row = super().parameters(config, side, blocks)
+        sorting = settings_of(config).sorts
         lacking = "(E·H·D + H·D)" if config.attention_bias else "E·H·D"
         letters = {"L": blocks, "M": sum(map(sorting, range(blocks)))}
         return row._replace(formula=f"{row.formula} - M·{lacking}", letters=letters)
@@ -284,7 +295,8 @@ class LSHPart(UnscoredPart):
     def keys_read(self, config: CoreConfig, layer: int, keys: int, near: int, side: str) -> int:
         """Two chunks in each round."""
         own = settings_of(config)
-        chunk, rounds = own.size(layer), own.hashes if own.sorts(layer) else 1
+        chunk = own.size(layer)
+        rounds = own.hashes if own.sorts(layer) else 1
         return 2 * chunk * rounds if keys > chunk else near
 
     def score_elements(self, config: CoreConfig, side: str, keys: int, read: Sequence[int]) -> int:

@@ -61,7 +61,8 @@ class ParallelBlock(nn.Module):
 
     def explain(self, steps: Steps, x: Tensor, inputs: LayerInputs, name: str) -> Tensor:
         """See `nn.explain`."""
-        attention, feed_forward = f"{name}.self_attention", f"{name}.feed_forward"
+        attention = f"{name}.self_attention"
+        feed_forward = f"{name}.feed_forward"
         y = steps.norm("norm", self.self_attention["enter"], x, f"{attention}.enter")
         a = steps.attention(self.self_attention["sublayer"], y, inputs, attention)
         steps.equals(f"{attention}.output")

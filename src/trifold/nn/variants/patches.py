@@ -38,10 +38,8 @@ class PatchEmbeddings(nn.Module):
     def __init__(self, config: CoreConfig) -> None:
         super().__init__()
         assert config.patch_size is not None, "a model of images needs a patch_size"
-        self.patch, self.shape = (
-            config.patch_shape[1:],
-            (config.n_channels, *(config.image_size or ())),
-        )
+        self.patch = config.patch_shape[1:]
+        self.shape = (config.n_channels, *(config.image_size or ()))
         layers = (
             (nn.Conv2d(inputs, outputs, 3, stride, 1), nn.GroupNorm(1, outputs), nn.GELU())
             for inputs, outputs, stride in config.stem_layers
@@ -150,7 +148,8 @@ def _stem_elements(config: CoreConfig) -> int:
     height, width = config.image_size or (0, 0)
     total = 0
     for inputs, outputs, stride in config.stem_layers:
-        height, width = -(-height // stride), -(-width // stride)
+        height = -(-height // stride)
+        width = -(-width // stride)
         total += 9 * inputs * outputs * height * width
     return total
 

@@ -68,13 +68,16 @@ def run_segments(stack: Stack, x: Tensor, mask: Mask, recurrence: Recurrence) ->
     of the segments before, as constants. The values are those of the rule `Segment`.
     """
     padding_last = RealFirst.of(mask.keys)  # the padding of packed rows is there already
-    rows, attend = padding_last.move(mask.grid(x)), mask.real
+    rows = padding_last.move(mask.grid(x))
+    attend = mask.real
     if attend is not None:
         attend = padding_last.move(attend)
-    memories, outs = [rows[:, :0]] * len(stack.order), []
+    memories = [rows[:, :0]] * len(stack.order)
+    outs = []
     for start in range(0, rows.shape[1], recurrence.size):
         part = rows[:, start : start + recurrence.size]
-        seen, stop = memories[0].shape[1], start + part.shape[1]
+        seen = memories[0].shape[1]
+        stop = start + part.shape[1]
         keys = None if attend is None else attend[:, start - seen : stop]
         inputs = stack.scored(part, Request(Mask(keys, causal=True, offset=seen)))
         layers = stack.layers(inputs, part.shape[1])

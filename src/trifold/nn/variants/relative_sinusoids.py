@@ -48,7 +48,8 @@ class RelativeSinusoids(nn.Module):
 
     def __init__(self, config: CoreConfig) -> None:
         super().__init__()
-        self.width, self.clamp = config.d_model, config.relative_clamp
+        self.width = config.d_model
+        self.clamp = config.relative_clamp
         self.has_segments = config.segment_offsets
         self.drop = Dropout(config.dropout)
 
@@ -79,7 +80,8 @@ class RelativeScores(nn.Module):
     def __init__(self, config: CoreConfig) -> None:
         super().__init__()
         self.heads = config.n_heads
-        inner, has_segments = config.n_heads * config.head_width, config.segment_offsets
+        inner = config.n_heads * config.head_width
+        has_segments = config.segment_offsets
         self.r_proj = Linear(config.d_model, inner, bias=False)
         self.content = nn.Parameter(torch.empty(inner))
         self.distance = nn.Parameter(torch.empty(inner))

@@ -82,7 +82,9 @@ class _Reversible(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, steps: list[Step], x: Tensor, *parameters: Tensor) -> Tensor:
         a, b = x.chunk(2, -1)
-        ctx.steps, ctx.parameters, ctx.states = steps, parameters, []
+        ctx.steps = steps
+        ctx.parameters = parameters
+        ctx.states = []
         for residual, options in steps:
             ctx.states.append((thread_rng() or torch.default_generator).get_state())
             a, b = b, residual(b, onto=a, **options)

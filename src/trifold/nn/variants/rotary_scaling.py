@@ -74,7 +74,8 @@ class ScaledRotary(Rotary):
         self, width: int, theta: float, scaling: RotaryScaling, *, interleaved: bool
     ) -> None:
         super().__init__(width, theta, interleaved=interleaved)
-        self.scaling, self.magnitude = scaling, magnitude(scaling)
+        self.scaling = scaling
+        self.magnitude = magnitude(scaling)
 
     def find_frequencies(self) -> Tensor:
         return scaled_frequencies(self.width, self.theta, self.scaling)
@@ -100,7 +101,8 @@ class InputsByLength(StoredInputs):
 
     def __init__(self, find_frequencies: Callable[[Mask, int, torch.device], Tensor]) -> None:
         super().__init__()
-        self.find_frequencies, self.frequencies = find_frequencies, torch.empty(0)
+        self.find_frequencies = find_frequencies
+        self.frequencies = torch.empty(0)
 
     def is_prefix(self, mask: Mask, tokens: int, device: torch.device) -> bool:
         """See `StoredInputs.is_prefix`: False if the other tokens change the angles."""
@@ -144,7 +146,8 @@ def _new_or_all(x: Tensor, mask: Mask, cache: Cache, stored: InputsByLength) -> 
     changed.
     """
     found = stored.find_frequencies(mask, x.shape[1], x.device)
-    before, stored.frequencies = stored.frequencies, found
+    before = stored.frequencies
+    stored.frequencies = found
     changed = mask.offset > 0 and bool((before != found).any())
     if changed:
         cache.move_keys()
@@ -181,7 +184,8 @@ class RotaryScalingPart(RotaryPart):
         width = config.rotated_width
         if width == 2 and scaling.kind == "dynamic":
             yield "rotary_scaling: dynamic needs a rotary width of at least 4, not 2"
-        low, high = scaling.low_frequency, scaling.high_frequency
+        low = scaling.low_frequency
+        high = scaling.high_frequency
         if scaling.kind == "llama3" and high <= low:
             yield f"rotary_scaling: high_frequency {high} must exceed low_frequency {low}"
         for key in ("short_factors", "long_factors"):
@@ -204,7 +208,8 @@ class RotaryScalingPart(RotaryPart):
 
     def frequencies(self, config: CoreConfig) -> dict[str, Tensor]:
         """For the longest text; without a scaling, of those that do not depend on the length."""
-        own, width = _scaling(config), config.rotated_width or config.head_width
+        own = _scaling(config)
+        width = config.rotated_width or config.head_width
         examples = [RotaryScaling.parse({"kind": kind, **LENGTHENED}) for kind in SCALINGS]
         return {
             f"{scaling.kind} × {scaling.factor:g}": _longest(width, config.rotary_theta, scaling)
@@ -290,10 +295,13 @@ def _yarn(plain: Tensor, theta: float, scaling: RotaryScaling) -> Tensor:
         wavelengths = scaling.original_positions / (turns * 2 * math.pi)
         return width * math.log(wavelengths) / (2 * math.log(theta))
 
-    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    low = dimension(scaling.beta_fast)
+    high = dimension(scaling.beta_slow)
     if scaling.round_bounds:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, width - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, width - 1)
     ramp = (torch.arange(len(plain), device="cpu").float() - low) / ((high - low) or 0.001)
     kept = 1 - ramp.clamp(0, 1)
     return plain / scaling.factor * (1 - kept) + plain * kept

@@ -64,7 +64,8 @@ def walk(tokens: Tensor, k: int, levels: int) -> Iterator[Tensor]:
         rest = end - k
         low = rest >> 1 << 1
         yield torch.stack((low, high, end))
-        high, end = low >> 1, -(-rest >> 1)
+        high = low >> 1
+        end = -(-rest >> 1)
 
 
 class Spans(Rule):
@@ -88,7 +89,9 @@ class Spans(Rule):
         sides = [tokens]
         if not mask.causal:
             sides.append(~tokens)
-        self.k, self.given, self.starts = k, mask, starts
+        self.k = k
+        self.given = mask
+        self.starts = starts
         keys = mask.real_keys(count, x.device)
         self.first = RealFirst(keys)
         self.bounds = torch.stack(
@@ -169,17 +172,21 @@ class Spans(Rule):
         return self._blocks[queries.start, queries.stop]
 
     def _find_block(self, queries: slice) -> tuple[slice, Tensor]:
-        firsts, read = torch.tensor(self.starts), []
+        firsts = torch.tensor(self.starts)
+        read = []
         for side, (low, high, _) in enumerate(self.bounds[..., queries].cpu()):
-            first, last = low.amin(1), high.amax(1)
+            first = low.amin(1)
+            last = high.amax(1)
             if side:
-                first, last = -high.amax(1), -low.amin(1)
+                first = -high.amax(1)
+                last = -low.amin(1)
             first = first.clamp_min(0) + firsts[:-1]
             last = last.minimum(firsts.diff()) + firsts[:-1]
             pairs = torch.stack((first, last), 1).tolist()
             read += [torch.arange(*each) for each in pairs if each[0] < each[1]]
         keys = torch.cat(read).unique()
-        tokens, spans = keys[keys < firsts[1]].tolist(), keys[keys >= firsts[1]]
+        tokens = keys[keys < firsts[1]].tolist()
+        spans = keys[keys >= firsts[1]]
         return slice(tokens[0], tokens[-1] + 1), spans[None, None].to(self.bounds.device)
 
 
@@ -193,10 +200,12 @@ class SpanStep(Spans):
     """
 
     def __init__(self, mask: Mask, x: Tensor, k: int) -> None:
-        count, self.own = mask.offset + 1, mask.positions(1, x.device)[:, -1:]
+        count = mask.offset + 1
+        self.own = mask.positions(1, x.device)[:, -1:]
         ends = (self.own + 1) & -(self.own + 1)  # tokens of the longest span that ends
         self.levels = torch.arange(int(ends.max()).bit_length(), device=x.device)
-        self.given, self.starts = Mask(), (0, 1, len(self.levels))
+        self.given = Mask()
+        self.starts = (0, 1, len(self.levels))
         self.first = RealFirst(torch.ones_like(self.own[:1], dtype=torch.bool))
         done = (1 << self.levels <= ends) & (mask.keys is None or mask.keys[:, -1:])
         self.slots = span_slots(self.levels, self.own >> self.levels).where(done, 2 * count - 1)
@@ -250,7 +259,8 @@ class SpanAttention(Attention):
 
     def weigh(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
         """See `Attention.weigh`."""
-        mask, spans = inputs.mask, inputs.mask.rule(Spans)
+        mask = inputs.mask
+        spans = inputs.mask.rule(Spans)
         assert spans is not None, "the stack adds the spans"
         if inputs.cache is not None:
             assert isinstance(inputs.cache.own, SpanKeys), "see `SpanPart.new_keys`"

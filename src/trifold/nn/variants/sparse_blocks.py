@@ -85,7 +85,8 @@ class BlockSparse(Rule):
         if keys is not None:
             numbers = torch.arange(1, keys.shape[1] + 1, device=keys.device)
             ends = (keys * numbers).amax(1).clamp_min(1)
-        counts, device = -(-ends // size), ends.device
+        counts = -(-ends // size)
+        device = ends.device
         full = ends <= (5 + 2 * random) * size
         drawn = 0 if repeat else random
         chosen = torch.zeros(len(ends), heads, int(counts.max()), drawn, dtype=torch.int64)
@@ -103,9 +104,11 @@ class BlockSparse(Rule):
         return self.size
 
     def allowed(self, part: MaskPart) -> Tensor:
-        queries, keys = part.query_numbers, part.key_numbers
+        queries = part.query_numbers
+        keys = part.key_numbers
         assert queries.dim() == 2, "a query stream has no blocks"
-        own, others = queries // self.size, keys // self.size
+        own = queries // self.size
+        others = keys // self.size
         block = own[:, 0].clamp_max(self.random.shape[2] - 1)
         chosen = self.random[:, :, block]  # (B or 1, H, T, R)
         rules = [chosen[..., number, None] == others for number in range(chosen.shape[-1])]

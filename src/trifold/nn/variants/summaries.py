@@ -99,7 +99,8 @@ class SummaryAttention(Attention):
 
     def attend(self, x: Tensor, memory: Tensor | None, inputs: AttentionInputs) -> Tensor:
         """See `Attention.attend`. The mask and the bias have the summaries after the tokens."""
-        mask, summaries = inputs.mask, inputs.mask.rule(Summaries)
+        mask = inputs.mask
+        summaries = inputs.mask.rule(Summaries)
         assert summaries is not None, "the stack adds summaries to the mask"
         sums = summaries.sums(mask.grid(x))
         q, k, v = self.projections(x, mask)

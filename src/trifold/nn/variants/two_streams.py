@@ -93,13 +93,15 @@ def query_states(model: Transformer, inputs: Inputs, query_index: Tensor) -> Ten
     position of token query_index[p] (B, P) and attends to the tokens of a lower rank in
     `inputs.order`, but not to that token.
     """
-    embeddings, stack = model.encoder_embeddings, model.encoder
+    embeddings = model.encoder_embeddings
+    stack = model.encoder
     assert stack is not None and isinstance(embeddings, QueryEmbeddings), "no query stream"
     assert inputs.order is not None and isinstance(inputs.packing, Unpacked), (
         "a query stream needs an order, and rows that are not packed"
     )
     mask = Mask(inputs.attend, rules=(Order(inputs.order),))
-    g, x = embeddings.query_vectors(query_index), embeddings(inputs)
+    g = embeddings.query_vectors(query_index)
+    x = embeddings(inputs)
     return run_two_streams(stack, g, x, mask, query_index, inputs.segments)
 
 
