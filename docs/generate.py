@@ -25,7 +25,7 @@ from pydantic.fields import FieldInfo
 from trifold.hub import families, rules
 from trifold.hub.families import FAMILIES
 from trifold.look.comparison import differences
-from trifold.look.walkthrough import Step, teaching_model, walkthrough
+from trifold.look.walkthrough import ArithmeticStep, teaching_model, walkthrough
 from trifold.nn.parts import Part, place_of
 from trifold.nn.presets import PRESETS
 from trifold.nn.variants import VARIANTS, ModelConfig
@@ -130,7 +130,7 @@ def render_walkthrough() -> str:
     return _with(WALKTHROUGH_PAGE, "```text\n" + "\n\n".join(parts) + "\n```")
 
 
-def _step(number: int, step: Step) -> str:
+def _step(number: int, step: ArithmeticStep) -> str:
     """A step with a line per row of numbers."""
     lines = [f"{number}. {step.title.removeprefix('layer 1: ')}: {step.formula}"]
     for name, x in [*step.operands.items(), ("=", step.result)]:

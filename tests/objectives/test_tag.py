@@ -16,7 +16,7 @@ import trifold
 from trifold.data import Records
 from trifold.errors import DataError
 from trifold.nn import ModelConfig
-from trifold.objectives.tag import NO_TAG, Tag, TagSettings
+from trifold.objectives.tag import NO_TAG, TagSettings, TagWords
 from trifold.pipeline import Pipeline
 from trifold.predict.tag import choose_tags, first_tokens, word_spans
 from trifold.recipe import load_recipe
@@ -99,7 +99,7 @@ def test_every_word_has_exactly_one_labelled_token_which_is_its_first(tokenizers
 
 def test_the_label_of_a_word_is_on_its_first_token_only(tokenizers):
     tokenizer = tokenizers["bpe"]
-    objective = Tag(TagSettings(), tokenizer, model_of(tokenizer).config)
+    objective = TagWords(TagSettings(), tokenizer, model_of(tokenizer).config)
     rows = rows_of(SENTENCES)
     batch = objective.batch(objective.examples(rows), np.arange(4))
     numbers = [NAMES.index(tag) for tags in rows.columns["tags"] for tag in tags]
@@ -114,7 +114,7 @@ def test_the_label_of_a_word_is_on_its_first_token_only(tokenizers):
 def test_tags_of_a_batch_are_those_of_single_sentences_and_of_predict(tokenizers, kind, shape):
     tokenizer = tokenizers[kind]
     model = model_of(tokenizer, shape)
-    objective, rows = Tag(TagSettings(), tokenizer, model.config), rows_of(SENTENCES)
+    objective, rows = TagWords(TagSettings(), tokenizer, model.config), rows_of(SENTENCES)
     examples = objective.examples(rows)
     with torch.no_grad():  # so that the most probable class varies
         logits = objective.logits(model, objective.batch(examples, np.arange(4)))
@@ -144,7 +144,7 @@ def test_words_beyond_the_width_and_unknown_tags_are_reported_and_count_as_wrong
         model.heads["token"].out_proj.bias[1] += 1000
     long = [("fog", "B-LOC")] * 5
     rows = rows_of([long, [("Peter", "B-GOD"), ("fog", "B-LOC")]], "dev.txt")
-    objective = Tag(TagSettings(), tokenizer, model.config, 4, lines.append)
+    objective = TagWords(TagSettings(), tokenizer, model.config, 4, lines.append)
     examples = objective.examples(rows)
     assert [places.count(-1) for places in examples.firsts] == [3, 0]
     assert any("1 texts were cut to fit" in line for line in lines)

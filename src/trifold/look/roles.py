@@ -102,7 +102,7 @@ def _links(role: str) -> Callable[[Pattern], Cases]:
     return cases
 
 
-class Role(NamedTuple):
+class RoleDefinition(NamedTuple):
     """cases: the keys that a head of this role attends to. least: the share of queries that it has
     at least.
     """
@@ -113,14 +113,20 @@ class Role(NamedTuple):
 
 
 ROLES = {
-    "positional": Role(_positional, 0.9, "the token at one offset"),
-    "separator": Role(_separator, 0.5, "the first token, or a special token"),
-    "rare": Role(_rare, 0.5, "the least frequent token of the line"),
-    "duplicate": Role(_duplicate, 0.5, "the same token at another place"),
-    "induction": Role(_induction, 0.5, "the token after an earlier occurrence of this one"),
-    "alignment": Role(_links("alignment"), 0.5, "the source word of the word that is written"),
-    "syntactic": Role(_links("syntactic"), 0.0, "the head, or a dependent, in a dependency tree"),
-    "coreference": Role(_links("coreference"), 0.0, "the antecedent of a mention"),
+    "positional": RoleDefinition(_positional, 0.9, "the token at one offset"),
+    "separator": RoleDefinition(_separator, 0.5, "the first token, or a special token"),
+    "rare": RoleDefinition(_rare, 0.5, "the least frequent token of the line"),
+    "duplicate": RoleDefinition(_duplicate, 0.5, "the same token at another place"),
+    "induction": RoleDefinition(
+        _induction, 0.5, "the token after an earlier occurrence of this one"
+    ),
+    "alignment": RoleDefinition(
+        _links("alignment"), 0.5, "the source word of the word that is written"
+    ),
+    "syntactic": RoleDefinition(
+        _links("syntactic"), 0.0, "the head, or a dependent, in a dependency tree"
+    ),
+    "coreference": RoleDefinition(_links("coreference"), 0.0, "the antecedent of a mention"),
 }
 
 

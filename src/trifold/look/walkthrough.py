@@ -34,7 +34,7 @@ _NUMBERS = {2: "two"}
 
 
 @dataclass(frozen=True)
-class Step:
+class ArithmeticStep:
     """hook: the hook point, or "logits", whose row for the token equals `result`; None if there is
     none.
     """
@@ -47,7 +47,7 @@ class Step:
 
 
 @torch.no_grad()
-def walkthrough(trace: Trace, side: str | None = None, position: int = -1) -> list[Step]:
+def walkthrough(trace: Trace, side: str | None = None, position: int = -1) -> list[ArithmeticStep]:
     """The steps of the token at `position` through one side (default: the last), then through the
     head.
     """
@@ -103,7 +103,7 @@ def teaching_model() -> Pipeline:
     return Pipeline(model.eval(), codec)
 
 
-class _Steps(list[Step]):
+class _Steps(list[ArithmeticStep]):
     """Steps of the token at `position`. Activations are those of all tokens, (1, T, E) or (1, H, T,
     D).
     """
@@ -120,7 +120,7 @@ class _Steps(list[Step]):
     ) -> Tensor:
         rows = {name: self.row(x).float() for name, x in operands.items() if isinstance(x, Tensor)}
         small = {name: x for name, x in rows.items() if x.numel() <= MAX_OPERAND}
-        self.append(Step(self.place + title, formula, small, self.row(y).float(), hook))
+        self.append(ArithmeticStep(self.place + title, formula, small, self.row(y).float(), hook))
         return y
 
     def equals(self, hook: str) -> None:

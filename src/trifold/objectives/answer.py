@@ -124,7 +124,7 @@ class AnswerSettings(LabelledSettings):
                 "tokenizer.kind=bpe and tokenizer.special=[cls, sep, mask], or another "
                 "tokenizer.file"
             )
-        objective = Answer(
+        objective = ExtractAnswers(
             self, tokenizer, context.config_for(tokenizer), context.width, context.report
         )
         return TaskBundle(objective, objective.config, train, valid)
@@ -214,7 +214,7 @@ def label_windows(parts: Sequence[Encoded], start: int, end: int) -> list[tuple[
     return [(places[0], places[-1]) if own == whole else (0, 0) for places, own in both]
 
 
-class Answer(LabelledObjective):
+class ExtractAnswers(LabelledObjective):
     """Extractive question answering; `width` limits the windows."""
 
     row_name = "windows"

@@ -65,7 +65,7 @@ class TagSettings(LabelledSettings):
         if context.model.label_names is None:
             report_similar(context, config.labels)
         context.report_labels("tags", config.labels)
-        objective = Tag(self, tokenizer, config, context.text_width, context.report)
+        objective = TagWords(self, tokenizer, config, context.text_width, context.report)
         return objective.bundle(context, train, valid)
 
     def _read(self, source: Source, settings: DataSettings, split: str) -> Records:
@@ -155,7 +155,7 @@ class Examples(TextExamples):
     firsts: list[list[int]]
 
 
-class Tag(LabelledObjective):
+class TagWords(LabelledObjective):
     """Tagging of words."""
 
     row_name = "sentences"
