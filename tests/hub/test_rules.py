@@ -10,8 +10,8 @@ from trifold.errors import CheckpointError
 from trifold.hub.rules import (
     Copy,
     Ignored,
+    ParameterRule,
     Renamed,
-    Rule,
     Unused,
     Zeros,
     checked,
@@ -30,13 +30,13 @@ from trifold.hub.transforms import (
 )
 
 TABLE = [
-    Rule(
+    ParameterRule(
         tuple(f"blocks.{{i}}.{p}.weight" for p in "qkv"),
         "h.{i}.attn.weight",
         chain(interleaved(1, (1, 1, 1)), TRANSPOSED),
     ),
-    Rule("blocks.{i}.{p:o|in}.weight", "h.{i}.{p}.w", permuted([2, 0, 3, 1], axis=1)),
-    Rule("tokens.weight", "wte.weight"),
+    ParameterRule("blocks.{i}.{p:o|in}.weight", "h.{i}.{p}.w", permuted([2, 0, 3, 1], axis=1)),
+    ParameterRule("tokens.weight", "wte.weight"),
     Zeros("h.{i}.o.bias", beside="blocks.{i}.o.weight", remedy="say attention_bias: true"),
     Copy("head.{*rest}", of="wte.{*rest}"),
     Ignored("{*path}.mask"),
@@ -141,7 +141,7 @@ def test_a_table_without_a_parameter_fails_an_assertion() -> None:
 
 def test_a_table_with_a_parameter_twice_fails_an_assertion() -> None:
     with pytest.raises(AssertionError, match=r"two rules.* blocks\.0\.q\.weight"):
-        save([*TABLE, Rule("blocks.{i}.q.weight", "h.{i}.again")], parameters())
+        save([*TABLE, ParameterRule("blocks.{i}.q.weight", "h.{i}.again")], parameters())
 
 
 @given(st.integers(1, 3), st.lists(st.integers(1, 3), min_size=2, max_size=3), st.integers(1, 2))
@@ -160,8 +160,8 @@ def test_interleaved_is_invertible(groups: int, shares: list[int], unit: int) ->
 
 
 RENAMES = [
-    Rule("tokens.weight", "model.wte.weight"),
-    Rule("norm.{part:weight|bias}", "model.norm.{part}"),
+    ParameterRule("tokens.weight", "model.wte.weight"),
+    ParameterRule("norm.{part:weight|bias}", "model.norm.{part}"),
     Copy("head.weight", of="model.wte.weight"),
     Ignored("model.mask"),
     Renamed("{*path}.gamma", "{*path}.weight"),
@@ -205,7 +205,7 @@ def test_an_old_name_does_not_replace_a_current_one() -> None:
         load(RENAMES, theirs | {"head.weight": torch.ones(3, 2)}, PARAMETERS, "here")
 
 
-UNUSED = [Rule("bias", "decoder.bias"), Unused("bias", like="decoder.bias")]
+UNUSED = [ParameterRule("bias", "decoder.bias"), Unused("bias", like="decoder.bias")]
 
 
 @pytest.mark.parametrize(

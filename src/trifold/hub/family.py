@@ -22,7 +22,7 @@ from trifold.errors import SettingsError
 from trifold.hub.generation import GENERATION_KEYS
 from trifold.hub.labels import labels_to_ours, labels_to_theirs
 from trifold.hub.rows import Entry, Fields, group_of, revise
-from trifold.hub.rules import AnyRule, Copy, Ignored, Renamed, Rule, Unused
+from trifold.hub.rules import AnyRule, Copy, Ignored, ParameterRule, Renamed, Unused
 from trifold.hub.transforms import SAME, Transform, chain, interleaved
 from trifold.nn import ModelConfig
 from trifold.nn.config import DECODER_SIZES, Head
@@ -289,10 +289,10 @@ def modules(names: Mapping[str, str], matrix: Transform = SAME) -> list[AnyRule]
     rules: list[AnyRule] = []
     for ours, theirs in names.items():
         if matrix is SAME or not (ours.startswith(BLOCK) and "_proj" in ours):
-            rules.append(Rule(f"{ours}.{PART}", f"{theirs}.{{part}}"))
+            rules.append(ParameterRule(f"{ours}.{PART}", f"{theirs}.{{part}}"))
         else:
-            rules.append(Rule(f"{ours}.weight", f"{theirs}.weight", matrix))
-            rules.append(Rule(f"{ours}.bias", f"{theirs}.bias"))
+            rules.append(ParameterRule(f"{ours}.weight", f"{theirs}.weight", matrix))
+            rules.append(ParameterRule(f"{ours}.bias", f"{theirs}.bias"))
     return rules
 
 
@@ -359,7 +359,7 @@ class TensorRules:
         table = f"{full(self.tokens)}.weight"
         names = {ours: full(theirs) for ours, theirs in in_layer(self.layer, self.names).items()}
         rules: list[AnyRule] = [
-            Rule(f"{STACK}_embeddings.tokens.weight", table),
+            ParameterRule(f"{STACK}_embeddings.tokens.weight", table),
             *modules(names, self.matrix),
             *(Ignored(full(name)) for name in self.buffers.split()),
             *(Ignored(f"{full(name)}.{PART}") for name in self.unused.split()),
@@ -375,7 +375,7 @@ class TensorRules:
             split = self.split(config)
             for part, transform in (("weight", chain(split, self.matrix)), ("bias", split)):
                 ours = tuple(f"{BLOCK}self_attention.sublayer.{p}_proj.{part}" for p in self.order)
-                rules.append(Rule(ours, f"{full(self.qkv)}.{part}", transform))
+                rules.append(ParameterRule(ours, f"{full(self.qkv)}.{part}", transform))
         rules += self.more(config, base)
         if not self.lm_head or "lm" not in heads:
             return rules
@@ -384,9 +384,12 @@ class TensorRules:
         if not config.tie_lm_head:
             # The order in shards.
             parts = ("weight", "bias") if config.shape == "encoder" else ("bias", "weight")
-            own = [Rule(f"lm_head.{part}", f"{layer}.{part}") for part in parts]
+            own = [ParameterRule(f"lm_head.{part}", f"{layer}.{part}") for part in parts]
             return [*rules, *own, *([Unused(bias, like=f"{layer}.bias")] if self.lm_bias else [])]
-        rules += [Rule("lm_head.bias", bias), *tied(layer, table.replace("{stack}", "decoder"))]
+        rules += [
+            ParameterRule("lm_head.bias", bias),
+            *tied(layer, table.replace("{stack}", "decoder")),
+        ]
         if self.lm_bias:
             rules += [Copy(f"{layer}.bias", of=bias), Renamed(f"{layer}.bias", bias)]
         return rules

@@ -50,20 +50,22 @@ def adapter_tensors(
     table = family.rules(config)
     tensors = dict[str, Tensor]()
     replaced = set[str]()
-    for step in rules.steps(table, plain):
-        if any(name in trained for name in step.ours):
-            replaced |= {*step.theirs}
+    for conversion in rules.conversions(table, plain):
+        if any(name in trained for name in conversion.ours):
+            replaced |= {*conversion.theirs}
         for part in (
-            name.removesuffix("weight") for name in step.ours if f"{name[:-6]}lora_A" in weights
+            name.removesuffix("weight")
+            for name in conversion.ours
+            if f"{name[:-6]}lora_A" in weights
         ):
-            if step.transform not in (SAME, TRANSPOSED):
+            if conversion.transform not in (SAME, TRANSPOSED):
                 raise SettingsError(
                     f"train.lora.targets: {family.model_type} stores {part}weight in another "
                     "order or with others "
-                    f"({step.theirs[0]}), where peft has no adapter for it; choose other "
+                    f"({conversion.theirs[0]}), where peft has no adapter for it; choose other "
                     "layers, such as in_proj"
                 )
-            for name in (step.theirs[0], *rules.other_names(table, step.theirs[0])):
+            for name in (conversion.theirs[0], *rules.other_names(table, conversion.theirs[0])):
                 own = {
                     name.removesuffix("weight") + PARTS[key]: f"{part}lora_{key}" for key in PARTS
                 }

@@ -82,7 +82,7 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     changes = _with_current_names(changes, table, {*expected, *tied})
     tensors = rules.renamed(table, weights, expected)
     _check_modules(folder, base, changes, {*tensors, *tied})
-    steps = rules.steps(table, parameters)
+    conversions = rules.conversions(table, parameters)
     adapter = Adapter(
         folder,
         keys,
@@ -91,12 +91,17 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         tensors,
         tied,
         heads=_output_weights(family, config, tied),
-        transposed={name for step in steps if step.transform.transposed for name in step.theirs},
+        transposed={
+            name
+            for conversion in conversions
+            if conversion.transform.transposed
+            for name in conversion.theirs
+        },
         states_tying=place.name == WHOLE,
     )
     new = config
     separated = adapter.separated()
-    sizes = _table_sizes(adapter, config, steps)
+    sizes = _table_sizes(adapter, config, conversions)
     if changed := sizes | ({"tie_lm_head": False} if separated else {}):
         new = config.model_copy(update=changed)
         if separated - adapter.heads or not family.fits(new):
@@ -118,14 +123,14 @@ def _output_weights(family: Family, config: ModelConfig, tied: Mapping[str, str]
 
 
 def _table_sizes(
-    adapter: Adapter, config: ModelConfig, steps: Iterable[rules.Step]
+    adapter: Adapter, config: ModelConfig, conversions: Iterable[rules.Conversion]
 ) -> dict[str, int]:
     """The fields of the config for the sizes of the vocabularies that the adapter changes."""
     sizes: dict[str, int] = {}
-    for step in steps:
-        if step.ours[0].endswith("_embeddings.tokens.weight"):
-            own = step.ours[0].startswith("decoder") and config.target_vocab_size is not None
-            rows = adapter.table_rows(step.theirs[0])
+    for conversion in conversions:
+        if conversion.ours[0].endswith("_embeddings.tokens.weight"):
+            own = conversion.ours[0].startswith("decoder") and config.target_vocab_size is not None
+            rows = adapter.table_rows(conversion.theirs[0])
             sizes |= {} if rows is None else {"target_vocab_size" if own else "vocab_size": rows}
     return sizes
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 
-class Refused(Exception):
+class PickleRefusedError(Exception):
     """The reason why a file is refused."""
 
 
@@ -26,7 +26,7 @@ def answer(request: dict[str, str]) -> dict[str, Any]:
     """
     try:
         return {"tied": save(read(Path(request["file"])), Path(request["output"]))}
-    except Refused as error:
+    except PickleRefusedError as error:
         return {"error": str(error)}
     except SafetensorError as error:
         return {"error": f"its tensors cannot be converted ({error})"}
@@ -39,19 +39,19 @@ def answer(request: dict[str, str]) -> dict[str, Any]:
 
 
 def read(file: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a pickle by name. Raises Refused if it holds anything else."""
+    """The tensors of a pickle by name. Raises PickleRefusedError if it holds anything else."""
     try:
         # Files from before PyTorch 1.6 are not archives, and cannot be mapped into memory.
         content = torch.load(
             file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
         )
     except pickle.UnpicklingError as error:
-        raise Refused(_explain(str(error))) from None
+        raise PickleRefusedError(_explain(str(error))) from None
     if not isinstance(content, dict):
-        raise Refused(f"holds a {type(content).__name__}, not tensors by name")
+        raise PickleRefusedError(f"holds a {type(content).__name__}, not tensors by name")
     for name, value in content.items():
         if not isinstance(name, str):
-            raise Refused(f"holds the name {str(name)[:60]!r}, which is not text")
+            raise PickleRefusedError(f"holds the name {str(name)[:60]!r}, which is not text")
         _check(name, value)
     return {name: value.detach() for name, value in content.items()}
 
@@ -70,11 +70,11 @@ def _explain(message: str) -> str:
 
 def _check(name: str, value: Any) -> None:
     if not isinstance(value, torch.Tensor):
-        raise Refused(f"holds {name[:60]!r}, a {type(value).__name__} and not a tensor")
+        raise PickleRefusedError(f"holds {name[:60]!r}, a {type(value).__name__} and not a tensor")
     if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
-        raise Refused(f"holds {name[:60]!r}, which is not a plain tensor")
+        raise PickleRefusedError(f"holds {name[:60]!r}, which is not a plain tensor")
     if value.numel() * value.itemsize > value.untyped_storage().nbytes():
-        raise Refused(
+        raise PickleRefusedError(
             f"holds {name[:60]!r}, which claims to be {tuple(value.shape)} and has fewer numbers"
         )
 

@@ -2,7 +2,7 @@
 
 A family's table maps our parameters to their tensors:
 
-    Rule("encoder.blocks.{i}.feed_forward.sublayer.in_proj.weight",
+    ParameterRule("encoder.blocks.{i}.feed_forward.sublayer.in_proj.weight",
     "model.encoder.layers.{i}.fc1.weight")
 
 A placeholder {i} matches one part of a dotted name, {p:q|k|v} one of the given words, {*path}
@@ -32,7 +32,7 @@ FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class Rule:
+class ParameterRule:
     """Our parameters that correspond to their tensors, through a transform."""
 
     ours: Names
@@ -127,7 +127,7 @@ class Unused:
     make: Callable[[Tensor], Tensor] = Tensor.clone
 
 
-AnyRule = Rule | Zeros | Computed | Copy | Ignored | Renamed | Unused
+AnyRule = ParameterRule | Zeros | Computed | Copy | Ignored | Renamed | Unused
 
 
 @lru_cache(maxsize=4096)
@@ -159,7 +159,7 @@ def _as_tuple(names: Names) -> tuple[str, ...]:
 # --- a table, expanded for one model --------------------------------------------------------------
 
 
-class Step(NamedTuple):
+class Conversion(NamedTuple):
     """Our parameters and their tensors with the transform between them."""
 
     ours: tuple[str, ...]
@@ -167,29 +167,29 @@ class Step(NamedTuple):
     transform: Transform
 
 
-def steps(rules: Iterable[AnyRule], names: Collection[str]) -> list[Step]:
+def conversions(rules: Iterable[AnyRule], names: Collection[str]) -> list[Conversion]:
     """Every rule with its placeholders filled from our names. Each name must have exactly one
     rule.
     """
-    steps: list[Step] = []
+    conversions: list[Conversion] = []
     unfilled = dict.fromkeys(names)
-    for rule in (rule for rule in rules if isinstance(rule, Rule)):
+    for rule in (rule for rule in rules if isinstance(rule, ParameterRule)):
         ours = _as_tuple(rule.ours)
         theirs = _as_tuple(rule.theirs)
         for name in names:
             if (values := _match(ours[0], name)) is None:
                 continue
-            step = Step(
+            conversion = Conversion(
                 tuple(_fill(pattern, values) for pattern in ours),
                 tuple(_fill(pattern, values) for pattern in theirs),
                 rule.transform,
             )
-            for taken in step.ours:
+            for taken in conversion.ours:
                 assert taken in unfilled, f"two rules, or none, for {taken}: {rule}"
                 del unfilled[taken]
-            steps.append(step)
+            conversions.append(conversion)
     assert not unfilled, f"no rule for {', '.join(unfilled)}"
-    return steps
+    return conversions
 
 
 def constants(
@@ -233,8 +233,8 @@ def saving(
         return [kept[rule.theirs] if kept and rule.theirs in kept else rule.make(used[rule.like])]
 
     makers: dict[tuple[str, ...], Callable[[], Tensors]] = {
-        step.theirs: partial(_run, step.transform.save, ours, step.ours)
-        for step in steps(rules, ours)
+        conversion.theirs: partial(_run, conversion.transform.save, ours, conversion.ours)
+        for conversion in conversions(rules, ours)
     }
     makers |= {(name,): partial(constant, *entry) for name, entry in constants(rules, ours).items()}
     used = lazy_tensors(makers)
@@ -249,8 +249,8 @@ def loading(
     """Our parameters from their tensors, as returned by `checked`, each made on demand."""
     return lazy_tensors(
         {
-            step.ours: partial(_run, step.transform.load, theirs, step.theirs)
-            for step in steps(rules, ours)
+            conversion.ours: partial(_run, conversion.transform.load, theirs, conversion.theirs)
+            for conversion in conversions(rules, ours)
         }
     )
 

@@ -24,7 +24,7 @@ MAX_LENGTH = (
 )  # characters of the result, and entries of any string or list multiplied or concatenated
 
 
-class Refused(Exception):
+class MessagesRejectedError(Exception):
     """The template rejects the messages (`raise_exception`)."""
 
 
@@ -90,7 +90,7 @@ def _check_public(name: object) -> None:
 
 
 def _raise_exception(message: object) -> None:
-    raise Refused(str(message))
+    raise MessagesRejectedError(str(message))
 
 
 def _tojson(
@@ -142,7 +142,7 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
             _check_length(length)
             parts.append(part)
         return {"text": "".join(parts)}
-    except Refused as error:
+    except MessagesRejectedError as error:
         return {"refused": str(error)[:2000]}
     except (Exception, RecursionError, MemoryError) as error:
         line_number = getattr(error, "lineno", None)

@@ -14,7 +14,7 @@ from typing import Any
 
 from trifold.hub.family import LABELED, PART, STACK, Family, TensorRules, in_layer, modules, tied
 from trifold.hub.rows import SIZE, Entry, Fields, end, fixed, repeats, resized, row, rows, same
-from trifold.hub.rules import AnyRule, Copy, Ignored, Rule, Zeros
+from trifold.hub.rules import AnyRule, Copy, Ignored, ParameterRule, Zeros
 from trifold.hub.transforms import LEADING_AXIS, SAME, permuted
 from trifold.nn import ModelConfig
 
@@ -103,7 +103,7 @@ def _logits_bias(config: ModelConfig, beside: str) -> AnyRule:
     embedding.
     """
     if config.lm_head_bias:
-        return Rule("lm_head.bias", "final_logits_bias", LEADING_AXIS)
+        return ParameterRule("lm_head.bias", "final_logits_bias", LEADING_AXIS)
     remedy = "write lm_head_bias: true in config.json"
     return Zeros("final_logits_bias", beside, lambda weight: (1, weight.shape[0]), remedy)
 
@@ -173,7 +173,7 @@ def _rules(config: ModelConfig) -> list[AnyRule]:
     rules: list[AnyRule] = [
         *modules(readers, read),
         *(
-            Rule(f"{ours}.{PART}", f"{names[ours]}.{{part}}", write)
+            ParameterRule(f"{ours}.{PART}", f"{names[ours]}.{{part}}", write)
             for ours in names
             if ours not in readers
         ),
@@ -195,7 +195,7 @@ def _rules(config: ModelConfig) -> list[AnyRule]:
         table = "model.{stack}.embed_tokens.weight"
     return [
         *rules,
-        Rule("{stack}_embeddings.tokens.weight", table, read),
+        ParameterRule("{stack}_embeddings.tokens.weight", table, read),
         Copy("lm_head.weight", of=table.format(stack=side)),
         _logits_bias(config, f"{side}_embeddings.tokens.weight"),
     ]

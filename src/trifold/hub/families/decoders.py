@@ -32,7 +32,7 @@ from trifold.hub.families.llama import QK_NORMS, RULES, UNBIASED, by_head, gate_
 from trifold.hub.family import BLOCK
 from trifold.hub.rope import layered_rope, rope, windows
 from trifold.hub.rows import Entry, Fields, fixed, ids, resized, row, rows
-from trifold.hub.rules import AnyRule, Rule
+from trifold.hub.rules import AnyRule, ParameterRule
 from trifold.hub.transforms import permuted
 from trifold.nn import ModelConfig
 
@@ -149,7 +149,7 @@ def _swapped(config: ModelConfig, base: str) -> list[AnyRule]:
         order = [first + row for first in range(0, heads * width, width) for row in head]
         ours = f"{BLOCK}self_attention.sublayer.{name}_proj"
         theirs = f"layers.{{i}}.self_attn.{name}_proj"
-        rules.append(Rule(f"{ours}.{{part}}", f"{base}{theirs}.{{part}}", permuted(order)))
+        rules.append(ParameterRule(f"{ours}.{{part}}", f"{base}{theirs}.{{part}}", permuted(order)))
     return rules
 
 

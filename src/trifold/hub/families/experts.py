@@ -33,7 +33,7 @@ from trifold.hub.rows import (
     row,
     solution,
 )
-from trifold.hub.rules import AnyRule, Ignored, Rule
+from trifold.hub.rules import AnyRule, Ignored, ParameterRule
 from trifold.hub.transforms import Tensors, Transform
 from trifold.nn import ModelConfig
 
@@ -141,9 +141,14 @@ def _fused_rules(config: ModelConfig, base: str) -> list[AnyRule]:
                 f"{BLOCK}{MOE}experts.{n}.{name}.{part}" for n in range(count) for name in names
             )
             rules.append(
-                Rule((*ours,), f"{layer}mlp.experts.{theirs}{ending}", fused(count, len(names)))
+                ParameterRule(
+                    (*ours,), f"{layer}mlp.experts.{theirs}{ending}", fused(count, len(names))
+                )
             )
-    return [*rules, Rule(f"{BLOCK}self_attention.sublayer.sinks", f"{layer}self_attn.sinks")]
+    return [
+        *rules,
+        ParameterRule(f"{BLOCK}self_attention.sublayer.sinks", f"{layer}self_attn.sinks"),
+    ]
 
 
 YARN = {
@@ -243,8 +248,10 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     )
     return [
         *modules({f"{BLOCK}self_attention.sublayer.q_proj": f"{layer}self_attn.{queries}"}),
-        Rule(f"{BLOCK}self_attention.sublayer.kv_proj", f"{layer}self_attn.kv_b_proj.weight"),
-        Rule(f"{BLOCK}{MOE}router.correction", f"{layer}mlp.gate.e_score_correction_bias"),
+        ParameterRule(
+            f"{BLOCK}self_attention.sublayer.kv_proj", f"{layer}self_attn.kv_b_proj.weight"
+        ),
+        ParameterRule(f"{BLOCK}{MOE}router.correction", f"{layer}mlp.gate.e_score_correction_bias"),
         Ignored(f"{base}layers.{config.n_layers}.{{*path}}"),
     ]
 

@@ -31,7 +31,7 @@ from trifold.hub.rows import (
     sizes,
     solution,
 )
-from trifold.hub.rules import AnyRule, Rule
+from trifold.hub.rules import AnyRule, ParameterRule
 from trifold.hub.transforms import interleaved
 from trifold.nn import ModelConfig
 
@@ -149,7 +149,7 @@ def gate_and_in(theirs: str) -> Callable[[ModelConfig, str], list[AnyRule]]:
     """The rule of a matrix that holds the gate and then the other factor of the feed-forward."""
     ours = tuple(f"{BLOCK}feed_forward.sublayer.{name}_proj.{PART}" for name in ("gate", "in"))
     rule = f"layers.{{i}}.mlp.{theirs}.{{part}}"
-    return lambda config, base: [Rule(ours, base + rule, interleaved(1, (1, 1)))]
+    return lambda config, base: [ParameterRule(ours, base + rule, interleaved(1, (1, 1)))]
 
 
 PHI3 = UNBIASED.related(

@@ -19,7 +19,7 @@ from trifold.hub.families.bart import BART, CLASSES, LAYER
 from trifold.hub.families.gpt import HEADS, classes
 from trifold.hub.family import STACK, TensorRules
 from trifold.hub.rows import SIZE, Entry, Fields, fixed, ids, resized, row, rows, same
-from trifold.hub.rules import AnyRule, Computed, Rule, Zeros
+from trifold.hub.rules import AnyRule, Computed, ParameterRule, Zeros
 from trifold.nn import ModelConfig
 from trifold.nn.positions import sinusoids
 
@@ -67,7 +67,7 @@ PEGASUS = MBART.related(
 
 def _m2m_more(config: ModelConfig, base: str) -> list[AnyRule]:
     return [
-        rule for rule in bart.more(config, base) if not isinstance(rule, Rule | Zeros)
+        rule for rule in bart.more(config, base) if not isinstance(rule, ParameterRule | Zeros)
     ]  # no bias here
 
 

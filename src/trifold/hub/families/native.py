@@ -10,7 +10,7 @@ from typing import Any
 
 from trifold.hub.family import HARMLESS, Family
 from trifold.hub.rows import Fields
-from trifold.hub.rules import Rule
+from trifold.hub.rules import ParameterRule
 from trifold.nn import ModelConfig
 
 
@@ -37,5 +37,5 @@ class NativeFamily(Family):
 
 
 FAMILY = NativeFamily(
-    "trifold", "Transformer", {}, (), {}, lambda config: [Rule("{*path}", "{*path}")]
+    "trifold", "Transformer", {}, (), {}, lambda config: [ParameterRule("{*path}", "{*path}")]
 )

@@ -16,7 +16,7 @@ from trifold.hub.families import bert
 from trifold.hub.family import STACK, TensorRules
 from trifold.hub.rope import repeated
 from trifold.hub.rows import Entry, Fields, fixed, group_of, ids, nested, resized, row, rows, same
-from trifold.hub.rules import AnyRule, Rule, Unused
+from trifold.hub.rules import AnyRule, ParameterRule, Unused
 from trifold.hub.transforms import LEADING_AXIS, each
 from trifold.nn import ModelConfig
 from trifold.nn.config import MAX_LAYERS
@@ -65,8 +65,8 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     positions = f"{STACK}_embeddings.positions"
     tables = f"{base}embeddings.position_embeddings.weights"
     rules: list[AnyRule] = [
-        Rule(f"{positions}.rows", f"{tables}.0", MIDDLE_AXIS),
-        Rule(f"{positions}.columns", f"{tables}.1", LEADING_AXIS),
+        ParameterRule(f"{positions}.rows", f"{tables}.0", MIDDLE_AXIS),
+        ParameterRule(f"{positions}.columns", f"{tables}.1", LEADING_AXIS),
     ]
     for layer in range(config.n_layers):
         ours = f"{STACK}.blocks.{{i:{layer}}}.self_attention.sublayer"
@@ -77,7 +77,8 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
             else {"q_proj": "query", "k_proj": "key"}
         )
         rules += [
-            Rule(f"{ours}.{own}.weight", f"{theirs}.{name}.weight") for own, name in names.items()
+            ParameterRule(f"{ours}.{own}.weight", f"{theirs}.{name}.weight")
+            for own, name in names.items()
         ]
     if "lm" in config.chosen_heads:  # the reference does not add its bias to the logits
         table = "lm_head.decoder.weight"

@@ -31,7 +31,7 @@ from trifold.hub.rows import (
     rows,
     same,
 )
-from trifold.hub.rules import AnyRule, Rule
+from trifold.hub.rules import AnyRule, ParameterRule
 from trifold.nn import ModelConfig
 
 ENCODER: Fields = {"shape": "encoder", "n_decoder_layers": lambda fields: None}
@@ -234,7 +234,7 @@ def _kind(config: ModelConfig) -> str:
 def _long_rules(config: ModelConfig) -> list[AnyRule]:
     name = KINDS[_kind(config)]
     summaries = f"encoder.block.0.layer.0.{name}.global_relative_attention_bias.weight"
-    return [*_rules(config, name), Rule("encoder.offsets.summary_weight", summaries)]
+    return [*_rules(config, name), ParameterRule("encoder.offsets.summary_weight", summaries)]
 
 
 LONGT5 = FAMILY.related(

@@ -11,7 +11,7 @@ from trifold.hub.families import bert
 from trifold.hub.family import PART, TensorRules
 from trifold.hub.images import height_and_width
 from trifold.hub.rows import Entry, Fields, resized, row, rows, up_to
-from trifold.hub.rules import AnyRule, Ignored, Renamed, Rule
+from trifold.hub.rules import AnyRule, Ignored, ParameterRule, Renamed
 from trifold.hub.transforms import LEADING_AXIS, chain, each
 from trifold.nn import ModelConfig
 
@@ -56,10 +56,12 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     )
     projection = f"{embeddings}.patch_embeddings.projection"
     return [
-        Rule(f"{ours}patches.weight", f"{projection}.weight", kernel),
-        Rule(f"{ours}patches.bias", f"{projection}.bias"),
-        Rule(f"{ours}class_token", f"{embeddings}.cls_token", chain(LEADING_AXIS, LEADING_AXIS)),
-        Rule(f"{ours}positions.weight", f"{embeddings}.position_embeddings", LEADING_AXIS),
+        ParameterRule(f"{ours}patches.weight", f"{projection}.weight", kernel),
+        ParameterRule(f"{ours}patches.bias", f"{projection}.bias"),
+        ParameterRule(
+            f"{ours}class_token", f"{embeddings}.cls_token", chain(LEADING_AXIS, LEADING_AXIS)
+        ),
+        ParameterRule(f"{ours}positions.weight", f"{embeddings}.position_embeddings", LEADING_AXIS),
         Ignored(f"{embeddings}.mask_token"),
         *(
             Renamed(

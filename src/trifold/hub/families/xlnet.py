@@ -11,7 +11,7 @@ from trifold.errors import SettingsError
 from trifold.hub.families.bert import BUFFERS, ENCODER_ONLY
 from trifold.hub.family import BLOCK, MAX_POSITIONS, PART, Family, TensorRules
 from trifold.hub.rows import Entry, Fields, fixed, ids, lookup, name_of, row, rows, same, up_to
-from trifold.hub.rules import AnyRule, Ignored, Rule
+from trifold.hub.rules import AnyRule, Ignored, ParameterRule
 from trifold.hub.transforms import LEADING_AXIS, TRANSPOSED, chain, joined_axes
 from trifold.nn import ModelConfig
 
@@ -60,10 +60,13 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     vector = joined_axes(0, config.n_heads)
     into = chain(TRANSPOSED, out)
     return [
-        Rule("encoder_embeddings.query", f"{base}mask_emb", LEADING_AXIS),
-        *(Rule(ours + mine, theirs + name, into) for mine, name in MATRICES.items()),
-        *(Rule(ours + mine, theirs + name, out) for mine, name in OUTPUTS.items()),
-        *(Rule(f"{ours}relative.{mine}", theirs + name, vector) for mine, name in VECTORS.items()),
+        ParameterRule("encoder_embeddings.query", f"{base}mask_emb", LEADING_AXIS),
+        *(ParameterRule(ours + mine, theirs + name, into) for mine, name in MATRICES.items()),
+        *(ParameterRule(ours + mine, theirs + name, out) for mine, name in OUTPUTS.items()),
+        *(
+            ParameterRule(f"{ours}relative.{mine}", theirs + name, vector)
+            for mine, name in VECTORS.items()
+        ),
         *([] if "lm" in config.chosen_heads else [Ignored(f"lm_loss.{PART}")]),
     ]
 
