@@ -3,7 +3,7 @@ predict/predict.py.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args, overload
@@ -31,6 +31,7 @@ from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.predict.generate_texts import generate_rows
 from trifold.predict.model_reader import ModelReader, require_tokenizer
 from trifold.predict.predict import PredictMixin, choose_task
+from trifold.predict.trace import Function, Trace, run_with
 from trifold.ragged import Ragged
 from trifold.text import Tokenizer
 from trifold.text.encoded import check_strings, truncate_ids
@@ -152,6 +153,27 @@ class Pipeline(PredictMixin):
         """
         with self._inputs(tokens, attend, decoder_tokens, segments) as inputs:
             return self.model.hidden_states(*inputs)
+
+    def trace(self, text: Any, target: str | None = None, *, gradients: bool = False) -> Trace:
+        """The activations of one text or image by the name of their hook point.
+
+        target: the output of an encoder-decoder (default: its own), the continuation of a decoder's
+        text, the text without masks of a masked language model, the class of a classifier.
+        gradients: whether the tensors are part of a graph.
+        """
+        return run_with(self, text, target, gradients=gradients)
+
+    def run_with(
+        self,
+        text: Any,
+        target: str | None = None,
+        *,
+        hooks: Mapping[str, Function],
+    ) -> Trace:
+        """The trace in which each function of `hooks`, {hook point: function}, replaces a tensor,
+        which it does not change in place. Tensors have no batch axis.
+        """
+        return run_with(self, text, target, hooks=hooks)
 
     @with_generation_options
     def generate_tokens(

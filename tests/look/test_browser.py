@@ -14,7 +14,7 @@ import pytest
 import torch
 from tests.look.conftest import SIZES, new_translator
 from tests.look.test_roles import planted_model, repeated_lines
-from tests.look.test_trace import new_pipeline
+from tests.predict.test_trace import new_pipeline
 
 from trifold.data.images import ImageSettings
 from trifold.errors import TrifoldError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.look.test_trace import LONG, OTHER, TEXT, new_pipeline
+from tests.predict.test_trace import LONG, OTHER, TEXT, new_pipeline
 
 from trifold.errors import DataError
 from trifold.look.effects import effect_over_lines

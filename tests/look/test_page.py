@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 import torch
-from tests.look.test_trace import new_pipeline
+from tests.predict.test_trace import new_pipeline
 
 from trifold.costs import forward_flops
 from trifold.errors import UsageError

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
-from tests.look.test_trace import new_pipeline
+from tests.predict.test_trace import new_pipeline
 from torch import Tensor
 
 from trifold.cli.look import _measure_roles

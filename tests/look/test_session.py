@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.look.test_trace import LONG, MODELS, SHAPES, TEXT, example, new_pipeline
+from tests.predict.test_trace import LONG, MODELS, SHAPES, TEXT, example, new_pipeline
 
 from trifold.errors import UsageError
 from trifold.look import session as requests

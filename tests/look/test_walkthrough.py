@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from tests.look.test_trace import LONG, MODELS, TEXT, example, new_pipeline
+from tests.predict.test_trace import LONG, MODELS, TEXT, example, new_pipeline
 from torch import nn
 
 from trifold.errors import UsageError

@@ -18,6 +18,7 @@ from trifold.generate.decoding import eval_mode, refuse_non_finite
 from trifold.look.plots import COLORMAP, Figure, new_figure
 from trifold.nn import Inputs, capture
 from trifold.pipeline import Pipeline
+from trifold.predict.trace_example import name_queries, read_ids
 from trifold.text import Tokenizer
 
 # Kind -> title of its picture, in the order in which they are shown.
@@ -75,16 +76,6 @@ class AttentionMaps:
         return tokens, tokens
 
 
-def name_queries(read: Sequence[str], written: Sequence[str] = ()) -> list[str]:
-    """The names of the rows of cross-attention, everywhere: the token that the decoder reads, and
-    the one that it then writes, if it writes any.
-    """
-    read, written = ([token if token.strip() else "␣" for token in row] for row in (read, written))
-    if not written:
-        return [f"reads {token}" for token in read]
-    return [f"reads {token} → writes {then}" for token, then in zip(read, written, strict=True)]
-
-
 # --- weights --------------------------------------------------------------------------------------
 
 
@@ -121,37 +112,6 @@ def read_attention(pipeline: Pipeline, text: str, target: str | None = None) -> 
     tokens = reader.pieces(source), writer.pieces(given), writer.pieces(written)
     words = split_words(reader, source), split_words(writer, written)
     return AttentionMaps(text, writer.decode([output])[0], *tokens, patterns, *words)
-
-
-def read_ids(pipeline: Pipeline, text: str, target: str | None) -> tuple[list[int], ...]:
-    """Ids that the encoder reads, that the decoder reads, that follow each of the latter, and of
-    the output.
-    """
-    shape = pipeline.config.shape
-    writer = pipeline.writer
-    if shape == "encoder":
-        if target is not None:
-            raise UsageError("an encoder generates no text: leave the target out")
-        return pipeline.read([text])[0], [], [], []
-    if target is None:
-        best = pipeline.hypotheses([text])[0][0]
-        output = best.tokens
-        ended = best.finish_reason == "stop"
-    else:
-        output = encode_target(pipeline, target)
-        ended = True
-    source = pipeline.read([text])[0]
-    written = [*output, writer.required("eos")] if ended else output
-    if shape == "decoder":
-        whole = [*source, *written]
-        return [], whole[:-1], whole[1:], output
-    return source, [pipeline.config.start_id, *written[:-1]], written, output
-
-
-def encode_target(pipeline: Pipeline, target: str) -> list[int]:
-    """The ids of an output, whose special tokens are parsed as those of the text are."""
-    parses = pipeline.writer.parses_special
-    return pipeline.writer.encode([target], special_in_text=parses)[0]
 
 
 def stacked_weights(activations: Mapping[str, torch.Tensor]) -> dict[str, Weights]:

@@ -12,9 +12,9 @@ from torch import Tensor
 from trifold.errors import DataError, UsageError
 from trifold.look.corpus import split_line
 from trifold.look.session import Answer, Edits, Session
-from trifold.look.trace import Function, edited, run_with
 from trifold.nn.hooks import hooked
 from trifold.pipeline import Pipeline
+from trifold.predict.trace import Function, edited, run_with
 from trifold.scores.bleu import bleu
 
 MAX_LINES = 200  # of a request of the page

@@ -12,13 +12,13 @@ from torch.nn import functional as F
 from trifold.costs import SINUSOIDAL
 from trifold.errors import UsageError
 from trifold.look.session import Answer, Session
-from trifold.look.trace import check_index
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.masks import Mask, padding_mask
 from trifold.nn.packing import Packing
 from trifold.nn.parts import EXAMPLE_TOKENS, EmbeddingsPart, RulePart, ScoresPart, part_of
 from trifold.nn.positions import LearnedPositions, sinusoids
 from trifold.nn.registry import registered_for
+from trifold.predict.trace import check_index
 from trifold.recipe import TrainSettings
 from trifold.text import Tokenizer
 from trifold.train.schedules import learning_rate, peak_rate

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from trifold.errors import DataError, UsageError
 from trifold.look.attention import HOOKS, stacked_weights
 from trifold.look.corpus import Line, find_words
-from trifold.look.trace import Edit, run_with
 from trifold.pipeline import Pipeline
+from trifold.predict.trace import Edit, run_with
 from trifold.settings import nearest
 
 FARTHEST = 32  # offset of a positional head

@@ -14,9 +14,9 @@ from trifold.errors import CheckpointError, UsageError
 from trifold.jsonfiles import iter_json_lines
 from trifold.look.attention import HOOKS
 from trifold.look.session import Answer, Session
-from trifold.look.trace import Trace, check_index
 from trifold.look.views import attention
 from trifold.pipeline import Pipeline
+from trifold.predict.trace import Trace, check_index
 from trifold.train.checkpoint import list_checkpoints, load, step_of
 
 MAX_POINTS = 2_000  # of a curve

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from trifold.errors import UsageError
 from trifold.look.attention import HOOKS, split_words
-from trifold.look.trace import Edit, Trace, check_index, run_with
 from trifold.look.walkthrough import walkthrough as walk
 from trifold.nn.hooks import hook_points
 from trifold.nn.parts import AttentionPart, part_of
 from trifold.pipeline import Pipeline
+from trifold.predict.trace import Edit, Trace, check_index, run_with
 
 MAX_BYTES = 5 * 2**28  # of the activations of cached traces; the last trace is kept in any case
 Answer = dict[str, Any]
@@ -45,17 +45,19 @@ class Session:
         self.lock = RLock()
         self._traces: dict[str, Trace] = {}
 
-    def trace(self, text: Any, target: Target = None, edits: Edits = (), **options: bool) -> Trace:
+    def trace(
+        self, text: Any, target: Target = None, edits: Edits = (), *, gradients: bool = False
+    ) -> Trace:
         """The trace of these arguments, from the cache if it has it."""
         key = json.dumps(
-            [text if isinstance(text, str) else id(text), target, list(edits), options]
+            [text if isinstance(text, str) else id(text), target, list(edits), gradients]
         )
         with self.lock:
             found = self._traces.pop(key, None)
             if found is None and edits:
                 found = self.trace(text, target).patched(edits)
             elif found is None:
-                found = run_with(self.pipeline, text, target, **options)
+                found = run_with(self.pipeline, text, target, gradients=gradients)
             self._traces[key] = found
             sizes = [sum(x.nbytes for x in each.values()) for each in self._traces.values()]
             while len(sizes) > 1 and sum(sizes) > MAX_BYTES:

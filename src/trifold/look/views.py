@@ -11,11 +11,11 @@ from trifold.errors import UsageError
 from trifold.look.attention import HOOKS, KINDS
 from trifold.look.figures import tables
 from trifold.look.session import Answer, Edits, Session, Target
-from trifold.look.trace import check_index
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.attention import Attention
 from trifold.nn.heads import NEEDS_POSITIONS, LanguageModelHead
 from trifold.nn.layers import Linear
+from trifold.predict.trace import check_index
 
 
 def model(session: Session) -> Answer:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from trifold.errors import UsageError
 from trifold.generate.decoding import eval_mode
-from trifold.look.trace import Trace, check_index
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.attention import Attention, merge_heads, split_heads
 from trifold.nn.embeddings import Embeddings
@@ -26,6 +25,7 @@ from trifold.nn.layers import FeedForward, LayerNorm
 from trifold.nn.masks import PairBias
 from trifold.nn.ops import share_keys
 from trifold.pipeline import Pipeline
+from trifold.predict.trace import Trace, check_index
 from trifold.text import TokenizerSettings, train_tokenizer
 
 SOFTMAX = ("softmax", "exp(z_i) / Σ exp(z_j)")

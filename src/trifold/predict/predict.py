@@ -1,6 +1,5 @@
 """Predictions of a loaded model: the tasks that its heads support, and a method for each."""
 
-import importlib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -218,22 +217,6 @@ class PredictMixin:
         holds 2,048 texts at a time, so `texts` may be an iterator of any length.
         """
         return self.predict(queries, task="search", corpus=texts, **options)
-
-    def trace(self, text: Any, target: str | None = None, **options: Any) -> Any:
-        """The activations of one text or image by the name of their hook point, as a
-        `look.trace.Trace`.
-
-        target: the output of an encoder-decoder (default: its own), the continuation of a decoder's
-        text, the text without masks of a masked language model, the class of a classifier. Option:
-        gradients (False).
-        """
-        return importlib.import_module("trifold.look.trace").run_with(self, text, target, **options)
-
-    def run_with(self, text: Any, target: str | None = None, *, hooks: Any) -> Any:
-        """The trace in which each function of `hooks`, {hook point: function}, replaces a tensor,
-        which it does not change in place. Tensors have no batch axis.
-        """
-        return self.trace(text, target, hooks=hooks)
 
 
 def _with_modules(modules: SentenceModules, options: dict[str, Any]) -> dict[str, Any]:

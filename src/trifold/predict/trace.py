@@ -18,12 +18,15 @@ from torch.nn import functional as F
 
 from trifold.errors import DataError, UsageError
 from trifold.generate.decoding import eval_mode, refuse_non_finite
-from trifold.look.attention import name_queries
-from trifold.look.examples import Example, read_example
 from trifold.nn.heads import NEEDS_POSITIONS
 from trifold.nn.hooks import hook_points, hooked
-from trifold.pipeline import Pipeline
 from trifold.predict.classify import ANSWERS, MULTI, REGRESSION, activate
+from trifold.predict.trace_example import (
+    Example,
+    TracedPipeline,
+    name_queries,
+    read_example,
+)
 from trifold.settings import nearest
 
 Function = Callable[[Tensor], Tensor]
@@ -47,7 +50,7 @@ class Trace(dict[str, Tensor]):
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: TracedPipeline,
         example: Example,
         hooks: Mapping[str, Function],
         gradients: bool = False,
@@ -280,10 +283,16 @@ class Trace(dict[str, Tensor]):
         return run_with(self.pipeline, text, target)
 
 
-def run_with(pipeline: Pipeline, text: Any, target: str | None = None, **options: Any) -> Trace:
-    """See `Pipeline.run_with`."""
-    hooks = options.pop("hooks", None) or {}
-    return Trace(pipeline, read_example(pipeline, text, target), hooks, **options)
+def run_with(
+    pipeline: TracedPipeline,
+    text: Any,
+    target: str | None = None,
+    *,
+    hooks: Mapping[str, Function] | None = None,
+    gradients: bool = False,
+) -> Trace:
+    """See `Pipeline.run_with`, and for `gradients` `Pipeline.trace`."""
+    return Trace(pipeline, read_example(pipeline, text, target), hooks or {}, gradients)
 
 
 OPERATIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
