@@ -19,7 +19,8 @@ from trifold import fast
 from trifold.fast.int8_training import int8_training_obstacle
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.packing import Packing
-from trifold.objectives.causal import Batch, Causal, CausalSettings
+from trifold.objectives.batch import Batch
+from trifold.objectives.causal import Causal, CausalSettings
 from trifold.recipe import TrainSettings, load_recipe
 from trifold.train.data import iterate_batches, load_data
 from trifold.train.device import (

@@ -15,7 +15,12 @@ from trifold import fast
 from trifold.batches import BatchSettings, plan_epoch, split_batch
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.packing import Packing
-from trifold.objectives.translate import Batch, Examples, Translate, TranslateSettings
+from trifold.objectives.translate import (
+    SourceTargetBatch,
+    SourceTargetExamples,
+    Translate,
+    TranslateSettings,
+)
 from trifold.ragged import Ragged
 from trifold.recipe import TrainSettings
 from trifold.train.device import Machine, choose_workers, keep_freed_memory
@@ -33,7 +38,7 @@ class Ids:
         return {"pad": PAD, "bos": BOS, "eos": EOS}[role]
 
 
-def positions(batch: list[Batch]) -> int:
+def positions(batch: list[SourceTargetBatch]) -> int:
     """Tokens of both sides, including the padding of packed rows."""
     packings = [side.packing for share in batch for side in (share.inputs, share.target)]
     return sum(packing.length for packing in packings if isinstance(packing, Packing))
@@ -46,7 +51,7 @@ def main() -> None:
     keep_freed_memory()
     pairs = json.loads((args.data / "pairs.json").read_text(encoding="utf-8"))
     sources, targets = ([[*ids, EOS] for ids in pairs[side]] for side in ("source", "target"))
-    examples = Examples(Ragged.of(sources), Ragged.of(targets))
+    examples = SourceTargetExamples(Ragged.of(sources), Ragged.of(targets))
     task = Translate(TranslateSettings(label_smoothing=setting.label_smoothing), Ids(), Ids())
     config = ModelConfig(
         vocab_size=setting.vocab_size,
@@ -65,7 +70,7 @@ def main() -> None:
     trainer = Trainer(Transformer(config), task, train, Machine(cpu, dtype, workers))
     lengths = examples.lengths
 
-    def batches() -> Iterator[tuple[NDArray[np.int64], list[Batch]]]:
+    def batches() -> Iterator[tuple[NDArray[np.int64], list[SourceTargetBatch]]]:
         for epoch in range(1_000_000):
             for rows in plan_epoch(
                 lengths, BatchSettings(tokens=setting.batch_tokens), seed=1, epoch=epoch

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from trifold.batches import BatchSettings
 from trifold.generate import GenerationConfig
 from trifold.nn import Inputs, ModelConfig
-from trifold.objectives.causal import Causal, CausalSettings, chunk_corpus
+from trifold.objectives.causal import Causal, CausalSettings, chunk_documents
 from trifold.ragged import Ragged
 from trifold.text import Tokenizer, TokenizerSettings, train_tokenizer
 
@@ -67,7 +67,7 @@ def labels_of(found):
     st.integers(0, 2**64 - 2048),
 )
 def test_every_token_but_the_first_of_a_document_is_a_label_once(lengths, width, cut, draw):
-    found = chunk_corpus(corpus(lengths), width, cut, draw)
+    found = chunk_documents(corpus(lengths), width, cut, draw)
     expected = [
         100 * document + place for document, n in enumerate(lengths) for place in range(1, n)
     ]
@@ -83,7 +83,7 @@ def test_every_token_but_the_first_of_a_document_is_a_label_once(lengths, width,
     st.integers(0, 2**64 - 2048),
 )
 def test_chunks_do_not_cross_documents(lengths, width, cut, draw):
-    found = chunk_corpus(corpus(lengths), width, cut, draw)
+    found = chunk_documents(corpus(lengths), width, cut, draw)
     for start, size in zip(found.chunks.starts, found.chunks.sizes, strict=True):
         stretch = found.ids[start : start + size + 1]
         assert (np.diff(stretch) == 1).all()
@@ -97,19 +97,21 @@ def test_drop_removes_whole_documents(lengths, width):
         if n - 1 <= width
         for place in range(1, n)
     ]
-    assert labels_of(chunk_corpus(corpus(lengths), width, "drop")) == expected
+    assert labels_of(chunk_documents(corpus(lengths), width, "drop")) == expected
 
 
 def test_windows_are_a_function_of_the_draw():
     rows = corpus([1000, 5])
-    one, two, again = (chunk_corpus(rows, 16, "windows", draw) for draw in (7, 8, 7))
+    one, two, again = (chunk_documents(rows, 16, "windows", draw) for draw in (7, 8, 7))
     assert one.chunks.starts.tolist() == again.chunks.starts.tolist() != two.chunks.starts.tolist()
-    firsts = {int(chunk_corpus(rows, 16, "windows", draw).chunks.sizes[0]) for draw in range(200)}
+    firsts = {
+        int(chunk_documents(rows, 16, "windows", draw).chunks.sizes[0]) for draw in range(200)
+    }
     assert firsts == set(range(1, 17))
     # Without a draw, windows equal pieces.
     assert (
-        chunk_corpus(rows, 16, "windows").chunks.starts.tolist()
-        == chunk_corpus(rows, 16).chunks.starts.tolist()
+        chunk_documents(rows, 16, "windows").chunks.starts.tolist()
+        == chunk_documents(rows, 16).chunks.starts.tolist()
     )
 
 

@@ -18,7 +18,7 @@ from trifold.objectives.denoise import DenoiseSettings, SpansSettings
 from trifold.objectives.masked import MaskedSettings
 from trifold.objectives.objective import BuildContext
 from trifold.objectives.permutation import PermutationSettings
-from trifold.objectives.sentence_pairs import Pairs, SentencePairSettings
+from trifold.objectives.sentence_pairs import SentencePairExamples, SentencePairSettings
 from trifold.text import TokenizerSettings, make_tokenizer
 
 READS = {"shape": "encoder", "heads": ["lm"]}
@@ -89,7 +89,7 @@ def read_of(examples, total, shared=0):
     the next.
     """
     seen = np.zeros(total, np.int64)
-    if isinstance(examples, Pairs):
+    if isinstance(examples, SentencePairExamples):
         stretches = examples.bounds[:, [0, 2]]
     else:
         starts, sizes = examples.chunks

@@ -20,7 +20,7 @@ from trifold.batches import BatchSettings, plan_epoch
 from trifold.errors import CheckpointError, DataError, SettingsError
 from trifold.hub import read_config
 from trifold.nn import ModelConfig, Transformer
-from trifold.objectives.causal import Causal, CausalSettings, Corpus
+from trifold.objectives.causal import Causal, CausalSettings, EncodedDocuments
 from trifold.pipeline import Pipeline
 from trifold.ragged import Ragged
 from trifold.recipe import load_recipe
@@ -355,7 +355,7 @@ def test_each_epoch_contains_every_token_once_even_if_the_number_of_ranks_change
     task = Causal(CausalSettings(begin=False, end=False), SimpleNamespace(pad_id=0), 16)
     ids = np.arange(1, sizes.sum() + 1)
     documents = [part.tolist() for part in np.split(ids, np.cumsum(sizes)[:-1])]
-    examples = task.examples(Corpus(Ragged.of(documents), 0))
+    examples = task.examples(EncodedDocuments(Ragged.of(documents), 0))
     plan = [
         plan_epoch(examples.lengths, BatchSettings(tokens=64), seed=1, epoch=epoch)
         for epoch in range(9)

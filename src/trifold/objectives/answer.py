@@ -29,7 +29,7 @@ from trifold.data.tables import check_text
 from trifold.errors import DataError, SettingsError, UsageError
 from trifold.nn import Transformer
 from trifold.nn.packing import Packing
-from trifold.objectives.batch import Batch as BaseBatch
+from trifold.objectives.batch import Batch
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.objective import ENCODER, BuildContext, TaskBundle
@@ -172,7 +172,7 @@ def place_of(rows: Records, row: int) -> str:
 
 
 @dataclass(frozen=True)
-class Examples(TextExamples):
+class WindowExamples(TextExamples):
     """Windows. visible: 1 at tokens in the softmax.
 
     labels (N, 2): first and last token, 0 for none, UNKNOWN if the answer is in no window as a
@@ -183,7 +183,7 @@ class Examples(TextExamples):
 
 
 @dataclass(frozen=True)
-class Batch(BaseBatch):
+class WindowBatch(Batch):
     """Packed windows. visible (B, T): tokens in the softmax; labels (B, 2)."""
 
     visible: Tensor
@@ -238,7 +238,7 @@ class ExtractAnswers(LabelledObjective):
                     f"{error} (task.stride, task.max_length, model.max_positions)"
                 ) from None
 
-    def examples(self, rows: Records, draw: int | None = None) -> Examples:
+    def examples(self, rows: Records, draw: int | None = None) -> WindowExamples:
         """Read the windows of all questions and label them. Reports answers that no window contains
         as a whole.
         """
@@ -259,32 +259,32 @@ class ExtractAnswers(LabelledObjective):
                 "in the loss"
             )
         visible = Ragged.of([is_visible(part, self.tokenizer.cls_id) for part in encoded])
-        return Examples(*self.tokens_and_types(encoded), np.array(labels), visible)
+        return WindowExamples(*self.tokens_and_types(encoded), np.array(labels), visible)
 
     def batch(
-        self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0
-    ) -> Batch:
+        self, examples: WindowExamples, rows: Ids, width: int | None = None, *, draw: int = 0
+    ) -> WindowBatch:
         inputs = self.pack(examples, rows, width)
         packing: Any = inputs.packing
         visible = examples.visible.padded(rows, packing.shape[1], 0).bool()
         labels = np.where(examples.labels[rows, 1:] < packing.shape[1], examples.labels[rows], 0)
-        return Batch(
+        return WindowBatch(
             inputs, torch.from_numpy(labels), int((labels[:, 0] != UNKNOWN).sum()), visible
         )
 
     # --- loss, predictions, scores ----------------------------------------------------------------
 
-    def logits(self, model: Transformer, batch: Batch) -> Tensor:
+    def logits(self, model: Transformer, batch: WindowBatch) -> Tensor:
         """(B, T, 2) of start and end; -inf outside of the softmax."""
         assert isinstance(batch.inputs.packing, Packing)
         states = model(batch.inputs)[0][None]
         logits: Tensor = batch.inputs.packing.grid(model.heads["span"](states, batch.inputs, None))
         return logits.masked_fill(~batch.visible[:, :, None], float("-inf"))
 
-    def nll(self, logits: Tensor, batch: Batch) -> Tensor:
+    def nll(self, logits: Tensor, batch: WindowBatch) -> Tensor:
         return super().nll(logits, batch) / 2
 
-    def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
+    def predictions(self, logits: Tensor, batch: WindowBatch) -> dict[str, Any]:
         return {"logits": [logits.cpu()]}
 
     def compute_scores(self, run: EvalRun) -> Evaluation:

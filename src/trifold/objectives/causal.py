@@ -134,7 +134,7 @@ class CausalSettings(ObjectiveSettings):
             objective, context.config_for(tokenizer), train, valid, lambda _epoch: redraws
         )
 
-    def _read_into_memory(self, context: BuildContext) -> tuple[Causal, Any, Corpus, str]:
+    def _read_into_memory(self, context: BuildContext) -> tuple[Causal, Any, EncodedDocuments, str]:
         """The objective, training text, validation text and the name of the latter."""
         train, valid = context.read(read_documents)
         tokenizer = context.load_or_train_tokenizer(lambda: train.texts, prepend_bos=self.begin)
@@ -152,7 +152,7 @@ class CausalSettings(ObjectiveSettings):
             context.report(f"{name}: {line}")
         return objective, corpus, objective.encode(valid.texts), valid.report.name
 
-    def _open_cache(self, context: BuildContext) -> tuple[Causal, Any, Corpus, str]:
+    def _open_cache(self, context: BuildContext) -> tuple[Causal, Any, EncodedDocuments, str]:
         """As `_read_into_memory`, with the training text in a cache on disk, which is created if it
         does not exist.
         """
@@ -201,7 +201,7 @@ class CausalSettings(ObjectiveSettings):
             return objective, train, objective.encode(documents.texts), documents.report.name
         valid = open_side("valid")
         tokens = Ragged(valid.ids[:].astype(np.int32), valid.starts[:])
-        return objective, train, Corpus(tokens, valid.bytes), valid.report.name
+        return objective, train, EncodedDocuments(tokens, valid.bytes), valid.report.name
 
     def _describe_unlabelled(self, starts: Any) -> Iterator[str]:
         """Lines about tokens that are never labels, however the documents are split."""
@@ -222,7 +222,7 @@ def _count_single_tokens(starts: Any) -> int:
     return sum(int(np.count_nonzero(np.diff(part) == 1)) for part in parts)
 
 
-def _describe_unknown(tokenizer: Tokenizer, corpus: Corpus) -> Iterator[str]:
+def _describe_unknown(tokenizer: Tokenizer, corpus: EncodedDocuments) -> Iterator[str]:
     if count := count_unknown(tokenizer, corpus.tokens.ids):
         unknown = tokenizer.names["unk_token"]
         total = len(corpus.tokens.ids)
@@ -232,7 +232,7 @@ def _describe_unknown(tokenizer: Tokenizer, corpus: Corpus) -> Iterator[str]:
 # --- examples, batches ----------------------------------------------------------------------------
 
 
-class Corpus(NamedTuple):
+class EncodedDocuments(NamedTuple):
     """Encoded documents with their special tokens.
 
     bytes: UTF-8 bytes of the text that the labels stand for. cut: treatment of documents that are
@@ -253,7 +253,7 @@ class TokenStream(Blocks):
     ids: Any = None  # indexed like an array of integers
 
 
-def chunk_corpus(
+def chunk_documents(
     tokens: Ragged, width: int, cut: Cut = "pieces", draw: int | None = None
 ) -> DocumentChunks:
     """Chunks of at most `width` inputs, whose labels are one token later.
@@ -294,7 +294,7 @@ class Causal(Objective):
             "prepend_bos": settings.begin
         }  # other programs begin a text in the same way
 
-    def encode(self, texts: Sequence[str]) -> Corpus:
+    def encode(self, texts: Sequence[str]) -> EncodedDocuments:
         """Documents as tokens, with <s> and </s> as the settings specify."""
         after = [self.tokenizer.required("eos")] if self.settings.end else []
         encoded = self.tokenizer.encode(texts)
@@ -311,17 +311,17 @@ class Causal(Objective):
                     size -= _first_token_bytes(
                         text, str(self.tokenizer.library.id_to_token(ids[0])), first
                     )
-        return Corpus(Ragged.of([[*self.before, *ids, *after] for ids in encoded]), size)
+        return EncodedDocuments(Ragged.of([[*self.before, *ids, *after] for ids in encoded]), size)
 
     def examples(
-        self, rows: Corpus | TokenCache, draw: int | None = None
+        self, rows: EncodedDocuments | TokenCache, draw: int | None = None
     ) -> DocumentChunks | TokenStream:
         """Chunks; with `draw` and a cache or windows, at other positions for each draw."""
         if isinstance(rows, TokenCache):
             return TokenStream(
                 rows.starts, self.width, (draw or 0) % self.width, skip_last=1, ids=rows.ids
             )
-        return chunk_corpus(rows.tokens, self.width, rows.cut, draw)
+        return chunk_documents(rows.tokens, self.width, rows.cut, draw)
 
     def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """Pack the given chunks; labels (N,): the token after each position of the packed row, -1
@@ -358,7 +358,9 @@ class Causal(Objective):
 
     # --- samples ---------------------------------------------------------------------------------
 
-    def samples(self, model: Transformer, rows: Corpus, context: EvalContext) -> list[Sample]:
+    def samples(
+        self, model: Transformer, rows: EncodedDocuments, context: EvalContext
+    ) -> list[Sample]:
         """Sampled continuations of the recipe's prompts, or of beginnings of the rows; a function
         of the seed.
         """
@@ -374,14 +376,14 @@ class Causal(Objective):
         pairs = zip(texts, self.tokenizer.decode(outputs), strict=True)
         return [Sample(text, None, full[len(text) :]) for text, full in pairs]
 
-    def _prompts(self, rows: Corpus, count: int) -> Ragged:
+    def _prompts(self, rows: EncodedDocuments, count: int) -> Ragged:
         """Tokens of the recipe's prompts, or the beginnings of `count` documents or chunks."""
         if self.settings.prompts:
             encoded = self.tokenizer.encode(self.settings.prompts[:count])
             return Ragged.of(
                 [[*self.before, *ids][: self.width] for ids in encoded if self.before or ids]
             )
-        chunks = chunk_corpus(rows.tokens, self.width).chunks
+        chunks = chunk_documents(rows.tokens, self.width).chunks
         starts = chunks.starts
         sizes = chunks.sizes
         if len(rows.tokens) >= count:

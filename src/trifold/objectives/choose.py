@@ -20,7 +20,7 @@ from trifold.data import Records, Role, read_records
 from trifold.data.tables import MISSING, check_text, is_missing
 from trifold.errors import DataError
 from trifold.nn import Transformer
-from trifold.objectives.batch import Batch as BaseBatch
+from trifold.objectives.batch import Batch
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.objective import BuildContext, TaskBundle
@@ -173,7 +173,7 @@ def _read_label(label: Any, texts: list[str], names: list[str], first: int) -> d
 
 
 @dataclass(frozen=True)
-class Examples(TextExamples):
+class ChoiceExamples(TextExamples):
     """Pairs; row r has those from starts[r] to starts[r + 1] (N + 1,). labels (N,): the numbers of
     the right ones.
     """
@@ -187,7 +187,7 @@ class Examples(TextExamples):
 
 
 @dataclass(frozen=True)
-class Batch(BaseBatch):
+class ChoiceBatch(Batch):
     """Packed pairs, and labels (B,). counts: of the pairs of each row."""
 
     counts: list[int]
@@ -198,30 +198,34 @@ class Choose(LabelledObjective):
 
     token_name = "rows"
 
-    def examples(self, rows: Records, draw: int | None = None) -> Examples:
+    def examples(self, rows: Records, draw: int | None = None) -> ChoiceExamples:
         """Encode the pairs of the rows, which `number_labels` has changed."""
         choices = _full_choices(rows)
         texts = rows.columns["text"]
         first = [text for text, each in zip(texts, choices, strict=True) for _ in each]
         encoded = self.encode(rows, first, [*chain(*choices)])
         starts = np.cumsum([0, *map(len, choices)])
-        return Examples(*self.tokens_and_types(encoded), np.array(rows.columns["label"]), starts)
+        return ChoiceExamples(
+            *self.tokens_and_types(encoded), np.array(rows.columns["label"]), starts
+        )
 
     def batch(
-        self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0
-    ) -> Batch:
+        self, examples: ChoiceExamples, rows: Ids, width: int | None = None, *, draw: int = 0
+    ) -> ChoiceBatch:
         pairs = [np.arange(examples.starts[row], examples.starts[row + 1]) for row in rows]
         inputs = self.pack(examples, np.concatenate(pairs), width)
-        return Batch(inputs, torch.from_numpy(examples.labels[rows]), len(rows), [*map(len, pairs)])
+        return ChoiceBatch(
+            inputs, torch.from_numpy(examples.labels[rows]), len(rows), [*map(len, pairs)]
+        )
 
-    def logits(self, model: Transformer, batch: Batch) -> Tensor:
+    def logits(self, model: Transformer, batch: ChoiceBatch) -> Tensor:
         """(B, C), C being the largest number of choices; -infinity beyond those of a row."""
         scores = model.head_outputs(batch.inputs, heads=["choice"])["choice"][:, 0].split(
             batch.counts
         )
         return pad_sequence(scores, batch_first=True, padding_value=float("-inf"))
 
-    def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
+    def predictions(self, logits: Tensor, batch: ChoiceBatch) -> dict[str, Any]:
         sure, best = logits.softmax(-1).max(-1)
         values = {"outputs": [best.cpu().numpy()], "confidences": [sure.cpu().numpy()]}
         return {"correct": int((best == batch.labels).sum()), **values}

@@ -35,7 +35,12 @@ from trifold.objectives.documents import (
 )
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.objective import ObjectiveSettings
-from trifold.objectives.translate import Batch, Examples, Translate, with_end
+from trifold.objectives.translate import (
+    SourceTargetBatch,
+    SourceTargetExamples,
+    Translate,
+    with_end,
+)
 from trifold.predict.generate_texts import generate_rows
 from trifold.scores import exact_match
 from trifold.settings import Settings
@@ -188,7 +193,7 @@ class Denoise(DocumentObjective):
 
     def corrupt_rows(
         self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0
-    ) -> Examples:
+    ) -> SourceTargetExamples:
         """Sources and targets of the given examples, each a function of (draw, number of the
         example).
         """
@@ -197,15 +202,17 @@ class Denoise(DocumentObjective):
             ids, _, sentences = examples[row]
             room = len(ids) if width is None else width - 1
             pairs.append(self.corrupt(ids[:room], sentences[:room], example_rng(draw, row)))
-        return Examples(*(with_end(self.tokenizer, side) for side in zip(*pairs, strict=True)))
+        return SourceTargetExamples(
+            *(with_end(self.tokenizer, side) for side in zip(*pairs, strict=True))
+        )
 
     def batch(
         self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0
-    ) -> Batch:
+    ) -> SourceTargetBatch:
         pairs = self.corrupt_rows(examples, rows, width, draw=draw)
         return self._translate.batch(pairs, np.arange(len(rows)))
 
-    def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
+    def loss(self, model: Transformer, batch: SourceTargetBatch) -> dict[str, LossTerm]:
         return self._translate.loss(model, batch)
 
     def compute_scores(self, run: EvalRun) -> Evaluation:

@@ -29,7 +29,7 @@ from trifold.errors import DataError, SettingsError
 from trifold.hub.sentence_transformers import SentenceModules, write_modules
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives import labelled
-from trifold.objectives.batch import Batch as BaseBatch, LossTerm
+from trifold.objectives.batch import Batch, LossTerm
 from trifold.objectives.labels import NUMBERS, ROLES, check_commas, read_label, read_numbers
 from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.predict.embed import POOLINGS
@@ -203,7 +203,7 @@ def _count_shared(numbers: Ids) -> int:
 
 
 @dataclass(frozen=True)
-class Examples(labelled.TextExamples):
+class RelatedTextExamples(labelled.TextExamples):
     """The texts of each row in turn. labels (N,): scores; numbers (N, sides): of `_numbered`."""
 
     numbers: Ids
@@ -216,7 +216,7 @@ class Examples(labelled.TextExamples):
 
 
 @dataclass(frozen=True)
-class Batch(BaseBatch):
+class RelatedTextBatch(Batch):
     """Packed texts. labels (B, 1 + sides): the score and the numbers of the texts; gradient: of the
     loss of the global batch, `value`, by this part's table.
     """
@@ -236,7 +236,7 @@ class Embed(labelled.LabelledObjective):
     prompts: Mapping[str, str]
     top: float | None
 
-    def examples(self, rows: Records, draw: int | None = None) -> Examples:
+    def examples(self, rows: Records, draw: int | None = None) -> RelatedTextExamples:
         """Encode texts. Raises DataError for a missing text or score."""
         texts = _texts(rows, self.roles)
         scores = (
@@ -245,20 +245,20 @@ class Embed(labelled.LabelledObjective):
         before = [self.prompts.get(role, "") for role in self.roles]
         read = [prompt + text for prompt, text in zip(cycle(before), texts, strict=False)]
         tokens, types = self.tokens_and_types(self.encode(rows, read))
-        return Examples(tokens, types, scores, _numbered(texts, self.roles))
+        return RelatedTextExamples(tokens, types, scores, _numbered(texts, self.roles))
 
     def batch(
-        self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0
-    ) -> Batch:
+        self, examples: RelatedTextExamples, rows: Ids, width: int | None = None, *, draw: int = 0
+    ) -> RelatedTextBatch:
         sides = np.arange(len(self.roles))
         texts = (rows[:, None] * len(sides) + sides).ravel()
         numbers = examples.numbers[rows] % LARGEST
         labels = torch.from_numpy(np.column_stack([examples.labels[rows], numbers])).float()
-        return Batch(self.pack(examples, texts, width), labels, len(rows))
+        return RelatedTextBatch(self.pack(examples, texts, width), labels, len(rows))
 
     # --- loss, scores -----------------------------------------------------------------------------
 
-    def table(self, model: Transformer, batch: Batch) -> Tensor:
+    def table(self, model: Transformer, batch: RelatedTextBatch) -> Tensor:
         """(B, 1 + sides + sides · E) the score, the numbers of the texts and the vectors of each
         row, of which the loss is a function.
         """
@@ -317,7 +317,7 @@ class Embed(labelled.LabelledObjective):
         found[:, : len(table)].fill_diagonal_(False)
         return found
 
-    def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
+    def loss(self, model: Transformer, batch: RelatedTextBatch) -> dict[str, LossTerm]:
         """The loss times the rows; of a part of a global batch, a term with the same gradient."""
         table = self.table(model, batch)
         rows = batch.tokens
@@ -326,7 +326,7 @@ class Embed(labelled.LabelledObjective):
         total = torch.tensor(batch.value * rows)
         return {"tokens": LossTerm((table * batch.gradient).sum(), rows, nll=total)}
 
-    def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
+    def measure(self, model: Transformer, batch: RelatedTextBatch) -> dict[str, Any]:
         """The loss among the rows of the batch, and their table."""
         table = self.table(model, batch)
         nll = float(self.table_loss(table)) * len(table)

@@ -73,7 +73,7 @@ class ImagesSettings(ClassifySettings):
 
 
 @dataclass(frozen=True)
-class Examples:
+class ImageExamples:
     """Images of one shape, and labels (N,). lengths: (N, 1) patches, and the class token."""
 
     images: Sequence[NDArray[np.uint8]]
@@ -91,7 +91,7 @@ class Images(Classify):
 
     def examples(self, rows: Records, draw: int | None = None) -> Any:
         lengths = np.full((len(rows), 1), self.config.n_patches + 1)
-        return Examples(rows.columns["image"], self._number_labels(rows), lengths)
+        return ImageExamples(rows.columns["image"], self._number_labels(rows), lengths)
 
     def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         """The pixels of the given images; with a `draw`, each is changed at random."""

@@ -31,7 +31,7 @@ from trifold.nn.heads import SpanBoundary
 from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.packing import round_up
 from trifold.objectives.batch import (
-    Batch as BaseBatch,
+    Batch,
     LossTerm,
     measure_tokens,
     pack,
@@ -106,7 +106,7 @@ class MaskedSettings(MaskingSettings):
 
 
 @dataclass(frozen=True)
-class Batch(BaseBatch):
+class MaskedBatch(Batch):
     """Packed rows with masked tokens.
 
     positions (M,): of masked tokens in the packed row; labels (M,): the original tokens, -1 in
@@ -171,7 +171,7 @@ class MaskedLM(DocumentObjective):
 
     def batch(
         self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0
-    ) -> Batch:
+    ) -> MaskedBatch:
         """Mask tokens of the given examples, as a function of (draw, number of the example), and
         pack them.
         """
@@ -193,7 +193,7 @@ class MaskedLM(DocumentObjective):
             ids, positions, rng, self.replacement, per_span=self.settings.mask == "spans"
         )
 
-    def pack(self, rows: Sequence[MaskedRow], segments: Sequence[Ids] | None = None) -> Batch:
+    def pack(self, rows: Sequence[MaskedRow], segments: Sequence[Ids] | None = None) -> MaskedBatch:
         """Concatenate rows into one."""
         lengths = np.array([len(row.inputs) for row in rows], dtype=np.int64)
         ids = np.concatenate([row.inputs for row in rows])
@@ -209,7 +209,9 @@ class MaskedLM(DocumentObjective):
             [row.positions + first for row, first in zip(rows, firsts, strict=True)]
         )
         labels = np.concatenate([row.targets for row in rows])
-        batch = Batch(inputs, pad_end(labels, size, -1), count, pad_end(positions, size, last))
+        batch = MaskedBatch(
+            inputs, pad_end(labels, size, -1), count, pad_end(positions, size, last)
+        )
         if not self.settings.boundary:
             return batch
         spans = np.concatenate([row.spans + first for row, first in zip(rows, firsts, strict=True)])
@@ -220,14 +222,14 @@ class MaskedLM(DocumentObjective):
         boundary = torch.stack([*sides, pad_end(offset, size, -1)])
         return replace(batch, boundary=boundary, boundary_tokens=int((offset >= 0).sum()))
 
-    def counts(self, batch: Batch) -> dict[str, int]:
+    def counts(self, batch: MaskedBatch) -> dict[str, int]:
         boundary = {"boundary": batch.boundary_tokens} if self.settings.boundary else {}
         return {"tokens": batch.tokens} | boundary
 
     # --- loss, scores -----------------------------------------------------------------------------
 
     def loss(
-        self, model: Transformer, batch: Batch, states: Tensor | None = None
+        self, model: Transformer, batch: MaskedBatch, states: Tensor | None = None
     ) -> dict[str, LossTerm]:
         """Cross-entropy of the masked tokens, and of the span-boundary objective, in nats. states
         (N, E): the last ones, if they are known.
@@ -248,7 +250,7 @@ class MaskedLM(DocumentObjective):
         return terms
 
     def measure(
-        self, model: Transformer, batch: Batch, states: Tensor | None = None
+        self, model: Transformer, batch: MaskedBatch, states: Tensor | None = None
     ) -> dict[str, Any]:
         """Negative log-likelihood and correct predictions of the masked tokens. states: as for
         `loss`.

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.masks import padding_mask
 from trifold.nn.parts import EmbeddingsPart, part_of
-from trifold.objectives.batch import Batch as BaseBatch, LossTerm, measure_tokens, token_loss
+from trifold.objectives.batch import Batch, LossTerm, measure_tokens, token_loss
 from trifold.objectives.documents import (
     Cut,
     DocumentChunks,
@@ -71,7 +71,7 @@ class PermutationSettings(DocumentObjectiveSettings):
 
 
 @dataclass(frozen=True)
-class Batch(BaseBatch):
+class PermutedBatch(Batch):
     """Padded rows with the order of their tokens. positions (B, P): of the targets; labels (B, P):
     -1 in padding.
     """
@@ -88,7 +88,7 @@ class Permutation(DocumentObjective):
 
     def batch(
         self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0
-    ) -> Batch:
+    ) -> PermutedBatch:
         """Draw an order for each of the given examples, a function of (draw, number of the
         example).
         """
@@ -99,7 +99,9 @@ class Permutation(DocumentObjective):
         lengths = torch.tensor([len(ids) for ids in texts])
         tokens = _padded(texts, self.tokenizer.required("pad"))
         inputs = Inputs(tokens, padding_mask(lengths, int(lengths.max())), order=_padded(orders, 0))
-        return Batch(inputs, _padded(labels, -1), sum(map(len, positions)), _padded(positions, 0))
+        return PermutedBatch(
+            inputs, _padded(labels, -1), sum(map(len, positions)), _padded(positions, 0)
+        )
 
     def order(self, ids: Ids, draw: int, row: int) -> Ids:
         """The rank of each token in the order, 0 for tokens that are no target; special tokens are
@@ -113,11 +115,11 @@ class Permutation(DocumentObjective):
 
     # --- loss, scores -----------------------------------------------------------------------------
 
-    def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
+    def loss(self, model: Transformer, batch: PermutedBatch) -> dict[str, LossTerm]:
         states = _query_states(model, batch).flatten(0, 1)
         return {"tokens": token_loss(model, states, batch)}
 
-    def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
+    def measure(self, model: Transformer, batch: PermutedBatch) -> dict[str, Any]:
         states = _query_states(model, batch).flatten(0, 1)
         return measure_tokens(model, states, batch)
 
@@ -158,7 +160,7 @@ def _padded(rows: list[Ids], value: int) -> Tensor:
     )
 
 
-def _query_states(model: Transformer, batch: Batch) -> Tensor:
+def _query_states(model: Transformer, batch: PermutedBatch) -> Tensor:
     """The states (B, P, E) that predict the targets."""
     embeddings = part_of(EmbeddingsPart, model.config)
     return embeddings.query_states(model, batch.inputs, batch.positions)

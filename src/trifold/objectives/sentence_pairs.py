@@ -30,7 +30,7 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.batch import LossTerm
 from trifold.objectives.documents import Cut
 from trifold.objectives.evaluation import EvalRun, Evaluation
-from trifold.objectives.masked import Batch as MaskedBatch, MaskedLM, MaskingSettings
+from trifold.objectives.masked import MaskedBatch, MaskedLM, MaskingSettings
 from trifold.text import Tokenizer
 from trifold.text.annotation import AnnotatedTexts
 from trifold.text.encoded import share_room
@@ -66,7 +66,7 @@ class SentencePairSettings(MaskingSettings):
 
 
 @dataclass(frozen=True)
-class Pairs:
+class SentencePairExamples:
     """Examples. document (N,): number of the document; bounds (N, 3): start, middle and end of the
     two texts; whole (N, 3): the same before truncation.
 
@@ -89,7 +89,7 @@ class Pairs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch(MaskedBatch):
+class MaskedPairBatch(MaskedBatch):
     """Packed pairs with masked tokens. pairs (B,): 0 positive, 1 negative."""
 
     pairs: Tensor
@@ -112,7 +112,7 @@ class SentencePairs(MaskedLM):
 
     # --- rows -> examples -------------------------------------------------------------------------
 
-    def examples(self, rows: AnnotatedTexts, draw: int | None = None) -> Pairs:
+    def examples(self, rows: AnnotatedTexts, draw: int | None = None) -> SentencePairExamples:
         """Runs of sentences that fill the model's width, each split in two between sentences; half
         are negative.
 
@@ -148,7 +148,7 @@ class SentencePairs(MaskedLM):
         negative = rng.random(len(document)) < 0.5
         other = np.where(negative, _draw_others(document, rng), own) if follows else own
         lengths = np.minimum(first + second[other], self.room)[:, None] + self.special.size
-        return Pairs(rows, document, bounds, whole, negative, other, lengths)
+        return SentencePairExamples(rows, document, bounds, whole, negative, other, lengths)
 
     def _cut_document(
         self, rows: AnnotatedTexts, number: int, draw: int
@@ -210,7 +210,9 @@ class SentencePairs(MaskedLM):
 
     # --- examples -> batch ------------------------------------------------------------------------
 
-    def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
+    def batch(
+        self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0
+    ) -> MaskedPairBatch:
         masked = []
         segments = []
         for row in rows.tolist():
@@ -218,9 +220,9 @@ class SentencePairs(MaskedLM):
             masked.append(self.mask_ids(ids, starts, draw, row))
             segments.append(own)
         pairs = torch.from_numpy(examples.negative[rows].astype(np.int64))
-        return Batch(**vars(self.pack(masked, segments)), pairs=pairs)
+        return MaskedPairBatch(**vars(self.pack(masked, segments)), pairs=pairs)
 
-    def _join(self, examples: Pairs, row: int) -> tuple[Ids, Flags, Ids]:
+    def _join(self, examples: SentencePairExamples, row: int) -> tuple[Ids, Flags, Ids]:
         """Ids of a pair with special tokens, flags at the first tokens of words, and segments."""
         first = examples.text(row, 0)
         second = examples.text(int(examples.other[row]), 1)
@@ -251,7 +253,7 @@ class SentencePairs(MaskedLM):
         terms = super().loss(model, batch, states)
         return terms | {"pairs": LossTerm(nll, len(batch.pairs), self.settings.weight)}
 
-    def _logits(self, model: Transformer, batch: Batch, states: Tensor) -> Tensor:
+    def _logits(self, model: Transformer, batch: MaskedPairBatch, states: Tensor) -> Tensor:
         """(B, 2) logits from the state of each row's first token."""
         packing: Any = batch.inputs.packing
         first = states.index_select(0, packing.starts[:-1].to(states.device))[:, None]

@@ -17,7 +17,7 @@ from trifold.data.tables import check_text
 from trifold.errors import DataError
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.objective import BuildContext
-from trifold.objectives.translate import Examples, Translate, TranslateSettings
+from trifold.objectives.translate import SourceTargetExamples, Translate, TranslateSettings
 from trifold.scores.rouge import RougeScore
 from trifold.scripts import main_script
 
@@ -40,7 +40,7 @@ ROLES = {
 }
 
 
-class Summaries(Records):
+class SummaryRows(Records):
     """Rows with a source and a list of references, of which the first one is the target."""
 
     sources = property(lambda self: self.columns["source"])
@@ -60,9 +60,9 @@ class SummarizeSettings(TranslateSettings):
     best_by: Literal["rouge1", "rouge2", "rougeL", "loss"] = "rougeL"  # type: ignore[assignment]
     max_source: int = Field(512, ge=2, description="tokens to which sources are truncated")
 
-    def read(self, source: Any, data: Any, split: str) -> Summaries:
+    def read(self, source: Any, data: Any, split: str) -> SummaryRows:
         rows = read_records(source, data, ROLES, split)
-        return Summaries(**vars(rows))
+        return SummaryRows(**vars(rows))
 
     def script_note(self, rows: Any) -> str | None:
         if main_script(rows.targets) == "latin":
@@ -82,7 +82,7 @@ class Summarize(Translate):
     row_name = "texts"
     report: Any = print
 
-    def examples(self, rows: Any, draw: int | None = None) -> Examples:
+    def examples(self, rows: Any, draw: int | None = None) -> SourceTargetExamples:
         """Encode both sides; sources end with </s> after `max_source` tokens at most."""
         found = super().examples(rows, draw)
         limit = self.settings.max_source

@@ -147,7 +147,7 @@ def _with_labels(config: ModelConfig, rows: Records, start: ModelConfig | None) 
 
 
 @dataclass(frozen=True)
-class Examples(TextExamples):
+class TaggedExamples(TextExamples):
     """Sentences, the label of each token, and of each sentence the first tokens of its words (-1:
     none).
     """
@@ -161,7 +161,7 @@ class TagWords(LabelledObjective):
     row_name = "sentences"
     token_name = "words"
 
-    def examples(self, rows: Records, draw: int | None = None) -> Examples:
+    def examples(self, rows: Records, draw: int | None = None) -> TaggedExamples:
         """Encode sentences and align their words with tokens. Reports truncated sentences and
         unknown tags.
         """
@@ -183,10 +183,10 @@ class TagWords(LabelledObjective):
             )
         self.report_unseen(rows, (tag for tag in chain(*tags) if tag not in self.numbers), "tags")
         labelled = Ragged.of([label.tolist() for label in labels])
-        return Examples(*self.tokens_and_types(encoded), labelled, firsts)
+        return TaggedExamples(*self.tokens_and_types(encoded), labelled, firsts)
 
     def batch(
-        self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0
+        self, examples: TaggedExamples, rows: Ids, width: int | None = None, *, draw: int = 0
     ) -> Batch:
         """Pack the given sentences, truncated to `width` tokens if given. Not random. labels (T,):
         of the tokens.

@@ -24,7 +24,7 @@ from trifold.data import DataSettings, Pairs, Source, read_pairs
 from trifold.errors import DataError, SettingsError
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.objective import BuildContext, ObjectiveSettings, TaskBundle
-from trifold.objectives.translate import Examples, Translate
+from trifold.objectives.translate import SourceTargetExamples, Translate
 from trifold.scores import SCORES
 from trifold.scores.bleu import tokenizer_note
 from trifold.scores.correlation import pearson
@@ -195,7 +195,7 @@ def _format_target(text: str, line: int, part: PartSettings, name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Rows:
+class ConcatenatedParts:
     """The rows of all parts, concatenated. parts: name, first row and end of each. mixed: whether
     an epoch mixes the parts by their shares, or has every row once.
     """
@@ -203,7 +203,7 @@ class Rows:
     parts: Sequence[tuple[str, int, int]]
     sources: Sequence[str]
     targets: Sequence[str]
-    examples: Examples
+    examples: SourceTargetExamples
     mixed: bool
 
 
@@ -223,7 +223,7 @@ class TextToText(Translate):
 
     row_name = "rows"
 
-    def rows(self, parts: dict[str, Pairs], *, mixed: bool) -> Rows:
+    def rows(self, parts: dict[str, Pairs], *, mixed: bool) -> ConcatenatedParts:
         """The texts of all parts, encoded."""
         sources, targets = (
             [text for part in parts.values() for text in getattr(part, side)]
@@ -231,20 +231,24 @@ class TextToText(Translate):
         )
         stops = np.cumsum([len(part) for part in parts.values()]).tolist()
         bounds = list(zip(parts, [0, *stops[:-1]], stops, strict=True))
-        return Rows(bounds, sources, targets, super().examples(Pairs(sources, targets)), mixed)
+        return ConcatenatedParts(
+            bounds, sources, targets, super().examples(Pairs(sources, targets)), mixed
+        )
 
-    def rows_per_epoch(self, rows: Rows) -> list[int]:
+    def rows_per_epoch(self, rows: ConcatenatedParts) -> list[int]:
         """Rows of each part in an epoch."""
         sizes = [stop - start for _, start, stop in rows.parts]
         return rows_per_part(sizes, self.settings.limit, self.settings.temperature)
 
-    def examples(self, rows: Rows, draw: int | None = None) -> Examples:  # type: ignore[override]
+    def examples(self, rows: ConcatenatedParts, draw: int | None = None) -> SourceTargetExamples:  # type: ignore[override]
         if not rows.mixed:
             return rows.examples
         chosen = self.choose_rows(rows, draw or 0)
-        return Examples(rows.examples.sources.select(chosen), rows.examples.targets.select(chosen))
+        return SourceTargetExamples(
+            rows.examples.sources.select(chosen), rows.examples.targets.select(chosen)
+        )
 
-    def choose_rows(self, rows: Rows, draw: int) -> Ids:
+    def choose_rows(self, rows: ConcatenatedParts, draw: int) -> Ids:
         """The share of each part: all of its rows equally often, except for a random choice that
         comes once more.
         """
@@ -259,7 +263,7 @@ class TextToText(Translate):
     # --- scores ----------------------------------------------------------------------------------
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
-        rows: Rows = run.rows
+        rows: ConcatenatedParts = run.rows
         outputs = self.outputs(run, rows.examples.sources)
         scores = {}
         signatures = []

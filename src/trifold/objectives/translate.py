@@ -23,7 +23,7 @@ from trifold.data import Pairs, read_pairs
 from trifold.errors import SettingsError
 from trifold.generation_config import GenerationConfig
 from trifold.nn import Inputs, Transformer
-from trifold.objectives.batch import Batch as BaseBatch, LossTerm, pack_rows, token_loss
+from trifold.objectives.batch import Batch, LossTerm, pack_rows, token_loss
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.objective import BuildContext, Objective, ObjectiveSettings, TaskBundle
 from trifold.predict.generate_texts import generate_rows
@@ -136,7 +136,7 @@ def _load_or_train_tokenizers(context: BuildContext, pairs: Pairs) -> tuple[Toke
 
 
 @dataclass(frozen=True)
-class Examples:
+class SourceTargetExamples:
     """Encoded rows; both sides end with </s>."""
 
     sources: Ragged
@@ -149,7 +149,7 @@ class Examples:
 
 
 @dataclass(frozen=True)
-class Batch(BaseBatch):
+class SourceTargetBatch(Batch):
     """Packed rows: inputs of the encoder; target, those of the decoder; labels (N,): the token to
     predict at each position of the decoder's packed row, -1 in padding.
     """
@@ -175,17 +175,17 @@ class Translate(Objective):
         self.target = target
         self.start_id = target.required("bos") if start_id is None else start_id
 
-    def examples(self, pairs: Pairs, draw: int | None = None) -> Examples:
+    def examples(self, pairs: Pairs, draw: int | None = None) -> SourceTargetExamples:
         """Encode both sides. With `draw`, merges are dropped at random as the tokenizers
         specify.
         """
-        return Examples(
+        return SourceTargetExamples(
             _encode(self.source, pairs.sources, draw), _encode(self.target, pairs.targets, draw)
         )
 
     def batch(
-        self, examples: Examples, rows: Ids, width: int | None = None, *, draw: int = 0
-    ) -> Batch:
+        self, examples: SourceTargetExamples, rows: Ids, width: int | None = None, *, draw: int = 0
+    ) -> SourceTargetBatch:
         """Pack the given rows, truncated to `width` tokens if given. Random only with scheduled
         sampling.
         """
@@ -198,7 +198,9 @@ class Translate(Objective):
         # start token.
         shifted = ids.roll(1)
         shifted[packing.starts[:-1]] = self.start_id
-        batch = Batch(source, labels, packing.real, Inputs(shifted[None], packing=packing))
+        batch = SourceTargetBatch(
+            source, labels, packing.real, Inputs(shifted[None], packing=packing)
+        )
         if not (share := getattr(self.settings, "scheduled_sampling", 0.0)):
             return batch
         sampled = torch.zeros(packing.length, dtype=torch.bool)
@@ -211,7 +213,7 @@ class Translate(Objective):
 
     # --- loss, scores -----------------------------------------------------------------------------
 
-    def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
+    def loss(self, model: Transformer, batch: SourceTargetBatch) -> dict[str, LossTerm]:
         target = batch.target
         smoothing = self.settings.label_smoothing
         if batch.sampled is not None and model.training:  # two passes: Mihaylova & Martins 2019
