@@ -62,8 +62,6 @@ EXAMPLES = (
 SMALL_BATCH = (
     64  # pictures, or texts of a generation model, that are read before the first prediction
 )
-MULTI = "multi_label_classification"
-REGRESSION = "regression"
 
 # Options of the tasks.
 OPTIONS = {
@@ -390,6 +388,7 @@ class Predictor:
 
     def chosen(self, found: Any) -> Any:
         """What a threshold leaves of a prediction that has every class."""
+        from trifold.nn.config import MULTI
         from trifold.predict.classify import apply_threshold
 
         threshold = self.options.get("threshold")
@@ -493,6 +492,7 @@ def _check_options(
 
 def _classes(config: ModelConfig, task: str) -> Sequence[str]:
     """The names of the classes that a task chooses from, if it has a fixed set."""
+    from trifold.nn.config import REGRESSION
     from trifold.predict.classify import ANSWERS
 
     if task == "next-sentence":
@@ -507,6 +507,8 @@ def _predict_rows(
     predictor: Predictor, read: Any, out: Path, form: Format, key: str, size: int
 ) -> None:
     """Write the rows with their predictions."""
+    from trifold.nn.config import MULTI, REGRESSION
+
     config = predictor.config
     is_class = predictor.task in ("classify", "choose")
     has_score = is_class and config.problem_type not in (MULTI, REGRESSION)
@@ -530,6 +532,8 @@ def _predict_rows(
 
 def _most_labels(predictor: Predictor, usual: int) -> int:
     """The most labels of an input: the `usual` number, and all if it may have several."""
+    from trifold.nn.config import MULTI
+
     return predictor.config.n_labels if predictor.config.problem_type == MULTI else usual
 
 
@@ -647,6 +651,8 @@ def _values(predictor: Predictor, one: Input, found: Any) -> list[Any]:
 
 def _class_values(predictor: Predictor, problem: str | None, found: list[Label]) -> list[Any]:
     """The prediction of a classification and its score."""
+    from trifold.nn.config import MULTI, REGRESSION
+
     if problem == REGRESSION:
         return [found[0].score]
     threshold = predictor.options["threshold"]

@@ -9,7 +9,7 @@ from typing import Any
 from trifold import disk
 from trifold.cli.batch import one_line
 from trifold.look import plots
-from trifold.predict.classify import REGRESSION, SINGLE
+from trifold.nn.config import REGRESSION, SINGLE
 from trifold.scores.classification import BINS, ClassificationScore
 
 MOST = 50  # mistakes

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 from math import prod
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, PositiveInt, WrapValidator
 
@@ -35,6 +35,10 @@ Head = Literal[
     "lm", "pooler", "next-sentence", "sequence", "choice", "token", "span", "replaced", "boundary"
 ]
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
+# What the logits of classes mean: one class, any number of classes, or a number.
+SINGLE: Final = "single_label_classification"
+MULTI: Final = "multi_label_classification"
+REGRESSION: Final = "regression"
 # Beyond any model in use: a larger number is a mistake or hostile, and costs memory.
 MAX_LAYERS = 10_000
 MAX_CLASSES = 2**20

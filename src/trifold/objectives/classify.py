@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from trifold.data import DataSettings, Records, read_records
 from trifold.errors import DataError, SettingsError
 from trifold.nn import Transformer
+from trifold.nn.config import MULTI, REGRESSION, SINGLE
 from trifold.objectives.batch import Batch, LossTerm
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
@@ -37,7 +38,7 @@ from trifold.objectives.labels import (
     write_whole_numbers,
 )
 from trifold.objectives.objective import BuildContext, TaskBundle
-from trifold.predict.classify import MULTI, REGRESSION, SINGLE, choose_labels, confidences
+from trifold.predict.classify import choose_labels, confidences
 from trifold.scores.classification import ClassificationScore, MultiLabelScore, binary_f1
 from trifold.scores.correlation import CorrelationScore
 from trifold.settings import nearest

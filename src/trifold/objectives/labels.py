@@ -21,9 +21,8 @@ from trifold.data.pairs import plural
 from trifold.data.tables import MISSING, TEXTS, check_text, is_missing, list_in
 from trifold.errors import DataError
 from trifold.nn import ModelConfig
-from trifold.nn.config import ProblemType
+from trifold.nn.config import MULTI, REGRESSION, SINGLE, ProblemType
 from trifold.objectives.objective import BuildContext
-from trifold.predict.classify import MULTI, REGRESSION, SINGLE
 
 # The scores of each problem; the first one selects the best weights by default.
 SCORES = {
@@ -177,13 +176,13 @@ def _find_problem(
     labels = rows.columns["label"]
     column = rows.report.columns["label"]
     if config.label_names is not None:
-        return "single_label_classification"
+        return SINGLE
     if any(isinstance(label, list) for label in labels):
         _check_indicators(rows)
         context.report("lists of labels: a text may have several, or none")
-        return "multi_label_classification"
+        return MULTI
     if _has_several(context, {*labels}, column, separator):
-        return "multi_label_classification"
+        return MULTI
     decimals = sum(map(_is_decimal, labels))
     if column.strip().casefold() in NUMBERS:
         _check_scores(rows, is_likely=2 * decimals >= len(labels))
@@ -192,7 +191,7 @@ def _find_problem(
                 f"{column!r} has decimals: regression; model.problem_type={SINGLE} makes them "
                 "labels"
             )
-            return "regression"
+            return REGRESSION
     elif 2 * decimals >= len(labels) or (decimals and None not in map(read_number, labels)):
         context.report(
             f"warning: labels with decimals; model.problem_type={REGRESSION} predicts numbers"
@@ -209,7 +208,7 @@ def _find_problem(
             f"{column!r} has whole numbers: classes; model.problem_type={REGRESSION} predicts "
             "numbers"
         )
-    return "single_label_classification"
+    return SINGLE
 
 
 def _check_indicators(rows: Records) -> None:

@@ -15,14 +15,9 @@ from torch import Tensor
 
 from trifold.errors import UsageError
 from trifold.nn import ModelConfig
+from trifold.nn.config import MULTI, REGRESSION
 from trifold.predict.model_reader import ModelReader
 from trifold.settings import nearest
-
-# The values of `problem_type`.
-SINGLE = "single_label_classification"
-MULTI = "multi_label_classification"
-REGRESSION = "regression"
-
 
 # The least probability of a label: of each, or by label.
 Threshold: TypeAlias = float | Mapping[str, float]

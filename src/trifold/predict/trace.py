@@ -18,9 +18,10 @@ from torch.nn import functional as F
 
 from trifold.errors import DataError, UsageError
 from trifold.generate.decoding import eval_mode, refuse_non_finite
+from trifold.nn.config import MULTI, REGRESSION
 from trifold.nn.heads import NEEDS_POSITIONS
 from trifold.nn.hooks import hook_points, hooked
-from trifold.predict.classify import ANSWERS, MULTI, REGRESSION, activate
+from trifold.predict.classify import ANSWERS, activate
 from trifold.predict.trace_example import (
     Example,
     TracedPipeline,

@@ -25,10 +25,10 @@ from trifold.hub.generation import check_limits
 from trifold.hub.model_config import check_positions
 from trifold.hub.peft import adapter_tensors
 from trifold.nn import ModelConfig, Transformer
+from trifold.nn.config import REGRESSION
 from trifold.objectives.batch import Batch, Examples
 from trifold.objectives.labels import class_names
 from trifold.objectives.objective import BuildContext, Objective, TaskBundle
-from trifold.predict.classify import REGRESSION
 from trifold.recipe import Recipe
 from trifold.text import make_tokenizer
 from trifold.train.monitor import View

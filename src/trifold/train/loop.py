@@ -21,7 +21,7 @@ from trifold import fast
 from trifold.data.frames import data_overrides
 from trifold.errors import UsageError
 from trifold.memory import available_memory
-from trifold.predict.classify import REGRESSION
+from trifold.nn.config import REGRESSION
 from trifold.recipe import Recipe, is_run, load_recipe
 from trifold.train import checkpoint
 from trifold.train.checkpoint import Best, Progress, Saver
