@@ -1,4 +1,5 @@
-"""All durable writes: files are flushed to disk before their names become visible.
+"""All durable writes: files are flushed to disk before their names become visible. And the digest
+of a file that was written.
 
 Every byte, flush and rename of a run passes through these functions. Callers write `disk.flush`,
 never `from trifold.disk import flush`, so that tests can replace them to simulate a power cut, or a
@@ -61,6 +62,12 @@ def replace_bytes(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     flush_folder(path.parent)
+
+
+def sha256_of_file(path: Path) -> str:
+    """SHA-256 (hexadecimal) of a file. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def leftovers(folder: Path) -> list[Path]:

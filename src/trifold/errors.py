@@ -5,6 +5,7 @@ remedy. Internal errors stay `AssertionError`s with a traceback.
 """
 
 import re
+from collections.abc import Sequence
 from textwrap import wrap
 
 MAX_LINE, MAX_LINES = 2_000, 20  # characters of a line and lines of a message
@@ -46,6 +47,17 @@ def wrapped(text: str, columns: int | None = None) -> str:
         )
         lines += found or [""]
     return "\n".join(lines).replace("\0", " ")
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 pair` or `1,234 pairs`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def join_or(names: Sequence[str]) -> str:
+    """`a`, `a or b`, or `a, b or c`."""
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 # Options and commands in messages -> their names in Python.

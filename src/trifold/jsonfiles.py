@@ -61,6 +61,15 @@ def read_json(path: Path, *, largest: int = MAX_INTEGER) -> dict[str, Any]:
     return parse_json(read_bytes(path, MAX_JSON), str(path), largest=largest)
 
 
+def read_json_or_none(path: Path) -> Any:
+    """The content of a JSON file that this program has written; None if it is missing or
+    damaged.
+    """
+    with suppress(OSError, ValueError):
+        return json.loads(path.read_text("utf-8"))
+    return None
+
+
 def read_text(path: Path, limit: int) -> str:
     """The content of a UTF-8 file of at most `limit` bytes. Raises CheckpointError like
     `read_bytes`.

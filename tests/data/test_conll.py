@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from trifold.data import DataSettings, Records, Role, read_records
+from trifold.data import DataSettings, Role, Rows, read_records
 from trifold.errors import DataError
 
 ROLES = {name: Role((name,), lambda value, place: value) for name in ("words", "tags")}
 
 
-def read(folder: Path, content: str, **settings: Any) -> Records:
+def read(folder: Path, content: str, **settings: Any) -> Rows:
     path = folder / "a.conll"
     path.write_bytes(content.encode())
     return read_records(str(path), DataSettings(**settings), ROLES)
@@ -146,7 +146,7 @@ WORD_TABLES = {
 }
 
 
-def read_table(folder: Path, name: str, content: str, **settings: Any) -> Records:
+def read_table(folder: Path, name: str, content: str, **settings: Any) -> Rows:
     (folder / name).write_bytes(content.encode())
     return read_records(str(folder / name), DataSettings(**settings), TABLE_ROLES)
 

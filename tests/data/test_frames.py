@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trifold.data import DataSettings, Records, read_documents, read_pairs, read_records
+from trifold.data import DataSettings, Rows, read_documents, read_pairs, read_records
 from trifold.data.frames import Frame, data_overrides, digest_rows, is_frame, name_frames
 from trifold.data.tables import Role, check_text
 from trifold.errors import DataError, SettingsError, UsageError
@@ -128,7 +128,7 @@ OBJECTS: dict[str, Any] = {
 KINDS = TABLES | OBJECTS
 
 
-def read(data: Any, **settings: Any) -> Records:
+def read(data: Any, **settings: Any) -> Rows:
     return read_records(Frame("train", data), DataSettings(**settings), ROLES)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from trifold.data import DataSettings, Pairs, Records, Role, read_pairs, read_records, read_splits
+from trifold.data import DataSettings, Role, Rows, read_pairs, read_records, read_splits
 from trifold.data.documents import read_documents
 from trifold.data.holdout import Traits, divide, normalized, strata_of
 from trifold.data.tables import check_text
@@ -33,11 +33,11 @@ def write(folder: Path, name: str, rows: list[tuple[Any, ...]], header: str = "t
     return str(folder / name)
 
 
-def texts_of(rows: Records) -> set[str]:
+def texts_of(rows: Rows) -> set[str]:
     return {normalized(text) for text in rows.columns["text"]}
 
 
-def splits_of(seed: int = 0, **data: Any) -> tuple[Records, Records]:
+def splits_of(seed: int = 0, **data: Any) -> tuple[Rows, Rows]:
     settings = DataSettings.parse(data)
     train, valid, _ = read_splits(
         settings, seed, lambda source, each, split: read_records(source, each, ROLES, split)
@@ -151,7 +151,7 @@ def test_pairs_and_documents_with_equal_texts_stay_together(tmp_path: Path) -> N
     (tmp_path / "a.tsv").write_text("".join(f"s{n % 40}\tt{n}\n" for n in range(80)), "utf-8")
     pairs = read_pairs(str(tmp_path / "a.tsv"), PLAIN)
     train, held = pairs.hold_out(0.25, 1)
-    assert isinstance(train, Pairs) and {*train.sources}.isdisjoint(held.sources)
+    assert {*train.sources}.isdisjoint(held.sources)
     assert len(held) == 20
     (tmp_path / "a.txt").write_text("".join(f"line {n % 40}\n" for n in range(80)), "utf-8")
     train, held = read_documents(str(tmp_path / "a.txt"), PLAIN).hold_out(0.25, 1)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from trifold.data import DataSettings, Pairs, embedded, read_pairs, read_splits
+from trifold.data import DataSettings, Rows, embedded, read_pairs, read_splits
 from trifold.errors import DataError, SettingsError
 
 PLAIN = DataSettings()
@@ -33,7 +33,7 @@ def table(folder: Path, name: str, content: str) -> str:
     return str(path)
 
 
-def as_list(pairs: Pairs) -> list[tuple[str, str]]:
+def as_list(pairs: Rows) -> list[tuple[str, str]]:
     return list(zip(pairs.sources, pairs.targets, strict=True))
 
 
@@ -140,7 +140,7 @@ def test_counts_add_up(
     report = pairs.report
     assert as_list(pairs) == expected
     assert [rows[line - 1] for line in pairs.lines] == expected
-    assert (report.pairs, report.kept, report.blank_dropped) == (len(rows), len(expected), blanks)
+    assert (report.rows, report.kept, report.blank_dropped) == (len(rows), len(expected), blanks)
     assert report.duplicates == repeated
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from trifold.data import DataSettings, Records, Role, read_records, read_splits, tables
+from trifold.data import DataSettings, Role, Rows, read_records, read_splits, tables
 from trifold.data.frames import Frame
 from trifold.data.tables import check_text
 from trifold.errors import DataError, SettingsError
@@ -38,7 +38,7 @@ def write(folder: Path, name: str, content: str | bytes) -> str:
     return str(path)
 
 
-def read(path: Any, roles: Any = ROLES, **values: Any) -> Records:
+def read(path: Any, roles: Any = ROLES, **values: Any) -> Rows:
     return read_records(path, DataSettings(**values), roles)
 
 

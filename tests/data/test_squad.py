@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trifold.data import DataSettings, Records, Role, read_records
+from trifold.data import DataSettings, Role, Rows, read_records
 from trifold.data.squad import check_answers
 from trifold.errors import DataError
 
@@ -19,7 +19,7 @@ ROLES = {
 CONTEXT = "Die Straße 😀 ist lang."
 
 
-def read(folder: Path, content: Any) -> Records:
+def read(folder: Path, content: Any) -> Rows:
     path = folder / "a.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
     return read_records(str(path), DataSettings(), ROLES)

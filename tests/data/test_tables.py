@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.data import table_files
 
-from trifold.data import DataSettings, Records, Role, read_dialect, read_pairs, read_records
+from trifold.data import DataSettings, Role, Rows, read_dialect, read_pairs, read_records
 from trifold.data.tables import check_text, iter_file
 from trifold.errors import DataError, SettingsError
 
@@ -21,13 +21,13 @@ ROLES = {
 ROWS = [("a, b", "x"), ("c; d", "y"), ("so so", "x")]
 
 
-def read(folder: Path, content: str | bytes, name: str = "a.csv", **settings: Any) -> Records:
+def read(folder: Path, content: str | bytes, name: str = "a.csv", **settings: Any) -> Rows:
     path = folder / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return read_records(str(path), DataSettings.parse(settings, at="data"), ROLES)
 
 
-def rows_of(records: Records) -> list[tuple[str, str]]:
+def rows_of(records: Rows) -> list[tuple[str, str]]:
     return [*zip(records.columns["text"], records.columns["label"], strict=True)]
 
 

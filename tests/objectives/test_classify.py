@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import trifold
 from trifold.batches import BatchSettings
-from trifold.data import DataSettings, Records, read_records
+from trifold.data import DataSettings, Rows, read_records
 from trifold.errors import DataError, SettingsError
 from trifold.generation_config import GenerationConfig
 from trifold.nn import Inputs, ModelConfig
@@ -33,7 +33,7 @@ READS = ("pooler", "first", "last", "eos")
 
 def rows(texts=TEXTS, labels=LABELS, pairs=None):
     columns = {"text": list(texts), "pair": pairs or [None] * len(texts), "label": list(labels)}
-    return Records(columns, list(range(1, len(texts) + 1)))
+    return Rows(columns, list(range(1, len(texts) + 1)))
 
 
 @pytest.fixture(scope="module")

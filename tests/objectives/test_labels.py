@@ -12,7 +12,7 @@ from tests.models import add_noise
 from tests.train.runs import RecordingView
 
 import trifold
-from trifold.data import DataSettings, Records, read_records
+from trifold.data import DataSettings, Rows, read_records
 from trifold.data.tables import MISSING
 from trifold.errors import DataError
 from trifold.nn import ModelConfig, Transformer
@@ -148,7 +148,7 @@ def test_other_tasks_leave_out_rows_without_a_label_too(tmp_path, roles, rows, k
 
 
 def records_of(labels, name="rows.csv", column="label"):
-    rows = Records(
+    rows = Rows(
         {
             "text": [f"text {n}" for n in range(len(labels))],
             "pair": [None] * len(labels),

@@ -11,7 +11,7 @@ from tests.models import add_noise
 from tests.train.runs import InterruptingView, RecordingView, values_of
 
 import trifold
-from trifold.data import Records
+from trifold.data import Rows
 from trifold.errors import DataError
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.classify import Classify, ClassifySettings, Scale
@@ -47,7 +47,7 @@ def config_of(tokenizer, **changes):
 
 def rows_of(numbers):
     columns = {"text": TEXTS, "pair": [None] * len(TEXTS), "label": [str(n) for n in numbers]}
-    return Records(columns, list(range(2, len(TEXTS) + 2)))
+    return Rows(columns, list(range(2, len(TEXTS) + 2)))
 
 
 def train(tokenizer, numbers, steps=20):

@@ -13,7 +13,7 @@ from tests.objectives.common import eval_context, random_model
 from tests.text.folders import bert
 
 import trifold
-from trifold.data import Records
+from trifold.data import Rows
 from trifold.errors import DataError
 from trifold.nn import ModelConfig
 from trifold.objectives.tag import NO_TAG, TagSettings, TagWords
@@ -34,7 +34,7 @@ KINDS = ("bpe", "byte-bpe", "unigram", "char")
 
 def rows_of(sentences, name="train.txt"):
     words, tags = ([[pair[n] for pair in one] for one in sentences] for n in range(2))
-    rows = Records({"words": words, "tags": tags}, list(range(1, len(words) + 1)))
+    rows = Rows({"words": words, "tags": tags}, list(range(1, len(words) + 1)))
     rows.report.name = name
     return rows
 

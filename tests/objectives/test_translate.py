@@ -8,7 +8,7 @@ import torch
 from tests.objectives.common import eval_context, random_model
 from torch.nn import functional as F
 
-from trifold.data import Pairs
+from trifold.data import Rows
 from trifold.errors import SettingsError
 from trifold.generate import GenerationConfig
 from trifold.nn import Inputs, ModelConfig
@@ -17,10 +17,13 @@ from trifold.objectives.translate import with_end
 from trifold.predict.generate_texts import generate_rows
 from trifold.text import TokenizerSettings, train_tokenizer
 
-PAIRS = Pairs(
-    sources=["ab", "c", "abcdef", "b", "fedcba", "aa"],
-    targets=["x", "yz", "xyzxyz", "", "zyx", "zzzz"],
-    lines=[1, 2, 3, 4, 5, 6],
+
+def pairs_of(sources, targets):
+    return Rows({"source": sources, "target": targets}, range(1, len(sources) + 1))
+
+
+PAIRS = pairs_of(
+    ["ab", "c", "abcdef", "b", "fedcba", "aa"], ["x", "yz", "xyzxyz", "", "zyx", "zzzz"]
 )
 EVERY = np.arange(6)
 
@@ -193,7 +196,7 @@ def test_no_texts_give_no_predictions(objective, model):
 
 
 def test_a_validation_accepts_a_source_without_tokens(objective, model):
-    rows = Pairs(["", "ab"], ["x", "yz"], [1, 2])
+    rows = pairs_of(["", "ab"], ["x", "yz"])
     found = objective.evaluate(model, rows, objective.examples(rows), eval_context())
     assert [sample.source for sample in found.samples] == ["", "ab"]
 
@@ -210,9 +213,9 @@ def test_scores_follow_the_settings():
 def test_the_script_of_the_references_is_reported():
     chinese, russian = ["狗在草地上跑。"], ["Собака бежит."]
     note = "BLEU: tokenizer zh, by the script of the references"
-    assert TranslateSettings().script_note(Pairs(["a"], chinese, [1])) == note
-    assert TranslateSettings().script_note(Pairs(["a"], russian, [1])) is None
-    assert TranslateSettings(tokenize="char").script_note(Pairs(["a"], chinese, [1])) is None
+    assert TranslateSettings().script_note(pairs_of(["a"], chinese)) == note
+    assert TranslateSettings().script_note(pairs_of(["a"], russian)) is None
+    assert TranslateSettings(tokenize="char").script_note(pairs_of(["a"], chinese)) is None
     scores = TranslateSettings().scores(chinese, chinese)
     assert scores["bleu"].value == pytest.approx(100) and "|tok:zh|" in scores["bleu"].signature
 

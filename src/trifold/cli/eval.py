@@ -35,7 +35,7 @@ from trifold.errors import CheckpointError, UsageError, check_utf8
 
 if TYPE_CHECKING:
     from trifold.batches import BatchSettings
-    from trifold.data import DataSettings, Pairs
+    from trifold.data import DataSettings, Rows
     from trifold.objectives.evaluation import EvalContext
     from trifold.objectives.objective import Objective, ObjectiveSettings
     from trifold.objectives.translate import TranslateSettings
@@ -296,7 +296,7 @@ def score_settings(request: Request) -> TranslateSettings:
     return settings
 
 
-def translate(request: Request, pairs: Pairs) -> tuple[list[str], float]:
+def translate(request: Request, pairs: Rows) -> tuple[list[str], float]:
     """The outputs for the sources, and the seconds that they took."""
     pipeline = request.load()
     start = time.perf_counter()
@@ -306,7 +306,7 @@ def translate(request: Request, pairs: Pairs) -> tuple[list[str], float]:
     return outputs, time.perf_counter() - start
 
 
-def read_test_pairs(request: Request) -> Pairs:
+def read_test_pairs(request: Request) -> Rows:
     """The pairs of the named files, or of a split of the run's data; prints their report."""
     from trifold.cli.tables import reading_settings
     from trifold.data import read_pairs, read_splits

@@ -3,11 +3,13 @@ documents.
 """
 
 from trifold.data.dialects import Dialect
-from trifold.data.documents import DocumentReport, Documents, Splits, read_documents, read_splits
+from trifold.data.documents import Documents, Splits, read_documents, read_splits
 from trifold.data.files import FileDigest, compute_digests, list_files
 from trifold.data.lines import expand_path, iter_lines
-from trifold.data.pairs import Pairs, Report, read_pairs
-from trifold.data.records import Records, read_records
+from trifold.data.pairs import read_pairs
+from trifold.data.records import read_records
+from trifold.data.reports import DocumentReport, RowReport
+from trifold.data.rows import Rows
 from trifold.data.settings import DataSettings, Source
 from trifold.data.tables import Role, Table, open_table, read_dialect
 from trifold.data.token_build import Encoder, Side
@@ -20,11 +22,15 @@ __all__ = [
     "Documents",
     "Encoder",
     "FileDigest",
-    "Pairs",
-    "Records",
-]
-__all__ += ["Report", "Role", "Side", "Source", "Splits", "Table", "TokenCache", "compute_digests"]
-__all__ += [
+    "Role",
+    "RowReport",
+    "Rows",
+    "Side",
+    "Source",
+    "Splits",
+    "Table",
+    "TokenCache",
+    "compute_digests",
     "digests_in_caches",
     "expand_path",
     "iter_lines",
@@ -33,5 +39,8 @@ __all__ += [
     "open_tokens",
     "read_dialect",
     "read_documents",
+    "read_pairs",
+    "read_records",
+    "read_splits",
+    "sample_documents",
 ]
-__all__ += ["read_pairs", "read_records", "read_splits", "sample_documents"]

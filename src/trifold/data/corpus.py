@@ -10,9 +10,10 @@ from contextlib import suppress
 from typing import BinaryIO, NamedTuple
 
 from trifold.data.archives import split_member
-from trifold.data.documents import DocumentReport, FilePart, find_parts, iter_part
+from trifold.data.documents import FilePart, find_parts, iter_part
 from trifold.data.files import is_dataset
 from trifold.data.lines import STANDARD_INPUT, FileRange, expand_path, is_compressed
+from trifold.data.reports import DocumentReport
 from trifold.data.settings import DataSettings
 from trifold.data.tables import count_row_groups
 from trifold.errors import DataError, SettingsError
@@ -57,8 +58,7 @@ def survey(source: str | list[str], settings: DataSettings) -> Corpus:
     if source == STANDARD_INPUT or is_dataset(source):
         raise SettingsError(
             f"data.cache: {source!r} is not a file, and only files can be cached; save it as a "
-            "file, or leave "
-            "data.cache out"
+            "file, or leave data.cache out"
         )
     report, parts = find_parts(source, settings)
     if archived := [part.file for part in parts if split_member(expand_path(part.file))]:

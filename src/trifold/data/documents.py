@@ -7,35 +7,28 @@ table.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple, Self
 
+from trifold.data.datasets import iter_dataset
 from trifold.data.files import FORMATS, TEXT_FORMATS, find_files, is_dataset
 from trifold.data.formats import FILE_FORMATS
-from trifold.data.holdout import HoldOut, Traits, normalized
+from trifold.data.holdout import HoldOut
 from trifold.data.lines import (
     WHOLE_FILE,
     FileRange,
+    check_readable,
     inner_suffix,
     iter_lines,
     read_text,
 )
-from trifold.data.pairs import (
-    INNER_BREAK,
-    ReadReport,
-    Rows,
-    iter_dataset,
-    name_of_files,
-    plural,
-    read_pairs,
-    skipped_files,
-)
+from trifold.data.pairs import read_pairs
+from trifold.data.reports import DocumentReport, name_of_files, skipped_files
+from trifold.data.rows import INNER_BREAK, Rows
 from trifold.data.settings import DataSettings
 from trifold.data.tables import NumberedRow, check_text, iter_parquet, read_objects, value_at
-from trifold.errors import DataError, SettingsError
+from trifold.errors import DataError, SettingsError, join_or
 
 
 class FilePart(NamedTuple):
@@ -46,55 +39,28 @@ class FilePart(NamedTuple):
     range: FileRange = WHOLE_FILE
 
 
-@dataclass
-class DocumentReport(ReadReport):
-    """The counts of a source of raw text: `documents == kept + dropped`. A blank document is empty
-    or white space.
+class Documents(Rows):
+    """Raw text: rows with the role `text` only, numbered from 1.
+
+    They differ from other rows in that the report counts characters, and that a single document can
+    be split.
     """
 
-    noun: ClassVar[str] = "document"
-    files: int = 0
-    documents: int = 0
-    characters: int = 0  # of the documents that are kept
-    skipped_files: Counter[str] = field(
-        default_factory=Counter
-    )  # other files in folders, by suffix
+    report: DocumentReport
 
-    @property
-    def kept(self) -> int:
-        """Documents that are used."""
-        return self.documents - self.dropped
-
-    def __str__(self) -> str:
-        counts = [f"{self.name}: {plural(self.documents, 'document')}", *self.counts()]
-        counts += skipped_files(self.skipped_files)
-        used = f"; {self.kept:,} used" if self.dropped else ""
-        return f"{', '.join(counts)}{used}, {plural(self.characters, 'character')}"
-
-
-@dataclass
-class Documents(Rows):
-    """Raw text, one entry per document."""
-
-    texts: list[str] = field(default_factory=list)
-    report: DocumentReport = field(default_factory=lambda: DocumentReport("nothing"))
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def select(self, indices: list[int], name: str) -> Documents:
-        return Documents.of([self.texts[i] for i in indices], name)
+    def __init__(self, texts: list[str], report: DocumentReport) -> None:
+        super().__init__({"text": texts}, range(1, len(texts) + 1), report, ["text"])
 
     @classmethod
-    def of(cls, texts: list[str], name: str) -> Documents:
+    def of(cls, texts: list[str], name: str) -> Self:
         """Documents from texts in memory."""
-        report = DocumentReport(name, documents=len(texts), characters=sum(map(len, texts)))
-        return cls(texts, report)
+        characters = sum(map(len, texts))
+        return cls(texts, DocumentReport(name, documents=len(texts), characters=characters))
 
-    def traits(self) -> Traits:
-        return Traits([[normalized(text) for text in self.texts]])
+    def select(self, indices: list[int], name: str) -> Self:
+        return self.of([self.texts[i] for i in indices], name)
 
-    def hold_out(self, count: HoldOut, seed: int) -> tuple[Documents, Documents]:
+    def hold_out(self, count: HoldOut, seed: int) -> tuple[Self, Self]:
         """As `Rows.hold_out`; a single document is split by characters, and the held-out share is
         its end.
 
@@ -108,23 +74,21 @@ class Documents(Rows):
         if not isinstance(count, float):
             raise DataError(
                 f"data.holdout: {name} is a single document; hold out a share of it "
-                "(data.holdout=0.1), or set "
-                "data.documents"
+                "(data.holdout=0.1), or set data.documents"
             )
         cut = int(len(text) * (1 - count))
         if not text[:cut].strip() or not text[cut:].strip():
             raise DataError(
                 f"data.holdout: {count} of {len(text):,} characters leaves a part blank"
             )
-        train = Documents.of([text[:cut]], name)
-        held = Documents.of([text[cut:]], f"the end of {name}")
+        train = self.of([text[:cut]], name)
         train.report = self.report  # keeps the counts of dropped documents
-        return train, held
+        return train, self.of([text[cut:]], f"the end of {name}")
 
 
 class Splits(NamedTuple):
-    """The data of an experiment, `Pairs` or `Documents`; `valid` and `test` are None if the
-    settings name none.
+    """The data of an experiment, as `Rows` or what `read` of `read_splits` returns; `valid` and
+    `test` are None if the settings name none.
     """
 
     train: Any
@@ -140,16 +104,19 @@ def read_splits(
     """Read all data of the settings; with `holdout`, the validation data is taken out of the
     training data by `seed`.
 
-    read: `read_pairs` or `read_documents`. Raises SettingsError if there is no training data.
+    read: `read_pairs`, `read_documents` or a function that calls `read_records`. Raises
+    SettingsError if there is no training data.
     """
     if settings.train is None:
         raise SettingsError(
             "data.train: no training data is named; set it to files, hub:… or embedded:…"
         )
-    sources = [(split, getattr(settings, split)) for split in Splits._fields]
-    splits = Splits(
-        *(None if source is None else read(source, settings, split) for split, source in sources)
-    )
+
+    def read_split(split: str) -> Any:
+        source = getattr(settings, split)
+        return None if source is None else read(source, settings, split)
+
+    splits = Splits(*map(read_split, Splits._fields))
     if not settings.holdout:
         if splits.valid is not None and settings.valid != settings.train:
             splits.valid.count_known(splits.train)
@@ -173,8 +140,8 @@ def read_documents(
     missing, unreadable or malformed or has no usable document; SettingsError if the source is
     invalid.
     """
-    report, found = open_documents(source, settings, split)
-    documents = Documents(list(filter_documents(found, settings, report)), report)
+    report, texts = open_documents(source, settings, split)
+    documents = Documents(list(filter_documents(texts, settings, report)), report)
     if not documents:
         counts = f"{report.documents:,} read, {report.blank:,} blank"
         raise DataError(f"{report.name}: no document is left ({counts})")
@@ -204,24 +171,25 @@ def find_parts(
     if settings.documents != "line" and all(part.kind != "text" for part in parts):
         raise SettingsError(
             f"data.documents: {settings.documents} applies to plain text, but in {files[0]} "
-            "each row is a document; "
-            "leave data.documents out"
+            "each row is a document; leave data.documents out"
         )
-    return DocumentReport(name_of_files(files), files=len(files), skipped_files=skipped), parts
+    notes = skipped_files(skipped)
+    return DocumentReport(name_of_files(files), files=len(files), notes=notes), parts
 
 
 def filter_documents(
     texts: Iterable[str], settings: DataSettings, report: DocumentReport
 ) -> Iterator[str]:
     """Iterate over the documents that the settings keep, and count all of them in `report`."""
-    # With a cache, the text may be so large that its digests do not fit into memory: duplicates are
-    # not counted.
-    seen: set[bytes] | None = None if settings.cache is not None else set()
+    # With a cache, the text may be so large that its digests do not fit into memory.
+    counts_duplicates = settings.cache is None
+    seen = set[bytes]()
     for text in texts:
         report.documents += 1
-        if (not text or text.isspace()) and report.count_blank(settings):
+        is_blank = not text or text.isspace()
+        if is_blank and report.count_blank(settings):
             continue
-        if seen is not None:
+        if counts_duplicates:
             digest = hashlib.blake2b(text.encode("utf-8"), digest_size=16).digest()
             if digest in seen and report.count_duplicate(settings):
                 continue
@@ -232,22 +200,21 @@ def filter_documents(
 
 
 def _file_kind(file: str, settings: DataSettings) -> str:
-    if settings.format not in ("auto", *TEXT_FORMATS.values()):
-        raise SettingsError(
-            f"data.format: {settings.format} holds rows; raw text is text, jsonl or parquet"
-        )
-    if settings.format != "auto":
+    """The format of a file of raw text. Raises SettingsError for another one."""
+    formats = list(dict.fromkeys(TEXT_FORMATS.values()))
+    if settings.format in formats:
         return settings.format
+    if settings.format != "auto":
+        raise SettingsError(
+            f"data.format: {settings.format} holds rows; raw text is {join_or(formats)}"
+        )
     suffix = inner_suffix(file)
     kind = FORMATS.get(suffix, "text")
     if "documents" not in FILE_FORMATS[kind].holds or suffix == ".json":
-        next(
-            iter_lines(file, settings.max_line_bytes), None
-        )  # raises DataError if there is no such file
+        check_readable(file, settings.max_line_bytes)
         raise SettingsError(
             f"data: {file} is not raw text according to its suffix; name it .txt to read its "
-            "lines as they are or "
-            ".jsonl if each is an object, or set data.format"
+            "lines as they are or .jsonl if each is an object, or set data.format"
         )
     return kind
 
@@ -264,7 +231,9 @@ def iter_part(part: FilePart, settings: DataSettings) -> Iterator[str]:
     lines = iter_lines(part.file, settings.max_line_bytes, part=part.range, allow_empty=True)
     if part.kind == "jsonl":
         return _fields(read_objects(lines, part.file, part.range.first_line), settings)
-    return (text for _, text in iter_blocks(lines)) if settings.documents == "blank" else lines
+    if settings.documents == "blank":
+        return (text for _, text in iter_blocks(lines))
+    return lines
 
 
 def iter_blocks(lines: Iterable[str]) -> Iterator[tuple[int, str]]:

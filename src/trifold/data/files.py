@@ -21,6 +21,7 @@ from trifold.data.archives import (
 from trifold.data.formats import suffixes_of
 from trifold.data.lines import COMPRESSED_SUFFIXES, STANDARD_INPUT, expand_path, inner_suffix
 from trifold.data.settings import Source
+from trifold.disk import sha256_of_file
 from trifold.errors import DataError, SettingsError, TrifoldError
 
 # Suffix -> format, of what each kind of task reads.
@@ -210,9 +211,3 @@ def compute_digests(
                     sha256 = hashlib.sha256(f"{label}/{sha256}".encode()).hexdigest()
             found[name] = FileDigest(status.st_size, status.st_mtime_ns, sha256)
     return found
-
-
-def sha256_of_file(path: Path) -> str:
-    """SHA-256 (hexadecimal) of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+from trifold.errors import join_or
+
 
 class FileFormat(NamedTuple):
     """A format of data files.
@@ -42,6 +44,12 @@ if TYPE_CHECKING:
     FormatName: TypeAlias = str
 else:
     FormatName = Literal[("auto", *FILE_FORMATS)]
+
+
+def list_suffixes(content: str) -> str:
+    """The first suffix of each format that holds this, as a phrase."""
+    holding = [each for each in FILE_FORMATS.values() if content in each.holds]
+    return join_or([each.suffixes[0] for each in holding])
 
 
 def suffixes_of(content: str, *, in_folders: bool = False) -> dict[str, str]:

@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trifold.data.archives import file_on_disk, is_hidden, stored_size
+from trifold.data.datasets import iter_dataset
 from trifold.data.files import SPLITS, files_in_archive, is_dataset
 from trifold.data.images import SUFFIXES, ImageSettings, import_pillow, read_image
 from trifold.data.lines import expand_path, open_binary
-from trifold.data.pairs import iter_dataset
-from trifold.data.records import RecordReport, Records
+from trifold.data.reports import RowReport
+from trifold.data.rows import Rows
 from trifold.data.settings import DataSettings
 from trifold.data.tables import LABELS, Role, check_text, choose_columns, read_roles
 from trifold.errors import DataError
@@ -41,7 +42,7 @@ Labelled: TypeAlias = tuple[str, str, Any]
 
 def read_images(
     source: str | list[str], settings: ImageSettings, channels: int, data: DataSettings = PLAIN
-) -> Records:
+) -> Rows:
     """The images of a source, resized and cropped; their role "image" is (height, width, channels)
     uint8.
 
@@ -51,27 +52,32 @@ def read_images(
     """
     settings = settings.model_copy(update=UNSCALED)
     kinds = Counter[tuple[str, int, int]]()
-    records = Records({role: [] for role in ("text", "pair", "label", "image")}, identity=["image"])
     ignored = Counter[str]()
-    for number, (name, label, image) in enumerate(iter_images(source, ignored, data), start=1):
-        pixels = np.moveaxis(
-            read_image(image, settings, channels, name, kinds).astype(np.uint8), 0, -1
-        )
-        for column, value in zip(
-            records.columns.values(), (name, None, label, pixels), strict=True
-        ):
-            column.append(value)
-        records.lines.append(number)
-    name = PurePath(source if isinstance(source, str) else source[0]).name
-    records.report = RecordReport(name, pairs=len(records), columns={"label": "label"})
-    kept = ("L" if channels == 1 else "RGB", *records.columns["image"][0].shape[:2])
-    if count := len(records) - kinds.pop(kept, 0):
-        mode, height, width = kept
-        records.report.header.append(f"{count:,} converted to {mode} {height} x {width}")
+    names: list[str] = []
+    labels: list[str] = []
+    images: list[NDArray[np.uint8]] = []
+    for name, label, image in iter_images(source, ignored, data):
+        pixels = read_image(image, settings, channels, name, kinds).astype(np.uint8)
+        names.append(name)
+        labels.append(label)
+        images.append(np.moveaxis(pixels, 0, -1))
+    count = len(images)
+    mode = "L" if channels == 1 else "RGB"
+    height, width = images[0].shape[:2]
+    first = source if isinstance(source, str) else source[0]
+    report = RowReport(PurePath(first).name, rows=count, columns={"label": "label"})
+    if converted := count - kinds[mode, height, width]:
+        report.notes.append(f"{converted:,} converted to {mode} {height} x {width}")
     if ignored:
-        kinds_of_files = ", ".join(f"{count:,} {suffix}" for suffix, count in ignored.most_common())
-        records.report.header.append(f"other files ignored: {kinds_of_files}")
-    return records
+        kinds_of_files = ", ".join(f"{files:,} {suffix}" for suffix, files in ignored.most_common())
+        report.notes.append(f"other files ignored: {kinds_of_files}")
+    columns: dict[str, list[Any]] = {
+        "text": names,
+        "pair": [None] * count,
+        "label": labels,
+        "image": images,
+    }
+    return Rows(columns, range(1, count + 1), report, identity=["image"])
 
 
 def measure_images(

@@ -96,6 +96,11 @@ def iter_lines(
             raise DataError(f"{name}: the file is empty; there is nothing to read in it")
 
 
+def check_readable(path: str | Path, max_line_bytes: int) -> None:
+    """Raises DataError if a file is missing, or its first line cannot be read."""
+    next(iter_lines(path, max_line_bytes), None)
+
+
 def read_text(path: str | Path) -> str:
     r"""The content of a file, with line ends converted to `\n`. Raises as `iter_lines` does, except
     for empty files.

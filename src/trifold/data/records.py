@@ -4,32 +4,23 @@ A task names its roles and the columns that hold them. Every format becomes an i
 whose columns are chosen by their names.
 """
 
-import hashlib
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain
 from textwrap import shorten
-from typing import Any, ClassVar, Self
-
-import numpy as np
+from typing import Any
 
 from trifold.data.conll import join_words
+from trifold.data.datasets import open_dataset
 from trifold.data.files import FORMATS, TABLE_FORMATS, find_files, is_dataset
 from trifold.data.formats import suffixes_of
-from trifold.data.holdout import Traits, normalized, strata_of
-from trifold.data.lines import inner_suffix, iter_lines
-from trifold.data.pairs import (
-    Report,
-    Rows,
-    filter_rows,
-    name_of_files,
-    open_dataset,
-    skipped_files,
-)
+from trifold.data.holdout import normalized
+from trifold.data.lines import check_readable, inner_suffix
+from trifold.data.reports import RowReport, name_of_files, skipped_files
+from trifold.data.rows import NumberedValues, Rows, collect_rows
 from trifold.data.settings import DataSettings, Source
 from trifold.data.squad import iter_squad
 from trifold.data.tables import (
@@ -42,79 +33,12 @@ from trifold.data.tables import (
     is_missing,
     object_keys,
     open_table,
-    read_roles,
+    read_values,
 )
 from trifold.errors import DataError, SettingsError
 
 # Suffix -> format of labelled rows; that of text has none.
 RECORD_FORMATS = FORMATS | suffixes_of("rows")
-
-
-@dataclass
-class RecordReport(Report):
-    """The counts of a source of labelled rows, in `pairs`. A row is blank if a text or a label that
-    it needs is blank.
-
-    header: the columns of the roles, as text. columns: the same by role.
-    """
-
-    columns: dict[str, str] = field(default_factory=dict)
-
-    noun: ClassVar[str] = "row"
-    blank_name: ClassVar[str] = "with an empty text or label"
-
-
-@dataclass
-class Records(Rows):
-    """Labelled rows: row i is on line `lines[i]` and has the value `columns[role][i]` for each
-    role.
-
-    The values of an optional role that the source does not have are None. identity: the roles by
-    which rows are equal. split_by: the values of `data.group` and `data.time`.
-    """
-
-    columns: dict[str, list[Any]]
-    lines: list[int] = field(default_factory=list)
-    report: RecordReport = field(default_factory=lambda: RecordReport("nothing"))
-    identity: Sequence[str] = ()
-    split_by: dict[str, list[Any]] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.lines)
-
-    def select(self, indices: list[int], name: str) -> Self:
-        columns, split_by = (
-            {role: [values[i] for i in indices] for role, values in each.items()}
-            for each in (self.columns, self.split_by)
-        )
-        lines = [self.lines[i] for i in indices]
-        report = RecordReport(name, pairs=len(indices))
-        return type(self)(columns, lines, report, self.identity, split_by)
-
-    def traits(self) -> Traits:
-        # Rows of one context stay together, and those whose texts are in another order.
-        identity = ["context"] if "context" in self.columns else self.identity
-        columns = [self.columns[role] for role in identity]
-        parts = [[*map(_comparable, each)] for each in columns if any(x is not None for x in each)]
-        texts = parts if len(parts) < 2 else [[*map(frozenset, zip(*parts, strict=True))]]
-        labels = self.columns.get("label", self.columns.get("tags"))
-        return Traits(
-            texts,
-            groups=self.split_by.get("group"),
-            label=None if labels is None else strata_of(labels),
-            time=self.split_by.get("time"),
-        )
-
-
-def _comparable(value: Any) -> Hashable:
-    """A text without differences that do not change what is read (`normalized`); the digest of
-    an image; other values as text.
-    """
-    if isinstance(value, list):
-        return tuple(map(_comparable, value))
-    if isinstance(value, np.ndarray):
-        return hashlib.blake2b(value.tobytes(), digest_size=16).digest()
-    return normalized(value) if isinstance(value, str) else repr(value)
 
 
 def read_records(
@@ -123,7 +47,7 @@ def read_records(
     roles: Roles,
     split: str = "train",
     plain: str | None = None,
-) -> Records:
+) -> Rows:
     """Read all rows of `source` into memory and count those that the settings drop.
 
     The source is a table, JSONL, Parquet, CoNLL or SQuAD file, several of them, `hub:…` or
@@ -134,24 +58,21 @@ def read_records(
     if split == "train" and settings.holdout:
         settings, roles = _with_split_roles(settings, roles)
     if is_dataset(source):
-        report = RecordReport(source)
+        report = RowReport(source)
         table, keys = open_dataset(source, split, report.skipped)
-        found = _read_rows(table, settings, roles, report, keys)
+        numbered = _read_rows(table, settings, roles, report, keys)
     else:
         files, skipped = find_files(source or "", TABLE_FORMATS)
-        report = RecordReport(name_of_files(files), header=skipped_files(skipped))
-        found = chain.from_iterable(
+        report = RowReport(name_of_files(files), notes=skipped_files(skipped))
+        numbered = chain.from_iterable(
             _read_file(file, settings, roles, report, plain) for file in files
         )
-    identity = [role for role, each in roles.items() if each.identifies]
-    records = Records({role: [] for role in roles}, report=report, identity=identity)
-    may_be_blank = [place for place, role in enumerate(roles.values()) if role.may_be_empty]
-    for line, values in filter_rows(found, settings, report, may_be_blank):
-        for column, value in zip(records.columns.values(), values, strict=True):
-            column.append(value)
-        records.lines.append(line)
-    records.split_by = _split_values(records)
-    return records
+    rows = collect_rows(numbered, roles, settings, report)
+    rows.split_by = _split_values(rows)
+    return rows
+
+
+# --- columns that decide on which side a row is held out ------------------------------------------
 
 
 def _read_group(value: Any, place: str) -> str:
@@ -180,25 +101,24 @@ def _read_time(value: Any, place: str) -> float | datetime:
     )
 
 
-def _split_values(records: Records) -> dict[str, list[Any]]:
+def _split_values(rows: Rows) -> dict[str, list[Any]]:
     """The columns of `data.group` and `data.time`, taken out of the rows; dates become seconds.
 
     Raises DataError for a blank row that is kept, and if numbers and dates are mixed.
     """
-    found = {role: records.columns.pop(role) for role in _SPLIT_ROLES if role in records.columns}
-    for role, values in found.items():
-        for line, value in zip(records.lines, values, strict=True):
+    columns = {role: rows.columns.pop(role) for role in _SPLIT_ROLES if role in rows.columns}
+    for role, values in columns.items():
+        for line, value in zip(rows.lines, values, strict=True):
             if value == "" or type(value) is not type(values[0]):
-                what = "numbers and dates are mixed" if value else "a blank row has none"
+                problem = "numbers and dates are mixed" if value else "a blank row has none"
                 raise DataError(
-                    f"{records.report.name}:{line}: data.{role}: {what}; correct the row"
+                    f"{rows.report.name}:{line}: data.{role}: {problem}; correct the row"
                 )
-    if isinstance(found.get("time", [0.0])[0], datetime):
-        found["time"] = [moment.timestamp() for moment in found["time"]]
-    return found
+    if isinstance(columns.get("time", [0.0])[0], datetime):
+        columns["time"] = [moment.timestamp() for moment in columns["time"]]
+    return columns
 
 
-# Columns of a row that decide on which side it is held out.
 _SPLIT_ROLES = {
     "group": Role((), _read_group, identifies=False),
     "time": Role((), _read_time, identifies=False),
@@ -217,6 +137,9 @@ def _with_split_roles(settings: DataSettings, roles: Roles) -> tuple[DataSetting
     update = {"columns": {**settings.columns, **columns}}
     more = {role: _SPLIT_ROLES[role] for role in columns}
     return settings.model_copy(update=update), {**roles, **more}
+
+
+# --- files ----------------------------------------------------------------------------------------
 
 
 def open_rows(
@@ -238,13 +161,10 @@ def open_rows(
     if kind == "text" and plain is not None:
         kind = plain
     if kind == "text":
-        next(
-            iter_lines(file, settings.max_line_bytes), None
-        )  # raises DataError if there is no such file
+        check_readable(file, settings.max_line_bytes)
         raise SettingsError(
             f"data: {file} holds plain lines according to its suffix, but this task reads "
-            "columns; give a .csv, .tsv, "
-            ".jsonl or .parquet file, or set data.format"
+            "columns; give a .csv, .tsv, .jsonl or .parquet file, or set data.format"
         )
     names = {name for role in roles.values() for name in role.names}
     table = open_table(file, kind, settings, names, skipped)
@@ -261,44 +181,37 @@ def keys_of_file(file: str, kind: str, settings: DataSettings) -> Keys:
 
 
 def _read_file(
-    file: str, settings: DataSettings, roles: Roles, report: RecordReport, plain: str | None
-) -> Iterator[tuple[int, list[Any]]]:
+    file: str, settings: DataSettings, roles: Roles, report: RowReport, plain: str | None
+) -> Iterator[NumberedValues]:
     kind, table = open_rows(file, settings, roles, report.skipped, plain)
     keys = keys_of_file(file, kind, settings)
     return _read_rows(table, settings, roles, report, keys)
 
 
 def _read_rows(
-    table: Table,
-    settings: DataSettings,
-    roles: Roles,
-    report: RecordReport,
-    keys: Keys,
-) -> Iterator[tuple[int, list[Any]]]:
-    """The values of each row; those of a blank line are empty texts. keys: of all rows, if they
-    differ.
-    """
-    columns = dict[str, str]()
-    is_table = table.has_columns
-    for number, place, row in table.rows:
-        if row is None:
-            yield number, [""] * len(roles)
-            continue
-        row = keys.respell(row)
-        if not columns:
-            first = {**keys.names, **row}
-            columns = choose_columns(first, roles, settings, place, is_table=is_table)
-            chosen = ", ".join(f"{role} {column!r:.40}" for role, column in columns.items())
-            report.columns = columns
-            header = "header: " if has_header(first, settings) else "no header: "
-            line = f"{header if is_table else ''}{chosen}"
-            unused = [
-                key for key in first if key not in columns.values() and key and not key.isdigit()
-            ]
-            line += (
-                f"; not used: {shorten(', '.join(unused), 40, placeholder=' …')}" if unused else ""
-            )
-            line = "; ".join([line, *table.notes, *keys.notes(columns.values())])
-            if line not in report.header:
-                report.header.append(line)
-        yield number, read_roles(row, roles, columns, place)
+    table: Table, settings: DataSettings, roles: Roles, report: RowReport, keys: Keys
+) -> Iterator[NumberedValues]:
+    """The values of each row; those of a blank line are empty texts."""
+
+    def choose(row: Mapping[str, Any], place: str) -> tuple[Roles, dict[str, str]]:
+        columns = choose_columns(row, roles, settings, place, is_table=table.has_columns)
+        report.columns = columns
+        chosen = ", ".join(f"{role} {column!r:.40}" for role, column in columns.items())
+        if table.has_columns:
+            header = "header" if has_header(row, settings) else "no header"
+            chosen = f"{header}: {chosen}"
+        note = "; ".join(
+            [chosen, *_unused(row, columns), *table.notes, *keys.notes(columns.values())]
+        )
+        if note not in report.notes:
+            report.notes.append(note)
+        return roles, columns
+
+    return read_values(table, keys, [""] * len(roles), choose)
+
+
+def _unused(row: Mapping[str, Any], columns: Mapping[str, str]) -> list[str]:
+    """The named columns without a role as a phrase of a report, if there are any."""
+    used = columns.values()
+    names = [name for name in row if name and name not in used and not name.isdigit()]
+    return [f"not used: {shorten(', '.join(names), 40, placeholder=' …')}"] if names else []

@@ -445,6 +445,29 @@ def read_roles(
     return values
 
 
+def read_values(
+    table: Table,
+    keys: Keys,
+    blank: list[str],
+    choose: Callable[[Mapping[str, Any], str], tuple[Roles, dict[str, str]]],
+) -> Iterator[tuple[int, Sequence[Any]]]:
+    """The number of each row, and its values by role; `blank` for a blank line.
+
+    keys: of all rows, if they differ. choose: the roles and their columns, from the first row, with
+    the keys of all, and its place.
+    """
+    roles: Roles = {}
+    columns = dict[str, str]()
+    for number, place, row in table.rows:
+        if row is None:
+            yield number, blank
+            continue
+        row = keys.respell(row)
+        if not columns:
+            roles, columns = choose({**keys.names, **row}, place)
+        yield number, read_roles(row, roles, columns, place)
+
+
 def is_missing(value: Any) -> bool:
     """Whether a value says that there is none: null, NaN, or a text that is blank or one of
     _NO_VALUE.

@@ -29,10 +29,12 @@ from numpy.typing import NDArray
 
 from trifold import disk
 from trifold.data.corpus import Corpus, group_parts, iter_parts
-from trifold.data.documents import DocumentReport, FilePart, filter_documents
+from trifold.data.documents import FilePart, filter_documents
 from trifold.data.lines import expand_path
+from trifold.data.reports import DocumentReport
 from trifold.data.settings import DataSettings
 from trifold.errors import DataError, SettingsError
+from trifold.jsonfiles import read_json_or_none
 
 MANIFEST = "manifest.json"
 FORMAT = "trifold-tokens-1"
@@ -150,7 +152,7 @@ def _prepare_folder(folder: Path, job: BuildJob, groups: list[list[FilePart]]) -
     ranges = [[[part.file, part.kind, *part.range[:2]] for part in group] for group in groups]
     plan = {"key": job.key, "files": [list(file) for file in job.corpus.files], "groups": ranges}
     path = folder / "plan.json"
-    if path.is_file() and read_json(path) == plan:
+    if path.is_file() and read_json_or_none(path) == plan:
         return
     disk.remove(folder)
     disk.make_folder(folder)
@@ -285,7 +287,7 @@ def _group_files(folder: Path, number: int) -> tuple[Path, Path, Path]:
 def _read_record(job: BuildJob, folder: Path, number: int) -> dict[str, Any] | None:
     """The record of a complete group, None if its files do not have the recorded sizes."""
     ids, lengths, record_file = _group_files(folder, number)
-    record = read_json(record_file)
+    record = read_json_or_none(record_file)
     with suppress(OSError, KeyError, TypeError):
         sizes = np.dtype(job.encoder.dtype).itemsize * record["tokens"], 4 * record["documents"]
         return record if (ids.stat().st_size, lengths.stat().st_size) == sizes else None
@@ -335,13 +337,6 @@ def _sha256(file: Path, should_stop: ShouldStop) -> str:
 def write_json(path: Path, values: dict[str, Any]) -> None:
     """Replace a JSON file atomically. Raises OSError."""
     disk.replace_text(path, json.dumps(values, indent=1) + "\n")
-
-
-def read_json(path: Path) -> Any:
-    """The content of a JSON file, None if it is missing or invalid."""
-    with suppress(OSError, ValueError):
-        return json.loads(path.read_text("utf-8"))
-    return None
 
 
 def _format_size(size: float) -> str:

@@ -28,12 +28,14 @@ from numpy.typing import DTypeLike, NDArray
 from trifold import disk
 from trifold.data import token_build
 from trifold.data.corpus import PART_BYTES, Corpus, group_parts, survey
-from trifold.data.documents import DocumentReport
-from trifold.data.files import safe_file_name, sha256_of_file
+from trifold.data.files import safe_file_name
 from trifold.data.lines import expand_path
+from trifold.data.reports import DocumentReport
 from trifold.data.settings import DataSettings
-from trifold.data.token_build import IDS, MANIFEST, STARTS, Encoder, Side, read_json
+from trifold.data.token_build import IDS, MANIFEST, STARTS, Encoder, Side
+from trifold.disk import sha256_of_file
 from trifold.errors import DataError
+from trifold.jsonfiles import read_json_or_none
 
 _MAX_RESIDENT_BYTES = 64 << 20
 _READAHEAD_BYTES = 2 << 20  # upper bound of what the system maps around one access
@@ -117,7 +119,7 @@ class TokenCache:
 
     def verify(self) -> None:
         """Compare all files with their digests. Raises DataError if they differ."""
-        manifest = read_json(self.folder / MANIFEST)
+        manifest = read_json_or_none(self.folder / MANIFEST)
         ids = np.asarray(self.ids)
         start = 0
         for shard in manifest["shards"]:
@@ -212,7 +214,7 @@ def digests_in_caches(folder: str) -> dict[tuple[str, int, int], str]:
     known: dict[tuple[str, int, int], str] = {}
     for manifest in expand_path(folder).glob(f"*/{MANIFEST}"):
         with suppress(KeyError, TypeError):
-            for file in read_json(manifest)["sources"]:
+            for file in read_json_or_none(manifest)["sources"]:
                 known[file["file"], file["size"], file["mtime_ns"]] = file["sha256"]
     return known
 
@@ -224,15 +226,15 @@ def _open_cache(folder: Path, key: str, corpus: Corpus) -> TokenCache | None:
     path = folder / MANIFEST
     if not folder.exists():
         return None
-    manifest = read_json(path)
+    manifest = read_json_or_none(path)
     try:
         if manifest["format"] != token_build.FORMAT or manifest["key"] != key:
             raise KeyError("key")
         itemsize = np.dtype(manifest["dtype"]).itemsize
         sizes = {IDS: itemsize * manifest["tokens"], STARTS: 8 * (manifest["documents"] + 1)}
         sources = [(file["size"], file["mtime_ns"], file["sha256"]) for file in manifest["sources"]]
-        skipped = corpus.report.skipped_files
-        report = DocumentReport(manifest["name"], **manifest["report"], skipped_files=skipped)
+        notes = [*corpus.report.notes]
+        report = DocumentReport(manifest["name"], **manifest["report"], notes=notes)
     except (KeyError, TypeError, ValueError):
         raise _damaged(path, "it is not the manifest of this cache") from None
     for name, expected in sizes.items():

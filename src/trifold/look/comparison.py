@@ -7,7 +7,7 @@ The phrases for options of the core are here; parts describe themselves (`Part.d
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
-from trifold.data.pairs import plural
+from trifold.errors import plural
 from trifold.nn.parts import EmbeddingsPart, FeedForwardPart, PositionsPart, part_of, parts, reach
 from trifold.nn.variants import ModelConfig
 

@@ -23,7 +23,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from trifold.data import Records, Role, read_records
+from trifold.data import Role, Rows, read_records
 from trifold.data.squad import check_answers
 from trifold.data.tables import check_text
 from trifold.errors import DataError, SettingsError, UsageError
@@ -130,7 +130,7 @@ class AnswerSettings(LabelledSettings):
         return TaskBundle(objective, objective.config, train, valid)
 
 
-def _read_rows(source: Any, settings: Any, split: str) -> Records:
+def _read_rows(source: Any, settings: Any, split: str) -> Rows:
     """The questions; the answers as {"text", "start"}, none if the question has no answer.
 
     Raises DataError, which names file and id, for an answer that is not in its context.
@@ -142,11 +142,11 @@ def _read_rows(source: Any, settings: Any, split: str) -> Records:
         answers = _listed(columns["answers"][row], starts[row], rows, row)
         columns["answers"][row] = check_answers(answers, context, place_of(rows, row))
     if missing := columns["answers"].count([]):
-        rows.report.header.append(f"{missing:,} without an answer")
+        rows.report.notes.append(f"{missing:,} without an answer")
     return rows
 
 
-def _listed(answers: Any, start: Any, rows: Records, row: int) -> Any:
+def _listed(answers: Any, start: Any, rows: Rows, row: int) -> Any:
     """The answers, of which a text that has a start is the only one."""
     if isinstance(answers, str) and start is not None:
         return [{"text": answers, "answer_start": start}]
@@ -160,7 +160,7 @@ def _listed(answers: Any, start: Any, rows: Records, row: int) -> Any:
     )
 
 
-def place_of(rows: Records, row: int) -> str:
+def place_of(rows: Rows, row: int) -> str:
     """The file and the id of a question, or its line if it has no id."""
     name = rows.columns["id"][row]
     return f"{rows.report.name}" + (
@@ -220,7 +220,7 @@ class ExtractAnswers(LabelledObjective):
     row_name = "windows"
     token_name = "windows"
 
-    def windows(self, rows: Records) -> Iterator[list[Encoded]]:
+    def windows(self, rows: Rows) -> Iterator[list[Encoded]]:
         """The windows of each question. Raises DataError for a question that leaves no room for its
         context.
         """
@@ -238,7 +238,7 @@ class ExtractAnswers(LabelledObjective):
                     f"{error} (task.stride, task.max_length, model.max_positions)"
                 ) from None
 
-    def examples(self, rows: Records, draw: int | None = None) -> WindowExamples:
+    def examples(self, rows: Rows, draw: int | None = None) -> WindowExamples:
         """Read the windows of all questions and label them. Reports answers that no window contains
         as a whole.
         """

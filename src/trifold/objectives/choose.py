@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from trifold.data import Records, Role, read_records
+from trifold.data import Role, Rows, read_records
 from trifold.data.tables import MISSING, check_text, is_missing
 from trifold.errors import DataError
 from trifold.nn import Transformer
@@ -101,7 +101,7 @@ class ChooseSettings(LabelledSettings):
         return task.bundle(context, train, valid)
 
 
-def number_labels(context: BuildContext, *sources: Records) -> None:
+def number_labels(context: BuildContext, *sources: Rows) -> None:
     """Make the choices of each row a list of texts, and its label a number from 0.
 
     Numbers in labels begin at 1 if the columns of choices do and no label is 0. A text that is the
@@ -154,7 +154,7 @@ def choices_of(values: Mapping[str, Any]) -> list[str]:
     return _choices_and_names(values)[0]
 
 
-def _full_choices(rows: Records) -> list[list[str]]:
+def _full_choices(rows: Rows) -> list[list[str]]:
     """What the model reads of the choices of each row, which `number_labels` has changed."""
     both = zip(rows.columns["question"], rows.columns["choices"], strict=True)
     return [after_question(question, choices) for question, choices in both]
@@ -198,7 +198,7 @@ class Choose(LabelledObjective):
 
     token_name = "rows"
 
-    def examples(self, rows: Records, draw: int | None = None) -> ChoiceExamples:
+    def examples(self, rows: Rows, draw: int | None = None) -> ChoiceExamples:
         """Encode the pairs of the rows, which `number_labels` has changed."""
         choices = _full_choices(rows)
         texts = rows.columns["text"]

@@ -20,7 +20,7 @@ from pydantic import Field, NonNegativeFloat, PrivateAttr, field_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.data import DataSettings, Records, read_records
+from trifold.data import DataSettings, Rows, read_records
 from trifold.errors import DataError, SettingsError
 from trifold.nn import Transformer
 from trifold.nn.config import MULTI, REGRESSION, SINGLE
@@ -96,7 +96,7 @@ class ClassifySettings(LabelledSettings):
         is_multi = context.model.problem_type == MULTI
         roles = ROLES | ({"label": SEVERAL} if is_multi else {})
 
-        def read(source: Any, data: DataSettings, split: str) -> Records:
+        def read(source: Any, data: DataSettings, split: str) -> Rows:
             rows = read_records(source, data, roles, split)
             if not data.holdout or split != "train":
                 return rows
@@ -167,7 +167,7 @@ class Classify(LabelledObjective):
     def loss_unit(self) -> str:
         return "mean squared error" if self.problem == REGRESSION else super().loss_unit
 
-    def examples(self, rows: Records, draw: int | None = None) -> TextExamples:
+    def examples(self, rows: Rows, draw: int | None = None) -> TextExamples:
         """Encode texts and number labels.
 
         Raises DataError for a second text that is missing or not expected, SettingsError for a
@@ -192,7 +192,7 @@ class Classify(LabelledObjective):
             )
         return TextExamples(*self.tokens_and_types(encoded), self._number_labels(rows))
 
-    def _number_labels(self, rows: Records) -> NDArray[Any]:
+    def _number_labels(self, rows: Rows) -> NDArray[Any]:
         if self.problem == REGRESSION:
             return read_numbers(rows)
         sets = label_sets(rows, self.problem, self.settings.label_separator)
@@ -214,7 +214,7 @@ class Classify(LabelledObjective):
             row[[self.numbers[name] for name in names]] = 1
         return table
 
-    def prepare(self, rows: Records) -> None:
+    def prepare(self, rows: Rows) -> None:
         """Derive the factors of the loss and the scale of the numbers from the training rows.
 
         A head without bias cannot add the mean, so its numbers are only divided, by their root mean
@@ -227,7 +227,7 @@ class Classify(LabelledObjective):
             deviation = float(np.sqrt(((numbers - mean) ** 2).mean()))
             self.scale = Scale(mean, deviation) if numbers.min() < numbers.max() else Scale()
 
-    def class_weights(self, rows: Records) -> Tensor | None:
+    def class_weights(self, rows: Rows) -> Tensor | None:
         """(C,) the factors of the settings, or of the training rows. Raises SettingsError for an
         unknown label.
         """
@@ -355,7 +355,7 @@ class Classify(LabelledObjective):
         samples = [self._sample(run.rows, *each) for each in enumerate(outputs)]
         return Evaluation(self.scores_of_sums(run.sums), samples, (), [*map(float, sure)])
 
-    def _sample(self, rows: Records, row: int, output: Any) -> Sample:
+    def _sample(self, rows: Rows, row: int, output: Any) -> Sample:
         text, pair, label = (rows.columns[role][row] for role in ("text", "pair", "label"))
         if self.problem == MULTI:
             output = [

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trifold.batches.plan import plan_all
-from trifold.data import DataSettings, Documents, Records, read_documents, read_records
+from trifold.data import DataSettings, Documents, Rows, read_documents, read_records
 from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig
 from trifold.nn.config import Shape
@@ -230,7 +230,7 @@ class DocumentObjectiveSettings(ObjectiveSettings):
         roles = import_module(f"trifold.objectives.{task}").ROLES
         return read_records(source, settings, roles, split, "conll" if task == "tag" else None)
 
-    def texts(self, rows: Documents | Records) -> Documents:
+    def texts(self, rows: Rows) -> Documents:
         """The documents, or the different texts of the rows."""
         if isinstance(rows, Documents):
             return rows

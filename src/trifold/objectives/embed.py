@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.data import DataSettings, Records, Role, read_records
+from trifold.data import DataSettings, Role, Rows, read_records
 from trifold.data.holdout import normalized
 from trifold.data.settings import Source
 from trifold.data.tables import MISSING, check_text
@@ -136,7 +136,7 @@ class EmbedSettings(labelled.LabelledSettings):
         return objective.bundle(context, train, valid)
 
     def _prompts(
-        self, rows: Records, roles: list[str], report: Callable[[str], None]
+        self, rows: Rows, roles: list[str], report: Callable[[str], None]
     ) -> dict[str, str]:
         """Role -> text before its texts. Raises SettingsError for unknown names."""
         known = ", ".join(self.prompts) or "none; set task.prompts"
@@ -162,7 +162,7 @@ class EmbedSettings(labelled.LabelledSettings):
         return chosen
 
 
-def _read_rows(source: Source, data: DataSettings, split: str) -> Records:
+def _read_rows(source: Source, data: DataSettings, split: str) -> Rows:
     """The rows. Raises SettingsError if their labels are classes of inference."""
     rows = read_records(source, data, COLUMNS, split)
     text, label = (rows.report.columns.get(role, "").casefold() for role in ("text", "label"))
@@ -175,7 +175,7 @@ def _read_rows(source: Source, data: DataSettings, split: str) -> Records:
     return rows
 
 
-def _texts(rows: Records, roles: list[str]) -> list[str]:
+def _texts(rows: Rows, roles: list[str]) -> list[str]:
     """The texts of each row in turn. Raises DataError for a missing one."""
     texts = [*chain(*zip(*(rows.columns[role] for role in roles), strict=True))]
     if None in texts:
@@ -236,7 +236,7 @@ class Embed(labelled.LabelledObjective):
     prompts: Mapping[str, str]
     top: float | None
 
-    def examples(self, rows: Records, draw: int | None = None) -> RelatedTextExamples:
+    def examples(self, rows: Rows, draw: int | None = None) -> RelatedTextExamples:
         """Encode texts. Raises DataError for a missing text or score."""
         texts = _texts(rows, self.roles)
         scores = (

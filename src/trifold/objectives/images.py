@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from trifold.data import Records
+from trifold.data import Rows
 from trifold.data.image_sets import read_images
 from trifold.data.images import ImageSettings, normalize
 from trifold.hub.images import read_image_settings, write_image_settings
@@ -89,7 +89,7 @@ class Images(Classify):
     packs = False
     pictures: ImageSettings
 
-    def examples(self, rows: Records, draw: int | None = None) -> Any:
+    def examples(self, rows: Rows, draw: int | None = None) -> Any:
         lengths = np.full((len(rows), 1), self.config.n_patches + 1)
         return ImageExamples(rows.columns["image"], self._number_labels(rows), lengths)
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.data import Records
+from trifold.data import Rows
 from trifold.data.holdout import normalized
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.config import Shape
@@ -104,7 +104,7 @@ class LabelledObjective(Objective):
         self.report = report
         self.numbers = {name: number for number, name in enumerate(config.labels)}
 
-    def bundle(self, context: BuildContext, train: Records, valid: Records) -> TaskBundle:
+    def bundle(self, context: BuildContext, train: Rows, valid: Rows) -> TaskBundle:
         """The objective and its rows, without validation rows that are too long for the model."""
         if self.width is None:
             remedy = ", or set batch.on_overflow=truncate"
@@ -112,7 +112,7 @@ class LabelledObjective(Objective):
         return TaskBundle(self, self.config, train, valid)
 
     def encode(
-        self, rows: Records, texts: Sequence[str], pairs: Sequence[str] | None = None
+        self, rows: Rows, texts: Sequence[str], pairs: Sequence[str] | None = None
     ) -> list[Encoded]:
         """The texts or pairs of the rows. Reports how many are truncated."""
         encoded = self.tokenizer.rows(texts, pairs, max_length=self.width)
@@ -148,7 +148,7 @@ class LabelledObjective(Objective):
         return Ragged.of([row.ids for row in encoded]), types
 
     def report_unseen(
-        self, rows: Records, names: Iterable[str], noun: str, count: int | None = None
+        self, rows: Rows, names: Iterable[str], noun: str, count: int | None = None
     ) -> None:
         """Report labels that the model does not have. count: of what they are, by default of the
         labels.

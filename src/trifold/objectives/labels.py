@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trifold.data import Records, Role
+from trifold.data import Role, Rows
 from trifold.data.holdout import normalized
-from trifold.data.pairs import plural
 from trifold.data.tables import MISSING, TEXTS, check_text, is_missing, list_in
-from trifold.errors import DataError
+from trifold.errors import DataError, plural
 from trifold.nn import ModelConfig
 from trifold.nn.config import MULTI, REGRESSION, SINGLE, ProblemType
 from trifold.objectives.objective import BuildContext
@@ -116,7 +115,7 @@ SEVERAL = ROLES["label"]._replace(convert=read_labels, may_be_empty=True)
 
 
 def config_with_labels(
-    context: BuildContext, config: ModelConfig, train: Records, valid: Records, separator: str
+    context: BuildContext, config: ModelConfig, train: Rows, valid: Rows, separator: str
 ) -> ModelConfig:
     """The config with its problem type, and the labels of the rows unless it names them already.
 
@@ -145,7 +144,7 @@ def config_with_labels(
     return config
 
 
-def _config_of_regression(context: BuildContext, config: ModelConfig, rows: Records) -> ModelConfig:
+def _config_of_regression(context: BuildContext, config: ModelConfig, rows: Rows) -> ModelConfig:
     """The config with one output, named after the column. Raises DataError for equal numbers."""
     numbers = read_numbers(rows)
     column = rows.report.columns["label"]
@@ -168,7 +167,7 @@ def _config_of_regression(context: BuildContext, config: ModelConfig, rows: Reco
 
 
 def _find_problem(
-    context: BuildContext, config: ModelConfig, rows: Records, separator: str
+    context: BuildContext, config: ModelConfig, rows: Rows, separator: str
 ) -> ProblemType:
     """One label per text unless the rows have lists, or a column of scores has decimals; reports
     these. Raises DataError for a score that is no number.
@@ -211,7 +210,7 @@ def _find_problem(
     return SINGLE
 
 
-def _check_indicators(rows: Records) -> None:
+def _check_indicators(rows: Rows) -> None:
     """Raises DataError for lists such as [1, 0, 0], which have a 0 or a 1 for each label."""
     labels = rows.columns["label"]
     lists = [label for label in labels if isinstance(label, list)]
@@ -236,7 +235,7 @@ def _is_decimal(label: str) -> bool:
     return read_number(label) is not None and not label.lstrip("+-\N{MINUS SIGN}").isdecimal()
 
 
-def _check_scores(rows: Records, *, is_likely: bool) -> None:
+def _check_scores(rows: Rows, *, is_likely: bool) -> None:
     """Raises DataError for labels that are no numbers if numbers are likely, or if these look like
     numbers too.
     """
@@ -294,7 +293,7 @@ def _report_separators(context: BuildContext, labels: Collection[str], column: s
             return
 
 
-def write_whole_numbers(*parts: Records) -> None:
+def write_whole_numbers(*parts: Rows) -> None:
     """Write the labels 0.0, 1.0, … as 0, 1, … beside missing ones, for which pandas changes whole
     numbers to decimals, and beside 0 and 1, which are the same numbers. Scores stay decimals.
     """
@@ -309,7 +308,7 @@ def write_whole_numbers(*parts: Records) -> None:
             rows.columns["label"] = [label.removesuffix(".0") for label in labels]
 
 
-def leave_out_unknown(context: BuildContext, train: Records, *others: Records) -> list[Records]:
+def leave_out_unknown(context: BuildContext, train: Rows, *others: Rows) -> list[Rows]:
     """The rows without those of the label -1, if it stands for none, as in SNLI: the others are
     whole numbers from 0 to 2 or more. Beside 0 and 1 it is a class. Reports how many are left out.
     Raises DataError if no row is left.
@@ -323,7 +322,7 @@ def leave_out_unknown(context: BuildContext, train: Records, *others: Records) -
     return [train, *others]
 
 
-def _without_unknown(context: BuildContext, rows: Records) -> Records:
+def _without_unknown(context: BuildContext, rows: Rows) -> Rows:
     kept = [n for n, label in enumerate(rows.columns["label"]) if label != UNKNOWN]
     if len(kept) == len(rows):
         return rows
@@ -355,7 +354,7 @@ def report_similar(context: BuildContext, labels: Sequence[str]) -> None:
 
 
 def _check_labels(
-    context: BuildContext, train: Records, valid: Records, found: set[str], labels: Sequence[str]
+    context: BuildContext, train: Rows, valid: Rows, found: set[str], labels: Sequence[str]
 ) -> None:
     """Raises DataError for a single label, and for labels in the column of texts. Warns about a
     likely header.
@@ -395,7 +394,7 @@ def _check_labels(
             )
 
 
-def label_sets(rows: Records, problem: str, separator: str) -> list[list[str]]:
+def label_sets(rows: Rows, problem: str, separator: str) -> list[list[str]]:
     """The labels of each row. Raises DataError for a list where each text has one label."""
     found = []
     for label, line in zip(rows.columns["label"], rows.lines, strict=True):
@@ -411,7 +410,7 @@ def label_sets(rows: Records, problem: str, separator: str) -> list[list[str]]:
     return found
 
 
-def read_numbers(rows: Records) -> NDArray[np.float32]:
+def read_numbers(rows: Rows) -> NDArray[np.float32]:
     """(N,) the labels of a regression. Raises DataError for one that is not a finite number."""
     found = []
     for label, line in zip(rows.columns["label"], rows.lines, strict=True):
@@ -434,7 +433,7 @@ def read_number(label: Any) -> float | None:
     return None
 
 
-def check_commas(rows: Records) -> None:
+def check_commas(rows: Rows) -> None:
     """Raises DataError if the commas of all numbers may also separate thousands."""
     both = zip(rows.columns["label"], rows.lines, strict=True)
     commas = [(label, line) for label, line in both if "," in label]

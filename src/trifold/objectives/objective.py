@@ -22,7 +22,7 @@ from torch import Tensor
 
 from trifold.batches import BatchSettings
 from trifold.batches.plan import plan_all
-from trifold.data import DataSettings, Documents, Pairs, Records, read_splits
+from trifold.data import DataSettings, Rows, read_splits
 from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.checks import first_problem
@@ -36,7 +36,7 @@ from trifold.text.special_tokens import merge_files, names_of
 
 TOKENIZER_FILE = "tokenizer.json"
 FILL_MASK = 'predict {folder} "a text with a {mask}"'  # command that uses a model
-Rows = TypeVar("Rows", Pairs, Documents, Records)
+AnyRows = TypeVar("AnyRows", bound=Rows)
 # Defaults of a recipe that leaves the model to its task: a model of a published family.
 ENCODER: Mapping[str, Mapping[str, Any]] = {
     "model": {"preset": "bert-base"},
@@ -90,7 +90,7 @@ class BuildContext:
                 f"data.valid: no validation data; set data.valid=FILE, or {held_out}"
             )
 
-    def read(self, read: Callable[[Any, DataSettings, str], Rows]) -> tuple[Rows, Rows]:
+    def read(self, read: Callable[[Any, DataSettings, str], AnyRows]) -> tuple[AnyRows, AnyRows]:
         """Training and validation rows, whose reports are printed."""
         self.require_data()
         train, valid, _ = read_splits(self.data, self.seed, read)
@@ -98,7 +98,9 @@ class BuildContext:
         self.report(str(valid.report))
         return train, valid
 
-    def select_readable(self, rows: Rows, examples: Examples, noun: str, remedy: str = "") -> Rows:
+    def select_readable(
+        self, rows: AnyRows, examples: Examples, noun: str, remedy: str = ""
+    ) -> AnyRows:
         """The validation rows whose examples fit the model's positions. Reports how many are left
         out.
         """

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from trifold.data import Records, Role, read_records
+from trifold.data import Role, Rows, read_records
 from trifold.data.tables import check_text
 from trifold.errors import DataError
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
@@ -40,11 +40,12 @@ ROLES = {
 }
 
 
-class SummaryRows(Records):
+class SummaryRows(Rows):
     """Rows with a source and a list of references, of which the first one is the target."""
 
-    sources = property(lambda self: self.columns["source"])
-    targets = property(lambda self: [references[0] for references in self.columns["target"]])
+    @property
+    def targets(self) -> list[str]:
+        return [references[0] for references in self.columns["target"]]
 
 
 class SummarizeSettings(TranslateSettings):

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from trifold.data import DataSettings, Records, Role, Source, read_records
-from trifold.data.pairs import plural
+from trifold.data import DataSettings, Role, Rows, Source, read_records
 from trifold.data.tables import MISSING, check_text, is_missing, list_in
-from trifold.errors import DataError
+from trifold.errors import DataError, plural
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.batch import Batch, pad_end
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
@@ -68,7 +67,7 @@ class TagSettings(LabelledSettings):
         objective = TagWords(self, tokenizer, config, context.text_width, context.report)
         return objective.bundle(context, train, valid)
 
-    def _read(self, source: Source, settings: DataSettings, split: str) -> Records:
+    def _read(self, source: Source, settings: DataSettings, split: str) -> Rows:
         """Sentences with as many tags as words. Raises DataError for others, and for tags without a
         scheme.
         """
@@ -88,7 +87,7 @@ class TagSettings(LabelledSettings):
                 )
                 raise DataError(f"{place}: {error}; {remedy}") from None
         if self.best_by == "f1" and (count := sum(map(count_invalid, rows.columns["tags"]))):
-            rows.report.header.append(
+            rows.report.notes.append(
                 f"{plural(count, 'I- or E- tag')} in no entity of that type: begin one"
             )
         return rows
@@ -127,7 +126,7 @@ ROLES = {
 }
 
 
-def _with_labels(config: ModelConfig, rows: Records, start: ModelConfig | None) -> ModelConfig:
+def _with_labels(config: ModelConfig, rows: Rows, start: ModelConfig | None) -> ModelConfig:
     """The config with the tags of the rows, O first or in the order of the model that training
     starts from, unless it names its labels already.
     """
@@ -161,7 +160,7 @@ class TagWords(LabelledObjective):
     row_name = "sentences"
     token_name = "words"
 
-    def examples(self, rows: Records, draw: int | None = None) -> TaggedExamples:
+    def examples(self, rows: Rows, draw: int | None = None) -> TaggedExamples:
         """Encode sentences and align their words with tokens. Reports truncated sentences and
         unknown tags.
         """

@@ -20,7 +20,7 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from trifold.data import DataSettings, Pairs, Source, read_pairs
+from trifold.data import DataSettings, Rows, Source, read_pairs
 from trifold.errors import DataError, SettingsError
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.objective import BuildContext, ObjectiveSettings, TaskBundle
@@ -137,7 +137,7 @@ def split_template(text: str) -> list[str]:
     return _COLUMN.split(text)
 
 
-def _read_part(name: str, part: PartSettings, split: str, context: BuildContext) -> Pairs:
+def _read_part(name: str, part: PartSettings, split: str, context: BuildContext) -> Rows:
     """Source and target of each row that has all of its columns; the others are counted and
     reported.
     """
@@ -177,7 +177,7 @@ def _read_part(name: str, part: PartSettings, split: str, context: BuildContext)
     rows = rows.select(complete, f"{place}.{split}")
     numbered = zip(rows.targets, rows.lines, strict=True)
     targets = [_format_target(*each, part, rows.report.name) for each in numbered]
-    return replace(rows, sources=sources, targets=targets)
+    return replace(rows, columns={"source": sources, "target": targets})
 
 
 def _format_target(text: str, line: int, part: PartSettings, name: str) -> str:
@@ -223,17 +223,14 @@ class TextToText(Translate):
 
     row_name = "rows"
 
-    def rows(self, parts: dict[str, Pairs], *, mixed: bool) -> ConcatenatedParts:
+    def rows(self, parts: dict[str, Rows], *, mixed: bool) -> ConcatenatedParts:
         """The texts of all parts, encoded."""
-        sources, targets = (
-            [text for part in parts.values() for text in getattr(part, side)]
-            for side in ("sources", "targets")
-        )
+        sources = [text for part in parts.values() for text in part.sources]
+        targets = [text for part in parts.values() for text in part.targets]
         stops = np.cumsum([len(part) for part in parts.values()]).tolist()
         bounds = list(zip(parts, [0, *stops[:-1]], stops, strict=True))
-        return ConcatenatedParts(
-            bounds, sources, targets, super().examples(Pairs(sources, targets)), mixed
-        )
+        pairs = Rows({"source": sources, "target": targets}, range(1, len(sources) + 1))
+        return ConcatenatedParts(bounds, sources, targets, super().examples(pairs), mixed)
 
     def rows_per_epoch(self, rows: ConcatenatedParts) -> list[int]:
         """Rows of each part in an epoch."""

@@ -19,7 +19,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from trifold.data import Pairs, read_pairs
+from trifold.data import Rows, read_pairs
 from trifold.errors import SettingsError
 from trifold.generation_config import GenerationConfig
 from trifold.nn import Inputs, Transformer
@@ -123,7 +123,7 @@ class TranslateSettings(ObjectiveSettings):
         )
 
 
-def _load_or_train_tokenizers(context: BuildContext, pairs: Pairs) -> tuple[Tokenizer, Tokenizer]:
+def _load_or_train_tokenizers(context: BuildContext, pairs: Rows) -> tuple[Tokenizer, Tokenizer]:
     load = context.load_or_train_tokenizer
     if context.tokenizer.joint:
         joint = load(lambda: [*pairs.sources, *pairs.targets], note=", joint", append_eos=True)
@@ -175,7 +175,7 @@ class Translate(Objective):
         self.target = target
         self.start_id = target.required("bos") if start_id is None else start_id
 
-    def examples(self, pairs: Pairs, draw: int | None = None) -> SourceTargetExamples:
+    def examples(self, pairs: Rows, draw: int | None = None) -> SourceTargetExamples:
         """Encode both sides. With `draw`, merges are dropped at random as the tokenizers
         specify.
         """

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from trifold import disk
-from trifold.data.files import sha256_of_file
+from trifold.disk import sha256_of_file
 from trifold.errors import CheckpointError
 from trifold.hub.tensors import encode_header, tensor_bytes
 from trifold.recipe import TrainSettings

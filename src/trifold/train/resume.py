@@ -24,10 +24,11 @@ from trifold.data import (
     expand_path,
     list_files,
 )
-from trifold.data.files import FOLDER_FORMATS, KnownDigests, is_dataset, sha256_of_file
+from trifold.data.datasets import iter_dataset
+from trifold.data.files import FOLDER_FORMATS, KnownDigests, is_dataset
 from trifold.data.frames import digest_rows
 from trifold.data.image_sets import list_images
-from trifold.data.pairs import iter_dataset
+from trifold.disk import sha256_of_file
 from trifold.errors import DataError, SettingsError, TrifoldError
 from trifold.hub import resolve
 from trifold.hub.labels import labels_to_ours

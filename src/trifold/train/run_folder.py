@@ -22,10 +22,10 @@ import torch
 from filelock import FileLock, Timeout
 
 from trifold import disk
-from trifold.data.files import sha256_of_file
-from trifold.data.token_build import read_json
+from trifold.disk import sha256_of_file
 from trifold.errors import CheckpointError, TrifoldError, UsageError, check_utf8
 from trifold.hub.names import no_run_error
+from trifold.jsonfiles import read_json_or_none
 from trifold.recipe import Recipe
 from trifold.train import checkpoint
 from trifold.train.ranks import Interrupted
@@ -278,7 +278,7 @@ def _step_of(line: bytes) -> float:
 
 def read_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if the file is missing or damaged."""
-    content = read_json(path)
+    content = read_json_or_none(path)
     return content if isinstance(content, dict) else {}
 
 
