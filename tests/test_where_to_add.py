@@ -118,7 +118,7 @@ import torch
 from torch import Tensor, nn
 
 from trifold.nn.config import CoreConfig
-from trifold.nn.formulas import Row
+from trifold.nn.formulas import FormulaRow
 from trifold.nn.parts import PositionsPart
 
 
@@ -143,7 +143,7 @@ class RampPart(PositionsPart):
         return RampPositions(config)
 
     def parameters(self, config: CoreConfig, side: str):
-        yield Row(f"{side} positions", "E")
+        yield FormulaRow(f"{side} positions", "E")
 
 
 PARTS = (RampPart(),)

@@ -44,7 +44,7 @@ def main() -> None:
         shares = dealt.micro_batches
         update = trainer.update(shares, step)
         packings = [share.inputs.packing for share in shares]
-        source_tokens = sum(packing.real for packing in packings if isinstance(packing, Packing))
+        source_tokens = sum(packing.n_real for packing in packings if isinstance(packing, Packing))
         if not clock.step(
             loss=update.loss,
             source_tokens=source_tokens,

@@ -25,7 +25,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from trifold.nn import formulas
-from trifold.nn.formulas import Row, evaluate, feed_forward, norm, total
+from trifold.nn.formulas import FormulaRow, evaluate, feed_forward, norm, total
 from trifold.nn.parts import (
     AttentionPart,
     BlockPart,
@@ -77,7 +77,7 @@ def _row(config: ModelConfig, name: str, formula: str, **letters: int) -> Parame
     return ParameterRow(name, formula, evaluate(config, formula, letters))
 
 
-def _rows(config: ModelConfig, rows: Iterator[Row]) -> Iterator[ParameterRow]:
+def _rows(config: ModelConfig, rows: Iterator[FormulaRow]) -> Iterator[ParameterRow]:
     """The rows of a part."""
     for row in rows:
         yield _row(config, row.name, row.formula, **row.letters)

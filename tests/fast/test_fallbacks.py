@@ -16,9 +16,9 @@ from trifold.fast.int8 import Int8Weight
 from trifold.nn import Inputs, Mask, ModelConfig, Transformer, ops
 from trifold.nn.attention import Attention
 from trifold.nn.layers import Linear
-from trifold.nn.masks import Table
+from trifold.nn.masks import PairTable
 from trifold.nn.packing import Packing
-from trifold.nn.segments import scan
+from trifold.nn.scan import scan
 from trifold.nn.variants.two_streams import Order
 from trifold.nn.variants.windows import Window
 from trifold.train.blocks import recompute_blocks
@@ -154,7 +154,7 @@ ODD = {
     "a window of both sides": (2, 5, Mask(rules=(Window(2),)), None),
     "keys after the query": (2, 5, Mask(causal=True, offset=2), None),
     "an order": (2, 5, Mask(rules=(Order(torch.tensor([[2, 0, 1, 4, 3]])),)), None),
-    "a table": (2, 5, Mask(rules=(Table(TABLE | (torch.arange(5) == 0)),)), None),
+    "a table": (2, 5, Mask(rules=(PairTable(TABLE | (torch.arange(5) == 0)),)), None),
     "two windows": (2, 5, Mask(causal=True, offset=4, rules=(Window(4), Window(2))), None),
 }
 
@@ -181,7 +181,7 @@ def test_one_query_with_values_of_another_type() -> None:
 def test_a_table_beside_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparse, "BLOCK", 4)
     q, k, v = torch.randn(3, 2, 2, 64, 8)
-    table = Table((torch.rand(1, 1, 64, 64) < 0.5) | torch.eye(64, dtype=torch.bool))
+    table = PairTable((torch.rand(1, 1, 64, 64) < 0.5) | torch.eye(64, dtype=torch.bool))
     mask = Mask(causal=True, rules=(Window(3), table))
     assert_same(lambda: ops.attend(q, k, v, mask))
 
@@ -391,14 +391,14 @@ def test_packed_rows_with_a_masked_key() -> None:
     real = torch.ones(packing.shape, dtype=torch.bool)
     real[:, 2] = False
     x = torch.randn(1, packing.length, 32, requires_grad=True)
-    assert_same(lambda: layer(x, mask=Mask(real, packing=packing))[:, : packing.real])
+    assert_same(lambda: layer(x, mask=Mask(real, packing=packing))[:, : packing.n_real])
 
 
 def test_packed_rows_with_a_memory_that_is_not_packed() -> None:
     layer = randomize(Attention(ModelConfig(d_model=32, n_heads=4), memory_width=32), 0.3)
     packing, memory = Packing.of(torch.tensor([7, 5])), torch.randn(2, 9, 32)
     x = torch.randn(1, packing.length, 32, requires_grad=True)
-    assert_same(lambda: layer(x, memory, mask=Mask(packing=packing))[:, : packing.real])
+    assert_same(lambda: layer(x, memory, mask=Mask(packing=packing))[:, : packing.n_real])
 
 
 @torch.no_grad()

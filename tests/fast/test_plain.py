@@ -160,7 +160,7 @@ def packed_attention(crosses: bool) -> Callable[[torch.dtype], Case]:
                 key_packing=keys if crosses else UNPACKED,
             )
             return layer(x.to(dtype), memory.to(dtype) if crosses else None, mask=mask)[
-                :, : queries.real
+                :, : queries.n_real
             ]
 
         return compute, (x, *([memory] if crosses else []), *weights)
@@ -310,7 +310,7 @@ def test_a_model_trains_the_same_with_fast_operations_without_numba_and_with_pla
     source, target = (Packing.of(torch.randint(1, 25, (17,))) for _ in "st")
     inputs, outputs = (torch.randint(3, 300, (1, packing.length)) for packing in (source, target))
     labels = torch.randint(3, 300, (target.length,))
-    labels[target.real :] = -1
+    labels[target.n_real :] = -1
 
     def compute() -> list[Tensor]:
         hidden = model(Inputs(inputs, packing=source), Inputs(outputs, packing=target))[0]

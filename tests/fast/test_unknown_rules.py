@@ -57,7 +57,7 @@ def packed() -> Callable[..., Tensor]:
     packing = Packing.of(torch.tensor([7, 4, 9]))
     x = torch.randn(1, packing.length, 32, requires_grad=True)
     return lambda *rules: layer(x, mask=Mask(packing.attend, packing=packing, rules=rules))[
-        :, : packing.real
+        :, : packing.n_real
     ]
 
 

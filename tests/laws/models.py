@@ -161,7 +161,7 @@ def _packed(rows: list[Inputs]) -> Inputs:
     for field in FIELDS[:2]:
         if getattr(rows[0], field) is not None:
             values[field] = torch.zeros(1, packing.length, dtype=torch.long)
-            values[field][0, : packing.real] = torch.cat([getattr(row, field)[0] for row in rows])
+            values[field][0, : packing.n_real] = torch.cat([getattr(row, field)[0] for row in rows])
     order = None if rows[0].order is None else _padded(rows, False).order  # on the grid
     return Inputs(packing=packing, order=order, **values)
 
@@ -200,7 +200,7 @@ def real_states(hidden: Tensor, example: Example) -> Tensor:
     """(N, E) the states of real tokens, row by row."""
     inputs = example.last
     if isinstance(inputs.packing, Packing):
-        return hidden[0, : inputs.packing.real]
+        return hidden[0, : inputs.packing.n_real]
     return hidden.flatten(0, 1) if inputs.attend is None else hidden[inputs.attend]
 
 

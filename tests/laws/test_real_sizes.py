@@ -69,7 +69,7 @@ def states_and_gradients(model: Transformer, length: int) -> tuple[Tensor, list[
     tokens = torch.randint(3, 50, (1, packing.length), generator=torch.Generator().manual_seed(1))
     inputs = Inputs(tokens, packing=packing)
     states = model(inputs, inputs) if model.encoder and model.decoder else model(inputs)
-    states = states[0, : packing.real]
+    states = states[0, : packing.n_real]
     return states, gradients_of(loss_of(states), model)
 
 

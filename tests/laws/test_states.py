@@ -29,7 +29,7 @@ def test_hidden_states_start_with_the_embeddings_and_end_with_the_output(
         last, hidden_of(model, rows_of(config_of(name))[0]), rtol=1e-4, atol=1e-5
     )
     for side, layers in states.items():
-        assert len(layers) == len(getattr(model, side).order) + 1
+        assert len(layers) == len(getattr(model, side).block_of_layer) + 1
 
 
 @cases("states", shapes=("encoder-decoder", "decoder"), parts=("window", "window pattern"))

@@ -65,11 +65,11 @@ def test_gradients_of_packed_and_of_padded_rows_are_equal(part: dict[str, Any]) 
     tokens, real = torch.randint(3, 30, (3, 9)), torch.arange(9) < LENGTHS[:, None]
     packing, found = Packing.of(LENGTHS), []
     flat = torch.zeros(1, packing.length, dtype=torch.long)
-    flat[0, : packing.real] = tokens[real]
+    flat[0, : packing.n_real] = tokens[real]
     for inputs in (Inputs(tokens, real), Inputs(flat, packing=packing)):
         encoder = model(part)
         hidden = encoder(inputs)
-        states = hidden[real] if inputs.packing is not packing else hidden[0, : packing.real]
+        states = hidden[real] if inputs.packing is not packing else hidden[0, : packing.n_real]
         (states * torch.linspace(-1, 1, states.numel()).view_as(states)).sum().backward()
         gradients = [p.grad for p in encoder.parameters() if p.grad is not None]
         found.append([states.detach(), *gradients])

@@ -135,7 +135,7 @@ def test_loss_terms_follow_their_formulas(student, tmp_path, kind):
     task, model = data.objective, data.new_model().eval()
     batch = task.batch(data.train, np.arange(5), draw=3)
     counts, terms = task.counts(batch), task.loss(model, batch)
-    real = batch.inputs.packing.real
+    real = batch.inputs.packing.n_real
     assert counts == {name: term.count for name, term in terms.items()}
     assert counts == {"tokens": batch.tokens} | dict.fromkeys(["soft", "cosine", *RELATIONS], real)
     weights = {name: term.weight for name, term in terms.items()}

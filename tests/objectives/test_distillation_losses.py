@@ -211,7 +211,7 @@ def test_the_attention_relation_equals_the_attention_weights_of_the_layer(
     if packed:
         packing = Packing.of(lengths)
         row = torch.zeros(1, packing.length, dtype=torch.long)
-        row[0, : packing.real] = tokens[real]
+        row[0, : packing.n_real] = tokens[real]
         inputs = Inputs(row, packing=packing)
     relations, weights = relations_and_weights(made, inputs)
     allowed = relations.mask.dense(6, 6, tokens.device)

@@ -225,7 +225,7 @@ def test_half_of_the_pairs_are_negative(make, rows, tokenizer, kind):
         examples = objective.examples(rows, draw)
         batch = objective.batch(examples, EVERY[:1], draw=draw)
         tokens, kinds = batch.inputs.tokens[0], batch.inputs.segments[0]
-        size = batch.inputs.packing.real
+        size = batch.inputs.packing.n_real
         original = tokens.clone()
         original[batch.positions[: batch.tokens]] = batch.labels[: batch.tokens]
         first, second = (examples.text(0, which)[0].tolist() for which in (0, 1))
@@ -259,7 +259,7 @@ def test_masks_of_pairs_respect_words_and_special_tokens(make, rows, tokenizer, 
     answers = set()
     for draw in range(40):
         batch = objective.batch(objective.examples(rows, draw), EVERY, draw=draw)
-        hidden = np.zeros(batch.inputs.packing.real, np.bool_)
+        hidden = np.zeros(batch.inputs.packing.n_real, np.bool_)
         places = batch.positions[: batch.tokens]
         hidden[places] = True
         original = batch.inputs.tokens[0].clone()
@@ -283,7 +283,7 @@ def test_lengths_of_pairs_are_those_of_their_batches(make, rows, kind, positions
         examples = objective.examples(rows, draw)
         every = np.arange(len(examples.document))
         sizes = [
-            objective.batch(examples, every[row : row + 1]).inputs.packing.real for row in every
+            objective.batch(examples, every[row : row + 1]).inputs.packing.n_real for row in every
         ]
         assert sizes == examples.lengths[:, 0].tolist() and max(sizes) <= positions
 

@@ -71,7 +71,7 @@ def rows_of(batch, side) -> list[list[int]]:
     inputs = getattr(batch, side)
     (rows, width), places = (
         inputs.packing.shape,
-        inputs.packing.cell_of_token[: inputs.packing.real],
+        inputs.packing.cell_of_token[: inputs.packing.n_real],
     )
     taken = [[] for _ in range(rows)]
     for token, place in zip(inputs.tokens[0].tolist(), places.tolist(), strict=False):

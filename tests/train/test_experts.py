@@ -197,7 +197,7 @@ def test_the_balance_loss_makes_shares_more_equal(run, tmp_path):
         )
         with torch.no_grad(), record_routers(model) as calls:
             model(batch.inputs)
-        real = batch.inputs.packing.real
+        real = batch.inputs.packing.n_real
         shares = [
             torch.bincount(each[0].out.chosen[:real, 0], minlength=4) / real for each in calls
         ]

@@ -28,7 +28,7 @@ from trifold.fast.instruction import ATTENTION
 from trifold.fast.layers import concatenated_linears
 from trifold.fast.sparse import sparse_attend, supports_sparse_attend
 from trifold.fast.thread_pool import DTYPES, execute_one
-from trifold.nn.attention import Attention, AttentionInputs
+from trifold.nn.attention import Attention, AttentionInputs, AttentionLayer
 from trifold.nn.gradients import first_order
 from trifold.nn.hooks import AttentionHooks
 from trifold.nn.layers import Dropout
@@ -176,11 +176,13 @@ QUERY_BLOCK = (
 
 
 def attention(
-    layer: Attention, x: Tensor, memory: Tensor | None, inputs: AttentionInputs
+    layer: AttentionLayer, x: Tensor, memory: Tensor | None, inputs: AttentionInputs
 ) -> Tensor:
     """See `nn.ops.attention`. Packed rows need no padded grid if the compiled loops support the
     layer.
     """
+    if not isinstance(layer, Attention):
+        return layer.attend(x, memory, inputs)
     layouts = supported_packings(layer, x, memory, inputs)
     if layouts is None:
         return layer.attend(x, memory, inputs)

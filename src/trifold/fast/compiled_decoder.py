@@ -27,6 +27,7 @@ from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache, GrowingKeys
 from trifold.nn.hooks import Hookable
 from trifold.nn.layers import FeedForward, Linear, Residual, RMSNorm
+from trifold.nn.masks import Mask
 from trifold.nn.stack import Stack
 from trifold.nn.walk import StackInputs
 
@@ -68,11 +69,12 @@ class CompiledDecoder:
         self.x, self.normed, self.exit = (
             self._buffer(n, like.shape[-1]) for n in ("x", "normed", "exit")
         )
-        for number in stack.order:
+        for number in stack.block_of_layer:
             self._add_block(stack.blocks[number])
         self._add_norm(stack.final_norm, self.x, self.x)
 
-        self.program = program = np.zeros(len(self.fields), ins.INSTRUCTION)
+        program = np.zeros(len(self.fields), ins.INSTRUCTION)
+        self.program = program
         for index, fields in enumerate(self.fields):
             set_fields(program, index, **fields)
         attention = program["opcode"] == ins.ATTENTION
@@ -224,70 +226,112 @@ class CompiledDecoder:
 
     def run(self, x: Tensor, inputs: StackInputs, cache: Cache) -> Tensor:
         """See `nn.ops.decoding_step`."""
-        rows = x.shape[0]
-        program = self.program
         bias = inputs.bias
         assert bias is None or isinstance(bias, Tensor), "relative scores are not supported"
-        if rows != self.rows:
-            self.rows = rows
-            program["rows"] = rows
-            program["units"] = self.units_per_row * rows
-            divide_into_tasks(program)
+        rows = x.shape[0]
         self.x[:rows] = x[:, 0]
         self.alive.clear()
-        own = self.self_attention
-        rows_of_keys = current_index(cache)
-        stride = None if rows_of_keys is None else rows_of_keys.shape[1]
-        self._set(own, beam_index=rows_of_keys, beam_index_stride=stride)
-        if bias is not None:  # (B or 1, H, 1, S)
-            bias = bias.float().contiguous()
-            row_stride = bias.stride(0) if bias.shape[0] == rows > 1 else 0
-            self._set(
-                own, score_bias=bias, score_bias_row=row_stride, score_bias_head=bias.stride(1)
-            )
-        for layers in self.rotated_alike:
-            angles = inputs.rotations[layers[0]]  # (B or 1, 1, 1, R/2) of the new tokens
-            assert angles is not None, "see `_layers_rotated_alike`"
-            cos, sin = (wave.float().contiguous() for wave in (angles.cos, angles.sin))
-            half = cos.shape[-1]
-            interleaved = angles.interleaved
-            sizes = {"rotary_width": 2 * half, "rotary_stride": half if cos.shape[0] > 1 else 0}
-            self._set(own[layers], cos=cos, sin=sin, interleaved=interleaved, **sizes)
-        for indices, each in ((own, inputs.mask), (self.cross_attention, inputs.memory_mask)):
-            if each is not None:  # keys (B, S) that are not padding
-                keys = each.keys
-                if keys is not None:
-                    stored = rows if each is inputs.mask else self._memory_rows(cache)
-                    keys = keys.expand(stored, -1).contiguous()
-                self._set(indices, mask=keys, mask_stride=None if keys is None else keys.shape[1])
-        slots = np.array([_next_slot(layer.own) for layer in cache.layers])
-        ends = slots + 1
-        program["slot"][own] = slots
-        program["length"][own] = ends
-        program["first"][own] = np.maximum(0, ends - self.windows)
-        for number, layer in enumerate(cache.layers):
-            assert layer.own.buffers is not None
-            self._set_keys(int(own[number]), *layer.own.buffers)
-            if bias is not None:
-                # The bias of the first key that is still stored.
-                program["score_bias"][own[number]] += 4 * layer.own.evicted
-            if len(self.cross_attention):
-                assert layer.memory is not None, "the prompt fills the keys of cross-attention"
-                index = int(self.cross_attention[number])
-                shared = layer.memory[0].shape
-                self._set_memory(index, *layer.memory)
-                program[index]["length"] = shared[2]
-                program[index]["beams"] = rows // shared[0]
-        start = 0
-        for stop, matmuls in self.int8_matmuls:
-            execute(program[start:stop])
-            for x_int8, weight, sums in matmuls:
-                torch._int_mm(x_int8[:rows], weight, out=sums[:rows])
-            start = stop
-        execute(program[start:])
+        self._set_rows(rows)
+        self._set_beam_index(cache)
+        if bias is not None:
+            self._set_bias(bias, rows)
+        self._set_rotations(inputs)
+        self._set_mask(self.self_attention, inputs.mask, rows)
+        if inputs.memory_mask is not None:
+            self._set_mask(self.cross_attention, inputs.memory_mask, self._memory_rows(cache))
+        self._set_stored_keys(cache, has_bias=bias is not None)
+        if len(self.cross_attention):
+            self._set_memories(cache, rows)
+        self._execute(rows)
         for layer in cache.layers:
             layer.own.advance(1)
         return self.x[:rows, None].to(x.dtype, copy=True)
+
+    def _set_rows(self, rows: int) -> None:
+        """The number of rows of all instructions, which decides how they are divided."""
+        if rows == self.rows:
+            return
+        self.rows = rows
+        self.program["rows"] = rows
+        self.program["units"] = self.units_per_row * rows
+        divide_into_tasks(self.program)
+
+    def _set_beam_index(self, cache: Cache) -> None:
+        """In which rows of the cache each beam finds its keys."""
+        index = current_index(cache)
+        stride = None if index is None else index.shape[1]
+        self._set(self.self_attention, beam_index=index, beam_index_stride=stride)
+
+    def _set_bias(self, bias: Tensor, rows: int) -> None:
+        """The bias of the scores (B or 1, H, 1, S)."""
+        bias = bias.float().contiguous()
+        row_stride = bias.stride(0) if bias.shape[0] == rows > 1 else 0
+        self._set(
+            self.self_attention,
+            score_bias=bias,
+            score_bias_row=row_stride,
+            score_bias_head=bias.stride(1),
+        )
+
+    def _set_rotations(self, inputs: StackInputs) -> None:
+        """The angles (B or 1, 1, 1, R/2) of the new tokens in each layer."""
+        for layers in self.rotated_alike:
+            angles = inputs.rotations[layers[0]]
+            assert angles is not None, "see `_layers_rotated_alike`"
+            cos = angles.cos.float().contiguous()
+            sin = angles.sin.float().contiguous()
+            half = cos.shape[-1]
+            self._set(
+                self.self_attention[layers],
+                cos=cos,
+                sin=sin,
+                interleaved=angles.interleaved,
+                rotary_width=2 * half,
+                rotary_stride=half if cos.shape[0] > 1 else 0,
+            )
+
+    def _set_mask(self, attention: NDArray[np.int64], mask: Mask, rows: int) -> None:
+        """The keys (B, S) that are not padding, of so many rows of stored keys."""
+        keys = mask.keys
+        stride = None
+        if keys is not None:
+            keys = keys.expand(rows, -1).contiguous()
+            stride = keys.shape[1]
+        self._set(attention, mask=keys, mask_stride=stride)
+
+    def _set_stored_keys(self, cache: Cache, *, has_bias: bool) -> None:
+        """The stored keys and values that self-attention reads, and where it adds the new ones."""
+        own = self.self_attention
+        slots = np.array([_next_slot(layer.own) for layer in cache.layers])
+        ends = slots + 1
+        self.program["slot"][own] = slots
+        self.program["length"][own] = ends
+        self.program["first"][own] = np.maximum(0, ends - self.windows)
+        for index, layer in zip(own.tolist(), cache.layers, strict=True):
+            assert layer.own.buffers is not None
+            self._set_keys(index, *layer.own.buffers)
+            if has_bias:
+                # The bias of the first key that is still stored.
+                self.program["score_bias"][index] += 4 * layer.own.evicted
+
+    def _set_memories(self, cache: Cache, rows: int) -> None:
+        """The keys and values of the memory that cross-attention reads."""
+        for index, layer in zip(self.cross_attention.tolist(), cache.layers, strict=True):
+            assert layer.memory is not None, "the prompt fills the keys of cross-attention"
+            shared, _, length, _ = layer.memory[0].shape
+            self._set_memory(index, *layer.memory)
+            self.program[index]["length"] = length
+            self.program[index]["beams"] = rows // shared
+
+    def _execute(self, rows: int) -> None:
+        """All instructions, and the matmuls of torch between them."""
+        start = 0
+        for stop, matmuls in self.int8_matmuls:
+            execute(self.program[start:stop])
+            for x_int8, weight, sums in matmuls:
+                torch._int_mm(x_int8[:rows], weight, out=sums[:rows])
+            start = stop
+        execute(self.program[start:])
 
     def is_observed(self) -> bool:
         """Whether something reads the values between instructions: hook points or hooks."""

@@ -7,7 +7,8 @@ blocks and modules; hooks; and stacks with fewer than MIN_WEIGHTS weights, for w
 takes longer than it saves.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
@@ -68,28 +69,46 @@ def _compiled_decoder(
     stack: Stack, x: Tensor, inputs: StackInputs, cache: Cache
 ) -> CompiledDecoder | None:
     """The compiled decoder of this cache if it supports the step."""
+    if stack.training or torch.is_grad_enabled() or cache.length == 0:
+        return None
+    if not (_are_new_tokens(x) and _has_supported_masks(stack, inputs)):
+        return None
+    decoder = _translate(stack, x, cache)
+    if decoder is None or decoder.is_observed():
+        return None
+    return decoder
+
+
+def _are_new_tokens(x: Tensor) -> bool:
+    """Whether x is one token for each row, of a type that instructions read."""
+    return x.shape[1] == 1 and x.dtype in DTYPES and x.numel() > 0 and is_eager_cpu(x)
+
+
+def _has_supported_masks(stack: Stack, inputs: StackInputs) -> bool:
+    """Whether the masks exclude nothing but padding, and keys beyond windows."""
     mask = inputs.mask
-    if x.shape[1] != 1 or torch.is_grad_enabled() or stack.training or cache.length == 0:
-        return None
-    if not is_eager_cpu(x) or x.dtype not in DTYPES or not x.numel():
-        return None
     if isinstance(mask.packing, Packing) or not mask.has_only():
-        return None
+        return False
     if inputs.memory_mask is not None and not inputs.memory_mask.has_only():
-        return None
+        return False
     if mask.keys is not None and any(window is not None for window in stack.windows):
-        return None
-    if stack.rules and not _has_only_windows(stack, inputs):
-        return None
+        return False
+    return not stack.rules or _has_only_windows(stack, inputs)
+
+
+def _translate(stack: Stack, x: Tensor, cache: Cache) -> CompiledDecoder | None:
+    """The stack as instructions, translated once per cache and again for more rows."""
     rows = x.shape[0]
-    found = _translations.get(cache)
-    if found is None or rows not in found.rows or found.stack() is not stack:
-        numbers = range(1, FEW_ROWS + 1) if rows <= FEW_ROWS else range(FEW_ROWS + 1, rows + 1)
-        decoder = None
-        if is_supported(stack, cache, x):
-            decoder = CompiledDecoder(stack, x, numbers[-1], int8_matmul=rows > FEW_ROWS)
-        _translations[cache] = found = Translation(ref(stack), numbers, decoder)
-    return None if found.decoder is None or found.decoder.is_observed() else found.decoder
+    known = _translations.get(cache)
+    if known is not None and rows in known.rows and known.stack() is stack:
+        return known.decoder
+    has_many_rows = rows > FEW_ROWS
+    numbers = range(FEW_ROWS + 1, rows + 1) if has_many_rows else range(1, FEW_ROWS + 1)
+    decoder = None
+    if is_supported(stack, cache, x):
+        decoder = CompiledDecoder(stack, x, numbers[-1], int8_matmul=has_many_rows)
+    _translations[cache] = Translation(ref(stack), numbers, decoder)
+    return decoder
 
 
 def _has_only_windows(stack: Stack, inputs: StackInputs) -> bool:
@@ -106,32 +125,54 @@ def is_supported(stack: Stack, cache: Cache, x: Tensor) -> bool:
     """Whether the stack is large enough and instructions exist for all its modules and this number
     of rows.
     """
-    if any(declares(block, "wiring") not in WIRINGS for block in stack.blocks):
-        return False
     weights = [module.weight for module in stack.modules() if isinstance(module, Linear)]
-    if sum(weight.shape[0] * weight.shape[1] for weight in weights) < MIN_WEIGHTS:
-        return False
-    if x.shape[0] > FEW_ROWS and not (
-        x.dtype is torch.bfloat16
-        and all(isinstance(weight, Int8Weight) for weight in weights)
-        and int_mm_is_exact()
-    ):
-        return False
-    parts = [part for block in stack.blocks for part in sublayers(block)]
-    modules = [module for part in parts for module in (*part.children(), *part.sublayer.children())]
-    modules.append(stack.final_norm)
-    stored = [layer.own.buffers for layer in cache.layers]
     return (
-        all(type(module) in SUPPORTED and _has_instructions(module) for module in modules)
-        and all(getattr(part, "scale", 1) == 1 for part in parts)
-        and all(buffers is not None and buffers[0].dtype in DTYPES for buffers in stored)
-        and all(is_readable(weight) for weight in weights)
+        _has_known_wiring(stack)
+        and _are_supported_weights(weights)
+        and (x.shape[0] <= FEW_ROWS or _multiply_as_int8(weights, x))
+        and all(_has_instructions(module) for module in _modules(stack))
+        and _stores_readable_keys(cache)
         and compiled_interpreter() is not None
     )
 
 
+def _has_known_wiring(stack: Stack) -> bool:
+    """Whether blocks connect their sub-layers as the translation does, without a scale."""
+    return all(declares(block, "wiring") in WIRINGS for block in stack.blocks) and all(
+        getattr(part, "scale", 1) == 1 for block in stack.blocks for part in sublayers(block)
+    )
+
+
+def _are_supported_weights(weights: list[Any]) -> bool:
+    """Whether they are readable, and so many that the translation takes less time than it saves."""
+    count = sum(weight.shape[0] * weight.shape[1] for weight in weights)
+    return count >= MIN_WEIGHTS and all(is_readable(weight) for weight in weights)
+
+
+def _multiply_as_int8(weights: list[Any], x: Tensor) -> bool:
+    """Whether all matmuls of many rows are exact in int8."""
+    is_int8 = all(isinstance(weight, Int8Weight) for weight in weights)
+    return is_int8 and x.dtype is torch.bfloat16 and int_mm_is_exact()
+
+
+def _modules(stack: Stack) -> Iterator[nn.Module]:
+    """The modules that need instructions."""
+    for block in stack.blocks:
+        for part in sublayers(block):
+            yield from part.children()
+            yield from part.sublayer.children()
+    yield stack.final_norm
+
+
+def _stores_readable_keys(cache: Cache) -> bool:
+    stored = [layer.own.buffers for layer in cache.layers]
+    return all(buffers is not None and buffers[0].dtype in DTYPES for buffers in stored)
+
+
 def _has_instructions(module: nn.Module) -> bool:
-    """Whether a module of a supported type has no part without an instruction."""
+    """Whether instructions exist for a module and all that it does."""
+    if type(module) not in SUPPORTED:
+        return False
     if isinstance(module, Attention):
         return module.sinks is None
     if isinstance(module, FeedForward):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from trifold.nn.gradients import first_order
-from trifold.nn.masks import Mask, MaskPart, PairBias, Table, columns, declares
+from trifold.nn.masks import Mask, MaskPart, PairBias, PairTable, columns, declares
 from trifold.nn.rng import ReplayThreadRng
 
 BLOCK = 128  # queries, elsewhere than in blocks and segments
@@ -26,7 +26,7 @@ Attend = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
-class Block:
+class QueryBlock:
     """Some queries, and the keys that they read: a slice, and others (B or 1, H or 1, N), where
     they are `valid`.
     """
@@ -69,7 +69,7 @@ def sparse_attend(
     trained = {name: x for name, x in options.items() if isinstance(x, Tensor)}
     weights = bias.weights if bias is not None else ()
 
-    def compute(block: Block, q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> Tensor:
+    def compute(block: QueryBlock, q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> Tensor:
         table, offsets = _block_mask(mask, block, positions, bias, others[len(trained) :])
         own = options | dict(zip(trained, others, strict=False))
         return attend(q, k, v, table, bias=offsets, **own)
@@ -96,7 +96,7 @@ def sparse_attend(
 
 
 def _mask_of(allowed: Tensor | None) -> Mask:
-    return Mask() if allowed is None else Mask(rules=(Table(allowed),))
+    return Mask() if allowed is None else Mask(rules=(PairTable(allowed),))
 
 
 # --- which keys -----------------------------------------------------------------------------------
@@ -115,18 +115,18 @@ def _reach(mask: Mask) -> tuple[int, int] | None:
     return min(before for before, _ in found), min(after for _, after in found)
 
 
-def _blocks(mask: Mask, queries: int, keys: int, positions: Tensor) -> list[Block]:
+def _blocks(mask: Mask, queries: int, keys: int, positions: Tensor) -> list[QueryBlock]:
     size = _size(mask)
     blocks = []
     parts = [slice(start, min(start + size, queries)) for start in range(0, queries, size)]
     for part, near in zip(parts, _near(mask, parts, keys, positions), strict=True):
         found = [other for rule in mask.rules if (other := rule.others(part, keys)) is not None]
         if not found:
-            blocks.append(Block(part, near))
+            blocks.append(QueryBlock(part, near))
             continue
         index, valid = (torch.cat(each, -1) for each in zip(*_same_rows(found), strict=True))
         is_near = (index >= near.start) & (index < near.stop)
-        blocks.append(Block(part, near, index, valid & ~is_near))
+        blocks.append(QueryBlock(part, near, index, valid & ~is_near))
     return blocks
 
 
@@ -185,7 +185,7 @@ def _reads_all(mask: Mask, queries: int, device: torch.device) -> Tensor | None:
 
 def _block_mask(
     mask: Mask,
-    block: Block,
+    block: QueryBlock,
     positions: Tensor,
     bias: PairBias | None,
     weights: Sequence[Tensor],
@@ -232,7 +232,7 @@ class _Blocks(torch.autograd.Function):
     """compute(block, queries, keys, values, *others) -> (B, H, T, D) for all blocks."""
 
     @staticmethod
-    def forward(ctx: Any, compute: Attend, blocks: list[Block], *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, compute: Attend, blocks: list[QueryBlock], *tensors: Tensor) -> Tensor:
         ctx.compute = compute
         ctx.blocks = blocks
         ctx.rng = ReplayThreadRng()
@@ -269,7 +269,7 @@ class _Blocks(torch.autograd.Function):
         return None, None, *found
 
 
-def _inputs(block: Block, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+def _inputs(block: QueryBlock, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
     """The queries of a block, and the keys and values that it reads."""
     near = [q[:, :, block.queries], k[:, :, block.keys], v[:, :, block.keys]]
     if block.others is not None:
@@ -280,7 +280,7 @@ def _inputs(block: Block, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
     return near
 
 
-def _add(whole: Tensor, part: Tensor, block: Block, number: int) -> None:
+def _add(whole: Tensor, part: Tensor, block: QueryBlock, number: int) -> None:
     """Add the gradient of a block's tensor: of queries (0), keys (1), values (2), or of all of
     another tensor.
     """

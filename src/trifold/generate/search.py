@@ -18,7 +18,7 @@ from trifold.generate.decoding import (
     eval_mode,
 )
 from trifold.generate.processors import processor
-from trifold.generate.sampling import greedy, sampler
+from trifold.generate.sampling import Sampler, greedy, sampler
 from trifold.generate.speculative import (
     Proposer,
     check_draft,
@@ -28,7 +28,7 @@ from trifold.generate.speculative import (
 )
 from trifold.generate.stopping import Codec, Hypothesis, StoppingCriteria
 from trifold.generate.streaming import TextStreamer
-from trifold.generate.token_search import Step, contrastive_search, token_search
+from trifold.generate.token_search import SearchStep, contrastive_search, token_search
 from trifold.generation_config import GenerationConfig, end_ids
 from trifold.nn import Inputs, ModelConfig
 from trifold.nn.parts import AttentionPart, part_of
@@ -161,7 +161,7 @@ def _setup(model: Model, config: GenerationConfig, codec: Codec | None) -> Searc
 
 def _search_without_beams(
     model: Model, inputs: Inputs, setup: SearchSetup, numbers: Sequence[int], draft: Model | None
-) -> Iterator[Step]:
+) -> Iterator[SearchStep]:
     """The searches that keep one row per output; the `num_return_sequences` copies of an input are
     adjacent.
     """
@@ -184,9 +184,24 @@ def _search_without_beams(
 
 def _speculate(
     model: Model, inputs: Inputs, setup: SearchSetup, numbers: Sequence[int], draft: Model | None
-) -> Iterator[Step]:
-    """Speculative decoding, one row and one sample after the other."""
-    config = setup.config
+) -> Iterator[SearchStep]:
+    """Speculative decoding, one row and one sample after the other.
+
+    Raises UsageError if a cache cannot remove tokens, or for two sources of proposals.
+    """
+    _check_proposals(model, setup.config, draft)
+    samples = setup.config.num_return_sequences
+    for row, number in enumerate(numbers):
+        single = _row_of(inputs, row)
+        for sample in range(samples):
+            # The number of this output, which is 0 in its own search.
+            first = row * samples + sample
+            for step in _speculate_one(model, single, setup, (number, sample), draft):
+                ended = {first + index: output for index, output in step.ended.items()}
+                yield SearchStep(step.sentences + first, step.tokens, ended)
+
+
+def _check_proposals(model: Model, config: GenerationConfig, draft: Model | None) -> None:
     for each in (model, draft or model):
         attention = part_of(AttentionPart, each.config)
         if not attention.can_truncate:
@@ -195,39 +210,46 @@ def _speculate(
             raise UsageError(
                 f"{option}: attention {kind} cannot remove tokens from its cache; omit it"
             )
+    if draft is None:
+        return
+    check_draft(model, draft)
+    if config.prompt_lookup_num_tokens is not None:
+        raise UsageError(
+            "a draft model and prompt_lookup_num_tokens would both propose tokens: leave "
+            "one of them out"
+        )
+
+
+def _row_of(inputs: Inputs, row: int) -> Inputs:
+    """One row without padding."""
+    tokens = inputs.tokens[row]
+    if inputs.attend is not None:
+        tokens = tokens[inputs.attend[row]]
+    return Inputs(tokens[None])
+
+
+def _speculate_one(
+    model: Model, inputs: Inputs, setup: SearchSetup, key: tuple[int, int], draft: Model | None
+) -> Iterator[SearchStep]:
+    """Speculative decoding of one row; key: its number and that of the sample."""
+    config = setup.config
+    state = DecodingState(model, inputs, config)
+    limit = int(state.limits[0])
+    choose: Sampler = greedy
+    if config.is_sampling:
+        choose = sampler(config, [key], limit, state.logits.device)
+    propose: Proposer
     if draft is not None:
-        check_draft(model, draft)
-        if config.prompt_lookup_num_tokens is not None:
-            raise UsageError(
-                "a draft model and prompt_lookup_num_tokens would both propose tokens: leave "
-                "one of them out"
-            )
-    samples = config.num_return_sequences
-    for row, number in enumerate(numbers):
-        tokens = inputs.tokens[row]
-        single = Inputs((tokens if inputs.attend is None else tokens[inputs.attend[row]])[None])
-        for sample in range(samples):
-            state = DecodingState(model, single, config)
-            limit = int(state.limits[0])
-            key = (number, sample)
-            choose = (
-                sampler(config, [key], limit, state.logits.device) if config.is_sampling else greedy
-            )
-            propose: Proposer
-            if draft is not None:
-                propose = draft_proposer(draft, single, setup, choose, state.sentences, limit)
-                count = config.num_assistant_tokens
-            else:
-                shared = state.memory is not None and model.config.target_vocab_size is None
-                prompt = [*(single.tokens[0].tolist() if shared else []), *state.tokens[0].tolist()]
-                propose = partial(look_up, prompt, config.max_matching_ngram_size or 2)
-                count = config.prompt_lookup_num_tokens or 0
-            first = (
-                row * samples + sample
-            )  # the number of this output, which is 0 in its own search
-            for step in speculative_search(state, setup, choose, propose, count):
-                ended = {first + index: output for index, output in step.ended.items()}
-                yield Step(step.sentences + first, step.tokens, ended)
+        propose = draft_proposer(draft, inputs, setup, choose, state.sentences, limit)
+        count = config.num_assistant_tokens
+    else:
+        prompt = state.tokens[0].tolist()
+        if state.memory is not None and model.config.target_vocab_size is None:
+            # Both sides share a vocabulary, so proposals may come from the source.
+            prompt = [*inputs.tokens[0].tolist(), *prompt]
+        propose = partial(look_up, prompt, config.max_matching_ngram_size or 2)
+        count = config.prompt_lookup_num_tokens or 0
+    return speculative_search(state, setup, choose, propose, count)
 
 
 def _refuse_draft(config: GenerationConfig, draft: Model | None) -> None:

@@ -17,7 +17,7 @@ from trifold.errors import UsageError
 from trifold.generate.decoding import DecodingState, Model, SearchSetup, refuse_nan
 from trifold.generate.processors import Context
 from trifold.generate.sampling import Sampler
-from trifold.generate.token_search import Step, take_step
+from trifold.generate.token_search import SearchStep, take_step
 from trifold.nn import Inputs
 
 Proposer = Callable[[Sequence[int], int], list[int]]
@@ -26,7 +26,7 @@ Proposer = Callable[[Sequence[int], int], list[int]]
 
 def speculative_search(
     state: DecodingState, setup: SearchSetup, choose: Sampler, propose: Proposer, count: int
-) -> Iterator[Step]:
+) -> Iterator[SearchStep]:
     """The steps of one sentence, verifying proposals of `count` tokens at a time."""
     assert len(state.sentences) == 1, "rows accept different numbers of tokens"
     limit = int(state.limits[0])

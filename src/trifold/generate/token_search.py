@@ -17,7 +17,7 @@ from trifold.generate.sampling import Sampler
 from trifold.generate.stopping import Hypothesis
 
 
-class Step(NamedTuple):
+class SearchStep(NamedTuple):
     """The sentences (n,) that received a token, the tokens (n,), end tokens included, and the
     outputs that ended.
     """
@@ -27,7 +27,7 @@ class Step(NamedTuple):
     ended: dict[int, Hypothesis]
 
 
-def token_search(state: DecodingState, setup: SearchSetup, choose: Sampler) -> Iterator[Step]:
+def token_search(state: DecodingState, setup: SearchSetup, choose: Sampler) -> Iterator[SearchStep]:
     """Append the token that `choose` returns to each sentence until it ends."""
     scores = state.logits.new_zeros(len(state.sentences))
     while True:
@@ -50,7 +50,7 @@ def token_search(state: DecodingState, setup: SearchSetup, choose: Sampler) -> I
             return
 
 
-def contrastive_search(state: DecodingState, setup: SearchSetup) -> Iterator[Step]:
+def contrastive_search(state: DecodingState, setup: SearchSetup) -> Iterator[SearchStep]:
     """Of the k most likely tokens, choose the one with the best value of
 
         (1 - α) · p(token)  -  α · max over the previous tokens j of cos(h_token, h_j)
@@ -115,7 +115,7 @@ def take_step(
     tokens: Tensor,
     scores: Tensor,
     chosen: Tensor | None = None,
-) -> tuple[Step, Tensor | None]:
+) -> tuple[SearchStep, Tensor | None]:
     """The step that adds `tokens` to the sentences, and the positions of those that continue; None
     if all do.
 
@@ -134,14 +134,14 @@ def take_step(
     ended = stopping.is_end(tokens) | full | stopped
     if not bool(ended.any()):
         setup.on_step(length, len(tokens))
-        return Step(state.sentences, tokens, {}), None
+        return SearchStep(state.sentences, tokens, {}), None
     done = ended.nonzero().squeeze(1)
     remaining = (~ended).nonzero().squeeze(1)
     setup.on_step(length, len(remaining))
     final = scores[done] / setup.divisor(length)
     found = stopping.hypotheses(before(done), tokens[done], final, stopped[done], full[done])
     outputs = dict(zip(state.sentences[done].tolist(), found, strict=True))
-    return Step(state.sentences, tokens, outputs), remaining
+    return SearchStep(state.sentences, tokens, outputs), remaining
 
 
 def _limit_to_positions(state: DecodingState) -> None:

@@ -198,7 +198,7 @@ def _masks() -> dict[str, Mask]:
     ruled = dict[str, Mask]()
     for part in registered_for(RulePart.place):
         ruled |= part.examples(ruled)
-    near = {n: mask for n, mask in ruled.items() if any(rule.is_lifted for rule in mask.rules)}
+    near = {n: mask for n, mask in ruled.items() if any(rule.can_be_lifted for rule in mask.rules)}
     return plain | near | {"8 tokens in a cache": Mask(causal=True, offset=8)} | ruled
 
 

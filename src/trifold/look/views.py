@@ -75,7 +75,7 @@ def _uses(model: Transformer) -> dict[str, list[int]]:
     """The name of each block -> its layers, from 0."""
     uses = defaultdict[str, list[int]](list)
     for side in model.config.stacks:
-        for layer, block in enumerate(getattr(model, side).order):
+        for layer, block in enumerate(getattr(model, side).block_of_layer):
             uses[f"{side}.blocks.{block}"].append(layer)
     return uses
 

@@ -67,8 +67,8 @@ def walkthrough(trace: Trace, side: str | None = None, position: int = -1) -> li
         model(first, second)
         x = steps.embeddings(embeddings, second if side == "decoder" and second else first, side)
         if stack.streams > 1:
-            x = steps.streams(stack.streams, stack.enter(x), x)
-        for layer, number in enumerate(stack.order):
+            x = steps.streams(stack.streams, stack.to_streams(x), x)
+        for layer, number in enumerate(stack.block_of_layer):
             steps.place = f"layer {layer + 1}: "
             inputs = next(calls[number]).args[1]
             if layer == 0:

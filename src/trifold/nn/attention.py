@@ -39,7 +39,7 @@ Memo: TypeAlias = dict[int, Tensor]
 
 
 class AttentionInputs(NamedTuple):
-    """What attention reads besides states."""
+    """What attention reads besides states. memo: of a layer that is computed again."""
 
     mask: Mask
     bias: ScoreBias | None = None
@@ -48,9 +48,42 @@ class AttentionInputs(NamedTuple):
     memo: Memo | None = None
 
 
-class Attention(nn.Module):
-    """Multi-head self-attention, or cross-attention if `memory` is given. It is stateless: a cache
-    is an argument.
+class AttentionLayer(nn.Module):
+    """How every kind of attention is called. It is stateless: a cache is an argument.
+
+    watched: whether one of its hook points is.
+    """
+
+    watched = False
+    o_proj: Linear
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        *,
+        mask: Mask,
+        bias: ScoreBias | None = None,
+        rotary: Rotation | None = None,
+        cache: LayerCache | None = None,
+        memo: Memo | None = None,
+    ) -> Tensor:
+        """x (B, T, E) -> (B, T, E), or packed (1, N, E) -> (1, N, E) if the mask has a packing.
+
+        `memory` is not read if the cache already holds its keys and values.
+        """
+        inputs = AttentionInputs(mask, bias, rotary, cache, memo)
+        return self.o_proj(ops.attention(self, x, memory, inputs))
+
+    def attend(self, x: Tensor, memory: Tensor | None, inputs: AttentionInputs) -> Tensor:
+        """Project, rotate, cache, attend: x (B, T, E) -> all heads, concatenated (B, T, H·D), or
+        packed (1, N, H·D).
+        """
+        raise NotImplementedError
+
+
+class Attention(AttentionLayer):
+    """Multi-head self-attention, or cross-attention if `memory` is given.
 
     memory_width: of the states that cross-attention reads; it has no relative positions, because
         the keys belong to another sequence.
@@ -64,7 +97,6 @@ class Attention(nn.Module):
     scores are then (B', H, B / B' · T, S).
     """
 
-    watched = False
     stores_keys = True
     """Whether a cache stores keys and values; otherwise `weigh` stores what it needs."""
 
@@ -107,28 +139,8 @@ class Attention(nn.Module):
         """The factor of q · k in the scores."""
         return self.query_scale / math.sqrt(self.head_width)
 
-    def forward(
-        self,
-        x: Tensor,
-        memory: Tensor | None = None,
-        *,
-        mask: Mask,
-        bias: ScoreBias | None = None,
-        rotary: Rotation | None = None,
-        cache: LayerCache | None = None,
-        memo: Memo | None = None,
-    ) -> Tensor:
-        """x (B, T, E) -> (B, T, E), or packed (1, N, E) -> (1, N, E) if the mask has a packing.
-
-        `memory` is not read if the cache already holds its keys and values.
-        """
-        inputs = AttentionInputs(mask, bias, rotary, cache, memo)
-        return self.o_proj(ops.attention(self, x, memory, inputs))
-
     def attend(self, x: Tensor, memory: Tensor | None, inputs: AttentionInputs) -> Tensor:
-        """Project, rotate, cache, attend: x (B, T, E) -> all heads, concatenated (B, T, H·D), or
-        packed (1, N, H·D).
-        """
+        """See `AttentionLayer.attend`."""
         mask = inputs.mask
         rotary = inputs.rotary
         cache = inputs.cache

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from trifold.nn.config import CoreConfig
 
 
-class Row(NamedTuple):
+class FormulaRow(NamedTuple):
     """A row of the table of parameters: what has them, how many these are, and the letters of the
     formula that are not those of the config.
     """

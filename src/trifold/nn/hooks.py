@@ -68,7 +68,7 @@ def _layer_names(model: nn.Module, name: str) -> list[str]:
     if not inner:
         return [name]
     stack: Any = model.get_submodule(side)
-    layers = [layer for layer, used in enumerate(stack.order) if used == int(block)]
+    layers = [layer for layer, used in enumerate(stack.block_of_layer) if used == int(block)]
     return [f"{side}.blocks.{layer}.{inner}" for layer in layers]
 
 

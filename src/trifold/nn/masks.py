@@ -135,12 +135,12 @@ class Mask:
 
     def allowed(self, part: MaskPart) -> Tensor | None:
         """The dense form for some queries and some keys."""
-        found = [rule.allowed(part) for rule in self.rules if not rule.is_lifted]
+        found = [rule.allowed(part) for rule in self.rules if not rule.can_be_lifted]
         if self.keys is not None:
             found.append(part.at_keys(self.keys))
         if self.causal and part.has_later_keys:
             found.append(part.key_numbers <= part.query_numbers)
-        lifted = _all_of(rule.allowed(part) for rule in self.rules if rule.is_lifted)
+        lifted = _all_of(rule.allowed(part) for rule in self.rules if rule.can_be_lifted)
         lifts = _combined(torch.logical_or, (rule.lifts(part) for rule in self.rules))
         if lifted is not None and lifts is not None:
             lifted = lifted | lifts
@@ -309,7 +309,7 @@ class Rule:
     reads, so that a kernel may compute block by block; rules of one name can be combined."""
     window: int | None = None
     """The size of the window (`CoreConfig.window`), if this is all that the rule says."""
-    is_lifted = False
+    can_be_lifted = False
     """Whether the pairs that other rules lift are allowed in spite of it (global tokens)."""
     may_forbid_all = True
     """Whether it may leave a query without any real key."""
@@ -331,7 +331,7 @@ class Rule:
         raise NotImplementedError
 
     def lifts(self, part: MaskPart) -> Tensor | None:
-        """(B or 1, H or 1, T, S) pairs that are allowed whatever rules with `is_lifted` say."""
+        """(B or 1, H or 1, T, S) pairs that are allowed whatever rules with `can_be_lifted` say."""
         return None
 
     def added(self, part: MaskPart) -> Tensor | None:
@@ -375,7 +375,7 @@ def _numbers(chosen: slice, device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Table(Rule):
+class PairTable(Rule):
     """pairs: (B or 1, H or 1, T or 1, S) boolean, the pairs that are allowed."""
 
     pairs: Tensor

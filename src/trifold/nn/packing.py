@@ -57,7 +57,7 @@ class Packing:
     cell_of_token: (N,) the cell of each token; 0 for padding.
     starts: (B + 1,) the first token of each row, then the end of the last row; always on the CPU.
     attend: (B, T) boolean, True at real cells; None if all are.
-    shape: (B, T). real: number of tokens without padding, which comes last.
+    shape: (B, T). n_real: number of tokens without padding, which comes last.
     """
 
     token_of_cell: Tensor
@@ -65,7 +65,7 @@ class Packing:
     starts: Tensor
     attend: Tensor | None
     shape: tuple[int, int]
-    real: int
+    n_real: int
 
     @classmethod
     def of(cls, lengths: Tensor, *, always_pad: bool = True) -> Packing:
@@ -100,12 +100,12 @@ class Packing:
 
     def rows(self) -> Tensor:
         """(N,) the row of each token; -1 for padding."""
-        inside = torch.arange(self.length, device=self.cell_of_token.device) < self.real
+        inside = torch.arange(self.length, device=self.cell_of_token.device) < self.n_real
         return (self.cell_of_token // self.shape[1]).where(inside, -1)
 
     def grid(self, x: Tensor) -> Tensor:
         """(1, N, E) -> (B, T, E)."""
-        grid = _Gather.apply(x[0], self.token_of_cell, self.cell_of_token, self.real)  # type: ignore[no-untyped-call]
+        grid = _Gather.apply(x[0], self.token_of_cell, self.cell_of_token, self.n_real)  # type: ignore[no-untyped-call]
         return grid.view(*self.shape, -1)
 
     def flat(self, x: Tensor) -> Tensor:

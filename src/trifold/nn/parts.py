@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trifold.nn import formulas, registry
 from trifold.nn.cache import GrowingKeys
 from trifold.nn.config import CoreConfig
-from trifold.nn.formulas import Row, total
+from trifold.nn.formulas import FormulaRow, total
 from trifold.nn.hooks import ModuleCall
 from trifold.nn.inputs import Inputs, Request
 from trifold.nn.masks import Mask, Rule
@@ -118,14 +118,14 @@ class EmbeddingsPart(Part):
         """Height and width of the images that it reads, in pixels; None if it reads no images."""
         return None
 
-    def parameters(self, config: CoreConfig) -> Iterator[Row]:
+    def parameters(self, config: CoreConfig) -> Iterator[FormulaRow]:
         """The tables, which stacks may share."""
         letter = "W" if config.has_embedding_projection else "E"
         if config.target_vocab_size is None:
-            yield Row("embeddings", f"V·{letter}")
+            yield FormulaRow("embeddings", f"V·{letter}")
         else:
-            yield Row("source embeddings", f"V·{letter}")
-            yield Row("target embeddings", f"V·{letter}", {"V": config.target_vocab_size})
+            yield FormulaRow("source embeddings", f"V·{letter}")
+            yield FormulaRow("target embeddings", f"V·{letter}", {"V": config.target_vocab_size})
 
     def query_states(self, model: Any, inputs: Inputs, query_index: Tensor) -> Tensor:
         """The states (B, P, E) of a query stream for the tokens query_index (B, P) of inputs with
@@ -133,7 +133,7 @@ class EmbeddingsPart(Part):
         """
         raise NotImplementedError("this model has no query stream")
 
-    def side_parameters(self, config: CoreConfig, side: str) -> Iterator[Row]:
+    def side_parameters(self, config: CoreConfig, side: str) -> Iterator[FormulaRow]:
         """Further parameters of the embeddings of a stack."""
         yield from ()
 
@@ -166,12 +166,12 @@ class PositionsPart(Part):
         """A module (x (B, T, E), positions (B or 1, T)) -> (B, T, E)."""
         raise NotImplementedError
 
-    def parameters(self, config: CoreConfig, side: str) -> Iterator[Row]:
+    def parameters(self, config: CoreConfig, side: str) -> Iterator[FormulaRow]:
         """The table of learned positions of a stack."""
         if config.positions == "learned" or config.learned_positions:
             places = f"(P+{config.position_offset})" if config.position_offset else "P"
             letter = "E" if config.sum_width == config.d_model else "W"
-            yield Row(f"{side} positions", f"{places}·{letter}")
+            yield FormulaRow(f"{side} positions", f"{places}·{letter}")
 
 
 class ScoresPart(Part):
@@ -208,7 +208,7 @@ class ScoresPart(Part):
         """How many products with vectors of distances are added to a score and scaled with it."""
         return 0
 
-    def parameters(self, config: CoreConfig, side: str, blocks: int) -> Iterator[Row]:
+    def parameters(self, config: CoreConfig, side: str, blocks: int) -> Iterator[FormulaRow]:
         """The parameters of a stack with so many blocks."""
         yield from ()
 
@@ -273,9 +273,9 @@ class AttentionPart(Part):
                 "width of a head"
             )
 
-    def parameters(self, config: CoreConfig, side: str, blocks: int) -> Row:
+    def parameters(self, config: CoreConfig, side: str, blocks: int) -> FormulaRow:
         """The parameters of a stack with so many blocks."""
-        return Row(f"{side} self-attention", f"L·{total(self.terms(config))}", {"L": blocks})
+        return FormulaRow(f"{side} self-attention", f"L·{total(self.terms(config))}", {"L": blocks})
 
     def terms(self, config: CoreConfig) -> list[str]:
         """The terms of the parameters of a layer."""
@@ -371,9 +371,11 @@ class FeedForwardPart(Part):
         """A module (…, E) -> (…, E)."""
         raise NotImplementedError
 
-    def parameters(self, config: CoreConfig, side: str, blocks: int) -> Iterator[Row]:
+    def parameters(self, config: CoreConfig, side: str, blocks: int) -> Iterator[FormulaRow]:
         """The parameters of a stack with so many blocks."""
-        yield Row(f"{side} feed-forward", f"L·{formulas.feed_forward(config)}", {"L": blocks})
+        yield FormulaRow(
+            f"{side} feed-forward", f"L·{formulas.feed_forward(config)}", {"L": blocks}
+        )
 
     def elements(self, config: CoreConfig, layer: int) -> int:
         """Elements of the matrices that a token passes in a layer."""
@@ -422,7 +424,7 @@ class BlockPart(Part):
         """A module (x, layer inputs, cache) -> x."""
         raise NotImplementedError
 
-    def parameters(self, config: CoreConfig, side: str) -> Iterator[Row]:
+    def parameters(self, config: CoreConfig, side: str) -> Iterator[FormulaRow]:
         """The parameters of a stack, besides those of sub-layers and norms."""
         yield from ()
 

@@ -63,9 +63,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, inputs: LayerInputs, cache: LayerCache | None = None) -> Tensor:
         """x (B, T, E) -> (B, T, E)."""
-        x = self.self_attention(
-            x, mask=inputs.mask, bias=inputs.bias, rotary=inputs.rotary, cache=cache
-        )
+        x = self.self_attention(x, **inputs.self_attention(cache))
         if self.cross_attention is not None:
             x = self.cross_attention(x, inputs.memory, mask=inputs.memory_mask, cache=cache)
         return self.feed_forward(x)
@@ -121,15 +119,15 @@ class Stack(nn.Module):
         scores = part_of(ScoresPart, config)
         self.config = config
         self.run_block: Callable[..., Tensor] = call
-        self.order = config.block_of_layer or tuple(range(config.n_layers))
+        self.block_of_layer = config.block_of_layer or tuple(range(config.n_layers))
         self.blocks = nn.ModuleList(
-            block.new(config, layer, memory_width) for layer in range(max(self.order) + 1)
+            block.new(config, layer, memory_width) for layer in range(max(self.block_of_layer) + 1)
         )
-        self.states = nn.ModuleList(HookPoint("state") for _ in self.order)
+        self.states = nn.ModuleList(HookPoint("state") for _ in self.block_of_layer)
         has_norm = config.has_final_norm(side)
         self.final_norm = new_norm(config, config.stream_width) if has_norm else nn.Identity()
         self.streams = block.streams
-        self.windows = [config.window(layer) for layer in range(len(self.order))]
+        self.windows = [config.window(layer) for layer in range(len(self.block_of_layer))]
         self.rules = rules_of(config)
         self.walk = part_of(WalkPart, config)
         self.rotary = scores.new_rotary(config)
@@ -162,9 +160,9 @@ class Stack(nn.Module):
         queries = request.mask.count(x)
         for part in self.rules:
             mask = part.of_stack(self.config, mask, queries, x.device)
-        return self.scored(x, request._replace(mask=mask))
+        return self.with_positions(x, request._replace(mask=mask))
 
-    def scored(self, x: Tensor, request: Request) -> StackInputs:
+    def with_positions(self, x: Tensor, request: Request) -> StackInputs:
         """The request with positions in scores."""
         mask, memory, memory_mask, positions, segments = request
         queries = mask.count(x)
@@ -180,7 +178,7 @@ class Stack(nn.Module):
         """The inputs of each layer, with its rules and its rotation; equal ones are one value."""
         found = dict[tuple[int, ...], LayerInputs]()
         layers = []
-        rotations = inputs.rotations or [None] * len(self.order)
+        rotations = inputs.rotations or [None] * len(self.block_of_layer)
         for layer, rotary in enumerate(rotations):
             rules = self._rules_of_layer(layer, inputs.mask, queries)
             key = (id(rotary), *map(id, rules))
@@ -206,19 +204,19 @@ class Stack(nn.Module):
         streams (B, T, streams · E).
         """
         layers = self.layers(inputs, inputs.mask.count(x))
-        x = self.enter(x)
-        caches: Sequence[LayerCache | None] = [None] * len(self.order)
+        x = self.to_streams(x)
+        caches: Sequence[LayerCache | None] = [None] * len(self.block_of_layer)
         if cache is not None:
             cache.move_keys()
             caches = cache.layers
         for number, own, state, layer_cache in zip(
-            self.order, layers, self.states, caches, strict=True
+            self.block_of_layer, layers, self.states, caches, strict=True
         ):
             x = self.run_block(self.blocks[number], x, own, layer_cache)
             x = self.leave(state, x, own)
         return self.final_norm(x)
 
-    def enter(self, x: Tensor) -> Tensor:
+    def to_streams(self, x: Tensor) -> Tensor:
         """x in each of the streams (B, T, streams · E)."""
         return x if self.streams == 1 else x.repeat(1, 1, self.streams)
 

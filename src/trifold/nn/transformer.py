@@ -207,11 +207,11 @@ class Transformer(nn.Module):
             self(inputs, decoder_inputs)
         states = {}
         for side in self.config.stacks:
-            *before, last = (
-                captured[f"{side}.states.{n}"] for n in range(len(getattr(self, side).order))
-            )
+            stack = getattr(self, side)
+            layers = range(len(stack.block_of_layer))
+            *before, last = (captured[f"{side}.states.{layer}"] for layer in layers)
             before = [captured[f"{side}_embeddings.output"], *before]
-            states[side] = [*before, self.projected(getattr(self, side).final_norm(last))]
+            states[side] = [*before, self.projected(stack.final_norm(last))]
         return states
 
     def new_cache(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trifold.nn import ops
 from trifold.nn.attention import Memo, ScoreBias
-from trifold.nn.cache import Cache
+from trifold.nn.cache import Cache, LayerCache
 from trifold.nn.inputs import Request
 from trifold.nn.masks import Mask
 from trifold.nn.parts import WalkPart
@@ -42,6 +42,16 @@ class LayerInputs(NamedTuple):
     bias: ScoreBias | None = None
     rotary: Rotation | None = None
     memo: Memo | None = None
+
+    def self_attention(self, cache: LayerCache | None = None) -> dict[str, Any]:
+        """The arguments of the layer's self-attention besides x (`AttentionInputs`)."""
+        return {
+            "mask": self.mask,
+            "bias": self.bias,
+            "rotary": self.rotary,
+            "cache": cache,
+            "memo": self.memo,
+        }
 
 
 def in_order(stack: Any, x: Tensor, request: Request, cache: Cache | None = None) -> Tensor:

@@ -333,7 +333,7 @@ class Causal(Objective):
         inputs, packing = pack(
             examples.ids[indices], sizes, self.tokenizer.pad_id or 0, always_pad=False
         )
-        return Batch(inputs, pad_end(examples.ids[indices + 1], packing.length, -1), packing.real)
+        return Batch(inputs, pad_end(examples.ids[indices + 1], packing.length, -1), packing.n_real)
 
     # --- loss, scores -----------------------------------------------------------------------------
 

@@ -219,7 +219,7 @@ class DistillSettings(ObjectiveSettings):
         for width in (config.n_heads * config.head_width for config in (student, teacher)):
             if width % (relations.heads or 1):
                 yield f"task.relations.heads: {relations.heads} does not divide the width {width}"
-        layers = len(last_stack(model).order)
+        layers = len(last_stack(model).block_of_layer)
         if relations.teacher_layer is not None and relations.teacher_layer >= layers:
             yield (
                 f"task.relations.teacher_layer: {relations.teacher_layer} is not a layer of the "
@@ -283,7 +283,7 @@ class Distill(Objective):
         input tokens.
         """
         return self.objective.counts(batch) | dict.fromkeys(
-            self._weights, batch.inputs.packing.real
+            self._weights, batch.inputs.packing.n_real
         )
 
     def loss(self, model: Transformer, batch: Any) -> dict[str, LossTerm]:
@@ -292,7 +292,7 @@ class Distill(Objective):
         """
         modules = [self_attention(model)] if self.settings.relations.weights else []
         recorded, own = _record([model, *modules], lambda: self.objective.loss(model, batch))
-        count = batch.inputs.packing.real
+        count = batch.inputs.packing.n_real
         weights = self._weights
         hard = self.settings.hard
         compared = self._compare(model, *recorded)
@@ -321,7 +321,7 @@ class Distill(Objective):
         modules = [self_attention(teacher, settings.relations.teacher_layer)] if names else []
         with torch.no_grad():
             teacher_attention, out = _record(modules, lambda: teacher(*call.args))
-        real = call.args[0].packing.real  # causal and masked models read packed rows
+        real = call.args[0].packing.n_real  # causal and masked models read packed rows
         states = call.out[0, :real]
         teacher_states = out[0, :real]
         losses: dict[str, Tensor] = {}
@@ -359,7 +359,7 @@ class Distill(Objective):
 def self_attention(model: Transformer, layer: int | None = None) -> Attention:
     """The self-attention of a layer of the last stack; by default of its last layer."""
     stack = last_stack(model)
-    block = stack.blocks[stack.order[-1 if layer is None else layer]]
+    block = stack.blocks[stack.block_of_layer[-1 if layer is None else layer]]
     attention: Attention = block.self_attention.sublayer  # type: ignore[union-attr, assignment]
     return attention
 

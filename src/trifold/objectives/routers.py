@@ -26,7 +26,7 @@ class RouterLoss:
 
     def counts(self, packing: Packing) -> dict[str, int]:
         """The count of each term: rows; tokens of all layers."""
-        counts = {"balance": packing.shape[0], "router_z": packing.real * self.layers}
+        counts = {"balance": packing.shape[0], "router_z": packing.n_real * self.layers}
         return {name: counts[name] for name in self.weights}
 
     def run(self, model: Transformer, inputs: Inputs) -> tuple[Tensor, dict[str, LossTerm]]:

@@ -193,13 +193,13 @@ class Translate(Objective):
         target, packing = pack_rows(examples.targets, rows, width, self.target)
         ids = target.tokens[0]
         labels = torch.full_like(target.tokens[0], -1)
-        labels[: packing.real] = ids[: packing.real]
+        labels[: packing.n_real] = ids[: packing.n_real]
         # Teacher forcing: each position reads the token before its label; a row begins with the
         # start token.
         shifted = ids.roll(1)
         shifted[packing.starts[:-1]] = self.start_id
         batch = SourceTargetBatch(
-            source, labels, packing.real, Inputs(shifted[None], packing=packing)
+            source, labels, packing.n_real, Inputs(shifted[None], packing=packing)
         )
         if not (share := getattr(self.settings, "scheduled_sampling", 0.0)):
             return batch

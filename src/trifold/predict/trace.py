@@ -162,14 +162,14 @@ class Trace(dict[str, Tensor]):
             model = self.pipeline.model
             stack = getattr(model, self.side)
             state = self[name][None]
-            state = state if layer else stack.enter(state)
+            state = state if layer else stack.to_streams(state)
             return self.apply_head(model.projected(stack.final_norm(state))[0])
 
     def lens(self, top: int = 5) -> tuple[Tensor, Tensor]:
         """Probabilities and ids of the `top` predictions after each layer, the embeddings first: (L
         + 1, T, top).
         """
-        layers = len(getattr(self.pipeline.model, self.side).order)
+        layers = len(getattr(self.pipeline.model, self.side).block_of_layer)
         found = [self._best(self.layer_logits(layer), top) for layer in range(layers + 1)]
         values, ids = (torch.stack(parts) for parts in zip(*found, strict=True))
         return values, ids

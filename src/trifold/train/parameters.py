@@ -76,9 +76,10 @@ def rate_factors(model: Transformer, decay: float) -> dict[str, float]:
     depths: dict[str, int] = {}
     for side in ("encoder", "decoder"):
         if decay < 1 and (stack := getattr(model, side)) is not None:
-            n = len(stack.order)
+            n = len(stack.block_of_layer)
             depths |= {
-                f"{side}.blocks.{block}.": n - layer for layer, block in enumerate(stack.order)
+                f"{side}.blocks.{block}.": n - layer
+                for layer, block in enumerate(stack.block_of_layer)
             }
             depths[f"{side}_embeddings."] = n + 1
     names = [name for name, _ in model.named_parameters()]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trifold.nn.config import CoreConfig
-from trifold.nn.formulas import Row
+from trifold.nn.formulas import FormulaRow
 from trifold.nn.parts import PositionsPart
 from trifold.nn.problems import Problems
 
@@ -54,9 +54,10 @@ class AxialPart(PositionsPart):
                 "embeddings"
             )
 
-    def parameters(self, config: CoreConfig, side: str) -> Iterator[Row]:
+    def parameters(self, config: CoreConfig, side: str) -> Iterator[FormulaRow]:
         sizes = zip(config.axial_shape or (), config.axial_widths or (), strict=True)
-        yield Row(f"{side} positions", " + ".join(f"{count}·{width}" for count, width in sizes))
+        formula = " + ".join(f"{count}·{width}" for count, width in sizes)
+        yield FormulaRow(f"{side} positions", formula)
 
     def phrase(self, config: CoreConfig) -> str:
         return "learned positions of rows and columns"

@@ -14,7 +14,7 @@ from trifold.nn import formulas
 from trifold.nn.cache import LayerCache
 from trifold.nn.config import CoreConfig
 from trifold.nn.explain import Steps
-from trifold.nn.formulas import Row
+from trifold.nn.formulas import FormulaRow
 from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import ACTIVATIONS, Dropout, new_norm
 from trifold.nn.masks import Mask
@@ -98,12 +98,12 @@ class ConvolutionPart(BlockPart):
             ways = defaults(config, self.key, "attention")
             yield Conflict("convolution excludes attention: spans", ways)
 
-    def parameters(self, config: CoreConfig, side: str) -> Iterator[Row]:
+    def parameters(self, config: CoreConfig, side: str) -> Iterator[FormulaRow]:
         own = _convolution(config)
         assert own is not None, "see `used`"
         letters = {"k": own.kernel, "c": config.d_model // own.groups}
         formula = f"k·c·E + E + {formulas.norm(config, 'E')}"
-        yield Row(f"{side} convolution", formula, letters)
+        yield FormulaRow(f"{side} convolution", formula, letters)
 
     def elements(self, config: CoreConfig) -> int:
         own = _convolution(config)

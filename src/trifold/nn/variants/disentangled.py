@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from trifold.nn import formulas
 from trifold.nn.attention import Attention
 from trifold.nn.config import CoreConfig
-from trifold.nn.formulas import Row
+from trifold.nn.formulas import FormulaRow
 from trifold.nn.layers import Dropout, Linear, new_norm
 from trifold.nn.masks import LayerBias, Mask
 from trifold.nn.parts import ScoresPart
@@ -160,12 +160,14 @@ class DisentangledPart(ScoresPart):
                 f"{buckets}, and relative_distance {farthest} above a quarter of them"
             )
 
-    def parameters(self, config: CoreConfig, side: str, blocks: int) -> Iterator[Row]:
+    def parameters(self, config: CoreConfig, side: str, blocks: int) -> Iterator[FormulaRow]:
         norm = f" + {formulas.norm(config, 'E')}" if config.relative_norm else ""
-        yield Row(f"{side} relative vectors", f"b·E{norm}", {"b": config.relative_buckets})
+        yield FormulaRow(f"{side} relative vectors", f"b·E{norm}", {"b": config.relative_buckets})
         if not config.relative_shared:
             each = f"(E·H·D{' + H·D' if config.attention_bias else ''})"
-            yield Row(f"{side} relative scores", f"L·{self.terms(config)}·{each}", {"L": blocks})
+            yield FormulaRow(
+                f"{side} relative scores", f"L·{self.terms(config)}·{each}", {"L": blocks}
+            )
 
     def distance_elements(self, config: CoreConfig, read: Sequence[int], keys: int) -> int:
         distances = sum(min(2 * each - 1, config.relative_buckets) for each in read)

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from trifold.nn import formulas
 from trifold.nn.config import MAX_LAYERS, CoreConfig
 from trifold.nn.explain import Steps
-from trifold.nn.formulas import Row
+from trifold.nn.formulas import FormulaRow
 from trifold.nn.hooks import ModuleCall, record_calls
 from trifold.nn.layers import FeedForward
 from trifold.nn.parts import FeedForwardPart, group
@@ -220,7 +220,7 @@ class ExpertsPart(FeedForwardPart):
                 "can reach"
             )
 
-    def parameters(self, config: CoreConfig, side: str, blocks: int) -> Iterator[Row]:
+    def parameters(self, config: CoreConfig, side: str, blocks: int) -> Iterator[FormulaRow]:
         """X experts of width J, and K shared ones; then the dense layers."""
         own = _experts(config)
         assert own is not None, "see `used`"
@@ -230,7 +230,7 @@ class ExpertsPart(FeedForwardPart):
         shared = f" + {formulas.feed_forward(config, 'K·J')}" if own.shared else ""
         letters = {"X": own.count, "J": own.d_ff or config.d_ff, "K": own.shared}
         formula = f"L·({router} + X·{every}{shared})"
-        yield Row(f"{side} experts", formula, letters | {"L": blocks - dense})
+        yield FormulaRow(f"{side} experts", formula, letters | {"L": blocks - dense})
         yield from super().parameters(config, side, dense)
 
     def elements(self, config: CoreConfig, layer: int) -> int:

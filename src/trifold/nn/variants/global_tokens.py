@@ -155,7 +155,7 @@ class GlobalTokensPart(RulePart):
         return {
             f"{name}, the first token global": mask.with_rule(first)
             for name, mask in given.items()
-            if not mask.causal and any(rule.is_lifted for rule in mask.rules)
+            if not mask.causal and any(rule.can_be_lifted for rule in mask.rules)
         }
 
 

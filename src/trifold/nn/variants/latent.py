@@ -20,16 +20,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from trifold.nn import formulas, ops
-from trifold.nn.attention import Memo, ScoreBias, merge_heads, split_heads
-from trifold.nn.cache import LayerCache
+from trifold.nn.attention import AttentionInputs, AttentionLayer, merge_heads, split_heads
 from trifold.nn.config import CoreConfig
-from trifold.nn.formulas import Row
+from trifold.nn.formulas import FormulaRow
 from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout, Linear, new_norm
-from trifold.nn.masks import Mask
 from trifold.nn.parts import AttentionPart, group
 from trifold.nn.problems import Problems
-from trifold.nn.rotary import Rotation
 from trifold.settings import Settings
 
 
@@ -51,10 +48,8 @@ class Latent(Settings):
     )
 
 
-class LatentAttention(nn.Module):
+class LatentAttention(AttentionLayer):
     """Self-attention with a compressed cache. The hook points are those of `Attention`."""
-
-    watched = False
 
     def __init__(self, config: CoreConfig, layer: int = 0) -> None:
         super().__init__()
@@ -88,18 +83,12 @@ class LatentAttention(nn.Module):
         self.heads = HookPoint()
         self.scale = config.attention_scale or 1 / math.sqrt(self.d_query)
 
-    def forward(
-        self,
-        x: Tensor,
-        memory: Tensor | None = None,
-        *,
-        mask: Mask,
-        bias: ScoreBias | None = None,
-        rotary: Rotation | None = None,
-        cache: LayerCache | None = None,
-        memo: Memo | None = None,
-    ) -> Tensor:
-        """x (B, T, E) -> (B, T, E), or packed (1, N, E) -> (1, N, E) if the mask has a packing."""
+    def attend(self, x: Tensor, memory: Tensor | None, inputs: AttentionInputs) -> Tensor:
+        """See `AttentionLayer.attend`."""
+        mask = inputs.mask
+        bias = inputs.bias
+        rotary = inputs.rotary
+        cache = inputs.cache
         assert memory is None, "latent attention reads its own input"
         assert bias is None or isinstance(bias, Tensor), "latent attention has no relative scores"
         # The shapes: content (B, H, T, D), rotated (B, H, T, P), c (B, 1, S, R), r (B, 1, S, P).
@@ -133,8 +122,8 @@ class LatentAttention(nn.Module):
         heads = ops.attend(
             q, k, v, mask, bias=bias, drop=self.drop, hooks=self if self.watched else None
         )
-        merged = merge_heads(heads @ w_value.mT if is_narrow else self.heads(heads))
-        return self.o_proj(mask.flat(merged))
+        heads = heads @ w_value.mT if is_narrow else self.heads(heads)
+        return mask.flat(merge_heads(heads))
 
     def compressed(self, x: Tensor) -> Tensor:
         """x (B, T, E) in the width that queries are computed from."""
@@ -167,7 +156,7 @@ class LatentPart(AttentionPart):
         if (width := _latent(config).d_rotary) % 2:
             yield f"latent needs an even latent.d_rotary, not {width}"
 
-    def parameters(self, config: CoreConfig, side: str, blocks: int) -> Row:
+    def parameters(self, config: CoreConfig, side: str, blocks: int) -> FormulaRow:
         row = super().parameters(config, side, blocks)
         return row._replace(letters={"L": blocks, **_letters(config)})
 

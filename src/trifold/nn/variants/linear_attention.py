@@ -25,7 +25,7 @@ from trifold.nn.cache import GrowingKeys, History
 from trifold.nn.config import CoreConfig
 from trifold.nn.masks import Mask
 from trifold.nn.parts import UnscoredPart
-from trifold.nn.segments import scan
+from trifold.nn.scan import scan
 
 CHUNK = 64  # tokens whose products φ(q)·φ(k) are computed at once
 SEGMENT = 256  # tokens whose chunks are computed again in the backward pass

@@ -37,7 +37,7 @@ from trifold.nn import ops
 from trifold.nn.attention import Attention, AttentionInputs, Memo
 from trifold.nn.cache import Cache, History
 from trifold.nn.config import CoreConfig
-from trifold.nn.formulas import Row
+from trifold.nn.formulas import FormulaRow
 from trifold.nn.inputs import Request
 from trifold.nn.layers import Dropout
 from trifold.nn.masks import Mask, RealFirst
@@ -284,7 +284,7 @@ class LSHPart(UnscoredPart):
     def new_stack(self, config: CoreConfig) -> type[Stack]:
         return SortingStack
 
-    def parameters(self, config: CoreConfig, side: str, blocks: int) -> Row:
+    def parameters(self, config: CoreConfig, side: str, blocks: int) -> FormulaRow:
         """M layers lack a projection."""
         row = super().parameters(config, side, blocks)
         sorting = settings_of(config).sorts

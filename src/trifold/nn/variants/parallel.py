@@ -48,10 +48,7 @@ class ParallelBlock(nn.Module):
     def forward(self, x: Tensor, inputs: LayerInputs, cache: LayerCache | None = None) -> Tensor:
         """x (B, T, E) -> (B, T, E)."""
         normed = self.self_attention["enter"](x)
-        positions = {"bias": inputs.bias, "rotary": inputs.rotary}
-        attended = self.self_attention["sublayer"](
-            normed, mask=inputs.mask, cache=cache, **positions
-        )
+        attended = self.self_attention["sublayer"](normed, **inputs.self_attention(cache))
         inner = self.feed_forward["sublayer"](
             self.feed_forward["enter"](x) if self.two_norms else normed
         )

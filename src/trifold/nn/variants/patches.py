@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from trifold.nn.config import CoreConfig
 from trifold.nn.embeddings import TokenEmbedding, embedding_dropout
-from trifold.nn.formulas import Row
+from trifold.nn.formulas import FormulaRow
 from trifold.nn.hooks import HookPoint
 from trifold.nn.inputs import Inputs
 from trifold.nn.layers import Dropout, Linear, new_norm
@@ -99,12 +99,12 @@ class PatchesPart(EmbeddingsPart):
         if "lm" in config.chosen_heads:
             yield "the head lm is for text: choose other heads in a model of images"
 
-    def parameters(self, config: CoreConfig) -> Iterator[Row]:
+    def parameters(self, config: CoreConfig) -> Iterator[FormulaRow]:
         for inputs, outputs, _ in config.stem_layers:
             letters = {"c": inputs, "K": outputs}
-            yield Row(f"convolution to {outputs}", "9·c·K + 3·K", letters)
-        yield Row("patches", "pixels·E + E", {"pixels": prod(config.patch_shape)})
-        yield Row("class token", "E")
+            yield FormulaRow(f"convolution to {outputs}", "9·c·K + 3·K", letters)
+        yield FormulaRow("patches", "pixels·E + E", {"pixels": prod(config.patch_shape)})
+        yield FormulaRow("class token", "E")
 
     def elements(self, config: CoreConfig) -> int:
         """A token's share of the stem and of the projection of patches, which the class token does

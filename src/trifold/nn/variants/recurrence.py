@@ -41,7 +41,7 @@ class Segment(Rule):
     size: int
     before: int
 
-    is_lifted = True
+    can_be_lifted = True
     may_forbid_all = False
 
     @property
@@ -72,16 +72,16 @@ def run_segments(stack: Stack, x: Tensor, mask: Mask, recurrence: Recurrence) ->
     attend = mask.real
     if attend is not None:
         attend = padding_last.move(attend)
-    memories = [rows[:, :0]] * len(stack.order)
+    memories = [rows[:, :0]] * len(stack.block_of_layer)
     outs = []
     for start in range(0, rows.shape[1], recurrence.size):
         part = rows[:, start : start + recurrence.size]
         seen = memories[0].shape[1]
         stop = start + part.shape[1]
         keys = None if attend is None else attend[:, start - seen : stop]
-        inputs = stack.scored(part, Request(Mask(keys, causal=True, offset=seen)))
+        inputs = stack.with_positions(part, Request(Mask(keys, causal=True, offset=seen)))
         layers = stack.layers(inputs, part.shape[1])
-        for layer, number in enumerate(stack.order):
+        for layer, number in enumerate(stack.block_of_layer):
             context = torch.cat([memories[layer], part], 1)
             memories[layer] = context[:, max(0, context.shape[1] - recurrence.reach) :].detach()
             part = stack.run_block(stack.blocks[number].attend_to, part, context, layers[layer])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trifold.nn.config import CoreConfig
-from trifold.nn.formulas import Row, times
+from trifold.nn.formulas import FormulaRow, times
 from trifold.nn.masks import Mask, PairBias, at_pairs
 from trifold.nn.parts import ScoresPart
 from trifold.nn.problems import Problems
@@ -123,9 +123,9 @@ class RelativeBucketsPart(ScoresPart):
                 "distance of more than half as many"
             )
 
-    def parameters(self, config: CoreConfig, side: str, blocks: int) -> Iterator[Row]:
+    def parameters(self, config: CoreConfig, side: str, blocks: int) -> Iterator[FormulaRow]:
         formula = times(2 if config.summary_block else 1, "b·H")
-        yield Row(f"{side} relative offsets", formula, {"b": config.relative_buckets})
+        yield FormulaRow(f"{side} relative offsets", formula, {"b": config.relative_buckets})
 
     def phrase(self, config: CoreConfig) -> str:
         return "relative position bias"

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from trifold.nn.attention import Attention
 from trifold.nn.config import CoreConfig
-from trifold.nn.formulas import Row
+from trifold.nn.formulas import FormulaRow
 from trifold.nn.layers import Dropout, Linear
 from trifold.nn.masks import LayerBias, Mask
 from trifold.nn.parts import ScoresPart
@@ -145,11 +145,11 @@ class RelativeSinusoidsPart(ScoresPart):
         if config.d_model % 2:
             yield f"relative-sinusoidal positions need an even d_model, not {config.d_model}"
 
-    def parameters(self, config: CoreConfig, side: str, blocks: int) -> Iterator[Row]:
+    def parameters(self, config: CoreConfig, side: str, blocks: int) -> Iterator[FormulaRow]:
         # A matrix for the distance encodings, a vector each for content and distance; three for
         # segments.
         vectors = 5 if config.segment_offsets else 2
-        yield Row(f"{side} relative scores", f"L·(E·H·D + {vectors}·H·D)", {"L": blocks})
+        yield FormulaRow(f"{side} relative scores", f"L·(E·H·D + {vectors}·H·D)", {"L": blocks})
 
     def distance_elements(self, config: CoreConfig, read: Sequence[int], keys: int) -> int:
         farthest = keys if config.relative_clamp is None else config.relative_clamp

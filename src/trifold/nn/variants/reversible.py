@@ -58,14 +58,7 @@ class ReversibleBlock(Block):
 
     def steps(self, inputs: LayerInputs, cache: LayerCache | None = None) -> tuple[Step, Step]:
         """Attention and feed-forward network."""
-        options = {
-            "mask": inputs.mask,
-            "bias": inputs.bias,
-            "rotary": inputs.rotary,
-            "cache": cache,
-            "memo": inputs.memo,
-        }
-        return (self.self_attention, options), (self.feed_forward, {})
+        return (self.self_attention, inputs.self_attention(cache)), (self.feed_forward, {})
 
 
 def run_reversibly(steps: list[Step], x: Tensor) -> Tensor:
@@ -156,16 +149,16 @@ class ReversibleWalkPart(WalkPart):
     is_recordable = False
 
     def run(self, stack: Stack, x: Tensor, request: Request) -> Tensor:
-        chosen = (stack.blocks[number] for number in stack.order)
+        chosen = (stack.blocks[number] for number in stack.block_of_layer)
         # Blocks in shards, of another type, gather their parameters.
         blocks = [block for block in chosen if type(block) is ReversibleBlock]
-        if len(blocks) < len(stack.order):
+        if len(blocks) < len(stack.block_of_layer):
             return in_order(stack, x, request)
         steps = list[Step]()
         layers = stack.layers(stack.inputs(x, request), request.mask.count(x))
         for block, own in zip(blocks, layers, strict=True):
             steps += block.steps(own._replace(memo={}))
-        return stack.final_norm(run_reversibly(steps, stack.enter(x)))
+        return stack.final_norm(run_reversibly(steps, stack.to_streams(x)))
 
 
 PARTS = (ReversibleBlocksPart(), ReversibleWalkPart())

@@ -29,7 +29,7 @@ from trifold.nn.attention import Attention, AttentionInputs
 from trifold.nn.cache import Cache, GrowingKeys
 from trifold.nn.config import CoreConfig
 from trifold.nn.inputs import Request
-from trifold.nn.masks import Mask, MaskPart, PairBias, RealFirst, Rule, Table
+from trifold.nn.masks import Mask, MaskPart, PairBias, PairTable, RealFirst, Rule
 from trifold.nn.parts import ScoresPart, UnscoredPart, part_of
 from trifold.nn.problems import Problems, defaults
 from trifold.nn.stack import Stack
@@ -78,7 +78,7 @@ class Spans(Rule):
 
     blockwise = "spans"
 
-    is_lifted = True
+    can_be_lifted = True
     may_forbid_all = False
     counts_real = False
 
@@ -292,7 +292,7 @@ class SpanAttention(Attention):
         """
         slots, exist, rows = spans.read
         bias = F.embedding(rows, self.offsets).mT[:, :, None]
-        inputs = AttentionInputs(Mask(rules=(Table(exist[:, None, None]),)), bias)
+        inputs = AttentionInputs(Mask(rules=(PairTable(exist[:, None, None]),)), bias)
         outs = [super().weigh(q[:, :, :1], _at(k, slots), _at(v, slots), inputs)]
         for level in range(1, len(spans.levels)):
             tokens = (spans.own >> level << level) + torch.arange(1 << level, device=q.device)

@@ -59,7 +59,7 @@ class BlockSparse(Rule):
     full: Tensor
     first_counts: int = 1
 
-    is_lifted = True
+    can_be_lifted = True
     may_forbid_all = False
     counts_real = False
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trifold.nn.config import CoreConfig
 from trifold.nn.embeddings import Embeddings, TokenEmbedding
-from trifold.nn.formulas import Row
+from trifold.nn.formulas import FormulaRow
 from trifold.nn.inputs import Inputs, Request
 from trifold.nn.masks import Mask, MaskPart, Rule
 from trifold.nn.packing import Unpacked
@@ -80,10 +80,10 @@ def run_two_streams(
     query_mask = replace(mask, keys=keys, queries=query_index)
     inputs = stack.layers(stack.inputs(x, Request(mask, segments=segments)), x.shape[1])
     query_inputs = stack.layers(stack.inputs(g, Request(query_mask, segments=segments)), g.shape[1])
-    for layer, number in enumerate(stack.order):
+    for layer, number in enumerate(stack.block_of_layer):
         block = stack.blocks[number]
         g = stack.run_block(block.attend_to, g, x, query_inputs[layer])
-        if layer + 1 < len(stack.order):  # no layer reads the last x
+        if layer + 1 < len(stack.block_of_layer):  # no layer reads the last x
             x = stack.run_block(block, x, inputs[layer])
     return stack.final_norm(g)
 
@@ -159,8 +159,8 @@ class QueryStreamPart(EmbeddingsPart):
     def query_states(self, model: Transformer, inputs: Inputs, query_index: Tensor) -> Tensor:
         return query_states(model, inputs, query_index)
 
-    def side_parameters(self, config: CoreConfig, side: str) -> Iterator[Row]:
-        yield Row(f"{side} query stream", "E")
+    def side_parameters(self, config: CoreConfig, side: str) -> Iterator[FormulaRow]:
+        yield FormulaRow(f"{side} query stream", "E")
 
 
 PARTS = (OrderPart(), QueryStreamPart())

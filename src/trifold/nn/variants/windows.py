@@ -26,7 +26,7 @@ class Window(Rule):
 
     size: int
 
-    is_lifted = True
+    can_be_lifted = True
     may_forbid_all = False
 
     @property
