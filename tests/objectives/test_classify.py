@@ -272,8 +272,8 @@ def test_class_weights_are_factors_of_the_loss(tokenizer):
     model = model_of(tokenizer).eval()
 
     def loss(weights, texts=TEXTS, labels=LABELS):
-        objective = Classify(ClassifySettings(class_weights=weights), tokenizer, model.config)
-        objective.weights = objective.class_weights(rows())
+        settings = ClassifySettings(class_weights=weights)
+        objective = Classify(settings, tokenizer, model.config, train=rows())
         batch = objective.batch(objective.examples(rows(texts, labels)), np.arange(len(texts)))
         term = objective.loss(model, batch)["tokens"]
         return float(term.sum.detach()), float(term.nll)
@@ -317,7 +317,7 @@ def test_class_weights_are_factors_of_the_loss(tokenizer):
 def test_settings_that_do_not_fit_the_problem_are_errors(tokenizer, settings, config, message):
     config = model_of(tokenizer).config.model_copy(update=config)
     with pytest.raises(SettingsError, match=message):
-        Classify(ClassifySettings(**settings), tokenizer, config).class_weights(rows())
+        Classify(ClassifySettings(**settings), tokenizer, config, train=rows())
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,7 @@ def train(tokenizer, numbers, steps=20):
     config = config_of(tokenizer)
     torch.manual_seed(1)
     model, rows = Transformer(config), rows_of(numbers)
-    task = Classify(ClassifySettings(), tokenizer, config)
-    task.prepare(rows)
+    task = Classify(ClassifySettings(), tokenizer, config, train=rows)
     batch = task.batch(task.examples(rows), np.arange(len(TEXTS)))
     optimizer, losses = torch.optim.Adam(model.parameters(), 0.01), []
     for _ in range(steps):
@@ -87,7 +86,7 @@ def test_the_scale_of_a_head_is_undone_exactly(tokenizer):
     config = config_of(tokenizer)
     model = add_noise(Transformer(config), 0.2)
     task = Classify(ClassifySettings(), tokenizer, config)
-    task.scale = Scale(30.0, 4.0)
+    task.restore({"scale": Scale(30.0, 4.0)._asdict()})
     batch = task.batch(task.examples(rows_of(NUMBERS)), np.arange(8))
     weights = dict(model.named_parameters())
     outputs = task.logits(model, batch).detach()
@@ -104,8 +103,8 @@ def test_the_scale_of_a_head_is_undone_exactly(tokenizer):
 
 def test_a_head_without_bias_only_divides(tokenizer):
     config = config_of(tokenizer, classifier_bias=False)
-    task = Classify(ClassifySettings(), tokenizer, config)
-    task.prepare(rows_of([3.0, 4.0] * (len(TEXTS) // 2)))
+    rows = rows_of([3.0, 4.0] * (len(TEXTS) // 2))
+    task = Classify(ClassifySettings(), tokenizer, config, train=rows)
     assert task.scale == (0.0, pytest.approx(12.5**0.5))
 
 
@@ -196,8 +195,7 @@ def test_a_run_with_other_rows_keeps_its_scale(table, tmp_path):
 
 
 def test_a_checkpoint_of_an_earlier_version_has_numbers_as_they_are(tokenizer):
-    task = Classify(ClassifySettings(), tokenizer, config_of(tokenizer))
-    task.prepare(rows_of(FAR))
+    task = Classify(ClassifySettings(), tokenizer, config_of(tokenizer), train=rows_of(FAR))
     saved = {"step": 7, **task.state()}
     assert task.scale != Scale()
     task.restore({"step": 7})
@@ -241,5 +239,6 @@ def test_an_evaluation_is_not_scaled(tokenizer):
     rows, model = rows_of(FAR), add_noise(Transformer(config_of(tokenizer)), 0.3)
     batch = task.batch(task.examples(rows), np.arange(len(TEXTS)))
     plain = task.measure(model, batch)
-    task.prepare(rows)
-    assert task.measure(model, batch)["nll"] == plain["nll"]
+    trained = Classify(ClassifySettings(), tokenizer, config_of(tokenizer), train=rows)
+    assert trained.scale != Scale()
+    assert trained.measure(model, batch)["nll"] == plain["nll"]

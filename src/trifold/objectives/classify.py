@@ -8,6 +8,8 @@ loss               - Σ log P(label | text), label-smoothed; of several labels, 
 scores     accuracy, macro F1, F1 of two classes, Matthews; micro and macro F1; Pearson and Spearman
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
@@ -26,15 +28,16 @@ from trifold.nn import Transformer
 from trifold.nn.config import MULTI, REGRESSION, SINGLE
 from trifold.objectives.batch import Batch, LossTerm
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
+from trifold.objectives.label_config import config_with_labels
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.labels import (
     ROLES,
     SCORES,
     SEVERAL,
-    config_with_labels,
     label_sets,
     leave_out_unknown,
     read_numbers,
+    split_label,
     write_whole_numbers,
 )
 from trifold.objectives.objective import BuildContext, TaskBundle
@@ -45,7 +48,8 @@ from trifold.settings import nearest
 from trifold.text.spans import Ids
 
 # The last layer of the head.
-_OUTPUTS = {"heads.sequence.out_proj.weight", "heads.sequence.out_proj.bias"}
+_WEIGHT = "heads.sequence.out_proj.weight"
+_BIAS = "heads.sequence.out_proj.bias"
 
 if TYPE_CHECKING:
     BestBy: TypeAlias = str
@@ -87,14 +91,17 @@ class ClassifySettings(LabelledSettings):
     @classmethod
     def _name_labels(cls, weights: Any) -> Any:
         """The weights with text as keys; YAML reads the label 1 as a number."""
-        return {str(k): v for k, v in weights.items()} if isinstance(weights, Mapping) else weights
+        if not isinstance(weights, Mapping):
+            return weights
+        return {str(label): weight for label, weight in weights.items()}
 
     def usage(self, folder: Path) -> str:
         return super().usage(folder) + ' --pair "another text"' * self._reads_pairs
 
     def build(self, context: BuildContext) -> TaskBundle:
-        is_multi = context.model.problem_type == MULTI
-        roles = ROLES | ({"label": SEVERAL} if is_multi else {})
+        roles = dict(ROLES)
+        if context.model.problem_type == MULTI:
+            roles["label"] = SEVERAL
 
         def read(source: Any, data: DataSettings, split: str) -> Rows:
             rows = read_records(source, data, roles, split)
@@ -113,9 +120,14 @@ class ClassifySettings(LabelledSettings):
         config = context.config_for(tokenizer)
         config = config_with_labels(context, config, train, valid, self.label_separator)
         objective = Classify(
-            self, tokenizer, config, context.text_width, context.report, pairs=bool(pairs)
+            self,
+            tokenizer,
+            config,
+            context.text_width,
+            context.report,
+            pairs=bool(pairs),
+            train=train,
         )
-        objective.prepare(train)
         return objective.bundle(context, train, valid)
 
 
@@ -128,28 +140,52 @@ class Scale(NamedTuple):
     mean: float = 0.0
     deviation: float = 1.0
 
+    @classmethod
+    def of(cls, numbers: NDArray[np.floating], *, has_bias: bool) -> Scale:
+        """The scale of the numbers of the training rows, for a head with or without bias.
+
+        A head without bias cannot add the mean, so its numbers are only divided, by their root mean
+        square.
+        """
+        if numbers.min() == numbers.max():
+            return cls()
+        numbers = numbers.astype(np.float64)
+        mean = float(numbers.mean()) if has_bias else 0.0
+        deviation = float(np.sqrt(((numbers - mean) ** 2).mean()))
+        return cls(mean, deviation)
+
 
 class Classify(LabelledObjective):
     """Classification. Labels (N,) are classes or numbers, or (N, C) 0 and 1. Classes beyond those
     of the model are labels not seen in training; they count as wrong.
 
-    pairs: whether rows have a second text. weights (C,): factors of the loss by class. scale: the
-    model in training predicts (number - mean) / deviation; the saved one has both in its head, and
-    predicts the number.
+    pairs: whether rows have a second text. train: the training rows, from which the weights and the
+    scale are derived; None for a model that is only evaluated.
+    weights (C,): factors of the loss by class. scale: the model in training predicts
+    (number - mean) / deviation; the saved one has both in its head, and predicts the number.
+
+    Raises SettingsError for settings that have no effect on the problem, and for weights of unknown
+    labels.
     """
 
     token_name = "texts"
-    weights: Tensor | None = None
-    scale = Scale()
 
-    def __init__(self, settings: ClassifySettings, *parts: Any, pairs: bool = False) -> None:
+    def __init__(
+        self,
+        settings: ClassifySettings,
+        *parts: Any,
+        pairs: bool = False,
+        train: Rows | None = None,
+    ) -> None:
         super().__init__(settings, *parts)
         config = self.config
         self.pairs = pairs
         self.problem = config.problem_type or SINGLE
         self.classes = config.n_labels
         scores = [name for name in SCORES[self.problem] if name != "f1" or self.classes == 2]
-        best_by = scores[0] if settings.best_by == "auto" else settings.best_by
+        best_by = settings.best_by
+        if best_by == "auto":
+            best_by = scores[0]
         if best_by not in ("loss", *scores):
             raise SettingsError(
                 f"task.best_by: {best_by} is no score of {self.problem} with {self.classes} "
@@ -162,10 +198,18 @@ class Classify(LabelledObjective):
                     f"task.{key}: has no effect with model.problem_type={self.problem}; remove it"
                 )
         self.settings = settings.model_copy(update={"best_by": best_by})
+        self.weights: Tensor | None = None
+        self.scale = Scale()
+        if train is not None:
+            self.weights = self._class_weights(train)
+        if train is not None and self.problem == REGRESSION:
+            self.scale = Scale.of(read_numbers(train), has_bias=config.classifier_bias)
 
     @property
     def loss_unit(self) -> str:
-        return "mean squared error" if self.problem == REGRESSION else super().loss_unit
+        if self.problem == REGRESSION:
+            return "mean squared error"
+        return super().loss_unit
 
     def examples(self, rows: Rows, draw: int | None = None) -> TextExamples:
         """Encode texts and number labels.
@@ -175,11 +219,11 @@ class Classify(LabelledObjective):
         """
         texts = rows.columns["text"]
         pairs = rows.columns["pair"]
+        problem = "no second text" if self.pairs else "a second text"
         for pair, line in zip(pairs, rows.lines, strict=True):
             if (pair is None) == self.pairs:
                 raise DataError(
-                    f"{rows.report.name}:{line}: {'no' if self.pairs else 'a'} second text, "
-                    "unlike the training data; "
+                    f"{rows.report.name}:{line}: {problem}, unlike the training data; "
                     "use the same columns, or set data.columns.pair"
                 )
         encoded = self.encode(rows, texts, pairs if self.pairs else None)
@@ -214,33 +258,22 @@ class Classify(LabelledObjective):
             row[[self.numbers[name] for name in names]] = 1
         return table
 
-    def prepare(self, rows: Rows) -> None:
-        """Derive the factors of the loss and the scale of the numbers from the training rows.
-
-        A head without bias cannot add the mean, so its numbers are only divided, by their root mean
-        square.
-        """
-        self.weights = self.class_weights(rows)
-        if self.problem == REGRESSION:
-            numbers = read_numbers(rows).astype(np.float64)
-            mean = float(numbers.mean()) if self.config.classifier_bias else 0.0
-            deviation = float(np.sqrt(((numbers - mean) ** 2).mean()))
-            self.scale = Scale(mean, deviation) if numbers.min() < numbers.max() else Scale()
-
-    def class_weights(self, rows: Rows) -> Tensor | None:
+    def _class_weights(self, rows: Rows) -> Tensor | None:
         """(C,) the factors of the settings, or of the training rows. Raises SettingsError for an
         unknown label.
         """
         given = self.settings.class_weights
         names = self.config.labels
+        if given is None:
+            return None
         if given == "balanced":
             counts = np.bincount(self._number_labels(rows), minlength=self.classes)[: self.classes]
             return torch.from_numpy(len(rows) / (self.classes * np.maximum(counts, 1))).float()
-        if given is not None and (unknown := sorted({*given}.difference(names))):
+        if unknown := sorted({*given}.difference(names)):
             raise SettingsError(
                 f"task.class_weights.{unknown[0]}: no such label{nearest(unknown[0], [*names])}"
             )
-        return None if given is None else torch.tensor([given.get(name, 1.0) for name in names])
+        return torch.tensor([given.get(name, 1.0) for name in names])
 
     def batch(
         self, examples: TextExamples, rows: Ids, width: int | None = None, *, draw: int = 0
@@ -275,7 +308,10 @@ class Classify(LabelledObjective):
         return LossTerm(error, batch.tokens, nll=error.detach() * deviation**2)
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        return super().counts(batch) | ({"r_drop": batch.tokens} if self.settings.r_drop else {})
+        counts = super().counts(batch)
+        if self.settings.r_drop:
+            counts["r_drop"] = batch.tokens
+        return counts
 
     def nll(
         self, logits: Tensor, batch: Batch, smoothing: float = 0.0, weights: Tensor | None = None
@@ -289,7 +325,8 @@ class Classify(LabelledObjective):
                 logits, labels[:, : self.classes], reduction="sum"
             )
         known = labels.masked_fill(labels >= self.classes, UNKNOWN)
-        weights = None if weights is None else weights.to(logits)
+        if weights is not None:
+            weights = weights.to(logits)
         return F.cross_entropy(logits, known, weights, reduction="sum", label_smoothing=smoothing)
 
     def logits(self, model: Transformer, batch: Batch) -> Tensor:
@@ -302,7 +339,9 @@ class Classify(LabelledObjective):
         """
         labels = batch.labels
         outputs = choose_labels(logits, self.config)
-        count = int((labels < self.classes).sum()) if self.problem == SINGLE else len(labels)
+        count = len(labels)
+        if self.problem == SINGLE:
+            count = int((labels < self.classes).sum())
         values = {
             "labels": labels,
             "outputs": outputs,
@@ -328,21 +367,28 @@ class Classify(LabelledObjective):
 
     def saved_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """The weights, with the scale in the head."""
-        mean, deviation = self.scale
+        outputs = self._find_outputs(weights)
+        deviation = self.scale.deviation
         return weights | {
-            name: weights[name] * deviation + (mean if name.endswith("bias") else 0.0)
-            for name in _OUTPUTS & weights.keys()
+            name: weights[name] * deviation + shift for name, shift in outputs.items()
         }
 
     def trained_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        mean, deviation = self.scale
+        outputs = self._find_outputs(weights)
+        deviation = self.scale.deviation
         return weights | {
-            name: (weights[name] - (mean if name.endswith("bias") else 0.0)) / deviation
-            for name in _OUTPUTS & weights.keys()
+            name: (weights[name] - shift) / deviation for name, shift in outputs.items()
         }
 
+    def _find_outputs(self, weights: Mapping[str, Tensor]) -> dict[str, float]:
+        """The names of the tensors of the last layer -> what the scale adds to them."""
+        shifts = {_WEIGHT: 0.0, _BIAS: self.scale.mean}
+        return {name: shift for name, shift in shifts.items() if name in weights}
+
     def state(self) -> dict[str, Any]:
-        return {"scale": self.scale._asdict()} if self.problem == REGRESSION else {}
+        if self.problem != REGRESSION:
+            return {}
+        return {"scale": self.scale._asdict()}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Restore the scale, which other rows may have changed; earlier runs have none."""
@@ -356,16 +402,25 @@ class Classify(LabelledObjective):
         return Evaluation(self.scores_of_sums(run.sums), samples, (), [*map(float, sure)])
 
     def _sample(self, rows: Rows, row: int, output: Any) -> Sample:
+        """A row with its labels and the predicted ones. output: the prediction for the row."""
         text, pair, label = (rows.columns[role][row] for role in ("text", "pair", "label"))
-        if self.problem == MULTI:
-            output = [
-                name for name, applies in zip(self.config.labels, output, strict=True) if applies
-            ]
-            label = label if isinstance(label, list) else label.split(self.settings.label_separator)
-            label = sorted(filter(None, map(str.strip, label)), key=lambda name: self.numbers[name])
-        else:
-            output = self.config.labels[output] if self.problem == SINGLE else f"{output:.3f}"
-        source, given, ours = (
-            ", ".join(x) if isinstance(x, list) else str(x) for x in (text, label, output)
-        )
-        return Sample(source if pair is None else f"{source} | {pair}", given, ours)
+        source = str(text)
+        if pair is not None:
+            source += f" | {pair}"
+        return Sample(source, self._describe_label(label), self._describe_output(output))
+
+    def _describe_label(self, label: str | list[str]) -> str:
+        """The labels of a row as text, several in the order of the classes."""
+        if self.problem != MULTI:
+            return str(label)
+        names = split_label(label, self.settings.label_separator)
+        return ", ".join(sorted(names, key=self.numbers.__getitem__))
+
+    def _describe_output(self, output: Any) -> str:
+        """A prediction as text: the name of a class, those of several, or a number."""
+        if self.problem == REGRESSION:
+            return f"{output:.3f}"
+        names = self.config.labels
+        if self.problem == SINGLE:
+            return str(names[output])
+        return ", ".join(name for name, applies in zip(names, output, strict=True) if applies)

@@ -23,7 +23,7 @@ from trifold.hub.images import read_image_settings, write_image_settings
 from trifold.nn import Inputs, Transformer
 from trifold.objectives.batch import Batch
 from trifold.objectives.classify import Classify, ClassifySettings
-from trifold.objectives.labels import config_with_labels
+from trifold.objectives.label_config import config_with_labels
 from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.settings import Settings
 from trifold.text.spans import Ids, example_rng
@@ -65,9 +65,7 @@ class ImagesSettings(ClassifySettings):
             lambda source, data, _: read_images(source, pictures, channels, data)
         )
         config = config_with_labels(context, context.model, train, valid, self.label_separator)
-        objective = Images(self, None, config, None, context.report)
-        objective.pictures = pictures
-        objective.prepare(train)
+        objective = Images(self, None, config, None, context.report, train=train, pictures=pictures)
         objective.save(context.folder)
         return TaskBundle(objective, config, train, valid)
 
@@ -87,7 +85,12 @@ class Images(Classify):
     row_name = token_name = "images"
     read_name = "patches"
     packs = False
-    pictures: ImageSettings
+
+    def __init__(
+        self, settings: ImagesSettings, *parts: Any, pictures: ImageSettings, **options: Any
+    ) -> None:
+        super().__init__(settings, *parts, **options)
+        self.pictures = pictures
 
     def examples(self, rows: Rows, draw: int | None = None) -> Any:
         lengths = np.full((len(rows), 1), self.config.n_patches + 1)
@@ -121,17 +124,16 @@ def augment(
 ) -> NDArray[np.uint8]:
     """Images (B, H, W, C), each changed at random by its own generator."""
     drawn = np.stack([rng.random(5) for rng in rngs])
-    places = []
-    inside = []
+    sources = []  # of each side: the pixel (B, side) that each pixel is taken from
+    erased = []  # of each side: whether a pixel (B, side) is in the black square
     for axis, side in enumerate(images.shape[1:3]):
         shift = ((2 * settings.crop + 1) * drawn[:, axis, None]).astype(np.int64) - settings.crop
-        places.append(np.clip(np.arange(side) + shift, 0, side - 1))
+        sources.append(np.clip(np.arange(side) + shift, 0, side - 1))
         center = side * drawn[:, 2 + axis, None]
-        inside.append(abs(np.arange(side) + 0.5 - center) < settings.erase / 2)
+        erased.append(abs(np.arange(side) + 0.5 - center) < settings.erase / 2)
+    rows, columns = sources
     if settings.flip:
-        places[1] = np.where(drawn[:, 4:] < 0.5, places[1][:, ::-1], places[1])
-    images = images[
-        np.arange(len(images))[:, None, None], places[0][:, :, None], places[1][:, None]
-    ]
-    images[inside[0][:, :, None] & inside[1][:, None]] = 0
+        columns = np.where(drawn[:, 4:] < 0.5, columns[:, ::-1], columns)
+    images = images[np.arange(len(images))[:, None, None], rows[:, :, None], columns[:, None]]
+    images[erased[0][:, :, None] & erased[1][:, None]] = 0
     return images

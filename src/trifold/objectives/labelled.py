@@ -56,10 +56,10 @@ class LabelledSettings(ObjectiveSettings):
         if (complete := super().with_heads(config)) is config:
             return config
         update: dict[str, Any] = {"lm_head_transform": None, "lm_head_bias": False}
-        if cls.reads_whole:
-            is_decoder = config.shape == "decoder"
-            update["heads"] = cls.heads if is_decoder else ("pooler", *cls.heads)
-            update["classifier_input"] = "last" if is_decoder else "pooler"
+        if cls.reads_whole and config.shape == "decoder":
+            update |= {"heads": cls.heads, "classifier_input": "last"}
+        elif cls.reads_whole:
+            update |= {"heads": ("pooler", *cls.heads), "classifier_input": "pooler"}
         return complete.model_copy(update=update)
 
 
@@ -138,14 +138,11 @@ class LabelledObjective(Objective):
 
     def tokens_and_types(self, encoded: Sequence[Encoded]) -> tuple[Ragged, Ragged | None]:
         """The arguments of `TextExamples`."""
-        reads_types = self.config.reads_segments
-        has_types = (
-            self.tokenizer.has_token_types
-            and reads_types
-            and any(any(row.types) for row in encoded)
-        )
-        types = Ragged.of([row.types for row in encoded]) if has_types else None
-        return Ragged.of([row.ids for row in encoded]), types
+        texts = Ragged.of([row.ids for row in encoded])
+        reads_types = self.tokenizer.has_token_types and self.config.reads_segments
+        if not reads_types or not any(any(row.types) for row in encoded):
+            return texts, None
+        return texts, Ragged.of([row.types for row in encoded])
 
     def report_unseen(
         self, rows: Rows, names: Iterable[str], noun: str, count: int | None = None
@@ -153,12 +150,23 @@ class LabelledObjective(Objective):
         """Report labels that the model does not have. count: of what they are, by default of the
         labels.
         """
-        if unseen := Counter(names):
-            listed = shorten(", ".join(sorted(unseen)), 60, placeholder=" …")
-            number = count or unseen.total()
-            noun = noun if number > 1 else noun.replace("s", "", 1)  # 1 tag, 1 row with labels
-            what = f"{number:,} {noun} not seen in training, counted as wrong"
-            known = {normalized(name): name for name in self.config.labels}
-            near = ((name, known.get(normalized(name))) for name in sorted(unseen))
-            similar = next((f"; {a!r} is not {b!r}" for a, b in near if b is not None), "")
-            self.report(f"{rows.report.name}: {what}: {listed}{similar}")
+        unseen = Counter(names)
+        if not unseen:
+            return
+        number = count or unseen.total()
+        if number == 1:
+            noun = noun.replace("s", "", 1)  # 1 tag, 1 row with labels
+        listed = shorten(", ".join(sorted(unseen)), 60, placeholder=" …")
+        self.report(
+            f"{rows.report.name}: {number:,} {noun} not seen in training, counted as wrong: "
+            f"{listed}{self._describe_similar(sorted(unseen))}"
+        )
+
+    def _describe_similar(self, names: Sequence[str]) -> str:
+        """The first name that differs from a label of the model only in case or space, with it."""
+        known = {normalized(label): label for label in self.config.labels}
+        for name in names:
+            label = known.get(normalized(name))
+            if label is not None:
+                return f"; {name!r} is not {label!r}"
+        return ""
