@@ -561,9 +561,16 @@ def part_of(place: type[AnyPart], config: CoreConfig) -> AnyPart:
 
 def group(config: CoreConfig, key: str, kind: type[AnySettings]) -> AnySettings | None:
     """The group of settings of a variant under that key; None if the config has none."""
-    found = getattr(config, key, None)
-    assert found is None or isinstance(found, kind), f"{key} is no {kind.__name__}"
-    return found
+    settings = getattr(config, key, None)
+    assert settings is None or isinstance(settings, kind), f"{key} is no {kind.__name__}"
+    return settings
+
+
+def used_group(config: CoreConfig, key: str, kind: type[AnySettings]) -> AnySettings:
+    """The group of settings of a variant that the config uses."""
+    settings = group(config, key, kind)
+    assert settings is not None, f"the config has no {key}"
+    return settings
 
 
 def input_rules(config: CoreConfig, inputs: Inputs) -> tuple[Rule, ...]:

@@ -2,24 +2,14 @@
 data.
 """
 
-import csv
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from io import StringIO
-from itertools import chain, groupby, islice
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-import numpy as np
-
-from trifold.data import DataSettings, expand_path, iter_lines, list_files
-from trifold.data.archives import stored_size
-from trifold.data.dialects import csv_records
-from trifold.data.files import FOLDER_FORMATS, FORMATS
-from trifold.data.frames import Frame
+from trifold.data import DataSettings
 from trifold.data.image_sets import measure_images
-from trifold.data.lines import inner_suffix
 from trifold.errors import SettingsError, TrifoldError
 from trifold.hub import read_config, resolve
 from trifold.hub.families import FAMILIES
@@ -29,18 +19,18 @@ from trifold.jsonfiles import read_json
 from trifold.nn.presets import PRESETS
 from trifold.nn.variants import ModelConfig
 from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
+from trifold.objectives.data_size import measure_texts
 from trifold.objectives.objective import ObjectiveSettings
 from trifold.settings import as_yaml, nearest
 
-WIDTHS = (
-    (50_000, 64, 2),
-    (1_000_000, 128, 2),
-    (inf, 256, 4),
-)  # below these tokens: width and layers
-LARGE = 20_000_000  # bytes of files from which on only their sizes are read
+# Below these tokens: width and layers.
+WIDTHS = ((50_000, 64, 2), (1_000_000, 128, 2), (inf, 256, 4))
+GRAY = ("1", "L", "LA", "I", "I;16")  # modes of Pillow without colors
 # Sizes that a model shares with the one that its initial weights come from.
 SIZES = "d_model d_embedding n_heads n_kv_heads d_head d_ff n_token_types max_positions".split()
 HELD_OUT = 500_000  # most tokens of the held-out tenth
+GROUPS = ("task", "data", "tokenizer", "model", "batch", "train")  # of a recipe
+Defaults: TypeAlias = Mapping[str, Mapping[str, Any]]  # group of a recipe -> its values
 
 
 def complete(values: dict[str, Any], written: Mapping[str, Any]) -> list[str]:
@@ -50,48 +40,78 @@ def complete(values: dict[str, Any], written: Mapping[str, Any]) -> list[str]:
     A recipe that leaves the model to its task also gets defaults for the size of its data. With
     start_from, its model and its tokenizer are those of that folder. written: what a user has set.
     """
-    groups = {
-        name: values.get(name, {})
-        for name in ("task", "data", "tokenizer", "model", "batch", "train")
-    }
-    kind = (
-        str(groups["task"].get("kind", DEFAULT_KIND)) if isinstance(groups["task"], Mapping) else ""
-    )
-    if kind not in KINDS or not all(isinstance(group, Mapping) for group in groups.values()):
+    groups = {name: values.get(name, {}) for name in GROUPS}
+    objective = _find_objective(groups)
+    if objective is None:
         return []  # an error, which `Recipe` reports
-    objective = settings_class(kind)
-    chosen = {}
-    config = None
     if objective.data_kind == "parts":  # which have data of their own
         values.setdefault("data", {})
-    defaults: Mapping[str, Mapping[str, Any]] = {"tokenizer": objective.special}
+    defaults: Defaults = {"tokenizer": objective.special}
+    for_size: Defaults = {}
     if objective.defaults and not {"preset", "shape"} & groups["model"].keys():
-        defaults = objective.defaults
-        if isinstance(name := values.get("start_from") or groups["train"].get("start_from"), str):
-            start = resolve(name)
-            config = _with_heads(start, objective)
-            defaults = {**defaults, "model": config.model_dump(), "tokenizer": {"file": str(start)}}
-            if "pooling" in objective.model_fields and (modules := read_modules(start)) is not None:
-                defaults["task"] = _of_sentence_model(start, modules)
-                defaults["batch"] = {**defaults["batch"], "max_length": modules.max_length}
+        start_from = values.get("start_from") or groups["train"].get("start_from")
+        defaults, config = _for_task(objective, start_from)
         if not groups["data"].get("train"):
             raise SettingsError("data.train: no training data; set data.train=FILE")
-        chosen = _for_size(groups, config)
-    for name, given in groups.items():
-        more = {**defaults.get(name, {}), **chosen.get(name, {})}
-        if more and "file" not in given:
-            values[name] = {**more, **given}
-    model = dict(values.get("model", {}))
-    if (preset := model.pop("preset", None)) is not None:
-        values["model"] = {**objective.with_heads(_preset(preset)).model_dump(), **model}
-    sized = [
-        f"{g}.{key}={more[key]}"
-        for g, more in chosen.items()
-        for key in more
-        if key not in groups[g]
+        for_size = _for_size(groups, config)
+    _add_missing(values, groups, defaults, for_size)
+    _expand_preset(values, objective)
+    return [
+        *_describe_added(groups, for_size),
+        *_take_sizes(values, objective, groups["model"], written),
     ]
-    lines = [f"for the size of the data: {' '.join(sized)}"] if sized else []
-    return lines + _take_sizes(values, objective, groups["model"], written)
+
+
+def _find_objective(groups: Mapping[str, Any]) -> type[ObjectiveSettings] | None:
+    """The settings class of the task; None if a group of the recipe has no keys or the kind is
+    unknown.
+    """
+    if not all(isinstance(group, Mapping) for group in groups.values()):
+        return None
+    kind = str(groups["task"].get("kind", DEFAULT_KIND))
+    return settings_class(kind) if kind in KINDS else None
+
+
+def _add_missing(
+    values: dict[str, Any], groups: Defaults, defaults: Defaults, for_size: Defaults
+) -> None:
+    """Add defaults to the groups of a recipe. A named file holds a whole group."""
+    for name, given in groups.items():
+        added = {**defaults.get(name, {}), **for_size.get(name, {})}
+        if added and "file" not in given:
+            values[name] = {**added, **given}
+
+
+def _expand_preset(values: dict[str, Any], objective: type[ObjectiveSettings]) -> None:
+    """Replace the preset of the model by its values, beside which those of the recipe win."""
+    model = dict(values.get("model", {}))
+    preset = model.pop("preset", None)
+    if preset is not None:
+        values["model"] = {**objective.with_heads(_find_preset(preset)).model_dump(), **model}
+
+
+def _find_preset(name: Any) -> ModelConfig:
+    known = [*PRESETS, *PUBLISHED_PRESETS]
+    if name not in known:
+        raise SettingsError(f"model.preset: unknown preset {name!r}{nearest(str(name), known)}")
+    if name in PRESETS:
+        return PRESETS[name]
+    return PUBLISHED_PRESETS[name].config
+
+
+def _describe_added(groups: Defaults, for_size: Defaults) -> Iterator[str]:
+    """A line about the defaults for the size of the data, unless the recipe sets all of them."""
+    added = [
+        f"{name}.{key}={value}"
+        for name, settings in for_size.items()
+        for key, value in settings.items()
+        if key not in groups[name]
+    ]
+    if added:
+        yield f"for the size of the data: {' '.join(added)}"
+
+
+# --- sizes of initial weights ---------------------------------------------------------------------
 
 
 def _take_sizes(
@@ -105,36 +125,58 @@ def _take_sizes(
     given: the model of the recipe. Without preset and shape, all other values are those of the
     model that the weights come from. written: what a user has set.
     """
-    task, own = (written.get(name) or {} for name in ("task", "model"))
-    if not (isinstance(task, Mapping) and isinstance(own, Mapping) and task):
+    task, model = (written.get(name) or {} for name in ("task", "model"))
+    if not (isinstance(task, Mapping) and isinstance(model, Mapping) and task):
         return []  # the sizes of an included recipe are those of its own initial weights
-    if own.keys() >= {"n_layers", *SIZES}:
+    if model.keys() >= {"n_layers", *SIZES}:
         return []
     config = None
     with suppress(TrifoldError):  # which training reports
         config = objective.initial_model(values["task"])
     if config is None:
         return []
-    needed = {key: getattr(config, key) for key in SIZES if key not in own}
+    needed = {key: getattr(config, key) for key in SIZES if key not in model}
     if "n_layers" not in given:
         needed["n_layers"] = config.n_layers
     base = {**ModelConfig().model_dump(), **values.get("model", {})}
     if not {"preset", "shape"} & given.keys():
         values["model"] = {**objective.with_heads(config).model_dump(), **given}
     values["model"] = {**values["model"], **needed}
-    new = [f"model.{key}={as_yaml(size)}" for key, size in needed.items() if size != base[key]]
-    return [f"for the initial weights: {' '.join(new)}"] if new else []
+    changed = [f"model.{key}={as_yaml(size)}" for key, size in needed.items() if size != base[key]]
+    if not changed:
+        return []
+    return [f"for the initial weights: {' '.join(changed)}"]
 
 
-def _preset(name: Any) -> ModelConfig:
-    if name not in (known := [*PRESETS, *PUBLISHED_PRESETS]):
-        raise SettingsError(f"model.preset: unknown preset {name!r}{nearest(str(name), known)}")
-    return PRESETS[name] if name in PRESETS else PUBLISHED_PRESETS[name].config
+# --- start_from -----------------------------------------------------------------------------------
+
+
+def _for_task(
+    objective: type[ObjectiveSettings], start_from: Any
+) -> tuple[Defaults, ModelConfig | None]:
+    """The defaults of an objective, and the config of the model that training starts from, which
+    replaces some of them.
+    """
+    if not isinstance(start_from, str):
+        return objective.defaults, None
+    start = resolve(start_from)
+    config = _with_heads(start, objective)
+    defaults = {
+        **objective.defaults,
+        "model": config.model_dump(),
+        "tokenizer": {"file": str(start)},
+    }
+    if "pooling" in objective.model_fields and (modules := read_modules(start)) is not None:
+        defaults["task"] = _of_sentence_model(start, modules)
+        defaults["batch"] = {**defaults["batch"], "max_length": modules.max_length}
+    return defaults, config
 
 
 def _of_sentence_model(start: Path, modules: SentenceModules) -> dict[str, Any]:
     """The settings of a folder of sentence-transformers that training keeps."""
-    problem = f"{start} has dense layers after pooling" if modules.dense else modules.problem
+    problem = modules.problem
+    if modules.dense:
+        problem = f"{start} has dense layers after pooling"
     if problem is not None:
         raise SettingsError(
             f"start_from: {problem}, which training does not support; remove modules.json to train "
@@ -166,6 +208,9 @@ def _with_heads(folder: Path, objective: type[ObjectiveSettings]) -> ModelConfig
     return objective.with_heads(config).model_copy(update=labels)
 
 
+# --- size of the data -----------------------------------------------------------------------------
+
+
 def _for_size(
     groups: Mapping[str, Mapping[str, Any]], start: ModelConfig | None
 ) -> dict[str, dict[str, Any]]:
@@ -175,108 +220,90 @@ def _for_size(
     with `start`.
     """
     data = groups["data"]
-    batch = groups["batch"]
-    train = groups["train"]
-    token_bytes = 1 if groups["tokenizer"].get("kind") == "char" else 4
-    kind = groups["task"].get("kind")
-    images = dict[str, Any]()
-    if kind == "images":
-        count, images = _measure_images(data["train"], data.get("columns", {}))
-        tokens = count * (images["max_positions"] if start is None else start.max_positions)
+    model = dict[str, Any]()
+    if groups["task"].get("kind") == "images":
+        tokens, model = _size_of_images(data, start)
+        width, layers = WIDTHS[0][1:]
         longest = 0.0
     else:
-        tokens, longest = _measure(data, token_bytes, str(kind))
-    if kind == "answer":
-        longest = 512  # of windows; the lines of JSON are no rows
-    width, layers = next(
-        (width, layers) for limit, width, layers in WIDTHS if tokens < limit or images
-    )
-    width = _number(groups["model"], "d_model", width) if start is None else start.d_model
-    epoch = tokens / (_number(batch, "tokens", 4096) * _number(train, "accumulate", 1))
-    steps = _number(train, "steps", min(10_000, max(100, round(10 * epoch))))
-    rate = (4000 * width) ** -0.5 / (1 if start is None else 10)
-    every = min(steps, 500, max(20, steps // 10))
-    chosen: dict[str, dict[str, Any]] = {
-        "model": {},
-        "train": {"steps": steps, "warmup": steps // 10},
-    }
-    chosen["train"] |= {
-        "learning_rate": float(f"{rate:.2g}"),
-        "validate_every": every,
-        "save_every": every,
-    }
+        tokens, longest = _size_of_texts(groups)
+        width, layers = next((width, layers) for limit, width, layers in WIDTHS if tokens < limit)
     if start is None:
+        width = _number(groups["model"], "d_model", width)
         sizes = {"d_model": width, "n_layers": layers, "n_heads": 4, "d_ff": 4 * width}
         positions = min(512, max(64, 1 << int(1.5 * longest).bit_length()))
-        chosen["model"] = {**sizes, "max_positions": positions} | images
+        model = {**sizes, "max_positions": positions, **model}
+        rate = (4000 * width) ** -0.5
+    else:
+        model = {}
+        rate = (4000 * start.d_model) ** -0.5 / 10
+    chosen = {"model": model, "train": _schedule(groups, tokens, rate)}
     if data.get("train") and not data.get("valid"):
         chosen["data"] = {"holdout": float(f"{min(0.1, HELD_OUT / tokens):.2g}")}
     return chosen
 
 
-def _measure_images(source: Any, columns: Any) -> tuple[int, dict[str, Any]]:
-    """The number of images, and a model for the size of the first one, at most 64 x 64 pixels."""
-    count, (mode, *sides) = 1, ("RGB", 32, 32)
+def _schedule(groups: Mapping[str, Mapping[str, Any]], tokens: int, rate: float) -> dict[str, Any]:
+    """Settings of about ten epochs of this many tokens, at most 10,000 steps. rate: the peak of the
+    learning rate.
+    """
+    batch = _number(groups["batch"], "tokens", 4096)
+    epoch = tokens / (batch * _number(groups["train"], "accumulate", 1))
+    steps = _number(groups["train"], "steps", min(10_000, max(100, round(10 * epoch))))
+    every = min(steps, 500, max(20, steps // 10))
+    return {
+        "steps": steps,
+        "warmup": steps // 10,
+        "learning_rate": float(f"{rate:.2g}"),
+        "validate_every": every,
+        "save_every": every,
+    }
+
+
+def _size_of_texts(groups: Mapping[str, Mapping[str, Any]]) -> tuple[int, float]:
+    """Estimates of the tokens of the training data, and of a long row."""
+    kind = str(groups["task"]["kind"])
+    token_bytes = 4
+    if groups["tokenizer"].get("kind") == "char":
+        token_bytes = 1
+    tokens, longest = measure_texts(groups["data"], token_bytes, kind)
+    if kind == "answer":
+        longest = 512  # of windows; the lines of JSON are no rows
+    return tokens, longest
+
+
+def _size_of_images(
+    data: Mapping[str, Any], start: ModelConfig | None
+) -> tuple[int, dict[str, Any]]:
+    """An estimate of the patches of all images, and a model for the size of the first one, at most
+    64 x 64 pixels.
+    """
+    count = 1
+    mode = "RGB"
+    sides = [32, 32]
     with suppress(TrifoldError, OSError, TypeError):  # which training reports
-        count, (mode, *sides) = measure_images(source, DataSettings.parse({"columns": columns}))
+        settings = DataSettings.parse({"columns": data.get("columns", {})})
+        count, (mode, *sides) = measure_images(data["train"], settings)
     patch = 4 if max(sides) <= 32 else 8
     tall, wide = (max(1, round(min(side, 64) / patch)) for side in sides)
-    size = [tall * patch, wide * patch]
+    model = {
+        "image_size": [tall * patch, wide * patch],
+        "patch_size": [patch, patch],
+        "max_positions": tall * wide + 1,
+        "d_model": 128,
+        "n_layers": 4,
+        "d_ff": 256,
+        "stem": [32, 64, 64, 128],
+        "n_channels": 1 if mode in GRAY else 3,
+    }
     positions = tall * wide + 1
-    image = {"image_size": size, "patch_size": [patch, patch], "max_positions": positions}
-    model = {"d_model": 128, "n_layers": 4, "d_ff": 256, "stem": [32, 64, 64, 128]}
-    return count, image | model | {"n_channels": 1 if mode in ("1", "L", "LA", "I", "I;16") else 3}
+    if start is not None:
+        positions = start.max_positions
+    return count * positions, model
 
 
 def _number(group: Mapping[str, Any], key: str, default: int) -> int:
     value = group.get(key)  # another type is an error, which `Recipe` reports
-    return value if isinstance(value, int) and value > 0 else default
-
-
-def _join_words(lines: Iterable[str]) -> Iterator[str]:
-    """The sentences of files in columns, whose first one holds the words; JSON lines as they
-    are.
-    """
-    for (is_blank, is_object), block in groupby(
-        lines, lambda line: (not line.strip(), line.startswith("{"))
-    ):
-        if is_object:
-            yield from block
-        elif not is_blank:
-            yield " ".join(line.split(maxsplit=1)[0] for line in block)
-
-
-def _iter_records(file: str) -> Iterator[str]:
-    """The lines of a file, or the records of CSV, whose texts may have several lines."""
-    lines = iter_lines(file, LARGE, allow_empty=True)
-    is_csv = FORMATS.get(inner_suffix(file)) == "csv"
-    return (record for _, record in csv_records(lines, file, LARGE)) if is_csv else lines
-
-
-def _iter_cells(frame: Frame) -> Iterator[str]:
-    """The records of the CSV file with the same rows, so that both get the same defaults."""
-    for cells in chain(islice(frame.rows(), 1), map(dict.values, frame.rows())):  # with a header
-        line = StringIO()
-        csv.writer(line, lineterminator="").writerow(cells)
-        yield line.getvalue()
-
-
-def _measure(data: Mapping[str, Any], token_bytes: int, kind: str) -> tuple[int, float]:
-    """Estimates of the tokens of the training data, and of a long row. What cannot be read,
-    training reports.
-    """
-    size = 0
-    lengths = []
-    source = data.get("train")
-    with suppress(TrifoldError, OSError, TypeError, AttributeError):
-        files = list_files(source, FOLDER_FORMATS[settings_class(kind).data_kind])
-        size = sum(stored_size(expand_path(file)) for file in files)
-        if size <= LARGE:
-            lines = chain.from_iterable(map(_iter_records, files))
-            rows = _join_words(lines) if kind == "tag" else lines
-            rows = _iter_cells(source) if isinstance(source, Frame) else rows
-            lengths = [len(row.encode()) / token_bytes + 2 for row in rows]
-    longest = (
-        np.percentile(lengths, 99) if lengths and data.get("documents", "line") == "line" else 512
-    )
-    return int(sum(lengths)) or (size or LARGE) // token_bytes, float(longest)
+    if isinstance(value, int) and value > 0:
+        return value
+    return default

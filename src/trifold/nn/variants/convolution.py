@@ -18,7 +18,7 @@ from trifold.nn.formulas import FormulaRow
 from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import ACTIVATIONS, Dropout, new_norm
 from trifold.nn.masks import Mask
-from trifold.nn.parts import BlockPart, group
+from trifold.nn.parts import BlockPart, used_group
 from trifold.nn.problems import Problems, defaults
 from trifold.nn.stack import Block
 from trifold.nn.walk import LayerInputs
@@ -124,8 +124,8 @@ class ConvolutionPart(BlockPart):
         yield f"first block:  y ← norm(block(x) + {own.activation}(conv{own.kernel}(x)))"
 
 
-def _convolution(config: CoreConfig) -> Convolution | None:
-    return group(config, "convolution", Convolution)
+def _convolution(config: CoreConfig) -> Convolution:
+    return used_group(config, "convolution", Convolution)
 
 
 PARTS = (ConvolutionPart(),)

@@ -29,7 +29,7 @@ from trifold.nn.explain import Steps
 from trifold.nn.formulas import FormulaRow
 from trifold.nn.hooks import ModuleCall, record_calls
 from trifold.nn.layers import FeedForward
-from trifold.nn.parts import FeedForwardPart, group
+from trifold.nn.parts import FeedForwardPart, used_group
 from trifold.nn.problems import Problems
 from trifold.nn.walk import LayerInputs
 from trifold.settings import Settings
@@ -291,8 +291,8 @@ class ExpertsPart(FeedForwardPart):
         return _experts(config) if self.recorded_layers(config) else None
 
 
-def _experts(config: CoreConfig) -> Experts | None:
-    return group(config, "experts", Experts)
+def _experts(config: CoreConfig) -> Experts:
+    return used_group(config, "experts", Experts)
 
 
 PARTS = (ExpertsPart(),)

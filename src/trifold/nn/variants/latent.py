@@ -25,7 +25,7 @@ from trifold.nn.config import CoreConfig
 from trifold.nn.formulas import FormulaRow
 from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import Dropout, Linear, new_norm
-from trifold.nn.parts import AttentionPart, group
+from trifold.nn.parts import AttentionPart, used_group
 from trifold.nn.problems import Problems
 from trifold.settings import Settings
 
@@ -186,9 +186,7 @@ class LatentPart(AttentionPart):
 
 
 def _latent(config: CoreConfig) -> Latent:
-    found = group(config, "latent", Latent)
-    assert found is not None, "the config has no latent attention"
-    return found
+    return used_group(config, "latent", Latent)
 
 
 def _matrices(config: CoreConfig) -> list[str]:

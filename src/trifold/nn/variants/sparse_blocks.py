@@ -20,7 +20,7 @@ from torch import Tensor
 
 from trifold.nn.config import CoreConfig
 from trifold.nn.masks import Mask, MaskPart, Rule
-from trifold.nn.parts import EXAMPLE_TOKENS, RulePart, group
+from trifold.nn.parts import EXAMPLE_TOKENS, RulePart, used_group
 from trifold.nn.problems import Problems, excluded
 from trifold.settings import Settings
 
@@ -170,8 +170,7 @@ class SparseBlocksPart(RulePart):
     def of_layer(
         self, config: CoreConfig, layer: int, mask: Mask, queries: int, *, training: bool
     ) -> Rule | None:
-        sparse = group(config, self.key, SparseBlocks)
-        assert sparse is not None, "see `used`"
+        sparse = used_group(config, self.key, SparseBlocks)
         sizes = queries, sparse.size, config.n_heads, sparse.random
         repeat = sparse.only_in_training and not training
         return BlockSparse.of(mask.keys, *sizes, seed=layer, repeat=repeat)
@@ -184,19 +183,18 @@ class SparseBlocksPart(RulePart):
         """In training: its own block, two beside it, the first, the last and random ones; the
         queries of two blocks read all keys.
         """
-        own = group(config, self.key, SparseBlocks)
+        own = used_group(config, self.key, SparseBlocks)
         assert own is not None, "see `used`"
         is_full = keys <= (5 + 2 * own.random) * own.size
         return keys if is_full else min(keys, (7 + own.random) * own.size)
 
     def kept_keys(self, config: CoreConfig) -> int:
-        own = group(config, self.key, SparseBlocks)
+        own = used_group(config, self.key, SparseBlocks)
         assert own is not None, "see `used`"
         return 2 * own.size
 
     def reach(self, config: CoreConfig, side: str) -> Iterator[str]:
-        sparse = group(config, self.key, SparseBlocks)
-        assert sparse is not None, "see `used`"
+        sparse = used_group(config, self.key, SparseBlocks)
         training = " in training" if sparse.only_in_training else ""
         yield f"sparse blocks of {sparse.size:,} tokens"
         yield f"{sparse.random:,} random ones{training}"
