@@ -339,7 +339,7 @@ def test_every_token_is_cached_with_recurrence_and_every_source_token_in_cross_a
     cache = model.new_cache()
     model.decode(Inputs(torch.ones(1, 40, dtype=torch.long)), cache=cache)
     assert cached_elements(recurrent, 40) == 2 * sum(
-        layer.own.buffers[0][:, :, : cache.length].numel() for layer in cache.layers
+        layer.past.buffers[0][:, :, : cache.length].numel() for layer in cache.layers
     )
     for options in (
         {"attention": "elu"},
@@ -471,7 +471,7 @@ def test_cache_memory_equals_the_real_size(config):
     for layer in cache.layers:
         side = config.decoder_side
         empty = torch.zeros(1, side.kv_heads, 0, side.head_width)
-        keys, values = layer.own.update(empty, empty)
+        keys, values = layer.past.update(empty, empty)
         assert keys.shape == (1, side.kv_heads, 9, side.head_width)
         per_token += (keys.nbytes + values.nbytes) // 9
     assert inference_memory(config).cache_per_target_token == per_token

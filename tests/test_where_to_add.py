@@ -84,7 +84,7 @@ class GatedPart(AttentionPart):
     settings = GateSettings
 
     def new(self, config: CoreConfig, layer: int) -> nn.Module:
-        return GatedAttention(config, layer, self.own(config).start)
+        return GatedAttention(config, layer, self.options(config).start)
 
     def new_keys(self, usual: Callable[[], GrowingKeys]) -> GrowingKeys:
         return CountingKeys()

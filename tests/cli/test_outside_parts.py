@@ -110,7 +110,7 @@ class WarmPart(parts.AttentionPart):
 def test_settings_of_a_part_are_checked():
     registry.register(WarmPart())
     config = ModelConfig.parse({"attention": "warm", "options": {"warm": {"start": 0.5}}})
-    assert parts.part_of(parts.AttentionPart, config).own(config).start == 0.5
+    assert parts.part_of(parts.AttentionPart, config).options(config).start == 0.5
     for options, message in (
         (
             {"warm": {"begin": 0.5}},

@@ -20,14 +20,14 @@ def test_a_beam_index_equals_moved_keys(moves: list[list[int]], prompt: int) -> 
         random_chunk = torch.randn(2, 2, 4, 3, prompt if step == 0 else 1, 5, generator=generator)
         for layer, (keys, values) in enumerate(random_chunk):
             for cache in (moved, indexed):
-                cache.layers[layer].own.update(keys, values)
+                cache.layers[layer].past.update(keys, values)
         index = current_index(indexed)
         assert index is None or index.shape[1] > indexed.length
     indexed.move_keys()
     assert indexed.row_order is None
     for ours, theirs in zip(indexed.layers, moved.layers, strict=True):
-        assert ours.own.buffers is not None and theirs.own.buffers is not None
-        for one, other in zip(ours.own.buffers, theirs.own.buffers, strict=True):
+        assert ours.past.buffers is not None and theirs.past.buffers is not None
+        for one, other in zip(ours.past.buffers, theirs.past.buffers, strict=True):
             assert torch.equal(one[:, :, : moved.length], other[:, :, : moved.length])
 
 
@@ -35,10 +35,10 @@ def test_selection_applies_the_beam_index() -> None:
     cache = Cache(1)
     assert current_index(cache) is None
     keys = torch.randn(4, 2, 3, 5)
-    cache.layers[0].own.update(keys, keys)
+    cache.layers[0].past.update(keys, keys)
     cache.reorder(torch.tensor([1, 1, 3, 2]))
     cache.select(torch.tensor([0, 2]), torch.tensor([0]))
-    held = cache.layers[0].own.buffers
+    held = cache.layers[0].past.buffers
     assert held is not None and torch.equal(held[0][:, :, :3], keys[[1, 3]])
 
 

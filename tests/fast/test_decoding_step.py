@@ -379,7 +379,7 @@ def test_score_biases_are_those_of_the_stored_keys(make_model: Make) -> None:
     model = make_model(**CONFIGS["relative offsets"], sliding_window=4)
     got, cache = decode_steps(model, 2, kind="sliding")
     expected, _ = decode_steps(model, 2, kind="sliding", plain=True)
-    assert is_compiled(cache) and cache.layers[0].own.evicted
+    assert is_compiled(cache) and cache.layers[0].past.evicted
     assert_close(got, expected, 1e-5)
 
 

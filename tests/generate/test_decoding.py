@@ -289,7 +289,7 @@ def test_max_length_includes_the_prompt():
 def test_cache_kind_is_chosen_by_model_and_length(window, requested, kind):
     model = varied_model("decoder", sliding_window=window, max_positions=1000)
     state = DecodingState(model, padded_batch(ROWS), GenerationConfig(**requested))
-    keys = state.cache.layers[0].own
+    keys = state.cache.layers[0].past
     assert type(keys).__name__ == kind
     if kind == "StaticKeys":
         assert keys.buffers[0].shape[2] == 7 + requested["max_new_tokens"]
@@ -311,7 +311,7 @@ def test_sliding_cache_bounds_memory():
     model.new_cache = lambda *args, **named: caches.append(new_cache(*args, **named)) or caches[-1]
     inputs = Inputs(torch.randint(3, 23, (2, 200)))
     sliding = generate_tokens(model, inputs, config)
-    local, full = (layer.own for layer in caches[0].layers)
+    local, full = (layer.past for layer in caches[0].layers)
     assert full.buffers[0].shape[2] >= local.length == 499
     assert local.buffers[0].shape[2] <= 2 * (5 + config.num_assistant_tokens)
     del model.new_cache

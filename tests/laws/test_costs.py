@@ -56,7 +56,7 @@ def test_the_cache_has_the_elements_of_the_formula(name: str) -> None:
     tokens, memory = texts_of(model.config, 1, length), memory_of(model, 1)
     decode_parts(model, tokens, [length - 1], memory, cache)
     found = 0
-    for keys in (*(layer.own for layer in cache.layers), cache.inputs):
+    for keys in (*(layer.past for layer in cache.layers), cache.inputs):
         if (state := getattr(keys, "state", None)) is not None:  # of a constant size
             found += state.numel()
         elif keys is not None and keys.buffers is not None:

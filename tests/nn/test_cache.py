@@ -64,7 +64,7 @@ def test_sliding_keys_count_real_tokens_only(
             break
         chunk = random_chunk(end - start, rows=len(attend))
         cache.note_padding(real[:, :end])
-        whole, part = plain.update(*chunk)[0], cache.layers[0].own.update(*chunk)[0]
+        whole, part = plain.update(*chunk)[0], cache.layers[0].past.update(*chunk)[0]
         first = whole.shape[2] - part.shape[2]
         assert torch.equal(part, whole[:, :, first:])
         for row in attend:
@@ -89,13 +89,13 @@ def test_reordered_static_keys_keep_their_memory() -> None:
 
 def test_an_identity_reordering_copies_nothing() -> None:
     cache = Cache([StaticKeys(4)])
-    cache.layers[0].own.update(*random_chunk(2))
-    before = cache.layers[0].own.buffers[0].data_ptr()
+    cache.layers[0].past.update(*random_chunk(2))
+    before = cache.layers[0].past.buffers[0].data_ptr()
     cache.reorder(torch.tensor([0, 1]))
-    assert cache.layers[0].own.buffers[0].data_ptr() == before
-    before = cache.layers[0].own.buffers[0].clone()
+    assert cache.layers[0].past.buffers[0].data_ptr() == before
+    before = cache.layers[0].past.buffers[0].clone()
     cache.reorder(torch.tensor([1, 1]))
-    assert torch.equal(cache.layers[0].own.buffers[0], before[[1, 1]])
+    assert torch.equal(cache.layers[0].past.buffers[0], before[[1, 1]])
 
 
 def test_sliding_keys_reject_a_truncation_beyond_their_rollback() -> None:

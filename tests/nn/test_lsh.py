@@ -182,7 +182,7 @@ def test_the_state_of_the_last_token_is_the_same_with_a_cache(case):
         for part in tokens.split([6, 1, 3, 1, 6], 1):
             found, start = net.decode(Inputs(part), cache=cache)[:, -1], start + part.shape[1]
             torch.testing.assert_close(found, net.decode(Inputs(tokens[:, :start]))[:, -1])
-    stored = cache.layers[0].own.buffers[0][:, :, :17]
+    stored = cache.layers[0].past.buffers[0][:, :, :17]
     assert cache.length == 17 and stored[0].numel() == cached_elements(net.config, 17)
     cache.reorder(torch.tensor([1, 0]))
     cache.expand(2)

@@ -256,6 +256,8 @@ def test_removed_tokens_change_the_angles_back() -> None:
     torch.testing.assert_close(step, whole[:, 4:], rtol=1e-4, atol=1e-5)
     assert held.inputs is not None and held.inputs.buffers is not None
     stored = [
-        x for own in (*(layer.own for layer in held.layers), held.inputs) for x in own.buffers or ()
+        x
+        for own in (*(layer.past for layer in held.layers), held.inputs)
+        for x in own.buffers or ()
     ]
     assert sum(x[:, :, :5].numel() for x in stored) == 2 * cached_elements(model.config, 5)

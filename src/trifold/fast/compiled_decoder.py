@@ -244,7 +244,7 @@ class CompiledDecoder:
             self._set_memories(cache, rows)
         self._execute(rows)
         for layer in cache.layers:
-            layer.own.advance(1)
+            layer.past.advance(1)
         return self.x[:rows, None].to(x.dtype, copy=True)
 
     def _set_rows(self, rows: int) -> None:
@@ -302,17 +302,17 @@ class CompiledDecoder:
     def _set_stored_keys(self, cache: Cache, *, has_bias: bool) -> None:
         """The stored keys and values that self-attention reads, and where it adds the new ones."""
         own = self.self_attention
-        slots = np.array([_next_slot(layer.own) for layer in cache.layers])
+        slots = np.array([_next_slot(layer.past) for layer in cache.layers])
         ends = slots + 1
         self.program["slot"][own] = slots
         self.program["length"][own] = ends
         self.program["first"][own] = np.maximum(0, ends - self.windows)
         for index, layer in zip(own.tolist(), cache.layers, strict=True):
-            assert layer.own.buffers is not None
-            self._set_keys(index, *layer.own.buffers)
+            assert layer.past.buffers is not None
+            self._set_keys(index, *layer.past.buffers)
             if has_bias:
                 # The bias of the first key that is still stored.
-                self.program["score_bias"][index] += 4 * layer.own.evicted
+                self.program["score_bias"][index] += 4 * layer.past.evicted
 
     def _set_memories(self, cache: Cache, rows: int) -> None:
         """The keys and values of the memory that cross-attention reads."""

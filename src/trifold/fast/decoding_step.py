@@ -165,7 +165,7 @@ def _modules(stack: Stack) -> Iterator[nn.Module]:
 
 
 def _stores_readable_keys(cache: Cache) -> bool:
-    stored = [layer.own.buffers for layer in cache.layers]
+    stored = [layer.past.buffers for layer in cache.layers]
     return all(buffers is not None and buffers[0].dtype in DTYPES for buffers in stored)
 
 

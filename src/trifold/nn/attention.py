@@ -153,7 +153,7 @@ class Attention(AttentionLayer):
                 q = rotary(q)
                 k = rotary(k)
             if cache is not None and self.stores_keys:
-                k, v = cache.own.update(k, v)
+                k, v = cache.past.update(k, v)
         return self.attend_heads(q, k, v, inputs)
 
     def attend_heads(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:

@@ -202,12 +202,12 @@ class StoredInputs(GrowingKeys):
 
 
 class LayerCache:
-    """The keys and values of one decoder layer: its own, and those (B, H, S, D) of the memory, once
-    computed.
+    """The keys and values of one decoder layer: of past tokens, and those (B, H, S, D) of the
+    memory, once computed.
     """
 
-    def __init__(self, own: GrowingKeys | None = None) -> None:
-        self.own = own or GrowingKeys()
+    def __init__(self, past: GrowingKeys | None = None) -> None:
+        self.past = past or GrowingKeys()
         self.memory: tuple[Tensor, Tensor] | None = None
 
 
@@ -237,29 +237,30 @@ class Cache:
         """The given keys, one per layer, or a number of growing ones; inputs: of the stack, if it
         computes tokens again.
         """
-        own = (GrowingKeys() for _ in range(layers)) if isinstance(layers, int) else layers
-        self.layers = [LayerCache(keys) for keys in own]
+        if isinstance(layers, int):
+            layers = (GrowingKeys() for _ in range(layers))
+        self.layers = [LayerCache(keys) for keys in layers]
         self.inputs = inputs
         self.row_order: RowOrder | None = None
 
     @property
     def length(self) -> int:
         """Tokens read, the same for every row."""
-        return self.layers[0].own.length
+        return self.layers[0].past.length
 
     @property
     def stored(self) -> list[GrowingKeys]:
         """All that grows with the tokens read."""
-        own = [layer.own for layer in self.layers]
+        stored = [layer.past for layer in self.layers]
         if self.inputs is not None:
-            own.append(self.inputs)
-        return own
+            stored.append(self.inputs)
+        return stored
 
     def note_padding(self, attend: Tensor | None) -> None:
         """attend: (B, S), past and new keys. A window counts real keys only, so padding extends the
         reach.
         """
-        sliding = [layer.own for layer in self.layers if isinstance(layer.own, SlidingKeys)]
+        sliding = [layer.past for layer in self.layers if isinstance(layer.past, SlidingKeys)]
         if not sliding or attend is None:
             return
         count = attend.long().cumsum(1)
@@ -279,8 +280,8 @@ class Cache:
         if self.row_order is not None:
             self.row_order.reorder(self, parents)
             return
-        for own in self.stored:
-            own.select(parents)
+        for each in self.stored:
+            each.select(parents)
 
     def move_keys(self) -> None:
         """Store the keys of each row in that row."""
@@ -291,8 +292,8 @@ class Cache:
     def select(self, rows: Tensor, sources: Tensor) -> None:
         """Keep these rows, and these rows of the memory (finished ones leave the batch)."""
         self.move_keys()
-        for own in self.stored:
-            own.select(rows)
+        for each in self.stored:
+            each.select(rows)
         for layer in self.layers:
             if layer.memory is not None:
                 layer.memory = layer.memory[0][sources], layer.memory[1][sources]
@@ -300,14 +301,14 @@ class Cache:
     def expand(self, beams: int) -> None:
         """Repeat every row `beams` times, one after the other; the memory keeps its rows."""
         self.move_keys()
-        for own in self.stored:
-            own.expand(beams)
+        for each in self.stored:
+            each.expand(beams)
 
     def truncate(self, length: int) -> None:
         """Remove all but the first `length` tokens."""
         self.move_keys()
-        for own in self.stored:
-            own.truncate(length)
+        for each in self.stored:
+            each.truncate(length)
 
 
 def _sliding(window: int | None, rollback: int) -> GrowingKeys:

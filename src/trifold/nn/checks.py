@@ -23,8 +23,8 @@ from trifold.settings import Conflict
 def first_problem(config: CoreConfig) -> ValueError | None:
     """The first inconsistency, or None."""
     checks = (_options, _unused_keys, _sizes, _layers, _parts, _positions, _heads)
-    found = (problem for check in checks for problem in check(config))
-    problem = next(chain(found, _of_decoder(config)), None)
+    problems = (problem for check in checks for problem in check(config))
+    problem = next(chain(problems, _of_decoder(config)), None)
     if isinstance(problem, str):
         return ValueError(problem)
     return problem
@@ -37,7 +37,7 @@ def _options(config: CoreConfig) -> Problems:
     """Settings of parts from outside, which must be known to a part that is used."""
     used = [part for part in registered() if part.settings is not None and part.used(config)]
     for part in used:
-        part.own(config)
+        part.options(config)
     known = {part.value or part.key for part in used}
     for name in config.options.keys() - known:
         yield f"options.{name}: no part of that name takes settings; remove it"
@@ -62,11 +62,11 @@ def _needed(config: CoreConfig, key: str, owners: list[Part]) -> str:
 
 def _owners(config: CoreConfig) -> dict[str, list[Part]]:
     """The parts with which a setting has a meaning."""
-    found = dict[str, list[Part]]()
+    owners = dict[str, list[Part]]()
     for part in registered():
         for key in part.keys.split():
-            found.setdefault(key, []).append(part)
-    return found
+            owners.setdefault(key, []).append(part)
+    return owners
 
 
 _DECODER_KEYS = (
@@ -107,8 +107,8 @@ def _of_decoder(config: CoreConfig) -> Problems:
     """The problems of sizes that the decoder may have too, with the keys of its own ones."""
     side = config.decoder_side
     used = (part for part in registered() if part.has_sizes and part.used(side))
-    found = chain.from_iterable(_of_part(side, part) for part in used)
-    for problem in chain(found, _positions(side)):
+    problems = chain.from_iterable(_of_part(side, part) for part in used)
+    for problem in chain(problems, _positions(side)):
         if isinstance(problem, Conflict):
             ways = {_OF_DECODER.get(key, key): value for key, value in problem.ways.items()}
             yield Conflict(f"decoder: {problem.text}", ways)
@@ -145,8 +145,8 @@ def _head_sizes(config: CoreConfig, heads: str, kv_heads: str, width: str) -> Pr
 
 def _decoder_key(config: CoreConfig, key: str) -> str:
     """The key that gives a size of the decoder: its own, if it is set."""
-    own = _OF_DECODER[key]
-    return own if getattr(config, own) else key
+    decoder_key = _OF_DECODER[key]
+    return decoder_key if getattr(config, decoder_key) else key
 
 
 def _layers(config: CoreConfig) -> Problems:

@@ -60,8 +60,9 @@ class Mask:
         """Whether all rules are of these types, at most one of each, and the queries are a slice of
         the keys.
         """
-        found = [type(rule) for rule in self.rules]
-        return self.queries is None and set(found) <= set(kinds) and len(set(found)) == len(found)
+        types = [type(rule) for rule in self.rules]
+        are_distinct = len(set(types)) == len(types)
+        return self.queries is None and are_distinct and set(types) <= set(kinds)
 
     # --- rows -------------------------------------------------------------------------------------
 
@@ -135,16 +136,16 @@ class Mask:
 
     def allowed(self, part: MaskPart) -> Tensor | None:
         """The dense form for some queries and some keys."""
-        found = [rule.allowed(part) for rule in self.rules if not rule.can_be_lifted]
+        allowed = [rule.allowed(part) for rule in self.rules if not rule.can_be_lifted]
         if self.keys is not None:
-            found.append(part.at_keys(self.keys))
+            allowed.append(part.at_keys(self.keys))
         if self.causal and part.has_later_keys:
-            found.append(part.key_numbers <= part.query_numbers)
+            allowed.append(part.key_numbers <= part.query_numbers)
         lifted = _all_of(rule.allowed(part) for rule in self.rules if rule.can_be_lifted)
         lifts = _combined(torch.logical_or, (rule.lifts(part) for rule in self.rules))
         if lifted is not None and lifts is not None:
             lifted = lifted | lifts
-        return _all_of([*found, lifted])
+        return _all_of([*allowed, lifted])
 
     def added(self, part: MaskPart) -> Tensor | None:
         """What the rules add to scores."""

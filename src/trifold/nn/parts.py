@@ -65,7 +65,7 @@ class Part:
             return bool(chosen == self.value)
         return bool(chosen)
 
-    def own(self, config: CoreConfig) -> Any:
+    def options(self, config: CoreConfig) -> Any:
         """The settings of a part from outside. Raises SettingsError."""
         assert self.settings is not None, "the part has no settings"
         name = self.value or self.key

@@ -77,8 +77,8 @@ class Rotary:
 
     def rotation(self, positions: Tensor, mask: Mask, like: Tensor) -> Rotation:
         """Of tokens at `positions` (B or 1, T)."""
-        found = self.frequencies(mask, positions.shape[1], positions.device)
-        angles = positions[..., None].float() * found[:, None]
+        frequencies = self.frequencies(mask, positions.shape[1], positions.device)
+        angles = positions[..., None].float() * frequencies[:, None]
         cos = scaled(angles.cos(), self.magnitude).to(like.dtype)[:, None]
         sin = scaled(angles.sin(), self.magnitude).to(like.dtype)[:, None]
         return Rotation(cos, sin, self.interleaved)
@@ -119,12 +119,12 @@ class LayerRotations:
         if positions is None:
             every = mask.positions(queries, x.device)
             positions = every[:, mask.offset : mask.offset + queries]
-        found = {
+        rotations = {
             rotary: rotary.rotation(positions, mask, x)
             for rotary in (self.everywhere, self.local)
             if rotary is not None
         }
-        return [None if rotary is None else found[rotary] for rotary in self.of_layer]
+        return [None if rotary is None else rotations[rotary] for rotary in self.of_layer]
 
 
 class RotaryPart(ScoresPart):

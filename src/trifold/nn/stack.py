@@ -176,20 +176,20 @@ class Stack(nn.Module):
 
     def layers(self, inputs: StackInputs, queries: int) -> list[LayerInputs]:
         """The inputs of each layer, with its rules and its rotation; equal ones are one value."""
-        found = dict[tuple[int, ...], LayerInputs]()
+        by_rules = dict[tuple[int, ...], LayerInputs]()
         layers = []
         rotations = inputs.rotations or [None] * len(self.block_of_layer)
         for layer, rotary in enumerate(rotations):
             rules = self._rules_of_layer(layer, inputs.mask, queries)
             key = (id(rotary), *map(id, rules))
-            if key not in found:
+            if key not in by_rules:
                 mask = inputs.mask
                 for rule in rules:
                     mask = mask.with_rule(rule)
-                found[key] = LayerInputs(
+                by_rules[key] = LayerInputs(
                     mask, inputs.memory, inputs.memory_mask, inputs.bias, rotary
                 )
-            layers.append(found[key])
+            layers.append(by_rules[key])
         return layers
 
     def _rules_of_layer(self, layer: int, mask: Mask, queries: int) -> list[Rule]:
@@ -209,11 +209,11 @@ class Stack(nn.Module):
         if cache is not None:
             cache.move_keys()
             caches = cache.layers
-        for number, own, state, layer_cache in zip(
+        for block, layer_inputs, state, layer_cache in zip(
             self.block_of_layer, layers, self.states, caches, strict=True
         ):
-            x = self.run_block(self.blocks[number], x, own, layer_cache)
-            x = self.leave(state, x, own)
+            x = self.run_block(self.blocks[block], x, layer_inputs, layer_cache)
+            x = self.leave(state, x, layer_inputs)
         return self.final_norm(x)
 
     def to_streams(self, x: Tensor) -> Tensor:

@@ -42,14 +42,17 @@ class ConvolutionBlock(Block):
 
     def __init__(self, config: CoreConfig, layer: int = 0, *, memory_width: int | None) -> None:
         super().__init__(config, layer, memory_width=memory_width)
-        own = _convolution(config)
+        convolution = _convolution(config)
         width = config.d_model
-        assert own is not None, "a config without convolution"
         self.convolution = nn.Conv1d(
-            width, width, own.kernel, padding=own.kernel // 2, groups=own.groups
+            width,
+            width,
+            convolution.kernel,
+            padding=convolution.kernel // 2,
+            groups=convolution.groups,
         )
         self.drop = Dropout(config.dropout)
-        self.activation = ACTIVATIONS[own.activation]
+        self.activation = ACTIVATIONS[convolution.activation]
         self.convolved = HookPoint()
         self.norm = new_norm(config)
 
@@ -86,12 +89,12 @@ class ConvolutionPart(BlockPart):
         return block(config, layer, memory_width=memory_width)
 
     def problems(self, config: CoreConfig) -> Problems:
-        own = _convolution(config)
-        assert own is not None, "see `used`"
-        if own.kernel % 2 == 0:
-            yield f"convolution: kernel {own.kernel} must be odd"
-        if config.d_model % own.groups:
-            yield f"convolution: groups {own.groups} does not divide d_model {config.d_model}"
+        convolution = _convolution(config)
+        if convolution.kernel % 2 == 0:
+            yield f"convolution: kernel {convolution.kernel} must be odd"
+        if config.d_model % convolution.groups:
+            groups = convolution.groups
+            yield f"convolution: groups {groups} does not divide d_model {config.d_model}"
         if config.patch_size is not None:
             yield Conflict("convolution excludes patch_size", defaults(config, self.key))
         if config.attention == "spans":
@@ -99,16 +102,14 @@ class ConvolutionPart(BlockPart):
             yield Conflict("convolution excludes attention: spans", ways)
 
     def parameters(self, config: CoreConfig, side: str) -> Iterator[FormulaRow]:
-        own = _convolution(config)
-        assert own is not None, "see `used`"
-        letters = {"k": own.kernel, "c": config.d_model // own.groups}
+        convolution = _convolution(config)
+        letters = {"k": convolution.kernel, "c": config.d_model // convolution.groups}
         formula = f"k·c·E + E + {formulas.norm(config, 'E')}"
         yield FormulaRow(f"{side} convolution", formula, letters)
 
     def elements(self, config: CoreConfig) -> int:
-        own = _convolution(config)
-        assert own is not None, "see `used`"
-        return own.kernel * config.d_model**2 // own.groups
+        convolution = _convolution(config)
+        return convolution.kernel * config.d_model**2 // convolution.groups
 
     def saved_once(self, config: CoreConfig, norm: int, mask: int) -> int:
         """Its input without padding, and those of its activation and its norm."""
@@ -118,10 +119,10 @@ class ConvolutionPart(BlockPart):
         return "convolution beside the first layer"
 
     def equations(self, config: CoreConfig) -> Iterator[str]:
-        own = _convolution(config)
-        assert own is not None, "see `used`"
+        convolution = _convolution(config)
         yield from super().equations(config)
-        yield f"first block:  y ← norm(block(x) + {own.activation}(conv{own.kernel}(x)))"
+        function = convolution.activation
+        yield f"first block:  y ← norm(block(x) + {function}(conv{convolution.kernel}(x)))"
 
 
 def _convolution(config: CoreConfig) -> Convolution:

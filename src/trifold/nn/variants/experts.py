@@ -23,6 +23,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trifold.errors import plural
 from trifold.nn import formulas
 from trifold.nn.config import MAX_LAYERS, CoreConfig
 from trifold.nn.explain import Steps
@@ -117,14 +118,13 @@ class MixtureOfExperts(nn.Module):
 
     def __init__(self, config: CoreConfig) -> None:
         super().__init__()
-        own = _experts(config)
-        assert own is not None, "the config has no experts"
-        width = own.d_ff or config.d_ff
-        self.router = Router(config, own)
+        experts = _experts(config)
+        width = experts.d_ff or config.d_ff
+        self.router = Router(config, experts)
         one = config.model_copy(update={"d_ff": width})
-        self.experts = nn.ModuleList(FeedForward(one) for _ in range(own.count))
-        shared = config.model_copy(update={"d_ff": width * own.shared})
-        self.shared = FeedForward(shared) if own.shared else None
+        self.experts = nn.ModuleList(FeedForward(one) for _ in range(experts.count))
+        shared = config.model_copy(update={"d_ff": width * experts.shared})
+        self.shared = FeedForward(shared) if experts.shared else None
 
     def forward(self, x: Tensor) -> Tensor:
         """x (…, E) -> (…, E)."""
@@ -200,90 +200,84 @@ class ExpertsPart(FeedForwardPart):
     losses = {"balance": balance_loss, "router_z": z_loss}  # noqa: RUF012
 
     def new(self, config: CoreConfig, layer: int) -> nn.Module:
-        own = _experts(config)
-        assert own is not None, "see `used`"
-        return FeedForward(config) if layer < own.dense_layers else MixtureOfExperts(config)
+        experts = _experts(config)
+        return FeedForward(config) if layer < experts.dense_layers else MixtureOfExperts(config)
 
     def problems(self, config: CoreConfig) -> Problems:
-        own = _experts(config)
-        assert own is not None, "see `used`"
-        if own.count % own.groups:
-            yield f"experts.groups {own.groups} does not divide experts.count {own.count}"
-        if own.groups_per_token > own.groups:
+        experts = _experts(config)
+        if experts.count % experts.groups:
+            yield f"experts.groups {experts.groups} does not divide experts.count {experts.count}"
+        if experts.groups_per_token > experts.groups:
             yield (
-                f"experts.groups_per_token {own.groups_per_token} exceeds experts.groups "
-                f"{own.groups}"
+                f"experts.groups_per_token {experts.groups_per_token} exceeds experts.groups "
+                f"{experts.groups}"
             )
-        if own.per_token > (most := own.count // own.groups * own.groups_per_token):
+        if experts.per_token > (most := experts.count // experts.groups * experts.groups_per_token):
             yield (
-                f"experts.per_token {own.per_token} exceeds {most}, the experts that a token "
+                f"experts.per_token {experts.per_token} exceeds {most}, the experts that a token "
                 "can reach"
             )
 
     def parameters(self, config: CoreConfig, side: str, blocks: int) -> Iterator[FormulaRow]:
         """X experts of width J, and K shared ones; then the dense layers."""
-        own = _experts(config)
-        assert own is not None, "see `used`"
-        dense = min(blocks, own.dense_layers)
-        router = f"E·X{' + X' * (own.bias + own.correction)}"
+        experts = _experts(config)
+        dense = min(blocks, experts.dense_layers)
+        router = f"E·X{' + X' * (experts.bias + experts.correction)}"
         every = formulas.feed_forward(config, "J")
-        shared = f" + {formulas.feed_forward(config, 'K·J')}" if own.shared else ""
-        letters = {"X": own.count, "J": own.d_ff or config.d_ff, "K": own.shared}
+        shared = f" + {formulas.feed_forward(config, 'K·J')}" if experts.shared else ""
+        letters = {"X": experts.count, "J": experts.d_ff or config.d_ff, "K": experts.shared}
         formula = f"L·({router} + X·{every}{shared})"
         yield FormulaRow(f"{side} experts", formula, letters | {"L": blocks - dense})
         yield from super().parameters(config, side, dense)
 
     def elements(self, config: CoreConfig, layer: int) -> int:
         """Of its experts only, and the router."""
-        own = _experts(config)
-        assert own is not None, "see `used`"
-        if layer < own.dense_layers:
+        experts = _experts(config)
+        if layer < experts.dense_layers:
             return super().elements(config, layer)
         matrices = (3 if config.gated else 2) * config.d_model
-        width = (own.per_token + own.shared) * (own.d_ff or config.d_ff)
-        return matrices * width + config.d_model * own.count
+        width = (experts.per_token + experts.shared) * (experts.d_ff or config.d_ff)
+        return matrices * width + config.d_model * experts.count
 
     def recorded_layers(self, config: CoreConfig) -> int:
         """Layers of all stacks with experts."""
-        own = _experts(config)
-        assert own is not None, "see `used`"
+        experts = _experts(config)
         blocks = (
             config.block_of_layer or range(stack.n_layers) for stack in config.stacks.values()
         )
-        return sum(block >= own.dense_layers for order in blocks for block in order)
+        return sum(block >= experts.dense_layers for order in blocks for block in order)
 
     def record(self, model: nn.Module) -> AbstractContextManager[list[list[ModuleCall]]]:
         return record_routers(model)
 
     def saved(self, config: CoreConfig) -> tuple[int, int]:
         """With the inputs of the experts."""
-        own = _experts(config)
-        assert own is not None, "see `used`"
-        width = (own.per_token + own.shared) * (own.d_ff or config.d_ff)
-        return width, 2 * own.per_token
+        experts = _experts(config)
+        width = (experts.per_token + experts.shared) * (experts.d_ff or config.d_ff)
+        return width, 2 * experts.per_token
 
     def differences(self, config: CoreConfig) -> Iterator[str]:
-        own = self._of_layers(config)
-        if own is None:
+        experts = self._of_layers(config)
+        if experts is None:
             return
-        yield f"{own.per_token} of {own.count:,} experts"
-        if own.groups > 1:
-            yield f"{own.groups_per_token} of {own.groups} groups"
-        if own.shared:
-            yield f"{own.shared:,} shared expert{'' if own.shared == 1 else 's'}"
-        if own.dense_layers:
-            yield f"{own.dense_layers:,} dense layer{'' if own.dense_layers == 1 else 's'} first"
+        yield f"{experts.per_token} of {experts.count:,} experts"
+        if experts.groups > 1:
+            yield f"{experts.groups_per_token} of {experts.groups} groups"
+        if experts.shared:
+            yield plural(experts.shared, "shared expert")
+        if experts.dense_layers:
+            yield f"{plural(experts.dense_layers, 'dense layer')} first"
 
     def inner_width(self, config: CoreConfig, stack: CoreConfig) -> int:
-        own = self._of_layers(config)
-        return stack.d_ff if own is None else own.d_ff or stack.d_ff
+        experts = self._of_layers(config)
+        return stack.d_ff if experts is None else experts.d_ff or stack.d_ff
 
     def box(self, config: CoreConfig, stack: CoreConfig, lines: Sequence[str]) -> Sequence[str]:
-        own = self._of_layers(config)
-        if own is None:
+        experts = self._of_layers(config)
+        if experts is None:
             return lines
-        title = f"{own.per_token} of {own.count:,} experts"
-        shared = [f"and {own.shared} shared"] if own.shared else []
+        title = f"{experts.per_token} of {experts.count:,} experts"
+        shared = [f"and {experts.shared} shared"] if experts.shared else []
         return (title, self.sizes(config, stack), *lines[2:], *shared)
 
     def _of_layers(self, config: CoreConfig) -> Experts | None:

@@ -101,7 +101,7 @@ class LatentAttention(AttentionLayer):
             rotated = rotary(rotated)
             r = rotary(r)
         if cache is not None:
-            c, r = cache.own.update(c, r)
+            c, r = cache.past.update(c, r)
         weight = self.kv_proj.unflatten(0, (-1, self.d_key + self.d_value))
         w_key, w_value = weight.split([self.d_key, self.d_value], 1)  # (H, D, R)
         is_narrow = cache is not None and not self.watched

@@ -89,8 +89,8 @@ class KernelAttention(Attention):
         if mask.keys is not None:
             real = mask.keys[:, None, -k.shape[2] :, None]
         sums = RunningSums()
-        if cache is not None and isinstance(cache.own, RunningSums):
-            sums = cache.own
+        if cache is not None and isinstance(cache.past, RunningSums):
+            sums = cache.past
         state = sums.state
         if state is None:
             wide = torch.promote_types(v.dtype, torch.float32)

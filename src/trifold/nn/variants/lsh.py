@@ -265,7 +265,7 @@ class SortingStack(Stack):
             return super().run(x, request, None)
         assert request.positions is None, "the positions of earlier tokens are not stored"
         count = x.shape[1]
-        x = cache.layers[0].own.update(x[:, None], x[:, None, :, :0])[0][:, 0]
+        x = cache.layers[0].past.update(x[:, None], x[:, None, :, :0])[0][:, 0]
         request = request._replace(mask=replace(request.mask, offset=0))
         return super().run(x, request, None)[:, -count:]
 
@@ -294,9 +294,9 @@ class LSHPart(UnscoredPart):
 
     def keys_read(self, config: CoreConfig, layer: int, keys: int, near: int, side: str) -> int:
         """Two chunks in each round."""
-        own = settings_of(config)
-        chunk = own.size(layer)
-        rounds = own.hashes if own.sorts(layer) else 1
+        settings = settings_of(config)
+        chunk = settings.size(layer)
+        rounds = settings.hashes if settings.sorts(layer) else 1
         return 2 * chunk * rounds if keys > chunk else near
 
     def score_elements(self, config: CoreConfig, side: str, keys: int, read: Sequence[int]) -> int:
@@ -308,9 +308,9 @@ class LSHPart(UnscoredPart):
         """Elements of the rotations that a token passes in a layer, instead of a projection of
         keys.
         """
-        own = settings_of(config)
-        buckets = own.buckets or default_buckets(keys, own.chunk, config.max_positions)
-        rotations = own.hashes * sum(buckets) // 2 if keys > own.chunk else 0
+        settings = settings_of(config)
+        buckets = settings.buckets or default_buckets(keys, settings.chunk, config.max_positions)
+        rotations = settings.hashes * sum(buckets) // 2 if keys > settings.chunk else 0
         return config.n_heads * config.head_width * (rotations - config.d_model)
 
     def cached_elements(self, config: CoreConfig, tokens: int) -> int:

@@ -152,7 +152,7 @@ def _new_or_all(x: Tensor, mask: Mask, cache: Cache, stored: InputsByLength) -> 
     if changed:
         cache.move_keys()
         for layer in cache.layers:
-            layer.own.clear()
+            layer.past.clear()
     every = stored.update(x[:, None], x[:, None, :, :0])[0][:, 0]
     return (every, replace(mask, offset=0)) if changed else (x, mask)
 

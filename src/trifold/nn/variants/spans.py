@@ -263,8 +263,8 @@ class SpanAttention(Attention):
         spans = inputs.mask.rule(Spans)
         assert spans is not None, "the stack adds the spans"
         if inputs.cache is not None:
-            assert isinstance(inputs.cache.own, SpanKeys), "see `SpanPart.new_keys`"
-            stored = inputs.cache.own.put(spans.slots, k, v, spans.starts[1])
+            assert isinstance(inputs.cache.past, SpanKeys), "see `SpanPart.new_keys`"
+            stored = inputs.cache.past.put(spans.slots, k, v, spans.starts[1])
             if isinstance(spans, SpanStep):
                 return self._step(q, *stored, spans)
         assert mask.keys is not None, "see `Spans`"

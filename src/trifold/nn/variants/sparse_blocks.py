@@ -107,13 +107,13 @@ class BlockSparse(Rule):
         queries = part.query_numbers
         keys = part.key_numbers
         assert queries.dim() == 2, "a query stream has no blocks"
-        own = queries // self.size
+        own_block = queries // self.size
         others = keys // self.size
-        block = own[:, 0].clamp_max(self.random.shape[2] - 1)
+        block = own_block[:, 0].clamp_max(self.random.shape[2] - 1)
         chosen = self.random[:, :, block]  # (B or 1, H, T, R)
         rules = [chosen[..., number, None] == others for number in range(chosen.shape[-1])]
         last = self.last[:, None, None, None]
-        rules += [(own - others).abs() <= 1, others == 0, others == last]
+        rules += [(own_block - others).abs() <= 1, others == 0, others == last]
         return reduce(torch.logical_or, rules) | self._reads_all(queries[:, 0])[:, None, :, None]
 
     def added(self, part: MaskPart) -> Tensor | None:
@@ -142,8 +142,8 @@ class BlockSparse(Rule):
 
     def _reads_all(self, queries: Tensor) -> Tensor:
         """queries (T,) -> (B or 1, T) whether they attend to all keys."""
-        own = queries // self.size
-        return (own == 0) | (own == self.last[:, None]) | self.full[:, None]
+        own_block = queries // self.size
+        return (own_block == 0) | (own_block == self.last[:, None]) | self.full[:, None]
 
 
 @lru_cache(maxsize=256)
@@ -183,15 +183,13 @@ class SparseBlocksPart(RulePart):
         """In training: its own block, two beside it, the first, the last and random ones; the
         queries of two blocks read all keys.
         """
-        own = used_group(config, self.key, SparseBlocks)
-        assert own is not None, "see `used`"
-        is_full = keys <= (5 + 2 * own.random) * own.size
-        return keys if is_full else min(keys, (7 + own.random) * own.size)
+        settings = used_group(config, self.key, SparseBlocks)
+        is_full = keys <= (5 + 2 * settings.random) * settings.size
+        return keys if is_full else min(keys, (7 + settings.random) * settings.size)
 
     def kept_keys(self, config: CoreConfig) -> int:
-        own = used_group(config, self.key, SparseBlocks)
-        assert own is not None, "see `used`"
-        return 2 * own.size
+        settings = used_group(config, self.key, SparseBlocks)
+        return 2 * settings.size
 
     def reach(self, config: CoreConfig, side: str) -> Iterator[str]:
         sparse = used_group(config, self.key, SparseBlocks)
