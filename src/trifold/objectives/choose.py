@@ -6,10 +6,12 @@ example -> batch   packed pairs
 loss               - Σ log P(choice | text), a softmax over the logits of the pairs of a row
 """
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -27,19 +29,30 @@ from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.predict.choose import after_question
 from trifold.text.spans import Ids
 
+# --- columns --------------------------------------------------------------------------------------
+
 
 def read_choices(value: Any, place: str) -> tuple[list[str], list[str]]:
     """The texts and the names of choices: of a list of texts, or of an object with lists under
     "text" and "label".
     """
-    texts, names = (
-        (value.get("text"), value.get("label", [])) if isinstance(value, Mapping) else (value, [])
-    )
+    texts: Any = value
+    names: Any = []
+    if isinstance(value, Mapping):
+        texts = value.get("text")
+        names = value.get("label", [])
     if not isinstance(texts, list) or not isinstance(names, list):
         raise DataError(
             f"{place} is not a list of choices; set data.columns.choices to the column of lists"
         )
     return [check_text(text, place) for text in texts], [*map(str, names)]
+
+
+def read_choice_label(value: Any, _place: str) -> Any:
+    """A label as it is; MISSING for none, for which public benchmarks write -1."""
+    if is_missing(value) or value in (-1, "-1"):
+        return MISSING
+    return value
 
 
 LETTERS = "ABCDEFGHIJ"
@@ -67,11 +80,14 @@ ROLES = {
     ),
     "label": Role(
         ("label", "answer", "answerkey", "target"),
-        lambda value, place: MISSING if is_missing(value) or value in (-1, "-1") else value,
+        read_choice_label,
         identifies=False,
     ),
     **COLUMNS,
 }
+
+
+# --- settings -> rows -----------------------------------------------------------------------------
 
 
 class ChooseSettings(LabelledSettings):
@@ -108,39 +124,96 @@ def number_labels(context: BuildContext, *sources: Rows) -> None:
     number of one choice and the text of another is read as the other labels are. Raises DataError
     for a label of no choice.
     """
-    has = {name for name in COLUMNS for rows in sources if any(rows.columns[name])}
-    labels = {str(label) for rows in sources for label in rows.columns["label"]}
-    first = int("choice1" in has and "choice0" not in has and "0" not in labels)
-    if first and any(map(str.isdecimal, labels)):
-        context.report("labels: numbers from 1")
-    found = []
-    for rows, row in ((each, row) for each in sources for row in range(len(each))):
-        values = {role: column[row] for role, column in rows.columns.items()}
-        texts, names = _choices_and_names(values)
-        start = first if values["choices"] is None else 0
-        found.append((rows, row, values, texts, _read_label(values["label"], texts, names, start)))
-    kinds = {*chain.from_iterable(readings for *_, readings in found if len(readings) == 1)}
-    for rows, row, values, texts, readings in found:
-        numbers = {number for kind, number in readings.items() if len(kinds) != 1 or kind in kinds}
-        if len(numbers) != 1 or len(texts) < 2:
-            problem = _problem(values["label"], len(texts), first, is_double=bool(numbers))
+    first = _first_number(context, sources)
+    labelled = [
+        LabelledChoices.of(rows, row, first) for rows in sources for row in range(len(rows))
+    ]
+    clear = {*chain.from_iterable(each.readings for each in labelled if len(each.readings) == 1)}
+    for choices in labelled:
+        rows = choices.rows
+        row = choices.row
+        numbers = choices.numbers(clear)
+        if len(numbers) != 1 or len(choices.texts) < 2:
+            problem = _problem(choices, first, is_double=bool(numbers))
             raise DataError(f"{rows.report.name}:{rows.lines[row]}: {problem}")
-        rows.columns["choices"][row] = texts
+        rows.columns["choices"][row] = choices.texts
         rows.columns["label"][row] = numbers.pop()
 
 
-def _problem(label: Any, count: int, first: int, *, is_double: bool) -> str:
-    """Why a row with this number of choices has no label, or too few choices."""
+def _first_number(context: BuildContext, sources: Sequence[Rows]) -> int:
+    """The number that labels have for the first column of choices: 0 or 1. Reports the latter."""
+    used = {name for name in COLUMNS for rows in sources if any(rows.columns[name])}
+    labels = {str(label) for rows in sources for label in rows.columns["label"]}
+    if "choice1" not in used or "choice0" in used or "0" in labels:
+        return 0
+    if any(map(str.isdecimal, labels)):
+        context.report("labels: numbers from 1")
+    return 1
+
+
+class LabelledChoices(NamedTuple):
+    """The choices of a row and its label. readings: the number, from 0, of the choice that the
+    label means, by how it is read.
+    """
+
+    rows: Rows
+    row: int
+    texts: list[str]
+    label: Any
+    readings: dict[str, int]
+
+    @classmethod
+    def of(cls, rows: Rows, row: int, first: int) -> LabelledChoices:
+        """first: the number of the first column of choices; a list of choices begins at 0."""
+        values = {role: column[row] for role, column in rows.columns.items()}
+        texts, names = _choices_and_names(values)
+        if values["choices"] is not None:
+            first = 0
+        label = values["label"]
+        return cls(rows, row, texts, label, _read_label(label, texts, names, first))
+
+    def numbers(self, clear: Collection[str]) -> set[int]:
+        """The numbers that the label may mean. clear: how labels with one reading are read; if all
+        are read alike, so is this one.
+        """
+        if len(clear) != 1:
+            return {*self.readings.values()}
+        return {number for kind, number in self.readings.items() if kind in clear}
+
+
+def _read_label(label: Any, texts: list[str], names: list[str], first: int) -> dict[str, int]:
+    """The number, from 0, of the choice that a label means as a name, a number or a letter, and as
+    a text.
+    """
+    text = str(label)
+    if text in names:
+        return {"number": names.index(text)}
+    if text.isdecimal():
+        number = int(text) - first
+    else:
+        number = LETTERS.find(text.strip() or "-")
+    readings = {}
+    if 0 <= number < len(texts):
+        readings["number"] = number
+    if label in texts:
+        readings["text"] = texts.index(text)
+    return readings
+
+
+def _problem(choices: LabelledChoices, first: int, *, is_double: bool) -> str:
+    """Why a row has no label, or too few choices. first: the number of the first choice."""
+    count = len(choices.texts)
     if not count:
         return (
             "no choices; set data.columns.choices to a column of lists, or data.columns.choice1, …"
         )
     if count == 1:
         return "a single choice; a row needs two or more, so remove it"
+    meant = "two" if is_double else "none"
     return (
-        f"the label {label!r:.60} is the text, the letter or the number (from {first}) of "
-        f"{'two' if is_double else 'none'} of {count} choices; correct it (a letter or a JSON "
-        "integer is clear), or set data.columns.choices and data.columns.label"
+        f"the label {choices.label!r:.60} is the text, the letter or the number (from {first}) of "
+        f"{meant} of {count} choices; correct it (a letter or a JSON integer is clear), or set "
+        "data.columns.choices and data.columns.label"
     )
 
 
@@ -160,16 +233,7 @@ def _full_choices(rows: Rows) -> list[list[str]]:
     return [after_question(question, choices) for question, choices in both]
 
 
-def _read_label(label: Any, texts: list[str], names: list[str], first: int) -> dict[str, int]:
-    """The number, from 0, of the choice that a label means as a name, a number or a letter, and as
-    a text.
-    """
-    text = str(label)
-    if text in names:
-        return {"number": names.index(text)}
-    number = int(text) - first if text.isdecimal() else LETTERS.find(text.strip() or "-")
-    found = {"number": number} if 0 <= number < len(texts) else {}
-    return found | ({"text": texts.index(text)} if label in texts else {})
+# --- examples, batches ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -202,8 +266,8 @@ class Choose(LabelledObjective):
         """Encode the pairs of the rows, which `number_labels` has changed."""
         choices = _full_choices(rows)
         texts = rows.columns["text"]
-        first = [text for text, each in zip(texts, choices, strict=True) for _ in each]
-        encoded = self.encode(rows, first, [*chain(*choices)])
+        repeated = [text for text, each in zip(texts, choices, strict=True) for _ in each]
+        encoded = self.encode(rows, repeated, [*chain(*choices)])
         starts = np.cumsum([0, *map(len, choices)])
         return ChoiceExamples(
             *self.tokens_and_types(encoded), np.array(rows.columns["label"]), starts
@@ -217,6 +281,8 @@ class Choose(LabelledObjective):
         return ChoiceBatch(
             inputs, torch.from_numpy(examples.labels[rows]), len(rows), [*map(len, pairs)]
         )
+
+    # --- loss, scores -----------------------------------------------------------------------------
 
     def logits(self, model: Transformer, batch: ChoiceBatch) -> Tensor:
         """(B, C), C being the largest number of choices; -infinity beyond those of a row."""

@@ -118,7 +118,9 @@ class DistillSettings(ObjectiveSettings):
         config = read_config(resolve(teacher))
         if config.block_of_layer is not None:  # one block may be many layers
             return config
-        count = len(start) if isinstance(start, list | tuple) else max(1, config.n_layers // 2)
+        count = max(1, config.n_layers // 2)
+        if isinstance(start, list | tuple):
+            count = len(start)
         return config.model_copy(update={"n_layers": count})
 
     @property
@@ -152,10 +154,65 @@ class DistillSettings(ObjectiveSettings):
         teacher, _ = load_model(folder)
         if problem := next(self._mismatches(bundle.config, teacher), None):
             raise SettingsError(problem)
-        initialize = None if self.start == "new" else partial(self._copy_layers, teacher=teacher)
-        return replace(
-            bundle, objective=Distill(self, bundle.objective, teacher), initialize=initialize
-        )
+        bundle = replace(bundle, objective=Distill(self, bundle.objective, teacher))
+        if self.start == "new":
+            return replace(bundle, initialize=None)
+        return replace(bundle, initialize=partial(self._copy_layers, teacher=teacher))
+
+    def _mismatches(self, student: ModelConfig, model: Transformer) -> Iterator[str]:
+        """Reasons why student and teacher cannot be compared."""
+        teacher = model.config
+        name = f"task.teacher: {self.teacher}"
+        if teacher.shape != student.shape:
+            yield (
+                f"{name} has shape {teacher.shape}, the student {student.shape}; they must be equal"
+            )
+        if model.lm_head is None:
+            yield f"{name} has no language-model head; choose another teacher"
+        if teacher.vocab_size != student.vocab_size:
+            yield (
+                f"{name} has {teacher.vocab_size:,} tokens, but its tokenizer "
+                f"{student.vocab_size:,}; they do not belong together"
+            )
+        if teacher.max_positions < student.max_positions:
+            yield (
+                f"{name} has {teacher.max_positions:,} positions, the student "
+                f"{student.max_positions:,}; set model.max_positions={teacher.max_positions}"
+            )
+        teacher = teacher.output_side
+        student = student.output_side
+        if self.cosine and teacher.d_model != student.d_model:
+            yield (
+                f"task.cosine: the states of the student have width {student.d_model}, those of "
+                f"the teacher {teacher.d_model}; set task.cosine=0, or "
+                f"model.d_model={teacher.d_model}"
+            )
+        if self.relations.weights:
+            yield from self._mismatches_of_relations(
+                student, teacher, len(last_stack(model).block_of_layer)
+            )
+
+    def _mismatches_of_relations(
+        self, student: ModelConfig, teacher: ModelConfig, layers: int
+    ) -> Iterator[str]:
+        """Reasons why the relations cannot be compared. layers: how many the teacher has."""
+        relations = self.relations
+        for who, config in (("student", student), ("teacher", teacher)):
+            for part in self._without_relations(config, trains=who == "student"):
+                yield f"task.relations cannot compare {part} of the {who}; omit it"
+        if relations.heads is None and student.n_heads != teacher.n_heads:
+            yield (
+                f"task.relations: the student has {student.n_heads} heads, the teacher "
+                f"{teacher.n_heads}; set task.relations.heads, which splits both, or model.n_heads"
+            )
+        for width in (config.n_heads * config.head_width for config in (student, teacher)):
+            if width % (relations.heads or 1):
+                yield f"task.relations.heads: {relations.heads} does not divide the width {width}"
+        if relations.teacher_layer is not None and relations.teacher_layer >= layers:
+            yield (
+                f"task.relations.teacher_layer: {relations.teacher_layer} is not a layer of the "
+                f"teacher, which has 0 to {layers - 1}"
+            )
 
     def _without_relations(self, config: ModelConfig, *, trains: bool) -> Iterator[str]:
         """The names of the parts whose relations cannot be compared, in a model that trains or
@@ -173,67 +230,11 @@ class DistillSettings(ObjectiveSettings):
         if trains and not walk.is_recordable:
             yield walk.label(config)
 
-    def _mismatches(self, student: ModelConfig, model: Transformer) -> Iterator[str]:
-        """Reasons why student and teacher cannot be compared."""
-        teacher = model.config
-        relations = self.relations
-        name = f"task.teacher: {self.teacher}"
-        if teacher.shape != student.shape:
-            yield (
-                f"{name} has shape {teacher.shape}, the student {student.shape}; they must be equal"
-            )
-        if model.lm_head is None:
-            yield f"{name} has no language-model head; choose another teacher"
-        if teacher.vocab_size != student.vocab_size:
-            yield (
-                f"{name} has {teacher.vocab_size:,} tokens, but its tokenizer "
-                f"{student.vocab_size:,}; they do not "
-                "belong together"
-            )
-        if teacher.max_positions < student.max_positions:
-            yield (
-                f"{name} has {teacher.max_positions:,} positions, the student "
-                f"{student.max_positions:,}; set "
-                f"model.max_positions={teacher.max_positions}"
-            )
-        teacher = teacher.output_side
-        student = student.output_side
-        if self.cosine and teacher.d_model != student.d_model:
-            yield (
-                f"task.cosine: the states of the student have width {student.d_model}, those of "
-                "the teacher "
-                f"{teacher.d_model}; set task.cosine=0, or model.d_model={teacher.d_model}"
-            )
-        if not relations.weights:
-            return
-        for who, config in (("student", student), ("teacher", teacher)):
-            found = self._without_relations(config, trains=who == "student")
-            if (part := next(found, None)) is not None:
-                yield f"task.relations cannot compare {part} of the {who}; omit it"
-        if relations.heads is None and student.n_heads != teacher.n_heads:
-            yield (
-                f"task.relations: the student has {student.n_heads} heads, the teacher "
-                f"{teacher.n_heads}; set "
-                "task.relations.heads, which splits both, or model.n_heads"
-            )
-        for width in (config.n_heads * config.head_width for config in (student, teacher)):
-            if width % (relations.heads or 1):
-                yield f"task.relations.heads: {relations.heads} does not divide the width {width}"
-        layers = len(last_stack(model).block_of_layer)
-        if relations.teacher_layer is not None and relations.teacher_layer >= layers:
-            yield (
-                f"task.relations.teacher_layer: {relations.teacher_layer} is not a layer of the "
-                "teacher, which has "
-                f"0 to {layers - 1}"
-            )
-
     def _copy_layers(self, student: Transformer, *, teacher: Transformer) -> None:
         counts = (len(last_stack(model).blocks) for model in (student, teacher))
-        layers = (
-            distillation_losses.evenly_spaced(*counts)
-            if isinstance(self.start, str)
-            else self.start
-        )
+        layers = self.start
+        if isinstance(layers, str):
+            layers = distillation_losses.evenly_spaced(*counts)
         try:
             distillation_losses.copy_layers(student, teacher, layers)
         except ValueError as error:
@@ -290,13 +291,15 @@ class Distill(Objective):
         """The weighted terms of the wrapped objective, and the teacher's: soft, cosine, and one per
         relation.
         """
-        modules = [self_attention(model)] if self.settings.relations.weights else []
-        recorded, own = _record([model, *modules], lambda: self.objective.loss(model, batch))
+        modules: list[nn.Module] = [model]
+        if self.settings.relations.weights:
+            modules.append(self_attention(model))
+        recorded, wrapped = _record(modules, lambda: self.objective.loss(model, batch))
         count = batch.inputs.packing.n_real
         weights = self._weights
         hard = self.settings.hard
         compared = self._compare(model, *recorded)
-        terms = {name: replace(term, weight=term.weight * hard) for name, term in own.items()}
+        terms = {name: replace(term, weight=term.weight * hard) for name, term in wrapped.items()}
         return terms | {
             name: LossTerm(total, count, weights[name]) for name, total in compared.items()
         }
@@ -329,9 +332,13 @@ class Distill(Objective):
             head = student.lm_head
             teacher_head = teacher.lm_head
             assert head is not None and teacher_head is not None
-            own = head.features(states), head.weight, head.bias
             losses["soft"] = distillation_losses.soft_target_loss(
-                *own, teacher_head, teacher_states, settings.temperature
+                head.features(states),
+                head.weight,
+                head.bias,
+                teacher_head,
+                teacher_states,
+                settings.temperature,
             )
         if settings.cosine:
             losses["cosine"] = distillation_losses.cosine_loss(states, teacher_states)
@@ -358,8 +365,10 @@ class Distill(Objective):
 
 def self_attention(model: Transformer, layer: int | None = None) -> Attention:
     """The self-attention of a layer of the last stack; by default of its last layer."""
+    if layer is None:
+        layer = -1
     stack = last_stack(model)
-    block = stack.blocks[stack.block_of_layer[-1 if layer is None else layer]]
+    block = stack.blocks[stack.block_of_layer[layer]]
     attention: Attention = block.self_attention.sublayer  # type: ignore[union-attr, assignment]
     return attention
 
@@ -378,4 +387,4 @@ def _record(
     with ExitStack() as hooks:
         recorded = [hooks.enter_context(record_calls(module)) for module in modules]
         result = run()
-    return [each[-1] for each in recorded], result
+    return [calls[-1] for calls in recorded], result

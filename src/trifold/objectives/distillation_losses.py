@@ -51,11 +51,9 @@ class _SoftTargets(torch.autograd.Function):
     ) -> Tensor:
         d_features = torch.empty_like(features)
         d_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        d_bias = (
-            None
-            if bias is None
-            else torch.zeros(bias.shape, dtype=torch.float32, device=bias.device)
-        )
+        d_bias = None
+        if bias is not None:
+            d_bias = torch.zeros(bias.shape, dtype=torch.float32, device=bias.device)
         loss = torch.zeros((), device=features.device)
         for start in range(0, len(features), CHUNK):
             rows = slice(start, start + CHUNK)
@@ -78,7 +76,8 @@ class _SoftTargets(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         d_features, d_weight, d_bias = ctx.saved_tensors
         scale = gradients[0]
-        d_bias = None if d_bias is None else (d_bias * scale).to(ctx.dtype)
+        if d_bias is not None:
+            d_bias = (d_bias * scale).to(ctx.dtype)
         d_weight = (d_weight * scale).to(ctx.dtype)
         return d_features * scale.to(d_features.dtype), d_weight, d_bias, None, None, None
 
@@ -110,8 +109,12 @@ def attention_relations(attention: Attention, recorded: ModuleCall) -> Attention
     (x, *_), mask = recorded.args, recorded.kwargs["mask"]
     q, k, v = attention.project(x, mask)
     rotary = recorded.kwargs.get("rotary")
-    rotated, keys = (q, k) if rotary is None else (rotary(q), rotary(k))
-    queries, bias = attention.queries_and_bias(rotated, keys, recorded.kwargs.get("bias"))
+    queries = q
+    keys = k
+    if rotary is not None:
+        queries = rotary(q)
+        keys = rotary(k)
+    queries, bias = attention.queries_and_bias(queries, keys, recorded.kwargs.get("bias"))
     factors = {"attention": (queries, keys), "queries": (q, q), "keys": (k, k), "values": (v, v)}
     return AttentionRelations(factors, bias, mask, attention.soft_cap)
 
@@ -139,7 +142,9 @@ def relation_losses(
             log_p = _log_relation(teacher, name, heads, allowed)
         log_q = _log_relation(student, name, heads, allowed)
         divergence = (log_p.exp() * (log_p - log_q)).sum(-1).mean(1)
-        losses[name] = (divergence if real is None else divergence * real).sum()
+        if real is not None:
+            divergence = divergence * real
+        losses[name] = divergence.sum()
     return losses
 
 
@@ -166,12 +171,17 @@ def _own_scores(scores: Tensor, relations: AttentionRelations) -> Tensor:
         scores = cap * torch.tanh(scores / cap)
     if isinstance(bias, PairBias):
         bias = bias.dense(*scores.shape[-2:])
-    return scores if bias is None else scores + bias
+    if bias is None:
+        return scores
+    return scores + bias
 
 
 def _split_again(x: Tensor, heads: int | None) -> Tensor:
     """(B, H, T, D) -> (B, A, T, H·D/A)."""
-    return x if heads is None else split_heads(merge_heads(x), x.shape[1] * x.shape[3] // heads)
+    if heads is None:
+        return x
+    width = x.shape[1] * x.shape[3]
+    return split_heads(merge_heads(x), width // heads)
 
 
 # --- initial weights of a student -----------------------------------------------------------------
@@ -200,8 +210,7 @@ def copy_layers(student: Transformer, teacher: Transformer, layers: Sequence[int
         ):
             raise ValueError(
                 f"cannot fill {len(ours.blocks)} layers of the student's {side} with layers "
-                f"{tuple(layers)} of "
-                f"{len(theirs.blocks)} layers of the teacher's"
+                f"{tuple(layers)} of {len(theirs.blocks)} layers of the teacher's"
             )
     learned = dict(teacher.named_parameters())
     missing = []
@@ -212,9 +221,8 @@ def copy_layers(student: Transformer, teacher: Transformer, layers: Sequence[int
         else:
             missing.append(f"{name} of shape {tuple(parameter.shape)}")
     if missing:
-        raise ValueError(
-            f"the teacher has no {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}"
-        )
+        more = " …" if len(missing) > 3 else ""
+        raise ValueError(f"the teacher has no {', '.join(missing[:3])}{more}")
 
 
 def _source_name(name: str, layers: Sequence[int]) -> str:
