@@ -60,9 +60,10 @@ COMMANDS = {
     "Generation": ["generate", "runs/reading", SENTENCE],
 }
 # Values of these classes are shown with their fields only if they are not a part of another value.
-NAMED_ONLY = ("Mask", "Packing", "Report")
+NAMED_ONLY = ("Mask", "Packing", "RowReport")
 # Values of these classes are not shown: they hold all data, or masks, or settings.
 HIDDEN = ("TrainingData", "LayerInputs", "SearchSetup")
+SHORT = 80  # characters of a value that may be repeated
 # Files that only hand a call to another process or thread.
 LEFT_OUT = ("train/ranks.py",)
 
@@ -298,28 +299,38 @@ def with_values(section: str, command: Sequence[str], known: set[str]) -> str:
         )
     known.update(recorder.tree)
     calls = iter(recorder.calls)
-    section = STATION.sub(lambda match: entry(match[0], next(calls)), section)
+    shown = set[str]()
+    section = STATION.sub(lambda match: entry(match[0], next(calls), shown), section)
     lines = [f"{'  ' * depth}{place}" for place, depth in recorder.tree.items()]
     return TREE.sub(lambda _: "\n".join(["```text", *lines, "```"]), section)
 
 
-def entry(text: str, call: Call) -> str:
-    """The entry of a station with the values of its call."""
-    lines = [VALUES.sub("", text).rstrip("\n")]
-    for name, value in call.arguments.items():
-        lines.append(wrapped_value(f"`{name}`", value))
+def entry(text: str, call: Call, shown: set[str]) -> str:
+    """The entry of a station with the values of its call. Long values are written once; `shown` are
+    those above.
+    """
+    sentence = " ".join(VALUES.sub("", text).split())
+    lines = [wrap(sentence, "", "  ")]
+    values = {f"`{name}`": value for name, value in call.arguments.items()}
     if call.result not in (None, "None", "…"):
-        lines.append(wrapped_value("yields" if call.yields else "returns", str(call.result)))
+        values["yields" if call.yields else "returns"] = str(call.result)
+    for name, value in values.items():
+        if value in shown:
+            lines.append(f"  - {name}: {value.partition('(')[0].lstrip('[')} as above")
+        else:
+            lines.append(wrap(f"{name}: `{value}`", "  - ", "    "))
+        if len(value) > SHORT:
+            shown.add(value)
     return "\n".join(lines) + "\n"
 
 
-def wrapped_value(name: str, value: str) -> str:
-    """A list entry below a station."""
+def wrap(text: str, first: str, other: str) -> str:
+    """A list entry in lines of at most 98 columns."""
     return textwrap.fill(
-        f"{name}: `{value}`",
+        text,
         98,
-        initial_indent="  - ",
-        subsequent_indent="    ",
+        initial_indent=first,
+        subsequent_indent=other,
         break_long_words=False,
         break_on_hyphens=False,
     )
