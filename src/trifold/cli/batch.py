@@ -78,7 +78,7 @@ def generate_batches(
     """
     from trifold.text.annotation import unknown_words
 
-    progress = Progress()
+    progress = TextProgress()
     limits = list[str | None]()
     unknown = list[str]()
     parse_special = settings.get("parse_special")
@@ -90,9 +90,9 @@ def generate_batches(
         check_lengths(pipeline, sources, places, longest, "split the line", parse_special)
         unknown.extend(unknown_words(pipeline.reader, sources))
         holes.update(dict.fromkeys(unparsed_holes(pipeline, sources, parse_special)))
-        found = generate_outputs(pipeline, sources, settings, on_done=progress, first=read)
-        limits.extend(output.limit for outputs in found for output in outputs)
-        return found
+        generated = generate_outputs(pipeline, sources, settings, on_done=progress, first=read)
+        limits.extend(output.limit for outputs in generated for output in outputs)
+        return generated
 
     for text, outputs in in_batches(texts, batch_size or BATCH, pipeline.reader.encode, generate):
         yield text, outputs or []
@@ -114,11 +114,14 @@ def check_lengths(
     """
     rows = pipeline.read(texts, parse_special=parse_special)
     excess = {n: len(ids) for n, ids in enumerate(rows) if len(ids) > longest}
-    for number, length in excess.items() if remedy is not None else ():
-        size = f"{length:,} tokens, and the model reads at most {longest:,}"
-        raise DataError(f"{places[number]}: {size}; {remedy}")
-    if excess:
+    if not excess:
+        return
+    if remedy is None:
         print_note(f"{len(excess):,} texts are truncated to {longest:,} tokens")
+        return
+    number, length = next(iter(excess.items()))
+    size = f"{length:,} tokens, and the model reads at most {longest:,}"
+    raise DataError(f"{places[number]}: {size}; {remedy}")
 
 
 def in_batches(
@@ -133,16 +136,19 @@ def in_batches(
     indices in it.
     """
     stream = iter(items)
-    read = blank = 0
+    n_read = 0
+    n_blank = 0
     while batch := list(islice(stream, size)):
         indices = [index for index, content in enumerate(contents(batch)) if content]
-        found = run(read, indices, [batch[index] for index in indices]) if indices else []
-        results = dict(zip(indices, found, strict=True))
+        results: dict[int, Result] = {}
+        if indices:
+            filled = [batch[index] for index in indices]
+            results = dict(zip(indices, run(n_read, indices, filled), strict=True))
         yield from ((item, results.get(index)) for index, item in enumerate(batch))
-        read = read + len(batch)
-        blank = blank + len(batch) - len(indices)
-    if blank:
-        print_note(f"{blank:,} of {read:,} lines are blank; their output is blank too")
+        n_read += len(batch)
+        n_blank += len(batch) - len(indices)
+    if n_blank:
+        print_note(f"{n_blank:,} of {n_read:,} lines are blank; their output is blank too")
 
 
 def warn_limits(pipeline: Pipeline, limits: Sequence[str | None]) -> None:
@@ -151,13 +157,14 @@ def warn_limits(pipeline: Pipeline, limits: Sequence[str | None]) -> None:
     reasons = {
         "positions": f"stopped at the last position of the model (max_positions {positions:,})",
         "default": "stopped at the default length; raise max_new_tokens, with --max-new-tokens "
-        "of `generate` or in "
-        "generation_config.json",
+        "of `generate` or in generation_config.json",
     }
     for limit, reason in reasons.items():
-        if count := limits.count(limit):
-            what = f"{count:,} of {len(limits):,} outputs" if len(limits) > 1 else "the output"
-            print_note(f"warning: {what} {reason}")
+        count = limits.count(limit)
+        if count and len(limits) > 1:
+            print_note(f"warning: {count:,} of {len(limits):,} outputs {reason}")
+        elif count:
+            print_note(f"warning: the output {reason}")
 
 
 def warn_unknown(pipeline: Pipeline, words: Iterable[str]) -> None:
@@ -175,8 +182,9 @@ def unparsed_holes(
     """The mask token and the sentinels that are written in the texts and read as letters."""
     from trifold.text.annotation import written_holes
 
-    parses = pipeline.parses_special(parse_special)
-    return [] if parses else written_holes(pipeline.reader, texts)
+    if pipeline.parses_special(parse_special):
+        return []
+    return written_holes(pipeline.reader, texts)
 
 
 def warn_holes(names: Iterable[str]) -> None:
@@ -186,7 +194,7 @@ def warn_holes(names: Iterable[str]) -> None:
         print_note(f"{what}; --parse-special reads special tokens")
 
 
-class Progress:
+class TextProgress:
     """Prints the number of finished texts every few seconds."""
 
     def __init__(self) -> None:
@@ -209,11 +217,12 @@ def generate_outputs(
     """The outputs for each text, best first; settings, options and errors are those of
     `Pipeline.hypotheses`.
     """
-    found = pipeline.hypotheses(texts, **options, **settings)
-    decoded = iter(pipeline.decode([one.tokens for each in found for one in each], **settings))
+    hypotheses = pipeline.hypotheses(texts, **options, **settings)
+    tokens = [hypothesis.tokens for of_text in hypotheses for hypothesis in of_text]
+    decoded = iter(pipeline.decode(tokens, **settings))
     return [
-        [to_output(pipeline, text, next(decoded), one, settings) for one in each]
-        for text, each in zip(texts, found, strict=True)
+        [to_output(pipeline, text, next(decoded), hypothesis, settings) for hypothesis in of_text]
+        for text, of_text in zip(texts, hypotheses, strict=True)
     ]
 
 
@@ -221,9 +230,9 @@ def to_output(
     pipeline: Pipeline, source: str, text: str, hypothesis: Hypothesis, settings: dict[str, Any]
 ) -> Output:
     """The output with its text, and what cut it off."""
-    limit = (
-        pipeline.limit(source, **settings).source if hypothesis.finish_reason == "length" else None
-    )
+    limit = None
+    if hypothesis.finish_reason == "length":
+        limit = pipeline.limit(source, **settings).source
     return Output(text, hypothesis.score, hypothesis.finish_reason, limit)
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from trifold.cli import eval as evaluation
 from trifold.cli.batch import load_pipeline
-from trifold.cli.eval import GROUPS, Request, find_recipe
+from trifold.cli.eval import GROUPS, EvalRequest, find_recipe
 from trifold.cli.options import Device, Json, argument, given, value, with_options
 from trifold.cli.runs import describe_run
 from trifold.cli.terminal import print_json, print_note, print_table
 from trifold.errors import UsageError
 
 if TYPE_CHECKING:
+    from trifold.recipe import Recipe
     from trifold.scores.bootstrap import Scorer
 
 EXAMPLES = (
@@ -47,44 +48,51 @@ def run(
     from trifold.scores import DIGITS
     from trifold.scores.bootstrap import paired_bootstrap
 
-    recipes = [find_recipe(model) for model in (a, b)]
-    report = cache(print_note)
-    first, second = (
-        Request(
-            model, recipe or other, data or [], None, None, given(**options), load, report=report
-        )
-        for model, recipe, other in zip((a, b), recipes, recipes[::-1], strict=True)
-        for load in [partial(load_pipeline, model, device=device)]
-    )
+    first, second = _requests(a, b, data or [], device, given(**options))
     evaluation.check(first)
     second = _like(first, second)
     for model in dict.fromkeys((a, b)):
         _note_unfinished(model)
     ours = _measure(first)
     theirs = _measure(second)
-    if ours[1] != theirs[1]:
-        sizes = [
-            f"{len(each):,} {unit} with {sum(each):,} labels" for _, each, unit in (ours, theirs)
-        ]
+    if ours.labels != theirs.labels:
         remedy = "compare models with the same tokenizer and the same max_positions"
-        raise UsageError(f"{b}: reads the data as {sizes[1]}, but {a} as {sizes[0]}; {remedy}")
-    if (examples := len(ours[1])) < 2:
+        raise UsageError(f"{b}: reads the data as {theirs}, but {a} as {ours}; {remedy}")
+    examples = len(ours.labels)
+    if examples < 2:
         raise UsageError(
             "the data has a single example, which cannot be resampled; name other data"
         )
-    found = paired_bootstrap(ours[0], theirs[0], examples, samples, seed)
+    differences = paired_bootstrap(ours.scorer, theirs.scorer, examples, samples, seed)
     if json:
-        scores = {name: each._asdict() for name, each in found.items()}
+        scores = {name: difference._asdict() for name, difference in differences.items()}
         print_json(a=a, b=b, examples=examples, samples=samples, seed=seed, scores=scores)
         return
     rows = [("score", "A", "B", "B - A", "95 % interval", "p-value")]
-    for name, (*values, p_value) in found.items():
+    for name, (*values, p_value) in differences.items():
         x, y, change, low, high = (f"{value:+.{DIGITS.get(name, 2)}f}" for value in values)
         rows.append(
             (name, x.lstrip("+"), y.lstrip("+"), change, f"{low} to {high}", f"{p_value:.4f}")
         )
     print_table(rows, " rrrrr")
-    print_note(f"{examples:,} {ours[2]}, {samples:,} resamples")
+    print_note(f"{examples:,} {ours.noun}, {samples:,} resamples")
+
+
+def _requests(
+    a: str, b: str, data: list[str], device: str | None, options: dict[str, Any]
+) -> tuple[EvalRequest, EvalRequest]:
+    """What to measure of both models; one without a run is measured as the run of the other. A line
+    about the data that both read is printed once.
+    """
+    print_once = cache(print_note)
+
+    def request(model: str, recipe: Recipe | None) -> EvalRequest:
+        load = partial(load_pipeline, model, device=device)
+        return EvalRequest(model, recipe, data, None, None, options, load, report=print_once)
+
+    recipe_a = find_recipe(a)
+    recipe_b = find_recipe(b)
+    return request(a, recipe_a or recipe_b), request(b, recipe_b or recipe_a)
 
 
 def _note_unfinished(model: str) -> None:
@@ -98,7 +106,7 @@ def _note_unfinished(model: str) -> None:
         )
 
 
-def _like(first: Request, second: Request) -> Request:
+def _like(first: EvalRequest, second: EvalRequest) -> EvalRequest:
     """The second request with the task and the data of the first. Raises UsageError naming the
     settings that differ.
     """
@@ -117,7 +125,7 @@ def _like(first: Request, second: Request) -> Request:
     return second._replace(recipe=second.recipe.model_copy(update=shared))
 
 
-def _measured_settings(request: Request) -> dict[str, Any]:
+def _measured_settings(request: EvalRequest) -> dict[str, Any]:
     """The settings, by dotted key, that determine the task of a model, and its data unless data is
     named.
     """
@@ -129,17 +137,29 @@ def _measured_settings(request: Request) -> dict[str, Any]:
     values: dict[str, Any] = {"task.kind": task.kind}
     if not request.data:
         excluded = {"cache"} if data.holdout else {"cache", "train"}
-        values |= {"task.parts": getattr(task, "parts", None)}
+        values["task.parts"] = getattr(task, "parts", None)
         values |= {f"data.{key}": value for key, value in data.model_dump(exclude=excluded).items()}
-        values |= {"train.seed": recipe.train.seed} if data.holdout else {}
+        if data.holdout:
+            values["train.seed"] = recipe.train.seed
     return values
 
 
-def _measure(request: Request) -> tuple[Scorer, list[int], str]:
-    """The scorer of a model, the number of labels of each example (N,), and what the examples are
-    called.
+class Measurement(NamedTuple):
+    """What is measured of a model: the scorer of resampled examples, the number of labels of each
+    example (N,), and what the examples are called.
+    """
 
-    Each example is a batch of its own, so that its statistics are known.
+    scorer: Scorer
+    labels: list[int]
+    noun: str
+
+    def __str__(self) -> str:
+        return f"{len(self.labels):,} {self.noun} with {sum(self.labels):,} labels"
+
+
+def _measure(request: EvalRequest) -> Measurement:
+    """The statistics of a model; each example is a batch of its own, so that they are known of
+    each. Raises UsageError for a model of another shape or with other heads than the task needs.
     """
     import numpy as np
     import torch
@@ -150,7 +170,7 @@ def _measure(request: Request) -> tuple[Scorer, list[int], str]:
         settings = evaluation.score_settings(request)
         pairs = evaluation.read_test_pairs(request)
         outputs, _ = evaluation.translate(request, pairs)
-        return settings.scorer(outputs, pairs.targets), [1] * len(pairs), "pairs"
+        return Measurement(settings.scorer(outputs, pairs.targets), [1] * len(pairs), "pairs")
     pipeline, task, rows, _ = evaluation.open_validation(request)
     shape = pipeline.config.shape
     heads = pipeline.config.chosen_heads
@@ -162,13 +182,18 @@ def _measure(request: Request) -> tuple[Scorer, list[int], str]:
         )
     examples = task.examples(rows)
     model = pipeline.model
-    rows = (np.array([row]) for row in range(len(examples.lengths)))
+    indices = (np.array([row]) for row in range(len(examples.lengths)))
     with torch.no_grad():
-        found = [task.measure(model, task.batch(examples, row).to(pipeline.device)) for row in rows]
+        statistics = [
+            task.measure(model, task.batch(examples, index).to(pipeline.device))
+            for index in indices
+        ]
 
     def scores(sums: Any) -> dict[str, float]:
-        # A loss among the rows of a batch says nothing about a single one.
-        loss = {} if task.gathers else {"loss": float(sums["nll"] / max(sums["tokens"], 1))}
-        return {**task.scores_of_sums(sums), **loss}
+        scores = {**task.scores_of_sums(sums)}
+        if not task.gathers:  # a loss among the rows of a batch says nothing about a single one
+            scores["loss"] = float(sums["nll"] / max(sums["tokens"], 1))
+        return scores
 
-    return sums_scorer(found, scores), [values["tokens"] for values in found], task.row_name
+    labels = [values["tokens"] for values in statistics]
+    return Measurement(sums_scorer(statistics, scores), labels, task.row_name)

@@ -31,7 +31,7 @@ from trifold.cli.options import (
     with_options,
 )
 from trifold.cli.terminal import check_not_read, open_output, print_json, print_note
-from trifold.errors import CheckpointError, UsageError, check_utf8
+from trifold.errors import CheckpointError, UsageError, check_utf8, plural
 
 if TYPE_CHECKING:
     from trifold.batches import BatchSettings
@@ -134,10 +134,13 @@ def run(
     load = partial(load_pipeline, model, device=device, dtype=dtype, tokenizer=tokenizer)
     chosen = given(**options)
     recipe = find_recipe(model)
-    request = Request(
+    request = EvalRequest(
         model, recipe, data or [], split, batch_size, chosen, load, tokenizer, folder=folder
     )
-    report = _score_translations(request) if check(request) == "pairs" else _validate(request)
+    if check(request) == "pairs":
+        report = _score_translations(request)
+    else:
+        report = _validate(request)
     if json:
         print_json({"model": model, "seconds": round(report.seconds, 3), **report.values})
         return
@@ -147,7 +150,7 @@ def run(
         print_note(note)
 
 
-class Request(NamedTuple):
+class EvalRequest(NamedTuple):
     """What to measure: a model, the recipe of its run, if any, and the arguments.
 
     load: loads the model, which happens after everything that can be wrong with the data has been
@@ -172,7 +175,7 @@ class Request(NamedTuple):
         )
 
 
-class Report(NamedTuple):
+class EvalReport(NamedTuple):
     """The result of a measurement: its duration, values for JSON, lines for standard output, and
     notes.
     """
@@ -183,15 +186,14 @@ class Report(NamedTuple):
     notes: list[str]
 
 
-def check(request: Request) -> DataKind:
+def check(request: EvalRequest) -> DataKind:
     """The kind of data. Raises UsageError for options of another kind, and names of files that are
     not UTF-8.
     """
     for file in request.data:
         check_utf8(file, "DATA")
     data_kind = data_kind_of(request)
-    task: Any = request.recipe and request.recipe.task.evaluated
-    if request.folder is not None and (task is None or task.kind not in REPORTED):
+    if request.folder is not None and not _learns_labels(request.recipe):
         raise UsageError(
             "--report is for labelled data, and this model does another task: leave it out"
         )
@@ -205,6 +207,11 @@ def check(request: Request) -> DataKind:
     return data_kind
 
 
+def _learns_labels(recipe: Recipe | None) -> bool:
+    """Whether the model was trained on labels, whose mistakes --report can list."""
+    return recipe is not None and recipe.task.evaluated.kind in REPORTED
+
+
 def find_recipe(model: str) -> Recipe | None:
     """The recipe of the run that the model belongs to, or None."""
     from trifold.recipe import load_recipe
@@ -216,7 +223,7 @@ def find_recipe(model: str) -> Recipe | None:
     return None
 
 
-def data_kind_of(request: Request) -> DataKind:
+def data_kind_of(request: EvalRequest) -> DataKind:
     """The data on which the task of the run is measured; for a model without a run, the default of
     its shape.
     """
@@ -234,14 +241,14 @@ def data_kind_of(request: Request) -> DataKind:
     return BY_SHAPE[shape]
 
 
-def split_files(request: Request, recipe: Recipe, example: str) -> tuple[str, Any]:
+def split_files(request: EvalRequest, recipe: Recipe, example: str) -> tuple[str, Any]:
     """The split to measure, by default test if the recipe names one, and its files; None if it is
     held out.
 
     Raises UsageError for an unknown split, and one without data; `example` completes the command in
     the message.
     """
-    split = request.split or ("valid" if recipe.data.test is None else "test")
+    split = request.split or _default_split(recipe)
     if split not in ("test", "valid"):
         raise UsageError(f"--split {split}: not a split; choose test or valid")
     if split == "valid" and recipe.data.holdout:
@@ -252,13 +259,17 @@ def split_files(request: Request, recipe: Recipe, example: str) -> tuple[str, An
     return split, files
 
 
+def _default_split(recipe: Recipe) -> str:
+    return "valid" if recipe.data.test is None else "test"
+
+
 # --- pairs of texts -------------------------------------------------------------------------------
 
 
-def _score_translations(request: Request) -> Report:
+def _score_translations(request: EvalRequest) -> EvalReport:
     if "out" in request.options:
-        data = chain.from_iterable(each.split(",") for each in request.data)
-        check_not_read(request.options["out"], *data)
+        files = chain.from_iterable(names.split(",") for names in request.data)
+        check_not_read(request.options["out"], *files)
     settings = score_settings(request)
     pairs = read_test_pairs(request)
     outputs, seconds = translate(request, pairs)
@@ -269,19 +280,23 @@ def _score_translations(request: Request) -> Report:
     values = {
         "data": pairs.report.name,
         "sentences": len(outputs),
-        "scores": {n: {"value": s.value, "signature": s.signature} for n, s in scores.items()},
+        "scores": {
+            name: {"value": score.value, "signature": score.signature}
+            for name, score in scores.items()
+        },
     }
-    note = f"{len(outputs):,} sentence{'s' * (len(outputs) != 1)} in {seconds:.1f} s"
-    return Report(seconds, values, [str(each) for each in scores.values()], [note])
+    note = f"{plural(len(outputs), 'sentence')} in {seconds:.1f} s"
+    return EvalReport(seconds, values, [str(score) for score in scores.values()], [note])
 
 
-def score_settings(request: Request) -> TranslateSettings:
+def score_settings(request: EvalRequest) -> TranslateSettings:
     """The settings of the run, with the options of the scores."""
     from trifold.objectives.translate import TranslateSettings
     from trifold.scores.bleu import TOKENIZERS, missing_libraries
 
-    task = request.recipe.task if request.recipe is not None else None
-    settings = task if isinstance(task, TranslateSettings) else TranslateSettings()
+    settings = TranslateSettings()
+    if request.recipe is not None and isinstance(request.recipe.task, TranslateSettings):
+        settings = request.recipe.task
     chosen = {
         name: value for name, value in request.options.items() if name in ("tokenize", "lowercase")
     }
@@ -296,52 +311,74 @@ def score_settings(request: Request) -> TranslateSettings:
     return settings
 
 
-def translate(request: Request, pairs: Rows) -> tuple[list[str], float]:
+def translate(request: EvalRequest, pairs: Rows) -> tuple[list[str], float]:
     """The outputs for the sources, and the seconds that they took."""
     pipeline = request.load()
     start = time.perf_counter()
     beams = given(num_beams=request.options.get("num_beams"))
-    found = generate_batches(pipeline, pairs.sources, beams, request.batch_size)
-    outputs = [one_line(each[0].text) if each else "" for _, each in found]
+    outputs_by_source = generate_batches(pipeline, pairs.sources, beams, request.batch_size)
+    outputs = [
+        one_line(hypotheses[0].text) if hypotheses else "" for _, hypotheses in outputs_by_source
+    ]
     return outputs, time.perf_counter() - start
 
 
-def read_test_pairs(request: Request) -> Rows:
+def read_test_pairs(request: EvalRequest) -> Rows:
     """The pairs of the named files, or of a split of the run's data; prints their report."""
-    from trifold.cli.tables import reading_settings
-    from trifold.data import read_pairs, read_splits
-
-    recipe = request.recipe
-    data = request.data
+    columns: dict[str, str | int] = {
+        name: _column(request.options[name])
+        for name in ("source", "target")
+        if name in request.options
+    }
     example = "test.en test.de"
-    if len(data) > 2:
-        raise UsageError(
-            f"{len(data)} data files: pass two (source and reference), or one with both sides"
-        )
-    named = {name: value for name, value in request.options.items() if name in ("source", "target")}
-    columns = {name: int(value) if value.isdecimal() else value for name, value in named.items()}
-    if data:
-        # Blank lines are kept, because leaving them out would change the score.
-        settings = reading_settings(data, recipe, columns).model_copy(update={"blank": "keep"})
-        pairs = read_pairs(
-            data if len(data) == 2 else data[0], settings, split=request.split or "test"
-        )
-    elif recipe is None:
+    if request.data:
+        pairs = _read_named_pairs(request, columns)
+    elif request.recipe is None:
         raise request.no_data_error("no recipe.yaml next to it, so", example)
     else:
-        split, files = split_files(request, recipe, example)
-        if files is None:
-            pairs = read_splits(recipe.data, recipe.train.seed).valid
-        else:
-            pairs = read_pairs(files, recipe.data.model_copy(update=columns), split)
+        pairs = _read_pairs_of_run(request, request.recipe, columns, example)
     request.report(str(pairs.report))
     return pairs
+
+
+def _column(text: str) -> str | int:
+    """A column of a table: its number, or its name."""
+    return int(text) if text.isdecimal() else text
+
+
+def _read_named_pairs(request: EvalRequest, columns: Mapping[str, str | int]) -> Rows:
+    """The pairs of two files of lines, or of one with both sides. Raises UsageError for more."""
+    from trifold.cli.tables import reading_settings
+    from trifold.data import read_pairs
+
+    files = request.data
+    if len(files) > 2:
+        raise UsageError(
+            f"{len(files)} data files: pass two (source and reference), or one with both sides"
+        )
+    # Blank lines are kept, because leaving them out would change the score.
+    settings = reading_settings(files, request.recipe, columns).model_copy(update={"blank": "keep"})
+    source = files if len(files) == 2 else files[0]
+    return read_pairs(source, settings, split=request.split or "test")
+
+
+def _read_pairs_of_run(
+    request: EvalRequest, recipe: Recipe, columns: Mapping[str, str | int], example: str
+) -> Rows:
+    """The pairs of a split of the run's data; see `split_files`."""
+    from trifold.data import read_pairs, read_splits
+
+    split, files = split_files(request, recipe, example)
+    if files is None:
+        pairs: Rows = read_splits(recipe.data, recipe.train.seed).valid
+        return pairs
+    return read_pairs(files, recipe.data.model_copy(update=columns), split)
 
 
 # --- loss and the scores of a validation ----------------------------------------------------------
 
 
-def _validate(request: Request) -> Report:
+def _validate(request: EvalRequest) -> EvalReport:
     from torch import tensor
 
     from trifold.cli.report import write_report
@@ -350,39 +387,46 @@ def _validate(request: Request) -> Report:
 
     pipeline, task, rows, context = open_validation(request)
     start = time.perf_counter()
-    unit = task.loss_unit
-    found = task.evaluate(pipeline.model, rows, task.examples(rows), context)
+    evaluation = task.evaluate(pipeline.model, rows, task.examples(rows), context)
     seconds = time.perf_counter() - start
-    refuse_non_finite(tensor(found.loss))
+    refuse_non_finite(tensor(evaluation.loss))
     if request.folder is not None:
         disk.make_folder(request.folder)
         with disk.exclusive(request.folder):
-            write_report(request.folder, task, rows, found)
-    values = {"loss": found.loss, "scores": found.scores, "signatures": list(found.signatures)}
-    lines = [f"loss {found.loss:.4f} {unit}", *(score_text(*each) for each in found.scores.items())]
-    return Report(seconds, values, lines, [*found.signatures, f"{seconds:.1f} s"])
+            write_report(request.folder, task, rows, evaluation)
+    values = {
+        "loss": evaluation.loss,
+        "scores": evaluation.scores,
+        "signatures": list(evaluation.signatures),
+    }
+    lines = [f"loss {evaluation.loss:.4f} {task.loss_unit}"]
+    lines += [score_text(name, value) for name, value in evaluation.scores.items()]
+    return EvalReport(seconds, values, lines, [*evaluation.signatures, f"{seconds:.1f} s"])
 
 
-def open_validation(request: Request) -> tuple[Pipeline, Objective, Any, EvalContext]:
+def open_validation(request: EvalRequest) -> tuple[Pipeline, Objective, Any, EvalContext]:
     """The model, its objective, the rows to measure, and the options."""
     from trifold.batches import BatchSettings
     from trifold.generate import GenerationConfig
     from trifold.objectives.evaluation import EvalContext
 
     recipe = request.recipe
-    batches = BatchSettings() if recipe is None else recipe.batch
+    batches = BatchSettings()
+    generation = GenerationConfig()
+    if recipe is not None:
+        batches = recipe.batch
+        generation = recipe.generate
     if request.batch_size is not None:
         batches = batches.model_copy(update={"rows": request.batch_size})
-    opened = (
-        _open_language_model(request) if recipe is None else _open_task(request, recipe, batches)
-    )
-    generation = GenerationConfig() if recipe is None else recipe.generate
     samples = sys.maxsize if request.folder else 0
-    return *opened, EvalContext(batches, generation, samples, seed=1, poll=lambda: None)
+    context = EvalContext(batches, generation, samples, seed=1, poll=lambda: None)
+    if recipe is None:
+        return *_open_language_model(request), context
+    return *_open_task(request, recipe, batches), context
 
 
 def _open_task(
-    request: Request, recipe: Recipe, batches: BatchSettings
+    request: EvalRequest, recipe: Recipe, batches: BatchSettings
 ) -> tuple[Pipeline, Objective, Any]:
     """The model, the objective of its run, and the rows."""
     from trifold.hub import resolve
@@ -404,7 +448,7 @@ def _open_task(
     return pipeline, bundle.objective, bundle.valid
 
 
-def _select_data(request: Request, recipe: Recipe) -> tuple[ObjectiveSettings, DataSettings]:
+def _select_data(request: EvalRequest, recipe: Recipe) -> tuple[ObjectiveSettings, DataSettings]:
     """The named files or a split of the run's data; for a text-to-text task by default the
     validation rows of every part.
     """
@@ -414,11 +458,13 @@ def _select_data(request: Request, recipe: Recipe) -> tuple[ObjectiveSettings, D
 
     task = recipe.task.evaluated
     if not isinstance(task, TextToTextSettings):
-        files = request.data or split_files(request, recipe, "text.txt")[1]
-        only = {} if files is None else _only(files)
+        changes = dict(request.options)
         if request.data:
-            only["format"] = reading_settings(request.data, recipe, {}).format
-        return task, recipe.data.model_copy(update=request.options | only)
+            changes |= _only(request.data)
+            changes["format"] = reading_settings(request.data, recipe, {}).format
+        elif (files := split_files(request, recipe, "text.txt")[1]) is not None:
+            changes |= _only(files)
+        return task, recipe.data.model_copy(update=changes)
     if not request.data and request.split not in (None, "valid"):
         raise UsageError(
             f"--split {request.split}: each part of this model names its own validation rows; "
@@ -428,7 +474,7 @@ def _select_data(request: Request, recipe: Recipe) -> tuple[ObjectiveSettings, D
     return task.model_copy(update={"parts": parts}), recipe.data
 
 
-def _open_language_model(request: Request) -> tuple[Pipeline, Objective, Any]:
+def _open_language_model(request: EvalRequest) -> tuple[Pipeline, Objective, Any]:
     """A language model without a run, and text as it is."""
     from trifold.data import DataSettings, read_documents
     from trifold.objectives.causal import Causal, CausalSettings

@@ -64,8 +64,6 @@ def run(
         raise UsageError("--stream prints one TEXT: pass the text in quotes, and leave out --json")
 
     from trifold.cli.names import check_no_files
-    from trifold.data import iter_lines
-    from trifold.text.annotation import unknown_words
 
     if text is not None and not as_text:
         check_no_files([text], f"generate {model}")
@@ -74,40 +72,80 @@ def run(
     pipeline = load_pipeline(model, tokenizer=tokenizer, **precision)
     if draft is not None:
         settings["draft"] = load_pipeline(draft, reads_text=False, **precision)
-    count = settings.get("num_return_sequences", pipeline.generation.num_return_sequences)
     with open_output(out) as results:
         if is_piped or text is None:
             # A person who types expects an output after each line.
             size = 1 if sys.stdin.isatty() else batch_size
-            for source, outputs in batch.generate_batches(
-                pipeline, iter_lines("-"), settings, size
-            ):
-                _print(source, outputs, count, json, results)
-            return
-        if stream:
+            _generate_lines(pipeline, settings, size, json, results)
+        elif stream:
             outputs = _stream(pipeline, text, settings, results)
+            _warn(pipeline, text, outputs, settings)
         else:
-            outputs = batch.generate_outputs(pipeline, [text], settings)[0]
-            if json or count > 1:
-                _print(text, outputs, count, json, results)
-            else:  # a single output may have several lines
-                print_result(outputs[0].text, results)
-        batch.warn_unknown(pipeline, unknown_words(pipeline.reader, [text]))
-        parse_special = settings.get("parse_special")
-        batch.warn_holes(batch.unparsed_holes(pipeline, [text], parse_special))
-        batch.warn_limits(pipeline, [each.limit for each in outputs])
+            outputs = _generate_text(pipeline, text, settings, json, results)
+            _warn(pipeline, text, outputs, settings)
+
+
+def _generate_lines(
+    pipeline: Pipeline,
+    settings: dict[str, Any],
+    batch_size: int | None,
+    json: bool,
+    results: TextIO,
+) -> None:
+    """Print the outputs for each line of standard input."""
+    from trifold.data import iter_lines
+
+    count = _count_outputs(pipeline, settings)
+    lines = iter_lines("-")
+    for source, outputs in batch.generate_batches(pipeline, lines, settings, batch_size):
+        _print(source, outputs, count, json, results)
+
+
+def _generate_text(
+    pipeline: Pipeline, text: str, settings: dict[str, Any], json: bool, results: TextIO
+) -> list[Output]:
+    """Print the outputs for one text and return them."""
+    count = _count_outputs(pipeline, settings)
+    outputs = batch.generate_outputs(pipeline, [text], settings)[0]
+    if json or count > 1:
+        _print(text, outputs, count, json, results)
+    else:  # a single output may have several lines
+        print_result(outputs[0].text, results)
+    return outputs
+
+
+def _count_outputs(pipeline: Pipeline, settings: dict[str, Any]) -> int:
+    """The number of outputs for each text."""
+    count: int = settings.get("num_return_sequences", pipeline.generation.num_return_sequences)
+    return count
+
+
+def _warn(
+    pipeline: Pipeline, text: str, outputs: Sequence[Output], settings: dict[str, Any]
+) -> None:
+    """Print warnings about the words of a text and the ends of its outputs, if there are any."""
+    from trifold.text.annotation import unknown_words
+
+    batch.warn_unknown(pipeline, unknown_words(pipeline.reader, [text]))
+    parse_special = settings.get("parse_special")
+    batch.warn_holes(batch.unparsed_holes(pipeline, [text], parse_special))
+    batch.warn_limits(pipeline, [output.limit for output in outputs])
 
 
 def _stream(
     pipeline: Pipeline, text: str, settings: dict[str, Any], results: TextIO
 ) -> list[Output]:
+    """Print an output while it is generated."""
     ended: list[Hypothesis] = []
     parts = []
     for part in pipeline.stream(text, on_end=ended.append, **settings):
         parts.append(part)
         print_result(part, results, end="")
     print_result("", results)
-    return [batch.to_output(pipeline, text, "".join(parts), output, settings) for output in ended]
+    return [
+        batch.to_output(pipeline, text, "".join(parts), hypothesis, settings)
+        for hypothesis in ended
+    ]
 
 
 def _print(source: str, outputs: Sequence[Output], count: int, json: bool, results: TextIO) -> None:
@@ -115,10 +153,10 @@ def _print(source: str, outputs: Sequence[Output], count: int, json: bool, resul
     outputs.
     """
     if json:
-        values = {"source": source, "outputs": [each._asdict() for each in outputs]}
+        values = {"source": source, "outputs": [output._asdict() for output in outputs]}
         lines = [json_line(values)]
     else:
-        lines = [one_line(each.text) for each in outputs]
+        lines = [one_line(output.text) for output in outputs]
         lines += [""] * (count - len(lines))
     for line in lines:
         print_result(line, results)

@@ -2,9 +2,12 @@
 their losses.
 """
 
+from __future__ import annotations
+
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +15,10 @@ from trifold.cli.options import Json, argument
 from trifold.cli.terminal import print_json, print_note, print_table
 from trifold.cli.train import Changes, RunOut
 from trifold.errors import TrifoldError, UsageError
+
+if TYPE_CHECKING:
+    from trifold.train.power_law import Law
+    from trifold.train.study import StudyRun
 
 EXAMPLES = (
     "trifold study examples/scaling.yaml",
@@ -33,9 +40,7 @@ def run(
     the runs. Complete runs are not repeated: after Ctrl-C, or with more sizes or tokens, the same
     command continues. study.tsv and study.png are written to the folder.
     """
-    from trifold import disk
     from trifold.look.plots import draw_law
-    from trifold.train.loop import train
     from trifold.train.power_law import FORM, fit
     from trifold.train.study import load_study, plan_runs
 
@@ -44,38 +49,60 @@ def run(
     settings = load_study(study, changes or ())
     folder = out or Path("runs") / settings.name
     runs = plan_runs(settings, folder)
-    for number, each in enumerate(runs, start=1):
-        if not each.is_complete:
-            size = f"size {each.size}: {each.parameters:,} parameters, {each.tokens:,} tokens"
-            print_note(f"run {number} of {len(runs)}, {size}")
-            outcome = train(each.recipe, out=each.folder.path, resume="auto")
-            if not outcome.finished:
-                print_note("the same command continues the study")
-                raise typer.Exit(outcome.exit_code)
-    results = [each.result() for each in runs]
-    points = [(each["parameters"], each["tokens"]) for each in results]
-    losses = [each["loss"] for each in results]
+    _train_runs(runs)
+    results = [run.result() for run in runs]
+    points = [(result["parameters"], result["tokens"]) for result in results]
+    losses = [result["loss"] for result in results]
     law = fit(points, losses, settings.resamples)
-    lines = (
-        "\t".join(map(str, line)) for line in ([*results[0]], *(each.values() for each in results))
-    )
-    disk.replace_text(folder / "study.tsv", "".join(f"{line}\n" for line in lines))
+    _write_results(folder / "study.tsv", results)
     try:
         draw_law(law, points, losses, folder / "study.png")
     except TrifoldError as error:
         print_note(f"no study.png: {error.message}")
     if json:
         print_json(folder=str(folder), runs=results, law={"form": FORM, **law._asdict()})
-        return
+    else:
+        _print_law(law, results, settings.resamples)
+
+
+def _train_runs(runs: Sequence[StudyRun]) -> None:
+    """Train the runs that are not complete; exit if training was interrupted."""
+    from trifold.train.loop import train
+
+    for number, run in enumerate(runs, start=1):
+        if run.is_complete:
+            continue
+        size = f"size {run.size}: {run.parameters:,} parameters, {run.tokens:,} tokens"
+        print_note(f"run {number} of {len(runs)}, {size}")
+        outcome = train(run.recipe, out=run.folder.path, resume="auto")
+        if not outcome.finished:
+            print_note("the same command continues the study")
+            raise typer.Exit(outcome.exit_code)
+
+
+def _write_results(file: Path, results: Sequence[Mapping[str, Any]]) -> None:
+    """Write a table with a row for each run, and the names of the values above."""
+    from trifold import disk
+
+    rows = [[*results[0]], *(result.values() for result in results)]
+    lines = ("\t".join(map(str, row)) for row in rows)
+    disk.replace_text(file, "".join(f"{line}\n" for line in lines))
+
+
+def _print_law(law: Law, results: Sequence[Mapping[str, Any]], resamples: int) -> None:
+    """Print the losses beside those of the law, and its parameters with their intervals."""
+    from trifold.train.power_law import FORM
+
     form = "{size} {parameters:,} {tokens:,} {loss:.4f} {law:.4f} {flops:.2e} {seconds:.0f}"
-    cells = [
-        form.format(**x, law=law.loss(*at)).split() for x, at in zip(results, points, strict=True)
-    ]
-    print_table([("size", "N", "tokens", "loss", "law", "FLOPs", "seconds"), *cells], " rrrrrr")
-    print(
-        f"\n{FORM}\n{len(runs)} runs, {settings.resamples:,} resamples, mean error "
-        f"{law.error:.2%}\n"
-    )
-    limits = {name: "{:.4g} to {:.4g}".format(*law.intervals[name]) for name in law.estimates}
-    rows = [(name, f"{value:.4g}", limits[name]) for name, value in law.estimates.items()]
-    print_table([("parameter", "estimate", "95 % interval"), *rows], " rr")
+    heading = ("size", "N", "tokens", "loss", "law", "FLOPs", "seconds")
+    cells = []
+    for result in results:
+        predicted = law.loss(result["parameters"], result["tokens"])
+        cells.append(form.format(**result, law=predicted).split())
+    print_table([heading, *cells], " rrrrrr")
+    print(f"\n{FORM}\n{len(results)} runs, {resamples:,} resamples, mean error {law.error:.2%}\n")
+    rows = [("parameter", "estimate", "95 % interval")]
+    for name, estimate in law.estimates.items():
+        low, high = law.intervals[name]
+        rows.append((name, f"{estimate:.4g}", f"{low:.4g} to {high:.4g}"))
+    print_table(rows, " rr")

@@ -1,9 +1,11 @@
 """`trifold train`: train a model from a recipe."""
 
+from __future__ import annotations
+
 import signal
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -12,6 +14,10 @@ from trifold.cli.options import Json, argument, value
 from trifold.cli.several import changes_by_run, train_each
 from trifold.cli.terminal import is_main_process, print_json, print_note
 from trifold.errors import wrapped
+
+if TYPE_CHECKING:
+    from trifold.recipe import Recipe
+    from trifold.train import Outcome
 
 EXAMPLES = (
     "trifold train demo",
@@ -46,52 +52,59 @@ def run(
     json: Json = False,
 ) -> None:
     """Train a model from a recipe. Ctrl-C saves a checkpoint and prints how to continue."""
-    with suppress(
-        AttributeError, ValueError
-    ):  # not on all systems; only the main thread may set handlers
-        signal.signal(
-            signal.SIGUSR1, signal.SIG_IGN
-        )  # until training handles it, it would end the process
+    _ignore_user_signal()
     try:
-        from trifold.hub.folder import describe_folder
         from trifold.recipe import is_run, load_recipe
-        from trifold.scores import score_text
         from trifold.train import train
         from trifold.train.launch import join_ranks
 
         with join_ranks() as ranks:
-            chosen = ranks.in_turn(lambda: load_recipe(recipe, changes or (), imports_parts=True))
-            out = Path(recipe) if out is None and is_run(recipe) else out
+            settings = ranks.in_turn(lambda: load_recipe(recipe, changes or (), imports_parts=True))
+            if out is None and is_run(recipe):
+                out = Path(recipe)
             if seeds is not None or folds is not None:
-                folder = out or Path("runs") / chosen.name
-                code = train_each(
-                    chosen, changes_by_run(seeds, folds), folder, data_changed=data_changed
-                )
-                if is_main_process() and not code:
+                folder = out or Path("runs") / settings.name
+                by_run = changes_by_run(seeds, folds)
+                exit_code = train_each(settings, by_run, folder, data_changed=data_changed)
+                if is_main_process() and not exit_code:
                     runs.run(folder, "date", json)
-                raise typer.Exit(code)
-            outcome = train(chosen, out=out, resume=resume, data_changed=data_changed)
+                raise typer.Exit(exit_code)
+            outcome = train(settings, out=out, resume=resume, data_changed=data_changed)
     except (KeyboardInterrupt, SystemExit):
         if is_main_process():
             print_note("stopped immediately; continue with the same command and --resume auto")
         raise
-    if not is_main_process():
-        raise typer.Exit(outcome.exit_code)
-    folder = outcome.folder
-    if json:
-        values = {
-            "folder": str(folder),
-            "seconds": round(outcome.seconds, 2),
-            "finished": outcome.finished,
-        }
-        facts = outcome._asdict() | values
-        del facts["exit_code"]
-        print_json(facts)
-    elif outcome.finished:
-        if outcome.scores:
-            scores = ", ".join(score_text(name, value) for name, value in outcome.scores.items())
-            print(wrapped(f"validation:   {scores} at step {outcome.best_step:,}, the best"))
-        print(f"model:        {describe_folder(folder / 'model')}")
-        print(f"run folder:   {folder}")
-        print(f"use it:       {chosen.task.usage(folder)}")
+    if is_main_process() and json:
+        _print_outcome_as_json(outcome)
+    elif is_main_process() and outcome.finished:
+        _print_outcome(outcome, settings)
     raise typer.Exit(outcome.exit_code)
+
+
+def _ignore_user_signal() -> None:
+    """Ignore SIGUSR1, which would end the process until training handles it."""
+    # It is not on all systems, and only the main thread may set handlers.
+    with suppress(AttributeError, ValueError):
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+def _print_outcome_as_json(outcome: Outcome) -> None:
+    facts = outcome._asdict()
+    facts["folder"] = str(outcome.folder)
+    facts["seconds"] = round(outcome.seconds, 2)
+    facts["finished"] = outcome.finished
+    del facts["exit_code"]
+    print_json(facts)
+
+
+def _print_outcome(outcome: Outcome, recipe: Recipe) -> None:
+    """Print the best scores of a finished run, where its files are, and how to use the model."""
+    from trifold.hub.folder import describe_folder
+    from trifold.scores import score_text
+
+    if outcome.scores:
+        scores = ", ".join(score_text(name, value) for name, value in outcome.scores.items())
+        print(wrapped(f"validation:   {scores} at step {outcome.best_step:,}, the best"))
+    print(f"model:        {describe_folder(outcome.folder / 'model')}")
+    print(f"run folder:   {outcome.folder}")
+    print(f"use it:       {recipe.task.usage(outcome.folder)}")
