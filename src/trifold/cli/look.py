@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -14,6 +15,7 @@ from trifold.cli.terminal import count_progress, print_json, print_note, print_t
 from trifold.errors import UsageError, check_utf8
 
 if TYPE_CHECKING:
+    from trifold.look.attention import AttentionMaps
     from trifold.look.corpus import Line
     from trifold.pipeline import Pipeline
 
@@ -87,84 +89,131 @@ def run(
     --out. With --roles, print which heads are positional, rare, syntactic, …; TEXT or --out adds
     the page.
     """
-    from trifold.look import read_attention
-    from trifold.look.attention import draw_alignment, draw_heads
-    from trifold.look.corpus import read_corpus
-    from trifold.look.plots import check_picture, save_figure
-
     for given, name in ((text or "", "TEXT"), (target or "", "--target"), (str(out), "--out")):
         check_utf8(given, name)
     if not as_text:
         _check_texts(model, text, target)
-    draws = kind is not None or layer is not None or head is not None
-    is_page = out is not None and out.suffix.lower() == ".html"
-    if compare == model:
-        raise UsageError(
-            f"--compare {compare}: the same model; name another, or a checkpoint of its run"
-        )
-    if is_page and roles is None and (json or draws):
-        raise UsageError(
-            f"{out}: a page shows every head; remove --kind, --layer, --head and --json"
-        )
-    if compare is not None and (json or draws or not (is_page or out is None)):
-        raise UsageError(
-            "--compare shows two models on a page; remove --kind, --layer, --head and --json, and "
-            "write a file with --out page.html"
-        )
-    files = {"--align": align, "--coreference": coreference, "--conllu": conllu, "--prune": prune}
-    if roles is None and (unused := [name for name, value in files.items() if value]):
-        raise UsageError(f"{unused[0]} requires --roles FILE")
+    load = partial(_load, device=device, tokenizer=tokenizer)
+    options = LookOptions(model, text, target, json, load)
+    page = PageOptions(out, port, browser)
+    selection = Selection(kind, layer, head)
+    role_options = RoleOptions(roles, align, coreference, conllu, prune or [])
+    _check_combinations(options, page, selection, role_options, compare)
     if roles is not None:
-        if draws or (out is not None and not is_page) or compare is not None:
-            raise UsageError(
-                "--roles prints a table; remove --kind, --layer, --head, --compare and pictures"
-            )
-        lines = read_corpus(roles, align, coreference, conllu)
-        pipeline = _load(model, device=device, tokenizer=tokenizer)
-        report = _measure_roles(pipeline, lines, prune or [])
-        if json:
-            print_json(report)
-        else:
-            _print_roles(report)
-        if out is not None or (text is not None and not json):
-            first = (lines[0].text, lines[0].target) if text is None else (text, target)
-            _open_page({model: pipeline}, *first, out, port, browser, report)
-        return
-    if (is_page or out is None) and not json and not draws:
-        names = filter(None, (model, compare))
-        models = {name: _load(name, device=device, tokenizer=tokenizer) for name in names}
-        _open_page(models, text, target, out, port, browser)
-        return
-    if text is None:
+        _find_roles(options, page, roles, role_options)
+    elif page.has_page and not json and not selection.is_given:
+        models = {name: load(name) for name in filter(None, (model, compare))}
+        _open_page(models, text, target, page)
+    elif text is None:
         raise UsageError(
             "TEXT is missing; without it, only the live page opens (no --out, --kind, --layer, "
             "--head, --json)"
         )
-    picture = None if json and out is None else out or Path("attention.png")
-    if picture is not None:
-        check_picture(picture)  # before the model runs
-    maps = read_attention(_load(model, device=device, tokenizer=tokenizer), text, target)
-    if kind is None:
-        kind = "alignment" if "cross" in maps.patterns and layer is None and head is None else "all"
-    kinds = tuple(maps.patterns) if kind == "all" else ("cross" if kind == "alignment" else kind,)
-    if missing := [name for name in kinds if name not in maps.patterns]:
-        raise UsageError(f"--kind {missing[0]}: this model has {', '.join(maps.patterns)}")
-    if picture is not None:
-        figure = (
-            draw_alignment(maps) if kind == "alignment" else draw_heads(maps, kinds, layer, head)
-        )
-        picture = save_figure(figure, picture)
-    if not json:
-        if maps.written:
-            print_note(f"{maps.text}  →  {maps.output}")
-        print(picture)
-        return
-    if kind == "alignment":
-        kinds = tuple(maps.patterns)
-    texts = {name: getattr(maps, name) for name in ("text", "output", "source", "given", "written")}
-    # (layers, heads, queries, keys)
-    patterns = {name: maps.patterns[name].astype(float).round(DECIMALS).tolist() for name in kinds}
-    print_json(**texts, patterns=patterns, picture=None if picture is None else str(picture))
+    else:
+        _show_attention(options, text, selection, out)
+
+
+# --- groups of options ----------------------------------------------------------------------------
+
+
+class LookOptions(NamedTuple):
+    """The model, what it reads and writes, and whether to print JSON. load: loads a model by its
+    name, after the options are checked.
+    """
+
+    model: str
+    text: str | None
+    target: str | None
+    json: bool
+    load: Callable[[str], Pipeline]
+
+
+class PageOptions(NamedTuple):
+    """Where the page goes: to a file, or without one to a port of this machine, where it opens in
+    the browser if asked.
+    """
+
+    out: Path | None
+    port: int
+    browser: bool
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the file is a page, and no picture."""
+        return self.out is not None and self.out.suffix.lower() == ".html"
+
+    @property
+    def has_page(self) -> bool:
+        """Whether there is a page, live or written."""
+        return self.out is None or self.is_written
+
+
+class Selection(NamedTuple):
+    """The heads to draw: those of a kind of attention, a layer and a head, from 1."""
+
+    kind: str | None
+    layer: int | None
+    head: int | None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether some heads are selected, which a page does not do."""
+        return self != Selection(None, None, None)
+
+
+class RoleOptions(NamedTuple):
+    """The lines over which roles are found, what is known about their words, and the roles whose
+    heads are pruned.
+    """
+
+    roles: Path | None
+    align: Path | None
+    coreference: Path | None
+    conllu: Path | None
+    prune: list[str]
+
+    @property
+    def given(self) -> list[str]:
+        """The options that are given, of which all need --roles."""
+        return [f"--{name}" for name, value in self._asdict().items() if value]
+
+
+def _check_combinations(
+    options: LookOptions,
+    page: PageOptions,
+    selection: Selection,
+    role_options: RoleOptions,
+    compare: str | None,
+) -> None:
+    """Raises UsageError for options that exclude each other, of which it reports the first."""
+    finds_roles = role_options.roles is not None
+    no_page = options.json or selection.is_given
+    contradictions = [
+        (
+            compare == options.model,
+            f"--compare {compare}: the same model; name another, or a checkpoint of its run",
+        ),
+        (
+            page.is_written and not finds_roles and no_page,
+            f"{page.out}: a page shows every head; remove --kind, --layer, --head and --json",
+        ),
+        (
+            compare is not None and (no_page or not page.has_page),
+            "--compare shows two models on a page; remove --kind, --layer, --head and --json, and "
+            "write a file with --out page.html",
+        ),
+        (
+            bool(role_options.given) and not finds_roles,
+            f"{''.join(role_options.given[:1])} requires --roles FILE",
+        ),
+        (
+            finds_roles and (selection.is_given or not page.has_page or compare is not None),
+            "--roles prints a table; remove --kind, --layer, --head, --compare and pictures",
+        ),
+    ]
+    for is_contradiction, message in contradictions:
+        if is_contradiction:
+            raise UsageError(message)
 
 
 def _check_texts(model: str, text: str | None, target: str | None) -> None:
@@ -179,7 +228,7 @@ def _check_texts(model: str, text: str | None, target: str | None) -> None:
         check_no_files([target or ""], f"look {model} TEXT --target", CONTENT)
 
 
-def _load(model: str, **options: Any) -> Pipeline:
+def _load(name: str, *, device: str | None = None, tokenizer: str | None = None) -> Pipeline:
     """A model, a checkpoint of a run, or the model of width 4 of the documentation if it is named
     `teaching`.
     """
@@ -187,28 +236,35 @@ def _load(model: str, **options: Any) -> Pipeline:
     from trifold.look.run_view import at_checkpoint
     from trifold.look.walkthrough import teaching_model
 
-    if (run := _run_of_checkpoint(model)) is not None:
-        return at_checkpoint(load_pipeline(str(run), **options), Path(model))
-    return teaching_model() if _is_teaching(model) else load_pipeline(model, **options)
+    if _is_teaching(name):
+        return teaching_model()
+    run = _run_of_checkpoint(name)
+    if run is None:
+        return load_pipeline(name, device=device, tokenizer=tokenizer)
+    finished = load_pipeline(str(run), device=device, tokenizer=tokenizer)
+    return at_checkpoint(finished, Path(name))
 
 
 def _run_of_checkpoint(model: str) -> Path | None:
     """The run of a checkpoint; None for another model."""
     path = Path(model)
-    return path.parents[1] if path.parent.name == "checkpoints" and path.is_dir() else None
+    if path.parent.name != "checkpoints" or not path.is_dir():
+        return None
+    return path.parents[1]
 
 
 def _is_teaching(model: str) -> bool:
     return model == "teaching" and not Path(model).exists()
 
 
+# --- the page -------------------------------------------------------------------------------------
+
+
 def _open_page(
     models: dict[str, Pipeline],
     text: str | None,
     target: str | None,
-    out: Path | None,
-    port: int,
-    browser: bool,
+    page: PageOptions,
     roles: dict[str, Any] | None = None,
 ) -> None:
     """Write the page, or serve it until interrupted. roles: what they were found to be, or None."""
@@ -220,10 +276,10 @@ def _open_page(
     from trifold.look.session import Session
 
     sessions = [Session(pipeline, run_folder(name), roles) for name, pipeline in models.items()]
-    if out is not None:
+    if page.out is not None:
         if text is None:
             raise UsageError("TEXT is missing; a written page shows one text")
-        print(write_page(sessions, text, target, out, *models))
+        print(write_page(sessions, text, target, page.out, *models))
         return
 
     if text is not None:
@@ -232,10 +288,107 @@ def _open_page(
     def ready(address: str) -> None:
         print_note("the page is open until Ctrl-C")
         print(address, flush=True)
-        if browser:
+        if page.browser:
             webbrowser.open(address)
 
-    serve(sessions, {"text": text or "", "target": target, "models": [*models]}, port, ready)
+    serve(sessions, {"text": text or "", "target": target, "models": [*models]}, page.port, ready)
+
+
+# --- weights and pictures -------------------------------------------------------------------------
+
+
+def _show_attention(
+    options: LookOptions, text: str, selection: Selection, out: Path | None
+) -> None:
+    """Draw the weights of a text, or print them as JSON and draw them only with `out`."""
+    from trifold.look import read_attention
+    from trifold.look.plots import check_picture
+
+    picture = out
+    if out is None and not options.json:
+        picture = Path("attention.png")
+    if picture is not None:
+        check_picture(picture)  # before the model runs
+    maps = read_attention(options.load(options.model), text, options.target)
+    selection = _with_kind(selection, maps)
+    kinds = _kinds_to_show(selection, maps)
+    if picture is not None:
+        picture = _draw(selection, kinds, maps, picture)
+    if options.json:
+        # The alignment is an average over the heads, which are printed one by one.
+        printed = tuple(maps.patterns) if selection.kind == "alignment" else kinds
+        _print_weights(maps, printed, picture)
+        return
+    if maps.written:
+        print_note(f"{maps.text}  →  {maps.output}")
+    print(picture)
+
+
+def _with_kind(selection: Selection, maps: AttentionMaps) -> Selection:
+    """The selection with a kind: by default the alignment of a translation, or all heads if it
+    selects some or there is none.
+    """
+    if selection.kind is not None:
+        return selection
+    shows_alignment = "cross" in maps.patterns and not selection.is_given
+    return selection._replace(kind="alignment" if shows_alignment else "all")
+
+
+def _kinds_to_show(selection: Selection, maps: AttentionMaps) -> tuple[str, ...]:
+    """The kinds of attention to show. Raises UsageError for one that the model does not have."""
+    kinds = {"all": tuple(maps.patterns), "alignment": ("cross",)}
+    chosen = kinds.get(str(selection.kind), (str(selection.kind),))
+    for kind in chosen:
+        if kind not in maps.patterns:
+            raise UsageError(f"--kind {kind}: this model has {', '.join(maps.patterns)}")
+    return chosen
+
+
+def _draw(selection: Selection, kinds: tuple[str, ...], maps: AttentionMaps, picture: Path) -> Path:
+    """Write the picture, and return its path."""
+    from trifold.look.attention import draw_alignment, draw_heads
+    from trifold.look.plots import save_figure
+
+    if selection.kind == "alignment":
+        return save_figure(draw_alignment(maps), picture)
+    return save_figure(draw_heads(maps, kinds, selection.layer, selection.head), picture)
+
+
+def _print_weights(maps: AttentionMaps, kinds: Sequence[str], picture: Path | None) -> None:
+    """Print the tokens and the weights of these kinds as JSON."""
+    texts = {name: getattr(maps, name) for name in ("text", "output", "source", "given", "written")}
+    # (layers, heads, queries, keys)
+    patterns = {name: maps.patterns[name].astype(float).round(DECIMALS).tolist() for name in kinds}
+    print_json(**texts, patterns=patterns, picture=None if picture is None else str(picture))
+
+
+# --- roles ----------------------------------------------------------------------------------------
+
+
+def _find_roles(
+    options: LookOptions, page: PageOptions, roles: Path, role_options: RoleOptions
+) -> None:
+    """Print the roles of heads over the lines of a file, and show them on a page if there is a text
+    or a file for it.
+    """
+    from trifold.look.corpus import read_corpus
+
+    known = (role_options.align, role_options.coreference, role_options.conllu)
+    lines = read_corpus(roles, *known)
+    pipeline = options.load(options.model)
+    report = _measure_roles(pipeline, lines, role_options.prune)
+    if options.json:
+        print_json(report)
+    else:
+        _print_roles(report)
+    if page.out is None and (options.text is None or options.json):
+        return
+    text = options.text
+    target = options.target
+    if text is None:
+        text = lines[0].text
+        target = lines[0].target
+    _open_page({options.model: pipeline}, text, target, page, report)
 
 
 def _measure_roles(
@@ -244,7 +397,6 @@ def _measure_roles(
     """The report of `head_roles`, and `pruned`: the effect of removing the heads of some roles, or
     None.
     """
-    from trifold.look.effects import effect_on_bleu, effect_over_lines
     from trifold.look.roles import check_roles, head_roles, prune_edits
 
     check_roles(prune)
@@ -257,29 +409,30 @@ def _measure_roles(
     except UsageError as error:
         print_note(f"warning: {error}; nothing is removed")
         return {**report, "pruned": None}
+    return {**report, "pruned": {"roles": list(prune), **_measure_edits(pipeline, lines, edits)}}
+
+
+def _measure_edits(pipeline: Pipeline, lines: Sequence[Line], edits: list[Any]) -> dict[str, Any]:
+    """The edits, and the scores of the model over the lines before and after them."""
+    from trifold.look.effects import effect_on_bleu, effect_over_lines
+
     # Sentences of --conllu have no target; beside pairs, only the pairs have labels.
     pairs = [f"{line.text}\t{line.target}" for line in lines if line.target is not None]
     rows = pairs or [line.text for line in lines]
     with count_progress("lines without these heads", len(rows)) as on_done:
         effect = effect_over_lines(pipeline, rows, edits, on_done)
-    effect["bleu"] = effect_on_bleu(pipeline, rows, edits)
-    return {**report, "pruned": {"roles": list(prune), "edits": edits, **effect}}
+    return {"edits": edits, **effect, "bleu": effect_on_bleu(pipeline, rows, edits)}
 
 
 def _print_roles(report: dict[str, Any]) -> None:
     """Heads with roles in a table of at most 80 columns, then the effect of pruning."""
-    found = [each for each in report["heads"] if each["found"]]
-    places = {(each["kind"], each["layer"], each["head"]) for each in report["heads"]}
-    held = {(each["kind"], each["layer"], each["head"]) for each in found}
-    rows = [("role", "relation", "head", "share", "95 %", "baseline", "queries")]
-    for each in found:
-        head = f"{each['kind']} {each['layer'] + 1}.{each['head'] + 1}"
-        interval = f"{each['low']:.2f}–{each['high']:.2f}"
-        numbers = f"{each['share']:.2f}", interval, f"{each['baseline']:.2f}", f"{each['trials']:,}"
-        rows.append((each["role"], each["relation"], head, *numbers))
-    if found:
-        print_table(rows, "   rrrr", cut=2)
-    counts = f"{len(held)} of {len(places)} heads have a role over {report['lines']:,} lines"
+    with_role = [head for head in report["heads"] if head["found"]]
+    if with_role:
+        heading = ("role", "relation", "head", "share", "95 %", "baseline", "queries")
+        print_table([heading, *map(_role_row, with_role)], "   rrrr", cut=2)
+    n_heads = len(set(map(_head_index, report["heads"])))
+    n_with_role = len(set(map(_head_index, with_role)))
+    counts = f"{n_with_role} of {n_heads} heads have a role over {report['lines']:,} lines"
     print_note(f"{counts}; layer.head from 1")
     if report["skipped"]:
         print_note(
@@ -287,10 +440,33 @@ def _print_roles(report: dict[str, Any]) -> None:
             "words"
         )
     if report["pruned"] is not None:
-        pruned = report["pruned"]
-        count = sum(len(edit["heads"]) for edit in pruned["edits"])
-        print(f"without {count} heads ({', '.join(pruned['roles'])}):")
-        for title, form in (("loss", ".4f"), ("accuracy", ".4f"), ("BLEU", ".2f")):
-            if (effect := pruned[title.lower()]) is not None:
-                before, after = effect
-                print(f"  {title} {before:{form}} → {after:{form}} ({after - before:+{form}})")
+        _print_pruned(report["pruned"])
+
+
+def _head_index(head: dict[str, Any]) -> tuple[str, int, int]:
+    """The kind of attention, layer and number of a head, which may have several roles."""
+    return head["kind"], head["layer"], head["head"]
+
+
+def _role_row(head: dict[str, Any]) -> tuple[str, ...]:
+    """The cells of a head with a role."""
+    return (
+        head["role"],
+        head["relation"],
+        f"{head['kind']} {head['layer'] + 1}.{head['head'] + 1}",
+        f"{head['share']:.2f}",
+        f"{head['low']:.2f}–{head['high']:.2f}",
+        f"{head['baseline']:.2f}",
+        f"{head['trials']:,}",
+    )
+
+
+def _print_pruned(pruned: dict[str, Any]) -> None:
+    """Print the scores before and after the heads of some roles are removed."""
+    count = sum(len(edit["heads"]) for edit in pruned["edits"])
+    print(f"without {count} heads ({', '.join(pruned['roles'])}):")
+    for title, form in (("loss", ".4f"), ("accuracy", ".4f"), ("BLEU", ".2f")):
+        effect = pruned[title.lower()]
+        if effect is not None:
+            before, after = effect
+            print(f"  {title} {before:{form}} → {after:{form}} ({after - before:+{form}})")
