@@ -79,7 +79,7 @@ def test_json_equals_the_python_result(trifold, models, task):
     for row, message in zip(
         rows, pipe.predict([text[0] for text in texts], pairs, task=task), strict=True
     ):
-        from trifold.cli.predict import to_json
+        from trifold.cli.prediction_output import to_json
 
         assert row["outputs"] == json.loads(json.dumps(to_json(message)))
 
