@@ -73,8 +73,7 @@ class GenerationConfig(Settings):
     early_stopping: bool | Literal["never"] = Field(
         False,
         description="when beam search stops: with num_beams finished outputs (true), when a "
-        "better output is "
-        "unlikely (false) or impossible (never)",
+        "better output is unlikely (false) or impossible (never)",
     )
     renormalize_logits: bool = Field(
         False, description="beams: renormalize probabilities of allowed tokens"
@@ -153,8 +152,7 @@ class GenerationConfig(Settings):
     cache: Literal["growing", "static", "sliding"] | None = Field(
         None,
         description="key/value cache: grows as needed, is allocated at once, or keeps only the "
-        "attention windows; "
-        "default: by model and length",
+        "attention windows; default: by model and length",
     )
 
     @property
@@ -165,7 +163,9 @@ class GenerationConfig(Settings):
     @property
     def sampling_keys(self) -> list[str]:
         """The settings that select sampling; top_k of a contrastive search does not."""
-        others = {"top_k_form"} if self.penalty_alpha is None else {"top_k_form", "top_k"}
+        others = {"top_k_form"}
+        if self.penalty_alpha is not None:
+            others.add("top_k")
         return [key for key in SAMPLING if getattr(self, key) is not None and key not in others]
 
     @field_validator("temperature", mode="before")
@@ -178,9 +178,9 @@ class GenerationConfig(Settings):
 
     @model_validator(mode="after")
     def _check_conflicts(self) -> Self:
-        checks = [_sampling_conflicts, _contrastive_conflicts, _beam_conflicts]
-        checks += [_lookup_conflicts, _length_conflicts, _word_conflicts]
-        if conflict := next((conflict for check in checks for conflict in check(self)), None):
+        conflicts = (conflict for find in _CONFLICTS for conflict in find(self))
+        conflict = next(conflicts, None)
+        if conflict is not None:
             raise ValueError(conflict)
         return self
 
@@ -188,9 +188,9 @@ class GenerationConfig(Settings):
 def end_ids(config: GenerationConfig, model: ModelConfig) -> list[int]:
     """The ids that end an output; empty if the model's end id is outside its vocabulary."""
     ids = model.eos_id if config.eos_token_id is None else config.eos_token_id
-    return [
-        end for end in ([ids] if isinstance(ids, int) else ids) if end < model.output_vocab_size
-    ]
+    if isinstance(ids, int):
+        ids = [ids]
+    return [end for end in ids if end < model.output_vocab_size]
 
 
 def with_generation_options(function: Function) -> Function:
@@ -201,7 +201,9 @@ def with_generation_options(function: Function) -> Function:
     """
     signature = inspect.signature(function)
     parameters = [
-        each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD
     ]
     lines = [inspect.getdoc(function) or "", "", "Options:"]
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -355,27 +357,38 @@ def _length_conflicts(config: GenerationConfig) -> Iterator[str]:
             yield f"{both} limit the same length: leave out {total}, which includes the prompt"
 
 
-def _word_conflicts(config: GenerationConfig) -> Iterator[str]:
+def _repeated_phrase_conflicts(config: GenerationConfig) -> Iterator[str]:
     for text, ids in (("bad_words", "bad_words_ids"), ("force_words", "force_words_ids")):
         if getattr(config, text) is not None and getattr(config, ids):
             yield f"{text} and {ids} are both set: use one of them for all phrases"
+
+
+def _language_conflicts(config: GenerationConfig) -> Iterator[str]:
     if config.target_language is not None and config.forced_bos_token_id is not None:
-        remedy = "both set the first token; leave one of them out"
-        yield _contradiction(
-            _value(config, "target_language"), _value(config, "forced_bos_token_id"), remedy
-        )
-    banned = {tuple(phrase) for phrase in config.bad_words_ids or ()}
-    for alternatives in config.force_words_ids or ():
-        phrases = alternatives if isinstance(alternatives[0], list) else [alternatives]
-        found = [next((b for b in banned if _contains(phrase, b)), None) for phrase in phrases]
-        if all(found):
-            bad = list(found[0] or ())
+        language = _value(config, "target_language")
+        first = _value(config, "forced_bos_token_id")
+        yield _contradiction(language, first, "both set the first token; leave one of them out")
+
+
+def _forbidden_phrase_conflicts(config: GenerationConfig) -> Iterator[str]:
+    """Phrases of ids that must appear, of which every alternative contains a forbidden one."""
+    forbidden = {tuple(phrase) for phrase in config.bad_words_ids or ()}
+    for required in config.force_words_ids or ():
+        alternatives: list[Any] = required if isinstance(required[0], list) else [required]
+        parts = [
+            next((part for part in forbidden if _contains(phrase, part)), None)
+            for phrase in alternatives
+        ]
+        if parts[0] is not None and all(parts):
             yield (
-                f"{phrases[0]} is in force_words_ids, but bad_words_ids forbids {bad}: remove "
-                "one of them"
+                f"{alternatives[0]} is in force_words_ids, but bad_words_ids forbids "
+                f"{list(parts[0])}: remove one of them"
             )
+
+
+def _forbidden_word_conflicts(config: GenerationConfig) -> Iterator[str]:
     for word in config.force_words or ():
-        if any(bad in word for bad in config.bad_words or ()):
+        if any(forbidden in word for forbidden in config.bad_words or ()):
             yield (
                 f"{word!r} is in force_words, but bad_words forbids it: remove it from one of them"
             )
@@ -383,6 +396,20 @@ def _word_conflicts(config: GenerationConfig) -> Iterator[str]:
 
 def _contains(phrase: Any, part: tuple[int, ...]) -> bool:
     return any(tuple(phrase[i : i + len(part)]) == part for i in range(len(phrase) - len(part) + 1))
+
+
+# In the order in which they are reported.
+_CONFLICTS: tuple[Callable[[GenerationConfig], Iterator[str]], ...] = (
+    _sampling_conflicts,
+    _contrastive_conflicts,
+    _beam_conflicts,
+    _lookup_conflicts,
+    _length_conflicts,
+    _repeated_phrase_conflicts,
+    _language_conflicts,
+    _forbidden_phrase_conflicts,
+    _forbidden_word_conflicts,
+)
 
 
 def _contradiction(one: str, other: str, remedy: str) -> str:
@@ -396,4 +423,6 @@ def _value(config: GenerationConfig, key: str) -> str:
 def _sampling_setting(config: GenerationConfig) -> str:
     if config.sampling_keys:
         return _value(config, config.sampling_keys[0])
-    return "do_sample true" if config.is_sampling else f"top_k_form {config.top_k_form}"
+    if config.is_sampling:
+        return "do_sample true"
+    return _value(config, "top_k_form")

@@ -9,7 +9,7 @@ nothing else.
 import importlib.resources
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import cached_property
@@ -93,8 +93,8 @@ class TrainSettings(Settings):
     weight_decay_on: Literal["everything", "matrices", "hidden"] | None = Field(
         None,
         description="parameters with weight decay: all; matrices (no biases, no norms); or "
-        "matrices of the layers only "
-        "(no embeddings, no heads). By default matrices, and everything with adam",
+        "matrices of the layers only (no embeddings, no heads). By default matrices, and "
+        "everything with adam",
     )
     relative_step: bool = Field(
         True, description="adafactor: multiply rates by the RMS of each parameter"
@@ -109,8 +109,7 @@ class TrainSettings(Settings):
     muon_scale: Literal["match-rms", "original", "none"] = Field(
         "match-rms",
         description="muon: scale of an n × m update: 0.2 · sqrt(max(n, m)), which matches "
-        "AdamW; sqrt(max(1, n / m)); "
-        "or 1",
+        "AdamW; sqrt(max(1, n / m)); or 1",
     )
     muon_iterations: int = Field(
         5, ge=1, description="muon: Newton–Schulz iterations; fewer are faster"
@@ -118,8 +117,8 @@ class TrainSettings(Settings):
     muon_polynomial: Literal["jordan", "polar-express"] = Field(
         "jordan",
         description="muon: polynomial of an iteration: the same quintic in each; or the optimal "
-        "one for the number of "
-        "iterations (at most 5), two of which do about as much as three of the other",
+        "one for the number of iterations (at most 5), two of which do about as much as three of "
+        "the other",
     )
     freeze: tuple[str, ...] = Field(
         (), strict=False, description="parts, or patterns of parameter names, that are not trained"
@@ -153,8 +152,7 @@ class TrainSettings(Settings):
     compile: Literal["none", "blocks"] = Field(
         "none",
         description="blocks: compile the blocks (torch.compile) with a C++ compiler or, on a "
-        "GPU, Triton; requires "
-        "workers: 1",
+        "GPU, Triton; requires workers: 1",
     )
     device: str = "auto"
     sharding: Literal["none", "full"] = Field(
@@ -166,8 +164,7 @@ class TrainSettings(Settings):
         None,
         gt=0,
         description="parts of a batch that are processed in parallel on a CPU; by default one "
-        "per thread, with at "
-        "least 1,024 tokens each",
+        "per thread, with at least 1,024 tokens each",
     )
 
     log_every: int = Field(20, gt=0)
@@ -195,8 +192,7 @@ class TrainSettings(Settings):
     on_spike: Literal["accept", "skip", "rewind"] = Field(
         "accept",
         description="at a loss spike: accept the update, skip it, or return to the last "
-        "checkpoint and continue after "
-        "the batch",
+        "checkpoint and continue after the batch",
     )
     spike_factor: float = Field(
         2.0, gt=1, description="a spike exceeds this multiple of the recent median"
@@ -212,20 +208,36 @@ class TrainSettings(Settings):
         """`workers`; 1 with compiled blocks, whose random numbers come from a generator that all
         threads share.
         """
-        return 1 if self.compile == "blocks" else self.workers
+        if self.compile == "blocks":
+            return 1
+        return self.workers
 
     @property
     def decay_steps(self) -> int:
         """Steps of the decay of warmup-stable-decay."""
-        return max(1, round(self.decay * self.steps)) if self.decay < 1 else int(self.decay)
+        if self.decay < 1:  # a share of all steps
+            return max(1, round(self.decay * self.steps))
+        return int(self.decay)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if problem := next(self._contradictions(), None):
-            raise problem if isinstance(problem, Conflict) else ValueError(problem)
+        problem = next(self._contradictions(), None)
+        if isinstance(problem, Conflict):
+            raise problem
+        if problem is not None:
+            raise ValueError(problem)
         return self
 
     def _contradictions(self) -> Iterator[str | Conflict]:
+        """What is wrong with the settings together; the first one is reported."""
+        yield from self._keys_without_effect()
+        yield from self._checkpoint_contradictions()
+        yield from self._schedule_contradictions()
+        yield from self._averaging_contradictions()
+        yield from self._optimizer_contradictions()
+        yield from self._compilation_contradictions()
+
+    def _keys_without_effect(self) -> Iterator[Conflict]:
         for key, (chooser, values) in DEPENDENT_KEYS.items():
             value = getattr(self, key)
             chosen = getattr(self, chooser)
@@ -233,6 +245,9 @@ class TrainSettings(Settings):
             if value != default and chosen not in values:
                 text = f"{key} {value} has no effect with {chooser} {chosen}"
                 yield Conflict(text, {key: default}, f"remove it, or use {' or '.join(values)}")
+
+    def _checkpoint_contradictions(self) -> Iterator[str | Conflict]:
+        """Checkpoints that an average needs, and that are not there."""
         if self.average > self.keep_last:
             text = (
                 f"average {self.average} requires keep_last of at least {self.average}, not "
@@ -242,9 +257,12 @@ class TrainSettings(Settings):
         if self.average > 1 and self.validate_every % self.save_every:
             yield (
                 f"with average > 1, validate_every ({self.validate_every}) must be a multiple "
-                "of save_every "
-                f"({self.save_every}), so that every validation has a new checkpoint to average"
+                f"of save_every ({self.save_every}), so that every validation has a new "
+                "checkpoint to average"
             )
+
+    def _schedule_contradictions(self) -> Iterator[str | Conflict]:
+        """Warmup and decay that do not fit the number of steps."""
         if self.schedule in FINITE_SCHEDULES and self.warmup >= self.steps:
             text = f"warmup {self.warmup} leaves none of the {self.steps} steps for the decay"
             yield Conflict(text, {"warmup": self.steps // 10}, "lower it")
@@ -256,12 +274,15 @@ class TrainSettings(Settings):
         if length is not None and getattr(self, length) == 1 and not self.final_rate:
             yield (
                 f"schedule {self.schedule} decays to rate 0 in a single step, which learns "
-                "nothing; set "
-                f"{length.removesuffix('_steps')} to 2 or more, or final_rate above 0"
+                f"nothing; set {length.removesuffix('_steps')} to 2 or more, or final_rate above 0"
             )
+
+    def _averaging_contradictions(self) -> Iterator[Conflict]:
         if self.ema is not None and self.average > 1:
             text = f"ema {self.ema} and average {self.average} both average the weights"
             yield Conflict(text, {"average": 1, "ema": None}, "choose one")
+
+    def _optimizer_contradictions(self) -> Iterator[str | Conflict]:
         if self.muon_polynomial == "polar-express" and self.muon_iterations > 5:
             text = (
                 f"muon_iterations {self.muon_iterations} exceeds the 5 of polar-express, after "
@@ -271,13 +292,17 @@ class TrainSettings(Settings):
             yield Conflict(text, ways, "set it to 5 or less")
         if self.optimizer == "adafactor" and self.learning_rate is None:
             yield "adafactor requires learning_rate; its paper uses 0.01 with relative_step"
-        if self.compile == "blocks" and self.workers not in (None, 1):
+
+    def _compilation_contradictions(self) -> Iterator[Conflict]:
+        if self.compile != "blocks":
+            return
+        if self.workers not in (None, 1):
             text = (
                 f"compile: blocks does not support workers {self.workers}, because all threads "
                 "share one random generator"
             )
             yield Conflict(text, {"workers": 1, "compile": "none"})
-        if self.compile == "blocks" and self.precision == "int8":
+        if self.precision == "int8":
             text = "compile: blocks does not support precision: int8"
             yield Conflict(text, {"precision": "auto", "compile": "none"})
 
@@ -309,10 +334,14 @@ class Recipe(Settings):
     @classmethod
     def _move_start_from(cls, values: Any) -> Any:
         """Values with `train.start_from` at the top."""
-        train = values.get("train") if isinstance(values, Mapping) else None
-        if not isinstance(train, Mapping) or (inner := train.get("start_from")) is None:
+        if not isinstance(values, Mapping):
             return values
-        if (outer := values.get("start_from")) not in (None, inner):
+        train = values.get("train")
+        if not isinstance(train, Mapping) or train.get("start_from") is None:
+            return values
+        inner = train["start_from"]
+        outer = values.get("start_from")
+        if outer not in (None, inner):
             raise ValueError(
                 f"start_from: {outer} and train.start_from: {inner} differ; remove one of them"
             )
@@ -360,8 +389,7 @@ class Recipe(Settings):
         if self.train.compile != "none" and task.kind == "distill" and task.relations.weights:
             raise ValueError(
                 "task.relations reads activations inside blocks, which train.compile: blocks "
-                "does not support; set "
-                "train.compile to none, or the weights of the relations to 0"
+                "does not support; set train.compile to none, or the weights of the relations to 0"
             )
         return self
 
@@ -395,10 +423,11 @@ GROUPS: dict[str, type[Settings]] = {
 
 def included_recipes() -> dict[str, dict[str, Any]]:
     """Name -> content of the included recipes."""
-    found = sorted(
-        (f for f in INCLUDED.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name
-    )
-    return {f.name.removesuffix(".yaml"): parse(f.read_text("utf-8"), f.name) for f in found}
+    files = [file for file in INCLUDED.iterdir() if file.name.endswith(".yaml")]
+    return {
+        file.name.removesuffix(".yaml"): parse(file.read_text("utf-8"), file.name)
+        for file in sorted(files, key=lambda file: file.name)
+    }
 
 
 def recipe_names() -> dict[str, str]:
@@ -415,9 +444,14 @@ def missing_files(recipe: Mapping[str, Any]) -> list[str]:
     if not data.get("train") and not task.get("parts"):
         return ["data.train=FILE"]
     groups = (data, *task.get("parts", {}).values())
-    named = [group.get(key) for group in groups for key in ("train", "valid", "test")]
-    named += [task.get("teacher"), recipe.get("tokenizer", {}).get("file")]
-    files = [file for each in named if each for file in ([each] if isinstance(each, str) else each)]
+    sources = [group.get(key) for group in groups for key in ("train", "valid", "test")]
+    sources += [task.get("teacher"), recipe.get("tokenizer", {}).get("file")]
+    files: list[str] = []
+    for source in sources:
+        if isinstance(source, str) and source:
+            files.append(source)
+        elif source:
+            files += source
     return [file for file in files if not is_dataset(file) and not expand_path(file).exists()]
 
 
@@ -440,9 +474,9 @@ def load_recipe(
         _import_parts(values)
     # The values of an included recipe are defaults, as those of a preset.
     written = {} if is_included else deepcopy(values)
-    pairs = overrides.items() if isinstance(overrides, Mapping) else map(split_override, overrides)
     given: dict[str, Any] = {}
-    for key, value in ((key, name_frames(key, value)) for key, value in pairs):
+    for key, value in _override_pairs(overrides):
+        value = name_frames(key, value)
         replaced = {name: old for name, old in given.items() if f"{name}.".startswith(f"{key}.")}
         if replaced and replaced != {key: value}:
             warn(f"{key} is set again; {value!r} replaces the earlier value")
@@ -461,10 +495,19 @@ def load_recipe(
     return recipe
 
 
+def _override_pairs(overrides: Sequence[str] | Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    """Dotted keys and values."""
+    if isinstance(overrides, Mapping):
+        return overrides.items()
+    return map(split_override, overrides)
+
+
 def _import_parts(values: Mapping[str, Any]) -> None:
+    """Import the parts that `model.parts` names; other values are reported by `Recipe`."""
     model = values.get("model")
-    names = model.get("parts") if isinstance(model, Mapping) else None
-    for part in names if isinstance(names, list) else ():
+    if not isinstance(model, Mapping) or not isinstance(model.get("parts"), list):
+        return
+    for part in model["parts"]:
         if isinstance(part, str):
             load_part(part)
 
@@ -509,16 +552,11 @@ def is_run(name: str | Path) -> bool:
 
 def _read(name: str | Path) -> tuple[dict[str, Any], str, bool]:
     """The values of a recipe, its default name, and whether it is an included one."""
-    path = Path(name) / "recipe.yaml" if is_run(name) else Path(name)
+    path = Path(name)
+    if is_run(name):
+        path = path / "recipe.yaml"
     if path.suffix in (".yaml", ".yml") or path.is_file():
-        try:
-            return parse(path.read_text("utf-8"), str(path)), path.stem, False
-        except UnicodeDecodeError as error:
-            raise SettingsError(
-                f"{path}: byte {error.start + 1} is not valid UTF-8; save the file as UTF-8"
-            ) from None
-        except OSError as error:
-            raise UsageError(f"{path}: cannot read the file ({error.strerror})") from None
+        return _read_file(path), path.stem, False
     included = INCLUDED / f"{name}.yaml"
     if not included.is_file():
         if path.name != str(name):
@@ -526,6 +564,18 @@ def _read(name: str | Path) -> tuple[dict[str, Any], str, bool]:
         near = nearest(path.name, list(recipe_names()))
         raise UsageError(f"unknown recipe {path.name!r}{near}; list them with `trifold recipes`")
     return parse(included.read_text("utf-8"), str(name)), str(name), True
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    """The values of a recipe file. Raises SettingsError, or UsageError if it cannot be read."""
+    try:
+        return parse(path.read_text("utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise SettingsError(
+            f"{path}: byte {error.start + 1} is not valid UTF-8; save the file as UTF-8"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot read the file ({error.strerror})") from None
 
 
 def split_override(text: str) -> tuple[str, Any]:
