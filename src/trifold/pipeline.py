@@ -68,7 +68,9 @@ class Pipeline(PredictMixin):
 
     def __repr__(self) -> str:
         heads = ", ".join(self.config.chosen_heads) or "none"
-        codec = f"{self.tokenizer.vocab_size:,} tokens" if self.tokenizer else "no tokenizer"
+        codec = "no tokenizer"
+        if self.tokenizer:
+            codec = f"{self.tokenizer.vocab_size:,} tokens"
         size = f"{self.config.shape}; {self.device}; {self.model.count_parameters():,} parameters"
         return f"<Pipeline: {self.model.family or 'trifold'} {size}; heads: {heads}; {codec}>"
 
@@ -103,8 +105,10 @@ class Pipeline(PredictMixin):
         """
         if is_frame(texts):
             task = choose_task(self.config, task)
-            texts, second = _read_inputs(texts, "images" if self.config.n_patches else task)
-            pairs = second if pairs is None else pairs
+            columns_of = "images" if self.config.n_patches else task
+            texts, second_texts = _read_inputs(texts, columns_of)
+            if pairs is None:
+                pairs = second_texts
         if "corpus" in options:  # of a search
             options["corpus"] = _sources(options["corpus"])
         return super().predict(plain_column(texts), plain_column(pairs), task=task, **options)
@@ -186,10 +190,10 @@ class Pipeline(PredictMixin):
         """
         draft, config = self._options(**arguments)
         with self._inputs(tokens, attend, None, None) as (inputs, _):
-            found = generate_tokens(
+            hypotheses = generate_tokens(
                 self.model, inputs, config, codec=self.target_tokenizer, draft=draft
             )
-        return [outputs[0].tokens for outputs in found]
+        return [outputs[0].tokens for outputs in hypotheses]
 
     @contextmanager
     def _inputs(
@@ -203,7 +207,9 @@ class Pipeline(PredictMixin):
         DataError.
         """
         first = self._first_inputs(tokens, attend, segments)
-        second = None if other is None else self._decoder_inputs(other, len(first.tokens))
+        second = None
+        if other is not None:
+            second = self._decoder_inputs(other, len(first.tokens))
         try:
             yield first, second
         except ValueError as error:
@@ -212,36 +218,45 @@ class Pipeline(PredictMixin):
     def _first_inputs(
         self, tokens: TokensOrText, attend: Tensor | None, segments: Tensor | None
     ) -> Inputs:
-        config = self.config
-        weight = next(self.model.parameters())
-        if config.n_patches:
+        """The inputs of the first stack: pixels, ids, or texts."""
+        if self.config.n_patches:
             pixels = _tensor("tokens", tokens, "pixels of shape (B, channels, height, width)")
-            return Inputs(pixels=pixels.to(weight))
-        texts = [tokens] if isinstance(tokens, str) else tokens
-        if isinstance(texts, list | tuple) and any(isinstance(text, str) for text in texts):
+            return Inputs(pixels=pixels.to(next(self.model.parameters())))
+        if isinstance(tokens, str):
+            tokens = [tokens]
+        if isinstance(tokens, list | tuple) and any(isinstance(text, str) for text in tokens):
             if attend is not None or segments is not None:
                 raise UsageError("attend and segments belong to ids; leave them out for text")
             reader = ModelReader(self.model, self.tokenizer, on_overflow=None)
-            return reader.inputs(reader.encode(texts)).to(weight.device)
-        tokens = _ids("tokens", tokens, config.vocab_size)
+            return reader.inputs(reader.encode(tokens)).to(self.device)
+        return self._inputs_of_ids(tokens, attend, segments).to(self.device)
+
+    def _inputs_of_ids(self, values: Any, attend: Tensor | None, segments: Tensor | None) -> Inputs:
+        """The inputs for ids (B, T). Raises DataError for other shapes or types of `attend` and
+        `segments`.
+        """
+        config = self.config
+        tokens = _ids("tokens", values, config.vocab_size)
         if segments is not None:
             segments = _ids(
                 "segments", segments, config.n_token_types or 2**31, "model has {:,} token types"
             )
-        attend = None if attend is None else _tensor("attend", attend, "booleans of shape (B, T)")
-        for name, given in (("attend", attend), ("segments", segments)):
-            if given is not None and given.shape != tokens.shape:
+        if attend is not None:
+            attend = _tensor("attend", attend, "booleans of shape (B, T)")
+        for name, tensor in (("attend", attend), ("segments", segments)):
+            if tensor is not None and tensor.shape != tokens.shape:
                 raise DataError(
-                    f"{name} has the shape {tuple(given.shape)}, not {tuple(tokens.shape)}"
+                    f"{name} has the shape {tuple(tensor.shape)}, not {tuple(tokens.shape)}"
                 )
         if attend is not None and attend.dtype != torch.bool:
             raise DataError(
                 f"attend has the type {attend.dtype}; give booleans, True at real tokens"
             )
-        return Inputs(tokens, attend, segments=segments).to(weight.device)
+        return Inputs(tokens, attend, segments=segments)
 
     def _decoder_inputs(self, tokens: Tensor, rows: int) -> Inputs:
-        if (shape := self.config.shape) != "encoder-decoder":
+        shape = self.config.shape
+        if shape != "encoder-decoder":
             raise UsageError(
                 f"decoder_tokens require an encoder-decoder; this model has the shape {shape}"
             )
@@ -270,12 +285,14 @@ class Pipeline(PredictMixin):
         SettingsError for unknown or contradictory arguments, UsageError for a model that cannot
         generate or has no tokenizer.
         """
-        single = isinstance(text, str) or not hasattr(text, "__iter__")
-        texts: list[Any] = [text] if single else [*_sources(text)]
-        outputs = self.decode(
-            [found[0].tokens for found in self.hypotheses(texts, **arguments)], **arguments
-        )
-        return outputs[0] if single else outputs
+        if isinstance(text, str) or not hasattr(text, "__iter__"):
+            return self._best_outputs([text], **arguments)[0]
+        return self._best_outputs([*_sources(text)], **arguments)
+
+    def _best_outputs(self, texts: list[Any], **arguments: Any) -> list[str]:
+        """The best output for each text; see `generate`."""
+        hypotheses = self.hypotheses(texts, **arguments)
+        return self.decode([outputs[0].tokens for outputs in hypotheses], **arguments)
 
     translate = generate
 
@@ -319,13 +336,17 @@ class Pipeline(PredictMixin):
             if name not in arguments and (value := getattr(config, name)) > 1:
                 raise UsageError(
                     "--stream has a single output, and generation_config.json of the model (the "
-                    "recipe's `generate`) "
-                    f"sets {name} to {value}; add --{name.replace('_', '-')} 1"
+                    f"recipe's `generate`) sets {name} to {value}; add "
+                    f"--{name.replace('_', '-')} 1"
                 )
         rows = self.read([text], **reading_options(config))
         inputs = Inputs(torch.tensor(rows, device=self.device))
-        ended = None if on_end is None else lambda outputs: on_end(outputs[0])
-        parts = stream_text(self.model, inputs, config, self.writer, draft=draft, on_end=ended)
+
+        def report_end(outputs: list[Hypothesis]) -> None:
+            if on_end is not None:
+                on_end(outputs[0])
+
+        parts = stream_text(self.model, inputs, config, self.writer, draft=draft, on_end=report_end)
         yield from (part for _, part in parts)
 
     def limit(self, text: str, **arguments: Any) -> OutputLimit:
@@ -340,8 +361,11 @@ class Pipeline(PredictMixin):
         """Whether special tokens in a text are parsed: as requested, as generation_config.json
         says, or as transformers does.
         """
-        options = (parse_special, self.generation.parse_special, self.reader.parses_special)
-        return next(each for each in options if each is not None)
+        if parse_special is not None:
+            return parse_special
+        if self.generation.parse_special is not None:
+            return self.generation.parse_special
+        return self.reader.parses_special
 
     def read(
         self,
@@ -359,23 +383,24 @@ class Pipeline(PredictMixin):
         for an unknown language.
         """
         check_strings(texts)
-        both = self.config.shape == "encoder-decoder"
         encoded = self.reader.rows(texts, special_in_text=self.parses_special(parse_special))
+        has_encoder = self.config.shape == "encoder-decoder"
         empty = [all(text is None for text in row.texts) for row in encoded]
         if any(empty):
             place = f"text {empty.index(True) + 1} of {len(texts)}"
-            raise DataError(
-                f"{place} has no tokens: nothing to {'translate' if both else 'continue'}"
-            )
-        end = self.config.eos_id
-        appends = both and self.config.eos_id < self.config.vocab_size
-        found = [list(row.ids) for row in encoded]
+            purpose = "translate" if has_encoder else "continue"
+            raise DataError(f"{place} has no tokens: nothing to {purpose}")
+        rows = [list(row.ids) for row in encoded]
         if language is not None:
-            found = set_language(encoded, language, self.reader.languages)
-        for ids, row in zip(found, encoded, strict=True):
-            if appends and end not in row.special:
-                ids.append(end)
-        return [truncate_ids(ids, limit, end if both else None) for ids in found]
+            rows = set_language(encoded, language, self.reader.languages)
+        if not has_encoder:
+            return [truncate_ids(ids, limit, None) for ids in rows]
+        end = self.config.eos_id
+        if end < self.config.vocab_size:
+            for ids, row in zip(rows, encoded, strict=True):
+                if end not in row.special:
+                    ids.append(end)
+        return [truncate_ids(ids, limit, end) for ids in rows]
 
     def decode(self, outputs: Sequence[Sequence[int]], **arguments: Any) -> list[str]:
         """The text of each output, up to the first of the stop strings in these arguments of
@@ -443,7 +468,9 @@ def reading_options(config: GenerationConfig) -> dict[str, Any]:
 
 def _sources(texts: Any) -> Any:
     """The texts, which may be a column of a table."""
-    return _read_inputs(texts, "generate")[0] if is_frame(texts) else plain_column(texts)
+    if is_frame(texts):
+        return _read_inputs(texts, "generate")[0]
+    return plain_column(texts)
 
 
 def _read_inputs(texts: Any, task: str) -> tuple[list[Any], list[Any] | None]:
@@ -474,9 +501,11 @@ def _ids(name: str, values: Any, count: int, limit: str = "vocabulary has {:,} t
         given = f"shape {tuple(tokens.shape)} and the type {tokens.dtype}"
         raise DataError(f"{name} has the {given}; give ids of shape (B, T)")
     tokens = tokens.long()  # other types lack operations
-    if not 0 <= int(tokens.min()) <= int(tokens.max()) < count:
-        wrong = tokens.max() if int(tokens.min()) >= 0 else tokens.min()
-        raise DataError(f"{name} has the id {int(wrong)}, but the {limit.format(count)}")
+    least = int(tokens.min())
+    largest = int(tokens.max())
+    if not 0 <= least <= largest < count:
+        wrong = least if least < 0 else largest
+        raise DataError(f"{name} has the id {wrong}, but the {limit.format(count)}")
     return tokens
 
 
@@ -505,20 +534,23 @@ def load(
             raise UsageError(
                 f"{option} {value!r} is not known; give {' or '.join(map(repr, known))}"
             )
-    best = "cuda" if torch.cuda.is_available() else "cpu"
-    place = find_device(best if device is None or device == "auto" else device)
+    if device is None or device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    found_device = find_device(device)
     fast.enable()
     folder = find_folder(str(name))
     model, generation = load_model(
-        folder, dtype=getattr(torch, dtype), device=place, stored=weights
+        folder, dtype=getattr(torch, dtype), device=found_device, stored=weights
     )
     folder = folder_with("tokenizer_config.json", folder)
     if tokenizer is None:
         reader, writer = read_tokenizers(folder)
     else:
         reader, writer = read_fitting_tokenizers(tokenizer, model.config, name)
-    file = folder / "generation_config.json"
-    with naming(file if file.is_file() else folder / "config.json"):
+    file_of_settings = folder / "generation_config.json"
+    if not file_of_settings.is_file():
+        file_of_settings = folder / "config.json"
+    with naming(file_of_settings):
         return Pipeline(
             model, reader, writer, generation, read_image_settings(folder), read_modules(folder)
         )
@@ -532,11 +564,11 @@ def read_fitting_tokenizers(
     """
     reader, writer = read_tokenizers(find_folder(str(name)))
     for codec, size in ((reader, config.vocab_size), (writer or reader, config.output_vocab_size)):
-        if codec is None or codec.vocab_size > size:
-            has = "no tokenizer" if codec is None else f"{codec.vocab_size:,} tokens"
-            raise CheckpointError(
-                f"{name}: {has}, but {model} needs a tokenizer of at most {size:,}"
-            )
+        needed = f"{model} needs a tokenizer of at most {size:,}"
+        if codec is None:
+            raise CheckpointError(f"{name}: no tokenizer, but {needed}")
+        if codec.vocab_size > size:
+            raise CheckpointError(f"{name}: {codec.vocab_size:,} tokens, but {needed}")
     return reader, writer
 
 
