@@ -19,7 +19,7 @@ segments and sparse blocks it counts the keys that a query may read. Look-ups, n
 dropout are not counted: they cost memory traffic, not products.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -69,7 +69,9 @@ def position_table(config: ModelConfig) -> int:
     """Elements of the table of sinusoidal positions, which is computed and not stored; 0 for other
     positions.
     """
-    return config.max_positions * config.sum_width if config.positions in SINUSOIDAL else 0
+    if config.positions not in SINUSOIDAL:
+        return 0
+    return config.max_positions * config.sum_width
 
 
 def _row(config: ModelConfig, name: str, formula: str, **letters: int) -> ParameterRow:
@@ -124,63 +126,102 @@ def _stack(side: str, config: ModelConfig, memory_width: int) -> Iterator[Parame
 def _norms(config: ModelConfig, side: str, *, crosses: bool) -> str:
     """The norms of the blocks of a stack, and its last one."""
     block = part_of(BlockPart, config)
-    each = norm(config, "E")
-    formula = f"L·{block.norms(config, crosses=crosses)}·{each}"
+    one_norm = norm(config, "E")
+    formula = f"L·{block.norms(config, crosses=crosses)}·{one_norm}"
     if not config.first_norm:
-        formula += f" - {each}"
+        formula += f" - {one_norm}"
     if config.has_final_norm("decoder" if side == "decoder" else "encoder"):
         formula += f" + {norm(config, formulas.times(block.streams, 'E'))}"
     return formula
 
 
 def _heads(config: ModelConfig) -> list[ParameterRow]:
+    """The heads of a model. E is the width of the states, and of what a classifier reads."""
     part = partial(_row, config, E=config.state_width)
-    states = config.state_width
     pooled = config.pooled_width
     vocabulary = config.output_vocab_size
-    dense = _transform(config) if config.classifier_transform else ""
-    reads = pooled if config.classifier_input == "pooler" else states
-    if dense and config.d_model < reads == config.stream_width:  # the layer joins both streams
-        dense = f"E·E + {dense}"
-        reads = config.d_model
-    classifier = f"{dense}C·E{' + C' if config.classifier_bias else ''}"
-    dense = _transform(config) if config.token_transform else ""
-    norms = "2·" if config.norm_placement == "sandwich" else ""
-    layer = f"{feed_forward(config)} + {norms}{norm(config, 'E')} + " if config.span_layer else ""
+    pooler = "E·E + E" if pooled == config.state_width else "E·W + W"
+    classifier, width = _classifier(config)
     # p positions of width q; from the states at both boundaries and a position to the width W; the
     # bias.
     boundary = f"p·q + (2·E + q)·W + W + W·W + W + 2·{norm(config, 'W')} + V"
     places = {"p": config.boundary_positions, "q": config.boundary_width, "W": config.output_width}
     parts = {
         "lm": part("language-model head", _lm_head(config), V=vocabulary),
-        "pooler": part("pooler", "E·E + E" if pooled == states else "E·W + W", W=pooled),
+        "pooler": part("pooler", pooler, W=pooled),
         "next-sentence": part("next-sentence head", "2·E + 2", E=pooled),
-        "sequence": part("sequence head", classifier, E=reads),
-        "choice": part("choice head", classifier, E=reads, C=1),
-        "token": part("token head", f"{dense}C·E + C"),
-        "span": part("span head", f"{layer}{dense}2·E + 2"),
-        "replaced": part("replaced head", f"{_transform(config)}E + 1"),
+        "sequence": part("sequence head", classifier, E=width),
+        "choice": part("choice head", classifier, E=width, C=1),
+        "token": part("token head", _token_head(config)),
+        "span": part("span head", _span_head(config)),
+        "replaced": part("replaced head", _sum([*_dense_layer(config), "E", "1"])),
         "boundary": part("boundary head", boundary, V=vocabulary, **places),
     }
     return [row for head, row in parts.items() if head in config.chosen_heads]
 
 
-def _transform(config: ModelConfig) -> str:
-    """The dense layer of a classifier, and its norm."""
-    after = f"{norm(config, 'E')} + " if config.transform_norm else ""
-    return f"E·E + {'E + ' if config.transform_bias else ''}{after}"
+def _sum(terms: Sequence[str]) -> str:
+    return " + ".join(terms)
+
+
+def _dense_layer(config: ModelConfig) -> list[str]:
+    """The dense layer before an output: its matrix, and its bias and norm, if it has them."""
+    terms = ["E·E"]
+    if config.transform_bias:
+        terms.append("E")
+    if config.transform_norm:
+        terms.append(norm(config, "E"))
+    return terms
+
+
+def _classifier(config: ModelConfig) -> tuple[str, int]:
+    """The classifier of a text, and the width E that it reads."""
+    width = config.state_width
+    if config.classifier_input == "pooler":
+        width = config.pooled_width
+    terms: list[str] = []
+    if config.classifier_transform:
+        terms += _dense_layer(config)
+        if config.d_model < width == config.stream_width:  # the layer joins both streams
+            terms = ["E·E", *terms]
+            width = config.d_model
+    terms.append("C·E")
+    if config.classifier_bias:
+        terms.append("C")
+    return _sum(terms), width
+
+
+def _token_head(config: ModelConfig) -> str:
+    """The classifier of tokens."""
+    terms = _dense_layer(config) if config.token_transform else []
+    return _sum([*terms, "C·E", "C"])
+
+
+def _span_head(config: ModelConfig) -> str:
+    """The logits of starts and ends, after a feed-forward layer with its norms if it has one."""
+    terms: list[str] = []
+    if config.span_layer:
+        norms = "2·" if config.norm_placement == "sandwich" else ""
+        terms += [feed_forward(config), f"{norms}{norm(config, 'E')}"]
+    if config.token_transform:
+        terms += _dense_layer(config)
+    return _sum([*terms, "2·E", "2"])
 
 
 def _lm_head(config: ModelConfig) -> str:
     """The transform, the matrix if it is not tied, and the bias."""
     letter = "W" if config.embedding_width != config.state_width else "E"
-    bias = f" + {letter}" if config.transform_bias else ""
-    terms = [f"E·{letter}{bias}", norm(config, letter)] if config.lm_head_transform else []
+    terms: list[str] = []
+    if config.lm_head_transform:
+        terms.append(f"E·{letter}")
+        if config.transform_bias:
+            terms.append(letter)
+        terms.append(norm(config, letter))
     if not config.tie_lm_head:
-        terms.append(f"V·{letter if config.lm_head_transform else 'E'}")
+        terms.append(f"V·{letter}" if config.lm_head_transform else "V·E")
     if config.lm_head_bias:
         terms.append("V")
-    return " + ".join(terms) or "0"
+    return _sum(terms) or "0"
 
 
 # --- arithmetic and memory ------------------------------------------------------------------------
@@ -229,9 +270,8 @@ def forward_flops(config: ModelConfig, source_length: int, target_length: int) -
         keys_values = keys_values * config.d_model // sized.d_model
         elements["encoder"] += config.decoder_layers * keys_values
         elements["decoder"] += config.decoder_layers * queries
-    elements["decoder" if config.decoder_layers else "encoder"] += _head_elements(
-        config.output_side
-    )
+    side_of_head = "decoder" if config.decoder_layers else "encoder"
+    elements[side_of_head] += _head_elements(config.output_side)
     return Flops(2 * elements["encoder"], 2 * elements["decoder"])
 
 
@@ -272,7 +312,8 @@ def _head_elements(config: ModelConfig) -> int:
     are negligible.
     """
     if "lm" not in config.chosen_heads:
-        return (3 if config.gated else 2) * config.d_model * config.d_ff * config.span_layer
+        n_matrices = 3 if config.gated else 2
+        return n_matrices * config.d_model * config.d_ff * config.span_layer
     if config.lm_head_transform:
         return config.embedding_width * (config.state_width + config.output_vocab_size)
     return config.state_width * config.output_vocab_size
@@ -295,13 +336,11 @@ def inference_memory(config: ModelConfig, precision: str = "float32") -> Inferen
     """
     side = config.decoder_side
     size = BYTES[precision]
-    crosses = (
-        2
-        * config.decoder_layers
-        * side.kv_heads
-        * side.head_width
-        * (config.shape == "encoder-decoder")
-    )
+    per_source_token = 0
+    if config.shape == "encoder-decoder":
+        per_source_token = 2 * config.decoder_layers * side.kv_heads * side.head_width
     return InferenceMemory(
-        size * count_parameters(config), size * crosses, size * cached_elements(config)
+        weights=size * count_parameters(config),
+        cache_per_source_token=size * per_source_token,
+        cache_per_target_token=size * cached_elements(config),
     )

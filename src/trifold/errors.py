@@ -28,7 +28,14 @@ def printable(text: str) -> str:
     lines = escape(text).split("\n")
     if len(lines) > MAX_LINES:
         lines[MAX_LINES - 1 :] = [f"  and {len(lines) - MAX_LINES + 1:,} more"]
-    return "\n".join(x if len(x) <= MAX_LINE else f"{x[:1300]} … {x[-600:]}" for x in lines)
+    return "\n".join(map(_without_middle, lines))
+
+
+def _without_middle(line: str) -> str:
+    """The line, without its middle if it is too long."""
+    if len(line) <= MAX_LINE:
+        return line
+    return f"{line[:1300]} … {line[-600:]}"
 
 
 def wrapped(text: str, columns: int | None = None) -> str:
@@ -42,10 +49,10 @@ def wrapped(text: str, columns: int | None = None) -> str:
             "^(?:error|warning): |`[^`]*`", lambda found: found[0].replace(" ", "\0"), line
         )
         rest = " " * (len(line) - len(line.lstrip()) + 4)
-        found = wrap(
+        parts = wrap(
             line, size, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
         )
-        lines += found or [""]
+        lines += parts or [""]
     return "\n".join(lines).replace("\0", " ")
 
 
@@ -65,18 +72,17 @@ PYTHON_NAMES = {
     "--resume auto": 'resume="auto"',
     "--data-changed": "data_changed=True",
     "--out": "`out`",
-}
-PYTHON_NAMES |= {"`trifold predict`": "`predict`", "`trifold generate`": "`generate`"}
-PYTHON_NAMES |= {
+    "`trifold predict`": "`predict`",
+    "`trifold generate`": "`generate`",
     "trifold recipes": "trifold.recipe.recipe_names()",
     "leave out --to ": "leave out `to` ",
-}
-PYTHON_NAMES |= {
     "--num-beams 1": "num_beams=1",
     "--num-return-sequences 1": "num_return_sequences=1",
+    "--stream ": "`stream` ",
+    "--on-overflow truncate": 'on_overflow="truncate"',
+    "--pooling mean": 'pooling="mean"',
+    "--corpus FILE": "`texts`",
 }
-PYTHON_NAMES |= {"--stream ": "`stream` ", "--on-overflow truncate": 'on_overflow="truncate"'}
-PYTHON_NAMES |= {"--pooling mean": 'pooling="mean"', "--corpus FILE": "`texts`"}
 
 
 class TrifoldError(Exception):

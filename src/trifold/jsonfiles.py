@@ -45,11 +45,11 @@ def lone_surrogate(text: str) -> str | None:
     """A description of the first unpaired surrogate (half of a character) in a text; None if it has
     none.
     """
-    found = re.search("[\ud800-\udfff]", text)
-    return (
-        found
-        and f"U+{ord(found[0]):04X}, an unpaired surrogate; remove it, or write the whole character"
-    )
+    surrogate = re.search("[\ud800-\udfff]", text)
+    if surrogate is None:
+        return None
+    code = f"U+{ord(surrogate[0]):04X}"
+    return f"{code}, an unpaired surrogate; remove it, or write the whole character"
 
 
 def read_json(path: Path, *, largest: int = MAX_INTEGER) -> dict[str, Any]:
@@ -111,10 +111,7 @@ def check_inside(path: Path) -> None:
     caches = [up.parent / "blobs" for up in (folder, *folder.parents) if up.name == "snapshots"]
     try:
         target = path.resolve(strict=True)
-    except (
-        OSError,
-        RuntimeError,
-    ):  # some versions of Python raise RuntimeError for a circular link
+    except (OSError, RuntimeError):  # some versions of Python raise the latter for a circular link
         raise CheckpointError(f"{path}: a link that leads nowhere; copy the file itself") from None
     if not any(target.is_relative_to(allowed) for allowed in (folder, *caches)):
         raise CheckpointError(f"{path}: a link that leads out of its folder; copy the file itself")

@@ -40,14 +40,11 @@ def available_memory(device: torch.device, processes: int = 1) -> Limit:
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0], f"free on {device}"
-    limits = [
-        limit for find in (_system_limits, _container_limits, _shell_limits) for limit in find()
-    ]
+    limits = [*_system_limits(), *_container_limits(), *_shell_limits()]
     limit, origin = min(limits, default=(2**62, "unlimited"))
-    return (
-        limit // processes,
-        origin if processes == 1 else f"{origin}, shared by {processes} ranks",
-    )
+    if processes > 1:
+        origin = f"{origin}, shared by {processes} ranks"
+    return limit // processes, origin
 
 
 def _system_limits() -> Iterator[Limit]:
@@ -67,16 +64,20 @@ _FILES = {
 }
 
 
-def _container_limits(own: Path = Path("/proc/self/cgroup")) -> Iterator[Limit]:
+def _container_limits(groups: Path = Path("/proc/self/cgroup")) -> Iterator[Limit]:
     """The limits of all control groups of this process; the path may be relative to another
     container.
     """
-    for line in _read_text(own).splitlines():
+    for line in _read_text(groups).splitlines():
         number, controllers, path = line.split(":", 2)
-        version = "2" if number == "0" and not controllers else "1"
-        if version == "1" and "memory" not in controllers.split(","):
+        if number == "0" and not controllers:
+            version = "2"
+            root = CGROUPS
+        elif "memory" in controllers.split(","):
+            version = "1"
+            root = CGROUPS / "memory"
+        else:
             continue
-        root = CGROUPS if version == "2" else CGROUPS / "memory"
         inner = root / path.lstrip("/")
         for group in (inner, *inner.parents):
             yield from _group_limits(group, *_FILES[version])
@@ -115,4 +116,6 @@ def _read_text(path: Path) -> str:
 
 def format_size(number: float) -> str:
     """Bytes in MiB or GiB."""
-    return f"{number / 2**30:.2f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
+    if number >= 2**30:
+        return f"{number / 2**30:.2f} GiB"
+    return f"{number / 2**20:.0f} MiB"

@@ -42,9 +42,9 @@ class Ragged:
 
     def tolist(self) -> list[list[int]]:
         """The sequences as lists."""
-        return (
-            [part.tolist() for part in np.split(self.ids, self.starts[1:-1])] if len(self) else []
-        )
+        if not len(self):
+            return []
+        return [part.tolist() for part in np.split(self.ids, self.starts[1:-1])]
 
     def joined(self, rows: Integers, lengths: Integers) -> NDArray[np.int32]:
         """The first `lengths` tokens of each of `rows`, concatenated: (sum of lengths,)."""
@@ -52,7 +52,8 @@ class Ragged:
 
     def select(self, rows: Integers, lengths: Integers | None = None) -> Ragged:
         """The given sequences, or the first `lengths` tokens of each."""
-        lengths = self.lengths[rows] if lengths is None else lengths
+        if lengths is None:
+            lengths = self.lengths[rows]
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         return Ragged(self.joined(rows, lengths), starts)
 
@@ -102,9 +103,8 @@ def split_into_chunks(
         head = lengths = np.where(long, 0, lengths)
     else:
         head = np.where(long, size if first is None else first, lengths)
-    count = (lengths > 0) - (
-        head - lengths
-    ) // size  # the head, and the rest divided by size and rounded up
+    # The head, and the rest divided by size and rounded up.
+    count = (lengths > 0) - (head - lengths) // size
     sequence = np.repeat(np.arange(len(lengths)), count)
     number = np.arange(len(sequence)) - np.repeat(np.cumsum(count) - count, count)
     begins = np.where(number == 0, 0, head[sequence] + (number - 1) * size)

@@ -67,8 +67,12 @@ class _Separators(dict[int, str]):
 
     def __missing__(self, code: int) -> str:
         category = unicodedata.category(chr(code))
-        kept = "" if category == "Cf" else " "
-        self[code] = chr(code) if category[0] in "LMN" else kept
+        if category[0] in "LMN":
+            self[code] = chr(code)
+        elif category == "Cf":
+            self[code] = ""
+        else:
+            self[code] = " "
         return self[code]
 
 

@@ -28,7 +28,8 @@ class Conflict(ValueError):
 
     def __init__(self, text: str, ways: Mapping[str, Any], remedy: str = "") -> None:
         values = " or ".join(f"{key}: {as_yaml(value)}" for key, value in ways.items())
-        super().__init__(f"{text}; {remedy or f'set {values}'}")
+        default_remedy = f"set {values}"
+        super().__init__(f"{text}; {remedy or default_remedy}")
         self.text = text
         self.ways = ways
 
@@ -94,9 +95,10 @@ def _find_conflict(cls: type[Settings], values: Mapping[str, Any]) -> Conflict |
     try:
         cls.model_validate(values)
     except ValidationError as error:
-        own = (problem for problem in error.errors() if not problem["loc"])
-        raised = (problem.get("ctx", {}).get("error") for problem in own)
-        return next((each for each in raised if isinstance(each, Conflict)), None)
+        for problem in error.errors():
+            raised = problem.get("ctx", {}).get("error")
+            if not problem["loc"] and isinstance(raised, Conflict):  # of the group itself
+                return raised
     return None
 
 
@@ -105,13 +107,16 @@ def _describe(cls: type[Settings], error: ValidationError, at: str = "") -> Sett
     lines: dict[str, str] = {}
     for problem in error.errors():  # a union reports an error for each of its members
         key = ".".join(filter(None, [at, *_walk(cls, problem["loc"])[0]]))
-        explanation = _explain(cls, problem) if len(lines) < MAX_LINES else ""  # not printed
+        explanation = ""
+        if len(lines) < MAX_LINES:  # later lines are not printed
+            explanation = _explain(cls, problem)
         explanation, label, known = explanation.partition("; known keys: ")
         if known and not any(line.endswith(known) for line in lines.values()):
             explanation += label + known
         # The message of a nested `parse` already begins with the key.
-        complete = not key or explanation.startswith((f"{key}.", f"{key}: "))
-        lines.setdefault(key, explanation if complete else f"{key}: {explanation}")
+        if key and not explanation.startswith((f"{key}.", f"{key}: ")):
+            explanation = f"{key}: {explanation}"
+        lines.setdefault(key, explanation)
     return SettingsError("\n".join(lines.values()))
 
 
@@ -157,8 +162,10 @@ def _walk(cls: type[Settings], path: Location) -> tuple[list[str], type[Settings
         if parts and field and members and get_origin(field.annotation) is dict:
             keys.append(parts.pop(0))
         kinds = {_kind(member): member for member in members}
-        has_kind = len(kinds) > 1 and bool(parts) and parts[0] in kinds
-        inner = kinds[parts.pop(0)] if has_kind else next(iter(members), None)
+        if len(kinds) > 1 and parts and parts[0] in kinds:
+            inner = kinds[parts.pop(0)]
+        else:
+            inner = next(iter(members), None)
     return keys, inner
 
 
@@ -180,9 +187,8 @@ def _explain(cls: type[Settings], problem: Any) -> str:
         case "union_tag_invalid":
             tag, (*path, group) = problem["ctx"]["tag"], problem["loc"]
             owner = _walk(cls, tuple(path))[1] or cls
-            kinds = [
-                _kind(each) for each in _settings_classes(owner.model_fields[str(group)].annotation)
-            ]
+            members = _settings_classes(owner.model_fields[str(group)].annotation)
+            kinds = [_kind(member) for member in members]
             return f"kind {tag!r} is not known{nearest(tag, kinds, 'kinds')}"
         case _:
             # Bounds such as 1e-30 are printed with all their digits.
@@ -201,7 +207,9 @@ def _represent(value: Any) -> str:
 
 def _kind(cls: type[Settings]) -> str:
     """The value of `kind` that selects this class; its name if it has no `kind`."""
-    return str(cls.model_fields["kind"].default) if "kind" in cls.model_fields else cls.__name__
+    if "kind" not in cls.model_fields:
+        return cls.__name__
+    return str(cls.model_fields["kind"].default)
 
 
 def _settings_classes(annotation: Any) -> list[type[Settings]]:
