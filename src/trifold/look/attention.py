@@ -3,6 +3,7 @@ pictures of both.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
@@ -32,6 +33,9 @@ HOOKS = {
     "decoder": "decoder.blocks.{}.self_attention.sublayer.pattern",
     "cross": "decoder.blocks.{}.cross_attention.sublayer.pattern",
 }
+# Kind -> the side whose positions are its queries, and the one whose positions are its keys.
+QUERY_SIDES = {"encoder": "encoder", "decoder": "decoder", "cross": "decoder"}
+KEY_SIDES = {"encoder": "encoder", "decoder": "decoder", "cross": "encoder"}
 _WORD = re.compile(r"[^\s.,;:!?…«»\"()]+|[.,;:!?…«»\"()]")
 _INCHES_PER_TOKEN = 0.17  # for a label of 7.5 points
 _INCHES_PER_TITLE_LETTER = 0.095  # bold, 11 points
@@ -86,13 +90,7 @@ def read_attention(pipeline: Pipeline, text: str, target: str | None = None) -> 
     encoder.
     """
     if pipeline.config.n_patches:
-        if target is not None:
-            raise UsageError("a model of images writes no text: leave the target out")
-        trace = pipeline.trace(text)
-        none = Words([], [])
-        return AttentionMaps(
-            str(text), "", trace.tokens["encoder"], [], [], stacked_weights(trace), none, none
-        )
+        return _read_image_attention(pipeline, text, target)
     reader = pipeline.reader
     writer = pipeline.writer
     if not reader.encode([text])[0]:
@@ -114,17 +112,35 @@ def read_attention(pipeline: Pipeline, text: str, target: str | None = None) -> 
     return AttentionMaps(text, writer.decode([output])[0], *tokens, patterns, *words)
 
 
+def _read_image_attention(pipeline: Pipeline, image: Any, target: str | None) -> AttentionMaps:
+    if target is not None:
+        raise UsageError("a model of images writes no text: leave the target out")
+    trace = pipeline.trace(image)
+    return AttentionMaps(
+        text=str(image),
+        output="",
+        source=trace.tokens["encoder"],
+        given=[],
+        written=[],
+        patterns=stacked_weights(trace),
+        source_words=Words([], []),
+        written_words=Words([], []),
+    )
+
+
 def stacked_weights(activations: Mapping[str, torch.Tensor]) -> dict[str, Weights]:
     """Kind -> weights (layers, heads, queries, keys), from those of each layer (heads, queries,
     keys) by hook point.
     """
-    found = {}
+    weights_of_kind = {}
     for kind, name in HOOKS.items():
         hooks = takewhile(activations.__contains__, map(name.format, count()))
-        if layers := [activations[hook].float().cpu() for hook in hooks]:
-            refuse_non_finite(weights := torch.stack(layers))
-            found[kind] = weights.numpy()
-    return found
+        layers = [activations[hook].float().cpu() for hook in hooks]
+        if layers:
+            weights = torch.stack(layers)
+            refuse_non_finite(weights)
+            weights_of_kind[kind] = weights.numpy()
+    return weights_of_kind
 
 
 # --- alignment of words ---------------------------------------------------------------------------
@@ -138,17 +154,23 @@ def split_words(tokenizer: Tokenizer, ids: Sequence[int]) -> Words:
         return Words([], [])
     *prefixes, text = tokenizer.decode([ids[:n] for n in range(1, len(ids) + 1)])
     words = list(_WORD.finditer(text))
+    ends = [word.end() for word in words]
     of_token = list[int | None]()
-    before = 0
+    end_before = 0
     for token, prefix in zip(ids, [*prefixes, text], strict=True):
-        is_special = (
-            not tokenizer.decode([[token]])[0] and tokenizer.decode([[token]], keep_special=True)[0]
-        )
         end = len(prefix.rstrip())
-        end, before = max(end, before + 1), end
-        word = next((n for n, each in enumerate(words) if each.end() >= end), None)
-        of_token.append(None if is_special else word)
+        number = bisect_left(ends, max(end, end_before + 1))
+        end_before = end
+        is_in_word = number < len(words) and not _is_special(tokenizer, token)
+        of_token.append(number if is_in_word else None)
     return Words([word.group() for word in words], of_token)
+
+
+def _is_special(tokenizer: Tokenizer, token: int) -> bool:
+    """Whether a token has a text only if special tokens are kept."""
+    if tokenizer.decode([[token]])[0]:
+        return False
+    return bool(tokenizer.decode([[token]], keep_special=True)[0])
 
 
 def align_words(maps: AttentionMaps) -> NDArray[np.float64]:
@@ -190,10 +212,10 @@ def draw_alignment(maps: AttentionMaps) -> Figure:
     axis.set_title(
         "cross-attention, averaged over all layers and heads", fontsize=9, color="0.35", pad=8
     )
-    slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
-    _label_ticks(
-        axis.xaxis, columns, fontsize=11, **(slanted if max(map(len, columns)) > 6 else {})
-    )
+    style: dict[str, Any] = {"fontsize": 11}
+    if max(map(len, columns)) > 6:
+        style |= {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
+    _label_ticks(axis.xaxis, columns, **style)
     _label_ticks(axis.yaxis, rows, fontsize=11)
     axis.set_xlabel("source sentence (read)", fontsize=10)
     axis.set_ylabel("translation (written)", fontsize=10)
@@ -264,8 +286,10 @@ def draw_panels(panels: Sequence[Panel]) -> Figure:
             axis.set_title(
                 f"layer {panel.layers[row]} head {panel.heads[column]}", fontsize=8, pad=3
             )
-            _label_ticks(axis.xaxis, panel.column_labels if row == rows - 1 else [], rotation=90)
-            _label_ticks(axis.yaxis, panel.row_labels if column == 0 else [])
+            is_lowest = row == rows - 1
+            is_leftmost = column == 0
+            _label_ticks(axis.xaxis, panel.column_labels if is_lowest else [], rotation=90)
+            _label_ticks(axis.yaxis, panel.row_labels if is_leftmost else [])
         shrink = min(1.0, 1.6 / rows)
         _color_bar(part, image, axes, 7, shrink=shrink, aspect=16, pad=0.01, ticks=[0, 0.5, 1])
     return figure

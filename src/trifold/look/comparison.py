@@ -33,10 +33,11 @@ def compare(config: ModelConfig) -> tuple[Compared, ...]:
     """Every part of a model compared with that of the Transformer of 2017."""
     compared = []
     for name, row in _ROWS.items():
-        found = list(row.phrases(config))
-        found += _other_heads(config) if name == "output" else []
-        what = ", ".join(found) or row.paper
-        verdict: Literal["same", "differs"] = "differs" if found else "same"
+        phrases = list(row.phrases(config))
+        if name == "output":
+            phrases += _other_heads(config)
+        what = ", ".join(phrases) or row.paper
+        verdict: Literal["same", "differs"] = "differs" if phrases else "same"
         compared.append(Compared(name, row.size(config), verdict, what, row.paper))
     return tuple(compared)
 
@@ -217,10 +218,14 @@ def _output(config: ModelConfig) -> Iterator[str]:
 
 
 def _other_heads(config: ModelConfig) -> list[str]:
-    """The heads other than the language-model head."""
+    """A phrase for the heads other than the language-model head, or for no head at all."""
+    if not config.chosen_heads:
+        return ["no head"]
     others = [head for head in config.chosen_heads if head != "lm"]
-    found = [f"{'heads' if len(others) > 1 else 'head'}: {', '.join(others)}"] if others else []
-    return found if config.chosen_heads else ["no head"]
+    if not others:
+        return []
+    title = "head" if len(others) == 1 else "heads"
+    return [f"{title}: {', '.join(others)}"]
 
 
 def _both(descriptions: Iterable[str]) -> str:

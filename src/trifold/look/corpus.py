@@ -1,6 +1,7 @@
 """The lines of a corpus, and links between their words: alignments, dependencies, coreference."""
 
 import re
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -62,22 +63,25 @@ def read_corpus(
     lines = list(iter_lines(corpus))
     links = defaultdict[int, list[Link]](list)
     for file, role in ((align, "alignment"), (coreference, "coreference")):
-        for number, link in () if file is None else _read_pairs(file, role, lines, corpus):
-            links[number].append(link)
-    found = []
+        if file is not None:
+            for number, link in _read_pairs(file, role, lines, corpus):
+                links[number].append(link)
+    filled = []
     for number, line in enumerate(lines):
         text, target = split_line(line)
         if text.strip():
-            found.append(Line(text, target, f"{corpus}:{number + 1}", tuple(links[number])))
-    found += [] if conllu is None else _read_dependencies(conllu)
-    if not found:
+            filled.append(Line(text, target, f"{corpus}:{number + 1}", tuple(links[number])))
+    if conllu is not None:
+        filled += _read_dependencies(conllu)
+    if not filled:
         raise DataError(f"{corpus}: every line is blank; write a text on each line")
-    return found
+    return filled
 
 
 def _read_pairs(
     file: Path, role: str, lines: Sequence[str], corpus: Path
 ) -> Iterator[tuple[int, Link]]:
+    """Each link of a file with the number of its line, from 0; see `read_corpus`."""
     rows = list(iter_lines(file))
     if len(rows) != len(lines):
         raise DataError(
@@ -85,18 +89,34 @@ def _read_pairs(
         )
     for number, row in enumerate(rows):
         text, target = split_line(lines[number])
-        sizes = len(text.split()), len(((target or "") if role == "alignment" else text).split())
+        other = text
+        if role == "alignment":
+            other = target or ""
+        sizes = (len(text.split()), len(other.split()))
         for pair in row.split():
-            match = _PAIR.fullmatch(pair)
-            first, second = map(int, match.groups()) if match else sizes
-            if first >= sizes[0] or second >= sizes[1]:
+            words = _parse_pair(pair, sizes)
+            if words is None:
                 raise DataError(
                     f"{file}:{number + 1}: {pair!r:.40} is not a pair of words of "
                     f"{corpus}:{number + 1}, which has "
                     f"{sizes[0]} and {sizes[1]}; write pairs of numbers from 0: 0-0 1-2"
                 )
-            query, key = (second, first) if role == "alignment" else (first, second)
-            yield number, Link(role, "", query, key)
+            first, second = words
+            if role == "alignment":
+                yield number, Link(role, "", query=second, key=first)
+            else:
+                yield number, Link(role, "", query=first, key=second)
+
+
+def _parse_pair(pair: str, sizes: tuple[int, int]) -> tuple[int, int] | None:
+    """The numbers of a pair such as "3-4"; None if it is none, or exceeds the numbers of words."""
+    match = _PAIR.fullmatch(pair)
+    if match is None:
+        return None
+    first, second = map(int, match.groups())
+    if first >= sizes[0] or second >= sizes[1]:
+        return None
+    return first, second
 
 
 def _read_dependencies(file: Path) -> Iterator[Line]:
@@ -132,10 +152,9 @@ def find_words(tokenizer: Tokenizer, ids: Sequence[int], words: Sequence[str]) -
     letters = [len("".join(prefix.split())) for prefix in prefixes]
     if not letters or not ends or letters[-1] != ends[-1]:
         return None
-    special = [not text for text in tokenizer.decode([[token] for token in ids])]
-    return [
-        -1
-        if is_special
-        else next(word for word, end in enumerate(ends) if end >= min(count, ends[-1]))
-        for count, is_special in zip(letters, special, strict=True)
-    ]
+    word_of_token = []
+    for count, text in zip(letters, tokenizer.decode([[token] for token in ids]), strict=True):
+        is_special = not text
+        word = bisect_left(ends, min(count, ends[-1]))
+        word_of_token.append(-1 if is_special else word)
+    return word_of_token

@@ -59,52 +59,78 @@ def draw_architecture(config: ModelConfig) -> str:
 
 
 def _column(config: ModelConfig, side: str, sized: ModelConfig) -> Column:
-    decodes = side == "decoder"
     translates = config.shape == "encoder-decoder"
-    causal = ", causal" if decodes else ""
-    attention = ("self-attention", _heads(sized) + causal, *reach(sized, side))
-    block: list[Box] = [_feed_forward(config, sized), attention]
-    if decodes and translates:
-        block.insert(1, ("cross-attention", _heads(sized)))
-    final = config.has_final_norm("decoder" if decodes else "encoder")
-    shared = decodes and translates and config.target_vocab_size is None
-    label = part_of(EmbeddingsPart, config).reads
-    if translates:
-        label = "target tokens, shifted by one" if decodes else "source tokens"
-    top = [*_tops(sized, side), *([(_NORMS[config.norm],)] if final else [])]
-    size = config.output_vocab_size if decodes else config.vocab_size
-    bottom = _bottom(sized, size, is_shared=shared)
-    return Column(top, f"{side} × {sized.n_layers}", block, bottom, label)
+    block = [_feed_forward(config, sized)]
+    if side == "decoder" and translates:
+        block.append(("cross-attention", _heads(sized)))
+    block.append(_self_attention(sized, side))
+    if side == "decoder":
+        has_final_norm = config.has_final_norm("decoder")
+        is_shared = translates and config.target_vocab_size is None
+        bottom = _embeddings(sized, config.output_vocab_size, is_shared=is_shared)
+    else:
+        has_final_norm = config.has_final_norm("encoder")
+        bottom = _embeddings(sized, config.vocab_size, is_shared=False)
+    top = _head_boxes(sized, side)
+    if has_final_norm:
+        top.append((_NORMS[config.norm],))
+    return Column(top, f"{side} × {sized.n_layers}", block, bottom, _label(config, side))
+
+
+def _label(config: ModelConfig, side: str) -> str:
+    """What a stack reads."""
+    if config.shape != "encoder-decoder":
+        return part_of(EmbeddingsPart, config).reads
+    if side == "decoder":
+        return "target tokens, shifted by one"
+    return "source tokens"
+
+
+def _self_attention(config: ModelConfig, side: str) -> Box:
+    heads = _heads(config)
+    if side == "decoder":
+        heads += ", causal"
+    return ("self-attention", heads, *reach(config, side))
 
 
 def _feed_forward(config: ModelConfig, sized: ModelConfig) -> Box:
     sizes = classical(FeedForwardPart).sizes(config, sized)
-    short = f"{sizes}, {config.activation}"
-    lines = [short] if len(short) <= _WIDTH - 4 else [sizes, config.activation]
-    lines = [sizes, f"gated {config.activation}"] if config.gated else lines
+    in_one_line = f"{sizes}, {config.activation}"
+    if config.gated:
+        lines = [sizes, f"gated {config.activation}"]
+    elif len(in_one_line) <= _WIDTH - 4:
+        lines = [in_one_line]
+    else:
+        lines = [sizes, config.activation]
     return tuple(part_of(FeedForwardPart, config).box(config, sized, ["feed-forward", *lines]))
 
 
-def _bottom(config: ModelConfig, vocab_size: int, *, is_shared: bool) -> Box:
-    scale = f", × √{config.d_model:,}" if config.scale_embeddings else ""
-    scale = f", × {config.embedding_scale:g}" if config.embedding_scale else scale
-    wider = f", → {config.d_model:,}" if config.has_embedding_projection else ""
-    segments = "segments, " if config.n_token_types else ""
-    norm = ", norm" if config.embedding_norm else ""
-    lines = (
-        "shared embeddings" if is_shared else "embeddings",
-        f"{vocab_size:,} × {config.embedding_width:,}{scale}{wider}",
-        f"{segments}{positions_phrase(config)}{norm}",
-    )
-    return tuple(part_of(EmbeddingsPart, config).box(config, lines))
+def _embeddings(config: ModelConfig, vocab_size: int, *, is_shared: bool) -> Box:
+    """The box below the blocks: the table of the embeddings and what is done with its rows."""
+    table = f"{vocab_size:,} × {config.embedding_width:,}"
+    if config.embedding_scale:
+        table += f", × {config.embedding_scale:g}"
+    elif config.scale_embeddings:
+        table += f", × √{config.d_model:,}"
+    if config.has_embedding_projection:
+        table += f", → {config.d_model:,}"
+    added = positions_phrase(config)
+    if config.n_token_types:
+        added = f"segments, {added}"
+    if config.embedding_norm:
+        added += ", norm"
+    name = "shared embeddings" if is_shared else "embeddings"
+    return tuple(part_of(EmbeddingsPart, config).box(config, (name, table, added)))
 
 
-def _tops(config: ModelConfig, side: str) -> list[Box]:
+def _head_boxes(config: ModelConfig, side: str) -> list[Box]:
     """The heads, on the last stack."""
-    if side != ("decoder" if config.decoder_layers else "encoder"):
+    if side == "encoder" and config.decoder_layers:
         return []
+    tops: list[Box] = []
     others = ", ".join(head for head in config.chosen_heads if head != "lm")
-    tops: list[Box] = [("heads", others)] if others else []
+    if others:
+        tops.append(("heads", others))
     if "lm" in config.chosen_heads:
         weights = "tied" if config.tie_lm_head else "untied"
         tops.append(
@@ -114,8 +140,10 @@ def _tops(config: ModelConfig, side: str) -> list[Box]:
 
 
 def _heads(config: ModelConfig) -> str:
-    fewer = f", {config.kv_heads} of keys and values" if config.kv_heads != config.n_heads else ""
-    return f"{config.n_heads} heads of {config.head_width}{fewer}"
+    heads = f"{config.n_heads} heads of {config.head_width}"
+    if config.kv_heads != config.n_heads:
+        heads += f", {config.kv_heads} of keys and values"
+    return heads
 
 
 # --- layout ---------------------------------------------------------------------------------------

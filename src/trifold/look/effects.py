@@ -14,7 +14,7 @@ from trifold.look.corpus import split_line
 from trifold.look.session import Answer, Edits, Session
 from trifold.nn.hooks import hooked
 from trifold.pipeline import Pipeline
-from trifold.predict.trace import Function, edited, run_with
+from trifold.predict.trace import Edit, Function, edited, run_with
 from trifold.scores.bleu import bleu
 
 MAX_LINES = 200  # of a request of the page
@@ -38,20 +38,22 @@ def effect_over_lines(
     right = [0, 0]
     for line in filter(str.strip, lines):
         trace = run_with(pipeline, *split_line(line))
-        count = count + 1
-        labels += int((known := trace.labels >= 0).sum())
-        for which, each in enumerate((trace, trace.patched(edits))):
-            loss[which] += float(each.loss.double().nansum())
-            right[which] += int(
-                (each.logits.argmax(-1).cpu().reshape(-1) == trace.labels)[known].sum()
-            )
+        has_label = trace.labels >= 0
+        count += 1
+        labels += int(has_label.sum())
+        for n, traced in enumerate((trace, trace.patched(edits))):
+            predicted = traced.logits.argmax(-1).cpu().reshape(-1)
+            loss[n] += float(traced.loss.double().nansum())
+            right[n] += int((predicted == trace.labels)[has_label].sum())
         on_done(1)
     if not labels:
         raise DataError(f"{count} lines have no labels; write text, a tab and the target on each")
-    means = {
-        name: [x / labels for x in sums] for name, sums in (("loss", loss), ("accuracy", right))
+    return {
+        "lines": count,
+        "labels": labels,
+        "loss": [x / labels for x in loss],
+        "accuracy": [x / labels for x in right],
     }
-    return {"lines": count, "labels": labels, **means}
 
 
 def effect_on_bleu(pipeline: Pipeline, lines: Iterable[str], edits: Edits) -> list[float] | None:
@@ -62,22 +64,20 @@ def effect_on_bleu(pipeline: Pipeline, lines: Iterable[str], edits: Edits) -> li
     meaning in it.
     """
     pairs = [pair for pair in map(split_line, lines) if pair[1] is not None]
-    whole = all(
-        str(each.get("name")).endswith(HEADS) and each.get("positions") is None for each in edits
-    )
-    fits = whole and all(each["op"] in ("zero", "scale") for each in edits)
-    if (
-        not pairs
-        or not fits
-        or pipeline.config.shape != "encoder-decoder"
-        or pipeline.tokenizer is None
-    ):
+    generates = pipeline.config.shape == "encoder-decoder" and pipeline.tokenizer is not None
+    if not pairs or not generates or not all(map(_scales_whole_heads, edits)):
         return None
     texts, targets = zip(*pairs, strict=True)
     before = pipeline.generate(texts)
     with scaled_heads(pipeline, edits):
         after = pipeline.generate(texts)
     return [bleu(outputs, targets).value for outputs in (before, after)]
+
+
+def _scales_whole_heads(edit: Edit) -> bool:
+    if not str(edit.get("name")).endswith(HEADS) or edit.get("positions") is not None:
+        return False
+    return edit.get("op") in ("zero", "scale")
 
 
 @contextmanager
@@ -93,7 +93,9 @@ def scaled_heads(pipeline: Pipeline, edits: Edits) -> Iterator[None]:
         functions[edit["name"]] = partial(edited, edit, edit.get("value", 1.0), before)
 
     def scale(name: str, x: Tensor) -> Tensor | None:
-        return functions[name](x.movedim(0, -1)).movedim(-1, 0) if name in functions else None
+        if name not in functions:
+            return None
+        return functions[name](x.movedim(0, -1)).movedim(-1, 0)
 
     with hooked(pipeline.model, scale, HEADS):
         yield
@@ -104,5 +106,5 @@ def lines_effect(session: Session, lines: str, edits: Edits) -> Answer:
     rows = [line for line in lines.split("\n") if line.strip()]
     if len(rows) > MAX_LINES:
         raise UsageError(f"{len(rows):,} lines; the page reads at most {MAX_LINES}")
-    found = effect_over_lines(session.pipeline, rows, edits)
-    return {**found, "bleu": effect_on_bleu(session.pipeline, rows, edits)}
+    effect = effect_over_lines(session.pipeline, rows, edits)
+    return {**effect, "bleu": effect_on_bleu(session.pipeline, rows, edits)}

@@ -19,6 +19,7 @@ from trifold.nn.parts import EXAMPLE_TOKENS, EmbeddingsPart, RulePart, ScoresPar
 from trifold.nn.positions import LearnedPositions, sinusoids
 from trifold.nn.registry import registered_for
 from trifold.predict.trace import check_index
+from trifold.predict.trace_example import codec_of
 from trifold.recipe import TrainSettings
 from trifold.text import Tokenizer
 from trifold.train.schedules import learning_rate, peak_rate
@@ -45,12 +46,17 @@ def tables(session: Session) -> list[str]:
     images.
     """
     config = session.pipeline.config
-    sides = list(config.stacks) if part_of(EmbeddingsPart, config).has_tokens else []
+    if not part_of(EmbeddingsPart, config).has_tokens:
+        return []
+    sides = list(config.stacks)
     return sides if config.target_vocab_size else sides[-1:]
 
 
 def _ids(session: Session, side: str, text: str | None, target: str | None) -> list[int]:
-    return sorted(set(session.trace(text, target).example.ids.get(side, ()))) if text else []
+    """The ids of a side that a text has, each once, in order; none without a text."""
+    if not text:
+        return []
+    return sorted(set(session.trace(text, target).example.ids.get(side, ())))
 
 
 @torch.no_grad()
@@ -62,11 +68,10 @@ def _table(session: Session, side: str) -> tuple[Tensor, Tokenizer]:
         raise UsageError(
             f"side {side!r}: this model has embeddings of {' and '.join(sides) or 'no tokens'}"
         )
-    codec = pipeline.reader if side == "encoder" else pipeline.writer
+    codec = codec_of(pipeline, side)
     module: Any = getattr(pipeline.model, f"{side}_embeddings").tokens
-    return module(torch.arange(codec.vocab_size, device=pipeline.device)[None])[
-        0
-    ].float().cpu(), codec
+    table = module(torch.arange(codec.vocab_size, device=pipeline.device)[None])[0]
+    return table.float().cpu(), codec
 
 
 def neighbours(session: Session, side: str, token: int | str, count: int = 10) -> Answer:
@@ -75,24 +80,30 @@ def neighbours(session: Session, side: str, token: int | str, count: int = 10) -
     """
     table, codec = _table(session, side)
     if isinstance(token, str):
-        names = codec.pieces(range(len(table)))
-        forms = [[names.index(token)]] if token in names else codec.encode([token, f" {token}"])
-        if not (single := [ids for ids in forms if len(ids) == 1]):
-            raise UsageError(
-                f"{token!r:.40} has the tokens {' '.join(codec.pieces(forms[0]))}; choose one"
-            )
-        token = single[0][0]
+        token = _id_of(codec, token)
     token = check_index("token", token, len(table))
     similarity = F.normalize(table, dim=-1) @ F.normalize(table[token], dim=-1)
     similarity[token] = -torch.inf
-    values, found = similarity.topk(min(count, len(table) - 1))
-    ids = found.tolist()
+    values, nearest = similarity.topk(min(count, len(table) - 1))
+    ids = nearest.tolist()
     return {
         "id": token,
         "token": codec.pieces([token])[0],
         "tokens": codec.pieces(ids),
         "similarity": values,
     }
+
+
+def _id_of(codec: Tokenizer, text: str) -> int:
+    """The id of a token by its name or its text. Raises UsageError for a text of several tokens."""
+    names = codec.pieces(range(codec.vocab_size))
+    if text in names:
+        return names.index(text)
+    alone, after_space = codec.encode([text, f" {text}"])
+    for ids in (alone, after_space):
+        if len(ids) == 1:
+            return ids[0]
+    raise UsageError(f"{text!r:.40} has the tokens {' '.join(codec.pieces(alone))}; choose one")
 
 
 def components(
@@ -132,58 +143,74 @@ def positions(session: Session) -> Answer:
     """
     model = session.pipeline.model
     config = session.pipeline.config
-    places = torch.arange(min(POSITIONS, config.max_positions))
-    own_kind = config.positions in SINUSOIDAL
-    kind, first = (config.positions, config.position_offset) if own_kind else ("sinusoidal", 0)
-    waves = sinusoids(places + first, min(WIDTH, config.sum_width), kind)
-    learned = [each.weight for each in model.modules() if isinstance(each, LearnedPositions)]
-    added = learned[0][config.position_offset :][: len(places)].float().cpu() if learned else waves
+    numbers = torch.arange(min(POSITIONS, config.max_positions))
+    waves = _sinusoids(config, numbers)
+    learned = [x.weight for x in model.modules() if isinstance(x, LearnedPositions)]
+    added = waves
+    if learned:
+        added = learned[0][config.position_offset :][: len(numbers)].float().cpu()
     rotations = _frequencies(config)
-    own_rotations = [*part_of(ScoresPart, config).frequencies(config).values()]
-    angles = (own_rotations or [*rotations.values()][:1])[-1]
+    of_model = [*part_of(ScoresPart, config).frequencies(config).values()]
+    shown = of_model[-1] if of_model else next(iter(rotations.values()))
     return {
         "kind": config.positions,
         "sinusoids": waves,
         "similarity": F.normalize(added, dim=-1) @ F.normalize(added, dim=-1).T,
         "frequencies": rotations,
-        "angles": places[:, None] * angles,
-        **_of_scores(model, len(places)),
+        "angles": numbers[:, None] * shown,
+        **_of_scores(model, len(numbers)),
     }
+
+
+def _sinusoids(config: ModelConfig, positions: Tensor) -> Tensor:
+    """The sinusoids (T, W) of positions (T,): those of the model, or those of the paper."""
+    width = min(WIDTH, config.sum_width)
+    if config.positions in SINUSOIDAL:
+        return sinusoids(positions + config.position_offset, width, config.positions)
+    return sinusoids(positions, width, "sinusoidal")
 
 
 def _frequencies(config: ModelConfig) -> dict[str, Tensor]:
     """The frequencies of rotations, plain ones first."""
-    found = dict[str, Tensor]()
+    frequencies = dict[str, Tensor]()
     for part in registered_for(ScoresPart.place):
-        found |= part.frequencies(config)
-    return found
+        frequencies |= part.frequencies(config)
+    return frequencies
 
 
 def _of_scores(model: Transformer, tokens: int) -> dict[str, Any]:
     """What positions in scores show, whichever the model has."""
     stacks = {side: getattr(model, side) for side in model.config.stacks}
-    found = dict[str, Any]()
+    figures = dict[str, Any]()
     for part in registered_for(ScoresPart.place):
-        found |= part.figures(model.config, stacks, tokens)
-    return found
+        figures |= part.figures(model.config, stacks, tokens)
+    return figures
 
 
 def masks(session: Session) -> Answer:
     """Every kind of mask, for 12 tokens: by name (T, S), True where a query may attend to a key."""
-    packing = Packing.of(torch.tensor([5, 3, 4]))
-    found = {}
+    dense_masks = {}
     for name, mask in _masks().items():
         queries = EXAMPLE_TOKENS - mask.offset
         keys = EXAMPLE_TOKENS
         dense = mask.dense(queries, keys, CPU)
-        allowed = torch.ones(keys, keys, dtype=torch.bool) if dense is None else dense[0, 0]
-        found[name] = allowed.expand(queries, keys).numpy()
-    grid = Mask(packing.attend, causal=True, packing=packing).dense(5, 5, CPU)
+        if dense is None:
+            dense = torch.ones(1, 1, keys, keys, dtype=torch.bool)
+        dense_masks[name] = dense[0, 0].expand(queries, keys).numpy()
+    dense_masks["packed documents of 5, 3 and 4"] = _packed_mask([5, 3, 4]).numpy()
+    return {"masks": dense_masks}
+
+
+def _packed_mask(lengths: list[int]) -> Tensor:
+    """The mask (T, T) of packed documents with T tokens together, the longest first."""
+    width = lengths[0]
+    packing = Packing.of(torch.tensor(lengths))
+    grid = Mask(packing.attend, causal=True, packing=packing).dense(width, width, CPU)
     assert grid is not None
-    row = packing.cell_of_token[:12] // 5
-    place = packing.cell_of_token[:12] % 5
-    packed = (row[:, None] == row) & grid[row[:, None], 0, place[:, None], place]
-    return {"masks": found | {"packed documents of 5, 3 and 4": packed.numpy()}}
+    cells = packing.cell_of_token[: sum(lengths)]
+    row = cells // width
+    column = cells % width
+    return (row[:, None] == row) & grid[row[:, None], 0, column[:, None], column]
 
 
 def _masks() -> dict[str, Mask]:

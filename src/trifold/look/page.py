@@ -10,6 +10,7 @@ from typing import Any
 from trifold import disk
 from trifold.errors import TrifoldError
 from trifold.look import figures
+from trifold.look.attention import QUERY_SIDES
 from trifold.look.requests import Floats, answer, key
 from trifold.look.session import Session
 from trifold.nn.parts import AttentionPart, part_of
@@ -44,8 +45,9 @@ def offline_requests(session: Session, text: str, target: str | None = None) -> 
     """
     config = session.pipeline.config
     shared = {"text": text, "target": target}
-    kinds = (model := answer(session, "model", {}))["layers"]
-    found = session.trace(text, target)
+    model = answer(session, "model", {})
+    kinds = model["layers"]
+    trace = session.trace(text, target)
     yield "model", {}
     if session.folder is not None:
         yield "run", {}
@@ -56,37 +58,49 @@ def offline_requests(session: Session, text: str, target: str | None = None) -> 
     for kind, layers in kinds.items():
         for layer in range(layers):
             yield "attention", {**shared, "kind": kind, "layer": layer}
-    if found.head is not None:
+    if trace.head is not None:
         yield "lens", shared
         yield "gradients", shared
-    for side, tokens in found.tokens.items():
+    for side, tokens in trace.tokens.items():
         yield "walkthrough", {**shared, "side": side, "position": len(tokens) - 1}
     if model["generates"] and session.pipeline.model.count_parameters() <= MAX_SEARCHED:
         yield "search", {"text": text}
     yield from figures.offline(session, text, target)
-    neurons = []
-    for kind, layers in kinds.items():
-        queries = len(found.tokens["decoder" if kind == "cross" else kind])
-        sizes = product(range(layers), range(model["heads"][kind]), range(queries))
-        neurons += [
-            {"kind": kind, "layer": n, "head": head, "query": query} for n, head, query in sizes
-        ]
-    keys = max(map(len, found.tokens.values()))
+    if not part_of(AttentionPart, config).has_scores:
+        return
+    neurons = list(_neurons(model, trace.tokens))
+    keys = max(map(len, trace.tokens.values()))
     width = max(stack.head_width for stack in config.stacks.values())
-    has_scores = part_of(AttentionPart, config).has_scores
-    if has_scores and len(neurons) * keys * width <= MAX_NEURONS:
-        for place in neurons:
-            yield "neuron", {**shared, **place}
+    if len(neurons) * keys * width <= MAX_NEURONS:
+        for params in neurons:
+            yield "neuron", {**shared, **params}
+
+
+def _neurons(
+    model: Mapping[str, Any], tokens: Mapping[str, Sequence[str]]
+) -> Iterator[dict[str, Any]]:
+    """The parameters of the view of one query, for every query of every head. model: the answer to
+    "model".
+    """
+    for kind, layers in model["layers"].items():
+        queries = len(tokens[QUERY_SIDES[kind]])
+        for layer, head, query in product(
+            range(layers), range(model["heads"][kind]), range(queries)
+        ):
+            yield {"kind": kind, "layer": layer, "head": head, "query": query}
 
 
 def _examples(roles: dict[str, Any]) -> Iterator[Request]:
     """The attention of the examples of heads that have a role, at most MAX_TEXTS texts."""
-    texts = dict[tuple[str, str | None], None]()
-    for head in (each for each in roles["heads"] if each["found"]):
+    texts = set[tuple[str, str | None]]()
+    for head in roles["heads"]:
+        if not head["found"]:
+            continue
         for example in head["examples"]:
             shared = {"text": example["text"], "target": example["target"]}
-            if (pair := (shared["text"], shared["target"])) in texts or len(texts) < MAX_TEXTS:
-                texts[pair] = None
+            pair = (example["text"], example["target"])
+            if pair in texts or len(texts) < MAX_TEXTS:
+                texts.add(pair)
                 yield "trace", shared
                 yield "attention", {**shared, "kind": head["kind"], "layer": head["layer"]}
 
@@ -96,11 +110,12 @@ def _beside(
 ) -> Iterator[Request]:
     """The requests of the view of attention for a model beside the first."""
     shared = {"text": text, "target": target, "model": number}
-    kinds, others = (answer(each, "model", {})["layers"] for each in (first, other))
+    first_layers = answer(first, "model", {})["layers"]
+    other_layers = answer(other, "model", {})["layers"]
     yield "model", {"model": number}
     yield "trace", shared
-    for kind in (each for each in kinds if each in others):
-        for layer in range(others[kind]):
+    for kind in first_layers:
+        for layer in range(other_layers.get(kind, 0)):
             yield "attention", {**shared, "kind": kind, "layer": layer}
 
 
@@ -112,7 +127,8 @@ def write_page(
 
     models: the name of each.
     """
-    first, *others = sessions = [session] if isinstance(session, Session) else list(session)
+    sessions = [session] if isinstance(session, Session) else list(session)
+    first, *others = sessions
     requests = list(offline_requests(first, text, target))
     for number, other in enumerate(others, start=1):
         requests += _beside(first, other, text, target, number)

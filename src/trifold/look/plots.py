@@ -73,8 +73,8 @@ def save_figure(figure: Figure, path: Path, dots_per_inch: int = 130) -> Path:
 def read_metric(run: Path, key: str) -> tuple[list[int], list[float]]:
     """Steps and values of one key of metrics.jsonl, such as `train/loss` or `valid/accuracy`."""
     lines = iter_json_lines(run / "metrics.jsonl")
-    found = [(int(line["step"]), float(line[key])) for line in lines if key in line]
-    return [step for step, _ in found], [value for _, value in found]
+    points = [(int(line["step"]), float(line[key])) for line in lines if key in line]
+    return [step for step, _ in points], [value for _, value in points]
 
 
 def smooth(values: Sequence[float], decay: float = 0.9) -> list[float]:
@@ -111,7 +111,7 @@ def draw_law(
     other value.
     """
     data = np.array(points, float)
-    found = np.array(losses)
+    measured = np.array(losses)
     names = ("parameters without embeddings", "tokens")
     figure = new_figure(10, 4)
     for variable, axis in enumerate(figure.subplots(1, 2)):
@@ -119,10 +119,12 @@ def draw_law(
         others = data[:, 1 - variable]
         line = np.geomspace(x.min(), x.max())
         for other in np.unique(others):
-            (dots,) = axis.plot(
-                x[others == other], found[others == other], "o", label=f"{other:,.0f}"
-            )
-            values = law.loss(other, line) if variable else law.loss(line, other)
+            chosen = others == other
+            (dots,) = axis.plot(x[chosen], measured[chosen], "o", label=f"{other:,.0f}")
+            if names[variable] == "tokens":
+                values = law.loss(other, line)
+            else:
+                values = law.loss(line, other)
             axis.plot(line, values, color=dots.get_color())
         axis.set(xscale="log", xlabel=names[variable], ylabel="validation loss, nats per token")
         axis.legend(frameon=False, fontsize=8, title=names[1 - variable], title_fontsize=8)
@@ -151,10 +153,10 @@ def draw_calibration(axis: Any, table: NDArray[np.float64]) -> None:
     """Accuracy by confidence, from `scores.classification.reliability_table`; on the diagonal they
     are equal.
     """
-    places = np.flatnonzero(table[:, 0])
-    count, confidence, correct = table[places].T
+    filled = np.flatnonzero(table[:, 0])
+    count, confidence, correct = table[filled].T
     width = 1 / len(table)
-    axis.bar(places * width, correct / count, width, align="edge", color=MUTED, edgecolor="white")
+    axis.bar(filled * width, correct / count, width, align="edge", color=MUTED, edgecolor="white")
     axis.plot([0, 1], [0, 1], color="0.25", linewidth=1)
     axis.plot(confidence / count, correct / count, color=HIGHLIGHT, marker="o", markersize=4)
     axis.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
@@ -227,10 +229,13 @@ def draw_probabilities(axis: Any, cells: Sequence[Cell], rows: int, columns: int
         "parse_math": False,
     }
     for row, column, character, probability in cells:
-        if row < rows:
-            uncertainty[row, column] = np.nan if probability is None else 1 - probability
-            weight = "bold" if probability is None else "normal"
-            axis.text(column + 0.5, row + 0.5, character, weight=weight, **style)
+        if row >= rows:
+            continue
+        weight = "bold"
+        if probability is not None:
+            weight = "normal"
+            uncertainty[row, column] = 1 - probability
+        axis.text(column + 0.5, row + 0.5, character, weight=weight, **style)
     masked = np.ma.masked_invalid(uncertainty)
     axis.pcolormesh(masked, cmap=UNCERTAINTY_COLORMAP, vmin=0, vmax=MAX_UNCERTAINTY, zorder=0)
     axis.set(xlim=(0, columns), ylim=(rows, 0))

@@ -49,14 +49,13 @@ def answer(
         signature(REQUESTS[name]).bind(sessions[number], **params)
     except TypeError as error:
         raise UsageError(f"{name}: {error}") from None
-    if not isinstance(params.get("text", ""), str) or not isinstance(
-        params.get("target") or "", str
-    ):
+    texts = (params.get("text", ""), params.get("target") or "")
+    if not all(isinstance(text, str) for text in texts):
         raise UsageError(f"{name}: text and target are strings")
     with sessions[number].lock:
-        found = encode(REQUESTS[name](sessions[number], **params), floats)
-    assert isinstance(found, dict)
-    return found
+        encoded = encode(REQUESTS[name](sessions[number], **params), floats)
+    assert isinstance(encoded, dict)
+    return encoded
 
 
 def key(name: str, params: Mapping[str, Any]) -> str:
@@ -72,19 +71,23 @@ def encode(value: Any, floats: Floats = "float32") -> Any:
     if isinstance(value, Tensor):
         value = value.detach().float().cpu().numpy()
     if isinstance(value, np.ndarray):
-        kind = "uint8" if value.dtype in (np.uint8, np.bool_) else floats
-        bytes_ = value.astype(np.dtype(kind).newbyteorder("<")).tobytes()
-        return {
-            "shape": list(value.shape),
-            "dtype": kind,
-            "data": b64encode(bytes_).decode("ascii"),
-        }
+        is_small = value.dtype in (np.uint8, np.bool_)
+        return _encode_array(value, "uint8" if is_small else floats)
     if isinstance(value, Mapping):
-        return {str(name): encode(each, floats) for name, each in value.items()}
+        return {str(name): encode(item, floats) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [encode(each, floats) for each in value]
+        return [encode(item, floats) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not np.isfinite(value):
         return str(value)
     return value
+
+
+def _encode_array(array: np.ndarray[Any, Any], dtype: str) -> dict[str, Any]:
+    content = array.astype(np.dtype(dtype).newbyteorder("<")).tobytes()
+    return {
+        "shape": list(array.shape),
+        "dtype": dtype,
+        "data": b64encode(content).decode("ascii"),
+    }

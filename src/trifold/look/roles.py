@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trifold.errors import DataError, UsageError
-from trifold.look.attention import HOOKS, stacked_weights
+from trifold.look.attention import HOOKS, KEY_SIDES, QUERY_SIDES, stacked_weights
 from trifold.look.corpus import Line, find_words
 from trifold.pipeline import Pipeline
-from trifold.predict.trace import Edit, run_with
+from trifold.predict.trace import Edit, Trace, run_with
+from trifold.predict.trace_example import codec_of
 from trifold.settings import nearest
 
 FARTHEST = 32  # offset of a positional head
@@ -32,8 +33,8 @@ class Pattern:
 
     maxima: (L, H, T) the key with the largest weight. allowed: (T, S). queries, keys: tokens; in
     cross-attention a query is the token that it writes, if it writes any. names: of the queries for
-    people. words: the word of each query and key, or None. counts: of each key in the corpus.
-    special: (S,) whether a key is a special token.
+    people. words: the word of each query and key, or None. frequencies: how often the corpus has a
+    token of the keys' side. special: (S,) whether a key is a special token.
     """
 
     kind: str
@@ -44,13 +45,14 @@ class Pattern:
     keys: NDArray[np.str_]
     special: Mask
     words: tuple[NDArray[np.int64], NDArray[np.int64]] | None
-    counts: NDArray[np.int64]
+    frequencies: Mapping[str, int]
 
     @property
     def allowed(self) -> Any:
         """Rows with a single key are not counted."""
-        shape = len(self.queries), len(self.keys)
-        mask = np.tri(*shape, dtype=bool) if self.kind == "decoder" else np.ones(shape, bool)
+        mask = np.ones((len(self.queries), len(self.keys)), bool)
+        if self.kind == "decoder":
+            mask = np.tril(mask)
         return mask & (mask.sum(1, keepdims=True) > 1)
 
 
@@ -70,13 +72,16 @@ def _separator(x: Pattern) -> Cases:
 
 
 def _rare(x: Pattern) -> Cases:
-    counts = np.where(x.allowed & ~x.special, x.counts, np.iinfo(np.int64).max)
+    frequencies = np.array([x.frequencies[key] for key in x.keys], np.int64)
+    counts = np.where(x.allowed & ~x.special, frequencies, np.iinfo(np.int64).max)
     yield "", counts == counts.min(1, keepdims=True)
 
 
 def _duplicate(x: Pattern) -> Cases:
     same = (x.queries[:, None] == x.keys) & ~x.special
-    yield "", same if x.kind == "cross" else same & ~np.eye(len(x.keys), dtype=bool)
+    if x.kind != "cross":
+        same = same & ~np.eye(len(x.keys), dtype=bool)
+    yield "", same
 
 
 def _induction(x: Pattern) -> Cases:
@@ -91,10 +96,11 @@ def _links(role: str) -> Callable[[Pattern], Cases]:
         if x.words is None or (role == "alignment") != (x.kind == "cross"):
             return
         masks: dict[str, Mask] = {}
-        for link in (link for link in x.line.links if link.role == role):
-            rows = np.flatnonzero(x.words[0] == link.query)[
-                -1:
-            ]  # in a decoder the last token has read it
+        for link in x.line.links:
+            if link.role != role:
+                continue
+            # In a decoder, only the last token of a word has read all of it.
+            rows = np.flatnonzero(x.words[0] == link.query)[-1:]
             mask = masks.setdefault(link.relation, np.zeros((len(x.queries), len(x.keys)), bool))
             mask[np.ix_(rows, x.words[1] == link.key)] = True
         yield from masks.items()
@@ -145,17 +151,23 @@ class _Total:
     offsets: Counter[int] = field(default_factory=Counter)
     examples: dict[tuple[int, int], list[dict[str, Any]]] = field(default_factory=dict)
 
-    def add(self, x: Pattern, mask: Mask, units: Any) -> None:
-        """units: of queries and keys, in which offsets are counted."""
+    def add(self, x: Pattern, mask: Mask, *, by_words: bool) -> None:
+        """Count the queries whose largest weight is at a key of the mask (T, S). by_words: whether
+        offsets are counted in words, not in tokens.
+        """
         mask = mask & x.allowed
-        if not len(rows := np.flatnonzero(mask.any(1))):
+        rows = np.flatnonzero(mask.any(1))
+        if not len(rows):
             return
         hits = mask[rows, x.maxima[:, :, rows]]  # (L, H, rows)
         self.hits = self.hits + hits.sum(-1)
         self.trials = self.trials + len(rows)
         self.chance += float((mask.sum(1) / np.maximum(x.allowed.sum(1), 1))[rows].sum())
         row, key = np.nonzero(mask)
-        queries, keys = units or (np.arange(len(x.queries)), np.arange(len(x.keys)))
+        queries = np.arange(len(x.queries))
+        keys = np.arange(len(x.keys))
+        if by_words and x.words is not None:
+            queries, keys = x.words
         fitting = np.unique(np.stack([row, keys[key] - queries[row]]), axis=1)
         self.offsets.update(fitting[1].tolist())
         for layer, head in np.argwhere(hits.any(-1)).tolist():
@@ -183,110 +195,157 @@ def head_roles(
     """
     patterns = list[Pattern]()
     skipped = 0
-    counts: dict[str, Counter[str]] = {"encoder": Counter(), "decoder": Counter()}
+    frequencies: dict[str, Counter[str]] = {"encoder": Counter(), "decoder": Counter()}
     for line in lines:
-        read, spelled = _read(pipeline, line, counts)
-        patterns = patterns + read
-        skipped = skipped + (not spelled)
+        of_line, spells_words = _read_line(pipeline, line, frequencies)
+        patterns += of_line
+        if not spells_words:
+            skipped += 1
         on_done(1)
-    totals, queries = (
-        defaultdict[tuple[str, str, str], _Total](_Total),
-        Counter[str](),
-    )  # of each kind
-    for x in patterns:
-        side = "encoder" if x.kind == "cross" else x.kind
-        x.counts[:] = [counts[side][key] for key in x.keys]
-        queries[x.kind] += int(x.allowed.any(1).sum())
-        for role, (cases, _, _) in ROLES.items():
-            for relation, mask in cases(x):
-                totals[x.kind, role, relation].add(x, mask, x.words if role in LINKED else None)
-    found = list[dict[str, Any]]()
-    for (kind, role, relation), total in totals.items():
-        if (
-            role != "positional" or total.trials >= queries[kind] / 2
-        ):  # most queries have a key at the offset
-            found += _rate(kind, role, relation, total)
-    best: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for each in sorted(found, key=lambda each: each["share"] - each["baseline"]):
-        best[each["kind"], each["layer"], each["head"], each["role"]] = each
-    kept = [
-        each for each in found if each["found"] or any(each is other for other in best.values())
-    ]
-    kept.sort(key=lambda each: (not each["found"], [*ROLES].index(each["role"]), -each["share"]))
-    return {"lines": len(lines), "skipped": skipped, "heads": kept}
+    return {"lines": len(lines), "skipped": skipped, "heads": _best_rates(_rates(patterns))}
 
 
-def _read(
-    pipeline: Pipeline, line: Line, counts: Mapping[str, Counter[str]]
+def _read_line(
+    pipeline: Pipeline, line: Line, frequencies: Mapping[str, Counter[str]]
 ) -> tuple[list[Pattern], bool]:
-    """The patterns of a line, and whether its tokens spell the words of its links."""
+    """The patterns of a line, and whether its tokens spell the words of its links. Its tokens are
+    added to the frequencies of their side.
+    """
     try:
         trace = run_with(pipeline, line.text, line.target)
     except DataError as error:
         raise DataError(f"{line.place}: {error}") from error
-    ids = trace.example.ids
-    tokens = trace.tokens
-    spelled = True
-    if not ids:
+    if not trace.example.ids:
         raise UsageError("roles are measured over texts; this model reads images")
+    words = _words_of_tokens(trace, line)
+    for side, tokens in trace.tokens.items():
+        frequencies[side].update(tokens)
+    patterns = [
+        _new_pattern(trace, line, kind, weights.argmax(-1), words, frequencies[KEY_SIDES[kind]])
+        for kind, weights in stacked_weights(trace).items()
+    ]
+    return patterns, None not in words.values()
+
+
+def _written_ids(trace: Trace) -> list[int]:
+    """The ids that the decoder of an encoder-decoder writes; none of a classifier."""
+    if len(trace.example.ids) == 1 or trace.head != "lm":
+        return []
+    return trace.labels.tolist()
+
+
+def _words_of_tokens(trace: Trace, line: Line) -> dict[str, list[int] | None]:
+    """Side -> the word of each of its tokens, of the sides whose words have links; "cross": of the
+    written tokens. None if the tokens do not spell the words.
+    """
     words: dict[str, list[int] | None] = {}
-    codecs = {"encoder": pipeline.reader, "decoder": pipeline.writer}
-    written = trace.labels.tolist() if len(ids) > 1 and trace.head == "lm" else []
-    target = line.target if trace.head == "lm" else None  # else a class
-    if line.links:
-        side = next(iter(ids))
-        continued = (target or "") if side == "decoder" else ""  # the decoder reads both
-        read = line.words or (line.text + continued).split()
-        words[side] = find_words(codecs[side], ids[side], read)
-        if written and target:
-            words["cross"] = find_words(pipeline.writer, written, target.split())
-        spelled = None not in words.values()
-    for side, pieces in tokens.items():
-        counts[side].update(pieces)
-    found = []
-    for kind, weights in stacked_weights(trace).items():
-        side = "encoder" if kind == "cross" else kind
-        reads = tokens["decoder" if kind == "cross" else kind]
-        queries = pipeline.writer.pieces(written) if kind == "cross" and written else reads
-        units = words.get(kind), words.get(side)
-        known = (
-            None
-            if units[0] is None or units[1] is None
-            else (np.array(units[0]), np.array(units[1]))
-        )
-        special = [not text for text in codecs[side].decode([[token] for token in ids[side]])]
-        found.append(
-            Pattern(
-                kind=kind,
-                line=line,
-                maxima=weights.argmax(-1).astype(np.int32),
-                queries=np.array(queries),
-                names=trace.queries[kind],
-                keys=np.array(tokens[side]),
-                special=np.array(special),
-                words=known,
-                counts=np.zeros(len(tokens[side]), np.int64),
-            )
-        )
-    return found, spelled
+    if not line.links:
+        return words
+    ids = trace.example.ids
+    target = line.target or ""
+    if trace.head != "lm":
+        target = ""  # it is a class
+    side = next(iter(ids))
+    text = line.text
+    if side == "decoder":  # it reads both
+        text += target
+    codec = codec_of(trace.pipeline, side)
+    words[side] = find_words(codec, ids[side], line.words or text.split())
+    written = _written_ids(trace)
+    if written and target:
+        words["cross"] = find_words(trace.pipeline.writer, written, target.split())
+    return words
+
+
+def _new_pattern(
+    trace: Trace,
+    line: Line,
+    kind: str,
+    maxima: NDArray[np.int64],
+    words: Mapping[str, list[int] | None],
+    frequencies: Mapping[str, int],
+) -> Pattern:
+    """The pattern of one kind. words: see `_words_of_tokens`."""
+    side = KEY_SIDES[kind]
+    codec = codec_of(trace.pipeline, side)
+    queries = trace.tokens[QUERY_SIDES[kind]]
+    written = _written_ids(trace)
+    if kind == "cross" and written:
+        queries = trace.pipeline.writer.pieces(written)
+    query_words = words.get(kind)
+    key_words = words.get(side)
+    known_words = None
+    if query_words is not None and key_words is not None:
+        known_words = (np.array(query_words), np.array(key_words))
+    shown = codec.decode([[token] for token in trace.example.ids[side]])
+    return Pattern(
+        kind=kind,
+        line=line,
+        maxima=maxima.astype(np.int32),
+        queries=np.array(queries),
+        names=trace.queries[kind],
+        keys=np.array(trace.tokens[side]),
+        special=np.array([not text for text in shown]),
+        words=known_words,
+        frequencies=frequencies,
+    )
+
+
+def _rates(patterns: Sequence[Pattern]) -> list[dict[str, Any]]:
+    """How well each head fits each relation of each role."""
+    totals = defaultdict[tuple[str, str, str], _Total](_Total)
+    queries_of_kind = Counter[str]()
+    for x in patterns:
+        queries_of_kind[x.kind] += int(x.allowed.any(1).sum())
+        for role, definition in ROLES.items():
+            for relation, mask in definition.cases(x):
+                totals[x.kind, role, relation].add(x, mask, by_words=role in LINKED)
+    rates = list[dict[str, Any]]()
+    for (kind, role, relation), total in totals.items():
+        # Most queries have a key at the offset of a positional head.
+        if role != "positional" or total.trials >= queries_of_kind[kind] / 2:
+            rates += _rate(kind, role, relation, total)
+    return rates
+
+
+def _best_rates(rates: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each head and role the relation that exceeds its baseline most, and every other that is
+    `found`; those that are found first, in the order of ROLES, the largest share first.
+    """
+    best: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for rate in sorted(rates, key=lambda rate: rate["share"] - rate["baseline"]):
+        best[rate["kind"], rate["layer"], rate["head"], rate["role"]] = rate
+    kept = [
+        rate for rate in rates if rate["found"] or any(rate is other for other in best.values())
+    ]
+    order = [*ROLES]
+    kept.sort(key=lambda rate: (not rate["found"], order.index(rate["role"]), -rate["share"]))
+    return kept
 
 
 def _rate(kind: str, role: str, relation: str, total: _Total) -> Iterator[dict[str, Any]]:
-    if not (n := total.trials):
+    """How well each head fits a relation; see `head_roles`. None without trials."""
+    trials = total.trials
+    if not trials:
         return
-    best = total.chance if role == "positional" else max(total.offsets.values())
-    baseline = best / n
-    least = ROLES[role].least
+    expected = total.chance if role == "positional" else max(total.offsets.values())
+    baseline = expected / trials
+    least = max(ROLES[role].least, baseline + MARGIN)
     for (layer, head), hits in np.ndenumerate(total.hits):
-        low, high = wilson(int(hits), n)
-        share = int(hits) / n
-        found = share >= max(least, baseline + MARGIN) and low > baseline
-        place = {"kind": kind, "layer": layer, "head": head, "role": role, "relation": relation}
-        numbers = {"share": share, "low": low, "high": high, "trials": n, "baseline": baseline}
+        low, high = wilson(int(hits), trials)
+        share = int(hits) / trials
         yield {
-            **place,
-            "found": found,
-            **numbers,
+            "kind": kind,
+            "layer": layer,
+            "head": head,
+            "role": role,
+            "relation": relation,
+            "found": share >= least and low > baseline,
+            "share": share,
+            "low": low,
+            "high": high,
+            "trials": trials,
+            "baseline": baseline,
             "examples": total.examples.get((layer, head), []),
         }
 
@@ -313,10 +372,10 @@ def prune_edits(report: Mapping[str, Any], roles: Sequence[str]) -> list[Edit]:
     """
     check_roles(roles)
     heads: dict[str, set[int]] = {}
-    for each in report["heads"]:
-        if each["found"] and each["role"] in roles:
-            point = HOOKS[each["kind"]].format(each["layer"]).replace("pattern", "heads")
-            heads.setdefault(point, set()).add(each["head"])
+    for rate in report["heads"]:
+        if rate["found"] and rate["role"] in roles:
+            point = HOOKS[rate["kind"]].format(rate["layer"]).replace("pattern", "heads")
+            heads.setdefault(point, set()).add(rate["head"])
     if not heads:
         raise UsageError(f"no head is {' or '.join(roles)}")
     return [

@@ -25,10 +25,11 @@ MAX_SAMPLES = 20  # of a step
 
 def run_folder(model: str) -> Path | None:
     """The run of a model folder or of a run, or None."""
-    folder = Path(model).expanduser()
-    return next(
-        (each for each in (folder, folder.parent) if (each / "metrics.jsonl").is_file()), None
-    )
+    model_folder = Path(model).expanduser()
+    for folder in (model_folder, model_folder.parent):
+        if (folder / "metrics.jsonl").is_file():
+            return folder
+    return None
 
 
 def _folder(session: Session) -> Path:
@@ -48,10 +49,10 @@ def run(session: Session) -> Answer:
     """
     folder = _folder(session)
     curves = defaultdict[str, dict[float, float]](dict)
-    for found in iter_json_lines(folder / "metrics.jsonl"):
-        for name, value in found.items():
+    for line in iter_json_lines(folder / "metrics.jsonl"):
+        for name, value in line.items():
             if name != "step" and isinstance(value, int | float):
-                curves[name][found["step"]] = value
+                curves[name][line["step"]] = value
     samples = []
     for file in sorted((folder / "samples").glob("step-*.tsv")):
         with file.open(encoding="utf-8", newline="") as lines:
@@ -63,14 +64,15 @@ def run(session: Session) -> Answer:
         "name": folder.name,
         "curves": {name: _thin(points) for name, points in curves.items()},
         "samples": samples,
-        "checkpoints": [step_of(each) for each in list_checkpoints(folder / "checkpoints")],
+        "checkpoints": [step_of(path) for path in list_checkpoints(folder / "checkpoints")],
     }
 
 
 def _thin(points: dict[float, float]) -> dict[str, Any]:
+    """At most MAX_POINTS points of a curve, evenly chosen."""
     values = np.array([*points.items()], dtype=np.float32).reshape(-1, 2)
-    places = np.linspace(0, len(values) - 1, min(len(values), MAX_POINTS)).round().astype(int)
-    chosen = values[np.unique(places)]
+    rows = np.linspace(0, len(values) - 1, min(len(values), MAX_POINTS)).round().astype(int)
+    chosen = values[np.unique(rows)]
     return {"steps": chosen[:, 0], "values": chosen[:, 1]}
 
 
@@ -81,8 +83,10 @@ def at_checkpoint(finished: Pipeline, checkpoint: Path) -> Pipeline:
     pipeline = copy(finished)
     pipeline.model = deepcopy(finished.model)
     saved = load(checkpoint, optimizer=False).weights
-    own = pipeline.model.state_dict()
-    if any(name not in own or own[name].shape != value.shape for name, value in saved.items()):
+    weights = pipeline.model.state_dict()
+    if any(
+        name not in weights or weights[name].shape != value.shape for name, value in saved.items()
+    ):
         raise CheckpointError(f"{checkpoint}: its weights are not those of the model")
     pipeline.model.load_state_dict(saved, strict=False)
     return pipeline
@@ -105,6 +109,6 @@ def head_over_checkpoints(
     weights = []
     for checkpoint in list_checkpoints(folder / "checkpoints"):
         steps.append(step_of(checkpoint))
-        found = Trace(at_checkpoint(finished, checkpoint), example, {})
-        weights.append(found[HOOKS[kind].format(layer)][head].float().cpu().numpy())
+        trace = Trace(at_checkpoint(finished, checkpoint), example, {})
+        weights.append(trace[HOOKS[kind].format(layer)][head].float().cpu().numpy())
     return {"steps": steps, "weights": np.array(weights, np.float32).reshape(-1, *shape[1:])}

@@ -4,7 +4,7 @@ it.
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,24 +45,21 @@ def search(
     the search, for one that may have more than 20,000 nodes or has more than 256 beams or samples.
     """
     pipeline = session.pipeline
-    if samples:
-        options = {"do_sample": True, "seed": 0, **options, "num_return_sequences": samples}
-    else:
-        own = pipeline.generation.num_beams
-        beams = options.setdefault("num_beams", own if own > 1 else BEAMS)
-        options |= {"num_return_sequences": beams} | ({"do_sample": False} if beams == 1 else {})
-    if pipeline.config.shape == "decoder" and "max_length" not in options:
-        options.setdefault("max_new_tokens", LENGTH)
+    options = _with_defaults(pipeline, samples, options)
     config, length = _resolve(pipeline, text, options)
     recorder = _Recorder(config, forced)
     rows = pipeline.read([text], **reading_options(config))
     inputs = Inputs(torch.tensor(rows, device=pipeline.device))
-    (found,) = generate_tokens(pipeline.model, inputs, config, codec=pipeline.writer, hook=recorder)
-    names = pipeline.writer.pieces([key[-1] for key in recorder.nodes if key])
-    texts = pipeline.decode([each.tokens for each in found], **options)
-    places = recorder.finish(found, end_ids(config, pipeline.config))
-    columns = zip(found, texts, places, strict=True)
-    outputs = [{**each._asdict(), "text": text, "node": node} for each, text, node in columns]
+    (hypotheses,) = generate_tokens(
+        pipeline.model, inputs, config, codec=pipeline.writer, hook=recorder
+    )
+    names = pipeline.writer.pieces([prefix[-1] for prefix in recorder.nodes if prefix])
+    texts = pipeline.decode([hypothesis.tokens for hypothesis in hypotheses], **options)
+    leaves = recorder.finish(hypotheses, end_ids(config, pipeline.config))
+    outputs = [
+        {**hypothesis._asdict(), "text": output, "node": node}
+        for hypothesis, output, node in zip(hypotheses, texts, leaves, strict=True)
+    ]
     settings = {
         "num_beams": 1,
         **config.model_dump(exclude_defaults=True),
@@ -73,28 +70,46 @@ def search(
     return {"nodes": nodes, "outputs": outputs, "settings": settings}
 
 
+def _with_defaults(pipeline: Pipeline, samples: int, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a search that returns all of its samples, or of its beams."""
+    if samples:
+        options = {"do_sample": True, "seed": 0, **options, "num_return_sequences": samples}
+    else:
+        beams_of_model = pipeline.generation.num_beams
+        default = beams_of_model if beams_of_model > 1 else BEAMS
+        beams = options.get("num_beams", default)
+        options = options | {"num_beams": beams, "num_return_sequences": beams}
+        if beams == 1:
+            options["do_sample"] = False
+    if pipeline.config.shape == "decoder" and "max_length" not in options:
+        options.setdefault("max_new_tokens", LENGTH)
+    return options
+
+
 def _resolve(
     pipeline: Pipeline, text: str, options: dict[str, Any]
 ) -> tuple[GenerationConfig, int]:
-    """The settings of a search and its largest number of tokens, which is lowered if it is not in
-    the options. Raises UsageError for a search that has no tree, or may have a too large one.
+    """The settings of a search and its largest number of tokens. If that is not in the options, it
+    is lowered as far as needed and put into them. Raises UsageError for a search that has no tree,
+    or may have a too large one.
     """
     config = resolve(pipeline.generation, options)
-    if wrong := [name for name in OTHERS if getattr(config, name) is not None]:
-        raise UsageError(
-            f"{wrong[0]}: the tree shows beams, greedy decoding and samples; set it to null"
-        )
+    for name in OTHERS:
+        if getattr(config, name) is not None:
+            raise UsageError(
+                f"{name}: the tree shows beams, greedy decoding and samples; set it to null"
+            )
     rows = config.num_return_sequences
     what = "samples"
-    each = ALTERNATIVES + 2  # the chosen token may be another than the best ones
+    nodes_per_row = ALTERNATIVES + 2  # the chosen token may be another than the best ones
     if config.num_beams > 1:
         rows = config.num_beams
         what = "num_beams"
-        each = 1 + len(end_ids(config, pipeline.config))  # see `beam_search`
+        nodes_per_row = 1 + len(end_ids(config, pipeline.config))  # see `beam_search`
     if rows > MAX_ROWS:
         raise UsageError(f"{what} {rows:,}: the tree shows at most {MAX_ROWS}; lower it")
     length = pipeline.limit(text, **options).tokens
-    longest = (MAX_NODES - 1) // (rows * each)
+    longest = (MAX_NODES - 1) // (rows * nodes_per_row)
     if length > longest and not {"max_new_tokens", "max_length"} & options.keys():
         options["max_new_tokens"] = length = longest
         config = resolve(pipeline.generation, options)
@@ -106,6 +121,18 @@ def _resolve(
     return config, length
 
 
+class _Candidate(NamedTuple):
+    """A token that a search considers for a row: its score, whether the search continues with it or
+    it is an output, and whether it ends its row.
+    """
+
+    row: int
+    token: int
+    score: float
+    is_kept: bool
+    is_end: bool
+
+
 class _Recorder:
     """A SearchHook: collects the candidates of one sentence, and allows only the forced tokens
     first.
@@ -114,25 +141,40 @@ class _Recorder:
     def __init__(self, config: GenerationConfig, forced: Sequence[int]) -> None:
         self.config = config
         self.forced = list(forced)
-        self.beams = config.num_beams // config.num_beam_groups if config.num_beams > 1 else 0
-        start: Answer = {"number": 0, "parent": -1, "id": -1, "probability": 1.0, "adjusted": 1.0}
-        start |= {"score": 0.0, "kept": True, "reason": ""}
+        self.beams = 0  # of a group; 0 without beams
+        if config.num_beams > 1:
+            self.beams = config.num_beams // config.num_beam_groups
+        start: Answer = {
+            "number": 0,
+            "parent": -1,
+            "id": -1,
+            "probability": 1.0,
+            "adjusted": 1.0,
+            "score": 0.0,
+            "kept": True,
+            "reason": "",
+        }
         self.nodes: dict[Prefix, Answer] = {(): start}
         self.ended: set[Prefix] = set()
         self.weigh = draw_weights(config)
-        self._model = self._log_probs = self._adjusted = torch.empty(0)
+        # Of the current step, (rows, V): log-probabilities of the model and after penalties, and
+        # probabilities of the sampler.
+        self._model = torch.empty(0)
+        self._log_probs = torch.empty(0)
+        self._adjusted = torch.empty(0)
 
     def process(self, logits: Tensor, context: Context) -> Tensor:
-        at = context.generated
+        position = context.generated
         self._log_probs = logits.log_softmax(-1)
-        if at >= len(self.forced):
+        if position >= len(self.forced):
             return logits
-        token = self.forced[at]
+        token = self.forced[position]
         if token not in range(logits.shape[-1]) or float(logits[0, token]) == NEVER:
-            raise UsageError(f"forced: token {token} at position {at} is forbidden or unknown")
-        return logits.masked_fill(
-            torch.arange(logits.shape[-1], device=logits.device) != token, NEVER
-        )
+            raise UsageError(
+                f"forced: token {token} at position {position} is forbidden or unknown"
+            )
+        others = torch.arange(logits.shape[-1], device=logits.device) != token
+        return logits.masked_fill(others, NEVER)
 
     def step(
         self,
@@ -147,36 +189,41 @@ class _Recorder:
         if not self.beams:
             weights = self.weigh(self._log_probs)
             self._adjusted = weights / weights.sum(-1, keepdim=True)
-        for group in zip(
-            *(each.tolist() for each in (rows, tokens, scores, kept, ended)), strict=True
-        ):
-            for rank, (row, token, score, is_kept, is_end) in enumerate(
-                zip(*group, strict=True), start=1
-            ):
-                prefix = tuple(
-                    state.tokens[row, state.tokens.shape[1] - state.generated :].tolist()
-                )
-                reason = f"fell out of the beam: rank {rank}, and {self.beams} continue"
-                if is_end:
-                    reason = f"ends at rank {rank}; only an end among the best {self.beams} counts"
-                before = self.nodes[prefix]["score"] if score > NEVER else 0.0
-                # Where a token is forced, a search without beams gives it the probability 1.
-                log_prob = score - before if self.beams else float(self._log_probs[row, token])
-                self._add(prefix, row, token, log_prob, "" if is_kept else reason)
-                if is_kept and is_end:
-                    self.ended.add((*prefix, token))
+        columns = [x.tolist() for x in (rows, tokens, scores, kept, ended)]
+        for group in zip(*columns, strict=True):
+            for rank, values in enumerate(zip(*group, strict=True), start=1):
+                self._consider(state, _Candidate(*values), rank)
         if not self.beams and state.generated >= len(self.forced):
             self._add_alternatives(state.generated_tokens(rows[:, 0]).tolist())
 
+    def _consider(self, state: DecodingState, candidate: _Candidate, rank: int) -> None:
+        """Add a candidate with its rank in its group, from 1."""
+        row, token, score, is_kept, is_end = candidate
+        prefix = tuple(state.tokens[row, state.tokens.shape[1] - state.generated :].tolist())
+        reason = ""
+        if not is_kept and is_end:
+            reason = f"ends at rank {rank}; only an end among the best {self.beams} counts"
+        elif not is_kept:
+            reason = f"fell out of the beam: rank {rank}, and {self.beams} continue"
+        if not self.beams:
+            # Where a token is forced, such a search gives it the probability 1.
+            log_prob = float(self._log_probs[row, token])
+        elif score > NEVER:
+            log_prob = score - self.nodes[prefix]["score"]
+        else:
+            log_prob = score
+        self._add(prefix, row, token, log_prob, reason)
+        if is_kept and is_end:
+            self.ended.add((*prefix, token))
+
     def _add_alternatives(self, prefixes: list[list[int]]) -> None:
         """The best tokens that were not chosen, and the filter of the sampler that removed each."""
-        left = self._log_probs
+        filtered = self._log_probs
         removed = dict[str, Tensor]()
         for key, keep in chosen_filters(self.config).items():
-            left, former = keep(left), left
-            removed[f"cut by {key} {getattr(self.config, key)}"] = (left == NEVER) & (
-                former > NEVER
-            )
+            was_left = filtered > NEVER
+            filtered = keep(filtered)
+            removed[f"cut by {key} {getattr(self.config, key)}"] = was_left & (filtered == NEVER)
         other = "not drawn" if self.config.is_sampling else "less probable than the best"
         values, ids = self._log_probs.topk(min(ALTERNATIVES + 1, self._log_probs.shape[-1]))
         for row, prefix in enumerate(prefixes):
@@ -192,29 +239,42 @@ class _Recorder:
             return
         parent = self.nodes[prefix]
         node = self.nodes.setdefault((*prefix, token), {"number": len(self.nodes), "kept": False})
-        if not node["kept"]:
-            adjusted = math.exp(log_prob) if self.beams else float(self._adjusted[row, token])
-            node |= {"parent": parent["number"], "id": token, "adjusted": adjusted}
-            node |= {"probability": math.exp(float(self._model[row, token]))}
-            node |= {"score": parent["score"] + log_prob, "kept": not reason, "reason": reason}
+        if node["kept"]:
+            return
+        if self.beams:
+            adjusted = math.exp(log_prob)
+        else:
+            adjusted = float(self._adjusted[row, token])
+        node |= {
+            "parent": parent["number"],
+            "id": token,
+            "adjusted": adjusted,
+            "probability": math.exp(float(self._model[row, token])),
+            "score": parent["score"] + log_prob,
+            "kept": not reason,
+            "reason": reason,
+        }
 
     def finish(self, outputs: Sequence[Hypothesis], ends: Sequence[int]) -> list[int]:
         """Set the reasons of the leaves that were kept; -> the node of each output."""
-        places = {tuple(key[:-1] if key[-1] in ends else key): key for key in self.ended}
-        found = [places[tuple(each.tokens)] for each in outputs]
-        last = max(map(len, self.nodes))
-        parents = {key[:-1] for key, node in self.nodes.items() if node["kept"]}
-        for key, node in self.nodes.items():
-            if key in found:
-                numbers = [str(n) for n, each in enumerate(found, start=1) if each == key]
-                node["reason"] = (
-                    f"output {', '.join(numbers)} ({outputs[found.index(key)].finish_reason})"
-                )
-            elif key in self.ended:
+        leaf_of_text = {_without_end(prefix, ends): prefix for prefix in self.ended}
+        leaves = [leaf_of_text[tuple(output.tokens)] for output in outputs]
+        longest = max(map(len, self.nodes))
+        parents = {prefix[:-1] for prefix, node in self.nodes.items() if node["kept"]}
+        for prefix, node in self.nodes.items():
+            if prefix in leaves:
+                numbers = [str(n) for n, leaf in enumerate(leaves, start=1) if leaf == prefix]
+                why = outputs[leaves.index(prefix)].finish_reason
+                node["reason"] = f"output {', '.join(numbers)} ({why})"
+            elif prefix in self.ended:
                 node["reason"] = f"finished, but worse than the {len(outputs)} best outputs"
-            elif node["kept"] and key not in parents:
-                is_last = len(key) == last
+            elif node["kept"] and prefix not in parents:
+                is_open = len(prefix) == longest
                 node["reason"] = (
-                    "open when the search ended" if is_last else "no continuation remained"
+                    "open when the search ended" if is_open else "no continuation remained"
                 )
-        return [self.nodes[key]["number"] for key in found]
+        return [self.nodes[prefix]["number"] for prefix in leaves]
+
+
+def _without_end(prefix: Prefix, ends: Sequence[int]) -> Prefix:
+    return prefix[:-1] if prefix[-1] in ends else prefix

@@ -62,7 +62,8 @@ def create_app(sessions: Sequence[Session], start: Mapping[str, Any], port: int,
             )
         return None
 
-    def read(name: str, body: bytes) -> tuple[int, dict[str, Any]]:
+    def respond(name: str, body: bytes) -> tuple[int, dict[str, Any]]:
+        """The status and the answer, or the error, of a request."""
         try:
             params = json.loads(body)
             if not isinstance(params, dict):
@@ -85,8 +86,8 @@ def create_app(sessions: Sequence[Session], start: Mapping[str, Any], port: int,
             body += part
             if len(body) > MAX_BODY:
                 return JSONResponse({"error": f"more than {MAX_BODY:,} bytes"}, 413, HEADERS)
-        status, found = await run_in_threadpool(read, request.path_params["name"], body)
-        return JSONResponse(found, status, HEADERS)
+        status, answered = await run_in_threadpool(respond, request.path_params["name"], body)
+        return JSONResponse(answered, status, HEADERS)
 
     return Starlette(routes=[Route("/", index), Route("/api/{name}", api, methods=["POST"])])
 

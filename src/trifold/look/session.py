@@ -23,6 +23,7 @@ from trifold.nn.hooks import hook_points
 from trifold.nn.parts import AttentionPart, part_of
 from trifold.pipeline import Pipeline
 from trifold.predict.trace import Edit, Trace, check_index, run_with
+from trifold.predict.trace_example import codec_of
 
 MAX_BYTES = 5 * 2**28  # of the activations of cached traces; the last trace is kept in any case
 Answer = dict[str, Any]
@@ -49,30 +50,37 @@ class Session:
         self, text: Any, target: Target = None, edits: Edits = (), *, gradients: bool = False
     ) -> Trace:
         """The trace of these arguments, from the cache if it has it."""
-        key = json.dumps(
-            [text if isinstance(text, str) else id(text), target, list(edits), gradients]
-        )
+        name = text if isinstance(text, str) else id(text)
+        key = json.dumps([name, target, list(edits), gradients])
         with self.lock:
-            found = self._traces.pop(key, None)
-            if found is None and edits:
-                found = self.trace(text, target).patched(edits)
-            elif found is None:
-                found = run_with(self.pipeline, text, target, gradients=gradients)
-            self._traces[key] = found
-            sizes = [sum(x.nbytes for x in each.values()) for each in self._traces.values()]
-            while len(sizes) > 1 and sum(sizes) > MAX_BYTES:
-                del self._traces[next(iter(self._traces))], sizes[0]
-            return found
+            traced = self._traces.pop(key, None)
+            if traced is None and edits:
+                traced = self.trace(text, target).patched(edits)
+            elif traced is None:
+                traced = run_with(self.pipeline, text, target, gradients=gradients)
+            self._traces[key] = traced  # the last, so the last that is removed
+            self._remove_oldest()
+            return traced
+
+    def _remove_oldest(self) -> None:
+        """Remove the traces that were not used for the longest time, up to MAX_BYTES."""
+        sizes = [sum(x.nbytes for x in traced.values()) for traced in self._traces.values()]
+        while len(sizes) > 1 and sum(sizes) > MAX_BYTES:
+            oldest = next(iter(self._traces))
+            del self._traces[oldest]
+            del sizes[0]
 
 
 def _array(x: Tensor) -> np.ndarray[Any, Any]:
-    return (x if x.dtype is torch.bool else x.detach().float()).cpu().numpy()
+    if x.dtype is not torch.bool:
+        x = x.detach().float()
+    return x.cpu().numpy()
 
 
-def _best(found: Trace, probabilities: Tensor, ids: Tensor) -> Answer:
+def _best(traced: Trace, probabilities: Tensor, ids: Tensor) -> Answer:
     """The names and probabilities of predictions; the name of a number has its value."""
-    names = np.array(found.label_names(ids.flatten().tolist()), dtype=object).reshape(ids.shape)
-    if found.is_number:
+    names = np.array(traced.label_names(ids.flatten().tolist()), dtype=object).reshape(ids.shape)
+    if traced.is_number:
         numbers = probabilities.detach().cpu().numpy()
         names = np.vectorize("{} = {:.4g}".format, otypes=[object])(names, numbers)
         probabilities = torch.ones_like(probabilities)
@@ -84,33 +92,30 @@ def trace(session: Session, text: Any, target: Target = None, edits: Edits = ())
     texts, and the word of each token; labels: the tokens that the positions predict; loss: theirs;
     masks: positions of masks; output: the target or the model's own; top: see `lens`.
     """
-    found = session.trace(text, target, edits)
+    traced = session.trace(text, target, edits)
     pipeline = session.pipeline
-    words = {}
-    for side, ids in found.example.ids.items():
-        words[side] = split_words(
-            pipeline.reader if side == "encoder" else pipeline.writer, ids
-        )._asdict()
-    answer: Answer = {
-        "side": found.side,
-        "tokens": found.tokens,
-        "queries": found.queries,
-        "words": words,
-        "masks": found.masks,
+    words = {
+        side: split_words(codec_of(pipeline, side), ids)._asdict()
+        for side, ids in traced.example.ids.items()
     }
-    if found.head is None:
-        return answer | {"output": target}
-    known = [label for label in found.labels.tolist() if label >= 0]
-    answer["output"] = (
-        pipeline.writer.decode([known])[0] if len(words) > 1 and found.head == "lm" else target
-    )
-    labels = [
-        found.label_names([label])[0] if label >= 0 else None for label in found.labels.tolist()
-    ]
+    answer: Answer = {
+        "side": traced.side,
+        "tokens": traced.tokens,
+        "queries": traced.queries,
+        "words": words,
+        "masks": traced.masks,
+        "output": target,
+    }
+    if traced.head is None:
+        return answer
+    labels = traced.labels.tolist()
+    if len(words) > 1 and traced.head == "lm":
+        written = [label for label in labels if label >= 0]
+        answer["output"] = pipeline.writer.decode([written])[0]
     return answer | {
-        "labels": labels,
-        "loss": _array(found.loss),
-        "top": _best(found, *found.top()),
+        "labels": [traced.label_names([id_])[0] if id_ >= 0 else None for id_ in labels],
+        "loss": _array(traced.loss),
+        "top": _best(traced, *traced.top()),
     }
 
 
@@ -120,9 +125,12 @@ def lens(session: Session, text: Any, target: Target = None, top: int = 5) -> An
 
     T is 1 for the class of a whole text or image.
     """
-    found = session.trace(text, target)
-    values, ids = (x if x.dim() == 3 else x[:, None] for x in found.lens(top))
-    return {"masks": found.masks, **_best(found, values, ids)}
+    traced = session.trace(text, target)
+    values, ids = traced.lens(top)
+    if values.dim() == 2:
+        values = values[:, None]
+        ids = ids[:, None]
+    return {"masks": traced.masks, **_best(traced, values, ids)}
 
 
 def effect(session: Session, text: Any, target: Target = None, edits: Edits = ()) -> Answer:
@@ -130,23 +138,28 @@ def effect(session: Session, text: Any, target: Target = None, edits: Edits = ()
     of those before;
     largest: (T,) change of a logit.
     """
-    before, (after, change, _) = (found := session.trace(text, target)).top(), found.effect(edits)
-    traces = {"before": found, "after": after}
-    answer = {
-        name: _best(each, *each.top()) | {"loss": _array(each.loss)}
-        for name, each in traces.items()
+    before = session.trace(text, target)
+    after, change, _ = before.effect(edits)
+    _, best_before = before.top()
+    return {
+        "before": _predictions(before),
+        "after": _predictions(after),
+        "change": _array(change.gather(-1, best_before)),
+        "largest": _array(change.abs().amax(-1)),
     }
-    changes = {"change": change.gather(-1, before[1]), "largest": change.abs().amax(-1)}
-    return answer | {name: _array(x) for name, x in changes.items()}
+
+
+def _predictions(traced: Trace) -> Answer:
+    return _best(traced, *traced.top()) | {"loss": _array(traced.loss)}
 
 
 def gradients(
     session: Session, text: Any, target: Target = None, position: Index = None, token: Index = None
 ) -> Answer:
     """Gradient times input of each token of each side for a logit; see `Trace.gradient_x_input`."""
-    found = session.trace(text, target, gradients=True)
-    scores = found.gradient_x_input(position, token)
-    return {"tokens": found.tokens, "scores": {side: _array(x) for side, x in scores.items()}}
+    traced = session.trace(text, target, gradients=True)
+    scores = traced.gradient_x_input(position, token)
+    return {"tokens": traced.tokens, "scores": {side: _array(x) for side, x in scores.items()}}
 
 
 def walkthrough(
@@ -172,41 +185,42 @@ def neuron(
     the mask leaves a key; offsets (S,): 0 where it does not; weights (S,). Rotary positions are in
     query and keys, other relative positions in the offsets.
     """
-    found = session.trace(text, target)
+    traced = session.trace(text, target)
     point = HOOKS.get(kind, kind).format(layer).removesuffix("pattern")
-    if f"{point}scores" not in found:
-        place = f"layer {layer + 1} · blocks.{layer}"
-        raise UsageError(f"this model has no attention of kind {kind!r} in {place}")
+    if f"{point}scores" not in traced:
+        block = f"layer {layer + 1} · blocks.{layer}"
+        raise UsageError(f"this model has no attention of kind {kind!r} in {block}")
     config = session.pipeline.config
     attention = part_of(AttentionPart, config)
     if not attention.has_scores:
         name = attention.label(config).replace(":", "")
         raise UsageError(f"{name} has no softmax of scores")
-    heads = found[f"{point}scores"]
+    heads = traced[f"{point}scores"]
     check_index("head", head, len(heads))
     check_index("query", query, heads.shape[1])
     masked = heads[head, query]
-    scaled = found[f"{point}queries"][head, query].float()
-    keys = found[f"{point}keys"]
+    scaled = traced[f"{point}queries"][head, query].float()
+    keys = traced[f"{point}keys"]
     scale = _score_scale(session.pipeline, f"{point}queries")
     # The hook point has the query times scale · √D, because `ops.attend` divides by √D.
     q = scaled / (scale * math.sqrt(len(scaled)))
     k = keys[head * len(keys) // len(heads)].float()
     cap = config.score_soft_cap
     scores = (q * k).sum(-1) * scale
-    capped = scores if cap is None else cap * torch.tanh(scores / cap)
+    capped = scores
+    if cap is not None:
+        capped = cap * torch.tanh(scores / cap)
     allowed = masked > float("-inf")
-    offsets = torch.where(allowed, masked - capped, 0.0)
-    weights = found[f"{point}pattern"][head, query]
     rows = {
         "query": q,
         "keys": k,
         "products": q * k,
         "scores": scores,
         "capped": capped,
-        "offsets": offsets,
+        "offsets": torch.where(allowed, masked - capped, 0.0),
+        "allowed": allowed,
+        "weights": traced[f"{point}pattern"][head, query],
     }
-    rows |= {"allowed": allowed, "weights": weights}
     return {"scale": scale, **{name: _array(x) for name, x in rows.items()}}
 
 

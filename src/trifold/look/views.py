@@ -8,14 +8,16 @@ from torch import nn
 
 from trifold.costs import forward_flops
 from trifold.errors import UsageError
-from trifold.look.attention import HOOKS, KINDS
+from trifold.look.attention import HOOKS, KINDS, QUERY_SIDES
 from trifold.look.figures import tables
 from trifold.look.session import Answer, Edits, Session, Target
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.attention import Attention
-from trifold.nn.heads import NEEDS_POSITIONS, LanguageModelHead
+from trifold.nn.heads import LanguageModelHead
 from trifold.nn.layers import Linear
-from trifold.predict.trace import check_index
+from trifold.predict.trace import check_index, traced_head
+
+SIZES = ("d_model", "n_heads", "kv_heads", "head_width", "d_ff", "vocab_size", "max_positions")
 
 
 def model(session: Session) -> Answer:
@@ -29,35 +31,24 @@ def model(session: Session) -> Answer:
     """
     pipeline = session.pipeline
     config = pipeline.config
-    stacks = pipeline.config.stacks
-    kinds = _kinds(pipeline.config)
-    head = next(
-        (name for name in config.chosen_heads if name not in ("pooler", *NEEDS_POSITIONS)), None
-    )
-    targets = {
-        "lm": "Unmasked text" if config.shape == "encoder" else "Output",
-        "sequence": "Class",
-    }
-    names = ("d_model", "n_heads", "kv_heads", "head_width", "d_ff", "vocab_size", "max_positions")
-    sizes, written = (
-        {name: getattr(side, name) for name in names} for side in (config, config.output_side)
-    )
+    stacks = config.stacks
+    kinds = _kinds(config)
+    head = traced_head(config)
+    generates = "decoder" in stacks and "lm" in config.chosen_heads
     return {
         "name": pipeline.model.family or "trifold",
         "shape": config.shape,
-        "sizes": sizes | {f"decoder {n}": size for n, size in written.items() if size != sizes[n]},
+        "sizes": _sizes(config),
         "layers": kinds,
-        "heads": {kind: stacks["decoder" if kind == "cross" else kind].n_heads for kind in kinds},
+        "heads": {kind: stacks[QUERY_SIDES[kind]].n_heads for kind in kinds},
         "kinds": {kind: KINDS[kind] for kind in kinds},
         "has_run": session.folder is not None,
         "has_roles": session.roles is not None,
         "grid": config.patch_grid and list(config.patch_grid),
         "has_logits": head is not None,
-        "target": targets.get(head or ""),
+        "target": _target_name(config, head),
         "classes": list(config.labels) if head == "sequence" else [],
-        "generates": "decoder" in stacks
-        and "lm" in config.chosen_heads
-        and pipeline.tokenizer is not None,
+        "generates": generates and pipeline.tokenizer is not None,
         "tables": tables(session),
         "parameters": pipeline.model.count_parameters(),
         "flops": forward_flops(config, 1, 1)._asdict(),
@@ -65,10 +56,33 @@ def model(session: Session) -> Answer:
     }
 
 
+def _sizes(config: ModelConfig) -> dict[str, int]:
+    """The sizes of a model, and those of its decoder that differ."""
+    sizes = {name: getattr(config, name) for name in SIZES}
+    decoder_sizes = {f"decoder {name}": getattr(config.output_side, name) for name in SIZES}
+    differing = {
+        name: size
+        for name, size in decoder_sizes.items()
+        if size != sizes[name.removeprefix("decoder ")]
+    }
+    return sizes | differing
+
+
+def _target_name(config: ModelConfig, head: str | None) -> str | None:
+    """What the target of a text is; None if there is none."""
+    if head == "sequence":
+        return "Class"
+    if head != "lm":
+        return None
+    return "Unmasked text" if config.shape == "encoder" else "Output"
+
+
 def _kinds(config: ModelConfig) -> dict[str, int]:
     """Kind of attention -> number of its layers."""
-    layers = {side: sized.n_layers for side, sized in config.stacks.items()}
-    return layers | ({"cross": layers["decoder"]} if config.shape == "encoder-decoder" else {})
+    kinds = {side: sized.n_layers for side, sized in config.stacks.items()}
+    if config.shape == "encoder-decoder":
+        kinds["cross"] = kinds["decoder"]
+    return kinds
 
 
 def _uses(model: Transformer) -> dict[str, list[int]]:
@@ -94,7 +108,8 @@ def _node(
 ) -> Answer:
     """A module, its own tensors, and its children that have parameters."""
     times = len(uses.get(".".join(name.split(".")[:3]), [0]))
-    title = _block_title(name, uses[name]) if name in uses else title
+    if name in uses:
+        title = _block_title(name, uses[name])
     tensors = [
         (key, value)
         for key, value in module.named_parameters(recurse=False)
@@ -106,21 +121,27 @@ def _node(
         for key, child in module.named_children()
         if next(child.parameters(), None) is not None
     ]
-    own = sum(value.numel() for _, value in tensors)
-    flops = (
-        2 * module.weight.numel() * times if isinstance(module, Linear | LanguageModelHead) else 0
-    )
-    per_key = 4 * module.q_proj.weight.shape[0] * times if isinstance(module, Attention) else 0
+    parameters = sum(value.numel() for _, value in tensors)
+    flops, flops_per_key = _flops(module)
     return {
         "name": name,
         "title": title,
         "kind": type(module).__name__,
         "tensors": {key: list(value.shape) for key, value in tensors},
-        "parameters": own + sum(child["parameters"] for child in children),
-        "flops": flops + sum(child["flops"] for child in children),
-        "flops_per_key": per_key + sum(child["flops_per_key"] for child in children),
+        "parameters": parameters + sum(child["parameters"] for child in children),
+        "flops": flops * times + sum(child["flops"] for child in children),
+        "flops_per_key": flops_per_key * times + sum(child["flops_per_key"] for child in children),
         "children": children,
     }
+
+
+def _flops(module: nn.Module) -> tuple[int, int]:
+    """The FLOPs of a module without its children, per token, and per token and key."""
+    if isinstance(module, Linear | LanguageModelHead):
+        return 2 * module.weight.numel(), 0
+    if isinstance(module, Attention):
+        return 0, 4 * module.q_proj.weight.shape[0]
+    return 0, 0
 
 
 def attention(

@@ -6,6 +6,7 @@ Each step is computed from the weights and the results before it.
 
 import json
 import math
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -29,8 +30,11 @@ from trifold.predict.trace import Trace, check_index
 from trifold.text import TokenizerSettings, train_tokenizer
 
 SOFTMAX = ("softmax", "exp(z_i) / Σ exp(z_j)")
+SIGMOID = ("sigmoid", "1 / (1 + exp(-z_i))")
 MAX_OPERAND = 2**14  # elements; larger operands are left out
 _NUMBERS = {2: "two"}
+# The offset of the weight of an RMS norm -> the factor in its formula.
+_NORM_FACTORS = {0.0: " · weight", 1.0: " · (1 + weight)"}
 
 
 @dataclass(frozen=True)
@@ -51,45 +55,66 @@ def walkthrough(trace: Trace, side: str | None = None, position: int = -1) -> li
     """The steps of the token at `position` through one side (default: the last), then through the
     head.
     """
-    model, (first, second) = (
-        trace.pipeline.model,
-        (trace.example.inputs, trace.example.decoder_inputs),
-    )
     side = side or trace.side
     if f"{side}_embeddings.output" not in trace:
         raise UsageError(f"side {side!r}: this model has {' and '.join(trace.tokens)}")
-    stack = getattr(model, side)
-    embeddings = getattr(model, f"{side}_embeddings")
-    steps = _Steps()
-    steps.position = check_index("position", position, len(trace.tokens[side]))
-    with eval_mode(model), ExitStack() as contexts:
-        calls = [iter(contexts.enter_context(record_calls(block))) for block in stack.blocks]
-        model(first, second)
-        x = steps.embeddings(embeddings, second if side == "decoder" and second else first, side)
-        if stack.streams > 1:
-            x = steps.streams(stack.streams, stack.to_streams(x), x)
-        for layer, number in enumerate(stack.block_of_layer):
-            steps.place = f"layer {layer + 1}: "
-            inputs = next(calls[number]).args[1]
-            if layer == 0:
-                x = stack.rows(x, inputs)
-            x = steps.block(stack.blocks[number], x, inputs, f"{side}.blocks.{layer}")
-        steps.place = ""
-        x = steps.norm("final norm", stack.final_norm, x, f"{side}.final_norm")
-        if side == trace.side and model.projection is not None:
-            x = steps.linear("projection", model.projection, x)
-        if side == trace.side and trace.head is not None:
-            head: Any = model.lm_head if trace.head == "lm" else None
-            if head is not None and (head.dense or head.scale != 1.0):
-                steps.add("head", "norm(activation(W x + b)) · scale", head.features(x), x=x)
-            logits = trace.apply_head(x[0])
-            weight = getattr(head, "weight", None)
-            logits = logits[None] if logits.dim() > 1 else logits
-            steps.add("logits", "W x + b" if head else "head(x)", logits, "logits", x=x, W=weight)
-            if not trace.is_number:
-                kind = ("sigmoid", "1 / (1 + exp(-z_i))") if trace.several else SOFTMAX
-                steps.add(*kind, trace.probabilities(logits), z=logits)
+    steps = _StepRecorder(check_index("position", position, len(trace.tokens[side])))
+    with eval_mode(trace.pipeline.model):
+        x = _record_stack(steps, trace, side)
+        if side == trace.side:
+            _record_head(steps, trace, x)
     return steps
+
+
+def _record_stack(steps: "_StepRecorder", trace: Trace, side: str) -> Tensor:
+    """The steps of a stack, from the embeddings to the final norm; -> its last states (1, T, E)."""
+    model = trace.pipeline.model
+    stack = getattr(model, side)
+    inputs = trace.example.inputs
+    if side == "decoder" and trace.example.decoder_inputs is not None:
+        inputs = trace.example.decoder_inputs
+    x = steps.embeddings(getattr(model, f"{side}_embeddings"), inputs, side)
+    if stack.streams > 1:
+        x = steps.streams(stack.streams, stack.to_streams(x), x)
+    for layer, (block, layer_inputs) in enumerate(_block_calls(trace, stack)):
+        if layer == 0:
+            x = stack.rows(x, layer_inputs)
+        in_layer = _StepRecorder(steps.position, f"layer {layer + 1}: ")
+        x = in_layer.block(block, x, layer_inputs, f"{side}.blocks.{layer}")
+        steps.extend(in_layer)
+    return steps.norm("final norm", stack.final_norm, x, f"{side}.final_norm")
+
+
+def _block_calls(trace: Trace, stack: Any) -> Iterator[tuple[nn.Module, Any]]:
+    """The block of each layer of a stack, and the inputs that it gets beside the states."""
+    with ExitStack() as contexts:
+        recorded = [contexts.enter_context(record_calls(block)) for block in stack.blocks]
+        trace.pipeline.model(trace.example.inputs, trace.example.decoder_inputs)
+    calls_of_block = [iter(calls) for calls in recorded]
+    for number in stack.block_of_layer:
+        yield stack.blocks[number], next(calls_of_block[number]).args[1]
+
+
+def _record_head(steps: "_StepRecorder", trace: Trace, x: Tensor) -> None:
+    """The steps from the last states (1, T, E) to logits and probabilities."""
+    model = trace.pipeline.model
+    if model.projection is not None:
+        x = steps.linear("projection", model.projection, x)
+    if trace.head is None:
+        return
+    logits = trace.apply_head(x[0])
+    if logits.dim() > 1:
+        logits = logits[None]
+    if trace.head == "lm":
+        head: Any = model.lm_head
+        if head.dense is not None or head.scale != 1.0:
+            steps.add("head", "norm(activation(W x + b)) · scale", head.features(x), x=x)
+        steps.add("logits", "W x + b", logits, "logits", x=x, W=head.weight)
+    else:
+        steps.add("logits", "head(x)", logits, "logits", x=x)
+    if not trace.is_number:
+        title, formula = SIGMOID if trace.several else SOFTMAX
+        steps.add(title, formula, trace.probabilities(logits), z=logits)
 
 
 def teaching_model() -> Pipeline:
@@ -103,24 +128,30 @@ def teaching_model() -> Pipeline:
     return Pipeline(model.eval(), codec)
 
 
-class _Steps(list[ArithmeticStep]):
-    """Steps of the token at `position`. Activations are those of all tokens, (1, T, E) or (1, H, T,
-    D).
+class _StepRecorder(list[ArithmeticStep]):
+    """Steps of the token at `position`, as `nn.explain.Steps`. Activations are those of all tokens,
+    (1, T, E) or (1, H, T, D).
+
+    prefix: of every title.
     """
 
-    position = 0
-    place = ""
+    def __init__(self, position: int, prefix: str = "") -> None:
+        super().__init__()
+        self.position = position
+        self.prefix = prefix
 
     def row(self, x: Tensor) -> Tensor:
         """That of the token; parameters, which have at most two axes, as they are."""
-        return x[0].select(-2, self.position) if x.dim() > 2 else x
+        if x.dim() <= 2:
+            return x
+        return x[0].select(-2, self.position)
 
     def add(
         self, title: str, formula: str, y: Tensor, hook: str | None = None, /, **operands: Any
     ) -> Tensor:
         rows = {name: self.row(x).float() for name, x in operands.items() if isinstance(x, Tensor)}
         small = {name: x for name, x in rows.items() if x.numel() <= MAX_OPERAND}
-        self.append(ArithmeticStep(self.place + title, formula, small, self.row(y).float(), hook))
+        self.append(ArithmeticStep(self.prefix + title, formula, small, self.row(y).float(), hook))
         return y
 
     def equals(self, hook: str) -> None:
@@ -129,18 +160,19 @@ class _Steps(list[ArithmeticStep]):
     def norm(self, title: str, module: Any, x: Tensor, hook: str | None = None) -> Tensor:
         if isinstance(module, nn.Identity):
             return x
-        weight = {0.0: " · weight", 1.0: " · (1 + weight)"}[getattr(module, "offset", 0.0)]
-        formula = "x / √(mean x² + ε)" + ("" if module.weight is None else weight)
         row = self.row(x).float()
-        values = {"mean x²": row.square().mean()}
         if isinstance(module, LayerNorm):
-            formula = "(x − mean) / √(var + ε) · weight" + (
-                " + bias" if module.bias is not None else ""
-            )
-            values = {"mean": row.mean(), "var": row.var(correction=0)}
-        return self.add(
-            title, formula, module(x), hook, x=x, **values, **dict(module.named_parameters())
-        )
+            formula = "(x − mean) / √(var + ε) · weight"
+            if module.bias is not None:
+                formula += " + bias"
+            statistics = {"mean": row.mean(), "var": row.var(correction=0)}
+        else:
+            formula = "x / √(mean x² + ε)"
+            if module.weight is not None:
+                formula += _NORM_FACTORS[module.offset]
+            statistics = {"mean x²": row.square().mean()}
+        parameters = dict(module.named_parameters())
+        return self.add(title, formula, module(x), hook, x=x, **statistics, **parameters)
 
     def linear(
         self, title: str, layer: Any, x: Tensor, hook: str | None = None, head: int = 0
@@ -148,8 +180,9 @@ class _Steps(list[ArithmeticStep]):
         """head: the width of the heads into which the result is split; 0: it is not."""
         formula = "W x" if layer.bias is None else "W x + b"
         y = layer(x)
-        result = split_heads(y, head) if head else y
-        return self.add(title, formula, result, hook, x=x, W=layer.weight, b=layer.bias)
+        if head:
+            y = split_heads(y, head)
+        return self.add(title, formula, y, hook, x=x, W=layer.weight, b=layer.bias)
 
     def embeddings(self, module: Any, inputs: Any, side: str) -> Tensor:
         if not isinstance(module, Embeddings):  # one step
@@ -161,7 +194,8 @@ class _Steps(list[ArithmeticStep]):
         if module.scale != 1.0:
             x = self.add("scale", "x · √d_model", x * module.scale, x=x)
         moved = module.positions(x, torch.arange(x.shape[1], device=x.device)[None])
-        x = self.add("position", "x + p", moved, x=x, p=moved - x) if moved is not x else x
+        if moved is not x:
+            x = self.add("position", "x + p", moved, x=x, p=moved - x)
         if module.token_types is not None:
             x = self.add("segment", "x + E[segment]", x + module.token_types(inputs.segments), x=x)
         if module.norm is not None:
@@ -187,9 +221,11 @@ class _Steps(list[ArithmeticStep]):
         self, module: Any, x: Tensor, inputs: Any, name: str, onto: Tensor | None = None
     ) -> Tensor:
         """See `Steps.residual`."""
-        run = self.feed_forward if name.endswith("feed_forward") else self.attention
         y = self.norm("norm", module.enter, x, f"{name}.enter")
-        y = run(module.sublayer, y, inputs, name)
+        if name.endswith("feed_forward"):
+            y = self.feed_forward(module.sublayer, y, inputs, name)
+        else:
+            y = self.attention(module.sublayer, y, inputs, name)
         y = self.norm("norm of the output", module.exit, y)
         if module.scale != 1:
             y = self.add("scale", "c · dx", y * module.scale, dx=y)
@@ -300,18 +336,16 @@ class _Steps(list[ArithmeticStep]):
             return y
         if type(layer) is not FeedForward:  # one step
             return self.add("feed-forward", formula_of(layer), layer(x), x=x)
-        kind = layer.activation_name
         point = f"{name}.sublayer.inner"
-        gate = layer.gate_proj
+        formula = f"{layer.activation_name}(g)"
         up = self.linear("feed-forward in", layer.in_proj, x)
-        g = up if gate is None else self.linear("gate", gate, x)
-        if layer.limit is not None:
-            g = g.clamp(max=layer.limit)
-            up = up.clamp(-layer.limit, layer.limit) + 1
-        y = layer.activation(g)
-        formula = f"{kind}(g)"
-        if gate is not None:
-            y = y * up
-            formula = f"{formula} · x"
-        self.add("activation", formula, y, point, g=g, x=None if gate is None else up)
+        if layer.gate_proj is None:
+            y = self.add("activation", formula, layer.activation(up), point, g=up)
+        else:
+            g = self.linear("gate", layer.gate_proj, x)
+            if layer.limit is not None:
+                g = g.clamp(max=layer.limit)
+                up = up.clamp(-layer.limit, layer.limit) + 1
+            y = layer.activation(g) * up
+            y = self.add("activation", f"{formula} · x", y, point, g=g, x=up)
         return self.linear("feed-forward out", layer.out_proj, y)

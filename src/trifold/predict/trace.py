@@ -8,7 +8,7 @@ classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from trifold.errors import DataError, UsageError
 from trifold.generate.decoding import eval_mode, refuse_non_finite
+from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import MULTI, REGRESSION
 from trifold.nn.heads import NEEDS_POSITIONS
 from trifold.nn.hooks import hook_points, hooked
@@ -25,6 +26,7 @@ from trifold.predict.classify import ANSWERS, activate
 from trifold.predict.trace_example import (
     Example,
     TracedPipeline,
+    codec_of,
     name_queries,
     read_example,
 )
@@ -35,9 +37,20 @@ Edit = Mapping[str, Any]
 """name: a hook point. op: zero, mean (over positions), scale (by `value`) or copy (from the text
 `from`). heads and positions: the indices to change, from 0; default: all.
 """
+EDIT_KEYS = ("name", "heads", "positions", "op", "value", "from")
 
 # The classes of heads whose names are not those of the model's labels.
 CLASSES = {"next-sentence": [*ANSWERS.values()], "span": ["start", "end"]}
+
+NO_HEAD = "this model has no head with logits; its activations can be traced"
+
+
+def traced_head(config: ModelConfig) -> str | None:
+    """The head whose logits are traced; None if a model has no head with logits."""
+    for name in config.chosen_heads:
+        if name != "pooler" and name not in NEEDS_POSITIONS:
+            return name
+    return None
 
 
 class Trace(dict[str, Tensor]):
@@ -57,45 +70,53 @@ class Trace(dict[str, Tensor]):
         gradients: bool = False,
     ) -> None:
         super().__init__()
+        model = pipeline.model
         self.pipeline = pipeline
         self.example = example
         self.hooks = hooks
         self.labels = example.labels
-        self.side = "encoder" if pipeline.model.decoder is None else "decoder"
-        heads = pipeline.config.chosen_heads
-        self.head = next((name for name in heads if name not in ("pooler", *NEEDS_POSITIONS)), None)
-        ids = example.ids.get("encoder", []) if self.side == "encoder" and self.head == "lm" else []
-        self.masks = [place for place, token in enumerate(ids) if token == pipeline.reader.mask_id]
-        known = [name for _, _, names in hook_points(pipeline.model) for name in names]
-        for name in hooks:
-            _require(name, known, "hook point")
-
-        def hook(name: str, x: Tensor) -> Tensor:
-            before = x[0]
-            changed = hooks[name](x[0]) if name in hooks else None
-            x = before if changed is None else changed
-            if not isinstance(x, Tensor) or x.shape != before.shape:
-                raise UsageError(
-                    f"{name}: a hook returns a tensor of shape {tuple(before.shape)}, or None"
-                )
-            if gradients and name.endswith("embeddings.output"):
-                x = x.detach().requires_grad_()
-            self[name] = x
-            return x[None]
-
-        with (
-            torch.set_grad_enabled(gradients),
-            eval_mode(pipeline.model),
-            hooked(pipeline.model, hook),
-        ):
+        self.side = "encoder" if model.decoder is None else "decoder"
+        self.head = traced_head(pipeline.config)
+        self.masks = self._mask_positions()
+        self._logits: Tensor | None = None
+        _check_hook_names(model, hooks)
+        record = partial(self._record, with_gradients=gradients)
+        with torch.set_grad_enabled(gradients), eval_mode(model), hooked(model, record):
             try:
-                hidden = pipeline.model(example.inputs, example.decoder_inputs)
-                self._logits = None if self.head is None else self.apply_head(hidden[0])
+                hidden = model(example.inputs, example.decoder_inputs)
+                if self.head is not None:
+                    self._logits = self.apply_head(hidden[0])
             except ValueError as error:
                 raise DataError(str(error)) from error
         self.names = list(self)
         if not hooks:
             refuse_non_finite(hidden)
+
+    def _mask_positions(self) -> list[int]:
+        """The positions of the masks that a masked language model fills."""
+        if self.side != "encoder" or self.head != "lm":
+            return []
+        ids = self.example.ids.get("encoder", [])
+        return [n for n, token in enumerate(ids) if token == self.pipeline.reader.mask_id]
+
+    def _record(self, name: str, x: Tensor, *, with_gradients: bool) -> Tensor:
+        """Store the tensor x (1, …) of a hook point, or what the function for it returns; -> the
+        stored tensor (1, …). Raises UsageError if the function returns another shape.
+        """
+        before = x[0]
+        after = before
+        if name in self.hooks:
+            returned = self.hooks[name](x[0])
+            if returned is not None:
+                after = returned
+        if not isinstance(after, Tensor) or after.shape != before.shape:
+            raise UsageError(
+                f"{name}: a hook returns a tensor of shape {tuple(before.shape)}, or None"
+            )
+        if with_gradients and name.endswith("embeddings.output"):
+            after = after.detach().requires_grad_()
+        self[name] = after
+        return after[None]
 
     def __missing__(self, name: str) -> Tensor:
         raise KeyError(f"{name}: no such hook point{nearest(name, self.names, 'hook points')}")
@@ -106,14 +127,12 @@ class Trace(dict[str, Tensor]):
         patches.
         """
         if not self.example.ids:
-            return {
-                "encoder": [
-                    "[CLS]",
-                    *(f"patch {n + 1}" for n in range(self.pipeline.config.n_patches)),
-                ]
-            }
-        codecs = {"encoder": self.pipeline.reader, "decoder": self.pipeline.writer}
-        return {side: codecs[side].pieces(ids) for side, ids in self.example.ids.items()}
+            patches = [f"patch {n + 1}" for n in range(self.pipeline.config.n_patches)]
+            return {"encoder": ["[CLS]", *patches]}
+        return {
+            side: codec_of(self.pipeline, side).pieces(ids)
+            for side, ids in self.example.ids.items()
+        }
 
     def label_names(self, ids: Sequence[int]) -> list[str]:
         """The names of predicted ids: tokens or classes."""
@@ -121,9 +140,7 @@ class Trace(dict[str, Tensor]):
             return [CLASSES[self.head][number] for number in ids]
         if self.head != "lm":
             return [self.pipeline.config.labels[number] for number in ids]
-        return (self.pipeline.writer if self.side == "decoder" else self.pipeline.reader).pieces(
-            ids
-        )
+        return codec_of(self.pipeline, self.side).pieces(ids)
 
     @cached_property
     def queries(self) -> dict[str, list[str]]:
@@ -132,7 +149,9 @@ class Trace(dict[str, Tensor]):
         """
         if len(self.tokens) == 1:
             return self.tokens
-        written = self.label_names(self.labels.tolist()) if self.head == "lm" else []
+        written: list[str] = []
+        if self.head == "lm":
+            written = self.label_names(self.labels.tolist())
         return {**self.tokens, "cross": name_queries(self.tokens["decoder"], written)}
 
     @property
@@ -140,7 +159,9 @@ class Trace(dict[str, Tensor]):
         """(T, V) of a language model, (C,) of a classifier. Raises UsageError if the model has no
         head.
         """
-        return self.apply_head(torch.empty(0)) if self._logits is None else self._logits
+        if self._logits is None:
+            raise UsageError(NO_HEAD)
+        return self._logits
 
     @property
     def loss(self) -> Tensor:
@@ -157,12 +178,13 @@ class Trace(dict[str, Tensor]):
         """The head's logits (T, V) or (C,) of the states after a layer (0: the embeddings) and the
         final norm.
         """
-        name = f"{self.side}.states.{layer - 1}" if layer else f"{self.side}_embeddings.output"
-        with torch.no_grad(), eval_mode(self.pipeline.model):
-            model = self.pipeline.model
-            stack = getattr(model, self.side)
-            state = self[name][None]
-            state = state if layer else stack.to_streams(state)
+        model = self.pipeline.model
+        stack = getattr(model, self.side)
+        with torch.no_grad(), eval_mode(model):
+            if layer:
+                state = self[f"{self.side}.states.{layer - 1}"][None]
+            else:
+                state = stack.to_streams(self[f"{self.side}_embeddings.output"][None])
             return self.apply_head(model.projected(stack.final_norm(state))[0])
 
     def lens(self, top: int = 5) -> tuple[Tensor, Tensor]:
@@ -170,9 +192,9 @@ class Trace(dict[str, Tensor]):
         + 1, T, top).
         """
         layers = len(getattr(self.pipeline.model, self.side).block_of_layer)
-        found = [self._best(self.layer_logits(layer), top) for layer in range(layers + 1)]
-        values, ids = (torch.stack(parts) for parts in zip(*found, strict=True))
-        return values, ids
+        best = [self._best(self.layer_logits(layer), top) for layer in range(layers + 1)]
+        values = torch.stack([probabilities for probabilities, _ in best])
+        return values, torch.stack([ids for _, ids in best])
 
     def top(self, count: int = 5) -> tuple[Tensor, Tensor]:
         """Probabilities and ids of the `count` best predictions at every position: (T, count); of a
@@ -198,7 +220,9 @@ class Trace(dict[str, Tensor]):
         """
         if self.head == "sequence":
             return activate(logits, self.pipeline.config)
-        return logits.softmax(-2 if self.head == "span" else -1)
+        if self.head == "span":
+            return logits.softmax(-2)
+        return logits.softmax(-1)
 
     def _best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         values, ids = self.probabilities(logits).topk(min(count, logits.shape[-1]))
@@ -207,17 +231,18 @@ class Trace(dict[str, Tensor]):
     def apply_head(self, hidden: Tensor) -> Tensor:
         """The logits of hidden states (T, E). Raises UsageError if the model has no head."""
         if self.head is None:
-            raise UsageError("this model has no head with logits; its activations can be traced")
-        return self.pipeline.model.apply_heads(hidden[None], self.example.inputs, [self.head])[
-            self.head
-        ][0]
+            raise UsageError(NO_HEAD)
+        model = self.pipeline.model
+        outputs = model.apply_heads(hidden[None], self.example.inputs, [self.head])
+        return outputs[self.head][0]
 
     @cached_property
     def gradients(self) -> dict[str, Tensor]:
         """Hook point -> gradient of the sum of `loss`; without labels, of the best logit of the
         default position.
         """
-        output = self.loss.nansum() if bool((self.labels >= 0).any()) else self._logit(None, None)
+        has_labels = bool((self.labels >= 0).any())
+        output = self.loss.nansum() if has_labels else self._logit(None, None)
         return self._gradients(output, self.names)
 
     def gradient_x_input(
@@ -235,18 +260,23 @@ class Trace(dict[str, Tensor]):
         }
 
     def _logit(self, position: int | None, token: int | None) -> Tensor:
-        rows = self.logits
-        default = (*self.masks, -1)[0]
-        place = check_index("position", default if position is None else position, len(self.labels))
-        row = rows if rows.dim() == 1 else rows[place]
-        return row[row.argmax() if token is None else token]
+        """A logit of a position; see `gradient_x_input` for the defaults."""
+        if position is None:
+            position = self.masks[0] if self.masks else -1
+        position = check_index("position", position, len(self.labels))
+        logits = self.logits
+        if logits.dim() > 1:
+            logits = logits[position]
+        if token is None:
+            return logits[logits.argmax()]
+        return logits[token]
 
     def _gradients(self, output: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
         if not output.requires_grad:
             raise UsageError("the trace has no gradients; use trace(…, gradients=True)")
         tensors = [self[name] for name in names]
-        found = torch.autograd.grad(output, tensors, retain_graph=True, materialize_grads=True)
-        return dict(zip(names, found, strict=True))
+        gradients = torch.autograd.grad(output, tensors, retain_graph=True, materialize_grads=True)
+        return dict(zip(names, gradients, strict=True))
 
     def patched(self, edits: Sequence[Edit]) -> Trace:
         """The trace of the same example with edited activations.
@@ -257,17 +287,21 @@ class Trace(dict[str, Tensor]):
         functions = dict(self.hooks)
         for edit in edits:
             for key in edit:
-                _require(
-                    key, ("name", "heads", "positions", "op", "value", "from"), "key of an edit"
-                )
+                _require(key, EDIT_KEYS, "key of an edit")
+            _require(str(edit.get("op")), tuple(OPERATIONS), "op")
             name = str(edit.get("name"))
-            op = str(edit.get("op"))
-            _require(op, tuple(OPERATIONS), "op")
-            if op == "copy" and not isinstance(edit.get("from"), str):
-                raise UsageError(f"{name}: copy needs `from`, the text to copy from")
-            value = self.of(edit["from"])[name] if op == "copy" else edit.get("value", 1.0)
-            functions[name] = partial(edited, edit, value, functions.get(name, torch.clone))
+            before = functions.get(name, torch.clone)
+            functions[name] = partial(edited, edit, self._operand(edit), before)
         return Trace(self.pipeline, self.example, functions)
+
+    def _operand(self, edit: Edit) -> Any:
+        """The tensor that an edit copies, or the factor by which it scales."""
+        if edit["op"] != "copy":
+            return edit.get("value", 1.0)
+        name = str(edit.get("name"))
+        if not isinstance(edit.get("from"), str):
+            raise UsageError(f"{name}: copy needs `from`, the text to copy from")
+        return self.of(edit["from"])[name]
 
     def effect(self, edits: Sequence[Edit]) -> tuple[Trace, Tensor, Tensor]:
         """The trace with edits, and the differences of its logits and its loss to those of this
@@ -316,24 +350,27 @@ def edited(edit: Edit, value: Any, before: Function, x: Tensor) -> Tensor:
         raise UsageError(
             f"{name} has no heads; edit the hook point `heads` of its attention, or leave heads out"
         )
-    chosen = [
-        range(n) if edit.get(key) is None else edit[key]
-        for key, n in zip(axes, x.shape, strict=False)
-    ]
-    for key, indices, size, available in zip(axes, chosen, x.shape, new.shape, strict=False):
-        indices = [check_index(f"{name}: {key}", index, size) for index in indices]
-        whole = edit.get(key) is None and size != available
-        if whole or max(indices, default=0) >= available or new.shape[-1] != x.shape[-1]:
+    chosen = [_indices(edit, axis, size) for axis, size in zip(axes, x.shape, strict=False)]
+    for axis, indices, size, available in zip(axes, chosen, x.shape, new.shape, strict=False):
+        from_zero = [check_index(f"{name}: {axis}", index, size) for index in indices]
+        is_whole = edit.get(axis) is None
+        fits = max(from_zero, default=0) < available and new.shape[-1] == x.shape[-1]
+        if not fits or (is_whole and size != available):
             raise DataError(
                 f"{name}: the texts have {size} and {available} tokens; copy positions that "
                 "both have"
             )
-    grid = torch.meshgrid(
-        *(torch.tensor([*indices], device=x.device) for indices in chosen), indexing="ij"
-    )
+    ranges = [torch.tensor([*indices], device=x.device) for indices in chosen]
+    grid = torch.meshgrid(*ranges, indexing="ij")
     out = x.clone()
     out[grid] = torch.where(x[grid] == -math.inf, x[grid], new[grid])
     return out
+
+
+def _indices(edit: Edit, axis: str, size: int) -> Sequence[int]:
+    """The indices that an edit changes on an axis, "heads" or "positions"; default: all."""
+    indices: Sequence[int] | None = edit.get(axis)
+    return range(size) if indices is None else indices
 
 
 def check_index(name: str, index: int, size: int) -> int:
@@ -343,6 +380,14 @@ def check_index(name: str, index: int, size: int) -> int:
     return index % size
 
 
+def _check_hook_names(model: Transformer, names: Iterable[str]) -> None:
+    """Raise UsageError for a name that is not a hook point of the model."""
+    known = [point for _, _, points in hook_points(model) for point in points]
+    for name in names:
+        _require(name, known, "hook point")
+
+
 def _require(name: str, known: Sequence[str], what: str) -> None:
+    """Raise UsageError, with the nearest known name, for one that is not known."""
     if name not in known:
         raise UsageError(f"{name}: no such {what}{nearest(name, list(known), f'{what}s')}")

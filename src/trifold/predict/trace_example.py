@@ -69,6 +69,11 @@ class Example:
     decoder_inputs: Inputs | None = None
 
 
+def codec_of(pipeline: TracedPipeline, side: str) -> Tokenizer:
+    """The tokenizer of the "encoder" or the "decoder". Raises UsageError if there is none."""
+    return pipeline.reader if side == "encoder" else pipeline.writer
+
+
 def read_example(pipeline: TracedPipeline, text: Any, target: str | None = None) -> Example:
     """The inputs and labels of a text, or of an image: a file, a Pillow image, or a tensor
     (channels, height, width).
@@ -77,57 +82,101 @@ def read_example(pipeline: TracedPipeline, text: Any, target: str | None = None)
     and a target of different lengths; UsageError for an unknown class.
     """
     config = pipeline.config
-    device = pipeline.device
-    reader = ModelReader(
+    class_label = _class_label(config, target)
+    if config.n_patches:
+        return _read_image(pipeline, text, target, class_label)
+    if not isinstance(text, str):
+        raise UsageError(f"text is {type(text).__name__}; give a string")
+    if config.shape == "encoder":
+        return _read_for_encoder(pipeline, text, target, class_label)
+    ids, predicted = _read_for_decoder(pipeline, text, target)
+    if "lm" not in config.chosen_heads:
+        predicted = [class_label]
+    inputs, *more = (Inputs(torch.tensor([row], device=pipeline.device)) for row in ids.values())
+    return Example(target, ids, torch.tensor(predicted), inputs, *more)
+
+
+def _class_label(config: ModelConfig, target: str | None) -> int:
+    """The number of the class that the target names; -1 without a target, or without classes.
+    Raises UsageError for an unknown class.
+    """
+    if target is None or "sequence" not in config.chosen_heads:
+        return -1
+    classes = list(config.labels)
+    if target not in classes:
+        raise UsageError(f"target {target!r} is not a class{nearest(target, classes, 'classes')}")
+    return classes.index(target)
+
+
+def _reader_of(pipeline: TracedPipeline) -> ModelReader:
+    return ModelReader(
         pipeline.model,
         pipeline.tokenizer,
         pipeline.pictures,
         on_overflow=None,
         parse_special=True,
     )
-    predicts_tokens = "lm" in config.chosen_heads
-    classes = list(config.labels)
-    following = [-1]
-    if target is not None and "sequence" in config.chosen_heads:
-        if target not in classes:
-            raise UsageError(
-                f"target {target!r} is not a class{nearest(target, classes, 'classes')}"
-            )
-        following = [classes.index(target)]
-    if config.n_patches:
-        inputs = (
-            Inputs(pixels=text[None]) if isinstance(text, Tensor) else reader.images([text], [0])
-        )
-        return Example(target, {}, torch.tensor(following), inputs.to(device))
-    if not isinstance(text, str):
-        raise UsageError(f"text is {type(text).__name__}; give a string")
-    if config.shape == "encoder":
-        rows = reader.encode([text])
-        ids = {"encoder": (own := rows[0].ids)}
-        mask = pipeline.reader.mask_id
-        if predicts_tokens:
-            full = own if target is None else reader.encode([target])[0].ids
-            if len(full) != len(own):
-                remedy = "a mask replaces one token. Without a masked text, leave the target out"
-                raise DataError(f"text has {len(own)} tokens, target {len(full)}; {remedy}")
-            known = mask not in own
-            pairs = zip(own, full, strict=True)
-            following = [
-                new if new != mask and (known or old == mask) else -1 for old, new in pairs
-            ]
-        return Example(target, ids, torch.tensor(following), reader.inputs(rows).to(device))
-    if config.shape == "decoder":
-        continuation = encode_target(pipeline, target) if target and predicts_tokens else []
-        ids = {"decoder": [*pipeline.read([text])[0], *continuation]}
-        following = [*ids["decoder"][1:], -1] if predicts_tokens else following
-    elif predicts_tokens:
-        source, given, following, _ = read_ids(pipeline, text, target)
-        ids = {"encoder": source, "decoder": given}
+
+
+def _read_image(
+    pipeline: TracedPipeline, image: Any, target: str | None, class_label: int
+) -> Example:
+    if isinstance(image, Tensor):
+        inputs = Inputs(pixels=image[None])
     else:
-        source = pipeline.read([text])[0]
-        ids = {"encoder": source, "decoder": [config.start_id, *source[:-1]]}
-    inputs, *more = (Inputs(torch.tensor([row], device=device)) for row in ids.values())
-    return Example(target, ids, torch.tensor(following), inputs, *more)
+        inputs = _reader_of(pipeline).images([image], [0])
+    return Example(target, {}, torch.tensor([class_label]), inputs.to(pipeline.device))
+
+
+def _read_for_encoder(
+    pipeline: TracedPipeline, text: str, target: str | None, class_label: int
+) -> Example:
+    """The example of a model without a decoder. target: the text without masks, or a class."""
+    reader = _reader_of(pipeline)
+    rows = reader.encode([text])
+    ids = rows[0].ids
+    labels = [class_label]
+    if "lm" in pipeline.config.chosen_heads:
+        unmasked = ids if target is None else reader.encode([target])[0].ids
+        labels = _masked_labels(ids, unmasked, pipeline.reader.mask_id)
+    inputs = reader.inputs(rows).to(pipeline.device)
+    return Example(target, {"encoder": ids}, torch.tensor(labels), inputs)
+
+
+def _masked_labels(ids: list[int], unmasked: list[int], mask_id: int | None) -> list[int]:
+    """The token that each position predicts: that of the unmasked text at each mask, or everywhere
+    if no token is masked; -1 elsewhere. Raises DataError for texts of different lengths.
+    """
+    if len(unmasked) != len(ids):
+        remedy = "a mask replaces one token. Without a masked text, leave the target out"
+        raise DataError(f"text has {len(ids)} tokens, target {len(unmasked)}; {remedy}")
+    has_masks = mask_id in ids
+    labels = []
+    for token, label in zip(ids, unmasked, strict=True):
+        is_predicted = token == mask_id or not has_masks
+        labels.append(label if is_predicted and label != mask_id else -1)
+    return labels
+
+
+def _read_for_decoder(
+    pipeline: TracedPipeline, text: str, target: str | None
+) -> tuple[dict[str, list[int]], list[int]]:
+    """The ids of each side of a model with a decoder, and the token that each position of the
+    decoder predicts; of a model that predicts no tokens, none.
+    """
+    config = pipeline.config
+    predicts_tokens = "lm" in config.chosen_heads
+    if config.shape == "encoder-decoder" and predicts_tokens:
+        source, given, written, _ = read_ids(pipeline, text, target)
+        return {"encoder": source, "decoder": given}, written
+    ids = pipeline.read([text])[0]
+    if config.shape == "encoder-decoder":
+        return {"encoder": ids, "decoder": [config.start_id, *ids[:-1]]}, []
+    if not predicts_tokens:
+        return {"decoder": ids}, []
+    if target:
+        ids = [*ids, *encode_target(pipeline, target)]
+    return {"decoder": ids}, [*ids[1:], -1]
 
 
 def read_ids(pipeline: TracedPipeline, text: str, target: str | None) -> tuple[list[int], ...]:
@@ -148,7 +197,9 @@ def read_ids(pipeline: TracedPipeline, text: str, target: str | None) -> tuple[l
         output = encode_target(pipeline, target)
         ended = True
     source = pipeline.read([text])[0]
-    written = [*output, writer.required("eos")] if ended else output
+    written = list(output)
+    if ended:
+        written.append(writer.required("eos"))
     if shape == "decoder":
         whole = [*source, *written]
         return [], whole[:-1], whole[1:], output
@@ -165,7 +216,13 @@ def name_queries(read: Sequence[str], written: Sequence[str] = ()) -> list[str]:
     """The names of the rows of cross-attention, everywhere: the token that the decoder reads, and
     the one that it then writes, if it writes any.
     """
-    read, written = ([token if token.strip() else "␣" for token in row] for row in (read, written))
+    names = [f"reads {_visible(token)}" for token in read]
     if not written:
-        return [f"reads {token}" for token in read]
-    return [f"reads {token} → writes {then}" for token, then in zip(read, written, strict=True)]
+        return names
+    return [
+        f"{name} → writes {_visible(token)}" for name, token in zip(names, written, strict=True)
+    ]
+
+
+def _visible(token: str) -> str:
+    return token if token.strip() else "␣"
