@@ -68,7 +68,7 @@ def answer(
     answers = list[list[Answer]]()
     for start in range(0, len(texts), GROUP):
         group = range(start, min(start + GROUP, len(texts)))
-        windows = [
+        windows_of_questions = [
             read_windows(
                 tokenizer,
                 texts[n],
@@ -81,11 +81,10 @@ def answer(
             for n in group
         ]
         silent = replace(reader, on_done=None)  # which would count windows instead of questions
-        logits = iter(
-            silent.run_rows([part for parts in windows for part in parts], reader.head("span"))
-        )
-        for n, parts in zip(group, windows, strict=True):
-            answers.append(choose_answers(parts, logits, pairs[n], tokenizer.cls_id, options))
+        rows = [window for windows in windows_of_questions for window in windows]
+        logits = iter(silent.run_rows(rows, reader.head("span")))
+        for n, windows in zip(group, windows_of_questions, strict=True):
+            answers.append(choose_answers(windows, logits, pairs[n], tokenizer.cls_id, options))
         if reader.on_done is not None:
             reader.on_done(len(group))
     return answers
@@ -93,8 +92,12 @@ def answer(
 
 def window_sizes(max_length: int | None, stride: int | None, positions: int) -> tuple[int, int]:
     """The tokens of a window, and those that windows share, for a model with so many positions."""
-    longest = min(MAX_LENGTH if max_length is None else max_length, positions)
-    return longest, min(STRIDE, longest // 2) if stride is None else stride
+    if max_length is None:
+        max_length = MAX_LENGTH
+    longest = min(max_length, positions)
+    if stride is None:
+        stride = min(STRIDE, longest // 2)
+    return longest, stride
 
 
 def read_windows(
@@ -139,11 +142,14 @@ def choose_answers(
     """
     spans: list[Answer] = []
     no_answer = 1.0
-    for part, own in zip(parts, logits, strict=False):
-        found, null = _spans(part, own[: len(part.ids)], context, cls_id, options)
-        spans = spans + found
-        no_answer = min(no_answer, null)
-    spans += [Answer("", no_answer, 0, 0)] * options.impossible
+    for part, logits_of_part in zip(parts, logits, strict=False):
+        spans_of_part, no_answer_in_part = _spans(
+            part, logits_of_part[: len(part.ids)], context, cls_id, options
+        )
+        spans += spans_of_part
+        no_answer = min(no_answer, no_answer_in_part)
+    if options.impossible:
+        spans.append(Answer("", no_answer, 0, 0))
     distinct: dict[tuple[int, int], Answer] = {}  # equal spans once, with their best score
     for span in sorted(spans, key=lambda span: -span.score):
         distinct.setdefault((span.start, span.end), span)
@@ -164,19 +170,20 @@ def _spans(
 
     The class token is never in a span.
     """
-    own = torch.tensor([side == 1 for side in part.texts])
+    in_context = torch.tensor([side == 1 for side in part.texts])
     visible = torch.tensor(is_visible(part, cls_id))
     start, end = logits.masked_fill(~visible[:, None], float("-inf")).softmax(0).T
     spans = (start[:, None] * end[None, :]).triu().tril(options.max_answer_length - 1)
-    spans = spans.masked_fill(~(own[:, None] & own[None, :]), 0.0)
+    spans = spans.masked_fill(~(in_context[:, None] & in_context[None, :]), 0.0)
     # More than top_k, because several spans may stand for the same words.
     best = spans.flatten().topk(min(2 * options.top_k + 10, spans.numel()))
-    found = []
-    for score, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+    answers = []
+    for score, cell in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         if score > 0:
-            begin, finish = _whole_words(part, *divmod(place, len(part.ids)))
-            found.append(Answer(context[begin:finish], score, begin, finish))
-    return found, float(start[0] * end[0])
+            first, last = divmod(cell, len(part.ids))
+            begin, finish = _whole_words(part, first, last)
+            answers.append(Answer(context[begin:finish], score, begin, finish))
+    return answers, float(start[0] * end[0])
 
 
 def _whole_words(part: Encoded, first: int, last: int) -> tuple[int, int]:

@@ -23,25 +23,40 @@ def choose(
     reads before each choice. Raises UsageError for less than two choices, and another number of
     questions than of texts.
     """
-    is_shared = all(isinstance(choice, str) for choice in choices)
-    rows: list[Sequence[str]] = [choices] * len(texts) if is_shared else [*choices]  # type: ignore[list-item]
+    rows = _choices_of_texts(choices, len(texts))
     if any(len(row) < 2 for row in rows):
         raise UsageError("choices: two or more texts are required")
     if questions is not None and len(questions) != len(texts):
         raise UsageError(f"questions: {len(questions)} for {len(texts)} texts; give one for each")
-    asked = zip(questions or [None] * len(texts), rows, strict=True)
     places = [reader.place(n, len(texts)) for n, row in enumerate(rows) for _ in row]
     repeated = [text for text, row in zip(texts, rows, strict=True) for _ in row]
-    pairs = [choice for each in asked for choice in after_question(*each)]
+    pairs = []
+    for question, row in zip(questions or [None] * len(texts), rows, strict=True):
+        pairs += after_question(question, row)
     reader = replace(reader, places=places)
     logits = torch.cat(reader.run(repeated, pairs, reader.head("choice")))
-    found = zip(rows, logits.split([len(row) for row in rows]), strict=True)
-    return [_sorted(row, each.softmax(-1).tolist()) for row, each in found]
+    logits_of_texts = logits.split([len(row) for row in rows])
+    return [
+        _sorted(row, logits_of_text.softmax(-1).tolist())
+        for row, logits_of_text in zip(rows, logits_of_texts, strict=True)
+    ]
+
+
+def _choices_of_texts(
+    choices: Sequence[str] | Sequence[Sequence[str]], count: int
+) -> list[Sequence[str]]:
+    """The choices of each of `count` texts, which may share them."""
+    shared = [choice for choice in choices if isinstance(choice, str)]
+    if len(shared) == len(choices):
+        return [shared] * count
+    return [*choices]
 
 
 def after_question(question: str | None, choices: Sequence[str]) -> list[str]:
     """What the model reads of the choices: each after the question, if there is one."""
-    return [f"{question} {choice}" if question else choice for choice in choices]
+    if not question:
+        return [*choices]
+    return [f"{question} {choice}" for choice in choices]
 
 
 def _sorted(choices: Sequence[str], scores: Sequence[float]) -> list[Label]:

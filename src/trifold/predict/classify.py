@@ -43,19 +43,19 @@ def classify(
     threshold: see `apply_threshold`.
     """
     config = reader.config
-    found = []
     if threshold is not None:
         if config.problem_type == REGRESSION:
             raise UsageError("threshold: the model predicts a number, which has no probability")
         check_threshold(threshold, config.labels)
+    predictions = []
     for logits in reader.run(texts, pairs, reader.head("sequence")):
         scores = activate(logits, config)
         order = torch.argsort(scores, descending=True, stable=True).tolist()
-        labels = [Label(config.labels[place], float(scores[place])) for place in order]
+        labels = [Label(config.labels[number], float(scores[number])) for number in order]
         if threshold is not None:
             labels = apply_threshold(labels, threshold, several=config.problem_type == MULTI)
-        found.append(labels[:top_k])
-    return found
+        predictions.append(labels[:top_k])
+    return predictions
 
 
 def check_threshold(threshold: Threshold, labels: Sequence[str]) -> None:
@@ -83,8 +83,9 @@ def apply_threshold(
         return [label for label in labels if label.score >= threshold]
     if several:
         return [label for label in labels if label.score >= threshold.get(label.label, 0.5)]
-    reached = [each for each in labels if each.score >= threshold.get(each.label, 2.0)]
-    return [*reached, *(each for each in labels if each.label not in threshold)]
+    reached = [label for label in labels if label.score >= threshold.get(label.label, 2.0)]
+    without_number = [label for label in labels if label.label not in threshold]
+    return reached + without_number
 
 
 def activate(logits: Tensor, config: ModelConfig) -> Tensor:
@@ -140,8 +141,10 @@ class Follows(NamedTuple):
     def choose(self, threshold: Threshold) -> Follows | None:
         """The answer that a threshold allows, as in `apply_threshold`; None if it is neither."""
         allowed = apply_threshold(self.labels, threshold)
-        chosen = (Follows(each.label == ANSWERS[True], each.score) for each in allowed)
-        return next(chosen, None)
+        if not allowed:
+            return None
+        best = allowed[0]
+        return Follows(best.label == ANSWERS[True], best.score)
 
 
 def next_sentence(
@@ -162,5 +165,7 @@ def next_sentence(
     logits = reader.run(texts, pairs, reader.head("next-sentence"))
     probabilities = [float(row.softmax(-1)[0]) for row in logits]
     # Equal logits mean yes, as in the accuracy of a training.
-    found = [Follows(p >= 0.5, max(p, 1 - p)) for p in probabilities]
-    return [one if threshold is None else one.choose(threshold) for one in found]
+    answers = [Follows(p >= 0.5, max(p, 1 - p)) for p in probabilities]
+    if threshold is None:
+        return [*answers]
+    return [answer.choose(threshold) for answer in answers]

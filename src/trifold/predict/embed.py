@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trifold.errors import UsageError
-from trifold.nn import Inputs
+from trifold.nn import Inputs, Transformer
 from trifold.predict.model_reader import ModelReader
 
 Pooling = Literal["mean", "cls", "last", "max", "pooler"]
@@ -81,20 +81,30 @@ def embed(
         raise UsageError(f"pooling: pooler: this model has no pooler; choose {', '.join(POOLINGS)}")
 
     def apply(inputs: Inputs) -> Tensor:
-        if pooling == "pooler":
-            vectors = model.head_outputs(inputs, heads=["pooler"])["pooler"]
-        else:
-            hidden = model(inputs) if model.encoder is None else model.encode(inputs).hidden
-            everything = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
-            vectors = POOLINGS[pooling](
-                hidden, everything if inputs.attend is None else inputs.attend
-            )
-        vectors = vectors.float()
+        vectors = _pool(model, inputs, pooling).float()
         for layer in dense:
             vectors = layer(vectors)
-        return F.normalize(vectors, dim=-1) if normalise else vectors
+        if normalise:
+            vectors = F.normalize(vectors, dim=-1)
+        return vectors
 
-    return reader.run([prompt + text for text in texts] if prompt else texts, pairs, apply)
+    if prompt:
+        texts = [prompt + text for text in texts]
+    return reader.run(texts, pairs, apply)
+
+
+def _pool(model: Transformer, inputs: Inputs, pooling: Pooling) -> Tensor:
+    """The vectors (B, E) of the inputs; see `embed`."""
+    if pooling == "pooler":
+        return model.head_outputs(inputs, heads=["pooler"])["pooler"]
+    if model.encoder is None:
+        hidden = model(inputs)
+    else:
+        hidden = model.encode(inputs).hidden
+    real = inputs.attend
+    if real is None:
+        real = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
+    return POOLINGS[pooling](hidden, real)
 
 
 def search(
@@ -131,6 +141,9 @@ def search(
             embed(reader, [text for _, text in part], prompt=corpus_prompt, **options)
         )
         for row, scores in enumerate(SIMILARITIES[similarity](vectors, texts).tolist()):
-            found = [Found(*each, score) for each, score in zip(part, scores, strict=True)]
-            best[row] = nlargest(top_k, [*best[row], *found], key=lambda one: one.score)
+            found = [
+                Found(number, text, score)
+                for (number, text), score in zip(part, scores, strict=True)
+            ]
+            best[row] = nlargest(top_k, [*best[row], *found], key=lambda result: result.score)
     return best

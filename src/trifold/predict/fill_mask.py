@@ -58,11 +58,13 @@ def fill_mask(
             head(states).softmax(-1)
             for states in _mask_states(inputs.tokens == mask, inputs, reader)
         ]
-        best = [each.topk(min(top_k, each.shape[-1])) for each in scores]
+        best = [probabilities.topk(min(top_k, probabilities.shape[-1])) for probabilities in scores]
         return [torch.stack([values.double(), tokens.double()], 1) for values, tokens in best]
 
-    found = reader.run_rows(rows, apply)
-    return [_fillings(tokenizer, row, mask, best) for row, best in zip(rows, found, strict=True)]
+    best_of_rows = reader.run_rows(rows, apply)
+    return [
+        _fillings(tokenizer, row, mask, best) for row, best in zip(rows, best_of_rows, strict=True)
+    ]
 
 
 def _mask_states(masks: Tensor, inputs: Inputs, reader: ModelReader) -> list[Tensor]:
@@ -72,24 +74,32 @@ def _mask_states(masks: Tensor, inputs: Inputs, reader: ModelReader) -> list[Ten
     """
     embeddings = part_of(EmbeddingsPart, reader.config)
     if not embeddings.has_queries:
-        return [states[here] for states, here in zip(reader.model(inputs), masks, strict=True)]
+        hidden = reader.model(inputs)
+        return [states[is_mask] for states, is_mask in zip(hidden, masks, strict=True)]
     counts = masks.sum(1).tolist()
     positions = masks.long().argsort(dim=1, descending=True, stable=True)[:, : max(counts)]
     states = embeddings.query_states(reader.model, replace(inputs, order=masks.long()), positions)
-    return [own[:count] for own, count in zip(states, counts, strict=True)]
+    return [row[:count] for row, count in zip(states, counts, strict=True)]
 
 
-def _fillings(tokenizer: Tokenizer, row: Encoded, mask: int, found: Tensor) -> list[list[Filling]]:
-    """The scores and tokens of a row's masks with their texts; found (masks, 2, top_k)."""
-    places = [place for place, token in enumerate(row.ids) if token == mask]
+def _fillings(tokenizer: Tokenizer, row: Encoded, mask: int, best: Tensor) -> list[list[Filling]]:
+    """The scores and tokens of a row's masks with their texts; best (masks, 2, top_k)."""
+    positions = [n for n, token in enumerate(row.ids) if token == mask]
     # Without special tokens, unless there are other masks.
-    shown = [place for place, text in enumerate(row.texts) if text is not None or len(places) == 1]
+    shown = [n for n, text in enumerate(row.texts) if text is not None or len(positions) == 1]
+    scores_of_masks = best[:, 0].tolist()
+    tokens_of_masks = best[:, 1].long().tolist()
     fillings = []
-    for place, values, best in zip(
-        places, found[:, 0].tolist(), found[:, 1].long().tolist(), strict=True
-    ):
-        filled = [[token if at == place else row.ids[at] for at in shown] for token in best]
-        sequences = tokenizer.decode(filled, keep_special=len(places) > 1)
-        words = tokenizer.decode([[token] for token in best], keep_special=True)
-        fillings.append([Filling(*one) for one in zip(words, values, best, sequences, strict=True)])
+    for position, scores, tokens in zip(positions, scores_of_masks, tokens_of_masks, strict=True):
+        filled = [_fill(row.ids, position, token, shown) for token in tokens]
+        sequences = tokenizer.decode(filled, keep_special=len(positions) > 1)
+        words = tokenizer.decode([[token] for token in tokens], keep_special=True)
+        fillings.append(list(map(Filling, words, scores, tokens, sequences)))
     return fillings
+
+
+def _fill(ids: Sequence[int], position: int, token: int, shown: Sequence[int]) -> list[int]:
+    """The ids at the positions `shown`, with a token at one of them replaced."""
+    filled = [*ids]
+    filled[position] = token
+    return [filled[n] for n in shown]

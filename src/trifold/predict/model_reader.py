@@ -67,7 +67,9 @@ class ModelReader:
 
     def place(self, number: int, count: int) -> str:
         """The name in errors of input `number` (from 0) of `count`."""
-        return f"text {number + 1} of {count}" if self.places is None else self.places[number]
+        if self.places is None:
+            return f"text {number + 1} of {count}"
+        return self.places[number]
 
     def run(self, texts: Sequence[Any], pairs: Sequence[str] | None, apply: Apply) -> list[Tensor]:
         """Apply a function to each input: a text, a pair, or an image (a file or a Pillow image).
@@ -92,27 +94,33 @@ class ModelReader:
         limit = min(self.max_tokens or self.config.max_positions, self.config.max_positions)
         truncates = self.on_overflow == "truncate"
         end = self._missing_end
-        room = limit - (end is not None) if truncates else None
+        room = None
+        if truncates:
+            room = limit if end is None else limit - 1
         rows = self.required_tokenizer.rows(
             texts, pairs, max_length=room, special_in_text=self.parses_special
         )
         if end is not None:
             rows = [_append(row, end) for row in rows]
         for number, row in enumerate(rows):
-            place = self.place(number, len(rows))
-            if any(which not in row.texts for which in range(1 if pairs is None else 2)):
-                raise DataError(
-                    f"{place} has no tokens{' on one side' if pairs else ''}: nothing to read"
-                )
-            if len(row.ids) > limit:
-                remedy = ", or truncate it (--on-overflow truncate)" if self.on_overflow else ""
-                raise DataError(
-                    f"{place}: {len(row.ids):,} tokens, but the model reads at most {limit:,}; "
-                    f"shorten the text{remedy}"
-                )
-        if truncates and self.on_cut is not None and (summary := report(rows)):
-            self.on_cut(summary)
+            self._check_length(row, self.place(number, len(rows)), pairs is not None, limit)
+        if truncates and self.on_cut is not None:
+            summary = report(rows)
+            if summary:
+                self.on_cut(summary)
         return rows
+
+    def _check_length(self, row: Encoded, place: str, is_pair: bool, limit: int) -> None:
+        """Raise DataError for a row with an empty text, or with more tokens than the limit."""
+        if 0 not in row.texts or (is_pair and 1 not in row.texts):
+            of_pair = " on one side" if is_pair else ""
+            raise DataError(f"{place} has no tokens{of_pair}: nothing to read")
+        if len(row.ids) > limit:
+            remedy = ", or truncate it (--on-overflow truncate)" if self.on_overflow else ""
+            raise DataError(
+                f"{place}: {len(row.ids):,} tokens, but the model reads at most {limit:,}; "
+                f"shorten the text{remedy}"
+            )
 
     def run_rows(self, rows: Sequence[Encoded], apply: Apply) -> list[Tensor]:
         """Apply a function to each row; results are on the CPU and include padding at the end."""
@@ -131,10 +139,10 @@ class ModelReader:
         for batch in batches:
             chosen = batch.tolist()
             with eval_mode(self.model):
-                found = apply(inputs(chosen).to(device))
-            for number, one in zip(chosen, found, strict=True):
-                refuse_non_finite(one)
-                results[number] = one.cpu()
+                outputs = apply(inputs(chosen).to(device))
+            for number, output in zip(chosen, outputs, strict=True):
+                refuse_non_finite(output)
+                results[number] = output.cpu()
             if self.on_done is not None:
                 self.on_done(len(chosen))
         return [results[number] for number in range(len(results))]
@@ -150,11 +158,11 @@ class ModelReader:
         config = self.config
         every = np.arange(len(rows))
         inputs = pad_rows(Ragged.of([row.ids for row in rows]), every, config.pad_id)
-        if (largest := int(inputs.tokens.max())) >= config.vocab_size:
+        largest = int(inputs.tokens.max())
+        if largest >= config.vocab_size:
             raise CheckpointError(
                 f"the tokenizer gives the id {largest}, but the model has {config.vocab_size:,} "
-                "tokens; "
-                "they do not belong together"
+                "tokens; they do not belong together"
             )
         if config.reads_segments and self.required_tokenizer.has_token_types:
             types = Ragged.of([row.types for row in rows])
@@ -170,7 +178,8 @@ class ModelReader:
         config = self.config
         if config.shape != "encoder-decoder" or end >= config.vocab_size:
             return None
-        return None if self.required_tokenizer.rows([""])[0].ids[-1:] == [end] else end
+        of_no_text = self.required_tokenizer.rows([""])[0]
+        return None if of_no_text.ids[-1:] == [end] else end
 
     def images(self, images: Sequence[Any], chosen: Sequence[int]) -> Inputs:
         """The pixels of the chosen files or Pillow images."""

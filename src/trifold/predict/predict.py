@@ -1,7 +1,7 @@
 """Predictions of a loaded model: the tasks that its heads support, and a method for each."""
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from trifold.data.images import ImageSettings
@@ -33,7 +33,8 @@ class Task(NamedTuple):
     @property
     def options(self) -> tuple[str, ...]:
         """The names of its options."""
-        return tuple(inspect.signature(self.run).parameters)[3 if self.pairs != "never" else 2 :]
+        reader_and_texts = 2 if self.pairs == "never" else 3
+        return tuple(inspect.signature(self.run).parameters)[reader_and_texts:]
 
 
 TASKS: dict[str, Task] = {
@@ -58,8 +59,11 @@ def supported_tasks(config: ModelConfig) -> list[str]:
     """The tasks of a model with these heads. Every model can embed and search; a decoder cannot
     fill masks.
     """
-    heads = config.chosen_heads if config.shape != "decoder" else set(config.chosen_heads) - {"lm"}
-    return [name for name, task in TASKS.items() if task.head is None or task.head in heads]
+    heads = set[Head | None](config.chosen_heads)
+    if config.shape == "decoder":
+        heads.discard("lm")
+    heads.add(None)
+    return [name for name, task in TASKS.items() if task.head in heads]
 
 
 def choose_task(config: ModelConfig, task: str | None) -> str:
@@ -69,23 +73,8 @@ def choose_task(config: ModelConfig, task: str | None) -> str:
     default.
     """
     supported = supported_tasks(config)
-    names = ", ".join(supported)
     if task is None:
-        generates = "lm" in config.chosen_heads and config.shape != "encoder"
-        usual = [
-            name
-            for name in supported
-            if TASKS[name].head and not (generates and name == "fill-mask")
-        ]
-        if len(usual) == 1:
-            return usual[0]
-        if usual:
-            raise UsageError(f"this model supports several tasks; name one of {names}")
-        if generates:
-            raise UsageError(
-                f"this is a generation model; use `trifold generate`, or name a task ({names})"
-            )
-        return "embed"
+        return _default_task(config, supported)
     if task not in TASKS:
         raise UsageError(f"task {task!r} is not known{nearest(task, list(TASKS), 'tasks')}")
     if task not in supported:
@@ -94,9 +83,29 @@ def choose_task(config: ModelConfig, task: str | None) -> str:
         heads = ", ".join(config.chosen_heads) or "none"
         raise UsageError(
             f"task {task}: requires {needed}; this model has the heads: {heads}; it supports "
-            f"{names}"
+            f"{', '.join(supported)}"
         )
     return task
+
+
+def _default_task(config: ModelConfig, supported: Sequence[str]) -> str:
+    """The one task that the heads are for, or "embed" without heads. Raises UsageError for a model
+    with several such tasks, and one that generates.
+    """
+    names = ", ".join(supported)
+    generates = "lm" in config.chosen_heads and config.shape != "encoder"
+    of_heads = [name for name in supported if TASKS[name].head is not None]
+    if generates and "fill-mask" in of_heads:
+        of_heads.remove("fill-mask")
+    if len(of_heads) == 1:
+        return of_heads[0]
+    if of_heads:
+        raise UsageError(f"this model supports several tasks; name one of {names}")
+    if generates:
+        raise UsageError(
+            f"this is a generation model; use `trifold generate`, or name a task ({names})"
+        )
+    return "embed"
 
 
 class PredictMixin:
@@ -141,14 +150,11 @@ class PredictMixin:
             raise UsageError(
                 f"on_overflow: {reader_options['on_overflow']!r} is neither error nor truncate"
             )
-        for option in options:
-            if option not in chosen.options:
-                hint = nearest(option, list(chosen.options), "options") if chosen.options else ""
-                raise UsageError(f"{option}: not an option of {name}{hint}")
+        _check_options(name, options)
         reader_options.setdefault("parse_special", chosen.parse_special)
         reader = ModelReader(self.model, self.tokenizer, self.pictures, **reader_options)
-        found = chosen.run(reader, inputs, *_pairs(name, inputs, pairs), **options)
-        return found[0] if single else found
+        predictions = chosen.run(reader, inputs, *_pairs(name, inputs, pairs), **options)
+        return predictions[0] if single else predictions
 
     def fill_mask(self, texts: str | Sequence[str], **options: Any) -> Any:
         """For each mask of a text the `top_k` (5) most probable tokens (`Filling`), best first."""
@@ -169,7 +175,8 @@ class PredictMixin:
         questions: that of each text, as in a column `question` of training, or one for all.
         """
         if isinstance(questions, str):
-            questions = [questions] * (1 if isinstance(texts, str) else len(texts))
+            count = 1 if isinstance(texts, str) else len(texts)
+            questions = [questions] * count
         return self.predict(texts, task="choose", choices=choices, questions=questions)
 
     def tag(self, texts: str | Sequence[str], **options: Any) -> Any:
@@ -219,6 +226,15 @@ class PredictMixin:
         return self.predict(queries, task="search", corpus=texts, **options)
 
 
+def _check_options(task: str, options: Iterable[str]) -> None:
+    """Raise UsageError for a name that is not an option of a task."""
+    known = TASKS[task].options
+    for option in options:
+        if option not in known:
+            hint = nearest(option, list(known), "options") if known else ""
+            raise UsageError(f"{option}: not an option of {task}{hint}")
+
+
 def _with_modules(modules: SentenceModules, options: dict[str, Any]) -> dict[str, Any]:
     """The options of embed with the defaults of the folder. Raises UsageError for modules that are
     not supported.
@@ -227,11 +243,17 @@ def _with_modules(modules: SentenceModules, options: dict[str, Any]) -> dict[str
         raise UsageError(
             f"{modules.problem} is not supported; --pooling mean pools the states without it"
         )
-    reader = {"max_tokens": modules.max_length, "on_overflow": "truncate", "on_cut": warn}
-    own = {"pooling": modules.pooling, "dense": modules.dense, "normalise": modules.normalise}
+    defaults = {
+        "pooling": modules.pooling,
+        "dense": modules.dense,
+        "normalise": modules.normalise,
+        "max_tokens": modules.max_length,
+        "on_overflow": "truncate",
+        "on_cut": warn,
+    }
     if "corpus" in options:
-        own["similarity"] = modules.similarity or "cosine"
-    return own | reader | _with_prompts(modules, options)
+        defaults["similarity"] = modules.similarity or "cosine"
+    return defaults | _with_prompts(modules, options)
 
 
 def _with_prompts(modules: SentenceModules, options: dict[str, Any]) -> dict[str, Any]:
@@ -243,21 +265,29 @@ def _with_prompts(modules: SentenceModules, options: dict[str, Any]) -> dict[str
     if name is not None and name not in prompts:
         known = f"the folder has {', '.join(prompts)}" if prompts else "the folder has no prompts"
         raise UsageError(f"prompt_name: {name!r} is not known; {known}")
-
-    def first(*names: str | None) -> str:
-        return next((prompts[each] for each in names if each in prompts), "")
-
-    searches = "corpus" in options
     default = modules.default_prompt
-    chosen = {"prompt": first(name, *(("query",) if searches else ()), default)}
-    if searches:
-        chosen["corpus_prompt"] = first("document", "passage", "corpus", default)
-    elif any(prompts.values()) and name is default is None and "prompt" not in options:
-        warn(
-            "the model has prompts, and none is used; name one with prompt_name: "
-            f"{', '.join(prompts)}"
-        )
+    if "corpus" in options:
+        chosen = {
+            "prompt": _first_prompt(prompts, name, "query", default),
+            "corpus_prompt": _first_prompt(prompts, "document", "passage", "corpus", default),
+        }
+    else:
+        chosen = {"prompt": _first_prompt(prompts, name, default)}
+        uses_none = name is None and default is None and "prompt" not in options
+        if uses_none and any(prompts.values()):
+            warn(
+                "the model has prompts, and none is used; name one with prompt_name: "
+                f"{', '.join(prompts)}"
+            )
     return chosen | {key: value for key, value in options.items() if key != "prompt_name"}
+
+
+def _first_prompt(prompts: Mapping[str, str], *names: str | None) -> str:
+    """The prompt of the first of these names that has one; empty if none has."""
+    for name in names:
+        if name is not None and name in prompts:
+            return prompts[name]
+    return ""
 
 
 def _pairs(name: str, texts: Sequence[Any], pairs: Any) -> list[list[str]]:
@@ -269,10 +299,12 @@ def _pairs(name: str, texts: Sequence[Any], pairs: Any) -> list[list[str]]:
         return []
     if needed == "never":
         raise UsageError(f"{name} reads single texts; remove the second texts")
-    given = [pairs] * len(texts) if isinstance(pairs, str) else list(pairs)
-    if len(given) != len(texts):
+    if isinstance(pairs, str):
+        return [[pairs] * len(texts)]
+    second_texts = list(pairs)
+    if len(second_texts) != len(texts):
         raise UsageError(
-            f"{len(texts):,} texts and {len(given):,} second texts; give one for each, or one "
-            "for all"
+            f"{len(texts):,} texts and {len(second_texts):,} second texts; give one for each, or "
+            "one for all"
         )
-    return [given]
+    return [second_texts]

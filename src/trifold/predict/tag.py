@@ -75,12 +75,7 @@ def tag(
     UsageError if the tokenizer has no positions of tokens.
     """
     tokenizer = reader.required_tokenizer
-    is_wordpiece = hasattr(tokenizer.library.model, "max_input_chars_per_word")
-    merge = merge or tokenizer.settings.get(MERGE) or ("first" if is_wordpiece else "words")
-    if merge not in ("none", "simple", "words", *WORDS):
-        raise UsageError(
-            f"merge: {merge!r} is not known; known: none, simple, {', '.join(WORDS)}, words"
-        )
+    merge = _choose_merge(tokenizer, merge)
     if not tokenizer.has_offsets:
         raise UsageError(
             "this tokenizer does not provide the positions of tokens, which tags require"
@@ -88,31 +83,65 @@ def tag(
     sentences = [text if isinstance(text, str) else " ".join(text) for text in texts]
     rows = reader.encode(sentences)
     labels = reader.config.labels
-    has_scheme = any(
-        label != _class(label) for label in labels
-    )  # otherwise parts of speech, for example
     tagged = []
     outputs = reader.run_rows(rows, reader.head("token"))
-    for given, text, row, logits in zip(texts, sentences, rows, outputs, strict=True):
+    for given, sentence, row, logits in zip(texts, sentences, rows, outputs, strict=True):
         scores = logits[: len(row.ids)].softmax(-1).numpy()
-        if not isinstance(given, str):
-            tagged.append(_tag_words(given, text, row, scores, labels))
-            continue
-        if merge == "words":
-            words = [match.span() for match in re.finditer(r"[^ \t\r\n]+", text)]
-            firsts = zip(words, first_tokens(row, words), strict=True)
-            units = [_Token(scores[first], *word) for word, first in firsts if first >= 0]
+        if isinstance(given, str):
+            tags = _tag_text(tokenizer, sentence, row, scores, labels, merge)
+            tagged.append([tag for tag in tags if tag.label not in ignore])
         else:
-            units = _tokens(tokenizer, text, row, scores)
-            units = _merge_words(units, WORDS[merge]) if merge in WORDS else units
-        tags = [_tag(unit, labels, text) for unit in units]
-        tags = (
-            tags
-            if merge == "none" or (merge == "words" and not has_scheme)
-            else _merge_spans(tags, text)
-        )
-        tagged.append([tag for tag in tags if tag.label not in ignore])
+            tagged.append(_tag_words(given, sentence, row, scores, labels))
     return tagged
+
+
+def _choose_merge(tokenizer: Tokenizer, merge: Merge | None) -> Merge:
+    """The given way of merging, or the default of a tokenizer; see `tag`. Raises UsageError for an
+    unknown one.
+    """
+    chosen: Merge | None = merge or tokenizer.settings.get(MERGE)
+    if not chosen:
+        is_wordpiece = hasattr(tokenizer.library.model, "max_input_chars_per_word")
+        chosen = "first" if is_wordpiece else "words"
+    if chosen not in ("none", "simple", "words", *WORDS):
+        raise UsageError(
+            f"merge: {chosen!r} is not known; known: none, simple, {', '.join(WORDS)}, words"
+        )
+    return chosen
+
+
+def _tag_text(
+    tokenizer: Tokenizer,
+    text: str,
+    row: Encoded,
+    scores: Scores,
+    labels: Sequence[str],
+    merge: Merge,
+) -> list[Tag]:
+    """The tags of a text, merged as `tag` describes. scores: (T, C) of the tokens of its row."""
+    if merge == "words":
+        units = _words_between_spaces(text, row, scores)
+        # Labels without prefixes are parts of speech, for example.
+        merges_spans = any(label != _class(label) for label in labels)
+    else:
+        units = _tokens(tokenizer, text, row, scores)
+        if merge in WORDS:
+            units = _merge_words(units, WORDS[merge])
+        merges_spans = merge != "none"
+    tags = [_tag(unit, labels, text) for unit in units]
+    if merges_spans:
+        return _merge_spans(tags, text)
+    return tags
+
+
+def _words_between_spaces(text: str, row: Encoded, scores: Scores) -> list[_Token]:
+    """The words of a text that have tokens, with the scores of their first token."""
+    words = [match.span() for match in re.finditer(r"[^ \t\r\n]+", text)]
+    units = []
+    for (start, end), first in zip(words, first_tokens(row, words), strict=True):
+        if first >= 0:
+            units.append(_Token(scores[first], start, end))
+    return units
 
 
 def _tag_words(
@@ -122,8 +151,10 @@ def _tag_words(
     spans = word_spans(words)
     tags = []
     for (start, end), first in zip(spans, first_tokens(row, spans), strict=True):
-        unit = _Token(scores[first], start, end)
-        tags.append(_tag(unit, labels, text) if first >= 0 else Tag("O", 0.0, "", start, end))
+        if first < 0:
+            tags.append(Tag("O", 0.0, "", start, end))
+        else:
+            tags.append(_tag(_Token(scores[first], start, end), labels, text))
     return tags
 
 
@@ -134,23 +165,21 @@ def word_spans(words: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def first_tokens(row: Encoded, words: Sequence[tuple[int, int]]) -> list[int]:
-    """The place of the first token of each word, given by characters [start, end); -1 for a word
+    """The number of the first token of each word, given by characters [start, end); -1 for a word
     without tokens.
 
     words: in text order. A token that covers parts of several words belongs to the first of them.
     """
     firsts = [-1] * len(words)
-    number = 0
-    for place, ((start, end), own) in enumerate(zip(row.offsets, row.texts, strict=True)):
-        while number < len(words) and words[number][1] <= start:
-            number += 1
-        if (
-            number < len(words)
-            and own is not None
-            and end > words[number][0]
-            and firsts[number] < 0
-        ):
-            firsts[number] = place
+    word = 0
+    for token, ((start, end), side) in enumerate(zip(row.offsets, row.texts, strict=True)):
+        while word < len(words) and words[word][1] <= start:
+            word += 1
+        if word == len(words):
+            break
+        is_special = side is None
+        if not is_special and end > words[word][0] and firsts[word] < 0:
+            firsts[word] = token
     return firsts
 
 
@@ -165,8 +194,9 @@ def _tokens(tokenizer: Tokenizer, text: str, row: Encoded, scores: Scores) -> li
     """The tokens of the text, without special tokens."""
     prefix = getattr(tokenizer.library.model, "continuing_subword_prefix", None)
     tokens = []
-    for token, (start, end), own, one in zip(row.ids, row.offsets, row.texts, scores, strict=True):
-        if own is None:
+    columns = zip(row.ids, row.offsets, row.texts, scores, strict=True)
+    for token, (start, end), side, scores_of_token in columns:
+        if side is None:
             continue
         if token == tokenizer.unk_id:
             continues = False
@@ -174,7 +204,7 @@ def _tokens(tokenizer: Tokenizer, text: str, row: Encoded, scores: Scores) -> li
             continues = len(str(tokenizer.library.id_to_token(token))) != end - start
         else:
             continues = start > 0 and " " not in text[start - 1 : start + 1]
-        tokens.append(_Token(one, start, end, continues))
+        tokens.append(_Token(scores_of_token, start, end, continues))
     return tokens
 
 
@@ -203,9 +233,7 @@ def _merge_spans(tags: Sequence[Tag], text: str) -> list[Tag]:
     """
     groups: list[list[Tag]] = []
     for tag in tags:
-        last = groups[-1][-1].label if groups else ""
-        is_new = tag.label.startswith(FIRST) or last.startswith(LAST)
-        if not groups or is_new or _class(tag.label) != _class(last):
+        if not groups or _begins_span(tag.label, groups[-1][-1].label):
             groups.append([])
         groups[-1].append(tag)
     spans = []
@@ -218,5 +246,15 @@ def _merge_spans(tags: Sequence[Tag], text: str) -> list[Tag]:
     return spans
 
 
+def _begins_span(label: str, before: str) -> bool:
+    """Whether a label does not belong to the span of the label before it."""
+    if label.startswith(FIRST) or before.startswith(LAST):
+        return True
+    return _class(label) != _class(before)
+
+
 def _class(label: str) -> str:
-    return label[2:] if label.startswith((*FIRST, *LAST, *INNER)) else label
+    """A label without its prefix."""
+    if label.startswith((*FIRST, *LAST, *INNER)):
+        return label[2:]
+    return label
