@@ -24,7 +24,9 @@ from trifold.recipe import TrainSettings
 from trifold.text import Tokenizer
 from trifold.train.schedules import learning_rate, peak_rate
 
-POSITIONS, WIDTH = 64, 128  # of the figures, at most
+# Of the figures, at most.
+POSITIONS = 64
+WIDTH = 128
 CPU = torch.device("cpu")
 
 

@@ -25,7 +25,8 @@ Figure: TypeAlias = Any  # matplotlib.figure.Figure; matplotlib is optional, and
 
 FORMATS = (".png", ".svg", ".pdf")
 COLORMAP = "Blues"  # white is 0, dark is 1
-HIGHLIGHT, MUTED = "#08519c", "#9aa5b1"
+HIGHLIGHT = "#08519c"
+MUTED = "#9aa5b1"
 UNCERTAINTY_COLORMAP = "Oranges"
 MAX_UNCERTAINTY = 1.6  # above 1, so that characters stay readable on the darkest cell
 

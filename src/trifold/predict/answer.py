@@ -16,7 +16,9 @@ from trifold.errors import DataError, UsageError
 from trifold.predict.model_reader import ModelReader
 from trifold.text import Encoded, Tokenizer
 
-MAX_LENGTH, STRIDE = 384, 128  # tokens, as in BERT's fine-tuning
+# Tokens of a window, and those that windows share, as in BERT's fine-tuning.
+MAX_LENGTH = 384
+STRIDE = 128
 GROUP = 16  # questions that are read together
 
 

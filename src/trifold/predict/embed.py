@@ -141,9 +141,9 @@ def search(
             embed(reader, [text for _, text in part], prompt=corpus_prompt, **options)
         )
         for row, scores in enumerate(SIMILARITIES[similarity](vectors, texts).tolist()):
-            found = [
+            results = [
                 Found(number, text, score)
                 for (number, text), score in zip(part, scores, strict=True)
             ]
-            best[row] = nlargest(top_k, [*best[row], *found], key=lambda result: result.score)
+            best[row] = nlargest(top_k, [*best[row], *results], key=lambda result: result.score)
     return best

@@ -44,8 +44,9 @@ def generate_rows(
         rows.lengths, batch_tokens, partial(search_tokens, config, model.config)
     ):
         inputs = pad_rows(rows, chosen, model.config.pad_id).to(device)
-        found = generate_tokens(model, inputs, config, numbers=(chosen + first).tolist(), **options)
-        for row, hypotheses in zip(chosen, found, strict=True):
+        numbers = (chosen + first).tolist()
+        hypotheses_of_rows = generate_tokens(model, inputs, config, numbers=numbers, **options)
+        for row, hypotheses in zip(chosen, hypotheses_of_rows, strict=True):
             results[row] = hypotheses
         if on_done is not None:
             on_done(len(chosen))

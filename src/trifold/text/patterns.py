@@ -15,10 +15,9 @@ from tokenizers import AddedToken
 from trifold.errors import CheckpointError
 from trifold.sandbox import Sandbox, SandboxError
 
-TIMEOUT, TIME_PER_CHARACTER = (
-    2.0,
-    1e-5,
-)  # seconds; a harmless pattern takes a microsecond per character
+# Seconds; a harmless pattern takes a microsecond per character.
+TIMEOUT = 2.0
+TIME_PER_CHARACTER = 1e-5
 _MEMORY = 1 << 29  # bytes
 _SANDBOX = Sandbox(Path(__file__).with_name("pattern_handler.py"))
 PARTS = ("normalizer", "pre_tokenizer", "decoder")
@@ -68,7 +67,12 @@ class PatternGuard:
         self._added = list(document.get("added_tokens") or [])
         self._is_needed = not KNOWN.issuperset(_patterns(self._parts))
         self.decodes = self._is_needed and any(True for _ in _patterns(self._parts["decoder"]))
-        self.add([])
+        # The parts as JSON without and with the added tokens; empty if they are not needed.
+        self._without_added = ""
+        self._with_added = ""
+        if self._is_needed:
+            self._without_added = json.dumps(self._parts | {"added_tokens": []})
+            self.add([])
 
     def add(self, tokens: Iterable[AddedToken]) -> None:
         """Split texts at these tokens too. Raises CheckpointError if a pattern is too large, or too
@@ -77,9 +81,7 @@ class PatternGuard:
         if self._is_needed:
             self._added += [token.__getstate__() for token in tokens]
             added = [{**token, "id": number} for number, token in enumerate(self._added)]
-            self._whole, self._split = (
-                json.dumps(self._parts | {"added_tokens": x}) for x in ([], added)
-            )
+            self._with_added = json.dumps(self._parts | {"added_tokens": added})
             self.check([])
 
     def check(
@@ -98,7 +100,7 @@ class PatternGuard:
         if not self._is_needed:
             return
         size = sum(map(len, texts)) + sum(len(token) for row in tokens for token in row)
-        parts = self._whole if special is None else self._split
+        parts = self._without_added if special is None else self._with_added
         request = {
             "parts": parts,
             "special": bool(special),
