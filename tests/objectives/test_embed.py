@@ -90,13 +90,12 @@ def test_losses_and_gradients_equal_those_of_sentence_transformers_on_200_random
     losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
     name, options = THEIRS[loss]
     theirs = getattr(losses, name)(Embedded(), **options)
-    objective = Embed.__new__(Embed)
-    objective.settings = EmbedSettings(loss=loss, scale=7.0, margin=2.0)
+    settings = EmbedSettings(loss=loss, scale=7.0, margin=2.0)
     rng = torch.Generator().manual_seed(4)
     for case in range(200):
         rows = int(torch.randint(1, 9, (), generator=rng))
         sides = 3 if loss == "triplet" or (loss == "ranking" and case % 2) else 2
-        objective.roles = ["text"] * sides
+        objective = Embed(settings, None, ModelConfig(), roles=["text"] * sides)
         vectors = torch.randn(rows, sides, 5, generator=rng, requires_grad=True)
         scores = torch.randint(0, 4, (rows, 1), generator=rng) / 3
         numbers = torch.arange(rows * sides).view(rows, sides)
@@ -114,9 +113,7 @@ def test_losses_and_gradients_equal_those_of_sentence_transformers_on_200_random
 
 
 def ranking(roles):
-    objective = Embed.__new__(Embed)
-    objective.settings, objective.roles = EmbedSettings(loss="ranking", scale=7.0), roles
-    return objective
+    return Embed(EmbedSettings(loss="ranking", scale=7.0), None, ModelConfig(), roles=roles)
 
 
 def table_of(texts, vectors):
@@ -173,7 +170,6 @@ def test_rows_that_share_texts_are_counted_and_other_files_get_no_line(tmp_path)
 
 def test_other_positives_of_an_anchor_do_not_rank_above_its_own():
     objective = ranking(["text", "pair"])
-    objective.top = None
     texts = [("a", "x"), ("a", "y"), ("b", "z")]
     sides = torch.tensor([[[1.0, 0], [0.9, 0.1]], [[1, 0], [1, 0]], [[0, 1], [0, 1]]])
     found = objective.scores_of_sums({"tables": [table_of(texts, sides).numpy()]})

@@ -37,9 +37,9 @@ def read(tmp_path):
 def objective(read):
     settings = TokenizerSettings(kind="word", vocab_size=60, min_frequency=1)
     tokenizer = train_tokenizer([*read().sources, *read().targets], settings)
-    found = Summarize(SummarizeSettings(max_source=5), tokenizer, tokenizer)
-    found.lines = []
-    found.report = found.lines.append
+    lines = []
+    found = Summarize(SummarizeSettings(max_source=5), tokenizer, tokenizer, report=lines.append)
+    found.lines = lines
     return found
 
 

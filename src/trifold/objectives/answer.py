@@ -58,9 +58,11 @@ def _read_answers(value: Any, _place: str) -> Any:
 
 def _read_start(value: Any, _place: str) -> Any:
     """The number in a cell of a table; pandas writes 17.0 in a column with empty cells."""
-    with suppress(ValueError):
-        number = float(value) if isinstance(value, str) else None
-        return int(number) if number is not None and number.is_integer() else value
+    if isinstance(value, str):
+        with suppress(ValueError):
+            number = float(value)
+            if number.is_integer():
+                return int(number)
     return value
 
 
@@ -163,9 +165,9 @@ def _listed(answers: Any, start: Any, rows: Rows, row: int) -> Any:
 def place_of(rows: Rows, row: int) -> str:
     """The file and the id of a question, or its line if it has no id."""
     name = rows.columns["id"][row]
-    return f"{rows.report.name}" + (
-        f":{rows.lines[row]}" if name is None else f", question {name!r:.80}"
-    )
+    if name is None:
+        return f"{rows.report.name}:{rows.lines[row]}"
+    return f"{rows.report.name}, question {name!r:.80}"
 
 
 # --- examples, batches ----------------------------------------------------------------------------
@@ -195,23 +197,32 @@ def label_windows(parts: Sequence[Encoded], start: int, end: int) -> list[tuple[
     (0, 0), the class token, for a window that does not contain all of them; UNKNOWN if no window
     does. Tokens that are partly in the span belong to it.
     """
-    found = [
-        [
-            n
-            for n, (a, b) in enumerate(part.offsets)
-            if part.texts[n] == 1 and max(a, start) < min(b, end)
-        ]
-        for part in parts
-    ]
-    extents = [
-        (part.offsets[places[0]][0], part.offsets[places[-1]][1]) if places else (end, start)
-        for part, places in zip(parts, found, strict=True)
-    ]
+    answers = [_tokens_within(part, start, end) for part in parts]
+    extents = []  # of each window: the characters of the tokens in the answer
+    for part, tokens in zip(parts, answers, strict=True):
+        if tokens:
+            extents.append((part.offsets[tokens[0]][0], part.offsets[tokens[-1]][1]))
+        else:
+            extents.append((end, start))
     whole = (min(extents)[0], max(last for _, last in extents))
-    if whole not in extents or not any(found):
+    if whole not in extents or not any(answers):
         return [(UNKNOWN, UNKNOWN)] * len(parts)
-    both = zip(found, extents, strict=True)
-    return [(places[0], places[-1]) if own == whole else (0, 0) for places, own in both]
+    labels = [(0, 0)] * len(parts)
+    for window, (tokens, extent) in enumerate(zip(answers, extents, strict=True)):
+        if extent == whole:
+            labels[window] = (tokens[0], tokens[-1])
+    return labels
+
+
+def _tokens_within(part: Encoded, start: int, end: int) -> list[int]:
+    """The numbers of the tokens of a window that have a part of the characters [start, end) of the
+    context.
+    """
+    return [
+        token
+        for token, (first, after) in enumerate(part.offsets)
+        if part.texts[token] == 1 and max(first, start) < min(after, end)
+    ]
 
 
 class ExtractAnswers(LabelledObjective):
@@ -246,12 +257,12 @@ class ExtractAnswers(LabelledObjective):
         labels = list[tuple[int, int]]()
         lost = 0
         for row, parts in enumerate(self.windows(rows)):
-            own = [(0, 0)] * len(parts)
+            window_labels = [(0, 0)] * len(parts)
             if answers := rows.columns["answers"][row]:
                 start = answers[0]["start"]
-                own = label_windows(parts, start, start + len(answers[0]["text"]))
-            labels += own
-            lost += own[0][0] == UNKNOWN
+                window_labels = label_windows(parts, start, start + len(answers[0]["text"]))
+            labels += window_labels
+            lost += window_labels[0][0] == UNKNOWN
             encoded += parts
         if lost:
             self.report(
@@ -290,21 +301,35 @@ class ExtractAnswers(LabelledObjective):
     def compute_scores(self, run: EvalRun) -> Evaluation:
         columns = run.rows.columns
         settings = self.settings
-        impossible = (
-            not all(columns["answers"]) if settings.impossible is None else settings.impossible
-        )
+        impossible = settings.impossible
+        if impossible is None:
+            impossible = not all(columns["answers"])
         options = Options(1, settings.max_answer_length, impossible)
         logits = iter(run.by_row("logits"))
         predictions = list[str]()
-        sure = list[float]()
+        confidences = list[float]()
         for parts, context in zip(self.windows(run.rows), columns["context"], strict=True):
-            best = choose_answers(parts, logits, context, self.tokenizer.cls_id, options)
-            predictions.append(best[0].text if best else "")
-            sure.append(best[0].score if best else 0.0)
-        references = [[each["text"] for each in answers] for answers in columns["answers"]]
+            answers = choose_answers(parts, logits, context, self.tokenizer.cls_id, options)
+            text = ""
+            confidence = 0.0
+            if answers:
+                text = answers[0].text
+                confidence = answers[0].score
+            predictions.append(text)
+            confidences.append(confidence)
+        references = [[answer["text"] for answer in answers] for answers in columns["answers"]]
         score = SquadScore()
         score.add(references, predictions)
-        both = zip(references, predictions, strict=True)  # an exact match is the expected answer
-        expected = (text if score_answer(each, text)[0] else [*each, ""][0] for each, text in both)
+        expected = map(_expected_answer, references, predictions)
         samples = [*map(Sample, columns["question"], expected, predictions)][: run.context.samples]
-        return Evaluation(score.values(), samples, [score.signature], sure[: len(samples)])
+        return Evaluation(score.values(), samples, [score.signature], confidences[: len(samples)])
+
+
+def _expected_answer(references: Sequence[str], prediction: str) -> str:
+    """The answer to show beside a prediction: one that it matches exactly, or the first one; empty
+    if there is none.
+    """
+    is_exact, _ = score_answer(references, prediction)
+    if is_exact:
+        return prediction
+    return references[0] if references else ""

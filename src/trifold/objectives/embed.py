@@ -9,7 +9,7 @@ scores             Pearson and Spearman of the cosine; accuracy of triplets; or 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle
 from pathlib import Path
@@ -97,67 +97,95 @@ class EmbedSettings(labelled.LabelledSettings):
         """The config with BERT's pooler, which is not trained; families without token types and
         decoders have none.
         """
-        has_pooler = config.shape == "encoder" and config.n_token_types > 0
-        return super().with_heads(config).model_copy(update={} if has_pooler else {"heads": ()})
+        config = super().with_heads(config)
+        if config.shape == "encoder" and config.n_token_types > 0:
+            return config
+        return config.model_copy(update={"heads": ()})
 
     def build(self, context: BuildContext) -> TaskBundle:
         train, valid = context.read(_read_rows)
-        has = {
+        filled = {
             role
             for role, values in train.columns.items()
             if any(value is not None for value in values)
         }
-        loss = self.loss if self.loss != "auto" else "cosent" if "label" in has else "ranking"
-        if (needed := NEEDED[loss]) not in has:
-            raise SettingsError(f"task.loss: {loss} requires a column; set data.columns.{needed}")
+        has_scores = "label" in filled
+        loss = self._choose_loss(filled)
         context.report(f"loss: {loss}")
         context.report(f"pooling: {self.pooling}{', normalized' * self.normalise}")
-        roles = ["text", "pair"] + ["negative"] * ("negative" in has and needed != "label")
+        roles = ["text", "pair"]
+        if "negative" in filled and NEEDED[loss] != "label":
+            roles.append("negative")
         _texts(train, roles)
-        score = "pearson" if "label" in has else "accuracy" if len(roles) == 3 else "mrr"
-        chosen = {"loss": loss, "best_by": score if self.best_by == "auto" else self.best_by}
         tokenizer = context.load_or_train_tokenizer(
             lambda: chain(*(train.columns[role] for role in roles))
         )
         config = context.config_for(tokenizer)
-        width = context.text_width
-        objective = Embed(self.model_copy(update=chosen), tokenizer, config, width, context.report)
-        objective.roles = roles
-        objective.gathers = loss in ("ranking", "cosent")
-        objective.prompts = self._prompts(train, roles, context.report)
-        if loss == "ranking" and (shared := _count_shared(_numbered(_texts(train, roles), roles))):
-            context.report(
-                f"{shared:,} of {len(train):,} rows share a text with another row: in a batch, "
-                "equal texts are no negatives of each other"
-            )
-        objective.top = float(max(1, *abs(read_numbers(train)))) if "label" in has else None
-        if "label" in has:
+        prompts = self._prompts(train, roles, context.report)
+        if loss == "ranking":
+            _report_shared(context, train, roles)
+        top = None
+        if has_scores:
+            top = float(max(1, *abs(read_numbers(train))))
             check_commas(train)
+        best_by = self._choose_score(roles, has_scores=has_scores)
+        objective = Embed(
+            self.model_copy(update={"loss": loss, "best_by": best_by}),
+            tokenizer,
+            config,
+            context.text_width,
+            context.report,
+            roles=roles,
+            prompts=prompts,
+            top=top,
+        )
         return objective.bundle(context, train, valid)
 
+    def _choose_loss(self, filled: Collection[str]) -> str:
+        """The loss for rows with these roles. Raises SettingsError if they lack one that it
+        requires.
+        """
+        loss: str = self.loss
+        if loss == "auto":
+            loss = "cosent" if "label" in filled else "ranking"
+        needed = NEEDED[loss]
+        if needed not in filled:
+            raise SettingsError(f"task.loss: {loss} requires a column; set data.columns.{needed}")
+        return loss
+
+    def _choose_score(self, roles: Sequence[str], *, has_scores: bool) -> str:
+        """What selects the best weights: the score of such rows, or the loss."""
+        if self.best_by != "auto":
+            return self.best_by
+        if has_scores:
+            return "pearson"
+        return "accuracy" if len(roles) == 3 else "mrr"
+
     def _prompts(
-        self, rows: Rows, roles: list[str], report: Callable[[str], None]
+        self, rows: Rows, roles: Sequence[str], report: Callable[[str], None]
     ) -> dict[str, str]:
         """Role -> text before its texts. Raises SettingsError for unknown names."""
         known = ", ".join(self.prompts) or "none; set task.prompts"
-        for key, name in {"default_prompt": self.default_prompt, **self.prompt_of}.items():
-            if name is not None and name not in self.prompts:
-                place = key if key == "default_prompt" else f"prompt_of.{key}"
-                raise SettingsError(f"task.{place}: {name!r} is no prompt; known: {known}")
+        named = {f"prompt_of.{column}": name for column, name in self.prompt_of.items()}
+        if self.default_prompt is not None:
+            named = {"default_prompt": self.default_prompt, **named}
+        for key, name in named.items():
+            if name not in self.prompts:
+                raise SettingsError(f"task.{key}: {name!r} is no prompt; known: {known}")
         role_of = {rows.report.columns.get(role): role for role in roles} | {r: r for r in roles}
         for key in self.prompt_of:
             if key not in role_of:
                 raise SettingsError(
-                    f"task.prompt_of.{key}: no column of texts{nearest(key, roles)}"
+                    f"task.prompt_of.{key}: no column of texts{nearest(key, [*roles])}"
                 )
         chosen = {role_of[key]: self.prompts[name] for key, name in self.prompt_of.items()}
         used = ", ".join(f"{role} {text!r}" for role, text in chosen.items())
         if chosen:
             report(f"prompts: {used}")
-        elif named := [name for name, text in self.prompts.items() if text]:
+        elif unused := [name for name, text in self.prompts.items() if text]:
             report(
-                f"prompts of the model, not used in training: {', '.join(named)}; set "
-                f"task.prompt_of.text={named[0]} to use one"
+                f"prompts of the model, not used in training: {', '.join(unused)}; set "
+                f"task.prompt_of.text={unused[0]} to use one"
             )
         return chosen
 
@@ -169,13 +197,13 @@ def _read_rows(source: Source, data: DataSettings, split: str) -> Rows:
     if text == "premise" and label in CLASSES and "label" not in data.columns:
         raise SettingsError(
             f"data.columns.label: {label!r} of a premise and a hypothesis is a class, not a "
-            "score; name a column of "
-            "scores, or keep the rows of entailment and set data.columns.label=null"
+            "score; name a column of scores, or keep the rows of entailment and set "
+            "data.columns.label=null"
         )
     return rows
 
 
-def _texts(rows: Rows, roles: list[str]) -> list[str]:
+def _texts(rows: Rows, roles: Sequence[str]) -> list[str]:
     """The texts of each row in turn. Raises DataError for a missing one."""
     texts = [*chain(*zip(*(rows.columns[role] for role in roles), strict=True))]
     if None in texts:
@@ -184,11 +212,21 @@ def _texts(rows: Rows, roles: list[str]) -> list[str]:
     return texts
 
 
-def _numbered(texts: list[str], roles: list[str]) -> Ids:
+def _numbered(texts: list[str], roles: Sequence[str]) -> Ids:
     """(N, sides) a number for each text, equal for texts that differ in case and space only."""
     numbers: dict[str, int] = {}
-    found = [numbers.setdefault(normalized(text), len(numbers)) for text in texts]
-    return np.array(found, dtype=np.int64).reshape(-1, len(roles))
+    numbered = [numbers.setdefault(normalized(text), len(numbers)) for text in texts]
+    return np.array(numbered, dtype=np.int64).reshape(-1, len(roles))
+
+
+def _report_shared(context: BuildContext, rows: Rows, roles: Sequence[str]) -> None:
+    """Report how many rows have a text that is no negative of another row."""
+    shared = _count_shared(_numbered(_texts(rows, roles), roles))
+    if shared:
+        context.report(
+            f"{shared:,} of {len(rows):,} rows share a text with another row: in a batch, "
+            "equal texts are no negatives of each other"
+        )
 
 
 def _count_shared(numbers: Ids) -> int:
@@ -200,6 +238,9 @@ def _count_shared(numbers: Ids) -> int:
     firsts, seconds = (np.bincount(side, minlength=numbers.max() + 1) for side in (first, second))
     others = seconds[first] - (first == second)
     return int(((firsts[first] > 1) | (seconds[second] > 1) | (others > 0)).sum())
+
+
+# --- examples, batches ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -232,19 +273,30 @@ class Embed(labelled.LabelledObjective):
 
     token_name = row_name = "rows"
     loss_unit = "per row"
-    roles: list[str]
-    prompts: Mapping[str, str]
-    top: float | None
+
+    def __init__(
+        self,
+        settings: EmbedSettings,
+        *parts: Any,
+        roles: Sequence[str],
+        prompts: Mapping[str, str] | None = None,
+        top: float | None = None,
+    ) -> None:
+        super().__init__(settings, *parts)
+        self.gathers = settings.loss in ("ranking", "cosent")
+        self.roles = roles
+        self.prompts = prompts or {}
+        self.top = top
 
     def examples(self, rows: Rows, draw: int | None = None) -> RelatedTextExamples:
         """Encode texts. Raises DataError for a missing text or score."""
         texts = _texts(rows, self.roles)
-        scores = (
-            np.zeros(len(rows), np.float32) if self.top is None else read_numbers(rows) / self.top
-        )
-        before = [self.prompts.get(role, "") for role in self.roles]
-        read = [prompt + text for prompt, text in zip(cycle(before), texts, strict=False)]
-        tokens, types = self.tokens_and_types(self.encode(rows, read))
+        scores = np.zeros(len(rows), np.float32)
+        if self.top is not None:
+            scores = read_numbers(rows) / self.top
+        prompts = cycle([self.prompts.get(role, "") for role in self.roles])
+        prompted = [prompt + text for prompt, text in zip(prompts, texts, strict=False)]
+        tokens, types = self.tokens_and_types(self.encode(rows, prompted))
         return RelatedTextExamples(tokens, types, scores, _numbered(texts, self.roles))
 
     def batch(
@@ -264,13 +316,12 @@ class Embed(labelled.LabelledObjective):
         """
         packing: Any = batch.inputs.packing
         hidden = packing.grid(model(batch.inputs))
-        real = (
-            hidden.new_ones(packing.shape, dtype=torch.bool)
-            if packing.attend is None
-            else packing.attend
-        )
+        real = packing.attend
+        if real is None:
+            real = hidden.new_ones(packing.shape, dtype=torch.bool)
         vectors = POOLINGS[self.settings.pooling](hidden, real).float()
-        vectors = F.normalize(vectors, dim=-1) if self.settings.normalise else vectors
+        if self.settings.normalise:
+            vectors = F.normalize(vectors, dim=-1)
         return torch.cat([batch.labels, vectors.reshape(batch.tokens, -1)], 1)
 
     def table_loss(self, table: Tensor) -> Tensor:
@@ -313,9 +364,9 @@ class Embed(labelled.LabelledObjective):
         second = numbers[:, 1:2]
         others = numbers[:, 1:].T.flatten()
         pairs = first * LARGEST + second
-        found = (others == first) | torch.isin(first * LARGEST + others, pairs)
-        found[:, : len(table)].fill_diagonal_(False)
-        return found
+        positives = (others == first) | torch.isin(first * LARGEST + others, pairs)
+        positives[:, : len(table)].fill_diagonal_(False)
+        return positives
 
     def loss(self, model: Transformer, batch: RelatedTextBatch) -> dict[str, LossTerm]:
         """The loss times the rows; of a part of a global batch, a term with the same gradient."""
@@ -345,14 +396,12 @@ class Embed(labelled.LabelledObjective):
             return score.values()
         if len(self.roles) == 3:
             return {"accuracy": 100 * float((cosines[:, 0] > cosines[:, 1]).double().mean())}
-        first, second = table[:, 1], table[:, 2]  # their numbers
-        above = []
-        for row, (query, own) in enumerate(zip(unit[:, 0], cosines, strict=True)):
-            others = (second != first[row]) & ~torch.isin(second, second[first == first[row]])
-            above.append(((unit[:, 1] @ query > own + 1e-6) & others).sum())
-        ranks = 1 + torch.stack(above).double()
-        recall, mrr = (100 * float(values.mean()) for values in ((ranks == 1).double(), 1 / ranks))
-        return {"recall_at_1": recall, "mrr": mrr}
+        ranks = _rank_seconds(unit, cosines, first=table[:, 1], second=table[:, 2])
+        is_first = (ranks == 1).double()
+        return {
+            "recall_at_1": 100 * float(is_first.mean()),
+            "mrr": 100 * float((1 / ranks).mean()),
+        }
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer, and the pooling as sentence-transformers does."""
@@ -367,3 +416,17 @@ class Embed(labelled.LabelledObjective):
             similarity=settings.similarity,
         )
         write_modules(folder, modules, self.config.d_model, self.config.max_positions)
+
+
+def _rank_seconds(unit: Tensor, cosines: Tensor, *, first: Tensor, second: Tensor) -> Tensor:
+    """(N,) the rank of the second text of each row, from 1, among the second texts of all rows by
+    their cosine with its first text, without other texts that belong to the latter.
+
+    unit (N, sides, E): vectors of length 1. cosines (N, 1): of the first and the second text.
+    first, second (N,): numbers of the texts.
+    """
+    above = []
+    for row, (query, cosine) in enumerate(zip(unit[:, 0], cosines, strict=True)):
+        others = (second != first[row]) & ~torch.isin(second, second[first == first[row]])
+        above.append(((unit[:, 1] @ query > cosine + 1e-6) & others).sum())
+    return 1 + torch.stack(above).double()

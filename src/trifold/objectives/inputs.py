@@ -11,7 +11,11 @@ from trifold.data.tables import Keys, Role, Roles, check_text
 from trifold.errors import UsageError
 from trifold.objectives import answer, choose, labels, summarize, tag
 from trifold.objectives.objective import ObjectiveSettings
-from trifold.objectives.text_to_text import TextToTextSettings, split_template
+from trifold.objectives.text_to_text import (
+    TextToTextSettings,
+    fill_template,
+    split_template,
+)
 
 # --- layouts --------------------------------------------------------------------------------------
 
@@ -37,8 +41,8 @@ class Layout(NamedTuple):
 
     def without_pair(self) -> Layout:
         """The layout if the command has the second text; a column of it may be missing."""
-        pair = {role: each for role, each in self.inputs.items() if role in ("pair", "context")}
-        inputs = {role: each for role, each in self.inputs.items() if role not in pair}
+        pair = {name: role for name, role in self.inputs.items() if name in ("pair", "context")}
+        inputs = {name: role for name, role in self.inputs.items() if name not in pair}
         return self._replace(inputs=inputs, labels={**self.labels, **pair})
 
 
@@ -66,8 +70,7 @@ def _template_layout(pieces: Sequence[str]) -> Layout:
     inputs = {column: Role((column.casefold(),), check_text) for column in pieces[1::2]}
 
     def read(values: Mapping[str, Any]) -> dict[str, Any]:
-        filled = (values[piece] if at % 2 else piece for at, piece in enumerate(pieces))
-        return {"text": "".join(filled)}
+        return {"text": fill_template(pieces, values)}
 
     return Layout(inputs, {}, read, lambda first: {*inputs} <= {*first})
 
@@ -111,30 +114,32 @@ def read_inputs(data: Any, task: str) -> tuple[list[Any], list[Any] | None]:
 
     Raises UsageError if no column has one of the usual names.
     """
-    read = [*Frame("texts", data).rows()]
-    all_keys = Keys.of(read)
-    rows = [*map(all_keys.respell, read)]
+    written = [*Frame("texts", data).rows()]
+    all_keys = Keys.of(written)
+    rows = [*map(all_keys.respell, written)]
     first_row = rows[0] if rows else {}
-    layout = next(each for each in find_layouts(task).values() if each.fits(first_row))
+    layout = next(layout for layout in find_layouts(task).values() if layout.fits(first_row))
     keys = [*all_keys.names]
     columns = _find_columns(keys, layout.inputs)
     if (first := columns[0]) is None:
         known = ", ".join(map(repr, keys)) or "none"
+        noun = "images" if task == "images" else "texts"
         raise UsageError(
             f"texts: a table with the columns {known:.200}, none of which is known to have "
-            f"{'images' if task == 'images' else 'texts'}; give one of them, as in frame['text'] "
-            "or [row['text'] for row in rows]"
+            f"{noun}; give one of them, as in frame['text'] or [row['text'] for row in rows]"
         )
     inputs = [row.get(first) for row in rows]
-    second = columns[1] if {"pair", "context"} & {*layout.inputs} else None
-    return inputs, None if second is None else [row.get(second) for row in rows]
+    reads_pairs = not {"pair", "context"}.isdisjoint(layout.inputs)
+    if not reads_pairs or columns[1] is None:
+        return inputs, None
+    return inputs, [row.get(columns[1]) for row in rows]
 
 
 def _find_columns(keys: list[str], roles: Mapping[str, Role]) -> list[str | None]:
     """The first column with a name of each role; None for a role without one."""
     names = {key.strip().casefold(): key for key in keys}
-    found = []
+    columns: list[str | None] = []
     for role in roles.values():
-        known = next((name for name in role.names if name in names), None)
-        found.append(None if known is None else names.pop(known))
-    return found
+        known = [name for name in role.names if name in names]
+        columns.append(names.pop(known[0]) if known else None)
+    return columns

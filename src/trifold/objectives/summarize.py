@@ -5,6 +5,7 @@ batch, loss        those of translation
 scores             ROUGE-1, ROUGE-2 and ROUGE-L, each of the best of the references
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from textwrap import shorten
 from typing import Any, Literal
@@ -23,11 +24,10 @@ from trifold.scripts import main_script
 
 
 def _read_texts(value: Any, place: str) -> list[str]:
-    if value == []:
+    texts = value if isinstance(value, list) else [value]
+    if not texts:
         raise DataError(f"{place} is an empty list; remove the row")
-    return [
-        check_text(text, place).strip() for text in (value if isinstance(value, list) else [value])
-    ]
+    return [check_text(text, place).strip() for text in texts]
 
 
 def _join_texts(value: Any, place: str) -> str:
@@ -72,30 +72,31 @@ class SummarizeSettings(TranslateSettings):
 
     def create(self, context: BuildContext, *parts: Any, **options: Any) -> Translate:
         settings = self.model_copy(update={"max_source": min(self.max_source, context.width)})
-        objective = Summarize(settings, *parts, **options)
-        objective.report = context.report
-        return objective
+        return Summarize(settings, *parts, report=context.report, **options)
 
 
 class Summarize(Translate):
     """Summarization. report: receives the number of truncated sources."""
 
     row_name = "texts"
-    report: Any = print
+
+    def __init__(self, *parts: Any, report: Callable[[str], None] = print, **options: Any) -> None:
+        super().__init__(*parts, **options)
+        self.report = report
 
     def examples(self, rows: Any, draw: int | None = None) -> SourceTargetExamples:
         """Encode both sides; sources end with </s> after `max_source` tokens at most."""
-        found = super().examples(rows, draw)
+        whole = super().examples(rows, draw)
         limit = self.settings.max_source
-        lengths = np.minimum(found.sources.lengths, limit)
-        if draw is None and (count := int((found.sources.lengths > limit).sum())):
-            what = (
-                f"{count:,} of {len(lengths):,} sources have more than {limit:,} tokens: truncated"
+        lengths = np.minimum(whole.sources.lengths, limit)
+        if draw is None and (count := int((whole.sources.lengths > limit).sum())):
+            self.report(
+                f"{rows.report.name}: {count:,} of {len(lengths):,} sources have more than "
+                f"{limit:,} tokens: truncated"
             )
-            self.report(f"{rows.report.name}: {what}")
-        sources = found.sources.select(np.arange(len(lengths)), lengths)
+        sources = whole.sources.select(np.arange(len(lengths)), lengths)
         sources.ids[sources.starts[1:] - 1] = self.source.required("eos")
-        return replace(found, sources=sources)
+        return replace(whole, sources=sources)
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
         """ROUGE of the summaries that the recipe's `generate` finds, and samples."""

@@ -8,7 +8,7 @@ predictions        the class of the first token of each word, by `predict.tag`
 scores             precision, recall and F1 of entities; accuracy of the tags
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
@@ -78,19 +78,22 @@ class TagSettings(LabelledSettings):
                 raise DataError(
                     f"{place}: {len(words)} words and {len(tags)} tags; give each word one tag"
                 )
-            try:
-                list(find_entities(tags) if self.best_by == "f1" else ())
-            except DataError as error:
-                remedy = (
-                    "set data.columns.tags, or task.best_by=accuracy for tags that are not "
-                    "of entities"
-                )
-                raise DataError(f"{place}: {error}; {remedy}") from None
+            if self.best_by == "f1":
+                _check_scheme(tags, place)
         if self.best_by == "f1" and (count := sum(map(count_invalid, rows.columns["tags"]))):
             rows.report.notes.append(
                 f"{plural(count, 'I- or E- tag')} in no entity of that type: begin one"
             )
         return rows
+
+
+def _check_scheme(tags: Sequence[str], place: str) -> None:
+    """Raises DataError for tags that are not of entities."""
+    try:
+        list(find_entities(tags))
+    except DataError as error:
+        remedy = "set data.columns.tags, or task.best_by=accuracy for tags that are not of entities"
+        raise DataError(f"{place}: {error}; {remedy}") from None
 
 
 def _read_list(value: Any, place: str) -> list[str]:
@@ -105,17 +108,20 @@ def _read_list(value: Any, place: str) -> list[str]:
         )
     if not value:
         raise DataError(f"{place} is an empty list; remove the row")
-    for number, each in enumerate(value):
-        if not check_text(
-            str(each) if isinstance(each, int) else each, f"{place}[{number}]"
-        ).strip():
+    texts = []
+    for number, item in enumerate(value):
+        text = str(item) if isinstance(item, int) else item
+        if not check_text(text, f"{place}[{number}]").strip():
             raise DataError(f"{place}[{number}] is blank; remove this word and its tag")
-    return [str(each) for each in value]
+        texts.append(str(text))
+    return texts
 
 
 def _read_tags(value: Any, place: str) -> Any:
     """A list of tags without space around them; MISSING for none."""
-    return MISSING if is_missing(value) else [tag.strip() for tag in _read_list(value, place)]
+    if is_missing(value):
+        return MISSING
+    return [tag.strip() for tag in _read_list(value, place)]
 
 
 ROLES = {
@@ -172,16 +178,16 @@ class TagWords(LabelledObjective):
             for row, words in zip(encoded, sentences, strict=True)
         ]
         labels = [np.full(len(row.ids), NO_TAG) for row in encoded]
-        for label, places, own in zip(labels, firsts, tags, strict=True):
-            for place, tag in zip(places, own, strict=True):
-                if place >= 0:
-                    label[place] = self.numbers.get(tag, NO_TAG)
-        if lost := sum(places.count(-1) for places in firsts):
+        for row_labels, row_firsts, row_tags in zip(labels, firsts, tags, strict=True):
+            for first, tag in zip(row_firsts, row_tags, strict=True):
+                if first >= 0:
+                    row_labels[first] = self.numbers.get(tag, NO_TAG)
+        if lost := sum(row_firsts.count(-1) for row_firsts in firsts):
             self.report(
                 f"{rows.report.name}: {plural(lost, 'word')} without a token, predicted as O"
             )
         self.report_unseen(rows, (tag for tag in chain(*tags) if tag not in self.numbers), "tags")
-        labelled = Ragged.of([label.tolist() for label in labels])
+        labelled = Ragged.of([row_labels.tolist() for row_labels in labels])
         return TaggedExamples(*self.tokens_and_types(encoded), labelled, firsts)
 
     def batch(
@@ -220,37 +226,43 @@ class TagWords(LabelledObjective):
         """Scores of the tags of all sentences, and the first sentences with their entities."""
         references = run.rows.columns["tags"]
         examples = run.examples
-        classes = zip(run.by_row("classes"), examples.firsts, strict=True)
-        found = [choose_tags(own, firsts, self.config.labels) for own, firsts in classes]
-        pairs = list(zip(chain(*references), chain(*found), strict=True))
+        predictions = [
+            choose_tags(classes, firsts, self.config.labels)
+            for classes, firsts in zip(run.by_row("classes"), examples.firsts, strict=True)
+        ]
+        pairs = list(zip(chain(*references), chain(*predictions), strict=True))
         values = {"accuracy": 100 * sum(one == other for one, other in pairs) / len(pairs)}
         lines = [f"accuracy of {len(pairs):,} tags = {values['accuracy']:.2f}"]
         if self.settings.best_by == "f1":
             entities = EntityScore()
-            entities.add(references, found)
-            values = {
-                name: entities.values()[name] for name in ("f1", "precision", "recall")
-            } | values
+            entities.add(references, predictions)
+            of_entities = entities.values()
+            names = ("f1", "precision", "recall")
+            values = {name: of_entities[name] for name in names} | values
             types = {f"entities|{entities.signature}": values} | entities.by_type()
-            lines += [
-                "{}: f1 = {f1:.2f}, precision = {precision:.2f}, recall = {recall:.2f}".format(
-                    name, **each
-                )
-                for name, each in types.items()
-            ]
+            lines += [_describe_scores(name, scores) for name, scores in types.items()]
         words = run.rows.columns["words"]
         probabilities = run.by_row("confidences")
-        places = [[place for place in firsts if place >= 0] for firsts in examples.firsts]
-        sure = [float(probabilities[n][places[n]].prod()) for n in run.sample_rows]
-        samples = [self._sample(words[n], references[n], found[n]) for n in run.sample_rows]
-        return Evaluation(values, samples, lines, sure)
+        confidences = []
+        samples = []
+        for row in run.sample_rows:
+            firsts = [first for first in examples.firsts[row] if first >= 0]
+            confidences.append(float(probabilities[row][firsts].prod()))
+            samples.append(self._sample(words[row], references[row], predictions[row]))
+        return Evaluation(values, samples, lines, confidences)
 
     def _sample(self, words: Sequence[str], *both: Sequence[str]) -> Sample:
         """The sentence with its entities, or its tags: the reference and the prediction."""
         if self.settings.best_by != "f1":
             return Sample(" ".join(words), *(" ".join(tags) for tags in both))
         found = (
-            [f"{' '.join(words[s:e])} ({name})" for name, s, e in find_entities(tags)]
+            [f"{' '.join(words[start:end])} ({name})" for name, start, end in find_entities(tags)]
             for tags in both
         )
         return Sample(" ".join(words), *(", ".join(entities) or "–" for entities in found))
+
+
+def _describe_scores(name: str, scores: Mapping[str, float]) -> str:
+    return "{}: f1 = {f1:.2f}, precision = {precision:.2f}, recall = {recall:.2f}".format(
+        name, **scores
+    )

@@ -13,7 +13,8 @@ rows of a larger part.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -137,6 +138,13 @@ def split_template(text: str) -> list[str]:
     return _COLUMN.split(text)
 
 
+def fill_template(pieces: Sequence[str], values: Mapping[str, str]) -> str:
+    """The text of the pieces of `split_template`. values: by column."""
+    filled = list(pieces)
+    filled[1::2] = [values[column] for column in pieces[1::2]]
+    return "".join(filled)
+
+
 def _read_part(name: str, part: PartSettings, split: str, context: BuildContext) -> Rows:
     """Source and target of each row that has all of its columns; the others are counted and
     reported.
@@ -146,23 +154,25 @@ def _read_part(name: str, part: PartSettings, split: str, context: BuildContext)
     template = split_template(part.input)
     columns = template[1::2]
     if source is None or not columns:
-        what = f"{split}: no data" if source is None else "input: no column in braces"
+        problem = "input: no column in braces"
+        if source is None:
+            problem = f"{split}: no data"
         raise SettingsError(
-            f"{place}.{what}; set {place}.{split}=FILE, and name columns as in '{{source}}'"
+            f"{place}.{problem}; set {place}.{split}=FILE, and name columns as in '{{source}}'"
         )
     settings = {
         "target": part.target,
         "format": part.format,
         "header": part.header,
         "blank": "keep",
+        "max_line_bytes": context.data.max_line_bytes,
     }
-    settings["max_line_bytes"] = context.data.max_line_bytes
-    found = {
+    pairs_of = {
         column: read_pairs(source, DataSettings.parse({**settings, "source": column}), split=split)
         for column in columns
     }
-    rows = found[columns[0]]
-    needed = (rows.targets, *(each.sources for each in found.values()))
+    rows = pairs_of[columns[0]]
+    needed = (rows.targets, *(pairs.sources for pairs in pairs_of.values()))
     complete = [
         row for row, texts in enumerate(zip(*needed, strict=True)) if all(map(str.strip, texts))
     ]
@@ -171,7 +181,7 @@ def _read_part(name: str, part: PartSettings, split: str, context: BuildContext)
     if not complete:
         raise DataError(f"{place}.{split}: all {len(rows):,} rows have a blank text")
     sources = [
-        "".join(found[piece].sources[row] if at % 2 else piece for at, piece in enumerate(template))
+        fill_template(template, {column: pairs.sources[row] for column, pairs in pairs_of.items()})
         for row in complete
     ]
     rows = rows.select(complete, f"{place}.{split}")
@@ -181,13 +191,15 @@ def _read_part(name: str, part: PartSettings, split: str, context: BuildContext)
 
 
 def _format_target(text: str, line: int, part: PartSettings, name: str) -> str:
+    """The text of a target, rounded if it is a number. Raises DataError if it should be one."""
+    if part.number is None:
+        return text
     try:
-        return text if part.number is None else format_number(float(text), part.number)
+        return format_number(float(text), part.number)
     except (ValueError, OverflowError):
         raise DataError(
             f"{name}, line {line}: {text!r} is not a number, but the part has number: "
-            f"{part.number}; correct the row "
-            "or remove number"
+            f"{part.number}; correct the row or remove number"
         ) from None
 
 
@@ -272,10 +284,9 @@ class TextToText(Translate):
         scores["mean"] = sum(scores.values()) / len(scores)
         samples = [Sample(*each) for each in zip(rows.sources, rows.targets, outputs, strict=True)]
         # The first sample of every part, then the second of every part.
-        place = np.concatenate([np.arange(stop - start) for _, start, stop in rows.parts])
-        return Evaluation(
-            scores, [samples[row] for row in np.argsort(place, kind="stable")], signatures
-        )
+        number = np.concatenate([np.arange(stop - start) for _, start, stop in rows.parts])
+        samples = [samples[row] for row in np.argsort(number, kind="stable")]
+        return Evaluation(scores, samples, signatures)
 
     def _score(self, name: str, ours: Sequence[str], targets: Sequence[str]) -> tuple[float, str]:
         kind = self.settings.parts[name].score
@@ -301,8 +312,8 @@ def format_number(value: float, step: float) -> str:
 
 def parse_number(text: str) -> float:
     """The value of a text, or NO_NUMBER."""
-    try:
+    with suppress(ValueError):
         value = float(text.strip())
-    except ValueError:
-        return NO_NUMBER
-    return value if np.isfinite(value) else NO_NUMBER
+        if np.isfinite(value):
+            return value
+    return NO_NUMBER

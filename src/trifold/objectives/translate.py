@@ -23,6 +23,7 @@ from trifold.data import Rows, read_pairs
 from trifold.errors import SettingsError
 from trifold.generation_config import GenerationConfig
 from trifold.nn import Inputs, Transformer
+from trifold.nn.packing import Packing
 from trifold.objectives.batch import Batch, LossTerm, pack_rows, token_loss
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.objective import BuildContext, Objective, ObjectiveSettings, TaskBundle
@@ -101,7 +102,9 @@ class TranslateSettings(ObjectiveSettings):
 
     def script_note(self, rows: Any) -> str | None:
         """What the script of the references changes in the scores, if anything."""
-        return tokenizer_note(rows.targets) if self.tokenize == AUTO else None
+        if self.tokenize != AUTO:
+            return None
+        return tokenizer_note(rows.targets)
 
     def scores(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Score]:
         """All scores of texts, by name."""
@@ -115,12 +118,21 @@ class TranslateSettings(ObjectiveSettings):
         scorers = [
             text_scorer(name, hypotheses, references, **self._options(name)) for name in SCORES
         ]
-        return lambda rows: {name: value for each in scorers for name, value in each(rows).items()}
+
+        def score(rows: Ids) -> dict[str, float]:
+            values = dict[str, float]()
+            for scorer in scorers:
+                values |= scorer(rows)
+            return values
+
+        return score
 
     def _options(self, name: str) -> dict[str, Any]:
-        return {"lowercase": self.lowercase} | (
-            {"tokenize": self.tokenize} if name == "bleu" else {}
-        )
+        """The options of the score of this name."""
+        options: dict[str, Any] = {"lowercase": self.lowercase}
+        if name == "bleu":
+            options["tokenize"] = self.tokenize
+        return options
 
 
 def _load_or_train_tokenizers(context: BuildContext, pairs: Rows) -> tuple[Tokenizer, Tokenizer]:
@@ -173,7 +185,9 @@ class Translate(Objective):
         self.tokenizer = source
         self.source = source
         self.target = target
-        self.start_id = target.required("bos") if start_id is None else start_id
+        if start_id is None:
+            start_id = target.required("bos")
+        self.start_id = start_id
 
     def examples(self, pairs: Rows, draw: int | None = None) -> SourceTargetExamples:
         """Encode both sides. With `draw`, merges are dropped at random as the tokenizers
@@ -201,15 +215,10 @@ class Translate(Objective):
         batch = SourceTargetBatch(
             source, labels, packing.n_real, Inputs(shifted[None], packing=packing)
         )
-        if not (share := getattr(self.settings, "scheduled_sampling", 0.0)):
+        share = getattr(self.settings, "scheduled_sampling", 0.0)  # a setting of translation only
+        if not share:
             return batch
-        sampled = torch.zeros(packing.length, dtype=torch.bool)
-        for row, (start, end) in zip(
-            rows.tolist(), pairwise(packing.starts.tolist()), strict=False
-        ):
-            drawn = example_rng(draw, row).random(end - start - 1) < share
-            sampled[start + 1 : end] = torch.from_numpy(drawn)
-        return replace(batch, sampled=sampled)
+        return replace(batch, sampled=_draw_sampled(packing, rows, share, draw))
 
     # --- loss, scores -----------------------------------------------------------------------------
 
@@ -253,10 +262,23 @@ class Translate(Objective):
 
 
 def _encode(tokenizer: Tokenizer, texts: Sequence[str], draw: int | None) -> Ragged:
-    encoded = (
-        tokenizer.encode(texts) if draw is None else tokenizer.sample(texts, draw & 0xFFFF_FFFF)
-    )
+    if draw is None:
+        encoded = tokenizer.encode(texts)
+    else:
+        encoded = tokenizer.sample(texts, draw & 0xFFFF_FFFF)
     return with_end(tokenizer, encoded)
+
+
+def _draw_sampled(packing: Packing, rows: Ids, share: float, draw: int) -> Tensor:
+    """(N,) at which positions of the packed row the decoder reads its own prediction: never at the
+    start of a row, else with probability `share`.
+    """
+    sampled = torch.zeros(packing.length, dtype=torch.bool)
+    bounds = pairwise(packing.starts.tolist())
+    for row, (start, end) in zip(rows.tolist(), bounds, strict=False):
+        drawn = example_rng(draw, row).random(end - start - 1) < share
+        sampled[start + 1 : end] = torch.from_numpy(drawn)
+    return sampled
 
 
 def with_end(tokenizer: Tokenizer, encoded: Sequence[Sequence[int]]) -> Ragged:
