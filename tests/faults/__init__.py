@@ -6,6 +6,7 @@ find it. `python -m tests.faults` runs the trials."""
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -73,4 +74,5 @@ def planted(plant: str | None) -> Iterator[None]:
 
 def _warm(folder: Path) -> None:
     """Load and compile what a run needs before the process is forked."""
+    importlib.import_module("torch._dynamo")  # by the first of torch's own optimizers
     train("smoke", out=folder / "warm", **TINY)

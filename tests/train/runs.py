@@ -15,6 +15,7 @@ from trifold.train.checkpoint import Checkpoint
 from trifold.train.monitor import Snapshot, View
 
 TINY = TINY_RUN | {"task.best_by": "bleu"}
+SAVED_OFTEN = {"train.steps": 30, "train.save_every": 5}
 
 
 def overrides(**changes: Any) -> dict[str, Any]:

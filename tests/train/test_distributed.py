@@ -21,7 +21,7 @@ import yaml
 from filelock import FileLock
 from safetensors.torch import load_file
 from tests.faults.runs import TINY, state_of
-from tests.train.runs import assert_equal_runs, events_of, values_of
+from tests.train.runs import SAVED_OFTEN, assert_equal_runs, events_of, values_of
 from torch.distributed import HashStore
 
 from trifold.errors import OtherRankError, UsageError
@@ -232,34 +232,25 @@ def test_an_error_is_printed_once_and_ends_all_ranks(
 # --- torchrun -------------------------------------------------------------------------------------
 
 
-def test_torchrun_restarts_after_a_kill_and_the_result_is_the_same(tmp_path: Path) -> None:
-    overrides = TINY | {"train.steps": 30, "train.save_every": 5}
-    words = [f"{key}={value}" for key, value in overrides.items()]
+def test_torchrun_restarts_after_a_kill_and_the_result_is_the_same(
+    made: Made, tmp_path: Path
+) -> None:
+    """The uninterrupted run is one of forked ranks."""
+    words = [f"{key}={value}" for key, value in (TINY | SAVED_OFTEN).items()]
     command = [
-        *(
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node",
-            "2",
-            "--max-restarts",
-            "1",
-        ),
-        *("--monitor-interval", "0.05", "--master-port", "0", "--rdzv-backend", "c10d"),
-        *("--rdzv-endpoint", "127.0.0.1:0", "-m", "trifold", "train", "smoke", *words),
-        *("--resume", "auto", "--json", "--out"),
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+        *("--max-restarts", "1", "--monitor-interval", "0.05", "--master-port", "0"),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"),
+        *("-m", "trifold", "train", "smoke", *words),
+        *("--resume", "auto", "--json", "--out", str(tmp_path / "killed")),
     ]
-
-    def torchrun(out: Path) -> subprocess.Popen:
-        return subprocess.Popen(
-            [*command, str(out)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-        )
-
-    killed = torchrun(tmp_path / "killed")
+    killed = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+    )
     metrics, end = tmp_path / "killed" / "metrics.jsonl", time.monotonic() + 300
     while not metrics.is_file() or metrics.read_bytes().count(b"\n") < 12:
         assert time.monotonic() < end and killed.poll() is None, killed.communicate()
@@ -270,10 +261,8 @@ def test_torchrun_restarts_after_a_kill_and_the_result_is_the_same(tmp_path: Pat
     assert json.loads(out)["steps"] == 30, "one line, of rank 0"
     sessions = json.loads((tmp_path / "killed" / "environment.json").read_text("utf-8"))["sessions"]
     assert len(sessions) == 2 and sessions[1]["from_step"] >= 5
-    whole = torchrun(tmp_path / "whole")
-    _, err = whole.communicate(timeout=300)
-    assert whole.returncode == 0, err
-    assert_equal_runs(tmp_path / "killed", tmp_path / "whole")
+    assert made.codes["uninterrupted"] == [0, 0]
+    assert_equal_runs(tmp_path / "killed", made.folder / "uninterrupted")
 
 
 def children_of(parent: int) -> list[int]:
