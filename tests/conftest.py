@@ -16,7 +16,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from tests.models import add_noise
+from tests.models import TWO_LAYERS, add_noise
 
 from trifold import errors, fast
 from trifold.nn import ModelConfig, Transformer
@@ -108,12 +108,5 @@ def data_folder() -> Path:
 def make_model() -> Callable[..., Transformer]:
     """A small model in evaluation mode with the given values in its config."""
 
-    sizes = {
-        "vocab_size": 29,
-        "max_positions": 40,
-        "d_model": 16,
-        "n_layers": 2,
-        "n_heads": 4,
-        "d_ff": 24,
-    }
+    sizes = TWO_LAYERS | {"vocab_size": 29, "max_positions": 40}
     return lambda **values: add_noise(Transformer(ModelConfig.parse(sizes | values)), 0.1)

@@ -1,4 +1,4 @@
-"""Random parameters for the models of tests, so that no zero hides an error."""
+"""Tiny models: their sizes, and random parameters, so that no zero hides an error."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from typing import Any
 
 import torch
 from torch import nn
+
+# What a test adds to these sizes is what it is about.
+TWO_LAYERS = {"d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
+ONE_LAYER = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 24}
 
 
 def randomize(module: Any, std: float = 1.0) -> Any:

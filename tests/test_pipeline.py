@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models import add_noise
+from tests.models import TWO_LAYERS, add_noise
 from torch import Tensor
 
 import trifold
@@ -18,13 +18,7 @@ from trifold.pipeline import Pipeline, load
 from trifold.text import Tokenizer, TokenizerSettings, train_tokenizer
 
 TEXTS = ["the quick fox", "a dog", "jumps over it all"]
-SMALL: dict[str, Any] = {
-    "max_positions": 64,
-    "d_model": 16,
-    "n_layers": 2,
-    "n_heads": 4,
-    "d_ff": 24,
-}
+SMALL: dict[str, Any] = TWO_LAYERS | {"max_positions": 64}
 SHAPES: dict[str, dict[str, Any]] = {
     "encoder-decoder": {},
     "decoder": {"shape": "decoder", "norm_placement": "pre", "positions": "rotary"},

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.benchmarks.scripts import load
+from tests.models import ONE_LAYER
 
 from trifold.nn import ModelConfig, Transformer
 from trifold.recipe import load_recipe
@@ -43,14 +44,7 @@ def test_documents_have_only_letters_and_at_least_1000_bytes() -> None:
 def test_the_first_tokens_of_a_window_do_not_depend_on_its_length(kind: str) -> None:
     """For each variant at test time, except those whose rotations depend on the length."""
     torch.manual_seed(0)
-    sizes = {
-        "d_model": 16,
-        "n_heads": 2,
-        "n_layers": 1,
-        "d_ff": 16,
-        "max_positions": 512,
-        "vocab_size": 20,
-    }
+    sizes = ONE_LAYER | {"d_ff": 16, "max_positions": 512, "vocab_size": 20}
     values = {"shape": "decoder", "norm_placement": "pre", **sizes, "dropout": 0.0}
     values |= extrapolation.KINDS[kind]
     tokens = torch.randint(20, (2, 257))

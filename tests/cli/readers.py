@@ -6,20 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.models import add_noise
+from tests.models import TWO_LAYERS, add_noise
 from tests.text import folders
 
 from trifold.hub import save_model
 from trifold.nn import ModelConfig, Transformer
 from trifold.text import read_tokenizer
 
-BERT: dict[str, Any] = {
+BERT: dict[str, Any] = TWO_LAYERS | {
     "shape": "encoder",
     "max_positions": 48,
-    "d_model": 16,
-    "n_layers": 2,
-    "n_heads": 4,
-    "d_ff": 24,
     "positions": "learned",
     "scale_embeddings": False,
     "embedding_norm": True,
@@ -66,12 +62,8 @@ def folder_of(task: str, folder: Path, **values: Any) -> Path:
     return folder
 
 
-VIT: dict[str, Any] = {
+VIT: dict[str, Any] = TWO_LAYERS | {
     "shape": "encoder",
-    "d_model": 16,
-    "n_layers": 2,
-    "n_heads": 4,
-    "d_ff": 24,
     "positions": "learned",
     "scale_embeddings": False,
     "norm_placement": "pre",

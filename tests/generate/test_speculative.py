@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from tests.generate.models import ScriptedModel, padded_batch, varied_model
+from tests.models import ONE_LAYER
 
 from trifold.errors import UsageError
 from trifold.generate import GenerationConfig, generate_tokens, stream_tokens
@@ -172,14 +173,7 @@ def test_caches_that_cannot_remove_tokens_are_refused_before_the_first(kind):
 @torch.no_grad()
 def test_speculation_reaches_the_last_position():
     """The last token is generated, although no position is left to read it."""
-    sizes = {
-        "vocab_size": 6,
-        "max_positions": 24,
-        "d_model": 16,
-        "n_layers": 1,
-        "n_heads": 2,
-        "d_ff": 16,
-    }
+    sizes = ONE_LAYER | {"d_ff": 16, "vocab_size": 6, "max_positions": 24}
     parts = {"shape": "decoder", "positions": "learned", "lm_head_bias": True, "eos_id": 6}
     torch.manual_seed(0)
     model = Transformer(ModelConfig.parse(sizes | parts)).eval()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.hub.forging import SHARD, WATCH
 from tests.hub.parity import make
-from tests.models import add_noise
+from tests.models import TWO_LAYERS, add_noise
 
 import trifold
 from trifold.nn import ModelConfig, Transformer
@@ -22,14 +22,7 @@ from trifold.text.chat import render
 @pytest.fixture
 def make_model() -> Callable[..., Transformer]:
     """A small model in evaluation mode with the given values in its config."""
-    sizes = {
-        "vocab_size": 31,
-        "max_positions": 48,
-        "d_model": 16,
-        "n_layers": 2,
-        "n_heads": 4,
-        "d_ff": 24,
-    }
+    sizes = TWO_LAYERS | {"vocab_size": 31, "max_positions": 48}
     return lambda **values: add_noise(Transformer(ModelConfig.parse(sizes | values)), 0.2)
 
 
@@ -65,7 +58,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "scale_embeddings": False,
     }
     parts |= {"attention_bias": True, "activation": "gelu-tanh", "vocab_size": tokenizer.vocab_size}
-    sizes = {"max_positions": 16, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
+    sizes = TWO_LAYERS | {"max_positions": 16}
     pipe = Pipeline(Transformer(ModelConfig.parse(parts | sizes)), tokenizer)
     folders = {"one": tmp_path_factory.mktemp("one"), "shards": tmp_path_factory.mktemp("shards")}
     pipe.save(folders["one"])

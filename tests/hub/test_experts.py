@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 import torch
 from tests.hub.checkpoints import edit, equal, read, settings, write
+from tests.models import TWO_LAYERS
 
 from trifold.errors import CheckpointError, SettingsError
 from trifold.hub import load_model, save_model
@@ -178,14 +179,7 @@ def test_the_scale_of_scores_keeps_its_bits(share: float, factor: float) -> None
     assert family.read(written) == config
 
 
-SIZES = {
-    "vocab_size": 31,
-    "d_model": 16,
-    "n_layers": 2,
-    "n_heads": 4,
-    "d_ff": 24,
-    "max_positions": 20,
-}
+SIZES = TWO_LAYERS | {"vocab_size": 31, "max_positions": 20}
 DECODER = {
     "shape": "decoder",
     "positions": "rotary",

@@ -13,6 +13,7 @@ import torch
 from tests.hub.checkpoints import edit, equal, read, settings, write
 from tests.hub.parity import check, inputs_for, make, randomised
 from tests.hub.tiny import TINY
+from tests.models import TWO_LAYERS
 
 from trifold.errors import CheckpointError
 from trifold.hub import families, load_model, read_config, save_model
@@ -174,14 +175,7 @@ def test_a_config_alone_is_saved_in_its_family(family: str, saved: Saved, tmp_pa
     assert equal(fresh, back)
 
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 40,
-    "max_positions": 24,
-    "d_model": 16,
-    "n_layers": 2,
-    "n_heads": 4,
-    "d_ff": 24,
-}
+SIZES: dict[str, Any] = TWO_LAYERS | {"vocab_size": 40, "max_positions": 24}
 UNSCALED = {"scale_embeddings": False}
 MASKED = {"heads": ["lm"], "lm_head_transform": "gelu", "lm_head_bias": True}
 TEXT = (

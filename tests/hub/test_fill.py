@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.models import TWO_LAYERS
 
 import trifold
 from trifold.errors import UsageError
@@ -15,14 +16,7 @@ from trifold.hub import load_model, save_model
 from trifold.hub.families import FAMILIES
 from trifold.nn import Inputs, ModelConfig, Transformer
 
-TINY = {
-    "vocab_size": 31,
-    "max_positions": 20,
-    "d_model": 16,
-    "n_layers": 2,
-    "n_heads": 4,
-    "d_ff": 24,
-}
+TINY = TWO_LAYERS | {"vocab_size": 31, "max_positions": 20}
 
 
 @pytest.fixture(params=["decoder", "encoder-decoder"])

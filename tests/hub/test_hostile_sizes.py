@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.hub.checkpoints import edit
 from tests.hub.forging import split
+from tests.models import TWO_LAYERS
 
 from trifold.nn import ModelConfig, Transformer
 from trifold.pipeline import Pipeline
@@ -23,7 +24,7 @@ from trifold.text import TokenizerSettings, train_tokenizer
 SECONDS, BYTES = 5.0, 10**9
 TEXT = "the fox"
 LINES = "the quick fox " * 480 + "\n="  # 6.7 KB
-SIZES = {"max_positions": 16, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
+SIZES = TWO_LAYERS | {"max_positions": 16}
 NEO = {
     "model_type": "gpt_neo",
     "architectures": ["GPTNeoForCausalLM"],

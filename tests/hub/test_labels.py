@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
+from tests.models import ONE_LAYER
 
 from trifold.errors import SettingsError
 from trifold.hub import load_model, save_model
@@ -101,14 +102,7 @@ def test_names_and_number_must_agree() -> None:
 
 
 def test_the_native_form_keeps_class_names(tmp_path) -> None:
-    values = {
-        "shape": "encoder",
-        "d_model": 16,
-        "n_heads": 2,
-        "n_layers": 1,
-        "d_ff": 16,
-        "vocab_size": 20,
-    }
+    values = ONE_LAYER | {"d_ff": 16, "shape": "encoder", "vocab_size": 20}
     model = Transformer(
         ModelConfig.parse(
             values | {"norm": "rms", "heads": ["token"], "n_labels": 2, "label_names": ["x", "y"]}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.models import TWO_LAYERS
 
 from trifold.errors import CheckpointError
 from trifold.hub import pickle_handler, save_model
@@ -23,14 +24,7 @@ from trifold.sandbox import Sandbox, SandboxError, SandboxStartError
 
 pytestmark = pytest.mark.slow
 
-SMALL = {
-    "vocab_size": 31,
-    "max_positions": 48,
-    "d_model": 16,
-    "n_layers": 2,
-    "n_heads": 4,
-    "d_ff": 24,
-}
+SMALL = TWO_LAYERS | {"vocab_size": 31, "max_positions": 48}
 
 
 class Bomb:

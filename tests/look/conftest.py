@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.models import TWO_LAYERS
 
 from trifold.nn import ModelConfig, Transformer
 from trifold.pipeline import Pipeline
 from trifold.text import TokenizerSettings, train_tokenizer
 
-SIZES = {"max_positions": 64, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
+SIZES = TWO_LAYERS | {"max_positions": 64}
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 import torch
+from tests.models import ONE_LAYER
 from tests.predict.test_trace import new_pipeline
 
 from trifold.costs import forward_flops
@@ -158,7 +159,7 @@ def test_a_written_page_embeds_the_answers_as_text(pipeline, tmp_path):
 
 def test_a_written_page_has_the_attention_of_both_compared_models(pipeline, tmp_path):
     torch.manual_seed(4)
-    sizes = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 24}
+    sizes = ONE_LAYER
     config = ModelConfig(**sizes, vocab_size=pipeline.reader.vocab_size, max_positions=64)
     other = Session(Pipeline(Transformer(config).eval(), pipeline.reader))
     written = write_page(

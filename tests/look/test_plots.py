@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from tests.models import ONE_LAYER
 
 from trifold.errors import TrifoldError, UsageError
 from trifold.look import plots
@@ -71,7 +72,7 @@ TEXT = "def f(a):\n    return a + 1"
 def pipeline():
     tokenizer = train_tokenizer([TEXT] * 5, TokenizerSettings(kind="byte-bpe", vocab_size=280))
     torch.manual_seed(1)
-    sizes = {"max_positions": 64, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 16}
+    sizes = ONE_LAYER | {"d_ff": 16, "max_positions": 64}
     config = ModelConfig(shape="decoder", vocab_size=tokenizer.vocab_size, **sizes)
     return Pipeline(Transformer(config).eval(), tokenizer)
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from tests.models import TWO_LAYERS
 
 from trifold.errors import UsageError
 from trifold.generate import generate_tokens, resolve
@@ -35,7 +36,7 @@ def session(request, pipeline) -> Session:
 @pytest.fixture
 def decoder(pipeline) -> Pipeline:
     torch.manual_seed(5)
-    sizes = {"max_positions": 64, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
+    sizes = TWO_LAYERS | {"max_positions": 64}
     config = ModelConfig(**sizes, shape="decoder", vocab_size=pipeline.reader.vocab_size)
     return Pipeline(Transformer(config).eval(), pipeline.reader)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from tests.command_line import run_command
+from tests.models import ONE_LAYER
 from tests.objectives.common import eval_context, random_model
 
 from trifold.batches import BatchSettings
@@ -24,9 +25,9 @@ from trifold.predict.model_reader import ModelReader
 from trifold.scores.squad import SquadScore
 from trifold.text import TokenizerSettings, train_tokenizer
 
-MODEL = {
-    "shape": "encoder", "positions": "learned", "n_token_types": 2, "heads": ["span"], "d_model": 16, "n_layers": 1,
-    "n_heads": 2, "d_ff": 24, "max_positions": 40, "dropout": 0.0,
+MODEL = ONE_LAYER | {
+    "shape": "encoder", "positions": "learned", "n_token_types": 2, "heads": ["span"],
+    "max_positions": 40, "dropout": 0.0,
 }  # fmt: skip
 SPECIAL = {"special": ["cls", "sep", "mask"], "min_frequency": 1}
 CONTEXT = "Ada wrote the first program. Grace wrote a compiler; Linus, much later, wrote a kernel and a tool."

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.command_line import run_command
+from tests.models import ONE_LAYER
 from tests.objectives.common import eval_context, random_model
 from tests.predict.references import TEXTS, both
 
@@ -36,9 +37,9 @@ ROWS = [
     },
 ]
 LABELS = [0, 1, 2, 0]
-MODEL = {
-    "shape": "encoder", "positions": "learned", "n_token_types": 2, "d_model": 16, "n_layers": 1, "n_heads": 2,
-    "d_ff": 24, "max_positions": 24, "dropout": 0.0, "heads": ["pooler", "choice"], "classifier_input": "pooler",
+MODEL = ONE_LAYER | {
+    "shape": "encoder", "positions": "learned", "n_token_types": 2, "max_positions": 24,
+    "dropout": 0.0, "heads": ["pooler", "choice"], "classifier_input": "pooler",
 }  # fmt: skip
 SPECIAL = {"kind": "word", "min_frequency": 1, "special": ["cls", "sep", "mask"]}
 

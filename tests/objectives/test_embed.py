@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from tests.command_line import run_command
+from tests.models import ONE_LAYER
 from tests.objectives.common import eval_context, random_model
 from tests.train.runs import InterruptingView, assert_equal_runs
 
@@ -31,7 +32,7 @@ from trifold.train.device import Machine
 from trifold.train.ranks import SINGLE, Ranks
 from trifold.train.trainer import Trainer
 
-SIZES = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 24, "max_positions": 24}
+SIZES = ONE_LAYER | {"max_positions": 24}
 ENCODER = SIZES | {
     "shape": "encoder",
     "positions": "learned",

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.command_line import run_command
+from tests.models import ONE_LAYER
 from tests.objectives.common import eval_context, random_model
 
 import trifold
@@ -27,10 +28,9 @@ from trifold.text.spans import example_rng
 from trifold.train import train
 
 pillow = pytest.importorskip("PIL.Image")
-SIZES = {
-    "shape": "encoder", "positions": "learned", "norm_placement": "pre", "attention_bias": True, "dropout": 0.0,
-    "heads": ["sequence"],
-    "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 24, "image_size": [8, 8], "patch_size": [4, 4],
+SIZES = ONE_LAYER | {
+    "shape": "encoder", "positions": "learned", "norm_placement": "pre", "attention_bias": True,
+    "dropout": 0.0, "heads": ["sequence"], "image_size": [8, 8], "patch_size": [4, 4],
     "max_positions": 5, "scale_embeddings": False,
 }  # fmt: skip
 STEM = SIZES | {"stem": [4, 8, 8]}

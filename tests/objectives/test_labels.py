@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.models import add_noise
+from tests.models import ONE_LAYER, add_noise
 from tests.train.runs import RecordingView
 
 import trifold
@@ -396,9 +396,9 @@ def test_lists_in_cells_need_no_header(report_of, labels):
 # --- the head of the model that training starts from ----------------------------------------------
 
 TEXTS = ["warm food", "cold food", "so good", "so bad", "warm", "cold"]
-SIZES = {
-    "shape": "encoder", "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 24, "max_positions": 16,
-    "positions": "learned", "n_token_types": 2, "dropout": 0.0, "attention_dropout": 0.0,
+SIZES = ONE_LAYER | {
+    "shape": "encoder", "max_positions": 16, "positions": "learned", "n_token_types": 2,
+    "dropout": 0.0, "attention_dropout": 0.0,
 }  # fmt: skip
 HEADS = {"sequence": ("pooler", "sequence"), "token": ("token",)}
 

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from tests.models import ONE_LAYER
 from tests.objectives.common import eval_context, random_model
 
 from trifold.batches import BatchSettings
@@ -29,14 +30,7 @@ from trifold.objectives.text_to_text import PartSettings, TextToTextSettings
 from trifold.objectives.translate import TranslateSettings
 from trifold.text import TokenizerSettings
 
-SIZES = {
-    "d_model": 16,
-    "n_layers": 1,
-    "n_heads": 2,
-    "d_ff": 24,
-    "max_positions": 24,
-    "dropout": 0.0,
-}
+SIZES = ONE_LAYER | {"max_positions": 24, "dropout": 0.0}
 ENCODER = SIZES | {"shape": "encoder", "positions": "learned", "n_token_types": 2, "heads": ["lm"]}
 DECODER = SIZES | {"shape": "decoder", "positions": "learned", "norm_placement": "pre"}
 TWO_STREAMS = ENCODER | {

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from tests.models import TWO_LAYERS
 from tests.objectives.common import eval_context, random_model
 from torch.nn import functional as F
 
@@ -36,11 +37,11 @@ def tokenizer():
 
 
 def config_of(tokenizer, **values):
-    small = {
-        "shape": "encoder", "vocab_size": tokenizer.vocab_size, "max_positions": WIDTH, "d_model": 16,
-        "n_layers": 2, "n_heads": 2, "d_ff": 24, "positions": "relative-sinusoidal", "segment_offsets": True,
-        "query_stream": True, "scale_embeddings": False, "heads": ["lm"], "lm_head_bias": True,
-        "norm_epsilon": 1e-12, "activation": "gelu", "dropout": 0.0, "pad_id": tokenizer.pad_id,
+    small = TWO_LAYERS | {
+        "n_heads": 2, "shape": "encoder", "vocab_size": tokenizer.vocab_size,
+        "max_positions": WIDTH, "positions": "relative-sinusoidal", "segment_offsets": True, "query_stream": True,
+        "scale_embeddings": False, "heads": ["lm"], "lm_head_bias": True, "norm_epsilon": 1e-12,
+        "activation": "gelu", "dropout": 0.0, "pad_id": tokenizer.pad_id,
         "bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id,
     }  # fmt: skip
     return ModelConfig.parse(small | values)

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from tests.models import add_noise
+from tests.models import ONE_LAYER, add_noise
 from tests.train.runs import InterruptingView, RecordingView, values_of
 
 import trifold
@@ -24,9 +24,9 @@ from trifold.train.data import load_data
 WORDS = "red green blue old new big small fast slow dark".split()
 TEXTS = [f"{one} {two}" for one in WORDS for two in WORDS[::3]]
 NUMBERS = [WORDS.index(text.split()[0]) / 10 + (n % 3) / 20 for n, text in enumerate(TEXTS)]
-SIZES = {
-    "shape": "encoder", "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 24, "max_positions": 16,
-    "positions": "learned", "n_token_types": 2, "dropout": 0.0, "attention_dropout": 0.0,
+SIZES = ONE_LAYER | {
+    "shape": "encoder", "max_positions": 16, "positions": "learned", "n_token_types": 2,
+    "dropout": 0.0, "attention_dropout": 0.0,
 }  # fmt: skip
 
 

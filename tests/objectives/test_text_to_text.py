@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from tests.models import ONE_LAYER
 from tests.train.runs import RecordingView, values_of
 
 from trifold.errors import DataError, SettingsError
@@ -77,7 +78,7 @@ def folder(tmp_path_factory):
         "task": {"kind": "text-to-text", "parts": parts, "limit": 20},
         "data": {},
         "tokenizer": {"kind": "word", "vocab_size": 60, "min_frequency": 1},
-        "model": {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_positions": 24, "dropout": 0.0},
+        "model": ONE_LAYER | {"d_ff": 32, "max_positions": 24, "dropout": 0.0},
         "batch": {"tokens": 150},
         "train": {
             "schedule": "constant", "learning_rate": 0.02, "warmup": 4, "precision": "float32", "device": "cpu",

@@ -8,21 +8,14 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from tests.models import add_noise
+from tests.models import ONE_LAYER, add_noise
 
 from trifold.generate import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
 from trifold.predict.generate_texts import batches_by_length, generate_rows, search_tokens
 from trifold.ragged import Ragged
 
-SIZES = {
-    "vocab_size": 40,
-    "max_positions": 64,
-    "d_model": 16,
-    "n_layers": 1,
-    "n_heads": 2,
-    "d_ff": 16,
-}
+SIZES = ONE_LAYER | {"d_ff": 16, "vocab_size": 40, "max_positions": 64}
 DECODER = {"shape": "decoder", "positions": "rotary", "norm_placement": "pre"}
 
 

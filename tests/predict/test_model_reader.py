@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from tests.cli.readers import BERT, HEADS, model_of
+from tests.models import ONE_LAYER, TWO_LAYERS
 from tests.text import folders
 
 from trifold.errors import CheckpointError, DataError, TrifoldError, UsageError
@@ -113,7 +114,7 @@ def test_a_missing_tokenizer_is_an_error(pipes):
 @pytest.mark.parametrize("shape", ["encoder-decoder", "decoder"])
 def test_embeddings_of_other_shapes_pool_the_last_states(shape, pooling, pipes):
     words = pipes["embed"].tokenizer
-    sizes = {"max_positions": 40, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
+    sizes = TWO_LAYERS | {"max_positions": 40}
     config = ModelConfig.parse({"shape": shape, "vocab_size": words.vocab_size} | sizes)
     pipe = Pipeline(Transformer(config).eval(), words)
     texts = ["the quick brown fox", "wolf"]
@@ -133,7 +134,7 @@ def test_embeddings_of_other_shapes_pool_the_last_states(shape, pooling, pipes):
 
 def test_an_encoder_decoder_appends_one_end_token(pipes, tmp_path):
     words = train_tokenizer(["the quick fox"], TokenizerSettings(kind="char", min_frequency=1))
-    sizes = {"max_positions": 12, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 16}
+    sizes = ONE_LAYER | {"d_ff": 16, "max_positions": 12}
     heads = {"heads": ["sequence"], "classifier_input": "eos", "vocab_size": words.vocab_size}
     pipe = Pipeline(Transformer(ModelConfig.parse(sizes | heads)).eval(), words)
     expected = pipe.classify(["the fox", "x", "quick " * 9], on_overflow="truncate")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.models import ONE_LAYER
 
 from trifold.errors import UsageError
 from trifold.nn import ModelConfig, Transformer
@@ -12,14 +13,7 @@ from trifold.pipeline import Pipeline
 from trifold.predict.predict import TASKS, choose_task, supported_tasks
 from trifold.text import TokenizerSettings, train_tokenizer
 
-SIZES = {
-    "vocab_size": 40,
-    "max_positions": 24,
-    "d_model": 16,
-    "n_layers": 1,
-    "n_heads": 2,
-    "d_ff": 16,
-}
+SIZES = ONE_LAYER | {"d_ff": 16, "vocab_size": 40, "max_positions": 24}
 
 
 def config(shape: str, *heads: str, **values: Any) -> ModelConfig:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.cli.readers import folder_of
-from tests.models import add_noise
+from tests.models import TWO_LAYERS, add_noise
 
 import trifold
 from trifold import fast
@@ -20,7 +20,7 @@ from trifold.nn.hooks import hook_points
 from trifold.pipeline import Pipeline
 from trifold.text import TokenizerSettings, train_tokenizer
 
-SIZES = {"max_positions": 64, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
+SIZES = TWO_LAYERS | {"max_positions": 64}
 TEXT, OTHER, LONG = "the quick fox.", "fox the quick.", "the quick brown fox."
 PRE = {"norm_placement": "pre"}
 ROTARY = {

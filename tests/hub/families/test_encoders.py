@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.hub.checkpoints import edit, equal, read, write
 from tests.hub.parity import make
+from tests.models import TWO_LAYERS
 
 from trifold.costs import count_parameters
 from trifold.errors import CheckpointError
@@ -195,15 +196,7 @@ def test_a_choice_head_is_that_of_the_reference(tmp_path: Path) -> None:
         )
 
 
-SIZES = {
-    "shape": "encoder",
-    "vocab_size": 40,
-    "max_positions": 24,
-    "d_model": 16,
-    "n_layers": 2,
-    "n_heads": 4,
-    "d_ff": 24,
-}
+SIZES = TWO_LAYERS | {"shape": "encoder", "vocab_size": 40, "max_positions": 24}
 MASKED = SIZES | {
     "scale_embeddings": False,
     "heads": ["lm"],
