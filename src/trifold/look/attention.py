@@ -95,21 +95,31 @@ def read_attention(pipeline: Pipeline, text: str, target: str | None = None) -> 
     writer = pipeline.writer
     if not reader.encode([text])[0]:
         raise DataError(f"{text!r} has no tokens: pass another text")
-    source, given, written, output = read_ids(pipeline, text, target)
-    length = max(len(source), len(given))
+    ids = read_ids(pipeline, text, target)
+    length = max(len(ids.source), len(ids.given))
     limit = pipeline.config.max_positions
     if length > limit:
         raise DataError(
             f"{length:,} tokens, and the model reads at most {limit:,} (max_positions): shorten "
             "the text"
         )
-    inputs = [Inputs(torch.tensor([ids], device=pipeline.device)) for ids in (source, given) if ids]
+    inputs = [
+        Inputs(torch.tensor([row], device=pipeline.device))
+        for row in (ids.source, ids.given)
+        if row
+    ]
     with torch.no_grad(), eval_mode(pipeline.model), capture(pipeline.model, "pattern") as captured:
         pipeline.model(*inputs)
-    patterns = stacked_weights({name: x[0] for name, x in captured.items()})
-    tokens = reader.pieces(source), writer.pieces(given), writer.pieces(written)
-    words = split_words(reader, source), split_words(writer, written)
-    return AttentionMaps(text, writer.decode([output])[0], *tokens, patterns, *words)
+    return AttentionMaps(
+        text=text,
+        output=writer.decode([ids.output])[0],
+        source=reader.pieces(ids.source),
+        given=writer.pieces(ids.given),
+        written=writer.pieces(ids.written),
+        patterns=stacked_weights({name: x[0] for name, x in captured.items()}),
+        source_words=split_words(reader, ids.source),
+        written_words=split_words(writer, ids.written),
+    )
 
 
 def _read_image_attention(pipeline: Pipeline, image: Any, target: str | None) -> AttentionMaps:

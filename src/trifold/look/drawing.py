@@ -40,7 +40,8 @@ def draw_architecture(config: ModelConfig) -> str:
     """The model as boxes with their sizes, and one line with the residual wiring."""
     columns = [_column(config, side, sized) for side, sized in config.stacks.items()]
     boxes = [box for column in columns for box in (*column.top, *column.block, column.bottom)]
-    width = max(_WIDTH, *(4 + len(line) for box in boxes for line in box))
+    longest = max(len(line) for box in boxes for line in box)
+    width = max(_WIDTH, longest + 4)
     drawn = [_draw(column, width) for column in columns]
     height = max(map(len, drawn))
     padded = [[""] * (height - len(lines)) + lines for lines in drawn]

@@ -18,10 +18,24 @@ from trifold.look.session import Session
 from trifold.settings import nearest
 
 _FUNCTIONS: tuple[Callable[..., dict[str, Any]], ...] = (
-    *(views.model, views.attention, run_view.run, run_view.head_over_checkpoints, search.search),
-    *(traces.trace, traces.neuron, traces.walkthrough, traces.lens, traces.gradients, traces.roles),
-    *(traces.effect, effects.lines_effect),
-    *(figures.neighbours, figures.components, figures.positions, figures.masks, figures.schedules),
+    views.model,
+    views.attention,
+    run_view.run,
+    run_view.head_over_checkpoints,
+    search.search,
+    traces.trace,
+    traces.neuron,
+    traces.walkthrough,
+    traces.lens,
+    traces.gradients,
+    traces.roles,
+    traces.effect,
+    effects.lines_effect,
+    figures.neighbours,
+    figures.components,
+    figures.positions,
+    figures.masks,
+    figures.schedules,
 )
 Floats = Literal["float32", "float16"]
 REQUESTS = {function.__name__: function for function in _FUNCTIONS}

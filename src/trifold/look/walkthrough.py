@@ -303,7 +303,8 @@ class _StepRecorder(list[ArithmeticStep]):
         keys = k.transpose(1, 2)[0].flatten(1)
         s = q @ k.mT / math.sqrt(layer.head_width)
         s = self.add(title, "q · k_j / √D", s, q=q, keys=keys)
-        if (cap := layer.soft_cap) is not None:
+        cap = layer.soft_cap
+        if cap is not None:
             s = self.add("soft cap", "c · tanh(s / c)", cap * torch.tanh(s / cap), s=s)
         return s
 

@@ -50,7 +50,12 @@ TASKS: dict[str, Task] = {
 
 # Options of every task, passed to ModelReader.
 READER_OPTIONS = (
-    *("batch_tokens", "max_tokens", "on_overflow", "places", "on_done", "on_cut"),
+    "batch_tokens",
+    "max_tokens",
+    "on_overflow",
+    "places",
+    "on_done",
+    "on_cut",
     "parse_special",
 )
 

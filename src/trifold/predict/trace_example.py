@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -67,6 +67,17 @@ class Example:
     labels: Tensor
     inputs: Inputs
     decoder_inputs: Inputs | None = None
+
+
+class TextIds(NamedTuple):
+    """The ids of one text: those that the encoder reads, those that the decoder reads, the one that
+    follows each of the latter, and those of the output. Empty where a model has none.
+    """
+
+    source: list[int]
+    given: list[int]
+    written: list[int]
+    output: list[int]
 
 
 def codec_of(pipeline: TracedPipeline, side: str) -> Tokenizer:
@@ -167,28 +178,28 @@ def _read_for_decoder(
     config = pipeline.config
     predicts_tokens = "lm" in config.chosen_heads
     if config.shape == "encoder-decoder" and predicts_tokens:
-        source, given, written, _ = read_ids(pipeline, text, target)
-        return {"encoder": source, "decoder": given}, written
-    ids = pipeline.read([text])[0]
+        ids = read_ids(pipeline, text, target)
+        return {"encoder": ids.source, "decoder": ids.given}, ids.written
+    tokens = pipeline.read([text])[0]
     if config.shape == "encoder-decoder":
-        return {"encoder": ids, "decoder": [config.start_id, *ids[:-1]]}, []
+        return {"encoder": tokens, "decoder": [config.start_id, *tokens[:-1]]}, []
     if not predicts_tokens:
-        return {"decoder": ids}, []
+        return {"decoder": tokens}, []
     if target:
-        ids = [*ids, *encode_target(pipeline, target)]
-    return {"decoder": ids}, [*ids[1:], -1]
+        tokens = [*tokens, *encode_target(pipeline, target)]
+    return {"decoder": tokens}, [*tokens[1:], -1]
 
 
-def read_ids(pipeline: TracedPipeline, text: str, target: str | None) -> tuple[list[int], ...]:
-    """Ids that the encoder reads, that the decoder reads, that follow each of the latter, and of
-    the output.
+def read_ids(pipeline: TracedPipeline, text: str, target: str | None) -> TextIds:
+    """The ids of a text and of its target, or of the model's own output. Raises UsageError for a
+    target of an encoder.
     """
     shape = pipeline.config.shape
     writer = pipeline.writer
     if shape == "encoder":
         if target is not None:
             raise UsageError("an encoder generates no text: leave the target out")
-        return pipeline.read([text])[0], [], [], []
+        return TextIds(pipeline.read([text])[0], [], [], [])
     if target is None:
         best = pipeline.hypotheses([text])[0][0]
         output = best.tokens
@@ -202,8 +213,8 @@ def read_ids(pipeline: TracedPipeline, text: str, target: str | None) -> tuple[l
         written.append(writer.required("eos"))
     if shape == "decoder":
         whole = [*source, *written]
-        return [], whole[:-1], whole[1:], output
-    return source, [pipeline.config.start_id, *written[:-1]], written, output
+        return TextIds([], whole[:-1], whole[1:], output)
+    return TextIds(source, [pipeline.config.start_id, *written[:-1]], written, output)
 
 
 def encode_target(pipeline: TracedPipeline, target: str) -> list[int]:
