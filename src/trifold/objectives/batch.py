@@ -36,12 +36,12 @@ class Batch:
 
     def to(self, device: torch.device, *, non_blocking: bool = True) -> Self:
         """A copy on another device."""
-        values: dict[str, Any] = {
-            n: x for n, x in vars(self).items() if isinstance(x, Tensor | Inputs)
+        moved: dict[str, Any] = {
+            name: value.to(device, non_blocking=non_blocking)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor | Inputs)
         }
-        return replace(
-            self, **{n: x.to(device, non_blocking=non_blocking) for n, x in values.items()}
-        )
+        return replace(self, **moved)
 
 
 def pad_end(values: NDArray[np.integer], size: int, padding: int) -> Tensor:
@@ -65,7 +65,9 @@ def pack_rows(
     """The given rows, truncated to `width` tokens if given, as one packed row, with their token
     types, if any.
     """
-    lengths = texts.lengths[rows] if width is None else np.minimum(texts.lengths[rows], width)
+    lengths = texts.lengths[rows]
+    if width is not None:
+        lengths = np.minimum(lengths, width)
     inputs, packing = pack(texts.joined(rows, lengths), lengths, tokenizer.required("pad"))
     if types is None:
         return inputs, packing
@@ -108,5 +110,5 @@ def measure_tokens(model: Transformer, states: Tensor, batch: Batch) -> dict[str
     head = model.lm_head
     labels = batch.labels.flatten()
     assert head is not None
-    found = score_targets(head.features(states), head.weight, head.bias, labels)
-    return {"nll": float(found.nll), "correct": int(found.correct), "tokens": batch.tokens}
+    sums = score_targets(head.features(states), head.weight, head.bias, labels)
+    return {"nll": float(sums.nll), "correct": int(sums.correct), "tokens": batch.tokens}

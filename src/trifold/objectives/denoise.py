@@ -115,13 +115,14 @@ class DenoiseSettings(DenoisingSettings):
     def corruption(self, tokenizer: Tokenizer, width: int) -> Corruption:
         """Raises SettingsError if masks are required and the tokenizer has none."""
         rates = self.noise.model_dump()
-        mask = self.required_mask(tokenizer) if rates["mask"] or rates["infill"] else -1
+        mask = -1
+        if rates["mask"] or rates["infill"]:
+            mask = self.required_mask(tokenizer)
         special = special_flags(tokenizer)
 
         def corrupt(ids: Ids, sentences: Flags, rng: Rng) -> tuple[Ids, Ids]:
-            given = NoiseInput(ids, ~special[ids], sentences, max_length=width - 1)
-            found = apply_noises(given, rng, rates, mask)
-            return found.inputs, ids
+            text = NoiseInput(ids, ~special[ids], sentences, max_length=width - 1)
+            return apply_noises(text, rng, rates, mask).inputs, ids
 
         return corrupt
 
@@ -144,16 +145,15 @@ class SpansSettings(DenoisingSettings):
         if len(sentinels) < needed:
             raise SettingsError(
                 f"tokenizer.sentinels: texts of {width} tokens have up to {needed} spans, and "
-                "the tokenizer has "
-                f"{len(sentinels)} sentinels; set tokenizer.sentinels={needed}, or lower "
-                "model.max_positions"
+                f"the tokenizer has {len(sentinels)} sentinels; set "
+                f"tokenizer.sentinels={needed}, or lower model.max_positions"
             )
 
         def corrupt(ids: Ids, sentences: Flags, rng: Rng) -> tuple[Ids, Ids]:
             # An unknown word is special, but would split a span: it is removed like other tokens.
             free = ~special[ids] | (ids == tokenizer.unk_id)
-            found = corrupt_spans(ids, free, rng, sentinels, self.rate, self.mean_span)
-            return found.inputs, found.targets
+            corrupted = corrupt_spans(ids, free, rng, sentinels, self.rate, self.mean_span)
+            return corrupted.inputs, corrupted.targets
 
         return corrupt
 
@@ -200,7 +200,9 @@ class Denoise(DocumentObjective):
         pairs = []
         for row in rows.tolist():
             ids, _, sentences = examples[row]
-            room = len(ids) if width is None else width - 1
+            room = len(ids)
+            if width is not None:
+                room = width - 1  # and </s>
             pairs.append(self.corrupt(ids[:room], sentences[:room], example_rng(draw, row)))
         return SourceTargetExamples(
             *(with_end(self.tokenizer, side) for side in zip(*pairs, strict=True))
@@ -223,12 +225,12 @@ class Denoise(DocumentObjective):
             return Evaluation(scores)
         pairs = self.corrupt_rows(run.examples, np.arange(count))
         greedy = GenerationConfig(max_new_tokens=int(pairs.targets.lengths.max()) + 8)
-        found = generate_rows(
+        outputs = generate_rows(
             run.model, pairs.sources, greedy, codec=self.tokenizer, poll=run.context.poll
         )
         sources = self._decode(pairs.sources.tolist())
         targets = self._decode(pairs.targets.tolist())
-        ours = self._decode([best[0].tokens for best in found])
+        ours = self._decode([best[0].tokens for best in outputs])
         score = exact_match(ours, targets)
         samples = [Sample(*each) for each in zip(sources, targets, ours, strict=True)]
         return Evaluation(scores | {"exact_match": score.value}, samples, [str(score)])

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
-from itertools import chain
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trifold.batches.plan import plan_all
-from trifold.data import DataSettings, Documents, Rows, read_documents, read_records
+from trifold.data import DataSettings, Documents, read_documents
 from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig
 from trifold.nn.config import Shape
@@ -35,22 +33,94 @@ from trifold.text.annotation import AnnotatedTexts, annotate, count_unknown, spe
 from trifold.text.spans import Flags, Ids, example_rng
 
 Cut = Literal["pieces", "windows", "drop"]
-TEXTS = ("text", "pair", "words", "context", "question")  # the roles of texts in the rows of tasks
 PLACEHOLDER = "_"  # stands for a hidden token in samples, if the tokenizer has no mask token
 
 
-def describe_long(lengths: Ids, long: Flags, size: int, cut: Cut) -> Iterator[str]:
-    """A line about the documents that are longer than the model reads at once, if there are any."""
-    if long.any():
-        treatment = {
-            "pieces": f"split into pieces of {size:,}",
-            "windows": f"split into pieces of {size:,}, at other positions in each epoch",
-            "drop": f"left out, with {int(lengths[long].sum()):,} tokens",
-        }[cut]
-        yield (
-            f"{int(long.sum()):,} of {len(lengths):,} documents have more than {size:,} "
-            f"tokens: {treatment}"
+# --- settings -> rows -----------------------------------------------------------------------------
+
+
+class DocumentObjectiveSettings(ObjectiveSettings):
+    """Base of the settings of objectives that corrupt chunks of documents.
+
+    append_eos: whether texts end with </s>. redraws: whether the examples of each epoch differ even
+    if data.cut is not windows.
+    """
+
+    shapes: ClassVar[tuple[Shape, ...]] = ("encoder",)
+    defaults = ENCODER
+    append_eos: ClassVar[bool] = False
+    redraws: ClassVar[bool] = False
+
+    @staticmethod
+    def required_mask(tokenizer: Tokenizer) -> int:
+        """The id of the mask token. Raises SettingsError if there is none."""
+        if tokenizer.mask_id is None:
+            raise SettingsError(
+                "tokenizer.special: the tokenizer has no mask token; set "
+                "tokenizer.special=[cls, sep, mask], or, for a tokenizer.file, name a mask_token "
+                "in the tokenizer_config.json next to it"
+            )
+        return tokenizer.mask_id
+
+    def create(
+        self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut
+    ) -> DocumentObjective:
+        """The objective, for a model that reads `width` tokens at once."""
+        raise NotImplementedError
+
+    def read(self, source: Any, settings: DataSettings, split: str) -> Any:
+        """The documents."""
+        return read_documents(source, settings, split)
+
+    def texts(self, rows: Any) -> Documents:
+        """The documents that `read` has returned, as they are learned."""
+        documents: Documents = rows
+        return documents
+
+    def build(self, context: BuildContext) -> TaskBundle:
+        train, valid = map(self.texts, context.read(self.read))
+        tokenizer = context.load_or_train_tokenizer(lambda: train.texts, append_eos=self.append_eos)
+        config = context.config_for(tokenizer)
+        objective = self.create(tokenizer, config, context.width, context.data.cut)
+        rows, valid_rows = (
+            self._annotate(objective, documents, context) for documents in (train, valid)
         )
+        examples = objective.examples(valid_rows)
+        plan = plan_all(examples.lengths, context.batches)
+        if not any(objective.batch(examples, batch).tokens for batch in plan):
+            # Every model would be perfect.
+            raise DataError(
+                f"{valid.report.name}: this validation text has no target tokens: documents are "
+                "too short, have only unknown tokens, or are left out by data.cut=drop; name "
+                "another text with data.valid, or raise data.holdout"
+            )
+        redraws = self.redraws or context.data.cut == "windows"
+        return TaskBundle(objective, config, rows, valid_rows, lambda _epoch: redraws)
+
+    def _annotate(
+        self, objective: DocumentObjective, documents: Documents, context: BuildContext
+    ) -> AnnotatedTexts:
+        """Encode documents and report what is left out. Raises DataError if no document has a
+        token.
+        """
+        name = documents.report.name
+        tokenizer = objective.tokenizer
+        annotated = annotate(tokenizer, documents.texts)
+        if empty := int((annotated.lengths == 0).sum()):
+            if empty == len(annotated):
+                raise DataError(f"{name}: no document has a token; is the tokenizer for this text?")
+            context.report(f"{name}: {empty:,} documents without a token: left out")
+        if count := count_unknown(tokenizer, annotated.ids):
+            unknown = tokenizer.names["unk_token"]
+            total = len(annotated.ids)
+            use = "inputs and targets" if self.append_eos else "inputs, but never targets"
+            context.report(f"{name}: {count:,} of {total:,} tokens are unknown ({unknown}): {use}")
+        try:
+            for line in objective.describe(annotated):
+                context.report(f"{name}: {line}")
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from None
+        return annotated
 
 
 # --- chunks of annotated documents ----------------------------------------------------------------
@@ -104,10 +174,9 @@ class SpecialTokens(NamedTuple):
     def of(cls, tokenizer: Tokenizer, *, pair: bool = False) -> SpecialTokens:
         """Those that the tokenizer adds to a text, or to a pair of texts."""
         row = tokenizer.rows(["a"], ["a"] if pair else None)[0]
-        first, last = (
-            [at for at, text in enumerate(row.texts) if text == which] for which in (0, int(pair))
-        )
-        parts = slice(first[0]), slice(first[-1] + 1, last[0]), slice(last[-1] + 1, None)
+        first = [token for token, text in enumerate(row.texts) if text == 0]
+        last = [token for token, text in enumerate(row.texts) if text == int(pair)]
+        parts = (slice(first[0]), slice(first[-1] + 1, last[0]), slice(last[-1] + 1, None))
         before, between, after = (np.array(row.ids[part], dtype=np.int64) for part in parts)
         _, *segments = ((row.types[part] or [0])[-1] for part in parts)
         return cls(before, between, after, (row.types[last[0]], *segments))
@@ -133,6 +202,9 @@ class SpecialTokens(NamedTuple):
             parts = [part[part != -1].tolist() for part in np.split(ids, np.flatnonzero(ids == -1))]
             texts.append(PLACEHOLDER.join(tokenizer.decode(parts, keep_special=True)))
         return Sample(*texts)
+
+
+# --- objective ------------------------------------------------------------------------------------
 
 
 class DocumentObjective(Objective):
@@ -183,7 +255,9 @@ class DocumentObjective(Objective):
         tokens of words.
         """
         ids, words, _ = examples[row]
-        room = len(ids) if width is None else max(0, width - self.special.size)
+        room = len(ids)
+        if width is not None:
+            room = max(0, width - self.special.size)
         whole = self.special.around(ids[:room])
         starts = np.zeros(len(whole), np.bool_)
         starts[self.special.inside(len(whole))] = words[:room]
@@ -194,96 +268,15 @@ class DocumentObjective(Objective):
         return describe_long(documents.lengths, documents.lengths > self.room, self.room, self.cut)
 
 
-class DocumentObjectiveSettings(ObjectiveSettings):
-    """Base of the settings of objectives that corrupt chunks of documents.
-
-    append_eos: whether texts end with </s>. redraws: whether the examples of each epoch differ even
-    if data.cut is not windows.
-    """
-
-    shapes: ClassVar[tuple[Shape, ...]] = ("encoder",)
-    defaults = ENCODER
-    append_eos: ClassVar[bool] = False
-    redraws: ClassVar[bool] = False
-
-    @staticmethod
-    def required_mask(tokenizer: Tokenizer) -> int:
-        """The id of the mask token. Raises SettingsError if there is none."""
-        if tokenizer.mask_id is None:
-            raise SettingsError(
-                "tokenizer.special: the tokenizer has no mask token; set "
-                "tokenizer.special=[cls, sep, mask], or, for a "
-                "tokenizer.file, name a mask_token in the tokenizer_config.json next to it"
-            )
-        return tokenizer.mask_id
-
-    def create(
-        self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut
-    ) -> DocumentObjective:
-        """The objective, for a model that reads `width` tokens at once."""
-        raise NotImplementedError
-
-    def read(self, source: Any, settings: DataSettings, split: str) -> Any:
-        """Documents, or the rows of the task `texts_of`."""
-        if (task := getattr(self, "texts_of", None)) is None:
-            return read_documents(source, settings, split)
-        roles = import_module(f"trifold.objectives.{task}").ROLES
-        return read_records(source, settings, roles, split, "conll" if task == "tag" else None)
-
-    def texts(self, rows: Rows) -> Documents:
-        """The documents, or the different texts of the rows."""
-        if isinstance(rows, Documents):
-            return rows
-        values = chain(*(rows.columns[role] for role in TEXTS if role in rows.columns))
-        texts = (
-            each if isinstance(each, str) else " ".join(each) for each in values if each is not None
+def describe_long(lengths: Ids, long: Flags, size: int, cut: Cut) -> Iterator[str]:
+    """A line about the documents that are longer than the model reads at once, if there are any."""
+    if long.any():
+        treatment = {
+            "pieces": f"split into pieces of {size:,}",
+            "windows": f"split into pieces of {size:,}, at other positions in each epoch",
+            "drop": f"left out, with {int(lengths[long].sum()):,} tokens",
+        }[cut]
+        yield (
+            f"{int(long.sum()):,} of {len(lengths):,} documents have more than {size:,} "
+            f"tokens: {treatment}"
         )
-        return Documents.of([*dict.fromkeys(texts)], rows.report.name)
-
-    def build(self, context: BuildContext) -> TaskBundle:
-        train, valid = map(self.texts, context.read(self.read))
-        tokenizer = context.load_or_train_tokenizer(lambda: train.texts, append_eos=self.append_eos)
-        config = context.config_for(tokenizer)
-        objective = self.create(tokenizer, config, context.width, context.data.cut)
-        rows, valid_rows = (
-            self._annotate(objective, documents, context) for documents in (train, valid)
-        )
-        examples = objective.examples(valid_rows)
-        plan = plan_all(examples.lengths, context.batches)
-        if not any(
-            objective.batch(examples, batch).tokens for batch in plan
-        ):  # every model would be perfect
-            raise DataError(
-                f"{valid.report.name}: this validation text has no target tokens: documents are "
-                "too short, have only "
-                "unknown tokens, or are left out by data.cut=drop; name another text with "
-                "data.valid, or raise "
-                "data.holdout"
-            )
-        redraws = self.redraws or context.data.cut == "windows"
-        return TaskBundle(objective, config, rows, valid_rows, lambda _epoch: redraws)
-
-    def _annotate(
-        self, objective: DocumentObjective, documents: Documents, context: BuildContext
-    ) -> AnnotatedTexts:
-        """Encode documents and report what is left out. Raises DataError if no document has a
-        token.
-        """
-        name = documents.report.name
-        tokenizer = objective.tokenizer
-        annotated = annotate(tokenizer, documents.texts)
-        if empty := int((annotated.lengths == 0).sum()):
-            if empty == len(annotated):
-                raise DataError(f"{name}: no document has a token; is the tokenizer for this text?")
-            context.report(f"{name}: {empty:,} documents without a token: left out")
-        if count := count_unknown(tokenizer, annotated.ids):
-            unknown = tokenizer.names["unk_token"]
-            total = len(annotated.ids)
-            use = "inputs and targets" if self.append_eos else "inputs, but never targets"
-            context.report(f"{name}: {count:,} of {total:,} tokens are unknown ({unknown}): {use}")
-        try:
-            for line in objective.describe(annotated):
-                context.report(f"{name}: {line}")
-        except DataError as error:
-            raise DataError(f"{name}: {error}") from None
-        return annotated

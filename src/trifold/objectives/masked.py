@@ -18,6 +18,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +27,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from trifold.data import DataSettings, Documents, Rows, read_records
 from trifold.errors import SettingsError
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.heads import SpanBoundary
@@ -50,7 +53,9 @@ from trifold.text import Tokenizer
 from trifold.text.corruption import MASK_CHOICES, MaskedRow, Replacement, choose_spans, mask_tokens
 from trifold.text.spans import MAX_SPAN_RATE, Flags, Ids, example_rng, expand_spans, geometric
 
-# --- settings -------------------------------------------------------------------------------------
+TEXTS = ("text", "pair", "words", "context", "question")  # the roles of texts in the rows of tasks
+
+# --- settings -> rows -----------------------------------------------------------------------------
 
 
 class MaskingSettings(DocumentObjectiveSettings):
@@ -77,8 +82,7 @@ class MaskingSettings(DocumentObjectiveSettings):
         0.0,
         ge=0,
         description="weight of the span-boundary objective, which predicts a masked token from "
-        "the states at both "
-        "ends of its span; requires the head boundary",
+        "the states at both ends of its span; requires the head boundary",
     )
 
 
@@ -97,6 +101,26 @@ class MaskedSettings(MaskingSettings):
         ge=0,
         description="texts for the pseudo-perplexity, which masks each of their tokens in turn",
     )
+
+    def read(self, source: Any, settings: DataSettings, split: str) -> Any:
+        """Documents, or the rows of the task `texts_of`."""
+        if self.texts_of is None:
+            return super().read(source, settings, split)
+        roles = import_module(f"trifold.objectives.{self.texts_of}").ROLES
+        plain = "conll" if self.texts_of == "tag" else None
+        return read_records(source, settings, roles, split, plain)
+
+    def texts(self, rows: Rows) -> Documents:
+        """The documents, or the different texts of the rows of a task."""
+        if isinstance(rows, Documents):
+            return rows
+        texts = dict[str, None]()
+        for value in chain(*(rows.columns[role] for role in TEXTS if role in rows.columns)):
+            if isinstance(value, str):
+                texts[value] = None
+            elif value is not None:
+                texts[" ".join(value)] = None  # a list of words
+        return Documents.of([*texts], rows.report.name)
 
     def create(self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut) -> MaskedLM:
         return MaskedLM(self, tokenizer, config, width, cut)
@@ -141,8 +165,7 @@ class MaskedLM(DocumentObjective):
         if settings.mask == "spans" and settings.rate > MAX_SPAN_RATE:
             raise SettingsError(
                 f"task.rate: {settings.rate} of the words do not fit into separate spans; set "
-                "at most "
-                f"{MAX_SPAN_RATE}, or task.mask=words"
+                f"at most {MAX_SPAN_RATE}, or task.mask=words"
             )
         if settings.masked + settings.random > 1:
             raise SettingsError(
@@ -151,23 +174,23 @@ class MaskedLM(DocumentObjective):
         if (settings.boundary > 0) != ("boundary" in config.chosen_heads):
             raise SettingsError(
                 "task.boundary and model.heads: the span-boundary objective requires both a "
-                "weight and the head; "
-                "set task.boundary=1.0 model.heads=[lm, boundary], or remove both"
+                "weight and the head; set task.boundary=1.0 model.heads=[lm, boundary], or remove "
+                "both"
             )
         super().__init__(settings, tokenizer, width, cut)
         if settings.boundary and not (len(self.special.before) and len(self.special.after)):
             raise SettingsError(
                 "task.boundary: a span at the end of a text has no neighbor, because the "
-                "tokenizer adds no special "
-                "tokens; set tokenizer.special=[cls, sep, mask]"
+                "tokenizer adds no special tokens; set tokenizer.special=[cls, sep, mask]"
             )
         self.config = config
         ordinary = np.flatnonzero(~self.is_special[: tokenizer.vocab_size])
         self.replacement = Replacement(mask, ordinary, settings.masked, settings.random)
-        self._choose = MASK_CHOICES[settings.mask]
+        choose = MASK_CHOICES[settings.mask]
         if settings.mask == "spans":
             distribution = partial(geometric, p=settings.span_p, longest=settings.span_longest)
-            self._choose = partial(choose_spans, distribution=distribution)
+            choose = partial(choose_spans, distribution=distribution)
+        self._choose = choose
 
     def batch(
         self, examples: DocumentChunks, rows: Ids, width: int | None = None, *, draw: int = 0
@@ -204,7 +227,8 @@ class MaskedLM(DocumentObjective):
             )
         firsts = packing.starts[:-1].numpy()
         count = sum(len(row.positions) for row in rows)
-        size, last = round_up(count), packing.length - 1  # padding refers to the last token
+        size = round_up(count)
+        last = packing.length - 1  # padding refers to the last token
         positions = np.concatenate(
             [row.positions + first for row, first in zip(rows, firsts, strict=True)]
         )
@@ -215,16 +239,26 @@ class MaskedLM(DocumentObjective):
         if not self.settings.boundary:
             return batch
         spans = np.concatenate([row.spans + first for row, first in zip(rows, firsts, strict=True)])
+        return self._with_boundary(batch, spans, padding=last)
+
+    def _with_boundary(self, batch: MaskedBatch, spans: Ids, padding: int) -> MaskedBatch:
+        """The batch with what the span-boundary objective reads. spans (S, 2): start and end of the
+        masked spans in the packed row; padding: the position that padding refers to.
+        """
+        size = len(batch.positions)
         starts, ends = np.repeat(spans, spans[:, 1] - spans[:, 0], axis=0).T
         offset = expand_spans(spans) - starts
         offset = np.where(offset < self.config.boundary_positions, offset, -1)
-        sides = pad_end(starts - 1, size, last), pad_end(ends, size, last)
-        boundary = torch.stack([*sides, pad_end(offset, size, -1)])
+        left = pad_end(starts - 1, size, padding)
+        right = pad_end(ends, size, padding)
+        boundary = torch.stack([left, right, pad_end(offset, size, -1)])
         return replace(batch, boundary=boundary, boundary_tokens=int((offset >= 0).sum()))
 
     def counts(self, batch: MaskedBatch) -> dict[str, int]:
-        boundary = {"boundary": batch.boundary_tokens} if self.settings.boundary else {}
-        return {"tokens": batch.tokens} | boundary
+        counts = super().counts(batch)
+        if self.settings.boundary:
+            counts["boundary"] = batch.boundary_tokens
+        return counts
 
     # --- loss, scores -----------------------------------------------------------------------------
 
@@ -234,20 +268,28 @@ class MaskedLM(DocumentObjective):
         """Cross-entropy of the masked tokens, and of the span-boundary objective, in nats. states
         (N, E): the last ones, if they are known.
         """
-        states = model(batch.inputs)[0] if states is None else states
-        own = states.index_select(0, batch.positions)
-        terms = {"tokens": token_loss(model, own, batch)}
+        if states is None:
+            states = model(batch.inputs)[0]
+        terms = {"tokens": token_loss(model, states.index_select(0, batch.positions), batch)}
         if batch.boundary is not None:
-            boundary = model.heads["boundary"]
-            head = model.lm_head
-            assert isinstance(boundary, SpanBoundary) and head is not None
-            left, right, offset = batch.boundary
-            labels = torch.where(offset < 0, -1, batch.labels)
-            ends = (states.index_select(0, side) for side in (left, right))
-            features = boundary(*ends, offset.clamp_min(0))
-            sums = linear_cross_entropy(features, head.weight, boundary.bias, labels)
-            terms["boundary"] = LossTerm(sums.loss, batch.boundary_tokens, self.settings.boundary)
+            terms["boundary"] = self._boundary_loss(model, batch, batch.boundary, states)
         return terms
+
+    def _boundary_loss(
+        self, model: Transformer, batch: MaskedBatch, boundary: Tensor, states: Tensor
+    ) -> LossTerm:
+        """The span-boundary objective: each masked token from the states at both ends of its
+        span.
+        """
+        boundary_head = model.heads["boundary"]
+        head = model.lm_head
+        assert isinstance(boundary_head, SpanBoundary) and head is not None
+        left, right, offset = boundary
+        labels = torch.where(offset < 0, -1, batch.labels)
+        ends = (states.index_select(0, side) for side in (left, right))
+        features = boundary_head(*ends, offset.clamp_min(0))
+        sums = linear_cross_entropy(features, head.weight, boundary_head.bias, labels)
+        return LossTerm(sums.loss, batch.boundary_tokens, self.settings.boundary)
 
     def measure(
         self, model: Transformer, batch: MaskedBatch, states: Tensor | None = None
@@ -255,7 +297,8 @@ class MaskedLM(DocumentObjective):
         """Negative log-likelihood and correct predictions of the masked tokens. states: as for
         `loss`.
         """
-        states = model(batch.inputs)[0] if states is None else states
+        if states is None:
+            states = model(batch.inputs)[0]
         return measure_tokens(model, states.index_select(0, batch.positions), batch)
 
     def compute_scores(self, run: EvalRun) -> Evaluation:

@@ -73,7 +73,9 @@ class BuildContext:
         """The number of tokens that texts are truncated to; None if the recipe does not
         truncate.
         """
-        return self.width if self.batches.on_overflow == "truncate" else None
+        if self.batches.on_overflow != "truncate":
+            return None
+        return self.width
 
     def require_data(self) -> None:
         """Raises SettingsError if the recipe has no training data or no validation data."""
@@ -150,8 +152,10 @@ class BuildContext:
         table of the decoder has at least that size.
         """
         size = tokenizer.vocab_size
-        own = self.model.target_vocab_size
-        sizes = {"vocab_size": size, "target_vocab_size": None if own is None else max(own, size)}
+        target_size = self.model.target_vocab_size
+        if target_size is not None:
+            target_size = max(target_size, size)
+        sizes = {"vocab_size": size, "target_vocab_size": target_size}
         ids = {f"{role}_id": tokenizer.required(role) for role in ("pad", "bos", "eos")}
         return self.model.model_copy(update=sizes | ids)
 
@@ -218,8 +222,9 @@ class ObjectiveSettings(Settings):
     @classmethod
     def with_heads(cls, config: ModelConfig) -> ModelConfig:
         """The config, with the heads of the objective if it lacks one of them."""
-        complete = set(cls.heads) <= set(config.chosen_heads)
-        return config if complete else config.model_copy(update={"heads": cls.heads})
+        if set(cls.heads) <= set(config.chosen_heads):
+            return config
+        return config.model_copy(update={"heads": cls.heads})
 
     @classmethod
     def initial_model(cls, task: Mapping[str, Any]) -> ModelConfig | None:
@@ -235,9 +240,8 @@ class ObjectiveSettings(Settings):
         if config.shape not in self.shapes:
             return (
                 f"model.shape: {config.shape} does not support task.kind: {self.kind}, which "
-                "requires shape "
-                f"{' or '.join(self.shapes)}; set model.shape={self.shapes[0]}, or choose "
-                "another task"
+                f"requires shape {' or '.join(self.shapes)}; set model.shape={self.shapes[0]}, or "
+                "choose another task"
             )
         if config.logit_soft_cap is not None and "lm" in self.heads:
             return (
@@ -332,7 +336,8 @@ class Objective(ABC):
         "nll" and "tokens" are required.
         """
         term = self.loss(model, batch)["tokens"]
-        return {"nll": float(term.sum if term.nll is None else term.nll), "tokens": term.count}
+        nll = term.sum if term.nll is None else term.nll
+        return {"nll": float(nll), "tokens": term.count}
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
         """Scores from the sums of `measure`, and samples, without loss and value."""
@@ -342,11 +347,9 @@ class Objective(ABC):
         """The scores that are functions of the sums of `measure`, which `trifold compare`
         resamples.
         """
-        return (
-            {"accuracy": 100 * sums["correct"] / max(sums["tokens"], 1)}
-            if "correct" in sums
-            else {}
-        )
+        if "correct" not in sums:
+            return {}
+        return {"accuracy": 100 * sums["correct"] / max(sums["tokens"], 1)}
 
     @torch.no_grad()
     def evaluate(
@@ -363,12 +366,13 @@ class Objective(ABC):
             for name, value in {"rows": [chosen], **measured}.items():
                 sums.setdefault(name, type(value)())
                 sums[name] += value
-        sums["loss"] = loss = sums["nll"] / max(sums["tokens"], 1)
-        found = self.compute_scores(EvalRun(model, rows, examples, context, sums))
+        loss = sums["nll"] / max(sums["tokens"], 1)
+        sums["loss"] = loss
+        evaluation = self.compute_scores(EvalRun(model, rows, examples, context, sums))
         best_by = self.settings.best_by
-        return found._replace(
-            loss=loss, value=-loss if best_by == "loss" else found.scores[best_by]
-        )
+        if best_by == "loss":
+            return evaluation._replace(loss=loss, value=-loss)
+        return evaluation._replace(loss=loss, value=evaluation.scores[best_by])
 
     def saved_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """The weights of the model that is validated and saved, from those that are trained."""

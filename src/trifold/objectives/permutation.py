@@ -58,11 +58,13 @@ class PermutationSettings(DocumentObjectiveSettings):
     longest: int = Field(5, ge=1, description="spans: largest length in tokens")
 
     def model_problem(self, config: ModelConfig) -> str | None:
-        remedy = "set model.query_stream=true model.positions=relative-sinusoidal"
-        missing = f"model.query_stream: the model has no query stream; {remedy}"
-        return super().model_problem(config) or (
-            None if part_of(EmbeddingsPart, config).has_queries else missing
-        )
+        problem = super().model_problem(config)
+        if problem is None and not part_of(EmbeddingsPart, config).has_queries:
+            problem = (
+                "model.query_stream: the model has no query stream; set model.query_stream=true "
+                "model.positions=relative-sinusoidal"
+            )
+        return problem
 
     def create(
         self, tokenizer: Tokenizer, config: ModelConfig, width: int, cut: Cut
@@ -95,7 +97,7 @@ class Permutation(DocumentObjective):
         texts = [self.with_special(examples, int(row), width)[0] for row in rows]
         orders = [self.order(ids, draw, int(row)) for ids, row in zip(texts, rows, strict=True)]
         positions = [np.flatnonzero(order) for order in orders]
-        labels = [ids[at] for ids, at in zip(texts, positions, strict=True)]
+        labels = [ids[targets] for ids, targets in zip(texts, positions, strict=True)]
         lengths = torch.tensor([len(ids) for ids in texts])
         tokens = _padded(texts, self.tokenizer.required("pad"))
         inputs = Inputs(tokens, padding_mask(lengths, int(lengths.max())), order=_padded(orders, 0))
@@ -140,13 +142,15 @@ class Permutation(DocumentObjective):
         assert head is not None
         predictions = head(_query_states(run.model, batch)).argmax(-1).cpu().numpy()
         mask = self.tokenizer.mask_id
+        if mask is None:
+            mask = -1
         samples = []
         for row, predicted in enumerate(predictions):
             ids, _ = self.with_special(run.examples, row)
             positions = np.flatnonzero(self.order(ids, 0, row))
             source = ids.copy()
             ours = ids.copy()
-            source[positions] = -1 if mask is None else mask
+            source[positions] = mask
             ours[positions] = predicted[: len(positions)]
             samples.append(self.special.sample(self.tokenizer, source, ids, ours))
         return samples

@@ -106,8 +106,7 @@ class SentencePairs(MaskedLM):
         if not len(self.special.before):
             raise SettingsError(
                 "tokenizer.special: the pooler reads the first token, and the tokenizer adds "
-                "none before a text; "
-                "set tokenizer.special=[cls, sep, mask]"
+                "none before a text; set tokenizer.special=[cls, sep, mask]"
             )
 
     # --- rows -> examples -------------------------------------------------------------------------
@@ -119,13 +118,12 @@ class SentencePairs(MaskedLM):
         Raises DataError if no document has two sentences, or if only one has and a second one is
         required.
         """
-        numbers = range(len(rows))
-        found = [
+        cuts = [
             (number, *cut)
-            for number in numbers
+            for number in range(len(rows))
             for cut in self._cut_document(rows, number, draw or 0)
         ]
-        table = np.array(found, dtype=np.int64).reshape(-1, 4)
+        table = np.array(cuts, dtype=np.int64).reshape(-1, 4)
         document = table[:, 0]
         whole = table[:, 1:]
         follows = self.settings.pairs == "follows"
@@ -134,9 +132,8 @@ class SentencePairs(MaskedLM):
         if useful < needed:
             raise DataError(
                 f"of {len(rows):,} documents {useful:,} have two sentences or more; pairs "
-                f"require {needed}; set "
-                "data.documents=blank if blank lines separate documents, hold out more, or use "
-                "another text"
+                f"require {needed}; set data.documents=blank if blank lines separate documents, "
+                "hold out more, or use another text"
             )
         # The longer text loses its outer tokens, so that the texts stay adjacent.
         middle = whole[:, 1]
@@ -144,9 +141,10 @@ class SentencePairs(MaskedLM):
         first, second = np.array(kept, dtype=np.int64).reshape(-1, 2).T
         bounds = np.stack([middle - first, middle, middle + second], axis=1)
         rng = example_rng(draw or 0, 2**62)
-        own = np.arange(len(document))
         negative = rng.random(len(document)) < 0.5
-        other = np.where(negative, _draw_others(document, rng), own) if follows else own
+        other = np.arange(len(document))
+        if follows:
+            other = np.where(negative, _draw_others(document, rng), other)
         lengths = np.minimum(first + second[other], self.room)[:, None] + self.special.size
         return SentencePairExamples(rows, document, bounds, whole, negative, other, lengths)
 
@@ -159,20 +157,18 @@ class SentencePairs(MaskedLM):
         sentences = np.append(start + np.flatnonzero(rows.sentence_starts[start:end]), end)
         rng = example_rng(draw, number)
         cuts = []
-        at = 0
-        while at < len(sentences) - 1:
-            size = (
-                int(rng.integers(2, self.room + 1))
-                if rng.random() < self.settings.short
-                else self.room
-            )
-            last = int(np.searchsorted(sentences, sentences[at] + size, side="right")) - 1
+        first = 0
+        while first < len(sentences) - 1:
+            size = self.room
+            if rng.random() < self.settings.short:
+                size = int(rng.integers(2, self.room + 1))
+            last = int(np.searchsorted(sentences, sentences[first] + size, side="right")) - 1
             # A single sentence is not a pair: the next one is added and truncated.
-            last = min(max(last, at + 2), len(sentences) - 1)
-            if last >= at + 2:  # otherwise a last sentence without a second one
-                middle = int(sentences[rng.integers(at + 1, last)])
-                cuts.append((int(sentences[at]), middle, int(sentences[last])))
-            at = last
+            last = min(max(last, first + 2), len(sentences) - 1)
+            if last >= first + 2:  # otherwise a last sentence without a second one
+                middle = int(sentences[rng.integers(first + 1, last)])
+                cuts.append((int(sentences[first]), middle, int(sentences[last])))
+            first = last
         return cuts
 
     def describe(self, documents: AnnotatedTexts) -> Iterator[str]:
@@ -216,9 +212,9 @@ class SentencePairs(MaskedLM):
         masked = []
         segments = []
         for row in rows.tolist():
-            ids, starts, own = self._join(examples, row)
+            ids, starts, row_segments = self._join(examples, row)
             masked.append(self.mask_ids(ids, starts, draw, row))
-            segments.append(own)
+            segments.append(row_segments)
         pairs = torch.from_numpy(examples.negative[rows].astype(np.int64))
         return MaskedPairBatch(**vars(self.pack(masked, segments)), pairs=pairs)
 
@@ -228,14 +224,15 @@ class SentencePairs(MaskedLM):
         second = examples.text(int(examples.other[row]), 1)
         if examples.negative[row] and self.settings.pairs == "order":
             first, second = second, first
-        a, b = share_room(len(first[0]), len(second[0]), self.room)
+        size, other_size = share_room(len(first[0]), len(second[0]), self.room)
         special = self.special
         parts = [
             _no_words(special.before),
-            (first[0][:a], first[1][:a]),
+            (first[0][:size], first[1][:size]),
             _no_words(special.between),
+            (second[0][:other_size], second[1][:other_size]),
+            _no_words(special.after),
         ]
-        parts += [(second[0][:b], second[1][:b]), _no_words(special.after)]
         segments = (0, 0, special.segments[1], special.segments[0], special.segments[2])
         ids, starts = (np.concatenate(side) for side in zip(*parts, strict=True))
         return ids, starts, np.repeat(segments, [len(ids) for ids, _ in parts])
@@ -248,7 +245,8 @@ class SentencePairs(MaskedLM):
     def loss(
         self, model: Transformer, batch: Any, states: Tensor | None = None
     ) -> dict[str, LossTerm]:
-        states = model(batch.inputs)[0] if states is None else states
+        if states is None:
+            states = model(batch.inputs)[0]
         nll = F.cross_entropy(self._logits(model, batch, states), batch.pairs, reduction="sum")
         terms = super().loss(model, batch, states)
         return terms | {"pairs": LossTerm(nll, len(batch.pairs), self.settings.weight)}
@@ -264,7 +262,8 @@ class SentencePairs(MaskedLM):
     def measure(
         self, model: Transformer, batch: Any, states: Tensor | None = None
     ) -> dict[str, Any]:
-        states = model(batch.inputs)[0] if states is None else states
+        if states is None:
+            states = model(batch.inputs)[0]
         correct = int((self._logits(model, batch, states).argmax(-1) == batch.pairs).sum())
         sums = super().measure(model, batch, states)
         return sums | {"pairs_correct": correct, "pairs": len(batch.pairs)}
