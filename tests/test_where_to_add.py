@@ -181,7 +181,7 @@ from collections.abc import Iterator
 
 from trifold.data.lines import iter_lines
 from trifold.data.settings import DataSettings
-from trifold.data.tables import NumberedRow
+from trifold.data.formats import NumberedRow
 
 
 def iter_ndtxt(file: str, settings: DataSettings) -> Iterator[NumberedRow]:

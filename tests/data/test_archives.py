@@ -12,7 +12,7 @@ from trifold.data import DataSettings, read_documents, read_pairs, read_records
 from trifold.data.archives import open_stored, split_member
 from trifold.data.corpus import survey
 from trifold.data.files import TABLE_FORMATS, compute_digests, list_files
-from trifold.data.tables import Role, check_text
+from trifold.data.roles import Role, check_text
 from trifold.errors import DataError, SettingsError
 
 PLAIN = DataSettings()

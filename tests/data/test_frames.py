@@ -17,7 +17,7 @@ import pytest
 
 from trifold.data import DataSettings, Rows, read_documents, read_pairs, read_records
 from trifold.data.frames import Frame, data_overrides, digest_rows, is_frame, name_frames
-from trifold.data.tables import Role, check_text
+from trifold.data.roles import Role, check_text
 from trifold.errors import DataError, SettingsError, UsageError
 from trifold.recipe import load_recipe
 

@@ -17,7 +17,7 @@ from hypothesis import given, strategies as st
 from trifold.data import DataSettings, Role, Rows, read_pairs, read_records, read_splits
 from trifold.data.documents import read_documents
 from trifold.data.holdout import Traits, divide, normalized, strata_of
-from trifold.data.tables import check_text
+from trifold.data.roles import check_text
 from trifold.errors import DataError, SettingsError
 
 ROLES = {

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from trifold.data import DataSettings, Role, Rows, read_records, read_splits, tables
+from trifold.data import DataSettings, Role, Rows, parquet, read_records, read_splits
 from trifold.data.frames import Frame
-from trifold.data.tables import check_text
+from trifold.data.roles import check_text
 from trifold.errors import DataError, SettingsError
 
 PLAIN = DataSettings()
@@ -297,7 +297,7 @@ def read_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             schema_arrow=SimpleNamespace(names=[*NUMBERED], metadata=content),
             iter_batches=lambda *_, **options: [SimpleNamespace(to_pylist=lambda: rows)],
         )
-        monkeypatch.setattr(tables, "_open_parquet", lambda file: table)
+        monkeypatch.setattr(parquet, "_open_parquet", lambda file: table)
         (tmp_path / "a.parquet").touch()
         roles = {name: Role((name,), lambda value, place: value) for name in NUMBERED}
         return read(str(tmp_path / "a.parquet"), roles).columns

@@ -11,7 +11,8 @@ import pytest
 from tests.data import table_files
 
 from trifold.data import DataSettings, Role, Rows, read_dialect, read_pairs, read_records
-from trifold.data.tables import check_text, iter_file
+from trifold.data.roles import check_text
+from trifold.data.tables import iter_file
 from trifold.errors import DataError, SettingsError
 
 ROLES = {

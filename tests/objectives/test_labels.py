@@ -13,7 +13,7 @@ from tests.train.runs import RecordingView
 
 import trifold
 from trifold.data import DataSettings, Rows, read_records
-from trifold.data.tables import MISSING
+from trifold.data.roles import MISSING
 from trifold.errors import DataError
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives import choose, embed, tag

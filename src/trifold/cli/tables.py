@@ -22,8 +22,9 @@ from trifold.data.dialects import Dialect
 from trifold.data.files import TABLE_FORMATS, find_files, list_files
 from trifold.data.lines import inner_suffix
 from trifold.data.records import RECORD_FORMATS, keys_of_file, open_rows
+from trifold.data.roles import Roles, choose_columns, read_roles
 from trifold.data.settings import DataSettings
-from trifold.data.tables import Roles, Table, choose_columns, read_roles
+from trifold.data.tables import Table
 from trifold.errors import DataError, UsageError, plural
 
 if TYPE_CHECKING:

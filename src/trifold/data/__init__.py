@@ -9,9 +9,10 @@ from trifold.data.lines import expand_path, iter_lines
 from trifold.data.pairs import read_pairs
 from trifold.data.records import read_records
 from trifold.data.reports import DocumentReport, RowReport
+from trifold.data.roles import Role
 from trifold.data.rows import Rows
 from trifold.data.settings import DataSettings, Source
-from trifold.data.tables import Role, Table, open_table, read_dialect
+from trifold.data.tables import Table, open_table, read_dialect
 from trifold.data.token_build import Encoder, Side
 from trifold.data.token_cache import TokenCache, digests_in_caches, open_tokens, sample_documents
 

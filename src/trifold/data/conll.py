@@ -4,13 +4,15 @@ sentences (CoNLL), and tables with one word per row.
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, groupby, islice
 from pathlib import PurePath
+from typing import Self
 
+from trifold.data.formats import NumberedRow
 from trifold.data.lines import iter_lines
 from trifold.data.settings import DataSettings
-from trifold.data.tables import NumberedRow, Table
+from trifold.data.tables import Table
 from trifold.errors import DataError
 
 # Comments have no column of tags: "# text = …", "# newdoc", "#\thttp://…", "###MEDLINE:95369245".
@@ -31,6 +33,50 @@ _SEVERAL_WORDS = re.compile(r"\s*\[.+\]\s*|.*\S\s+\S.*", re.DOTALL)
 _LONGEST_SENTENCE = 1000  # words; more of them are not one sentence
 
 
+@dataclass
+class _Layout:
+    """The columns of a CoNLL file.
+
+    words, tags: the numbers of the columns that are read. width: how many there are, 0 before the
+    first token. has_tabs: whether tabs separate them. is_universal: whether it is CoNLL-U.
+    """
+
+    words: int
+    tags: int
+    width: int
+    has_tabs: bool
+    is_universal: bool
+
+    @classmethod
+    def of(cls, file: str, opening: Iterable[str]) -> Self:
+        """The layout of a file with these first lines."""
+        example = next(filter(_is_token, opening), "")
+        width = len(_fields(example)) if example else 0
+        is_universal = ".conllu" in PurePath(file).suffixes
+        words, tags = (1, 3) if is_universal else (0, -1)
+        return cls(words, tags, width, "\t" in example, is_universal)
+
+    def skips(self, line: str) -> bool:
+        """Whether a line is no token, whatever its columns are."""
+        if line.startswith("-DOCSTART-") or _COMMENT.match(line):
+            return True
+        return self.is_universal and (line.startswith("#") or _NO_WORD.match(line) is not None)
+
+    def is_prose(self, line: str, fields: list[str]) -> bool:
+        """Whether a line above the first token of a sentence is a comment, which has other columns
+        than words.
+        """
+        has_other_width = self.width not in (0, len(fields))
+        lacks_tabs = self.has_tabs and "\t" not in line
+        return (has_other_width or lacks_tabs) and _PROSE.match(line) is not None
+
+    def row_of(self, tokens: list[list[str]]) -> dict[str, list[str]]:
+        """The columns of a sentence by their names and numbers."""
+        columns = [list(column) for column in zip(*tokens, strict=True)]
+        numbered = {str(number): column for number, column in enumerate(columns)}
+        return {"words": columns[self.words], "tags": columns[self.tags], **numbered}
+
+
 def iter_conll(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
     """The sentences of a file, numbered by their first lines.
 
@@ -41,38 +87,37 @@ def iter_conll(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
     and every line with `#` is a comment. Raises DataError for a line with another number of columns
     than the first.
     """
-    is_universal = ".conllu" in PurePath(file).suffixes
-    words, tags = (1, 3) if is_universal else (0, -1)
-    lines = enumerate(iter_lines(file, settings.max_line_bytes), start=1)
-    opening = list(islice(lines, _OPENING_LINES))
-    example = next((line for _, line in opening if _is_token(line)), "")
-    has_tabs = "\t" in example
-    width = len(_fields(example)) if example else 0
-    for _, sentence in groupby(chain(opening, lines), key=lambda line: not line[1].strip()):
-        first = 0
-        tokens = list[list[str]]()
-        for number, line in sentence:
-            if not line.strip() or line.startswith("-DOCSTART-") or _COMMENT.match(line):
-                continue
-            if is_universal and (line.startswith("#") or _NO_WORD.match(line)):
-                continue
-            fields = _fields(line)
-            is_prose = len(fields) != (width or len(fields)) or (has_tabs and "\t" not in line)
-            if not tokens and is_prose and _PROSE.match(line):
-                continue
-            width = width or len(fields)
-            if len(fields) != width or width < 2 or not all(fields):
-                raise _columns_error(f"{file}:{number}", fields, width)
-            first = first or number
-            tokens.append(fields)
+    numbered = enumerate(iter_lines(file, settings.max_line_bytes), start=1)
+    opening = list(islice(numbered, _OPENING_LINES))
+    layout = _Layout.of(file, (line for _, line in opening))
+    for is_blank, lines in groupby(chain(opening, numbered), key=lambda line: not line[1].strip()):
+        if is_blank:
+            continue
+        first, tokens = _read_sentence(lines, layout, file)
         if tokens:
-            columns = [list(column) for column in zip(*tokens, strict=True)]
-            numbered = {str(number): column for number, column in enumerate(columns)}
-            yield (
-                first,
-                f"{file}:{first}",
-                {"words": columns[words], "tags": columns[tags], **numbered},
-            )
+            yield first, f"{file}:{first}", layout.row_of(tokens)
+
+
+def _read_sentence(
+    lines: Iterable[tuple[int, str]], layout: _Layout, file: str
+) -> tuple[int, list[list[str]]]:
+    """The number of the first token's line, and the columns of each token. The first token of a
+    file decides about the width.
+    """
+    first = 0
+    tokens = list[list[str]]()
+    for number, line in lines:
+        if layout.skips(line):
+            continue
+        fields = _fields(line)
+        if not tokens and layout.is_prose(line, fields):
+            continue
+        layout.width = layout.width or len(fields)
+        if len(fields) != layout.width or layout.width < 2 or not all(fields):
+            raise _columns_error(f"{file}:{number}", fields, layout.width)
+        first = first or number
+        tokens.append(fields)
+    return first, tokens
 
 
 def _is_token(line: str) -> bool:
@@ -109,19 +154,21 @@ def join_words(table: Table, settings: DataSettings) -> Table:
         if numbered[2] is not None:
             break
     table = replace(table, rows=chain(opening, table.rows))
-    row = opening[-1][2] if opening else None
-    if row is None:
+    first = opening[-1][2] if opening else None
+    if first is None:
         return table
-    names = {name.strip().casefold(): name for name in row}
+    by_name = {name.strip().casefold(): name for name in first}
     known = (str(settings.columns.get("words")).casefold(), *_WORDS)
-    word = next((name for name in known if name in names), None)
-    sentence = next((name for name in row if _SENTENCE.fullmatch(name.strip())), None)
-    if word is None or _SEVERAL_WORDS.fullmatch(row[names[word]]):
+    word = next((name for name in known if name in by_name), None)
+    if word is None or _SEVERAL_WORDS.fullmatch(first[by_name[word]]):
         return table
-    if sentence is None:
-        return table if word in _SEVERAL else replace(table, rows=_sentences(table.rows, None))
-    notes = [*table.notes, f"sentences by {sentence!r}"]
-    return replace(table, rows=_sentences(table.rows, sentence), notes=notes)
+    sentence = next((name for name in first if _SENTENCE.fullmatch(name.strip())), None)
+    if sentence is not None:
+        notes = [*table.notes, f"sentences by {sentence!r}"]
+        return replace(table, rows=_sentences(table.rows, sentence), notes=notes)
+    if word in _SEVERAL:
+        return table
+    return replace(table, rows=_sentences(table.rows, None))
 
 
 def _sentences(rows: Iterable[NumberedRow], sentence: str | None) -> Iterator[NumberedRow]:

@@ -13,9 +13,9 @@ from trifold.data.archives import split_member
 from trifold.data.documents import FilePart, find_parts, iter_part
 from trifold.data.files import is_dataset
 from trifold.data.lines import STANDARD_INPUT, FileRange, expand_path, is_compressed
+from trifold.data.parquet import count_row_groups
 from trifold.data.reports import DocumentReport
 from trifold.data.settings import DataSettings
-from trifold.data.tables import count_row_groups
 from trifold.errors import DataError, SettingsError
 
 PART_BYTES = 64 << 20

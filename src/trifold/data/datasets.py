@@ -5,8 +5,9 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from trifold.data import embedded, frames, tables
-from trifold.data.tables import Keys, NumberedRow, Table
+from trifold.data import embedded, frames, hub_datasets
+from trifold.data.formats import NumberedRow
+from trifold.data.tables import Keys, Table
 
 
 def iter_dataset(source: str, split: str) -> Iterator[NumberedRow]:
@@ -14,7 +15,7 @@ def iter_dataset(source: str, split: str) -> Iterator[NumberedRow]:
     that names none.
     """
     if source.startswith("hub:"):
-        return tables.iter_hub(source)
+        return hub_datasets.iter_hub(source)
     if source.startswith(frames.PREFIX):
         return frames.iter_frame(source)
     return embedded.iter_rows(source, split)

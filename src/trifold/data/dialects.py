@@ -3,15 +3,16 @@
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
+from trifold.data.formats import DELIMITERS
 from trifold.data.headers import COMPARED_ROWS, header_place
 from trifold.data.lines import STANDARD_INPUT, iter_lines, open_binary
 from trifold.data.settings import DataSettings
 from trifold.errors import DataError
 
-DELIMITERS = {"csv": ",", "tsv": "\t"}
 _OTHERS = ("\t", ";", "|", ",")  # delimiters of files with another suffix
 _DELIMITER_LINE = re.compile(r'"?sep=(.)"?[;,\t]*', re.IGNORECASE)  # which Excel writes, or reads
 _BOM = b"\xef\xbb\xbf"
@@ -85,32 +86,37 @@ def _find_delimiter(
     """The delimiter under which the first lines have a header; else the one that divides all rows
     evenly; else that of the suffix.
     """
-    raw = [line.split("\t") for line in lines]
-    quoted = _complete_records(lines)
-
-    def rows_of(delimiter: str) -> list[list[str]]:
-        if kind == "tsv" and delimiter == "\t":
-            return raw
-        return [_cells(record, delimiter) or [] for record in quoted]
-
     candidates = [default, *(sign for sign in _OTHERS if sign != default)]
-    rows = {sign: rows_of(sign) for sign in candidates}
-    if any(len(row) > 1 for row in rows[default]) and kind == "tsv":
+    rows = _divide_rows(lines, kind, candidates)
+    if kind == "tsv" and any(len(row) > 1 for row in rows[default]):
         return default
     for sign in candidates:
-        place = header_place(rows[sign], settings, known)
-        if place is not None and len(list(filter(None, rows[sign][place]))) > 1:
+        if _has_header(rows[sign], settings, known):
             return sign
     even = [sign for sign in candidates if _is_even(rows[sign])]
     if default in even and not _are_commas_of_texts(lines, default):
         return default
-    # A text may contain semicolons, which spaces follow.
-    others = [
-        sign
-        for sign in even
-        if sign != default and (sign == "\t" or not any(f"{sign} " in line for line in lines))
-    ]
-    return others[0] if others and kind == "csv" and len(lines) > 1 else default
+    others = [sign for sign in even if sign != default and not _is_of_texts(sign, lines)]
+    if others and kind == "csv" and len(lines) > 1:
+        return others[0]
+    return default
+
+
+def _divide_rows(
+    lines: Sequence[str], kind: str, delimiters: Iterable[str]
+) -> dict[str, list[list[str]]]:
+    """The rows under each delimiter; one with a quote in the wrong place has no cells."""
+    records = _complete_records(lines)
+    rows = {sign: [_cells(record, sign) or [] for record in records] for sign in delimiters}
+    if kind == "tsv" and "\t" in rows:
+        rows["\t"] = [line.split("\t") for line in lines]
+    return rows
+
+
+def _has_header(rows: Sequence[list[str]], settings: DataSettings, known: Container[str]) -> bool:
+    """Whether a header of several columns is above the rows."""
+    place = header_place(rows, settings, known)
+    return place is not None and sum(map(bool, rows[place])) > 1
 
 
 def _is_even(rows: Sequence[list[str]]) -> bool:
@@ -124,6 +130,11 @@ def _are_commas_of_texts(lines: Sequence[str], delimiter: str) -> bool:
     return delimiter == "," and not any(
         re.search(r"(?<!\d),(?! )|,(?![\d ])", line) for line in lines
     )
+
+
+def _is_of_texts(delimiter: str, lines: Sequence[str]) -> bool:
+    """Whether a sign stands before a space, as a semicolon in a text does."""
+    return delimiter != "\t" and any(f"{delimiter} " in line for line in lines)
 
 
 # --- quotes ---------------------------------------------------------------------------------------
@@ -152,37 +163,64 @@ def quotes_enclose(lines: Iterable[str], *, by_default: bool = False) -> bool:
     are not numbers have them, or only those that need them; a quotation has them without need.
     by_default: the answer if neither is certain.
     """
-    are_all = True
-    are_needed = True
-    is_spread = False
-    count = 0
-    widths = set[int]()
+    quotes = _Quotes()
     try:
         for _, record in csv_records(lines, "", _READ_BYTES):
-            widths.update(line.count("\t") for line in record.split("\n") if line)
-            if '"' not in record and not are_all:
-                continue
-            fields, wrong = _parse(record, "\t")
-            if wrong is not None:
+            if not quotes.add(record):
                 return False
-            for field, is_quoted in fields:
-                if not is_quoted:
-                    are_all = are_all and _NUMBER.fullmatch(field) is not None
-                    continue
-                count += 1
-                is_long = "\n" in field or "\t" in field
-                is_spread = is_spread or (is_long and '"' not in field)
-                are_needed = are_needed and (is_long or not field or '"' in field or "\r" in field)
-            if not (are_all or are_needed or by_default):
+            if not (quotes.are_all or quotes.are_needed or by_default):
                 return False
     except DataError:  # a quote that is not closed
         return False
     # Where all lines have the same number of columns, a quotation has several lines, not a field.
-    is_even = len(widths) == 1
-    if is_even and is_spread and not are_all:
+    if len(quotes.widths) == 1 and quotes.are_spread and not quotes.are_all:
         return False
-    is_certain = count > 0 and (are_needed or (are_all and widths != {0}))
-    return is_certain or by_default
+    return quotes.are_certain or by_default
+
+
+@dataclass
+class _Quotes:
+    """What the quotes in the records of a table with tabs tell.
+
+    are_all: whether all fields that are not numbers are in quotes. are_needed: whether all fields
+    in quotes need them. are_spread: whether one extends over lines or columns, without a quote
+    inside. count: fields in quotes. widths: the numbers of tabs in the lines.
+    """
+
+    are_all: bool = True
+    are_needed: bool = True
+    are_spread: bool = False
+    count: int = 0
+    widths: set[int] = field(default_factory=set)
+
+    @property
+    def are_certain(self) -> bool:
+        """Whether the quotes enclose fields for certain."""
+        has_columns = self.widths != {0}
+        return self.count > 0 and (self.are_needed or (self.are_all and has_columns))
+
+    def add(self, record: str) -> bool:
+        """Look at the fields of a record. Returns whether each quote is in its place."""
+        self.widths.update(line.count("\t") for line in record.split("\n") if line)
+        if '"' not in record and not self.are_all:
+            return True
+        fields, wrong = _parse(record, "\t")
+        if wrong is not None:
+            return False
+        for content, is_quoted in fields:
+            if is_quoted:
+                self._add_quoted(content)
+            elif self.are_all:
+                self.are_all = _NUMBER.fullmatch(content) is not None
+        return True
+
+    def _add_quoted(self, content: str) -> None:
+        self.count += 1
+        has_quote = '"' in content
+        is_long = "\n" in content or "\t" in content
+        needs_quotes = is_long or has_quote or not content or "\r" in content
+        self.are_spread = self.are_spread or (is_long and not has_quote)
+        self.are_needed = self.are_needed and needs_quotes
 
 
 # The csv module is not used: even in strict mode it accepts a quote inside an unquoted field, it
@@ -232,7 +270,10 @@ def _parse(record: str, delimiter: str) -> tuple[list[tuple[str, bool]], int | N
     position = 0
     while match := pattern.match(record, position):
         quoted, plain, end = match.groups()
-        fields.append((plain, False) if quoted is None else (quoted.replace('""', '"'), True))
+        if quoted is None:
+            fields.append((plain, False))
+        else:
+            fields.append((quoted.replace('""', '"'), True))
         if not end:
             return fields, None
         position = match.end()
@@ -242,7 +283,9 @@ def _parse(record: str, delimiter: str) -> tuple[list[tuple[str, bool]], int | N
 def _cells(record: str, delimiter: str) -> list[str] | None:
     """The fields of a record; None if a quote is in the wrong place."""
     fields, wrong = _parse(record, delimiter)
-    return [field for field, _ in fields] if wrong is None else None
+    if wrong is not None:
+        return None
+    return [content for content, _ in fields]
 
 
 def csv_fields(record: str, delimiter: str, place: str) -> list[str]:
@@ -253,4 +296,4 @@ def csv_fields(record: str, delimiter: str, place: str) -> list[str]:
     if wrong is not None:
         remedy = 'put the whole field in quotes and write "" for a quote in it'
         raise DataError(f"{place}: a quote in the wrong place near character {wrong + 1}; {remedy}")
-    return [field for field, _ in fields]
+    return [content for content, _ in fields]

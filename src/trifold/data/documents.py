@@ -12,8 +12,8 @@ from itertools import groupby
 from typing import Any, NamedTuple, Self
 
 from trifold.data.datasets import iter_dataset
-from trifold.data.files import FORMATS, TEXT_FORMATS, find_files, is_dataset
-from trifold.data.formats import FILE_FORMATS
+from trifold.data.files import FORMATS, find_files, is_dataset
+from trifold.data.formats import FILE_FORMATS, NumberedRow, names_of
 from trifold.data.holdout import HoldOut
 from trifold.data.lines import (
     WHOLE_FILE,
@@ -24,10 +24,12 @@ from trifold.data.lines import (
     read_text,
 )
 from trifold.data.pairs import read_pairs
+from trifold.data.parquet import iter_parquet
 from trifold.data.reports import DocumentReport, name_of_files, skipped_files
+from trifold.data.roles import check_text, value_at
 from trifold.data.rows import INNER_BREAK, Rows
 from trifold.data.settings import DataSettings
-from trifold.data.tables import NumberedRow, check_text, iter_parquet, read_objects, value_at
+from trifold.data.tables import read_objects
 from trifold.errors import DataError, SettingsError, join_or
 
 
@@ -201,7 +203,7 @@ def filter_documents(
 
 def _file_kind(file: str, settings: DataSettings) -> str:
     """The format of a file of raw text. Raises SettingsError for another one."""
-    formats = list(dict.fromkeys(TEXT_FORMATS.values()))
+    formats = names_of("documents")
     if settings.format in formats:
         return settings.format
     if settings.format != "auto":

@@ -26,7 +26,10 @@ ATTEMPTS = 5  # in a row that bring nothing new
 BACK_OFF = 1.0  # seconds before the second attempt; doubles with each further one
 TIMEOUT = 30.0  # seconds without a byte
 CHUNK = 1 << 16
-RETRIED = (408, 425, 429)  # HTTP status codes, besides those from 500 on
+# HTTP status codes.
+PARTIAL = 206
+NOT_SATISFIABLE = 416  # no byte is left in the requested range
+RETRIED = (408, 425, 429)  # besides those from 500 on
 
 Report: TypeAlias = Callable[[str], None]
 # A progress bar: title -> a function of (all bytes, if known, and the new ones), or None.
@@ -41,15 +44,8 @@ def download(dataset: Dataset, report: Report, watch: Watch) -> None:
     folder = data_folder()
     try:
         for file in dataset.present():
-            if (
-                file.urls
-                and _sha256(_convert("", [folder / file.path], _limit(file))) != file.sha256
-            ):
-                wrong = (
-                    f"{folder / file.path}: not the published content, whose SHA-256 is "
-                    f"{file.sha256}"
-                )
-                raise DataError(f"{wrong}; move the file away to download it")
+            if file.urls:
+                _verify(file, folder)
         if missing := [file for file in dataset.files if not (folder / file.path).exists()]:
             disk.make_folder(folder)
             with FileLock(folder / f".{dataset.name}.lock"):
@@ -58,9 +54,18 @@ def download(dataset: Dataset, report: Report, watch: Watch) -> None:
     except OSError as error:
         raise DataError(
             f"{error.filename or folder}: cannot be written ({error.strerror or error}); "
-            f"{disk.remedy(error)}, or set "
-            f"{VARIABLE} to another folder"
+            f"{disk.remedy(error)}, or set {VARIABLE} to another folder"
         ) from None
+
+
+def _verify(file: File, folder: Path) -> None:
+    """Raises DataError if a file in the data folder has another content than the published one."""
+    path = folder / file.path
+    if _sha256(_convert("", [path], _limit(file))) != file.sha256:
+        raise DataError(
+            f"{path}: not the published content, whose SHA-256 is {file.sha256}; move the file "
+            "away to download it"
+        )
 
 
 def _obtain(file: File, report: Report, watch: Watch) -> None:
@@ -73,10 +78,11 @@ def _obtain(file: File, report: Report, watch: Watch) -> None:
     for url, part in zip(file.urls, parts, strict=True):
         _fetch(url, part, _limit(file), report, watch)
     content = _convert(file.conversion, parts, _limit(file))
-    if is_right := _sha256(content) == file.sha256:
-        disk.replace_bytes(
-            target, gzip.compress(content, 6, mtime=0) if target.suffix == ".gz" else content
-        )
+    is_right = _sha256(content) == file.sha256
+    if is_right:
+        is_compressed_here = target.suffix == ".gz"
+        stored = gzip.compress(content, 6, mtime=0) if is_compressed_here else content
+        disk.replace_bytes(target, stored)
     for part in parts:
         part.unlink()
     if is_right:
@@ -87,10 +93,8 @@ def _obtain(file: File, report: Report, watch: Watch) -> None:
     else:
         raise DataError(
             f"{' and '.join(file.urls)}: gives {len(content):,} bytes with the SHA-256 "
-            f"{_sha256(content)}, and not "
-            f"{file.size:,} with {file.sha256}; nothing is stored. The file has changed at its "
-            "source or on the way; "
-            "try another network, or a newer trifold"
+            f"{_sha256(content)}, and not {file.size:,} with {file.sha256}; nothing is stored. The "
+            "file has changed at its source or on the way; try another network, or a newer trifold"
         )
 
 
@@ -98,14 +102,21 @@ def _convert(conversion: str, files: list[Path], limit: int) -> bytes:
     """The converted content of files, of which at most `limit` bytes are decompressed; empty if
     they do not fit.
     """
-    sources = []
+    sources: list[bytes] = []
     try:
         for file in files:
-            with gzip.open(file) if is_compressed(file) else file.open("rb") as stream:
+            with _open_content(file) as stream:
                 sources.append(stream.read(limit))
-        return getattr(conversions, conversion)(*sources) if conversion else sources[0]
+        if not conversion:
+            return sources[0]
+        return bytes(getattr(conversions, conversion)(*sources))
     except (ValueError, LookupError, TypeError, EOFError, gzip.BadGzipFile, zlib.error):
         return b""
+
+
+def _open_content(file: Path) -> Any:
+    """The decompressed bytes of a file."""
+    return gzip.open(file) if is_compressed(file) else file.open("rb")
 
 
 def _limit(file: File) -> int:
@@ -147,8 +158,10 @@ def _fetch(url: str, part: Path, limit: int, report: Report, watch: Watch) -> No
         try:
             return _attempt(url, part, limit, watch)
         except _Interrupted as error:
-            failures = 1 if _size(part) > most else failures + 1
-            most = max(most, _size(part))
+            if _size(part) > most:
+                most = _size(part)
+                failures = 0
+            failures += 1
             if failures == ATTEMPTS:
                 remedy = (
                     "check the network and repeat the command, which continues after "
@@ -161,37 +174,48 @@ def _fetch(url: str, part: Path, limit: int, report: Report, watch: Watch) -> No
 
 
 def _attempt(url: str, part: Path, limit: int, watch: Watch) -> None:
-    start = _size(part)
-    headers = {"User-Agent": "trifold"} | ({"Range": f"bytes={start}-"} if start else {})
+    """Download to `part`, or continue it. Raises _Interrupted for what may pass, DataError for what
+    does not.
+    """
+    response = _request(url, start=_size(part))
+    if response is None:
+        return
+    with response, watch(part.stem) as advance:
+        start = _size(part) if response.status == PARTIAL else 0
+        length = response.length  # None if the server does not send it
+        expected = start + (length or 0)
+        size = start
+        with part.open("ab" if start else "wb") as file:
+            while max(size, expected) <= limit and (chunk := _next_chunk(response)):
+                disk.put(file, chunk)
+                size += len(chunk)
+                if advance:
+                    advance(length, len(chunk))
+    if max(size, expected) > limit:
+        part.unlink()
+        raise DataError(
+            f"{url}: more than {limit:,} bytes, so not the published file; nothing is stored"
+        )
+    if size < expected:
+        raise _Interrupted(f"the connection ended after {size:,} of {expected:,} bytes")
+
+
+def _request(url: str, start: int) -> Any:
+    """The response with the bytes from `start` on; None if there are none. Raises as `_attempt`."""
+    headers = {"User-Agent": "trifold"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
     try:
-        response = build_opener(_Redirects).open(Request(url, headers=headers), timeout=TIMEOUT)
+        return build_opener(_Redirects).open(Request(url, headers=headers), timeout=TIMEOUT)
     except (OSError, HTTPException) as error:
         code = getattr(error, "code", 500)
-        if (
-            code == 416 and start
-        ):  # nothing follows the part; the digest shows whether it is the whole file
-            return
+        if code == NOT_SATISFIABLE and start:  # the digest shows whether the part is the whole file
+            return None
         if code in RETRIED or code >= 500:
             raise _Interrupted(str(error)) from None
         raise DataError(
             f"{url}: {error}; it may have moved: see its source in `trifold data`"
         ) from None
-    with response, watch(part.stem) as advance:
-        size = start = start if response.status == 206 else 0
-        length = response.length  # None if the server does not send it
-        with part.open("ab" if start else "wb") as file:
-            while max(size, start + (length or 0)) <= limit and (chunk := _next_chunk(response)):
-                disk.put(file, chunk)
-                size += len(chunk)
-                if advance:
-                    advance(length, len(chunk))
-    if max(size, start + (length or 0)) > limit:
-        part.unlink()
-        raise DataError(
-            f"{url}: more than {limit:,} bytes, so not the published file; nothing is stored"
-        )
-    if length is not None and size < start + length:
-        raise _Interrupted(f"the connection ended after {size:,} of {start + length:,} bytes")
 
 
 def _next_chunk(response: Any) -> bytes:

@@ -64,12 +64,14 @@ def find_files(
             f"data: {source!r} names no file; give a file, a folder, or a pattern like *.txt"
         )
     skipped: Counter[str] = Counter()
-    return list(
-        dict.fromkeys(file for name in names for file in _files_of_name(name, formats, skipped))
-    ), skipped
+    files: dict[str, None] = {}
+    for name in names:
+        files |= dict.fromkeys(_files_of_name(name, formats, skipped))
+    return list(files), skipped
 
 
 def _files_of_name(name: str, formats: Mapping[str, str], skipped: Counter[str]) -> list[str]:
+    """The files that a name of a source stands for."""
     if name == STANDARD_INPUT:
         return [name]
     path = expand_path(name)
@@ -80,19 +82,23 @@ def _files_of_name(name: str, formats: Mapping[str, str], skipped: Counter[str])
             check_splits(name, [file.relative_to(path) for file in selected])
         return [*map(str, selected)]
     if not path.exists() and any(sign in name for sign in "*?["):
-        # Path.glob takes no absolute pattern.
-        matches = glob.glob(str(path), recursive=True)  # noqa: PTH207
-        found = [file for file in sorted(matches) if Path(file).is_file()]
-        if not found:
-            raise DataError(
-                f"{name}: matches no file; check it with `ls`, in quotes on a command line"
-            )
-        expanded = (
-            _files_of_name(file, formats, skipped) if is_archive(Path(file)) else [file]
-            for file in found
-        )
-        return [file for files in expanded for file in files]
+        return _files_of_pattern(name, formats, skipped)
     return [str(path)]  # if it is missing, opening it raises the error
+
+
+def _files_of_pattern(name: str, formats: Mapping[str, str], skipped: Counter[str]) -> list[str]:
+    """The files that a pattern matches, and those of archives among them."""
+    # Path.glob takes no absolute pattern.
+    matches = glob.glob(str(expand_path(name)), recursive=True)  # noqa: PTH207
+    files: list[str] = []
+    for match in sorted(matches):
+        if is_archive(Path(match)):
+            files += _files_of_name(match, formats, skipped)
+        elif Path(match).is_file():
+            files.append(match)
+    if not files:
+        raise DataError(f"{name}: matches no file; check it with `ls`, in quotes on a command line")
+    return files
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -103,15 +109,18 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 def files_in_archive(path: Path) -> list[Path]:
     """The files of an archive, or of a folder in it, without hidden ones; none for another path."""
-    archive, inner = (path, "") if is_archive(path) else split_member(path) or (path, None)
-    if inner is None:
+    if is_archive(path):
+        archive = path
+        folder = PurePath()
+    elif (member := split_member(path)) is not None:
+        archive = member[0]
+        folder = PurePath(member[1])
+    else:
         return []
-    within = PurePath(inner)
-    members = (PurePath(name) for name in list_members(archive))
     return [
-        archive / each
-        for each in members
-        if within in each.parents and not is_hidden(each.relative_to(within))
+        archive / file
+        for file in map(PurePath, list_members(archive))
+        if folder in file.parents and not is_hidden(file.relative_to(folder))
     ]
 
 
@@ -121,23 +130,36 @@ def _select(
     """The files of these formats, sorted; the others are counted. Raises DataError if there is
     none.
     """
-    found = []
+    selected = []
     for file in files:
-        suffix = inner_suffix(file.name)
-        if suffix in formats and (suffix or file.name.lower().endswith(tuple(COMPRESSED_SUFFIXES))):
-            found.append(file)
+        if _has_format(file, formats):
+            selected.append(file)
         else:
             skipped[file.suffix or file.name] += 1
-    if not found:
-        what = "text file" if formats is TEXT_FORMATS else "table"
-        kind = "archive" if split_member(folder / "any") else "folder"
-        known = ", ".join(filter(None, formats))
-        others = f"; name others with a pattern, such as {folder}/**/*.md" * (kind == "folder")
-        raise DataError(
-            f"{folder}: no {what} in this {kind} ({known}, each also "
-            f"{' or '.join(COMPRESSED_SUFFIXES)}){others}"
-        )
-    return sorted(found, key=str)
+    if not selected:
+        raise _nothing_found(folder, formats)
+    return sorted(selected, key=str)
+
+
+def _has_format(file: Path, formats: Mapping[str, str]) -> bool:
+    """Whether a file in a folder has one of these suffixes; one without a suffix is text only if it
+    is compressed.
+    """
+    suffix = inner_suffix(file.name)
+    has_any_suffix = suffix or file.name.lower().endswith(tuple(COMPRESSED_SUFFIXES))
+    return suffix in formats and bool(has_any_suffix)
+
+
+def _nothing_found(folder: Path, formats: Mapping[str, str]) -> DataError:
+    what = "text file" if formats is TEXT_FORMATS else "table"
+    known = ", ".join(filter(None, formats))
+    also = " or ".join(COMPRESSED_SUFFIXES)
+    if split_member(folder / "any"):
+        return DataError(f"{folder}: no {what} in this archive ({known}, each also {also})")
+    return DataError(
+        f"{folder}: no {what} in this folder ({known}, each also {also}); name others with a "
+        f"pattern, such as {folder}/**/*.md"
+    )
 
 
 def check_splits(name: str, files: Iterable[PurePath]) -> None:
@@ -146,9 +168,10 @@ def check_splits(name: str, files: Iterable[PurePath]) -> None:
     """
     splits: dict[str, PurePath] = {}
     for file in files:
-        found = next(filter(None, map(_SPLIT.search, map(str.lower, file.parts))), None)
-        if found is not None:
-            splits.setdefault(found[1], file)
+        matches = (_SPLIT.search(part.lower()) for part in file.parts)
+        split = next(filter(None, matches), None)
+        if split is not None:
+            splits.setdefault(split[1], file)
     if "train" in splits and len(splits) > 1:
         raise DataError(
             f"{name}: contains the splits {', '.join(sorted(splits))}; name the files of one, "
@@ -198,16 +221,17 @@ def compute_digests(
     files: names, maybe with labels, which belong to the digests.
     """
     labels = files if isinstance(files, Mapping) else {}
-    found: dict[str, FileDigest] = {}
+    digests: dict[str, FileDigest] = {}
     for path in dict.fromkeys(file_on_disk(Path(name)) for name in files):
         with suppress(OSError):
             if not path.is_file():
                 continue
-            name, status = str(path), path.stat()  # before reading: later changes get a later time
+            name = str(path)
+            status = path.stat()  # before reading: later changes get a later time
             sha256 = known.get((name, status.st_size, status.st_mtime_ns))
             if sha256 is None:
                 sha256 = sha256_of_file(path)
                 if label := labels.get(name):
                     sha256 = hashlib.sha256(f"{label}/{sha256}".encode()).hexdigest()
-            found[name] = FileDigest(status.st_size, status.st_mtime_ns, sha256)
-    return found
+            digests[name] = FileDigest(status.st_size, status.st_mtime_ns, sha256)
+    return digests

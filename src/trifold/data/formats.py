@@ -1,10 +1,13 @@
 """The formats of data files: names, suffixes, what a file holds, and how its rows are read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from trifold.errors import join_or
+
+# The number of a line or row, its place for messages, and its columns; None for a blank line.
+NumberedRow: TypeAlias = tuple[int, str, Mapping[str, Any] | None]
 
 
 class FileFormat(NamedTuple):
@@ -13,25 +16,29 @@ class FileFormat(NamedTuple):
     suffixes: of its files, in lower case; "" is a file without one. holds: "documents" of raw text,
     "pairs", "rows" of labelled tasks; what holds pairs holds rows. reader: `module:function` in
     this package, which iterates over the rows of (file, settings); "" if `open_table` or
-    `iter_part` reads it itself. in_folders: whether a folder stands for its files.
+    `iter_part` reads it itself. in_folders: whether a folder stands for its files. delimiter: the
+    usual one between its columns.
     """
 
     suffixes: tuple[str, ...]
     holds: tuple[str, ...]
     reader: str = ""
     in_folders: bool = True
+    delimiter: str | None = None
 
-    def load_reader(self) -> Callable[..., Any]:
+    def load_reader(self) -> Callable[..., Iterator[NumberedRow]]:
         """The reader."""
         module, _, function = self.reader.partition(":")
-        found: Callable[..., Any] = getattr(import_module(f"trifold.data.{module}"), function)
-        return found
+        reader: Callable[..., Iterator[NumberedRow]] = getattr(
+            import_module(f"trifold.data.{module}"), function
+        )
+        return reader
 
 
 FILE_FORMATS: dict[str, FileFormat] = {
     "text": FileFormat(("", ".txt", ".text"), ("documents",)),
-    "tsv": FileFormat((".tsv", ".tab"), ("pairs", "rows")),
-    "csv": FileFormat((".csv",), ("pairs", "rows")),
+    "tsv": FileFormat((".tsv", ".tab"), ("pairs", "rows"), delimiter="\t"),
+    "csv": FileFormat((".csv",), ("pairs", "rows"), delimiter=","),
     "jsonl": FileFormat((".jsonl", ".ndjson"), ("documents", "pairs", "rows")),
     "parquet": FileFormat((".parquet",), ("documents", "pairs", "rows")),
     "conll": FileFormat(
@@ -40,16 +47,25 @@ FILE_FORMATS: dict[str, FileFormat] = {
     "squad": FileFormat((".json",), ("rows",), "squad:iter_squad", in_folders=False),
 }
 
+# Format -> the usual delimiter of tables.
+DELIMITERS = {
+    name: each.delimiter for name, each in FILE_FORMATS.items() if each.delimiter is not None
+}
+
 if TYPE_CHECKING:
     FormatName: TypeAlias = str
 else:
     FormatName = Literal[("auto", *FILE_FORMATS)]
 
 
+def names_of(content: str) -> list[str]:
+    """The names of the formats that hold this."""
+    return [name for name, each in FILE_FORMATS.items() if content in each.holds]
+
+
 def list_suffixes(content: str) -> str:
     """The first suffix of each format that holds this, as a phrase."""
-    holding = [each for each in FILE_FORMATS.values() if content in each.holds]
-    return join_or([each.suffixes[0] for each in holding])
+    return join_or([FILE_FORMATS[name].suffixes[0] for name in names_of(content)])
 
 
 def suffixes_of(content: str, *, in_folders: bool = False) -> dict[str, str]:
@@ -58,7 +74,7 @@ def suffixes_of(content: str, *, in_folders: bool = False) -> dict[str, str]:
     """
     return {
         suffix: name
-        for name, each in FILE_FORMATS.items()
-        if content in each.holds and (each.in_folders or not in_folders)
-        for suffix in each.suffixes
+        for name in names_of(content)
+        if FILE_FORMATS[name].in_folders or not in_folders
+        for suffix in FILE_FORMATS[name].suffixes
     }

@@ -14,7 +14,8 @@ from datetime import date
 from os import PathLike
 from typing import Any, Self
 
-from trifold.data.tables import NumberedRow, named_rows
+from trifold.data.formats import NumberedRow
+from trifold.data.hub_datasets import named_rows
 from trifold.errors import DataError, UsageError
 
 PREFIX = "python:"

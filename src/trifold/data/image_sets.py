@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from trifold.data.archives import file_on_disk, is_hidden, stored_size
 from trifold.data.datasets import iter_dataset
 from trifold.data.files import SPLITS, files_in_archive, is_dataset
+from trifold.data.headers import LABELS
 from trifold.data.images import SUFFIXES, ImageSettings, import_pillow, read_image
 from trifold.data.lines import expand_path, open_binary
 from trifold.data.reports import RowReport
+from trifold.data.roles import Role, check_text, choose_columns, read_roles
 from trifold.data.rows import Rows
 from trifold.data.settings import DataSettings
-from trifold.data.tables import LABELS, Role, check_text, choose_columns, read_roles
 from trifold.errors import DataError
 
 MAX_BYTES = 2**26  # of an image in an archive

@@ -8,25 +8,13 @@ from typing import Any
 from trifold.data.datasets import open_dataset
 from trifold.data.files import FORMATS, ROW_FORMATS, find_files, is_dataset
 from trifold.data.formats import FILE_FORMATS, list_suffixes
+from trifold.data.headers import LABELS, TEXTS
 from trifold.data.lines import check_readable, inner_suffix, iter_lines
 from trifold.data.reports import RowReport, name_of_files, skipped_files
+from trifold.data.roles import Role, Roles, check_text, choose_columns, is_missing, read_values
 from trifold.data.rows import NumberedValues, Rows, collect_rows
 from trifold.data.settings import DataSettings, Source
-from trifold.data.tables import (
-    LABELS,
-    TEXTS,
-    Keys,
-    Role,
-    Roles,
-    Table,
-    check_text,
-    choose_columns,
-    has_header,
-    is_missing,
-    object_keys,
-    open_table,
-    read_values,
-)
+from trifold.data.tables import Keys, Table, has_header, object_keys, open_table
 from trifold.errors import DataError, SettingsError
 
 

@@ -20,21 +20,11 @@ from trifold.data.formats import suffixes_of
 from trifold.data.holdout import normalized
 from trifold.data.lines import check_readable, inner_suffix
 from trifold.data.reports import RowReport, name_of_files, skipped_files
+from trifold.data.roles import Role, Roles, choose_columns, is_missing, read_values
 from trifold.data.rows import NumberedValues, Rows, collect_rows
 from trifold.data.settings import DataSettings, Source
 from trifold.data.squad import iter_squad
-from trifold.data.tables import (
-    Keys,
-    Role,
-    Roles,
-    Table,
-    choose_columns,
-    has_header,
-    is_missing,
-    object_keys,
-    open_table,
-    read_values,
-)
+from trifold.data.tables import Keys, Table, has_header, object_keys, open_table
 from trifold.errors import DataError, SettingsError
 
 # Suffix -> format of labelled rows; that of text has none.

@@ -12,8 +12,8 @@ import numpy as np
 
 from trifold.data.holdout import HoldOut, Traits, divide, normalized, strata_of
 from trifold.data.reports import ReadReport, RowReport
+from trifold.data.roles import MISSING, Roles
 from trifold.data.settings import DataSettings
-from trifold.data.tables import MISSING, Roles
 from trifold.errors import DataError
 
 # The number of a line or row, and its values in the order of the roles.

@@ -11,7 +11,7 @@ from pydantic import (
     model_validator,
 )
 
-from trifold.data.formats import FormatName
+from trifold.data.formats import DELIMITERS, FormatName, names_of
 from trifold.settings import Conflict, Settings
 
 
@@ -24,7 +24,7 @@ def _keep_frame(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
 Source: TypeAlias = Annotated[str | list[str] | None, WrapValidator(_keep_frame)]
 
 # Names of delimiters that a shell or YAML reads as something else.
-_DELIMITERS = {"tab": "\t", "semicolon": ";", "comma": ",", "pipe": "|", "space": " "}
+_DELIMITER_NAMES = {"tab": "\t", "semicolon": ";", "comma": ",", "pipe": "|", "space": " "}
 
 
 class DataSettings(Settings):
@@ -131,33 +131,29 @@ class DataSettings(Settings):
     @field_validator("delimiter")
     @classmethod
     def _check_delimiter(cls, delimiter: str | None) -> str | None:
-        delimiter = _DELIMITERS.get(delimiter or "", "\t" if delimiter == r"\t" else delimiter)
-        if delimiter is None or (len(delimiter) == 1 and not re.match(r'[\w"\n\r]', delimiter)):
-            return delimiter
-        raise ValueError(
-            f"expected one character or one of {', '.join(_DELIMITERS)}, got {delimiter!r:.40}"
-        )
+        if delimiter is None:
+            return None
+        if delimiter == r"\t":
+            return "\t"
+        sign = _DELIMITER_NAMES.get(delimiter, delimiter)
+        if len(sign) == 1 and not re.match(r'[\w"\n\r]', sign):
+            return sign
+        known = ", ".join(_DELIMITER_NAMES)
+        raise ValueError(f"expected one character or one of {known}, got {sign!r:.40}")
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         if self.holdout and self.valid is not None:
             text = "holdout and valid contradict each other"
             raise Conflict(text, {"valid": None, "holdout": 0}, "set one of the two")
-        for key in ("group", "time"):
-            if getattr(self, key) is not None and not self.holdout:
-                remedy = "set holdout too" if self.valid is None else "set holdout instead of valid"
-                raise ValueError(f"{key} decides which rows are held out; {remedy}")
-            if getattr(self, key) is not None and self.cache is not None:
-                raise ValueError(f"{key} is a column of labelled rows, which have no cache")
-        if self.time is not None and isinstance(self.holdout, str):
-            raise ValueError("time holds out the latest rows, and folds hold out each row once")
-        if self.documents != "line" and self.format in ("jsonl", "parquet"):
+        self._check_split_columns()
+        row_formats = [name for name in names_of("documents") if name != "text"]
+        if self.documents != "line" and self.format in row_formats:
             raise ValueError(
                 f"documents: {self.documents} applies to plain text, and each row of "
-                f"{self.format} is a document; "
-                "leave one of the two out"
+                f"{self.format} is a document; leave one of the two out"
             )
-        if self.delimiter is not None and self.format not in ("auto", "tsv", "csv"):
+        if self.delimiter is not None and self.format not in ("auto", *DELIMITERS):
             raise ValueError(
                 f"delimiter is between the columns of TSV and CSV files; {self.format} has none; "
                 "leave one of the two out"
@@ -168,3 +164,16 @@ class DataSettings(Settings):
                 "duplicates, or set no cache"
             )
         return self
+
+    def _check_split_columns(self) -> None:
+        """Raises ValueError for a column that decides which rows are held out, where none are."""
+        for key, column in (("group", self.group), ("time", self.time)):
+            if column is None:
+                continue
+            if not self.holdout:
+                remedy = "set holdout too" if self.valid is None else "set holdout instead of valid"
+                raise ValueError(f"{key} decides which rows are held out; {remedy}")
+            if self.cache is not None:
+                raise ValueError(f"{key} is a column of labelled rows, which have no cache")
+        if self.time is not None and isinstance(self.holdout, str):
+            raise ValueError("time holds out the latest rows, and folds hold out each row once")

@@ -4,9 +4,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trifold.data.formats import NumberedRow
 from trifold.data.lines import read_text
+from trifold.data.roles import check_text
 from trifold.data.settings import DataSettings
-from trifold.data.tables import NumberedRow, check_text, parse_json
+from trifold.data.tables import parse_json
 from trifold.errors import DataError
 
 _FORM = (

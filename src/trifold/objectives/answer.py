@@ -24,8 +24,8 @@ from pydantic import Field
 from torch import Tensor
 
 from trifold.data import Role, Rows, read_records
+from trifold.data.roles import check_text
 from trifold.data.squad import check_answers
-from trifold.data.tables import check_text
 from trifold.errors import DataError, SettingsError, UsageError
 from trifold.nn import Transformer
 from trifold.nn.packing import Packing

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from trifold.data import Role, Rows, read_records
-from trifold.data.tables import MISSING, check_text, is_missing
+from trifold.data.roles import MISSING, check_text, is_missing
 from trifold.errors import DataError
 from trifold.nn import Transformer
 from trifold.objectives.batch import Batch

@@ -23,8 +23,8 @@ from torch.nn import functional as F
 
 from trifold.data import DataSettings, Role, Rows, read_records
 from trifold.data.holdout import normalized
+from trifold.data.roles import MISSING, check_text
 from trifold.data.settings import Source
-from trifold.data.tables import MISSING, check_text
 from trifold.errors import DataError, SettingsError
 from trifold.hub.sentence_transformers import SentenceModules, write_modules
 from trifold.nn import ModelConfig, Transformer

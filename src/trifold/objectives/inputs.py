@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from trifold.data import image_sets
 from trifold.data.frames import Frame
-from trifold.data.tables import Keys, Role, Roles, check_text
+from trifold.data.roles import Role, Roles, check_text
+from trifold.data.tables import Keys
 from trifold.errors import UsageError
 from trifold.objectives import answer, choose, labels, summarize, tag
 from trifold.objectives.objective import ObjectiveSettings

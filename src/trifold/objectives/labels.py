@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trifold.data import Role, Rows
+from trifold.data.headers import TEXTS
 from trifold.data.holdout import normalized
-from trifold.data.tables import MISSING, TEXTS, check_text, is_missing, list_in
+from trifold.data.roles import MISSING, check_text, is_missing, list_in
 from trifold.errors import DataError, plural
 from trifold.nn import ModelConfig
 from trifold.nn.config import MULTI, REGRESSION, SINGLE

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from trifold.data import Role, Rows, read_records
-from trifold.data.tables import check_text
+from trifold.data.roles import check_text
 from trifold.errors import DataError
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.objective import BuildContext

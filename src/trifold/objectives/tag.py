@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from trifold.data import DataSettings, Role, Rows, Source, read_records
-from trifold.data.tables import MISSING, check_text, is_missing, list_in
+from trifold.data.roles import MISSING, check_text, is_missing, list_in
 from trifold.errors import DataError, plural
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.batch import Batch, pad_end

@@ -1,0 +1,256 @@
+"""Roles: what a task reads of a row (source, text, label, …), from which column, as what value."""
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeAlias
+
+from trifold.data.headers import LABELS, plain_name, split_words
+from trifold.data.settings import DataSettings
+from trifold.data.tables import Keys, Table
+from trifold.errors import DataError, SettingsError
+
+# The value of a role that a row needs and does not have: the row is left out and counted.
+MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
+# How tables write that there is no value, besides an empty cell: pandas, databases and Excel.
+_NO_VALUE = {"nan", "null", "<na>", "#n/a"}
+# A list as Python writes it, with quoted texts or numbers; numpy writes no commas. Tuples and sets
+# have quoted texts only, because names may be in parentheses.
+_ITEM = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[-+]?[0-9][0-9.e+-]*"""
+_TEXT = _ITEM.rpartition("|")[0]
+_LISTS = {
+    sign: re.compile(rf"\{sign}\s*(?:(?:{item})(?:(?:\s*,\s*|\s+)(?:{item}))*)?\s*,?\s*\{end}")
+    for sign, item, end in (("[", _ITEM, "]"), ("(", _TEXT, ")"), ("{", _TEXT, "}"))
+}
+
+
+class Role(NamedTuple):
+    """A part of a row. names: of columns that hold it, in lower case, best first.
+
+    convert: makes the value of one from that of its column and its place. may_be_empty: whether an
+    empty text is valid. identifies: whether rows with other values are different rows, which is not
+    so of labels. absent: the value for a null of an optional role.
+    """
+
+    names: Sequence[str]
+    convert: Callable[[Any, str], Any]
+    required: bool = True
+    may_be_empty: bool = False
+    identifies: bool = True
+    absent: Any = None
+
+
+Roles: TypeAlias = Mapping[str, Role]
+
+
+def choose_columns(
+    row: Mapping[str, Any], roles: Roles, settings: DataSettings, place: str, *, is_table: bool
+) -> dict[str, str]:
+    """The column of each role: the one in the settings; else the first of its names; else, in a
+    table, the only rest.
+
+    An optional role may have none. Raises DataError if a column is missing in a table; in an
+    object, `value_at` does. Raises SettingsError for a role in the settings that is not one of
+    `roles`.
+    """
+    keys = list(row)
+    requested = _requested_columns(roles, settings)
+    chosen = dict[str, str]()
+    for role, column in requested.items():
+        if column is not None:
+            chosen[role] = _numbered_column(column, keys) if is_table else column
+    unrequested = {name: role for name, role in roles.items() if name not in requested}
+    chosen |= _columns_by_name(unrequested, [key for key in keys if key not in chosen.values()])
+    missing = [name for name, role in roles.items() if role.required and name not in chosen]
+    if is_table:
+        chosen |= _remaining_columns(row, missing, chosen)
+    chosen = {role: role for role in missing} | chosen
+    for role, key in chosen.items():
+        if is_table and key not in keys:
+            raise _missing_column(row, key, place, _setting(role))
+    return {role: chosen[role] for role in roles if role in chosen}
+
+
+def _numbered_column(column: str, keys: Sequence[str]) -> str:
+    """The column of this name, else of this number; the name if there is neither."""
+    if column not in keys and column.isdigit() and int(column) < len(keys):
+        return keys[int(column)]
+    return column
+
+
+def _columns_by_name(roles: Roles, keys: Sequence[str]) -> dict[str, str]:
+    """The first column for each role that has one of its names, and no role before it."""
+    by_name = {plain_name(key): key for key in keys}
+    chosen = dict[str, str]()
+    for role, (known, *_) in roles.items():
+        name = next((name for name in known if name in by_name), None)
+        if name is not None:
+            chosen[role] = by_name.pop(name)
+    return chosen
+
+
+def _remaining_columns(
+    row: Mapping[str, Any], missing: Sequence[str], chosen: Mapping[str, str]
+) -> dict[str, str]:
+    """The columns of the roles that have none, if as many columns remain; labels are last."""
+    rest = [key for key in row if key not in chosen.values()]
+    if len(rest) != len(missing):
+        return {}
+    if len(row) == 1 and re.fullmatch(r"\w+([;\t|]\w+)+", str(*row.values())):
+        return {}  # the delimiter is another one
+    rest.sort(key=_is_label)
+    return dict(zip(missing, rest, strict=True))
+
+
+def _is_label(key: str) -> bool:
+    """Whether the name of a column has a word for labels."""
+    return not {*LABELS}.isdisjoint(split_words(key.casefold()))
+
+
+def _requested_columns(roles: Roles, settings: DataSettings) -> dict[str, str | None]:
+    """The columns in the settings by role; None for a role that the settings switch off."""
+    requested: dict[str, str | None] = {}
+    for role, column in settings.columns.items():
+        if role not in roles:
+            known = ", ".join(roles)
+            raise SettingsError(
+                f"data.columns.{role}: this task reads no {role!r}; it reads {known}"
+            )
+        if column is None and roles[role].required:
+            raise SettingsError(
+                f"data.columns.{role}: this task needs a column; name it, or remove the key"
+            )
+        requested[role] = None if column is None else str(column)
+    # `data.source` and `data.target` also name text and label.
+    for setting, role, column in (
+        ("source", "text", settings.source),
+        ("target", "label", settings.target),
+    ):
+        if column == setting:  # the default
+            continue
+        role = role if role in roles else setting
+        if role not in roles:
+            raise SettingsError(
+                f"data.{setting}: this task reads no {setting!r}; set "
+                f"data.columns.{next(iter(roles))}"
+            )
+        requested.setdefault(role, str(column))
+    return requested
+
+
+def _setting(role: str) -> str:
+    """The settings that name the column of a role."""
+    if role in ("source", "target"):
+        return "data.source and data.target"
+    return f"data.columns.{role}"
+
+
+def _missing_column(row: Mapping[str, Any], column: str, place: str, setting: str) -> DataError:
+    has_header = "0" not in row
+    first = [*row.values()]
+    if has_header:
+        first = [*row]
+        place = re.sub(r":\d+$", ":1", place)
+    known = f"its first row is {first}" if len(first) < 20 else f"it has {len(first)} columns"
+    remedy = f"set {setting} to names or numbers of columns (from 0)"
+    if len(first) == 1 and (sign := re.search("[;\t|,]", first[0])):
+        remedy = f"{sign[0]!r} does not separate columns here; set data.delimiter"
+    return DataError(f"{place}: no column {column!r}; {known}; {remedy}")
+
+
+def value_at(row: Mapping[str, Any], key: str, place: str, setting: str) -> Any:
+    """The value under `key`; `translation.en` also means row["translation"]["en"].
+
+    Raises DataError, which names the `setting`, if it is missing.
+    """
+    value: Any = row
+    for part in [key] if key in row else key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            known = map(str, value) if isinstance(value, Mapping) else ()
+            found = ", ".join(known) or "none"
+            raise DataError(f"{place}: no value {key!r}; found: {found}; set {setting}")
+        value = value[part]
+    return value
+
+
+def read_roles(
+    row: Mapping[str, Any], roles: Roles, columns: Mapping[str, str], place: str
+) -> list[Any]:
+    """The value of each role; None for one without a column, and for an optional one that the row
+    lacks; `absent` for an optional one that is null.
+    """
+    values: list[Any] = []
+    for name, role in roles.items():
+        key = columns.get(name)
+        if key is None:
+            values.append(None)
+        elif role.required or row.get(key, row.get(key.partition(".")[0])) is not None:
+            value = value_at(row, key, place, _setting(name))
+            values.append(role.convert(value, f"{place}: {key!r}"))
+        else:
+            values.append(role.absent if key in row else None)
+    return values
+
+
+def read_values(
+    table: Table,
+    keys: Keys,
+    blank: list[str],
+    choose: Callable[[Mapping[str, Any], str], tuple[Roles, dict[str, str]]],
+) -> Iterator[tuple[int, Sequence[Any]]]:
+    """The number of each row, and its values by role; `blank` for a blank line.
+
+    keys: of all rows, if they differ. choose: the roles and their columns, from the first row, with
+    the keys of all, and its place.
+    """
+    roles: Roles = {}
+    columns = dict[str, str]()
+    for number, place, row in table.rows:
+        if row is None:
+            yield number, blank
+            continue
+        row = keys.respell(row)
+        if not columns:
+            roles, columns = choose({**keys.names, **row}, place)
+        yield number, read_roles(row, roles, columns, place)
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value says that there is none: null, NaN, or a text that is blank or one of
+    _NO_VALUE.
+    """
+    if isinstance(value, str):
+        return not value.strip() or value.strip().casefold() in _NO_VALUE
+    return value is None or value != value  # NaN
+
+
+def list_in(text: str) -> list[Any] | None:
+    """The list that a text writes as JSON, Python, pandas or numpy do; None if it writes none."""
+    if text == "set()":
+        return []
+    if text.startswith("["):
+        with suppress(ValueError, RecursionError):
+            found: list[Any] = json.loads(text)
+            return found
+    if text[:1] not in _LISTS or not _LISTS[text[0]].fullmatch(text):
+        return None
+    with suppress(ValueError, SyntaxError):
+        return [ast.literal_eval(item) for item in re.findall(_ITEM, text)]
+    return None
+
+
+def check_text(value: Any, place: str) -> str:
+    """The value. Raises DataError if it is not a string, or contains a NUL character or an unpaired
+    surrogate.
+    """
+    if value is None:
+        raise DataError(f"{place} is null, expected text")
+    if not isinstance(value, str):
+        raise DataError(f"{place} is a value of type {type(value).__name__}, expected text")
+    if "\0" in value:
+        raise DataError(f"{place} contains a NUL character; remove it")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise DataError(f"{place} contains an unpaired surrogate, which is not a character")
+    return value
