@@ -86,11 +86,13 @@ class BPEDropout:
         """
         normalizer = self._library.normalizer
         pre_tokenizer = self._library.pre_tokenizer
-        normal = normalizer.normalize_str(text) if normalizer is not None else text
-        split = (
-            [(normal, None)] if pre_tokenizer is None else pre_tokenizer.pre_tokenize_str(normal)
-        )
-        words = [sys.intern(word) for word, _ in split]
+        normal = text
+        if normalizer is not None:
+            normal = normalizer.normalize_str(text)
+        words = [normal]
+        if pre_tokenizer is not None:
+            words = [word for word, _ in pre_tokenizer.pre_tokenize_str(normal)]
+        words = [sys.intern(word) for word in words]
         self._whole |= {word: self._merge(word, ()) for word in {*words}.difference(self._whole)}
         if len(self._texts) < MAX_TEXTS:
             self._texts[text] = words
@@ -102,11 +104,11 @@ class BPEDropout:
         """
         ranks = self._ranks
         pieces = list(word)
-        priority = [
-            ranks.get(pair, _NEVER) for pair in pairwise(pieces)
-        ]  # of merging pieces i and i + 1
+        # Of merging pieces i and i + 1.
+        priority = [ranks.get(pair, _NEVER) for pair in pairwise(pieces)]
         dropped: dict[int, int] = {}  # in this round: position -> priority
-        remaining, merges = list(drops), 0  # merges: since the last drop
+        remaining = list(drops)
+        merges = 0  # since the last drop
         while (best := min(priority, default=_NEVER)) < _NEVER:
             at = priority.index(best)
             if remaining and merges == remaining[0]:

@@ -22,24 +22,28 @@ def read_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """Templates by name (`default` is the usual one). Files take precedence over `chat_template` in
     the settings.
     """
-    given = settings.get("chat_template")
-    listed = [{"name": "default", "template": given}] if isinstance(given, str) else given
-    entries = (
-        [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-    )
-    found = {str(entry.get("name")): str(entry.get("template", "")) for entry in entries}
     check_inside(folder / "additional_chat_templates")
     more = sorted((folder / "additional_chat_templates").glob("*.jinja"))[:32]
     files = {"default": folder / "chat_template.jinja", **{path.stem: path for path in more}}
     texts = {name: read_text(path, MAX_TEMPLATE) for name, path in files.items() if path.is_file()}
-    found = texts or found
-    for name, text in found.items():
+    templates = texts or _templates_in_settings(settings.get("chat_template"))
+    for name, text in templates.items():
         if len(text) > MAX_TEMPLATE:
             raise CheckpointError(
                 f"{folder}: chat template {name!r} has {len(text):,} characters; at most "
                 f"{MAX_TEMPLATE:,} are read"
             )
-    return found
+    return templates
+
+
+def _templates_in_settings(value: object) -> dict[str, str]:
+    """The templates by name in a value of the settings: one text, or a list of objects."""
+    if isinstance(value, str):
+        return {"default": value}
+    if not isinstance(value, list):
+        return {}
+    entries = [entry for entry in value if isinstance(entry, dict)]
+    return {str(entry.get("name")): str(entry.get("template", "")) for entry in entries}
 
 
 def render(template: str, values: Mapping[str, Any], *, timeout: float = TIMEOUT) -> str:

@@ -19,9 +19,8 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-MAX_LENGTH = (
-    1 << 24
-)  # characters of the result, and entries of any string or list multiplied or concatenated
+# Characters of the result, and entries of any string or list multiplied or concatenated.
+MAX_LENGTH = 1 << 24
 
 
 class MessagesRejectedError(Exception):
@@ -34,17 +33,24 @@ class Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**", "+", "%", "//"})
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        sizes = [len(v) if isinstance(v, (str, list, tuple)) else 0 for v in (left, right)]
-        if operator == "*" and any(sizes):
-            times = right if sizes[0] else left
-            _check_length(max(sizes) * max(int(times), 0))
+        left_length = _length(left)
+        right_length = _length(right)
+        if operator == "*" and left_length:
+            _check_length(max(left_length, right_length) * max(int(right), 0))
+        elif operator == "*" and right_length:
+            _check_length(right_length * max(int(left), 0))
         elif operator == "+":
-            _check_length(sum(sizes))
+            _check_length(left_length + right_length)
         elif operator == "%" and isinstance(left, str):
             raise SecurityError("formatting with % is not allowed; use ~ or the format filter")
         elif operator == "**" and (abs(left) > 1_000_000 or abs(right) > 64):
             raise SecurityError("a power that is too large")
         return super().call_binop(context, operator, left, right)
+
+
+def _length(value: Any) -> int:
+    """The entries of a text or a list; 0 for other values."""
+    return len(value) if isinstance(value, str | list | tuple) else 0
 
 
 def _check_length(size: int) -> None:
@@ -145,6 +151,7 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
     except MessagesRejectedError as error:
         return {"refused": str(error)[:2000]}
     except (Exception, RecursionError, MemoryError) as error:
-        line_number = getattr(error, "lineno", None)
-        where = f"line {line_number}: " if line_number else ""
-        return {"error": f"{where}{type(error).__name__}: {error}"[:2000]}
+        message = f"{type(error).__name__}: {error}"
+        if line_number := getattr(error, "lineno", None):
+            message = f"line {line_number}: {message}"
+        return {"error": message[:2000]}

@@ -34,14 +34,16 @@ def hide_names(
             return pattern.sub(hide, value)
         if isinstance(value, Mapping):
             return {key: hidden(item) for key, item in value.items()}
-        return [hidden(item) for item in value] if isinstance(value, list | tuple) else value
+        if isinstance(value, list | tuple):
+            return [hidden(item) for item in value]
+        return value
 
-    return [
-        message
-        if message.get("role") in TRUSTED
-        else {key: item if key == "role" else hidden(item) for key, item in message.items()}
-        for message in messages
-    ]
+    def hidden_in(message: Mapping[str, Any]) -> Mapping[str, Any]:
+        if message.get("role") in TRUSTED:
+            return message
+        return {key: item if key == "role" else hidden(item) for key, item in message.items()}
+
+    return [hidden_in(message) for message in messages]
 
 
 def has_placeholders(text: str) -> bool:

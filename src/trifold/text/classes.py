@@ -22,7 +22,7 @@ from tokenizers import (
 from trifold.errors import CheckpointError
 from trifold.text.languages import MBART, MBART_50
 from trifold.text.patterns import QWEN_WORDS
-from trifold.text.special_tokens import Names, content_of
+from trifold.text.special_tokens import Names, content_of, extra_tokens
 from trifold.text.templates import Around, Settings, bos_and_eos, language, roberta
 from trifold.text.vocabulary import SPACE, Vocabulary
 
@@ -105,15 +105,24 @@ def _llama(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
     library = Library(
         models.BPE(vocabulary.ids, vocabulary.merges, fuse_unk=True, byte_fallback=True)
     )
-    prefix = settings.get("add_prefix_space") is not False
-    first = "always" if settings.get("legacy", False) else "first"
-    library.pre_tokenizer = pre_tokenizers.Metaspace(
-        SPACE, first if prefix else "never", split=False
-    )
-    strip = [decoders.Strip(content=" ", left=1)] if prefix else []
-    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    scheme = "never"
+    if settings.get("add_prefix_space") is not False:
+        steps.append(decoders.Strip(content=" ", left=1))
+        scheme = "always" if settings.get("legacy", False) else "first"
+    library.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme, split=False)
     library.decoder = decoders.Sequence(steps)
     return library
+
+
+def _prefix_scheme(settings: Settings, without: str = "never") -> str:
+    """Before which words a space becomes ▁: `without` if the settings turn the prefix space off."""
+    return without if settings.get("add_prefix_space") is False else "always"
+
+
+def _charsmap(vocabulary: Vocabulary) -> list[Any]:
+    """The normalizer of a SentencePiece model, if it has one."""
+    return [normalizers.Precompiled(vocabulary.charsmap)] if vocabulary.charsmap else []
 
 
 def _unigram(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
@@ -126,7 +135,7 @@ def _unigram(vocabulary: Vocabulary, settings: Settings, names: Names) -> Librar
     library = Library(models.Unigram(vocabulary.scores, pieces.index(names["unk_token"]), False))
     if vocabulary.charsmap:
         library.normalizer = normalizers.Precompiled(vocabulary.charsmap)
-    scheme = "never" if settings.get("add_prefix_space") is False else "always"
+    scheme = _prefix_scheme(settings)
     steps = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, scheme)]
     library.pre_tokenizer = pre_tokenizers.Sequence(steps)
     library.decoder = decoders.Metaspace(SPACE, scheme)
@@ -186,10 +195,8 @@ def _multilingual(
     """
 
     def build(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
-        listed = (
-            settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
-        )
-        codes = [*dict.fromkeys([*languages, *filter(None, map(content_of, listed))])]
+        listed = map(content_of, extra_tokens(settings))
+        codes = [*dict.fromkeys([*languages, *filter(None, listed)])]
         vocabulary = _fairseq(vocabulary, names, [*codes, names["mask_token"]])
         if vocabulary.scores:
             library = _unigram(vocabulary, {}, names)
@@ -208,10 +215,8 @@ def _set_spaces(library: Library, vocabulary: Vocabulary, without_map: list[Any]
     """A space is ▁, and several spaces are one; `without_map`: normalizers if the vocabulary has no
     map.
     """
-    charsmap = (
-        [normalizers.Precompiled(vocabulary.charsmap)] if vocabulary.charsmap else without_map
-    )
-    library.normalizer = normalizers.Sequence([*charsmap, normalizers.Replace(Regex(" {2,}"), " ")])
+    first = _charsmap(vocabulary) or without_map
+    library.normalizer = normalizers.Sequence([*first, normalizers.Replace(Regex(" {2,}"), " ")])
     library.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "always", split=True)
     library.decoder = decoders.Metaspace(SPACE, "always", split=True)
 
@@ -234,9 +239,8 @@ def _pegasus(vocabulary: Vocabulary, settings: Settings, names: Names) -> Librar
 def _big_bird(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
     """Text is not normalized, except that several spaces become one ▁."""
     library = _unigram(vocabulary, settings, names)
-    scheme = "never" if settings.get("add_prefix_space") is False else "always"
     library.normalizer = normalizers.Replace(Regex(" {2,}"), SPACE)
-    library.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme, split=True)
+    library.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, _prefix_scheme(settings), split=True)
     return _with_mask(library, names)
 
 
@@ -255,9 +259,7 @@ def _albert(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library
         steps += [normalizers.NFKD(), normalizers.StripAccents()]
     if settings.get("do_lower_case", True):
         steps.append(normalizers.Lowercase())
-    if vocabulary.charsmap:
-        steps.append(normalizers.Precompiled(vocabulary.charsmap))
-    library.normalizer = normalizers.Sequence(steps)
+    library.normalizer = normalizers.Sequence([*steps, *_charsmap(vocabulary)])
     return library
 
 
@@ -266,7 +268,7 @@ def _xlnet(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
     own = {"do_lower_case": bool(settings.get("do_lower_case")), "keep_accents": False}
     library = _albert(vocabulary, {**settings, **own, "add_prefix_space": True}, names)
     _with_mask(library, names)
-    if not (settings.get("extra_special_tokens") or settings.get("additional_special_tokens")):
+    if not extra_tokens(settings):
         library.add_special_tokens([AddedToken(name, special=True) for name in ("<eop>", "<eod>")])
     return library
 
@@ -274,17 +276,19 @@ def _xlnet(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
 def _deberta(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
     """Words are not split at white space; the model's own normalization is not applied."""
     library = _unigram(vocabulary, settings, names)
-    spaces = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
-    lower = [normalizers.Lowercase()] if settings.get("do_lower_case", False) else []
-    strip = normalizers.Strip(left=False, right=True)
-    library.normalizer = normalizers.Sequence([*lower, spaces, normalizers.NFC(), strip])
-    scheme = "first" if settings.get("add_prefix_space") is False else "always"
-    marks = (
-        [pre_tokenizers.Punctuation("isolated")] if settings.get("split_by_punct", False) else []
-    )
-    library.pre_tokenizer = pre_tokenizers.Sequence(
-        [*marks, pre_tokenizers.Metaspace(SPACE, scheme)]
-    )
+    steps: list[Any] = [
+        normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "),
+        normalizers.NFC(),
+        normalizers.Strip(left=False, right=True),
+    ]
+    if settings.get("do_lower_case", False):
+        steps.insert(0, normalizers.Lowercase())
+    library.normalizer = normalizers.Sequence(steps)
+    scheme = _prefix_scheme(settings, without="first")
+    splits: list[Any] = [pre_tokenizers.Metaspace(SPACE, scheme)]
+    if settings.get("split_by_punct", False):
+        splits.insert(0, pre_tokenizers.Punctuation("isolated"))
+    library.pre_tokenizer = pre_tokenizers.Sequence(splits)
     library.decoder = decoders.Metaspace(SPACE, scheme)
     return library
 
@@ -305,12 +309,15 @@ def _sentencepiece(vocabulary: Vocabulary, settings: Settings, names: Names) -> 
             "byte_fallback": byte_fallback,
         }
         library = Library(models.BPE(vocabulary.ids, vocabulary.merges, **options))
-    charsmap = [normalizers.Precompiled(vocabulary.charsmap)] if vocabulary.charsmap else []
-    library.normalizer = normalizers.Sequence([*charsmap, normalizers.Replace(" ", SPACE)])
-    fallback = [decoders.ByteFallback(), decoders.Fuse()] if byte_fallback else []
-    library.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), *fallback])
-    usual = _BOS_EOS.items()
-    names |= {r: t for r, t in usual if r not in settings and library.token_to_id(t) is not None}
+    spaces = normalizers.Replace(" ", SPACE)
+    library.normalizer = normalizers.Sequence([*_charsmap(vocabulary), spaces])
+    steps: list[Any] = [decoders.Replace(SPACE, " ")]
+    if byte_fallback:
+        steps += [decoders.ByteFallback(), decoders.Fuse()]
+    library.decoder = decoders.Sequence(steps)
+    for role, token in _BOS_EOS.items():
+        if role not in settings and library.token_to_id(token) is not None:
+            names[role] = token
     return library
 
 

@@ -101,7 +101,10 @@ def mask_tokens(
     flags[positions] = True
     runs = spans.find_runs(flags)
     lengths = runs[:, 1] - runs[:, 0]
-    draws = np.repeat(rng.random(len(runs)), lengths) if per_span else rng.random(len(positions))
+    if per_span:
+        draws = np.repeat(rng.random(len(runs)), lengths)
+    else:
+        draws = rng.random(len(positions))
     random_tokens = replacement.ordinary[
         rng.integers(len(replacement.ordinary), size=len(positions))
     ]
@@ -150,7 +153,9 @@ def permute_sentences(row: NoiseInput, rng: Rng, rate: float, mask: int) -> Nois
 def rotate(row: NoiseInput, rng: Rng, rate: float, mask: int) -> NoisedRow:
     """With probability `rate`, start the row at a random token and append what preceded it."""
     positions = np.flatnonzero(row.free)
-    by = int(rng.integers(len(positions))) if len(positions) and rng.random() < rate else 0
+    by = 0
+    if len(positions) and rng.random() < rate:
+        by = int(rng.integers(len(positions)))
     return _reorder(row, positions, np.roll(np.arange(len(positions)), -by))
 
 
@@ -192,12 +197,10 @@ def infill_spans(row: NoiseInput, rng: Rng, rate: float, mask: int) -> NoisedRow
     inputs[heads] = mask
     origin[heads] = -1
     kept[heads] = True
-    slots = np.append(positions, positions[-1] + 1) if len(positions) else positions
-    at = (
-        slots[np.sort(rng.permutation(np.flatnonzero(gaps))[:inserted])]
-        if inserted
-        else positions[:0]
-    )
+    at = positions[:0]
+    if inserted:
+        slots = np.append(positions, positions[-1] + 1)
+        at = slots[np.sort(rng.permutation(np.flatnonzero(gaps))[:inserted])]
     kept = np.insert(kept, at, True)
     return NoisedRow(np.insert(inputs, at, mask)[kept], np.insert(origin, at, -1)[kept])
 

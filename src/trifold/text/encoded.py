@@ -23,9 +23,8 @@ class Encoded:
     offsets: list[tuple[int, int]]  # characters of the text, start and end (exclusive)
     texts: list[int | None]  # the text a token belongs to, 0 or 1; None for special tokens
     dropped: int = 0
-    words: list[int | None] = field(
-        default_factory=list
-    )  # the word of its text; None as in `texts`
+    # The word of its text; None as in `texts`.
+    words: list[int | None] = field(default_factory=list)
 
     @property
     def special(self) -> list[int]:
@@ -96,7 +95,9 @@ def share_room(first: int, second: int, room: int) -> tuple[int, int]:
     if first + second <= room:
         return first, second
     half = min(first, second, room // 2)
-    return (half, room - half) if first <= second else (room - half, half)
+    if first <= second:
+        return half, room - half
+    return room - half, half
 
 
 def report(rows: Iterable[Encoded]) -> str:
@@ -145,5 +146,9 @@ def truncate_ids(ids: list[int], limit: int, end: int | None) -> list[int]:
     """
     if len(ids) <= limit:
         return ids
-    kept = 0 if end is None else ~ids[::-1].index(end) if end in ids else -1
-    return [*ids[: limit + kept], *ids[len(ids) + kept :]]
+    if end is None:
+        return ids[:limit]
+    kept = 1  # ids at the end
+    if end in ids:
+        kept += ids[::-1].index(end)
+    return [*ids[: limit - kept], *ids[len(ids) - kept :]]

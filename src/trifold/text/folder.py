@@ -32,6 +32,8 @@ from trifold.text.vocabulary import from_document, read_vocabulary
 FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.spm")
 # Folders of these models name classes that `transformers` overrides.
 _OVERRIDDEN = ("mistral", "mixtral", "gpt_bigcode", "umt5", "phi3", "bigbird_pegasus")
+# Classes that give token types by default.
+_WITH_TOKEN_TYPES = ("BertTokenizer", "ElectraTokenizer", "DebertaV2Tokenizer")
 
 
 def read_tokenizer(folder: str | Path, *, target: bool = False, **options: Any) -> Tokenizer:
@@ -55,9 +57,8 @@ def read_tokenizer(folder: str | Path, *, target: bool = False, **options: Any) 
         return _read(path, settings, name, {"complete": False} | options)
     except CheckpointError:
         raise
-    except (
-        BaseException
-    ) as error:  # the library raises plain Exception, and panics on some invalid files
+    except BaseException as error:
+        # The library raises plain Exception, and panics on some invalid files.
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise CheckpointError(
@@ -73,9 +74,9 @@ def read_tokenizers(folder: Path) -> tuple[Tokenizer | None, Tokenizer | None]:
     target = folder / "target_tokenizer.json"
     if target.is_file():
         return reader, Tokenizer.load(target)
-    return reader, read_tokenizer(folder, target=True) if (
-        folder / "target.spm"
-    ).is_file() else None
+    if (folder / "target.spm").is_file():
+        return reader, read_tokenizer(folder, target=True)
+    return reader, None
 
 
 def _class_name(path: Path, settings: Mapping[str, Any]) -> str | None:
@@ -87,44 +88,53 @@ def _class_name(path: Path, settings: Mapping[str, Any]) -> str | None:
     named = named or CLASS_OF_MODEL.get(str(model_type))
     if named is None and (path / "source.spm").is_file():
         return "MarianTokenizer"
-    return str(named).removesuffix("Fast") if named else None
+    if not named:
+        return None
+    return str(named).removesuffix("Fast")
 
 
 def _read(
     path: Path, settings: Mapping[str, Any], name: str | None, options: Mapping[str, Any]
 ) -> Tokenizer:
-    library: Library | None = None
-    guard = PatternGuard({}, "")
-    document: dict[str, Any] = {}
-    if (path / "tokenizer.json").is_file():
-        library, document, guard = read_library(path / "tokenizer.json")
-    row = CLASSES.get(name or "") or (_guess_class(path) if library is None else None)
-    names = names_of(settings, row.names if row else {})
-    if row is not None and (library is None or (row.rebuild and _matches(row, document))):
-        kept = library.post_processor if library is not None and row.around is bos_and_eos else None
-        library = _build(row, path, document, settings, names)
-        guard = PatternGuard({}, "")
-        if kept is not None:
-            library.post_processor = kept
+    """The tokenizer of a folder, by the class of this name if it is known."""
+    file = path / "tokenizer.json"
+    kind = CLASSES.get(name or "")
+    if file.is_file():
+        names = names_of(settings, kind.names if kind else {})
+        library, guard = _read_file(file, kind, settings, names)
     else:
-        assert library is not None
-        if row is not None and row.model == "BPE":
-            _set_prefix_space(library, settings)
-        new = new_tokens(library, [], settings, names)
-        guard.add(new)
-        library.add_tokens(new)
-        if row is not None and row.drop_post_processor:
-            library.post_processor = bos_and_eos(library, {}, names)
+        kind = kind or _guess_class(path)
+        names = names_of(settings, kind.names)
+        library = _build(kind, path, {}, settings, names)
+        guard = PatternGuard({}, "")
     templates = read_templates(path, settings)
-    if name in (
-        "BertTokenizer",
-        "ElectraTokenizer",
-        "DebertaV2Tokenizer",
-    ):  # give token types by default
+    if name in _WITH_TOKEN_TYPES:
         settings = {**TOKEN_TYPES, **settings}
     return Tokenizer(
         library, names=names, settings=settings, templates=templates, guard=guard, **options
     )
+
+
+def _read_file(
+    file: Path, kind: TokenizerClass | None, settings: Mapping[str, Any], names: Names
+) -> tuple[Library, PatternGuard]:
+    """The tokenizer of a `tokenizer.json` with the changes of its class, or the parts of the class
+    with its vocabulary; and the guard of its patterns.
+    """
+    library, document, guard = read_library(file)
+    if kind is not None and kind.rebuild and _matches(kind, document):
+        built = _build(kind, file.parent, document, settings, names)
+        if kind.around is bos_and_eos and library.post_processor is not None:
+            built.post_processor = library.post_processor
+        return built, PatternGuard({}, "")
+    if kind is not None and kind.model == "BPE":
+        _set_prefix_space(library, settings)
+    new = new_tokens(library, [], settings, names)
+    guard.add(new)
+    library.add_tokens(new)
+    if kind is not None and kind.drop_post_processor:
+        library.post_processor = bos_and_eos(library, {}, names)
+    return library, guard
 
 
 def _guess_class(path: Path) -> TokenizerClass:
@@ -136,16 +146,16 @@ def _guess_class(path: Path) -> TokenizerClass:
     return UNKNOWN_SENTENCEPIECE
 
 
-def _matches(row: TokenizerClass, document: Mapping[str, Any]) -> bool:
+def _matches(kind: TokenizerClass, document: Mapping[str, Any]) -> bool:
     """Whether the class fits the file: its model is of that kind, and not byte-level as in Llama
     3.
     """
-    byte_level = "'ByteLevel'" in str(document.get("pre_tokenizer"))
-    return document["model"].get("type", row.model) == row.model and not byte_level
+    is_byte_level = "'ByteLevel'" in str(document.get("pre_tokenizer"))
+    return document["model"].get("type", kind.model) == kind.model and not is_byte_level
 
 
 def _build(
-    row: TokenizerClass,
+    kind: TokenizerClass,
     path: Path,
     document: Mapping[str, Any],
     settings: Mapping[str, Any],
@@ -153,15 +163,15 @@ def _build(
 ) -> Library:
     """The parts of the class with the folder's vocabulary."""
     vocabulary = from_document(document) if document else read_vocabulary(path)
-    needed = vocabulary.scores if row.model == "Unigram" else vocabulary.ids
-    if not needed and row is not UNKNOWN_SENTENCEPIECE:
+    tokens = vocabulary.scores if kind.model == "Unigram" else vocabulary.ids
+    if not tokens and kind is not UNKNOWN_SENTENCEPIECE:
         raise CheckpointError(
-            f"{path}: its files hold no {row.model} vocabulary, which the class needs"
+            f"{path}: its files hold no {kind.model} vocabulary, which the class needs"
         )
-    built = row.build(vocabulary, settings, names)
+    built = kind.build(vocabulary, settings, names)
     first = [*added_tokens(document, settings), *vocabulary.added]
     built.add_tokens(new_tokens(built, first, settings, names))
-    built.post_processor = post_processor(row.around, built, settings, names)
+    built.post_processor = post_processor(kind.around, built, settings, names)
     return built
 
 

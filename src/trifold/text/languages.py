@@ -36,10 +36,10 @@ def find_languages(special: Mapping[str, int]) -> dict[str, int]:
     """The codes of languages among special tokens -> their ids. Empty if there are fewer than
     two.
     """
-    found = {
+    languages = {
         match[2]: number for token, number in special.items() if (match := _TOKEN.fullmatch(token))
     }
-    return found if len(found) > 1 else {}
+    return languages if len(languages) > 1 else {}
 
 
 def language_id(key: str, code: str, languages: Mapping[str, int]) -> int:
@@ -47,9 +47,10 @@ def language_id(key: str, code: str, languages: Mapping[str, int]) -> int:
     nearest language.
     """
     if code not in languages:
-        none = "; the tokenizer has no languages: leave it out"
-        why = nearest(code, [*languages], "languages") if languages else none
-        raise UsageError(f"{key}: {code!r:.60} is not a language of this tokenizer{why}")
+        remedy = "; the tokenizer has no languages: leave it out"
+        if languages:
+            remedy = nearest(code, [*languages], "languages")
+        raise UsageError(f"{key}: {code!r:.60} is not a language of this tokenizer{remedy}")
     return languages[code]
 
 

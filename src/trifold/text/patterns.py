@@ -98,18 +98,16 @@ class PatternGuard:
         if not self._is_needed:
             return
         size = sum(map(len, texts)) + sum(len(token) for row in tokens for token in row)
-        parts = self._without_added if special is None else self._with_added
         request = {
-            "parts": parts,
+            "parts": self._without_added if special is None else self._with_added,
             "special": bool(special),
             "texts": list(texts),
             "tokens": list(tokens),
         }
+        timeout = TIMEOUT + TIME_PER_CHARACTER * size
+        memory = _MEMORY + 1000 * size
         try:
-            timeout = TIMEOUT + TIME_PER_CHARACTER * size
-            problem = _SANDBOX.request(request, timeout=timeout, memory=_MEMORY + 1000 * size).get(
-                "error"
-            )
+            problem = _SANDBOX.request(request, timeout=timeout, memory=memory).get("error")
         except SandboxError as error:
             problem = str(error)
         if problem is not None:
@@ -127,8 +125,11 @@ def _patterns(part: object) -> Iterator[str]:
 
 def iter_objects(part: object) -> Iterator[dict[str, Any]]:
     """The objects in nested objects and lists."""
+    values: Iterable[object] = ()
     if isinstance(part, dict):
         yield part
-    if isinstance(part, (dict, list)):
-        for value in part.values() if isinstance(part, dict) else part:
-            yield from iter_objects(value)
+        values = part.values()
+    elif isinstance(part, list):
+        values = part
+    for value in values:
+        yield from iter_objects(value)

@@ -35,19 +35,35 @@ _M2M = {role: name for role, name in FAIRSEQ.items() if role not in ("cls_token"
 def read_marian(path: Path, settings: Mapping[str, Any], target: bool) -> Tokenizer:
     """The tokenizer of a Marian model's source side, or target side."""
     names = names_of(settings, T5)
-    own = target and bool(settings.get("separate_vocabs"))
-    ids = read_ids(path / ("target_vocab.json" if own else "vocab.json"))
-    segment = sentencepiece_segmenter(path / ("target.spm" if target else "source.spm"))
+    model = "source.spm"
+    vocabulary = "vocab.json"
+    if target:
+        model = "target.spm"
+        if settings.get("separate_vocabs"):
+            vocabulary = "target_vocab.json"
+    ids = read_ids(path / vocabulary)
+    segment = sentencepiece_segmenter(path / model)
 
     def segment_with_language(text: str) -> list[str]:
-        end = text.find("<<") + 2 if text.startswith(">>") else 1
-        code = text[:end] if end > 1 else ""  # ">>fra<<" selects the target language
-        return [code, *segment(text[len(code) :])] if code else segment(text)
+        code = _language_prefix(text)
+        if not code:
+            return segment(text)
+        return [code, *segment(text[len(code) :])]
 
     special = dict.fromkeys(names.values())
     spaced = [decoders.Replace(Regex(f"{re.escape(name)}{SPACE}*"), f"{name} ") for name in special]
     decoder = [decoders.Fuse(), *spaced, decoders.Replace(SPACE, " ")]
     return _make_tokenizer(path, settings, names, ids, EOS, decoder, segment_with_language)
+
+
+def _language_prefix(text: str) -> str:
+    """`>>fra<<` at the start of a text, which selects the target language; empty if there is
+    none.
+    """
+    end = text.find("<<")
+    if end < 0 or not text.startswith(">>"):
+        return ""
+    return text[: end + len("<<")]
 
 
 def read_m2m(path: Path, settings: Mapping[str, Any]) -> Tokenizer:

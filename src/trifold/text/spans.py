@@ -22,9 +22,8 @@ Ids: TypeAlias = NDArray[np.int64]
 Flags: TypeAlias = NDArray[np.bool_]
 Rng: TypeAlias = np.random.Generator
 
-MAX_SPAN_RATE = (
-    0.5  # beyond it too many drawn spans do not fit, and the expected rate is not reached
-)
+# Beyond it too many drawn spans do not fit, and the expected rate is not reached.
+MAX_SPAN_RATE = 0.5
 
 
 def example_rng(draw: int, row: int) -> Rng:
@@ -69,9 +68,8 @@ def choose_units(lengths: Ids, rate: float, rng: Rng) -> Ids:
     """
     order = rng.permutation(len(lengths))
     sizes = lengths[order]
-    missing = rate * sizes.sum() - (
-        np.cumsum(sizes) - sizes
-    )  # tokens still to select before each unit
+    # Tokens still to select before each unit.
+    missing = rate * sizes.sum() - (np.cumsum(sizes) - sizes)
     return np.sort(order[rng.random() * sizes < missing])
 
 
@@ -124,8 +122,8 @@ def place_spans(lengths: Ids, items: int, rng: Rng) -> Ids:
     likely.
     """
     count = len(lengths)
-    gaps = (
-        items - int(lengths.sum()) - (count - 1) if count else 0
-    )  # items in no span and no separator
+    gaps = 0  # items in no span and no separator
+    if count:
+        gaps = items - int(lengths.sum()) - (count - 1)
     bars = np.sort(rng.permutation(gaps + count)[:count])
     return bars + np.cumsum(lengths) - lengths

@@ -20,11 +20,8 @@ BOS = "<s>"
 EOS = "</s>"
 UNK = "<unk>"
 SPECIAL = [PAD, BOS, EOS, UNK]  # ids 0, 1, 2, 3 of a tokenizer that is trained here
-_ADDED = {
-    "pad_token": PAD,
-    "bos_token": BOS,
-    "eos_token": EOS,
-}  # if no token of the library takes the role
+# If no token of the library takes the role.
+_ADDED = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS}
 NAMED_ROLES = (*_ADDED, "unk_token", "cls_token", "sep_token", "mask_token")
 # What takes a role that the files leave open, most suitable first: a token, or the token of an
 # earlier role.
@@ -47,7 +44,9 @@ _MAX_INTEGER = 10**31  # tokenizer_config.json writes 10^30 for "no limit"
 def content_of(entry: object) -> str | None:
     """The text of a token, which a file may give as a string or as an object."""
     name = entry.get("content") if isinstance(entry, dict) else entry
-    return name if isinstance(name, str) and name else None
+    if isinstance(name, str) and name:
+        return name
+    return None
 
 
 def is_hole(name: str) -> bool:
@@ -98,7 +97,14 @@ def merge_files(folder: Path) -> dict[str, Any]:
 
 def read_optional(file: Path) -> dict[str, Any]:
     """The content of a JSON file of a folder, if there is one. Raises CheckpointError."""
-    return read_json(file, largest=_MAX_INTEGER) if file.is_file() else {}
+    if not file.is_file():
+        return {}
+    return read_json(file, largest=_MAX_INTEGER)
+
+
+def extra_tokens(settings: Mapping[str, Any]) -> Any:
+    """What the settings say about special tokens without a role: a list, or an object by name."""
+    return settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
 
 
 def added_tokens(document: Mapping[str, Any], settings: Mapping[str, Any]) -> list[AddedToken]:
@@ -123,10 +129,10 @@ def new_tokens(
             if isinstance(entry, dict) or name not in tokens:
                 tokens[name] = _make_special(entry, name)
             tokens[name].special = True
-    extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
-    for entry in (
-        extra.values() if isinstance(extra, dict) else extra if isinstance(extra, list) else []
-    ):
+    extra = extra_tokens(settings)
+    if isinstance(extra, dict):
+        extra = list(extra.values())
+    for entry in extra if isinstance(extra, list) else []:
         if (other := content_of(entry)) is not None:
             tokens.setdefault(other, _make_special(entry, other))
     special = {
@@ -152,9 +158,8 @@ def _listed_tokens(settings: Mapping[str, Any]) -> Iterator[AddedToken]:
 
 
 def _make_special(entry: object, name: str) -> AddedToken:
-    return _make_token(
-        {**(entry if isinstance(entry, dict) else {}), "content": name, "special": True}
-    )
+    options = entry if isinstance(entry, dict) else {}
+    return _make_token({**options, "content": name, "special": True})
 
 
 def _make_token(entry: Mapping[str, Any]) -> AddedToken:

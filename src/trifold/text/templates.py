@@ -47,13 +47,14 @@ def roberta(library: Library, settings: Settings, names: Names) -> Any:
 
 def bos_and_eos(library: Library, settings: Settings, names: Names) -> Any:
     """Begin and end tokens if `add_bos_token` and `add_eos_token` are set."""
-    bos, eos = (
-        names.get(f"{end}_token") if settings.get(f"add_{end}_token") else None
-        for end in ("bos", "eos")
-    )
-    single = f"{f'{bos}:0 ' if bos else ''}$A:0{f' {eos}:0' if eos else ''}"
-    second = f"{f' {bos}:1' if bos else ''} $B:1{f' {eos}:1' if eos else ''}"
-    return template(library, single, single + second)
+    bos = names.get("bos_token") if settings.get("add_bos_token") else None
+    eos = names.get("eos_token") if settings.get("add_eos_token") else None
+
+    def surround(text: str, number: int) -> str:
+        return " ".join(f"{token}:{number}" for token in (bos, text, eos) if token)
+
+    single = surround("$A", 0)
+    return template(library, single, f"{single} {surround('$B', 1)}")
 
 
 def language(default: str, *, first: bool) -> Around:
@@ -64,8 +65,8 @@ def language(default: str, *, first: bool) -> Around:
     def around(library: Library, settings: Settings, names: Names) -> Any:
         code = settings.get("src_lang") or default
         eos = names["eos_token"]
-        before = first and not settings.get("legacy_behaviour")
-        begin, end = (f"{code} ", eos) if before else ("", f"{eos} {code}")
-        return template(library, f"{begin}$A {end}", f"{begin}$A $B {end}")
+        if first and not settings.get("legacy_behaviour"):
+            return template(library, f"{code} $A {eos}", f"{code} $A $B {eos}")
+        return template(library, f"$A {eos} {code}", f"$A $B {eos} {code}")
 
     return around

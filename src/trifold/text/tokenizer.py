@@ -36,7 +36,6 @@ from trifold.text.encoded import (
 from trifold.text.languages import find_languages
 from trifold.text.patterns import PatternGuard
 from trifold.text.special_tokens import (
-    NAMED_ROLES,
     SETTINGS,
     complete_names,
     merge_files,
@@ -84,7 +83,9 @@ class Tokenizer:
     ) -> None:
         library.no_truncation()
         library.no_padding()
-        self.names = complete_names(library, names or {}) if complete else names or {}
+        self.names = names or {}
+        if complete:
+            self.names = complete_names(library, self.names)
         missing = [name for name in self.names.values() if library.token_to_id(name) is None]
         new = [AddedToken(name, special=True, normalized=False) for name in missing]
         self._segment = segment
@@ -99,16 +100,13 @@ class Tokenizer:
         self.templates = dict(templates or {})
         cleans_up = bool(self.settings.get("clean_up_tokenization_spaces"))
         self._cleans_up = cleans_up and not isinstance(library.model, models.BPE)
-        ids = [self._id(role) for role in NAMED_ROLES]
-        (
-            self.pad_id,
-            self.bos_id,
-            self.eos_id,
-            self.unk_id,
-            self.cls_id,
-            self.sep_id,
-            self.mask_id,
-        ) = ids
+        self.pad_id = self._id("pad_token")
+        self.bos_id = self._id("bos_token")
+        self.eos_id = self._id("eos_token")
+        self.unk_id = self._id("unk_token")
+        self.cls_id = self._id("cls_token")
+        self.sep_id = self._id("sep_token")
+        self.mask_id = self._id("mask_token")
 
     # --- properties -------------------------------------------------------------------------------
 
@@ -132,7 +130,9 @@ class Tokenizer:
 
     def _id(self, role: str) -> int | None:
         name = self.names.get(role)
-        return None if name is None else self.library.token_to_id(name)
+        if name is None:
+            return None
+        return self.library.token_to_id(name)
 
     @property
     def has_token_types(self) -> bool:
@@ -208,16 +208,18 @@ class Tokenizer:
                 f"{len(both[0]):,} texts and {len(both[-1]):,} second texts are not pairs"
             )
         special = self.library.num_special_tokens_to_add(pairs is not None)
-        found = []
+
+        def row(first: Any, second: Any = None) -> Encoded:
+            dropped = 0
+            if max_length is not None:
+                dropped = truncate(first, second, max_length - special, cut)
+            return add_special_tokens(self.library, first, second, dropped)
+
+        rows = []
         for batch in batches:
             columns = [self._encode(column, special_in_text) for column in batch]
-            for first, *rest in zip(*columns, strict=True):
-                second = rest[0] if rest else None
-                dropped = (
-                    0 if max_length is None else truncate(first, second, max_length - special, cut)
-                )
-                found.append(add_special_tokens(self.library, first, second, dropped))
-        return found
+            rows += [row(*encodings) for encodings in zip(*columns, strict=True)]
+        return rows
 
     def windows(
         self,
@@ -234,7 +236,8 @@ class Tokenizer:
         Parts overlap by `stride` tokens; offsets refer to all of `other`. Raises UsageError if
         `text` is too long.
         """
-        first, second = (self._encode([one], special_in_text)[0] for one in (text, other))
+        first = self._encode([text], special_in_text)[0]
+        second = self._encode([other], special_in_text)[0]
         size = max_length - self.library.num_special_tokens_to_add(True) - len(first)
         parts = split_encoding(second, size, stride)
         return [add_special_tokens(self.library, first, part, 0) for part in parts]
@@ -249,10 +252,10 @@ class Tokenizer:
         """
         if not self.dropout:
             return self.encode(texts)
+        if indices is None:
+            indices = range(len(texts))
         self._patterns.check(texts, special=None)
-        return self._bpe_dropout.encode(
-            texts, seed, range(len(texts)) if indices is None else indices
-        )
+        return self._bpe_dropout.encode(texts, seed, indices)
 
     @cached_property
     def _bpe_dropout(self) -> BPEDropout:
@@ -265,15 +268,18 @@ class Tokenizer:
         if special_in_text:
             return self._run(self._with_special, texts, self._segment_around_special, fast)
         library = self.library if fast else self._without_template
-        found = self._run(library, texts, self._segment, fast)
+        encodings = self._run(library, texts, self._segment, fast)
         affected = [
-            at for at, one in enumerate(found) if not self._forbidden_ids.isdisjoint(one.ids)
+            number
+            for number, encoding in enumerate(encodings)
+            if not self._forbidden_ids.isdisjoint(encoding.ids)
         ]
         if affected:
-            again = self._run(self._guarded, [texts[at] for at in affected], self._segment, fast)
-            for at, one in zip(affected, again, strict=True):
-                found[at] = one
-        return found
+            again = [texts[number] for number in affected]
+            guarded = self._run(self._guarded, again, self._segment, fast)
+            for number, encoding in zip(affected, guarded, strict=True):
+                encodings[number] = encoding
+        return encodings
 
     def _run(
         self, library: Library, texts: Sequence[str], segment: Segment | None, fast: bool
@@ -281,14 +287,11 @@ class Tokenizer:
         encode = library.encode_batch_fast if fast else library.encode_batch
         try:
             self._patterns.check(texts, special=not library.encode_special_tokens)
-            inputs = (
-                texts
-                if self._segment is None or segment is None
-                else [segment(text) for text in texts]
-            )
-            return list(
-                encode(inputs, is_pretokenized=self._segment is not None, add_special_tokens=False)
-            )
+            is_segmented = self._segment is not None
+            inputs: Sequence[Any] = texts
+            if is_segmented and segment is not None:
+                inputs = [segment(text) for text in texts]
+            return list(encode(inputs, is_pretokenized=is_segmented, add_special_tokens=False))
         except BaseException as error:  # some invalid files fail only when a text is encoded
             verify(texts)
             if type(error) is not Exception and not is_panic(error):  # the library raises both
@@ -299,10 +302,13 @@ class Tokenizer:
     def _segment_around_special(self, text: str) -> list[str]:
         assert self._segment is not None
         special = "|".join(map(re.escape, self.special_names))
-        parts = enumerate(re.split(f"({special})", text))  # every second part is a special token
-        return [
-            piece for at, part in parts for piece in ([part] if at % 2 else self._segment(part))
-        ]
+        pieces = []
+        for number, part in enumerate(re.split(f"({special})", text)):
+            if number % 2:  # every second part is a special token
+                pieces.append(part)
+            else:
+                pieces += self._segment(part)
+        return pieces
 
     @cached_property
     def languages(self) -> dict[str, int]:
@@ -339,9 +345,10 @@ class Tokenizer:
         cuts = "|".join(
             f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names if len(name) > 1
         )
-        guard = pre_tokenizers.Split(Regex(cuts), "isolated")
-        before = copy.pre_tokenizer
-        copy.pre_tokenizer = guard if before is None else pre_tokenizers.Sequence([before, guard])
+        guard: Any = pre_tokenizers.Split(Regex(cuts), "isolated")
+        if copy.pre_tokenizer is not None:
+            guard = pre_tokenizers.Sequence([copy.pre_tokenizer, guard])
+        copy.pre_tokenizer = guard
         return copy
 
     @cached_property
@@ -355,7 +362,9 @@ class Tokenizer:
         twice.
         """
         harmless = (type(None), processors.TemplateProcessing, processors.BertProcessing)
-        return self.library if isinstance(self.library.post_processor, harmless) else self._copy()
+        if isinstance(self.library.post_processor, harmless):
+            return self.library
+        return self._copy()
 
     def _copy(self, *, encode_special_tokens: bool = True) -> Library:
         """A copy without a post-processor. Switching options of one library would not be
@@ -382,14 +391,17 @@ class Tokenizer:
             raise DataError(f"a list of lists of token ids is expected, not {ids!r:.60}") from None
         if self._segment is not None:
             texts = [text.strip() for text in texts]
-        return [clean_up_spaces(text) for text in texts] if self._cleans_up else list(texts)
+        if self._cleans_up:
+            return [clean_up_spaces(text) for text in texts]
+        return list(texts)
 
     def stream(self, *, keep_special: bool = False) -> TextStream:
         """Decode ids one by one; never yields a part of a character."""
         joins = self._cleans_up or isinstance(self.library.decoder, decoders.WordPiece)
-        found = (self.library.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
-        single = [token for token in found if token is not None]
-        single += [] if keep_special else self._forbidden_ids
+        byte_ids = (self.library.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        single = [token for token in byte_ids if token is not None]
+        if not keep_special:
+            single += self._forbidden_ids
         return TextStream(
             lambda ids: self.decode([ids], keep_special=keep_special)[0],
             closes_up=joins or self._segment is not None,
@@ -398,14 +410,16 @@ class Tokenizer:
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         r"""Every token in readable form: ▁ for a space, \xNN for bytes that form no character."""
-        byte_level = isinstance(self.library.decoder, decoders.ByteLevel)
+        is_byte_level = isinstance(self.library.decoder, decoders.ByteLevel)
         added = self.library.get_added_tokens_decoder()
-        found = [str(self.library.id_to_token(token)) for token in ids]
-        for at, token in enumerate(ids):
-            if byte_level and token not in added:
-                raw = bytes(BYTE_ALPHABET[character] for character in found[at])
-                found[at] = raw.decode("utf-8", "backslashreplace").replace(" ", SPACE)
-        return found
+        pieces = []
+        for token in ids:
+            piece = str(self.library.id_to_token(token))
+            if is_byte_level and token not in added:
+                raw = bytes(BYTE_ALPHABET[character] for character in piece)
+                piece = raw.decode("utf-8", "backslashreplace").replace(" ", SPACE)
+            pieces.append(piece)
+        return pieces
 
     def chat(
         self,
@@ -422,9 +436,9 @@ class Tokenizer:
         DataError if there is no template or it rejects the messages, CheckpointError if it is
         invalid.
         """
-        name = template or (
-            "tool_use" if more.get("tools") and "tool_use" in self.templates else "default"
-        )
+        name = template or "default"
+        if not template and more.get("tools") and "tool_use" in self.templates:
+            name = "tool_use"
         if name not in self.templates:
             known = ", ".join(sorted(self.templates)) or "none"
             raise DataError(f"the tokenizer has no chat template {name!r} (known: {known})")
@@ -473,32 +487,38 @@ class Tokenizer:
                 disk.replace_bytes(folder / file, content)
             return
         if name == "tokenizer.json":
-            config = {"clean_up_tokenization_spaces": False, **(self.settings or NO_LIMITS)}
-            if parse_special:
-                config["split_special_tokens"] = False
-            config.pop("auto_map", None)  # names code, which is never passed on
-            if [*self.templates] == ["default"]:
-                config["chat_template"] = self.templates["default"]
-            elif self.templates:
-                entries = [
-                    {"name": name, "template": text} for name, text in self.templates.items()
-                ]
-                config["chat_template"] = entries
-            if not config.get("added_tokens_decoder"):
-                config.pop("added_tokens_decoder", None)
-            # Other classes would rebuild tokenizer.json.
-            config |= self.names | {"tokenizer_class": "PreTrainedTokenizerFast"}
-            _write_json(folder / "tokenizer_config.json", config)
+            _write_json(folder / "tokenizer_config.json", self._config(parse_special=parse_special))
             _write_json(folder / "special_tokens_map.json", dict(sorted(self.names.items())))
         library = self.library
         if append_eos or prepend_bos:
             library = Library.from_str(library.to_str())
-            begin = self.names["bos_token"] if prepend_bos else ""
-            end = self.names["eos_token"] if append_eos else ""
-            around = (f"{begin} $A {end}".strip(), f"{begin} $A $B {end}".strip())
-            library.post_processor = template(library, *around)
+            single = ["$A"]
+            pair = ["$A", "$B"]
+            for around in (single, pair):
+                if prepend_bos:
+                    around.insert(0, self.names["bos_token"])
+                if append_eos:
+                    around.append(self.names["eos_token"])
+            library.post_processor = template(library, " ".join(single), " ".join(pair))
         # Last: if it exists, the files that belong to it do too.
         _write_json(folder / name, json.loads(library.to_str()))
+
+    def _config(self, *, parse_special: bool) -> dict[str, Any]:
+        """The content of tokenizer_config.json."""
+        config = {"clean_up_tokenization_spaces": False, **(self.settings or NO_LIMITS)}
+        if parse_special:
+            config["split_special_tokens"] = False
+        config.pop("auto_map", None)  # names code, which is never passed on
+        if [*self.templates] == ["default"]:
+            config["chat_template"] = self.templates["default"]
+        elif self.templates:
+            config["chat_template"] = [
+                {"name": name, "template": text} for name, text in self.templates.items()
+            ]
+        if not config.get("added_tokens_decoder"):
+            config.pop("added_tokens_decoder", None)
+        # Other classes would rebuild tokenizer.json.
+        return config | self.names | {"tokenizer_class": "PreTrainedTokenizerFast"}
 
     @classmethod
     def load(cls, path: str | Path, *, dropout: float = 0.0) -> Self:
@@ -507,8 +527,9 @@ class Tokenizer:
 
         Raises DataError if it is missing or invalid.
         """
-        path = Path(os.path.expandvars(path)).expanduser()
-        file = path / "tokenizer.json" if path.is_dir() else path
+        file = Path(os.path.expandvars(path)).expanduser()
+        if file.is_dir():
+            file = file / "tokenizer.json"
         try:
             library, _, guard = read_library(file)
         except CheckpointError as error:

@@ -177,17 +177,20 @@ def _make_library(settings: TokenizerSettings) -> tuple[Library, Any]:
         case "word":  # whole words; rare ones are unknown
             library = Library(models.WordLevel(unk_token=UNK))
             trainer = trainers.WordLevelTrainer(**frequent)
-    steps: list[Any] = [normalizers.Lowercase()] if settings.lowercase else []
+    steps: list[Any] = []
     if settings.kind not in ("byte-bpe", "char"):
-        steps.insert(0, normalizers.Replace(SPACE, " "))
-        words = [
+        steps.append(normalizers.Replace(SPACE, " "))
+        splits: list[Any] = [
             pre_tokenizers.WhitespaceSplit(),
             pre_tokenizers.Metaspace(SPACE, "always"),
             pre_tokenizers.Split(Regex("<"), "isolated"),
-            *([pre_tokenizers.Punctuation("isolated")] if settings.punctuation else []),
         ]
-        library.pre_tokenizer = pre_tokenizers.Sequence(words)
+        if settings.punctuation:
+            splits.append(pre_tokenizers.Punctuation("isolated"))
+        library.pre_tokenizer = pre_tokenizers.Sequence(splits)
         library.decoder = decoders.Metaspace(SPACE, "always")
+    if settings.lowercase:
+        steps.append(normalizers.Lowercase())
     library.normalizer = normalizers.Sequence(steps)
     return library, trainer
 

@@ -105,11 +105,16 @@ def _check_id(number: object, what: str) -> None:
         )
 
 
+def pair_of(merge: Any) -> Any:
+    """The tokens of a merge, which older files write as a text with a space."""
+    return merge.split(" ") if isinstance(merge, str) else merge
+
+
 def _check_merges(merges: object) -> None:
     if not isinstance(merges, list) or len(merges) > MAX_TOKENS:
         raise Rejected(f"model.merges is not a list of at most {MAX_TOKENS:,} pairs")
     for merge in merges:
-        pair = merge.split(" ") if isinstance(merge, str) else merge
+        pair = pair_of(merge)
         if not isinstance(pair, list) or len(pair) != 2 or not all(map(_is_token, pair)):
             raise Rejected(f"model.merges: {str(merge)[:60]!r} is not a pair of tokens")
 
@@ -129,10 +134,10 @@ def _check_part(part: object, where: str, longest: int = _MAX_STRING) -> None:
         if part.get("type") == "FixedLength" and not part.get("length"):
             raise Rejected(f"{where}.length is 0")
         for key, value in part.items():
-            if key != "precompiled_charsmap":  # binary, and bounded by the file size
-                _check_part(
-                    value, f"{where}.{key}", _MAX_PATTERN if key == "Regex" else _MAX_STRING
-                )
+            if key == "precompiled_charsmap":  # binary, and bounded by the file size
+                continue
+            limit = _MAX_PATTERN if key == "Regex" else _MAX_STRING
+            _check_part(value, f"{where}.{key}", limit)
     elif isinstance(part, list):
         if len(part) > _MAX_LIST:
             raise Rejected(

@@ -15,7 +15,7 @@ from tokenizers import AddedToken
 from trifold.errors import CheckpointError
 from trifold.jsonfiles import parse_json, read_bytes, read_text
 from trifold.text.patterns import iter_objects
-from trifold.text.validation import MAX_FILE, MAX_TOKENS, Rejected, check_vocabulary
+from trifold.text.validation import MAX_FILE, MAX_TOKENS, Rejected, check_vocabulary, pair_of
 
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model")
 SPACE = "▁"  # stands for a space in SentencePiece and similar vocabularies
@@ -66,20 +66,22 @@ def read_vocabulary(folder: Path) -> Vocabulary:
 def from_document(document: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary of a validated `tokenizer.json`."""
     model = document["model"]
-    merges = [
-        merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or []
-    ]
+    merges = map(pair_of, model.get("merges") or [])
     parts = (
         part
         for part in iter_objects(document.get("normalizer"))
         if part.get("type") == "Precompiled"
     )
-    vocabulary = model["vocab"]
+    tokens = model["vocab"]
+    ids: dict[str, int] = {}
+    scores: list[tuple[str, float]] = []
+    if isinstance(tokens, dict):
+        ids = tokens
+    elif isinstance(tokens, list):
+        scores = [(piece, float(score)) for piece, score in tokens]
     return Vocabulary(
-        ids=vocabulary if isinstance(vocabulary, dict) else {},
-        scores=[(piece, float(score)) for piece, score in vocabulary]
-        if isinstance(vocabulary, list)
-        else [],
+        ids=ids,
+        scores=scores,
         merges=[(left, right) for left, right in merges],
         charsmap=base64.b64decode(next(parts, {}).get("precompiled_charsmap") or ""),
     )
