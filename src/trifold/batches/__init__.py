@@ -19,5 +19,6 @@ __all__ = [
     "deal_batch",
     "overlong",
     "padding_share",
+    "plan_epoch",
+    "split_batch",
 ]
-__all__ += ["plan_epoch", "split_batch"]

@@ -58,8 +58,7 @@ def plan_epoch(
         if len(lengths):
             raise DataError(
                 f"no rows remain: all {len(lengths):,} are longer than {settings.max_length} "
-                "tokens; raise "
-                "batch.max_length or model.max_positions"
+                "tokens; raise batch.max_length or model.max_positions"
             )
         return []
     rng = random_bits(seed, epoch)
@@ -132,9 +131,8 @@ def _boundaries(lengths: NDArray[np.int64], settings: BatchSettings) -> list[tup
     starts = [0]
     sources = 0
     targets = 0
-    for row, (source, target) in enumerate(
-        zip(lengths[:, 0].tolist(), lengths[:, -1].tolist(), strict=True)
-    ):
+    sides = zip(lengths[:, 0].tolist(), lengths[:, -1].tolist(), strict=True)
+    for row, (source, target) in enumerate(sides):
         sources = sources + source
         targets = targets + target
         rows = row - starts[-1] + 1
@@ -176,9 +174,12 @@ def deal_batch(
     per worker.
     """
     if accumulate % world == 0:
-        return Share(split_batch(lengths, batch, workers) if index % world == rank else [], [])
+        if index % world != rank:
+            return Share([], [])
+        return Share(split_batch(lengths, batch, workers), [])
     parts = split_batch(lengths, batch, workers * world)[rank::world]
-    return Share(parts, [] if parts else [batch[:1]])
+    idle = [] if parts else [batch[:1]]
+    return Share(parts, idle)
 
 
 def split_batch(lengths: Lengths, rows: NDArray[np.int64], parts: int) -> Plan:

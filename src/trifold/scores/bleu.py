@@ -62,7 +62,9 @@ def choose_tokenizer(references: Sequence[str]) -> str:
 def tokenizer_note(references: Sequence[str]) -> str | None:
     """A line about the tokenizer of the references' script; None for 13a."""
     name = choose_tokenizer(references)
-    return None if name == "13a" else f"BLEU: tokenizer {name}, by the script of the references"
+    if name == "13a":
+        return None
+    return f"BLEU: tokenizer {name}, by the script of the references"
 
 
 def bleu(
@@ -95,14 +97,15 @@ def exact_match(
     _check(hypotheses, references)
 
     def normalize(text: str) -> str:
-        return text.strip().lower() if lowercase else text.strip()
+        if lowercase:
+            text = text.lower()
+        return text.strip()
 
     pairs = zip(hypotheses, references, strict=True)
     equal = sum(normalize(hypothesis) == normalize(reference) for hypothesis, reference in pairs)
     case = "lc" if lowercase else "mixed"
-    return Score(
-        "exact match", 100 * equal / len(references), f"nrefs:1|case:{case}|space:stripped"
-    )
+    signature = f"nrefs:1|case:{case}|space:stripped"
+    return Score("exact match", 100 * equal / len(references), signature)
 
 
 SCORES: dict[str, Callable[..., Score]] = {"bleu": bleu, "chrf": chrf, "exact_match": exact_match}
@@ -120,7 +123,9 @@ def text_scorer(
             [SCORES[name]([ours], [theirs], **options).value for ours, theirs in pairs]
         )
         return lambda rows: {name: float(values[rows].mean())}
-    metric: Any = _metric(references, **options) if name == "bleu" else CHRF(**options)
+    metric: Any = CHRF(**options)
+    if name == "bleu":
+        metric = _metric(references, **options)
     counts = [
         {name: np.array(x)} for x in metric._extract_corpus_statistics(hypotheses, [references])
     ]
@@ -130,8 +135,9 @@ def text_scorer(
 
 
 def _metric(references: Sequence[str], tokenize: str = AUTO, lowercase: bool = False) -> BLEU:
-    name = choose_tokenizer(references) if tokenize == AUTO else tokenize
-    return BLEU(tokenize=name, lowercase=lowercase, force=True)
+    if tokenize == AUTO:
+        tokenize = choose_tokenizer(references)
+    return BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
 
 
 def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:

@@ -39,11 +39,11 @@ def paired_bootstrap(
     pairs = [(a(rows), b(rows)) for rows in drawn]
     for name in pairs[0][0]:
         (first, second), *resampled = ((x[name], y[name]) for x, y in pairs)
-        found = np.array([y - x for x, y in resampled])
-        sizes = np.abs(found)
+        differences = np.array([y - x for x, y in resampled])
+        sizes = np.abs(differences)
         by_chance = int((sizes - sizes.mean() > abs(second - first)).sum())
         p_value = (by_chance + 1) / (samples + 1) if sizes.any() else 1.0
-        low, high = np.quantile(found, (0.025, 0.975)).tolist()
+        low, high = np.quantile(differences, (0.025, 0.975)).tolist()
         results[name] = Difference(first, second, second - first, low, high, p_value)
     return results
 

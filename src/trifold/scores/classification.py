@@ -35,7 +35,9 @@ def macro_f1(table: Counts) -> float:
     """
     both = table.sum(0) + table.sum(1)
     occurs = both > 0
-    return 100 * float((2 * np.diag(table)[occurs] / both[occurs]).mean()) if occurs.any() else 0.0
+    if not occurs.any():
+        return 0.0
+    return 100 * float((2 * np.diag(table)[occurs] / both[occurs]).mean())
 
 
 def binary_f1(table: Counts, positive: int = 1) -> float:

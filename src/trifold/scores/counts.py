@@ -25,6 +25,17 @@ def check_lengths(references: Sized, predictions: Sized, unit: str = "references
         raise DataError(f"{counts}; the numbers must be equal")
 
 
+def words_note(kind: str, count: int, examples: int) -> str:
+    """The part of a signature that says how many examples have words of another kind; empty if none
+    has.
+    """
+    if not count:
+        return ""
+    if count == examples:
+        return f"|words:{kind}"
+    return f"|words:{kind} in {count} of {examples}"
+
+
 def as_texts(references: str | Sequence[str]) -> Sequence[str]:
     """The alternative references of an example; a string is the only one."""
     return [references] if isinstance(references, str) else references

@@ -33,11 +33,10 @@ def find_entities(tags: Sequence[str], scheme: Scheme | None = None) -> Iterator
     for tag in tags:
         prefix = tag[:1].translate(LETTERS)
         if prefix not in tuple(scheme or "BIOES") or tag[1:2] not in ("", "-"):
-            known = (
-                f"a tag of the scheme {scheme or 'BIOES'}; a tag is O, or a prefix such as "
-                "B- and a type"
+            raise DataError(
+                f"{tag!r} is not a tag of the scheme {scheme or 'BIOES'}; a tag is O, or a prefix "
+                "such as B- and a type"
             )
-            raise DataError(f"{tag!r} is not {known}")
     prefixes = "".join(tag[0] for tag in tags).translate(LETTERS) + "O"
     types = [*(tag[2:] or "_" for tag in tags), ""]
     start = 0
@@ -64,14 +63,10 @@ class EntityScore:
 
     def __init__(self, scheme: Scheme | None = None) -> None:
         self.scheme = scheme
-        self.counts = (
-            Counter[str](),
-            Counter[str](),
-            Counter[str](),
-        )  # correct, references, predictions
-        self.signature = (
-            f"average:micro|mode:{'strict' if scheme else 'default'}|scheme:{scheme or 'any'}"
-        )
+        # Correct, references, predictions.
+        self.counts = (Counter[str](), Counter[str](), Counter[str]())
+        mode = "strict" if scheme else "default"
+        self.signature = f"average:micro|mode:{mode}|scheme:{scheme or 'any'}"
 
     def add(
         self, references: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]
@@ -82,9 +77,11 @@ class EntityScore:
         check_lengths(references, predictions, "sentences")
         for expected, tags in zip(references, predictions, strict=True):
             check_lengths(expected, tags, "words in a sentence")
-            labels, found = ({*find_entities(each, self.scheme)} for each in (expected, tags))
-            for counter, entities in zip(self.counts, (labels & found, labels, found), strict=True):
-                counter.update(entity.type for entity in entities)
+            labels = {*find_entities(expected, self.scheme)}
+            predicted = {*find_entities(tags, self.scheme)}
+            entities = (labels & predicted, labels, predicted)
+            for counter, counted in zip(self.counts, entities, strict=True):
+                counter.update(entity.type for entity in counted)
 
     def values(self) -> dict[str, float]:
         """precision, recall and f1 over all entities, in percent."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from trifold.errors import DataError
-from trifold.scores.counts import as_texts, check_lengths, f1, overlap_f1
+from trifold.scores.counts import as_texts, check_lengths, f1, overlap_f1, words_note
 from trifold.scripts import main_script, unicode_words
 
 
@@ -44,8 +44,7 @@ class RougeScore:
 
     @property
     def signature(self) -> str:
-        share = f" in {self.unicode} of {self.examples}" if self.unicode < self.examples else ""
-        words = f"|words:unicode{share}" if self.unicode else ""
+        words = words_note("unicode", self.unicode, self.examples)
         return f"measure:f1|stemming:no|references:best{words}"
 
     def add(self, references: Sequence[str | Sequence[str]], predictions: Sequence[str]) -> None:
@@ -55,16 +54,16 @@ class RougeScore:
             is_latin = main_script(as_texts(texts)) == "latin"
             split = tokenize if is_latin else unicode_words
             self.unicode += not is_latin
-            found = split(prediction)
+            predicted = split(prediction)
             expected = [split(text) for text in as_texts(texts)]
             if not expected:
                 raise DataError(f"ROUGE: the prediction {prediction!r:.40} has no reference")
-            self.sums["rouge1"] += max(overlap_f1(words, found) for words in expected)
+            self.sums["rouge1"] += max(overlap_f1(words, predicted) for words in expected)
             self.sums["rouge2"] += max(
-                overlap_f1(pairwise(words), pairwise(found)) for words in expected
+                overlap_f1(pairwise(words), pairwise(predicted)) for words in expected
             )
-            longest = [(common_subsequence(words, found), len(words)) for words in expected]
-            self.sums["rougeL"] += max(f1(common, size, len(found)) for common, size in longest)
+            longest = [(common_subsequence(words, predicted), len(words)) for words in expected]
+            self.sums["rougeL"] += max(f1(common, size, len(predicted)) for common, size in longest)
             self.examples += 1
 
     def values(self) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from trifold.errors import DataError
-from trifold.scores.counts import as_texts, check_lengths, overlap_f1
+from trifold.scores.counts import as_texts, check_lengths, overlap_f1, words_note
 from trifold.scripts import has_spaces, main_script, unicode_words
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -66,9 +66,7 @@ class SquadScore:
 
     @property
     def signature(self) -> str:
-        total = int(self.sums[:, 2].sum())
-        share = f" in {self.characters} of {total}" if self.characters < total else ""
-        words = f"|words:characters{share}" if self.characters else ""
+        words = words_note("characters", self.characters, int(self.sums[:, 2].sum()))
         return f"squad:{self.version}|references:best{words}"
 
     def add(self, references: Sequence[str | Sequence[str]], predictions: Sequence[str]) -> None:
@@ -76,10 +74,8 @@ class SquadScore:
         check_lengths(references, predictions, "questions")
         for expected, answer in zip(references, predictions, strict=True):
             self.characters += not has_spaces(main_script(as_texts(expected)))
-            self.sums[int(any(as_texts(expected)))] += (
-                *score_answer(expected, answer, self.version),
-                1,
-            )
+            exact, f1 = score_answer(expected, answer, self.version)
+            self.sums[int(any(as_texts(expected)))] += (exact, f1, 1)
 
     def values(self) -> dict[str, float]:
         """exact_match and f1 in percent; if some questions have no answer, also answerable_… and
