@@ -32,13 +32,15 @@ def split_member(path: Path) -> tuple[Path, str] | None:
     if SUFFIX not in str(path).lower():
         return None
     archive = next(filter(is_archive, path.parents), None)
-    return None if archive is None else (archive, path.relative_to(archive).as_posix())
+    if archive is None:
+        return None
+    return archive, path.relative_to(archive).as_posix()
 
 
 def file_on_disk(path: Path) -> Path:
     """The file itself, or the archive that it is in."""
-    place = split_member(path)
-    return path if place is None else place[0]
+    member = split_member(path)
+    return path if member is None else member[0]
 
 
 def stored_size(path: Path) -> int:

@@ -54,29 +54,39 @@ def datasets() -> dict[str, Dataset]:
 
 
 def _parse(entry: str) -> Dataset:
+    """The dataset of an entry: a line about it, an address or how to obtain it, and its files."""
     head, address, *rows = entry.strip().split("\n")
     name, _, about = head.partition("] ")
     description, licence, source = about.split(" | ")
-    base = address if address.startswith("https://") else ""
-    files = []
-    for row in rows:
-        path, size, sha256, *made = row.split(" ")
-        urls = tuple(base + each for each in made[0].split(",")) if made else ()
-        files.append(File(f"{name}/{path}", int(size), sha256, urls, "".join(made[1:])))
-    return Dataset(name, description, licence, source, "" if base else address, tuple(files))
+    base = ""
+    by_hand = address
+    if address.startswith("https://"):
+        base = address
+        by_hand = ""
+    files = tuple(_parse_file(row, name, base) for row in rows)
+    return Dataset(name, description, licence, source, by_hand, files)
+
+
+def _parse_file(row: str, folder: str, base: str) -> File:
+    """The file of a row: path, size, SHA-256, and maybe addresses below `base` and a conversion."""
+    path, size, sha256, *made = row.split(" ")
+    urls: tuple[str, ...] = ()
+    if made:
+        urls = tuple(base + name for name in made[0].split(","))
+    return File(f"{folder}/{path}", int(size), sha256, urls, "".join(made[1:]))
 
 
 def find_dataset(path: Path) -> Dataset | None:
     """The dataset in whose folder a path is."""
-    below = path.relative_to(data_folder()).parts if path.is_relative_to(data_folder()) else ()
-    return datasets().get(below[0]) if below else None
+    folder = data_folder()
+    if path == folder or not path.is_relative_to(folder):
+        return None
+    return datasets().get(path.relative_to(folder).parts[0])
 
 
 def missing_remedy(path: Path) -> str:
     """How to obtain a missing file; empty if it belongs to no dataset."""
     if (dataset := find_dataset(path)) is None:
         return ""
-    return (
-        f"`trifold data {dataset.name}` "
-        f"{'describes how to obtain' if dataset.by_hand else 'downloads'} it"
-    )
+    verb = "describes how to obtain" if dataset.by_hand else "downloads"
+    return f"`trifold data {dataset.name}` {verb} it"

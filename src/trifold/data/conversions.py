@@ -25,11 +25,14 @@ def bio(content: bytes) -> bytes:
     """
     lines = []
     for sentence in normalize(content).decode().strip("\n").split("\n\n"):
+        if sentence.startswith("-DOCSTART-"):
+            continue
         before = "O"
-        for line in [] if sentence.startswith("-DOCSTART-") else [*sentence.split("\n"), ""]:
+        for line in [*sentence.split("\n"), ""]:
             columns, space, tag = line.rpartition(" ")
             begins = tag.startswith("I-") and before[2:] != tag[2:]
-            lines.append(f"{columns}{space}{'B' + tag[1:] if begins else tag}\n")
+            in_bio = f"B{tag[1:]}" if begins else tag
+            lines.append(f"{columns}{space}{in_bio}\n")
             before = tag
     return "".join(lines).encode()
 

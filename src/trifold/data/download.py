@@ -79,10 +79,10 @@ def _obtain(file: File, report: Report, watch: Watch) -> None:
         _fetch(url, part, _limit(file), report, watch)
     content = _convert(file.conversion, parts, _limit(file))
     is_right = _sha256(content) == file.sha256
-    if is_right:
-        is_compressed_here = target.suffix == ".gz"
-        stored = gzip.compress(content, 6, mtime=0) if is_compressed_here else content
-        disk.replace_bytes(target, stored)
+    if is_right and target.suffix == ".gz":
+        disk.replace_bytes(target, gzip.compress(content, 6, mtime=0))
+    elif is_right:
+        disk.replace_bytes(target, content)
     for part in parts:
         part.unlink()
     if is_right:

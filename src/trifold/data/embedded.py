@@ -10,14 +10,13 @@ from typing import TypeAlias
 from trifold.data import stdlib
 from trifold.errors import DataError, SettingsError
 
-Rows: TypeAlias = Sequence[Mapping[str, str]]
-Splits: TypeAlias = Mapping[str, Rows]  # keys: train, valid and test
+EmbeddedRows: TypeAlias = Sequence[Mapping[str, str]]
+Splits: TypeAlias = Mapping[str, EmbeddedRows]  # keys: train, valid and test
 
 _SOURCE = re.compile(r"embedded:(?P<name>[^:]+)(?::(?P<split>[^:]+))?")
 _UNITS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
-    "fifteen sixteen "
-    "seventeen eighteen nineteen"
+    "fifteen sixteen seventeen eighteen nineteen"
 ).split()
 _TENS = ["", "", *"twenty thirty forty fifty sixty seventy eighty ninety".split()]
 
@@ -29,7 +28,9 @@ def smoke() -> Splits:
     """
     splits: dict[str, list[dict[str, str]]] = {"train": [], "valid": [], "test": []}
     for number in range(300):
-        split = {3: "valid", 7: "test"}.get(number % 10, "train") if number >= 20 else "train"
+        split = "train"
+        if number >= 20:
+            split = {3: "valid", 7: "test"}.get(number % 10, "train")
         splits[split].append({"source": _number_in_words(number), "target": " ".join(str(number))})
     return splits
 
@@ -88,7 +89,7 @@ def load_splits(name: str) -> Splits:
     return SOURCES[name]()
 
 
-def load_rows(name: str, split: str) -> Rows:
+def load_rows(name: str, split: str) -> EmbeddedRows:
     """The rows of one split. Raises DataError for an unknown name or split."""
     splits = load_splits(name)
     if split not in splits:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
@@ -36,8 +37,11 @@ class Frame(str):
 
     def __new__(cls, key: str, data: Any) -> Self:
         self = super().__new__(cls, PREFIX + key)
-        data = data.collect() if _has(data, "collect") else data  # a lazy frame
-        self.data = [*data] if isinstance(data, Iterator) else data  # which is read several times
+        if _has(data, "collect"):  # a lazy frame
+            data = data.collect()
+        if isinstance(data, Iterator):  # the rows are read several times
+            data = [*data]
+        self.data = data
         self.is_table = _columns(self.data) is not None
         return self
 
@@ -84,14 +88,16 @@ def iter_frame(source: str) -> Iterator[NumberedRow]:
 def name_frames(key: str, value: Any) -> Any:
     """The value of a dotted key of a recipe, with names for the data in memory."""
     if not _SOURCE_KEY.fullmatch(key):
-        is_group = isinstance(value, Mapping)
-        return {k: name_frames(f"{key}.{k}", v) for k, v in value.items()} if is_group else value
+        if not isinstance(value, Mapping):
+            return value
+        return {name: name_frames(f"{key}.{name}", inner) for name, inner in value.items()}
     if isinstance(value, PathLike):
         return str(value)
     if isinstance(value, list | tuple) and all(isinstance(each, _PLAIN) for each in value):
         return [*value]  # names of files
-    is_plain = value is None or isinstance(value, _PLAIN)
-    return value if is_plain else Frame(key.removeprefix("data."), value)
+    if value is None or isinstance(value, _PLAIN):
+        return value
+    return Frame(key.removeprefix("data."), value)
 
 
 def data_overrides(data: Any) -> dict[str, Any]:
@@ -109,9 +115,10 @@ def data_overrides(data: Any) -> dict[str, Any]:
     given = {f"data.{SPLITS.get(key, key)}": value for key, value in data.items()}
     if not has_splits:
         return given
-    splits: dict[str, Any] = dict.fromkeys(f"data.{split}" for split in SPLITS.values())
-    held_out = {} if given.get("data.valid") is None else {"data.holdout": 0}
-    return {**splits, **held_out, **given}
+    overrides: dict[str, Any] = dict.fromkeys(f"data.{split}" for split in SPLITS.values())
+    if given.get("data.valid") is not None:
+        overrides["data.holdout"] = 0
+    return overrides | given
 
 
 def is_frame(value: Any) -> bool:
@@ -144,12 +151,16 @@ def _has(value: Any, name: str) -> bool:
 def _columns(data: Any) -> list[Any] | None:
     """The names of the columns of a table; None if the rows have keys of their own."""
     if isinstance(data, Mapping):
-        are_columns = all(_has(each, "__len__") for each in data.values())
-        are_cells = any(isinstance(each, str | Mapping) for each in data.values())
-        return [*data] if data and are_columns and not are_cells else None
+        are_columns = all(_has(value, "__len__") for value in data.values())
+        are_cells = any(isinstance(value, str | Mapping) for value in data.values())
+        if data and are_columns and not are_cells:
+            return [*data]
+        return None
     if _has(data, "iter_rows") or _has(data, "itertuples"):  # Polars, pandas
         return [*data.columns]
-    return [*data.column_names] if _has(data, "to_pylist") and _has(data, "column_names") else None
+    if _has(data, "to_pylist") and _has(data, "column_names"):  # pyarrow
+        return [*data.column_names]
+    return None
 
 
 def _iter_rows(data: Any) -> Iterator[Any]:
@@ -194,7 +205,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return str(value)
     if isinstance(value, float):
-        return None if value != value else float(value)
+        return None if math.isnan(value) else float(value)
     if isinstance(value, int | bytes | date):
         return value
     if isinstance(value, Mapping):
@@ -204,7 +215,9 @@ def _plain(value: Any) -> Any:
     for convert in ("tolist", "to_list"):  # of arrays, tensors and series
         if _has(value, convert):
             return _plain(getattr(value, convert)())
-    return value if _has(value, "tobytes") else str(value)  # an image, or a decimal number
+    if _has(value, "tobytes"):  # an image
+        return value
+    return str(value)  # a decimal number
 
 
 def _describe(value: Any) -> Any:

@@ -57,9 +57,11 @@ def find_header(
         return Header([], frozenset(), 0, is_padded=False)
     place = header_place(rows, settings, known)
     first = next((place for place, row in enumerate(rows) if row != [""]), 0)
-    names = [] if place is None else rows[place]
+    names: list[str] = []
     skipped = set[int]()
     if place is not None:
+        names = rows[place]
+        # Titles are above a header that is not first.
         skipped = {place} if place == first else {*range(place + 1)}
     data = [row for row in rows[max(skipped, default=-1) + 1 :] if row not in ([""], names)]
     width, is_padded = _measure(names or rows[first], data, is_named=bool(names))
@@ -89,7 +91,9 @@ def header_place(
         ):
             return place
         most = max(most, count)
-    return places[0] if settings.header and places else None
+    if settings.header and places:
+        return places[0]
+    return None
 
 
 def _is_header(
@@ -170,14 +174,18 @@ def _measure(first: list[str], data: list[list[str]], *, is_named: bool) -> tupl
     if is_named and width < len(first):
         filled = sum(len(row) - _count_empty(row) > width for row in data)
         # A stray delimiter also fills such a column, so that most rows decide.
-        return (len(first), False) if 2 * filled > len(data) else (width, True)
+        if 2 * filled > len(data):
+            return len(first), False
+        return width, True
     if is_named or not data:
         is_padded = bool(data) and all(
             len(row) > width >= len(row) - _count_empty(row) for row in data
         )
         return len(first), is_padded
     is_even = all(len(row) == len(first) for row in data)
-    empty = min(map(_count_empty, data)) if is_even and len(data) > 1 else 0
+    empty = 0
+    if is_even and len(data) > 1:
+        empty = min(map(_count_empty, data))
     width = max(len(first) - empty, min(2, len(first)))
     return width, width < len(first)
 

@@ -34,7 +34,9 @@ class Traits(NamedTuple):
 
     @property
     def keys(self) -> list[Keys]:
-        return [*self.texts, *([] if self.groups is None else [self.groups])]
+        if self.groups is None:
+            return [*self.texts]
+        return [*self.texts, self.groups]
 
 
 NO_TRAITS = Traits()
@@ -112,7 +114,9 @@ def divide(
 
 def _size(count: int | float, total: int) -> int:
     """How many rows are to be held out."""
-    return max(1, round(count * total)) if isinstance(count, float) else count
+    if isinstance(count, float):
+        return max(1, round(count * total))
+    return count
 
 
 def _can_separate(

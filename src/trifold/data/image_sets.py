@@ -5,7 +5,7 @@
 import lzma
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from io import BytesIO
 from pathlib import Path, PurePath
 from typing import Any, TypeAlias
@@ -20,7 +20,7 @@ from trifold.data.headers import LABELS
 from trifold.data.images import SUFFIXES, ImageSettings, import_pillow, read_image
 from trifold.data.lines import expand_path, open_binary
 from trifold.data.reports import RowReport
-from trifold.data.roles import Role, check_text, choose_columns, read_roles
+from trifold.data.roles import Role, check_class, choose_columns, read_roles
 from trifold.data.rows import Rows
 from trifold.data.settings import DataSettings
 from trifold.errors import DataError
@@ -30,10 +30,7 @@ PLAIN = DataSettings()
 # Columns of rows in memory.
 ROLES = {
     "image": Role("image img picture photo pixels path file filename".split(), lambda x, _: x),
-    "label": Role(
-        (*LABELS, "fine_label", "coarse_label"),
-        lambda value, place: check_text(str(value) if isinstance(value, int) else value, place),
-    ),
+    "label": Role((*LABELS, "fine_label", "coarse_label"), check_class),
 }
 UNSCALED: dict[str, Any] = {"scale": None, "mean": None, "deviation": None}
 # Names of a file and of a class; the path, bytes or Pillow image, or None for a file that is no
@@ -104,8 +101,7 @@ def iter_images(
     names = [source] if isinstance(source, str) else source
     is_empty = True
     for name in names:
-        found = _iter_rows(name, data) if is_dataset(name) else _reader(expand_path(name))(name)
-        for image in found:
+        for image in _iter_source(name, data):
             if image[-1] is None:
                 ignored[PurePath(image[0]).suffix or PurePath(image[0]).name] += 1
             else:
@@ -123,7 +119,8 @@ def list_images(source: str | list[str], data: DataSettings = PLAIN) -> dict[str
     archives and IDX files name none.
     """
     found: dict[str, str] = {}
-    for name in [source] if isinstance(source, str) else source:
+    names = [source] if isinstance(source, str) else source
+    for name in names:
         if is_dataset(name):
             rows = _iter_rows(name, data)
             found |= {file: label for _, label, file in rows if isinstance(file, str)}
@@ -146,13 +143,21 @@ def _iter_rows(source: str, data: DataSettings) -> Iterator[Labelled]:
         assert row is not None
         columns = columns or choose_columns(row, ROLES, data, place, is_table=False)
         image, label = read_roles(row, ROLES, columns, place)
-        yield place, label, BytesIO(image) if isinstance(image, bytes) else image
+        if isinstance(image, bytes):
+            image = BytesIO(image)
+        yield place, label, image
 
 
-def _reader(path: Path) -> Callable[[str], Iterator[Labelled]]:
+def _iter_source(name: str, data: DataSettings) -> Iterator[Labelled]:
+    """The images of one file, folder or dataset, and the other files in it."""
+    if is_dataset(name):
+        return _iter_rows(name, data)
+    path = expand_path(name)
     if "idx3" in path.name:
-        return _iter_idx
-    return _iter_folder if path.is_dir() or files_in_archive(path) else _iter_tar
+        return _iter_idx(name)
+    if path.is_dir() or files_in_archive(path):
+        return _iter_folder(name)
+    return _iter_tar(name)
 
 
 def _iter_folder(name: str) -> Iterator[Labelled]:

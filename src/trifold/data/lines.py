@@ -69,16 +69,17 @@ def iter_lines(
     unreadable, empty or not valid UTF-8 text.
     """
     name = display_name(path)
-    read_limit = (
-        max_line_bytes + len(_BOM) + 2
-    )  # a longer line is rejected without reading it to its end
+    # A longer line is rejected without reading it to its end.
+    read_limit = max_line_bytes + len(_BOM) + 2
     with open_binary(path, name) as stream:
         if part.start:
             stream.seek(part.start)
         number = part.first_line - 1
         position = part.start
         while (part.stop is None or position < part.stop) and (raw := stream.readline(read_limit)):
-            line = raw.removesuffix(b"\n").removesuffix(b"\r") if raw.endswith(b"\n") else raw
+            line = raw
+            if raw.endswith(b"\n"):
+                line = raw.removesuffix(b"\n").removesuffix(b"\r")
             if position == 0:
                 _check_start(raw, name)
                 if raw == _BOM:
@@ -126,8 +127,7 @@ def expand_path(path: str | Path) -> Path:
         if plain + braced not in variables:
             raise DataError(
                 f"{path}: the environment variable {plain or braced} is not set; set it to the "
-                "folder of the data, or "
-                "use a dataset of the hub with data.train=hub:NAME:SPLIT"
+                "folder of the data, or use a dataset of the hub with data.train=hub:NAME:SPLIT"
             )
     return Path(
         _VARIABLE.sub(lambda found: variables[found[1] or found[2]], str(path))
@@ -144,9 +144,9 @@ def open_binary(path: str | Path, name: str) -> Iterator[BinaryIO]:
         with open_stored(expand_path(path)) as file:
             yield _decompress(file, name)
     except FileNotFoundError:
-        remedy = (
-            missing_remedy(expand_path(path)) or f"check the path{' and variables' * ('$' in name)}"
-        )
+        remedy = missing_remedy(expand_path(path))
+        if not remedy:
+            remedy = "check the path and variables" if "$" in name else "check the path"
         raise DataError(f"{name}: no such file; {remedy}") from None
     except IsADirectoryError:
         raise DataError(f"{name}: this is a folder; name a file in it") from None
@@ -223,7 +223,9 @@ def _wide_encoding(raw: bytes, offset: int) -> str | None:
     is_wide = raw == b"\0" or (small > 1 and 4 * small > len(raw))  # a blank line, or others
     if len(parities) != 1 or not is_wide:
         return None
-    return "UTF-16LE" if parities == {1} else "UTF-16BE"
+    if parities == {1}:
+        return "UTF-16LE"
+    return "UTF-16BE"
 
 
 # --- compressed files -----------------------------------------------------------------------------
@@ -232,7 +234,8 @@ def _wide_encoding(raw: bytes, offset: int) -> str | None:
 def inner_suffix(file: str) -> str:
     """The suffix without that of a compression: `.jsonl` for `a/b.JSONL.gz`."""
     for suffix in COMPRESSED_SUFFIXES:
-        file = file[: -len(suffix)] if file.lower().endswith(suffix) else file
+        if file.lower().endswith(suffix):
+            file = file[: -len(suffix)]
     return PurePath(file).suffix.lower()
 
 
@@ -300,7 +303,10 @@ def _decompress_frames(file: io.BufferedReader, new_frame: Callable[[], Any]) ->
             except Exception as error:  # each library has its own class
                 raise _ZstdError(str(error)) from None
             yield content
-            compressed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+            compressed = b""
+            if frame.eof:
+                compressed = frame.unused_data
+                frame = None
     if frame is not None:
         raise EOFError
 

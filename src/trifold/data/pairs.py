@@ -11,7 +11,15 @@ from trifold.data.formats import FILE_FORMATS, list_suffixes
 from trifold.data.headers import LABELS, TEXTS
 from trifold.data.lines import check_readable, inner_suffix, iter_lines
 from trifold.data.reports import RowReport, name_of_files, skipped_files
-from trifold.data.roles import Role, Roles, check_text, choose_columns, is_missing, read_values
+from trifold.data.roles import (
+    Role,
+    Roles,
+    check_class,
+    check_text,
+    choose_columns,
+    is_missing,
+    read_values,
+)
 from trifold.data.rows import NumberedValues, Rows, collect_rows
 from trifold.data.settings import DataSettings, Source
 from trifold.data.tables import Keys, Table, has_header, object_keys, open_table
@@ -22,7 +30,7 @@ def _read_class(value: Any, place: str) -> str:
     """The name of a class, which may be an integer; an empty text for a value that says none."""
     if is_missing(value):
         return ""
-    return check_text(str(value) if isinstance(value, int) else value, place)
+    return check_class(value, place)
 
 
 _SIDES = {

@@ -254,3 +254,8 @@ def check_text(value: Any, place: str) -> str:
     if any("\ud800" <= character <= "\udfff" for character in value):
         raise DataError(f"{place} contains an unpaired surrogate, which is not a character")
     return value
+
+
+def check_class(value: Any, place: str) -> str:
+    """The name of a class, which may be an integer. Raises DataError as `check_text` does."""
+    return check_text(str(value) if isinstance(value, int) else value, place)

@@ -53,8 +53,7 @@ def iter_squad(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
                 if impossible not in (not answers, not given):
                     raise DataError(
                         f"{place}: is_impossible is {json.dumps(impossible)}, but it has "
-                        f"{len(answers)} answers; "
-                        "correct one of them"
+                        f"{len(answers)} answers; correct one of them"
                     )
                 row = {"id": name, "question": question, "context": context, "answers": answers}
                 yield number, place, row
@@ -84,8 +83,7 @@ def check_answers(answers: Any, context: str, place: str) -> list[dict[str, Any]
         if there != text:
             raise DataError(
                 f"{place}: the answer {text!r:.80} is not at character {start} of its context, "
-                f"where {there!r:.80} "
-                "stands; correct answer_start, which counts characters from 0"
+                f"where {there!r:.80} stands; correct answer_start, which counts characters from 0"
             )
         found.append({"text": text, "start": start})
     return found

@@ -20,6 +20,9 @@ EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-package
 MIN_FUNCTIONS = 1000  # an installation with fewer has no usable sources
 
 Row: TypeAlias = dict[str, Any]  # a function: text, signature, module
+_BUCKETS = 20  # of modules
+_SPLIT_OF_BUCKET = {0: "test", 1: "test", 2: "valid"}  # the others are training data
+
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 _EXITS = ast.Return | ast.Raise
@@ -83,10 +86,8 @@ def read_functions(folder: Path) -> list[Row]:
     if len(found) < MIN_FUNCTIONS:
         raise DataError(
             f"{folder}: the sources of the standard library have {len(found):,} functions, "
-            "fewer than "
-            f"{MIN_FUNCTIONS:,}: this Python was installed without source files; use one from "
-            "python.org, uv or the "
-            "full package of your system (Debian: libpython3-stdlib)"
+            f"fewer than {MIN_FUNCTIONS:,}: this Python was installed without source files; use "
+            "one from python.org, uv or the full package of your system (Debian: libpython3-stdlib)"
         )
     return list(found.values())
 
@@ -98,8 +99,8 @@ def split_functions(functions: Iterable[Row]) -> dict[str, list[Row]]:
     splits: dict[str, list[Row]] = {"train": [], "valid": [], "test": []}
     for row in functions:
         digest = hashlib.sha256(row["module"].encode("utf-8", "surrogatepass")).digest()
-        bucket = int.from_bytes(digest[:8], "big") % 20
-        splits["test" if bucket < 2 else "valid" if bucket == 2 else "train"].append(row)
+        bucket = int.from_bytes(digest[:8], "big") % _BUCKETS
+        splits[_SPLIT_OF_BUCKET.get(bucket, "train")].append(row)
     known = {row["signature"] for row in splits["train"]}
     splits["test"] = [row for row in splits["test"] if row["signature"] not in known]
     return splits
@@ -149,9 +150,8 @@ def does_something(function: FunctionNode) -> bool:
     An effect is a call, an assignment, an assertion, a deletion, a `yield`, or an error other than
     NotImplementedError; a result that is computed is more than a name or constants.
     """
-    exits = (
-        n for n, statement in enumerate(function.body, start=1) if isinstance(statement, _EXITS)
-    )
+    body = enumerate(function.body, start=1)
+    exits = (number for number, statement in body if isinstance(statement, _EXITS))
     stack: list[ast.AST] = [*function.body[: next(exits, None)]]
     while stack:
         match node := stack.pop():

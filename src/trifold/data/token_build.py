@@ -77,8 +77,7 @@ def share_of_split(settings: DataSettings, side: Side) -> float:
         return settings.holdout
     raise SettingsError(
         f"data.holdout: a number of documents ({settings.holdout}) cannot be held out of a "
-        "cache; give a share, such "
-        "as 0.001"
+        "cache; give a share, such as 0.001"
     )
 
 
@@ -99,7 +98,9 @@ def iter_side(
         return is_valid == (side == "valid")
 
     texts = iter_parts(parts, settings)
-    return filter_documents(filter(is_included, texts) if share else texts, settings, report)
+    if share:
+        texts = filter(is_included, texts)
+    return filter_documents(texts, settings, report)
 
 
 class BuildJob(NamedTuple):
@@ -125,12 +126,7 @@ def build(
         groups = group_parts(job.corpus, job.settings, part_bytes)
         _prepare_folder(folder, job, groups)
         if not (folder / MANIFEST).is_file():
-            cores = (
-                len(os.sched_getaffinity(0))
-                if hasattr(os, "sched_getaffinity")
-                else os.cpu_count() or 1
-            )
-            records, digests = _build_groups(job, groups, folder, report, workers or cores)
+            records, digests = _build_groups(job, groups, folder, report, workers or _count_cores())
             if changed := [file.file for file in job.corpus.files if not file.is_unchanged()]:
                 raise DataError(f"{changed[0]}: the file changed while it was read; start again")
             write_json(folder / MANIFEST, _concatenate(job, records, digests, folder))
@@ -140,9 +136,15 @@ def build(
     except OSError as error:  # while writing: errors of reading are DataErrors
         raise DataError(
             f"{folder.parent}: the cache cannot be written ({error.strerror or error}); free "
-            "the disk or choose "
-            "another data.cache; complete parts are kept"
+            "the disk or choose another data.cache; complete parts are kept"
         ) from None
+
+
+def _count_cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _prepare_folder(folder: Path, job: BuildJob, groups: list[list[FilePart]]) -> None:
@@ -207,9 +209,8 @@ def _build_group(
             return record
     disk.remove(record_file)
     counts = DocumentReport("")
-    sizes: list[
-        tuple[NDArray[np.int64], int]
-    ] = []  # of each batch: tokens per document, bytes of text
+    # Of each batch: tokens per document, bytes of text.
+    sizes: list[tuple[NDArray[np.int64], int]] = []
 
     def encode() -> Iterator[bytes]:
         for texts in _batch_texts(iter_side(parts, job.settings, job.side, job.seed, counts)):
@@ -289,8 +290,10 @@ def _read_record(job: BuildJob, folder: Path, number: int) -> dict[str, Any] | N
     ids, lengths, record_file = _group_files(folder, number)
     record = read_json_or_none(record_file)
     with suppress(OSError, KeyError, TypeError):
-        sizes = np.dtype(job.encoder.dtype).itemsize * record["tokens"], 4 * record["documents"]
-        return record if (ids.stat().st_size, lengths.stat().st_size) == sizes else None
+        ids_size = np.dtype(job.encoder.dtype).itemsize * record["tokens"]
+        lengths_size = 4 * record["documents"]
+        if (ids.stat().st_size, lengths.stat().st_size) == (ids_size, lengths_size):
+            return dict(record)
     return None
 
 

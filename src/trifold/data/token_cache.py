@@ -238,9 +238,10 @@ def _open_cache(folder: Path, key: str, corpus: Corpus) -> TokenCache | None:
     except (KeyError, TypeError, ValueError):
         raise _damaged(path, "it is not the manifest of this cache") from None
     for name, expected in sizes.items():
-        found = (folder / name).stat().st_size if (folder / name).is_file() else 0
-        if found != expected:
-            raise _damaged(folder / name, f"{found:,} bytes, expected {expected:,}")
+        file = folder / name
+        size = file.stat().st_size if file.is_file() else 0
+        if size != expected:
+            raise _damaged(file, f"{size:,} bytes, expected {expected:,}")
     if not _is_same_text(path, manifest, sources, corpus):
         return None
     ids = MappedArray(folder / IDS, manifest["dtype"])
