@@ -12,17 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +30,7 @@ from trifold.data.documents import FilePart, filter_documents
 from trifold.data.lines import expand_path
 from trifold.data.reports import DocumentReport
 from trifold.data.settings import DataSettings
+from trifold.data.threads import ShouldStop, Stopped, run_in_threads
 from trifold.errors import DataError, SettingsError
 from trifold.jsonfiles import read_json_or_none
 
@@ -47,7 +45,6 @@ _READ_BYTES = 1 << 22
 _REPORT_SECONDS = 30.0
 
 Side = Literal["all", "train", "valid"]
-ShouldStop: TypeAlias = Callable[[], bool]
 
 
 class Encoder(NamedTuple):
@@ -344,59 +341,3 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 
 def _format_size(size: float) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
-
-
-# --- threads --------------------------------------------------------------------------------------
-
-
-class Stopped(Exception):
-    """Raised in a task when another one has failed, the user interrupts, or the process exits."""
-
-
-def run_in_threads(
-    tasks: Sequence[Callable[[ShouldStop], Any]], workers: int
-) -> Generator[dict[int, Any], None, None]:
-    """Run tasks in threads; yields {number of the task: result}, empty at least once a second while
-    none finishes.
-
-    Raises the first error, after the running tasks have stopped. If the calling thread is a daemon
-    and the main thread ends, the tasks stop too. (A concurrent.futures executor is joined at exit
-    while the main thread still counts as alive, so all queued tasks would run; daemon threads would
-    be killed inside native code, which may abort.)
-    """
-    stop = threading.Event()
-    caller = threading.current_thread()
-    waiting = deque(enumerate(tasks))
-    finished: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
-
-    def should_stop() -> bool:
-        return stop.is_set() or (caller.daemon and not threading.main_thread().is_alive())
-
-    def work() -> None:
-        with suppress(IndexError):  # no task is left
-            while not should_stop():
-                number, task = waiting.popleft()
-                try:
-                    finished.put((number, task(should_stop), None))
-                except BaseException as error:  # raised again in the calling thread
-                    finished.put((number, None, error))
-
-    threads = [threading.Thread(target=work, name="tokens", daemon=False) for _ in range(workers)]
-    try:
-        for thread in threads:
-            thread.start()
-        remaining = len(tasks)
-        while remaining:
-            found: dict[int, Any] = {}
-            with suppress(Empty):
-                number, result, error = finished.get(timeout=1.0)
-                if error is not None:
-                    raise error
-                found[number] = result
-            remaining -= len(found)
-            yield found
-    finally:
-        stop.set()
-        for thread in threads:
-            if thread.ident is not None:  # it was started
-                thread.join()
